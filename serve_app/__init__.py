@@ -1,0 +1,1 @@
+"""Atelier: text-to-image generation with many LoRA adapters, as asynchronous jobs. The map is `README.md` beside this file."""

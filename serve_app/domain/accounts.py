@@ -1,0 +1,95 @@
+"""Who pays, what they send to prove it, and what their plan allows."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from math import ceil
+
+from serve_app.domain.requests import Variant
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """At most `limit` counted requests in a fixed window that the first counted request opens."""
+
+    variant: Variant
+    name: str
+    limit: int
+    window: timedelta
+
+    @property
+    def policy_name(self) -> str:
+        """The window's name in the `RateLimit-Policy` header: `a-hourly`, `b-minute`."""
+        period = {timedelta(hours=1): "hourly", timedelta(minutes=1): "minute"}.get(self.window)
+        return f"{self.variant}-{period or f'{self.window.total_seconds():g}s'}"
+
+
+HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
+SEED_PLANS: tuple[Plan, ...] = (
+    Plan(Variant.A, "basic", 50, HOUR),
+    Plan(Variant.A, "professional", 200, HOUR),
+    Plan(Variant.A, "enterprise", 1000, HOUR),
+    Plan(Variant.B, "free", 10, MINUTE),
+    Plan(Variant.B, "basic", 30, MINUTE),
+    Plan(Variant.B, "premium", 100, MINUTE),
+)
+"""The six plans of the two documents. Operators add their own through `configs/plans.yaml`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Account:
+    id: str
+    name: str
+    plan_a: str
+    plan_b: str
+    disabled: bool
+    created_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ApiKey:
+    """An API key as it may be shown again: never the secret, only its first and last characters."""
+
+    id: str
+    account_id: str
+    name: str
+    hint: str
+    interfaces: frozenset[Variant]
+    created_at: datetime
+    last_used_at: datetime | None
+    revoked: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Caller:
+    """A valid key at the door of one variant."""
+
+    account_id: str
+    account_name: str
+    key_id: str
+    variant: Variant
+    plan: Plan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Window:
+    """Where a caller stands in the plan's window, for the rate headers."""
+
+    plan: Plan
+    remaining: int
+    resets_at: datetime
+
+    @property
+    def reset_unix(self) -> int:
+        return ceil(self.resets_at.timestamp())
+
+    def seconds_left(self, now: datetime | None = None) -> int:
+        return max(0, ceil((self.resets_at - (now or datetime.now(UTC))).total_seconds()))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gate:
+    """The gate's answer: no caller means an unknown, revoked or disabled key; `limited` means over the plan."""
+
+    caller: Caller | None
+    window: Window
+    limited: bool

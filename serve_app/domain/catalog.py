@@ -1,0 +1,31 @@
+"""Base models and LoRA adapters on offer, as data."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BaseModel:
+    """A checkpoint images start from: an id, and the diffusers folder or single file that holds it."""
+
+    id: str
+    folder: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Adapter:
+    """A LoRA adapter: `lora_id` of variant A, `model_id` of variant B.
+
+    `file` is a URI of a safetensors file; `sha256` (hex) is the identity of its weights;
+    `accounts` names who may use it, and None means everyone.
+    """
+
+    id: str
+    name: str
+    description: str
+    created_at: datetime
+    file: str
+    sha256: str
+    base_model: str
+    accounts: frozenset[str] | None = None
+

@@ -1,0 +1,87 @@
+"""What can go wrong, by name. A code and a message for the caller; no HTTP status: each door owns its table."""
+
+from enum import StrEnum
+from typing import ClassVar
+
+
+class AtelierError(Exception):
+    """An error a caller may see. `message` never echoes a secret or a whole input."""
+
+    code: ClassVar[str] = "internal_error"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class InvalidParameter(AtelierError):
+    """A field breaks its rule; the message names the field and its valid range."""
+
+    code = "invalid_parameter"
+
+
+class InvalidJson(AtelierError):
+    code = "invalid_json"
+
+
+class AmbiguousCredentials(AtelierError):
+    code = "ambiguous_credentials"
+
+
+class Unauthorized(AtelierError):
+    code = "unauthorized"
+
+
+class Forbidden(AtelierError):
+    code = "forbidden"
+
+
+class NotFound(AtelierError):
+    code = "not_found"
+
+
+class MethodNotAllowed(AtelierError):
+    code = "method_not_allowed"
+
+
+class IdempotencyConflict(AtelierError):
+    code = "idempotency_conflict"
+
+
+class PayloadTooLarge(AtelierError):
+    code = "payload_too_large"
+
+
+class UnsupportedMediaType(AtelierError):
+    code = "unsupported_media_type"
+
+
+class RateLimitExceeded(AtelierError):
+    code = "rate_limit_exceeded"
+
+
+class QueueFull(AtelierError):
+    """The queue, or the account's share of it, has no room; try again after `retry_after_s` seconds."""
+
+    code = "queue_full"
+
+    def __init__(self, message: str, *, retry_after_s: int = 5) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class StoreUnavailable(AtelierError):
+    """Redis or the object storage cannot be reached: nothing was accepted, hence nothing is lost."""
+
+    code = "unavailable"
+
+
+class FailureCode(StrEnum):
+    """Why a job ended without images, as its record says it."""
+
+    GENERATION_FAILED = "generation_failed"
+    TIMEOUT = "timeout"
+    CANCELED = "canceled"
+    EXPIRED = "expired"
+    LORA_UNAVAILABLE = "lora_unavailable"
+    OUT_OF_MEMORY = "out_of_memory"

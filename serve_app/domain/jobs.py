@@ -1,0 +1,136 @@
+"""The durable record of an accepted request, its states, and the ids it is known by."""
+
+import base64
+import secrets
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from serve_app.domain.errors import FailureCode
+from serve_app.domain.requests import Request, UpscaleRequest, Variant
+
+
+class JobKind(StrEnum):
+    GENERATION = "generation"
+    UPSCALE = "upscale"
+
+
+class JobState(StrEnum):
+    QUEUED = "queued"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELED = "canceled"
+    EXPIRED = "expired"
+
+    @property
+    def is_terminal(self) -> bool:
+        return self not in (JobState.QUEUED, JobState.RUNNING)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredImage:
+    """A PNG that a job committed: its public id, where storage keeps it, its size in pixels and bytes, its digest (hex)."""
+
+    image_id: str
+    image_uri: str
+    width: int
+    height: int
+    sha256: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    code: FailureCode
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """A snapshot of the record. Times are aware UTC; `progress` is 0..100 and at most 99 until `COMPLETED`."""
+
+    id: str
+    kind: JobKind
+    variant: Variant
+    account_id: str
+    request: Request
+    state: JobState
+    progress: int
+    attempt: int
+    created_at: datetime
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    finish_estimate: datetime | None = None
+    images: tuple[StoredImage, ...] = ()
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The time-limited right to work on a job; `attempt` is the fence that every later write must match."""
+
+    job_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Claim:
+    """A job handed to a worker, with the lease under which it may write.
+
+    `group` is what jobs share when they share weights: the adapter's sha256 for a generation, empty for an upscale.
+    """
+
+    lease: Lease
+    group: str
+    account_id: str
+    request: Request
+    created_at: datetime
+
+
+class BeatReply(StrEnum):
+    OK = "ok"
+    CANCEL = "cancel"
+    FENCED = "fenced"
+
+
+class CommitReply(StrEnum):
+    """Answer to finish and fail. `DUPLICATE`: this attempt had already committed; `REQUEUED`: a retry will follow."""
+
+    OK = "ok"
+    DUPLICATE = "duplicate"
+    FENCED = "fenced"
+    REQUEUED = "requeued"
+    CANCELED = "canceled"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Backlog:
+    """Work not yet done, for autoscaling and metrics: counts, and seconds of one replica's time by measured cost."""
+
+    ready: int
+    leased: int
+    delayed: int
+    seconds: float
+    oldest_age_s: float
+
+
+def kind_of(request: Request) -> JobKind:
+    return JobKind.UPSCALE if isinstance(request, UpscaleRequest) else JobKind.GENERATION
+
+
+def new_job_id(kind: JobKind) -> str:
+    return ("up_" if kind is JobKind.UPSCALE else "gen_") + _random_name()
+
+
+def new_image_id() -> str:
+    return "img_" + _random_name()
+
+
+def new_adapter_id() -> str:
+    return "model_" + _random_name()
+
+
+def _random_name() -> str:
+    """26 lower-case base32 characters of 128 random bits."""
+    return base64.b32encode(secrets.token_bytes(16)).decode().rstrip("=").lower()

@@ -1,0 +1,80 @@
+"""What a caller asked for: immutable, already valid, the same for both variants."""
+
+import hashlib
+from dataclasses import dataclass
+from decimal import Decimal
+from enum import StrEnum
+
+SEED_SPACE = 2**64
+"""Image seeds are unsigned 64-bit integers, the range `torch.Generator.manual_seed` takes without remapping."""
+
+
+class Variant(StrEnum):
+    """One public contract: A speaks with a bearer key, B with `X-API-Key`."""
+
+    A = "a"
+    B = "b"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerationRequest:
+    """Images from a prompt with one LoRA adapter. `seeds` holds one unsigned 64-bit seed per image, fixed at accept."""
+
+    prompt: str
+    lora_id: str
+    negative_prompt: str = ""
+    lora_weight: float = 0.75
+    width: int = 512
+    height: int = 512
+    guidance_scale: float = 7.5
+    steps: int = 30
+    seeds: tuple[int, ...]
+
+    @property
+    def num_images(self) -> int:
+        return len(self.seeds)
+
+    @property
+    def work(self) -> float:
+        """Megapixel-steps of denoising: the unit in which cost, fairness and time estimates are counted."""
+        return self.num_images * self.steps * self.width * self.height / 1e6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpscaleRequest:
+    """A larger copy of a stored image. The source is resolved at accept: where it lies, and its size in pixels."""
+
+    image_id: str
+    scale_factor: int = 2
+    source_uri: str
+    source_width: int
+    source_height: int
+
+    @property
+    def width(self) -> int:
+        return self.source_width * self.scale_factor
+
+    @property
+    def height(self) -> int:
+        return self.source_height * self.scale_factor
+
+    @property
+    def work(self) -> float:
+        """Output megapixels."""
+        return self.width * self.height / 1e6
+
+
+Request = GenerationRequest | UpscaleRequest
+
+
+def image_seeds(seed: int, num_images: int) -> tuple[int, ...]:
+    """The seed of each image of a request: image i takes `seed + i`, mapped to 64 bits by `to_seed_space`."""
+    return tuple(to_seed_space(seed + i) for i in range(num_images))
+
+
+def to_seed_space(seed: int) -> int:
+    """0..2^64-1 as it is; any other integer through SHA-256 of its decimal text, so that none is a synonym by accident."""
+    if 0 <= seed < SEED_SPACE:
+        return seed
+    digits = format(Decimal(seed), "f")  # str(int) refuses more than 4300 digits; Decimal does not
+    return int.from_bytes(hashlib.sha256(digits.encode()).digest()[:8])

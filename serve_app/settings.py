@@ -1,0 +1,95 @@
+"""Process environment, read once: where things live and what is secret. Everything else is args, catalog or request."""
+
+import json
+import os
+import secrets
+from datetime import timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import AliasChoices, Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from serve_app.domain.accounts import SEED_PLANS, Plan
+from serve_app.domain.requests import Variant
+
+ROOT = Path(__file__).resolve().parent.parent
+"""The checkout (or the installed tree) that holds `configs/` and `models/`."""
+
+
+class Settings(BaseSettings):
+    """`ATELIER_*` environment variables. An unknown value stops the process with the variable's name."""
+
+    model_config = SettingsConfigDict(env_prefix="ATELIER_", frozen=True, extra="forbid", populate_by_name=True)
+
+    data_dir: Path = Path("var")
+    redis_url: str = Field("", validation_alias=AliasChoices("ATELIER_REDIS_URL", "REDIS_URL", "redis_url"))
+    """A real server; empty starts the embedded one under `data_dir`."""
+    storage_url: str = ""
+    """fsspec URL of the image bucket; empty means `data_dir/images`."""
+    storage_options: dict[str, Any] = Field(default_factory=dict)
+    public_url: str = ""
+    """Base address in image URLs; empty takes the one the caller used."""
+    catalog: Path = ROOT / "configs" / "catalog.yaml"
+    plans: Path | None = None
+    """A YAML list of {interface, name, limit, window_s}, merged over the six plans of the documents."""
+    pepper: SecretStr | None = None
+    """Secret that keys API-key digests. Unset: made once in `data_dir/secrets.json` (0600)."""
+    signing_keys: dict[str, SecretStr] = Field(default_factory=dict)
+    """kid → secret for image URLs; the first signs, all verify. Unset: made once beside the pepper."""
+    image_url_life: timedelta = timedelta(hours=24)
+    retention: timedelta = timedelta(days=30)
+    """How long records and images stay readable after a job ends."""
+    idempotency_life: timedelta = timedelta(hours=24)
+    max_queued: int = Field(100_000, ge=1)
+    max_queued_per_account: int = Field(1_000, ge=1)
+    queue_age_limit: timedelta = timedelta(hours=24)
+    max_attempts: int = Field(5, ge=1)
+    lease: timedelta = timedelta(seconds=30)
+    log_level: str = "INFO"
+
+    @cached_property
+    def storage(self) -> str:
+        return self.storage_url or (self.data_dir / "images").resolve().as_uri()
+
+    @cached_property
+    def plan_table(self) -> dict[tuple[Variant, str], Plan]:
+        """Every plan by (variant, name), in the order of the tables: the first of a variant is its lowest."""
+        plans = list(SEED_PLANS)
+        if self.plans is not None:
+            plans += [_plan(row) for row in yaml.safe_load(self.plans.read_text())]
+        return {(plan.variant, plan.name): plan for plan in plans}
+
+    @cached_property
+    def pepper_bytes(self) -> bytes:
+        return self.pepper.get_secret_value().encode() if self.pepper else self._local_secrets["pepper"].encode()
+
+    @cached_property
+    def url_keys(self) -> dict[str, bytes]:
+        """kid → key for signing image URLs; the first entry signs."""
+        if self.signing_keys:
+            return {kid: secret.get_secret_value().encode() for kid, secret in self.signing_keys.items()}
+        return {"local": self._local_secrets["signing_key"].encode()}
+
+    @cached_property
+    def _local_secrets(self) -> dict[str, str]:
+        """Secrets of a one-machine installation, made at first use and kept in a 0600 file."""
+        path = self.data_dir / "secrets.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = {"pepper": secrets.token_urlsafe(32), "signing_key": secrets.token_urlsafe(32)}
+        draft = path.with_name(f".secrets.{os.getpid()}.{secrets.token_hex(4)}")
+        draft.touch(mode=0o600)
+        draft.write_text(json.dumps(fresh))
+        try:
+            os.link(draft, path)  # the first of several starters wins; the others read its file
+        except FileExistsError:
+            pass
+        finally:
+            draft.unlink()
+        return json.loads(path.read_text())
+
+
+def _plan(row: dict[str, Any]) -> Plan:
+    return Plan(Variant(row["interface"]), str(row["name"]), int(row["limit"]), timedelta(seconds=float(row["window_s"])))
