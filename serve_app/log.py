@@ -1,4 +1,4 @@
-"""One logging set-up for every process, with one filter that no secret or prompt passes."""
+"""One logging set-up for every process, with one formatter that no secret or prompt passes."""
 
 import logging
 import re
@@ -14,20 +14,15 @@ _SECRETS = re.compile(
 REDACTED = "[redacted]"
 
 
-class RedactionFilter(logging.Filter):
-    """Rewrites a record's text so that keys, signatures and prompts never reach a file."""
+class RedactingFormatter(logging.Formatter):
+    """Rewrites a finished line, traceback included, so that keys, signatures and prompts never reach a file."""
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        text = record.getMessage()
-        clean = _SECRETS.sub(REDACTED, text)
-        if clean != text:
-            record.msg, record.args = clean, ()
-        return True
+    def format(self, record: logging.LogRecord) -> str:
+        return _SECRETS.sub(REDACTED, super().format(record))
 
 
 def configure_logging(level: str = "INFO") -> None:
     """Log to standard error at `level`, redacted. Call once, at a process's start."""
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
-    handler.addFilter(RedactionFilter())
+    handler.setFormatter(RedactingFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     logging.basicConfig(level=level, handlers=[handler], force=True)

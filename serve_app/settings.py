@@ -25,7 +25,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="ATELIER_", frozen=True, extra="forbid", populate_by_name=True)
 
     data_dir: Path = Path("var")
-    redis_url: str = Field("", validation_alias=AliasChoices("ATELIER_REDIS_URL", "REDIS_URL", "redis_url"))
+    redis_url: str = Field(default="", validation_alias=AliasChoices("ATELIER_REDIS_URL", "REDIS_URL", "redis_url"))
     """A real server; empty starts the embedded one under `data_dir`."""
     storage_url: str = ""
     """fsspec URL of the image bucket; empty means `data_dir/images`."""
@@ -43,10 +43,10 @@ class Settings(BaseSettings):
     retention: timedelta = timedelta(days=30)
     """How long records and images stay readable after a job ends."""
     idempotency_life: timedelta = timedelta(hours=24)
-    max_queued: int = Field(100_000, ge=1)
-    max_queued_per_account: int = Field(1_000, ge=1)
+    max_queued: int = Field(default=100_000, ge=1)
+    max_queued_per_account: int = Field(default=1_000, ge=1)
     queue_age_limit: timedelta = timedelta(hours=24)
-    max_attempts: int = Field(5, ge=1)
+    max_attempts: int = Field(default=5, ge=1)
     lease: timedelta = timedelta(seconds=30)
     log_level: str = "INFO"
 
@@ -92,4 +92,6 @@ class Settings(BaseSettings):
 
 
 def _plan(row: dict[str, Any]) -> Plan:
-    return Plan(Variant(row["interface"]), str(row["name"]), int(row["limit"]), timedelta(seconds=float(row["window_s"])))
+    return Plan(
+        Variant(row["interface"]), str(row["name"]), int(row["limit"]), timedelta(seconds=float(row["window_s"]))
+    )

@@ -28,4 +28,3 @@ class Adapter:
     sha256: str
     base_model: str
     accounts: frozenset[str] | None = None
-
