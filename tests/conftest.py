@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import redis
-from serve_app.service.resources import Resources, open_resources
 
+from serve_app.service.resources import Resources, open_resources
 from serve_app.settings import Settings
 from serve_app.stores.embedded import ensure_redis, stop_redis
 from tests.support import POCKET, write_catalog

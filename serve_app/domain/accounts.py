@@ -61,13 +61,14 @@ class ApiKey:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Caller:
-    """A valid key at the door of one variant."""
+    """A valid key at the door of one variant. `receipt` names the counted request in its window, so that it can be given back."""
 
     account_id: str
     account_name: str
     key_id: str
     variant: Variant
     plan: Plan
+    receipt: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

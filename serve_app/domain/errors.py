@@ -76,6 +76,12 @@ class StoreUnavailable(AtelierError):
     code = "unavailable"
 
 
+class AdapterUnavailable(AtelierError):
+    """An adapter's file is missing, unreadable, not what the catalog says, or not a file we accept."""
+
+    code = "lora_unavailable"
+
+
 class FailureCode(StrEnum):
     """Why a job ended without images, as its record says it."""
 

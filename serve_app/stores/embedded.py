@@ -57,6 +57,12 @@ def ensure_redis(data_dir: Path) -> EmbeddedRedis:
         return _wait_until_up(home, socket)
 
 
+def running_redis(data_dir: Path) -> EmbeddedRedis | None:
+    """The server of `data_dir` if it is up; starts nothing and makes no directory."""
+    home = data_dir.resolve() / "redis"
+    return _running(_socket_path(home)) if home.is_dir() else None
+
+
 def stop_redis(data_dir: Path, *, timeout: float = 10.0) -> bool:
     """Stop the server of `data_dir`, with everything on disk; False when none was running."""
     home = data_dir.resolve() / "redis"

@@ -175,13 +175,16 @@ class _Pipeline(Pipeline):
 Rewrite = Callable[[str, str], str]
 """(script name, text) → text. Tests move the clock with it and plant the defects that they must catch."""
 
+_INCLUDE = "-- include "
 _SCRIPTS = Path(__file__).parent / "scripts"
 
 
 @cache
 def script_text(name: str) -> str:
-    """A script with the words all scripts share before it."""
-    return (_SCRIPTS / "common.lua").read_text() + (_SCRIPTS / f"{name}.lua").read_text()
+    """A script with the words all scripts share before it, and those of the files it names by `-- include <name>`."""
+    text = (_SCRIPTS / f"{name}.lua").read_text()
+    included = [line.removeprefix(_INCLUDE) for line in text.splitlines() if line.startswith(_INCLUDE)]
+    return "".join((_SCRIPTS / f"{part}.lua").read_text() for part in ("common", *included)) + text
 
 
 class Script:

@@ -1,0 +1,1 @@
+"""What the house does, one verb a file: submit, work, reap."""

@@ -1,0 +1,106 @@
+"""Keep house: leases that ran out, jobs that waited too long, objects that no record names."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from datetime import UTC, date, datetime, timedelta
+
+from serve_app.domain.errors import AtelierError
+from serve_app.domain.jobs import Job
+from serve_app.service.resources import Resources
+from serve_app.stores.images import IMAGES
+
+_log = logging.getLogger(__name__)
+
+BATCH = 100
+"""Jobs moved per list and script: a few milliseconds, so that nobody waits behind the reaper."""
+SWEEP_EVERY = timedelta(hours=1)
+
+
+async def reap_forever(
+    resources: Resources, *, every: timedelta = timedelta(seconds=1), sweep_every: timedelta = SWEEP_EVERY
+) -> None:
+    """Until cancelled. Any number of processes may run it. It outlives every outage, and revives the embedded Redis."""
+    async with asyncio.TaskGroup() as group:
+        group.create_task(_reap_loop(resources, every))
+        group.create_task(_sweep_loop(resources, sweep_every))
+
+
+async def _reap_loop(resources: Resources, every: timedelta) -> None:
+    while True:
+        try:
+            await _reap_all(resources)
+        except Exception as error:  # noqa: BLE001 - the reaper must outlive whatever one round met
+            _log.warning("reaping failed, trying again: %s", error)
+            await _revive(resources)
+        await asyncio.sleep(every.total_seconds())
+
+
+async def _reap_all(resources: Resources) -> None:
+    moved = BATCH
+    while moved >= BATCH:
+        moved = await resources.jobs.reap(BATCH)
+
+
+async def _revive(resources: Resources) -> None:
+    try:
+        await resources.revive()
+    except AtelierError as error:
+        _log.warning("the embedded Redis is not back yet: %s", error)
+
+
+async def _sweep_loop(resources: Resources, every: timedelta) -> None:
+    while True:
+        try:
+            if await resources.jobs.take_sweep(every):
+                removed = await sweep(resources)
+                _log.info("the sweeper removed %d objects", removed)
+        except Exception as error:  # noqa: BLE001 - a storage that is down today is swept tomorrow
+            _log.warning("sweeping failed, trying again in %s: %s", every, error)
+        await asyncio.sleep(every.total_seconds())
+
+
+async def sweep(resources: Resources) -> int:
+    """Remove the objects that no record names; how many went.
+
+    An ended job keeps what its record lists and nothing else. A job still under way keeps all. An object whose record is
+    gone goes only when its date is past retention, so that a service pointed at an empty Redis by mistake deletes nothing.
+    """
+    removed = 0
+    for owner in await resources.images.folders(IMAGES):
+        for year in await resources.images.folders(owner):
+            for month in await resources.images.folders(year):
+                for day in await resources.images.folders(month):
+                    removed += await _sweep_day(resources, day)
+    return removed
+
+
+async def _sweep_day(resources: Resources, folder: str) -> int:
+    """`images/<owner>/<yyyy>/<mm>/<dd>`: looked at day by day, so that memory stays small."""
+    names = await resources.images.names(folder)
+    job_ids = sorted({_job_id(name) for name in names})
+    jobs = await resources.jobs.show_many(job_ids)
+    day = date(*(int(part) for part in folder.split("/")[-3:]))
+    limit = resources.settings.retention + 2 * resources.settings.queue_age_limit
+    is_over = datetime.now(UTC).date() - day > limit
+    orphans = [name for name in names if _is_orphan(resources, name, jobs.get(_job_id(name)), is_over=is_over)]
+    return await _remove(resources, orphans)
+
+
+def _is_orphan(resources: Resources, name: str, job: Job | None, *, is_over: bool) -> bool:
+    if job is None:
+        return is_over
+    if not job.state.is_terminal:
+        return False
+    uri = resources.images.uri(name)
+    return all(image.image_uri != uri for image in job.images)
+
+
+async def _remove(resources: Resources, names: Sequence[str]) -> int:
+    for name in names:
+        await resources.images.delete(resources.images.uri(name))
+    return len(names)
+
+
+def _job_id(name: str) -> str:
+    return name.split("/")[-2]

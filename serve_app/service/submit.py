@@ -1,0 +1,120 @@
+"""Take a request in: may this account do it, then one durable accept, then a hint to an idle replica."""
+
+import asyncio
+from collections.abc import Coroutine
+from math import sqrt
+from typing import Any
+
+from serve_app.domain.accounts import Caller, Plan
+from serve_app.domain.errors import Forbidden, InvalidParameter, NotFound
+from serve_app.domain.jobs import JobKind, kind_of, new_job_id
+from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest
+from serve_app.service.resources import Resources
+from serve_app.stores.jobs import Acceptance
+
+MAX_OUTPUT_PIXELS = 16_000_000
+HEAVIEST = 8.0
+"""A plan's share of a busy queue is the root of its rate against the lowest plan's, at most this: ahead, never alone."""
+
+
+async def generate(
+    resources: Resources,
+    caller: Caller,
+    request: GenerationRequest,
+    *,
+    idempotency_key: str | None = None,
+    body_sha256: str = "",
+) -> Acceptance:
+    """Accept a generation. Raises `Forbidden` alike for an adapter that does not exist and one that is not the account's;
+    `QueueFull`, `IdempotencyConflict`, `StoreUnavailable`. A caller that hangs up does not stop it."""
+    return await _unstopped(resources, _generate(resources, caller, request, idempotency_key, body_sha256))
+
+
+async def upscale(
+    resources: Resources,
+    caller: Caller,
+    image_id: str,
+    scale_factor: int = 2,
+    *,
+    idempotency_key: str | None = None,
+    body_sha256: str = "",
+) -> Acceptance:
+    """Accept an upscale of a stored image of the account. Raises `NotFound`, `InvalidParameter` over 16 megapixels, and
+    what `generate` raises for the queue."""
+    return await _unstopped(
+        resources, _upscale(resources, caller, image_id, scale_factor, idempotency_key, body_sha256)
+    )
+
+
+async def _unstopped(resources: Resources, work: Coroutine[Any, Any, Acceptance]) -> Acceptance:
+    """The durable part goes on when the client disconnects: what was begun is either accepted or not, never half."""
+    return await asyncio.shield(resources.keep(work))
+
+
+async def _generate(
+    resources: Resources, caller: Caller, request: GenerationRequest, idempotency_key: str | None, body_sha256: str
+) -> Acceptance:
+    adapter = await resources.catalog.adapter_for(request.lora_id, caller.account_id)
+    if adapter is None:
+        raise Forbidden("you may not use this LoRA")
+    return await _accept(resources, caller, request, adapter.sha256, idempotency_key, body_sha256)
+
+
+async def _upscale(
+    resources: Resources,
+    caller: Caller,
+    image_id: str,
+    scale_factor: int,
+    idempotency_key: str | None,
+    body_sha256: str,
+) -> Acceptance:
+    image = await resources.jobs.image(image_id, account_id=caller.account_id, variant=caller.variant)
+    if image is None or not await resources.images.exists(image.image_uri):
+        raise NotFound("no such image")
+    request = UpscaleRequest(
+        image_id=image_id,
+        scale_factor=scale_factor,
+        source_uri=image.image_uri,
+        source_width=image.width,
+        source_height=image.height,
+    )
+    if request.width * request.height > MAX_OUTPUT_PIXELS:
+        raise InvalidParameter(
+            f"scale_factor: {request.width}x{request.height} is over the limit of 16 megapixels for the output"
+        )
+    return await _accept(resources, caller, request, "", idempotency_key, body_sha256)
+
+
+async def _accept(
+    resources: Resources, caller: Caller, request: Request, group: str, idempotency_key: str | None, body_sha256: str
+) -> Acceptance:
+    kind = kind_of(request)
+    acceptance = await resources.jobs.accept(
+        job_id=new_job_id(kind),
+        variant=caller.variant,
+        account_id=caller.account_id,
+        request=request,
+        group=group,
+        idempotency_key=idempotency_key,
+        body_sha256=body_sha256,
+        weight=plan_weight(caller.plan, resources.settings.plan_table.values()),
+        receipt=caller.receipt,
+    )
+    if resources.hint is not None and not acceptance.replayed:
+        resources.keep(_tell(resources, kind, acceptance.job.id))
+    return acceptance
+
+
+async def _tell(resources: Resources, kind: JobKind, job_id: str) -> None:
+    assert resources.hint is not None, "checked by the caller"
+    await resources.hint(kind, job_id)
+
+
+def plan_weight(plan: Plan, plans: Any) -> float:
+    """The share of a busy queue that a plan gives: 1 for the lowest of its variant."""
+    rates = [_rate(each) for each in plans if each.variant == plan.variant]
+    return min(HEAVIEST, max(1.0, sqrt(_rate(plan) / min(rates))))
+
+
+def _rate(plan: Plan) -> float:
+    return plan.limit / plan.window.total_seconds()

@@ -1,0 +1,146 @@
+"""PNGs in object storage, and the signed addresses under which a browser opens them."""
+
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from serve_app.domain.errors import NotFound
+from serve_app.settings import Settings
+from serve_app.stores.storage import in_storage_thread, open_filesystem
+
+IMAGES = "images"
+_NAME = re.compile(r"images/[0-9a-z]{1,64}/\d{4}/\d{2}/\d{2}/[A-Za-z0-9_]{1,64}/a\d{1,9}-\d{1,3}\.png")
+
+
+class ImageStore:
+    """Images of any fsspec storage: a local directory, `memory://`, `s3://`, `gcs://`.
+
+    An image is visible only whole; its name is never reused, because it holds the job and the attempt.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._files, root = open_filesystem(settings.storage, settings.storage_options)
+        self._root = root.rstrip("/")
+        self._is_local = "file" in _protocols(self._files)
+        self._is_presigned = not self._is_local and "memory" not in _protocols(self._files)
+
+    def object_name(self, account_id: str, job_id: str, attempt: int, index: int, when: datetime) -> str:
+        """Where an attempt's image goes: a zombie of another attempt cannot overwrite it, and the account stays unreadable."""
+        owner = hmac.digest(self._settings.pepper_bytes, f"images of {account_id}".encode(), "sha256").hex()[:32]
+        return f"{IMAGES}/{owner}/{when:%Y/%m/%d}/{job_id}/a{attempt}-{index}.png"
+
+    def uri(self, name: str) -> str:
+        return f"{self._settings.storage.rstrip('/')}/{name}"
+
+    def name(self, image_uri: str) -> str:
+        """The object name in a URI of this storage. Raises `NotFound` for any other place."""
+        prefix = self._settings.storage.rstrip("/") + "/"
+        name = image_uri.removeprefix(prefix)
+        if not image_uri.startswith(prefix) or not _NAME.fullmatch(name):
+            raise NotFound("no such image")
+        return name
+
+    async def put(self, name: str, png: bytes) -> str:
+        """Store an image and return its URI. Safe to repeat. Raises `StoreUnavailable`."""
+        path = self._path(name)
+        write = self._write_local if self._is_local else self._write_object
+        await in_storage_thread(lambda: write(path, png), doing="write")
+        return self.uri(name)
+
+    async def get(self, image_uri: str) -> bytes:
+        """The PNG. Raises `NotFound`, `StoreUnavailable`."""
+        path = self._path(self.name(image_uri))
+        try:
+            return await in_storage_thread(lambda: self._files.cat_file(path), doing="read")
+        except FileNotFoundError as missing:
+            raise NotFound("no such image") from missing
+
+    async def delete(self, image_uri: str) -> None:
+        """Remove an image; nothing happens when it is not there."""
+        path = self._path(self.name(image_uri))
+        try:
+            await in_storage_thread(lambda: self._files.rm_file(path), doing="delete")
+        except FileNotFoundError:
+            return
+
+    async def exists(self, image_uri: str) -> bool:
+        path = self._path(self.name(image_uri))
+        return await in_storage_thread(lambda: bool(self._files.exists(path)), doing="look-up")
+
+    async def names(self, folder: str = IMAGES) -> list[str]:
+        """Every object under `folder`, by name; for the sweeper."""
+        path = self._path(folder)
+        try:
+            found = await in_storage_thread(lambda: list(self._files.find(path)), doing="listing")
+        except FileNotFoundError:
+            return []
+        return [found_path.removeprefix(self._path("")) for found_path in found]
+
+    async def folders(self, folder: str) -> list[str]:
+        """The folders directly in `folder`, by name. A storage that has none yet answers with none."""
+        path = self._path(folder)
+        try:
+            rows = await in_storage_thread(lambda: list(self._files.ls(path, detail=True)), doing="listing")
+        except FileNotFoundError:
+            return []
+        return [row["name"].rstrip("/").removeprefix(self._path("")) for row in rows if row["type"] == "directory"]
+
+    def url(self, image_uri: str, *, base_url: str) -> str:
+        """An address that opens without a key for as long as `image_url_life`: ours for local storage, else presigned."""
+        name = self.name(image_uri)
+        life = int(self._settings.image_url_life.total_seconds())
+        if self._is_presigned:
+            return self._files.sign(self._path(name), expiration=life)
+        expires = int(time.time()) + life
+        kid = next(iter(self._settings.url_keys))
+        query = urlencode({"exp": expires, "kid": kid, "sig": self._signature(name, expires, kid)})
+        return f"{(self._settings.public_url or base_url).rstrip('/')}/files/{quote(name)}?{query}"
+
+    def verify(self, name: str, exp: int | str, kid: str, sig: str) -> bool:
+        """Whether an address is one of ours, unchanged and not yet over."""
+        if not str(exp).isascii() or not str(exp).isdigit() or kid not in self._settings.url_keys:
+            return False
+        if not _NAME.fullmatch(name) or int(exp) < time.time():
+            return False
+        return hmac.compare_digest(self._signature(name, int(exp), kid).encode(), sig.encode(errors="replace"))
+
+    def _signature(self, name: str, expires: int, kid: str) -> str:
+        text = f"GET\n/files/{name}\n{expires}\n{kid}"
+        return hmac.digest(self._settings.url_keys[kid], text.encode(), hashlib.sha256).hex()
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def _write_object(self, path: str, png: bytes) -> None:
+        self._files.pipe_file(path, png)
+
+    def _write_local(self, path: str, png: bytes) -> None:
+        """A reader sees the whole file or none, and it survives a power cut: temporary file, fsync, replace, fsync."""
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+        try:
+            with draft.open("wb") as file:
+                file.write(png)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(target)
+        finally:
+            draft.unlink(missing_ok=True)
+        folder = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _protocols(files: Any) -> tuple[str, ...]:
+    return (files.protocol,) if isinstance(files.protocol, str) else tuple(files.protocol)

@@ -1,0 +1,7 @@
+-- What every script shares. KEYS[1] is the prefix with the hash tag; every key is built from it.
+-- Scripts run on Redis 6.2: no shebang, no Functions. The clock is the server's, so a caller's clock cannot matter.
+local P = KEYS[1]
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local function K(name) return P .. name end
+local function num(text, default) return tonumber(text) or default end

@@ -1,0 +1,53 @@
+"""fsspec from asyncio: every call in a thread of its own pool, with a time limit and one kind of outage."""
+
+import asyncio
+import importlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any, TypeVar, cast
+
+import fsspec
+
+from serve_app.domain.errors import StoreUnavailable
+
+TIMEOUT_S = 30.0
+"""Of one call. A lease is 30 s and beats go on meanwhile; a slower storage counts as down."""
+THREADS = 8
+"""Blocked storage may hold up images, never the event loop's own default pool."""
+
+_Answer = TypeVar("_Answer")
+_pool = ThreadPoolExecutor(THREADS, thread_name_prefix="storage")
+
+
+def open_filesystem(url: str, options: dict[str, Any]) -> tuple[Any, str]:
+    """The file system of an fsspec URL, and the path in it that the URL names. Untyped, as fsspec is: met here only."""
+    return cast(tuple[Any, str], fsspec.core.url_to_fs(url, **options))
+
+
+async def in_storage_thread(call: Callable[[], _Answer], *, doing: str) -> _Answer:
+    """Run a blocking storage call. Raises `FileNotFoundError` as it is, every other failure as `StoreUnavailable`."""
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            return await asyncio.get_running_loop().run_in_executor(_pool, call)
+    except FileNotFoundError:
+        raise
+    except storage_errors() as error:
+        raise StoreUnavailable(f"the image storage failed at {doing} ({type(error).__name__})") from error
+
+
+@cache
+def storage_errors() -> tuple[type[Exception], ...]:
+    """What a storage that cannot serve raises: OSError, and what the installed cloud libraries let through."""
+    found: list[type[Exception]] = [OSError, TimeoutError]
+    for module, names in (
+        ("botocore.exceptions", ("BotoCoreError", "ClientError")),
+        ("gcsfs.retry", ("HttpError",)),
+        ("aiohttp", ("ClientError",)),
+    ):
+        try:
+            library = importlib.import_module(module)
+        except ImportError:
+            continue
+        found += [getattr(library, name) for name in names]
+    return tuple(found)
