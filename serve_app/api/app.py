@@ -1,0 +1,81 @@
+"""The house's HTTP side: which room is behind which path. No rule of any contract is written here."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.middleware.exceptions import ExceptionMiddleware
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import BaseRoute, Mount, Route, Router
+from starlette.types import ASGIApp
+
+from serve_app.api import answers, dispatch, docs, files, jobs, ops, variant_a, variant_b
+from serve_app.api.edge import Edge
+from serve_app.api.jobs import document as jobs_document
+from serve_app.api.variant_a import document as a_document
+from serve_app.api.variant_b import document as b_document
+from serve_app.service.resources import Resources
+
+_ROUTING = {
+    404: ("not_found", "There is nothing at this address."),
+    405: ("method_not_allowed", "This address does not take that method."),
+}
+
+
+def create_app(resources: Resources) -> ASGIApp:
+    """The ASGI application over opened resources; it neither opens nor closes them."""
+    a, b = variant_a.RoomA(resources), variant_b.RoomB(resources)
+    settings = resources.settings
+    router = Router(
+        [
+            dispatch.shared_route(a.generate, b.generate),
+            *a.routes(),
+            *b.routes(),
+            *jobs.JobsRoom(resources).routes(),
+            *files.routes(resources.images),
+            *ops.routes(resources),
+            *docs.routes(_documents(resources), public_url=settings.public_url),
+            *_console(resources),
+        ],
+        redirect_slashes=False,
+    )
+    return Edge(ExceptionMiddleware(router, {HTTPException: _routing_refusal}), settings.plan_table)
+
+
+def _documents(resources: Resources) -> dict[str, docs.Document]:
+    makers: dict[str, Callable[[str, str], dict[str, Any]]] = {
+        "a": a_document.document,
+        "b": b_document.document,
+        "jobs": jobs_document.document,
+    }
+    return {name: partial(_document, make, resources) for name, make in makers.items()}
+
+
+def _document(make: Callable[[str, str], dict[str, Any]], resources: Resources, server: str) -> dict[str, Any]:
+    """The document with an adapter in its examples that every account may use, where the catalog has one."""
+    open_to_all = (adapter.id for adapter in resources.catalog.all() if adapter.accounts is None)
+    return make(server, next(open_to_all, "model_" + "a" * 26))
+
+
+def _console(resources: Resources) -> list[BaseRoute]:
+    try:
+        from serve_app.api.console import console_app
+    except ImportError:
+        return []
+    return [Route("/console", _to_console, methods=["GET"]), Mount("/console", app=console_app(resources))]
+
+
+async def _to_console(request: Request) -> Response:
+    return RedirectResponse(answers.local_path(request.scope, "/console/"), status_code=308)
+
+
+async def _routing_refusal(request: Request, error: Exception) -> Response:
+    """404 and 405 in the envelope of every other error; `Allow` is kept, in a settled order."""
+    assert isinstance(error, HTTPException)
+    code, message = _ROUTING.get(error.status_code, ("invalid_parameter", error.detail))
+    headers = dict(error.headers or {})
+    if "Allow" in headers:
+        headers["Allow"] = ", ".join(sorted(headers["Allow"].split(", ")))
+    return answers.refusal(error.status_code, code, message, headers)

@@ -1,0 +1,122 @@
+"""`/v1/jobs`: list, look at and cancel the jobs of an account, whichever interface they came in by."""
+
+import re
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from serve_app.api import answers, credentials, door
+from serve_app.api.jobs.bodies import job_record
+from serve_app.domain.accounts import Caller
+from serve_app.domain.errors import (
+    AmbiguousCredentials,
+    AtelierError,
+    InvalidParameter,
+    NotFound,
+    RateLimitExceeded,
+    Unauthorized,
+)
+from serve_app.domain.jobs import Job
+from serve_app.domain.requests import Variant
+from serve_app.service.resources import Resources
+
+CHALLENGES = 'Bearer realm="atelier", ApiKey realm="atelier"'
+DEFAULT_LIMIT, MAX_LIMIT = 50, 200
+
+_CURSOR = re.compile(r"[0-9]{1,16}")
+_STATUS: dict[type[AtelierError], int] = {
+    AmbiguousCredentials: 400,
+    InvalidParameter: 400,
+    Unauthorized: 401,
+    NotFound: 404,
+    RateLimitExceeded: 429,
+}
+
+
+class JobsRoom:
+    """Either credential opens it; a job of another account does not exist."""
+
+    def __init__(self, resources: Resources) -> None:
+        self._resources = resources
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/jobs", door.refusing(self._list, self._refuse), methods=["GET"]),
+            Route("/v1/jobs/{job_id}", door.refusing(self._show, self._refuse), methods=["GET"]),
+            Route("/v1/jobs/{job_id}/cancel", door.refusing(self._cancel, self._refuse), methods=["POST"]),
+        ]
+
+    async def _list(self, request: Request) -> Response:
+        caller = await self._admit(request)
+        limit, before = _limit(request.query_params.get("limit")), _before(request.query_params.get("cursor"))
+        jobs = await self._resources.jobs.list(caller.account_id, limit=limit, before=before)
+        body: dict[str, Any] = {"jobs": [self._record(request, job) for job in jobs]}
+        if len(jobs) == limit:
+            body["next_cursor"] = _cursor(jobs[-1].created_at)
+        return JSONResponse(body)
+
+    async def _show(self, request: Request) -> Response:
+        caller = await self._admit(request, counted=False)
+        job = await self._own_job(request, caller)
+        return JSONResponse(self._record(request, job), headers=answers.poll_again(job))
+
+    async def _cancel(self, request: Request) -> Response:
+        """Waiting jobs end at once, running ones within a step; a job that has ended stays as it is."""
+        caller = await self._admit(request)
+        job = await self._own_job(request, caller)
+        await self._resources.jobs.cancel(job.id, account_id=caller.account_id)
+        return JSONResponse(self._record(request, await self._own_job(request, caller)))
+
+    async def _own_job(self, request: Request, caller: Caller) -> Job:
+        job_id, job = request.path_params["job_id"], None
+        if answers.is_job_id(job_id, "gen", "up"):
+            job = await self._resources.jobs.get(job_id, account_id=caller.account_id)
+        if job is None:
+            raise NotFound("There is no such job.")
+        return job
+
+    def _record(self, request: Request, job: Job) -> dict[str, Any]:
+        base_url = answers.base_address(request, self._resources.settings.public_url)
+        return job_record(job, partial(self._resources.images.url, base_url=base_url))
+
+    async def _admit(self, request: Request, *, counted: bool = True) -> Caller:
+        variant = credentials.spoken_variant(request.headers)
+        read_key = credentials.bearer_key if variant is Variant.A else credentials.header_key
+        return await door.admit(self._resources.accounts, request, read_key(request.headers), variant, counted=counted)
+
+    def _refuse(self, request: Request, error: AtelierError) -> Response:
+        status = _STATUS.get(type(error))
+        if status is None:  # not a caller's mistake: the edge answers
+            raise error
+        headers = door.retry_after(request, error)
+        if status == 401:
+            headers["WWW-Authenticate"] = CHALLENGES
+        return answers.refusal(status, error.code, error.message, headers)
+
+
+def _limit(text: str | None) -> int:
+    if text is None:
+        return DEFAULT_LIMIT
+    if not (text.isascii() and text.isdecimal() and len(text) <= 3 and 1 <= int(text) <= MAX_LIMIT):
+        raise InvalidParameter(f"limit: must be between 1 and {MAX_LIMIT}")
+    return int(text)
+
+
+def _cursor(moment: datetime) -> str:
+    """Where the next page begins: the last job's time of acceptance in milliseconds, the precision the store keeps."""
+    return str(round(moment.timestamp() * 1000))
+
+
+def _before(cursor: str | None) -> datetime | None:
+    if cursor is None:
+        return None
+    if not _CURSOR.fullmatch(cursor):
+        raise InvalidParameter("cursor: must be the next_cursor of an earlier page")
+    try:
+        return datetime.fromtimestamp(int(cursor) / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        raise InvalidParameter("cursor: must be the next_cursor of an earlier page") from None

@@ -1,0 +1,91 @@
+"""JSON as RFC 8259 means it, and nothing more: what a lenient parser lets through is a caller's mistake or an attack."""
+
+import json
+import re
+from decimal import Decimal, InvalidOperation
+from math import isfinite
+from typing import Any, NoReturn
+
+from serve_app.domain.errors import InvalidJson
+
+MAX_DIGITS = 4300
+"""Longest integer read; CPython's own bound on converting text to int, made independent of its settings."""
+
+_UNWRITABLE = re.compile("[\x00\ud800-\udfff]")
+
+
+def parse(body: bytes) -> Any:
+    """The value that `body` spells in UTF-8, or `InvalidJson`.
+
+    Refused: other encodings, duplicate keys, trailing data, comments, NaN and infinities, numbers beyond a float's
+    range, integers over `MAX_DIGITS` digits, nesting beyond the parser's depth, lone surrogates, NUL.
+    A number that is whole is an `int` however it was spelled: `512`, `512.0` and `5.12e2` are one value.
+    """
+    try:
+        text = body.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise InvalidJson("The body must be UTF-8.") from None
+    if not text.strip():
+        raise InvalidJson("The body is empty; send a JSON object.")
+    try:
+        value = json.loads(
+            text,
+            object_pairs_hook=_object,
+            parse_constant=_no_constant,
+            parse_int=_integer,
+            parse_float=_number,
+        )
+    except json.JSONDecodeError as error:
+        raise InvalidJson(f"The body is not valid JSON: line {error.lineno}, column {error.colno}.") from None
+    except RecursionError:
+        raise InvalidJson("The body is nested too deeply.") from None
+    _check_text(value)
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        raise InvalidJson("An object has the same key twice.")
+    return members
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise InvalidJson(f"{name} is not JSON.")
+
+
+def _integer(text: str) -> int:
+    if len(text.lstrip("-")) > MAX_DIGITS:
+        raise InvalidJson(f"A number has more than {MAX_DIGITS} digits.")
+    return int(text)
+
+
+def _number(text: str) -> int | float:
+    if len(text) > MAX_DIGITS:
+        raise InvalidJson(f"A number has more than {MAX_DIGITS} digits.")
+    value = float(text)
+    if not isfinite(value):
+        raise InvalidJson("A number is too large.")
+    return _whole(text) if value.is_integer() else value
+
+
+def _whole(text: str) -> int | float:
+    """The integer that `text` spells exactly; its float where that only rounds to a whole number."""
+    try:
+        exact = Decimal(text)
+    except InvalidOperation:  # an exponent beyond the decimal module's range: the float is zero
+        return float(text)
+    return int(exact) if exact == exact.to_integral_value() else float(text)
+
+
+def _check_text(value: Any) -> None:
+    """Walk without recursion: the parser's depth limit is not ours to lean on twice."""
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, dict):
+            waiting += [*item.keys(), *item.values()]
+        elif isinstance(item, list):
+            waiting += item
+        elif isinstance(item, str) and _UNWRITABLE.search(item):
+            raise InvalidJson("Text may hold neither NUL nor a lone surrogate.")
