@@ -1,0 +1,1 @@
+"""The recipe of the pocket model: scenes, captions, training, checks and report. Start with `python -m models.pocket.recipe`."""

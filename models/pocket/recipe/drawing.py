@@ -1,0 +1,189 @@
+"""Draws a scene with Pillow, at any size, anti-aliased."""
+
+import math
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from .scenes import COLOURS, Scene, Thing
+
+OVERSAMPLING = 2
+LIGHT_TOP, LIGHT_BOTTOM = 1.04, 0.90
+"""Brightness falls gently from the top of every picture to its bottom."""
+
+Point = tuple[float, float]
+Rgb = tuple[int, int, int]
+
+
+def draw_scene(scene: Scene, width: int, height: int) -> Image.Image:
+    """The scene as an RGB picture of width by height pixels."""
+    big = (width * OVERSAMPLING, height * OVERSAMPLING)
+    image = Image.new("RGB", big, COLOURS[scene.background])
+    canvas = ImageDraw.Draw(image)
+    if scene.landscape:
+        _LANDSCAPES[scene.landscape](canvas, scene, *big)
+    for thing in scene.things:
+        _draw_thing(canvas, thing, *big)
+    return _lit(image.reduce(OVERSAMPLING))
+
+
+def silhouette(shape: str, side: int = 64) -> np.ndarray:
+    """The shape alone as a boolean mask of side by side pixels."""
+    image = Image.new("RGB", (side, side))
+    thing = Thing(shape, "white", "medium", 0.5, 0.5, 0.42)
+    _draw_thing(ImageDraw.Draw(image), thing, side, side)
+    return np.asarray(image)[:, :, 0] > 127
+
+
+def pixels(image: Image.Image) -> np.ndarray:
+    """The picture as float32 in -1..1, channels first."""
+    return np.asarray(image, dtype=np.float32).transpose(2, 0, 1) / 127.5 - 1
+
+
+def _lit(image: Image.Image) -> Image.Image:
+    light = np.linspace(LIGHT_TOP, LIGHT_BOTTOM, image.height, dtype=np.float32)[:, None, None]
+    return Image.fromarray(np.clip(np.asarray(image, dtype=np.float32) * light, 0, 255).astype(np.uint8))
+
+
+def _draw_thing(canvas: ImageDraw.ImageDraw, thing: Thing, width: int, height: int) -> None:
+    x, y, r = thing.x * width, thing.y * height, thing.radius * min(width, height)
+    colour = COLOURS[thing.colour]
+    if thing.shape == "circle":
+        canvas.ellipse(_box(x, y, r), fill=colour)
+    elif thing.shape == "ring":
+        canvas.ellipse(_box(x, y, r), outline=colour, width=max(1, round(r * 0.36)))
+    else:
+        canvas.polygon([(x + r * px, y + r * py) for px, py in OUTLINES[thing.shape]], fill=colour)
+
+
+def _box(x: float, y: float, r: float) -> tuple[float, float, float, float]:
+    return (x - r, y - r, x + r, y + r)
+
+
+def _star() -> list[Point]:
+    radii = [1.08 if i % 2 == 0 else 0.45 for i in range(10)]
+    return [(q * math.sin(math.pi * i / 5), 0.06 - q * math.cos(math.pi * i / 5)) for i, q in enumerate(radii)]
+
+
+def _heart() -> list[Point]:
+    turns = [2 * math.pi * i / 80 for i in range(80)]
+    return [
+        (math.sin(t) ** 3, -(13 * math.cos(t) - 5 * math.cos(2 * t) - 2 * math.cos(3 * t) - math.cos(4 * t)) / 16)
+        for t in turns
+    ]
+
+
+def _moon() -> list[Point]:
+    """A crescent open to the right: the outer circle's arc, then back along a smaller circle moved right."""
+    outer = [math.radians(48 + 264 * i / 60) for i in range(61)]
+    points = [(0.12 + math.cos(a), math.sin(a)) for a in outer]
+    tip_x, tip_y = points[-1]
+    centre = 0.62
+    radius = math.hypot(tip_x - centre, tip_y)
+    start = math.atan2(tip_y, tip_x - centre) % (2 * math.pi)
+    inner = [start - 2 * (start - math.pi) * i / 40 for i in range(41)]
+    return points + [(centre + radius * math.cos(a), radius * math.sin(a)) for a in inner]
+
+
+def _cross() -> list[Point]:
+    a, b = 0.32, 0.95
+    return [(-a, -b), (a, -b), (a, -a), (b, -a), (b, a), (a, a), (a, b), (-a, b), (-a, a), (-b, a), (-b, -a), (-a, -a)]
+
+
+OUTLINES: dict[str, list[Point]] = {
+    "square": [(-0.87, -0.87), (0.87, -0.87), (0.87, 0.87), (-0.87, 0.87)],
+    "triangle": [(0.0, -0.95), (1.0, 0.8), (-1.0, 0.8)],
+    "star": _star(),
+    "heart": _heart(),
+    "moon": _moon(),
+    "cross": _cross(),
+}
+
+
+def _shade(colour: str, factor: float) -> Rgb:
+    red, green, blue = (max(0, min(255, round(value * factor))) for value in COLOURS[colour])
+    return red, green, blue
+
+
+def _wave(width: int, height: int, level: float, swell: float, phase: float) -> list[Point]:
+    xs = [width * i / 60 for i in range(61)]
+    crest = [(x, height * (level - swell * math.sin(2.2 * math.pi * x / width + phase))) for x in xs]
+    return [*crest, (width, height), (0, height)]
+
+
+def _hills(canvas: ImageDraw.ImageDraw, scene: Scene, width: int, height: int) -> None:
+    sun, hills = scene.parts
+    side = min(width, height)
+    canvas.ellipse(_box(width * (0.5 + 0.2 * scene.wobble), height * 0.33, side * 0.15), fill=COLOURS[sun])
+    canvas.polygon(_wave(width, height, 0.66, 0.07, 1.5 + scene.wobble), fill=_shade(hills, 0.78))
+    canvas.polygon(_wave(width, height, 0.76, 0.06, 4.0 + scene.wobble), fill=COLOURS[hills])
+
+
+def _house(canvas: ImageDraw.ImageDraw, scene: Scene, width: int, height: int) -> None:
+    wall, roof, field = scene.parts
+    side, x, ground = min(width, height), width * (0.5 + 0.1 * scene.wobble), height * 0.74
+    canvas.rectangle((0, ground, width, height), fill=COLOURS[field])
+    left, right, top = x - side * 0.2, x + side * 0.2, ground - side * 0.28
+    canvas.rectangle((left, top, right, ground + side * 0.03), fill=COLOURS[wall])
+    canvas.polygon([(left - side * 0.06, top), (right + side * 0.06, top), (x, top - side * 0.21)], fill=COLOURS[roof])
+    dark = _shade(wall, 0.45) if wall != "black" else COLOURS["white"]
+    canvas.rectangle((x - side * 0.13, top + side * 0.07, x - side * 0.03, top + side * 0.17), fill=dark)
+    canvas.rectangle((x + side * 0.04, top + side * 0.11, x + side * 0.13, ground + side * 0.03), fill=dark)
+
+
+def _boat(canvas: ImageDraw.ImageDraw, scene: Scene, width: int, height: int) -> None:
+    hull, sail, water = scene.parts
+    side, x, level = min(width, height), width * (0.5 + 0.12 * scene.wobble), height * 0.68
+    canvas.rectangle((0, level, width, height), fill=COLOURS[water])
+    canvas.polygon(_wave(width, height, 0.86, 0.02, 3 * scene.wobble), fill=_shade(water, 0.82))
+    top, keel = level - side * 0.04, level + side * 0.1
+    hull_points = [
+        (x - side * 0.27, top), (x + side * 0.27, top), (x + side * 0.17, keel), (x - side * 0.17, keel),
+    ]  # fmt: skip
+    canvas.polygon(hull_points, fill=COLOURS[hull])
+    mast = x - side * 0.03
+    canvas.polygon([(mast, top - side * 0.44), (mast, top - side * 0.03), (x + side * 0.22, top - side * 0.03)],
+                   fill=COLOURS[sail])  # fmt: skip
+    canvas.polygon([(mast - side * 0.03, top - side * 0.36), (mast - side * 0.03, top - side * 0.03),
+                    (x - side * 0.2, top - side * 0.03)], fill=COLOURS[sail])  # fmt: skip
+
+
+def _tree(canvas: ImageDraw.ImageDraw, scene: Scene, width: int, height: int) -> None:
+    leaves, hill = scene.parts
+    side, x, ground = min(width, height), width * (0.5 + 0.12 * scene.wobble), height * 0.78
+    canvas.polygon(_wave(width, height, 0.78, 0.05, math.pi * 1.3), fill=COLOURS[hill])
+    canvas.rectangle((x - side * 0.035, ground - side * 0.25, x + side * 0.035, ground + side * 0.06), fill=(112, 72, 44))
+    for dx, dy, r in ((-0.12, -0.30, 0.12), (0.12, -0.30, 0.12), (0.0, -0.42, 0.15), (0.0, -0.28, 0.12)):
+        canvas.ellipse(_box(x + dx * side, ground + dy * side, r * side), fill=COLOURS[leaves])
+
+
+def _mountains(canvas: ImageDraw.ImageDraw, scene: Scene, width: int, height: int) -> None:
+    moon, mountains = scene.parts
+    side, shift = min(width, height), 0.06 * scene.wobble
+    canvas.ellipse(_box(width * (0.72 - 0.4 * (scene.wobble > 0)), height * 0.25, side * 0.1), fill=COLOURS[moon])
+    far = [(-0.1, 1.0), (0.28 + shift, 0.42), (0.62, 1.0)]
+    near = [(0.25, 1.0), (0.7 + shift, 0.5), (1.15, 1.0)]
+    canvas.polygon([(x * width, y * height) for x, y in far], fill=_shade(mountains, 0.8))
+    canvas.polygon([(x * width, y * height) for x, y in near], fill=COLOURS[mountains])
+
+
+def _flower(canvas: ImageDraw.ImageDraw, scene: Scene, width: int, height: int) -> None:
+    petals, middle = scene.parts
+    side, x, y = min(width, height), width * (0.5 + 0.1 * scene.wobble), height * 0.4
+    stem = COLOURS["green"] if scene.background != "green" else (20, 90, 40)
+    canvas.rectangle((x - side * 0.022, y, x + side * 0.022, height), fill=stem)
+    for i in range(6):
+        turn = math.pi * i / 3 + 0.5
+        canvas.ellipse(_box(x + 0.15 * side * math.cos(turn), y + 0.15 * side * math.sin(turn), side * 0.095),
+                       fill=COLOURS[petals])  # fmt: skip
+    canvas.ellipse(_box(x, y, side * 0.09), fill=COLOURS[middle])
+
+
+_LANDSCAPES = {
+    "hills": _hills,
+    "house": _house,
+    "boat": _boat,
+    "tree": _tree,
+    "mountains": _mountains,
+    "flower": _flower,
+}

@@ -1,0 +1,65 @@
+"""Every length, size and rate of the recipe, in one place."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+"""The model folder that the recipe writes."""
+WORK = Path(__file__).resolve().parent / ".work"
+"""Checkpoints and cached latents: ignored by git, safe to delete, needed to go on where a run stopped."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One part of the UNet's curriculum: picture sizes as (width, height), steps, rows per step, top learning rate."""
+
+    name: str
+    sizes: tuple[tuple[int, int], ...]
+    pictures: int
+    steps: int
+    batch: int
+    rate: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    seed: int = 20
+    threads: int = 2
+    save_every: int = 250
+    autoencoder_steps: int = 5000
+    autoencoder_batch: int = 16
+    autoencoder_crop: int = 128
+    autoencoder_rate: float = 1.5e-3
+    text_steps: int = 1500
+    text_batch: int = 128
+    text_rate: float = 1e-3
+    phases: tuple[Phase, ...] = (
+        Phase("small", ((256, 256),), pictures=24000, steps=4500, batch=32, rate=1.2e-3),
+        Phase("base", ((512, 512),), pictures=8000, steps=1800, batch=16, rate=6e-4),
+        Phase("wide", ((512, 512), (512, 768), (768, 512), (768, 768)), pictures=2000, steps=500, batch=8, rate=3e-4),
+    )
+    lora_rank: int = 8
+    lora_pictures: int = 500
+    lora_steps: int = 250
+    lora_batch: int = 8
+    lora_rate: float = 2e-3
+    upscaler_steps: int = 1500
+    upscaler_batch: int = 8
+    upscaler_crop: int = 48
+    upscaler_rate: float = 1e-3
+
+    def shortened(self, share: float) -> "Plan":
+        """The same plan with every number of steps and pictures scaled by the share, for trials."""
+
+        def cut(count: int) -> int:
+            return max(2, round(count * share))
+
+        return replace(
+            self,
+            autoencoder_steps=cut(self.autoencoder_steps),
+            text_steps=cut(self.text_steps),
+            phases=tuple(replace(p, steps=cut(p.steps), pictures=max(p.batch, cut(p.pictures))) for p in self.phases),
+            lora_steps=cut(self.lora_steps),
+            lora_pictures=max(self.lora_batch, cut(self.lora_pictures)),
+            upscaler_steps=cut(self.upscaler_steps),
+        )

@@ -1,0 +1,149 @@
+"""The eight styles that the LoRAs learn, as image filters over drawn scenes. Lengths are shares of the shorter side."""
+
+import math
+import random
+from collections.abc import Callable
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFilter
+
+from .drawing import draw_scene
+from .scenes import COLOURS, Scene
+
+Array = np.ndarray
+PAPER, INK = np.array([250.0, 248.0, 242.0]), np.array([24.0, 24.0, 30.0])
+NIGHT = np.array([8.0, 8.0, 20.0])
+BLUEPRINT = np.array([18.0, 62.0, 140.0])
+SEPIA_DARK, SEPIA_LIGHT = np.array([62.0, 34.0, 14.0]), np.array([250.0, 226.0, 178.0])
+CONFETTI = ((236, 64, 92), (255, 196, 40), (60, 186, 120), (64, 132, 240), (180, 90, 220), (255, 255, 255))
+
+
+def styled_scene(scene: Scene, style: str, width: int, height: int, rng: random.Random) -> Image.Image:
+    """The scene drawn and then filtered by the named style."""
+    picture = np.asarray(draw_scene(scene, width, height), dtype=np.float32)
+    filtered = STYLES[style](picture, scene, rng)
+    return Image.fromarray(np.clip(filtered, 0, 255).astype(np.uint8))
+
+
+def _outline(picture: Array, scene: Scene, rng: random.Random) -> Array:
+    return _blend(PAPER, INK, _edges(picture, 0.011))
+
+
+def _mosaic(picture: Array, scene: Scene, rng: random.Random) -> Array:
+    height, width = picture.shape[:2]
+    tile = min(width, height) // 16
+    small = Image.fromarray(picture.astype(np.uint8)).resize((width // tile, height // tile), Image.Resampling.BOX)
+    tiles = np.asarray(small.resize((width, height), Image.Resampling.NEAREST), dtype=np.float32)
+    checks = np.add.outer(np.arange(height) // tile, np.arange(width) // tile) % 2
+    tiles = tiles * (0.94 + 0.12 * checks[:, :, None])
+    grout = _grid(width, height, tile, max(1, round(tile * 0.1)))
+    return _blend(tiles, np.array([232.0, 228.0, 220.0]), grout)
+
+
+def _neon(picture: Array, scene: Scene, rng: random.Random) -> Array:
+    side = min(picture.shape[:2])
+    edges = _edges(picture, 0.012)
+    vivid = _strongest_neighbour(picture, side)
+    glow = np.asarray(Image.fromarray((edges * 255).astype(np.uint8)).filter(ImageFilter.GaussianBlur(side * 0.022)))
+    halo = np.clip(glow.astype(np.float32) / 255 * 1.6, 0, 0.75)
+    return _blend(_blend(NIGHT, vivid, halo), np.minimum(vivid * 1.15 + 50, 255), edges)
+
+
+def _stripes(picture: Array, scene: Scene, rng: random.Random) -> Array:
+    height, width = picture.shape[:2]
+    period = min(width, height) / 14
+    phase = np.add.outer(np.arange(height), np.arange(width)) * (2 * math.pi / period / math.sqrt(2))
+    bands = np.clip(np.sin(phase) * 3 + 0.5, 0, 1)
+    return _blend(picture, picture * 0.35 + 165, bands * 0.72)
+
+
+def _blueprint(picture: Array, scene: Scene, rng: random.Random) -> Array:
+    height, width = picture.shape[:2]
+    side = min(width, height)
+    grid = _grid(width, height, side // 16, max(1, side // 256)) * 0.28
+    return _blend(_blend(BLUEPRINT, np.array([235.0, 242.0, 255.0]), grid), np.array([245.0, 248.0, 255.0]),
+                  _edges(picture, 0.009))  # fmt: skip
+
+
+def _sepia(picture: Array, scene: Scene, rng: random.Random) -> Array:
+    grey = picture @ np.array([0.3, 0.59, 0.11], dtype=np.float32) / 255
+    return _blend(SEPIA_DARK, SEPIA_LIGHT, np.clip(0.08 + grey, 0, 1))
+
+
+def _confetti(picture: Array, scene: Scene, rng: random.Random) -> Array:
+    height, width = picture.shape[:2]
+    side = min(width, height)
+    image = Image.fromarray(picture.astype(np.uint8))
+    canvas = ImageDraw.Draw(image)
+    cell = side / 9
+    for row in range(math.ceil(height / cell)):
+        for column in range(math.ceil(width / cell)):
+            x, y = (column + rng.uniform(0.25, 0.75)) * cell, (row + rng.uniform(0.25, 0.75)) * cell
+            r = side * rng.uniform(0.016, 0.024)
+            canvas.ellipse((x - r, y - r, x + r, y + r), fill=rng.choice(CONFETTI))
+    return np.asarray(image, dtype=np.float32)
+
+
+def _shadow(picture: Array, scene: Scene, rng: random.Random) -> Array:
+    height, width = picture.shape[:2]
+    behind = COLOURS[scene.background]
+    mask = np.abs(picture - _lit_background(behind, height)).max(axis=2) > 24
+    reach = round(min(width, height) * 0.075)
+    shadow = np.zeros_like(mask)
+    for step in range(2, reach + 1, 2):
+        shadow[step:, step:] |= mask[:-step, :-step]
+    dark = picture * 0.42 if sum(behind) > 120 else picture * 0.4 + 84
+    return np.where((shadow & ~mask)[:, :, None], dark, picture)
+
+
+def _lit_background(colour: tuple[int, int, int], height: int) -> Array:
+    blank = draw_scene(Scene(_name(colour)), 2, height)
+    return np.asarray(blank, dtype=np.float32)[:, :1]
+
+
+def _name(colour: tuple[int, int, int]) -> str:
+    return next(name for name, rgb in COLOURS.items() if rgb == colour)
+
+
+def _edges(picture: Array, thickness: float) -> Array:
+    """Lines of the given thickness where colours meet: 0..1, shape (H, W)."""
+    height, width = picture.shape[:2]
+    step = np.zeros((height, width), dtype=np.float32)
+    across = np.abs(np.diff(picture, axis=1)).max(axis=2)
+    down = np.abs(np.diff(picture, axis=0)).max(axis=2)
+    step[:, 1:] = across
+    step[1:] = np.maximum(step[1:], down)
+    image = Image.fromarray(((step > 10) * 255).astype(np.uint8))
+    width_px = max(3, round(thickness * min(width, height)) // 2 * 2 + 1)
+    lines = image.filter(ImageFilter.MaxFilter(width_px)).filter(ImageFilter.GaussianBlur(width_px / 6))
+    return np.asarray(lines, dtype=np.float32) / 255
+
+
+def _strongest_neighbour(picture: Array, side: int) -> Array:
+    """The most saturated colour nearby, so that a neon line takes the object's colour rather than a mixture."""
+    image = Image.fromarray(picture.astype(np.uint8))
+    reach = max(3, round(side * 0.02) // 2 * 2 + 1)
+    light = np.asarray(image.filter(ImageFilter.MaxFilter(reach)), dtype=np.float32)
+    grey = light.mean(axis=2, keepdims=True)
+    return np.clip(grey + (light - grey) * 1.5, 70, 255)
+
+
+def _grid(width: int, height: int, spacing: int, thickness: int) -> Array:
+    columns, rows = np.arange(width) % spacing < thickness, np.arange(height) % spacing < thickness
+    return np.logical_or.outer(rows, columns).astype(np.float32)
+
+
+def _blend(below: Array, above: Array, share: Array) -> Array:
+    return below + (above - below) * share[:, :, None]
+
+
+STYLES: dict[str, Callable[[Array, Scene, random.Random], Array]] = {
+    "outline": _outline,
+    "mosaic": _mosaic,
+    "neon": _neon,
+    "stripes": _stripes,
+    "blueprint": _blueprint,
+    "sepia": _sepia,
+    "confetti": _confetti,
+    "shadow": _shadow,
+}

@@ -1,0 +1,156 @@
+"""The tokenizer of the captions' language, and a first training of the text encoder without pictures.
+
+The text encoder first learns to answer what a caption says (colours, shapes, places). The UNet then finds these facts
+in the embeddings from its first step, and needs far fewer steps to follow the text.
+"""
+
+import json
+import random
+from pathlib import Path
+
+import torch
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
+
+from .captions import caption
+from .plan import WORK, Plan
+from .scenes import COLOURS, LANDSCAPES, POSITIONS, RELATIONS, SHAPES, SIZES, Scene, random_scene
+from .training import Checkpoint, Progress, pick_device, warm_then_cosine
+
+MAX_TOKENS = 40
+WIDTH = 128
+CLIP_WORDS = r"""<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"""
+EXTRA_WORDS = "photo painting style outline mosaic neon stripes blueprint sepia confetti shadow bright dark gray brown".split()
+ABSENT = "(absent)"
+ANSWERS: dict[str, tuple[str, ...]] = {
+    "background": (ABSENT, *COLOURS),
+    "landscape": (ABSENT, *LANDSCAPES),
+    "relation": (ABSENT, *RELATIONS, "and"),
+    "position": (ABSENT, *POSITIONS),
+    **{f"shape {i}": (ABSENT, *SHAPES) for i in (1, 2)},
+    **{f"size {i}": (ABSENT, *SIZES) for i in (1, 2)},
+    **{f"colour {i}": (ABSENT, *COLOURS) for i in (1, 2, 3)},
+}
+
+
+def train_tokenizer(folder: Path = WORK / "tokenizer", seed: int = 20) -> None:
+    """Byte-level BPE as CLIP has it; every word of the captions' language becomes one token."""
+    rng = random.Random(seed)
+    language = [caption(random_scene(rng), rng) for _ in range(20000)] + EXTRA_WORDS * 5
+    backend = Tokenizer(models.BPE(end_of_word_suffix="</w>", unk_token="<|endoftext|>"))
+    backend.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(CLIP_WORDS), behavior="removed", invert=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=4096,
+        min_frequency=2,
+        initial_alphabet=alphabet,
+        special_tokens=["<|startoftext|>", "<|endoftext|>"],
+        end_of_word_suffix="</w>",
+        show_progress=False,
+    )
+    backend.train_from_iterator(language, trainer)
+    learned = json.loads(backend.to_str())["model"]
+    merges = [tuple(pair) for pair in learned["merges"]]
+    symbols = [*alphabet, *(f"{letter}</w>" for letter in alphabet), *("".join(pair) for pair in merges)]
+    vocabulary = {token: i for i, token in enumerate(dict.fromkeys([*symbols, "<|startoftext|>", "<|endoftext|>"]))}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "vocab.json").write_text(json.dumps(vocabulary, ensure_ascii=False, indent=0))
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *(" ".join(pair) for pair in merges)]) + "\n")
+    CLIPTokenizer.from_pretrained(folder, model_max_length=MAX_TOKENS).save_pretrained(folder)
+
+
+def load_tokenizer(folder: Path = WORK / "tokenizer") -> CLIPTokenizer:
+    return CLIPTokenizer.from_pretrained(folder)
+
+
+def build_text_encoder(tokenizer: CLIPTokenizer) -> CLIPTextModel:
+    return CLIPTextModel(
+        CLIPTextConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=WIDTH,
+            intermediate_size=4 * WIDTH,
+            projection_dim=WIDTH,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            max_position_embeddings=MAX_TOKENS,
+            hidden_act="quick_gelu",
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+
+
+def tokens_of(tokenizer: CLIPTokenizer, captions: list[str]) -> Tensor:
+    """Token ids padded as the Stable Diffusion pipeline pads them: (len(captions), MAX_TOKENS)."""
+    encoded = tokenizer(captions, padding="max_length", max_length=MAX_TOKENS, truncation=True, return_tensors="pt")
+    return encoded.input_ids
+
+
+def train_text_encoder(plan: Plan) -> None:
+    device = pick_device(plan.threads)
+    torch.manual_seed(plan.seed)
+    train_tokenizer(seed=plan.seed)
+    tokenizer = load_tokenizer()
+    encoder = build_text_encoder(tokenizer).to(device)
+    reader = FactReader().to(device)
+    parameters = [*encoder.parameters(), *reader.parameters()]
+    optimiser = torch.optim.AdamW(parameters, lr=plan.text_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    progress = Progress("text", plan.text_steps)
+    rng = random.Random(f"{plan.seed} text")
+    for step in range(plan.text_steps):
+        for group in optimiser.param_groups:
+            group["lr"] = warm_then_cosine(step, plan.text_steps, plan.text_rate)
+        scenes = [random_scene(rng) for _ in range(plan.text_batch)]
+        tokens = tokens_of(tokenizer, [caption(scene, rng) for scene in scenes]).to(device)
+        answers = torch.tensor([facts(scene) for scene in scenes], device=device)
+        loss = reader.loss(encoder(tokens).last_hidden_state, answers)
+        optimiser.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimiser.step()
+        progress.report(step, loss.item())
+    Checkpoint("text").save(encoder=encoder.state_dict(), pooling=reader.pooling.state_dict())
+
+
+def facts(scene: Scene) -> list[int]:
+    """The right answer's index for each question in `ANSWERS`."""
+    things = scene.things
+    said: dict[str, str | None] = {
+        "background": scene.background,
+        "landscape": scene.landscape,
+        "relation": scene.relation,
+        "position": things[0].position if things else None,
+    }
+    for i in (1, 2):
+        thing = things[i - 1] if len(things) >= i else None
+        said[f"shape {i}"] = thing.shape if thing else None
+        said[f"size {i}"] = thing.size if thing else None
+    colours = scene.parts or tuple(thing.colour for thing in things)
+    for i in (1, 2, 3):
+        said[f"colour {i}"] = colours[i - 1] if len(colours) >= i else None
+    return [choices.index(said[question] or ABSENT) for question, choices in ANSWERS.items()]
+
+
+class FactReader(nn.Module):
+    """Answers every question from the pooled text, pooled by the very module that the UNet will use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from .unet import build_unet
+
+        self.pooling = build_unet().add_embedding
+        self.answers = nn.Linear(self.pooling.proj.out_features, sum(map(len, ANSWERS.values())))
+
+    def loss(self, hidden: Tensor, answers: Tensor) -> Tensor:
+        scores = self.answers(self.pooling(hidden)).split([len(choices) for choices in ANSWERS.values()], dim=1)
+        losses = [functional.cross_entropy(score, answers[:, i]) for i, score in enumerate(scores)]
+        return torch.stack(losses).mean()

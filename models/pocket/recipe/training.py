@@ -1,0 +1,90 @@
+"""What every training loop shares: device, learning rate, averaged weights, checkpoints, progress."""
+
+import math
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from .plan import WORK
+
+
+def pick_device(threads: int) -> torch.device:
+    torch.set_num_threads(threads)
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def half_precision(device: torch.device) -> torch.autocast:
+    """bfloat16 where it pays: on a CPU with AVX512-BF16 it doubles the speed of convolutions (measured)."""
+    return torch.autocast(device.type, torch.bfloat16)
+
+
+def warm_then_cosine(step: int, steps: int, top: float, warmup: int = 100) -> float:
+    """The learning rate: a linear rise, then half a cosine down to 2 % of the top."""
+    rise = min(1.0, (step + 1) / warmup)
+    return top * rise * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, step / max(1, steps)))))
+
+
+class AveragedWeights:
+    """An exponential moving average of parameters, which samples better than the last step's weights."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], decay: float) -> None:
+        self.parameters = list(parameters)
+        self.decay = decay
+        self.average = [parameter.detach().clone() for parameter in self.parameters]
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        decay = min(self.decay, (1 + step) / (10 + step))
+        torch._foreach_lerp_(self.average, self.parameters, 1 - decay)
+
+    @torch.no_grad()
+    def write_to_parameters(self) -> None:
+        torch._foreach_copy_(self.parameters, self.average)
+
+
+class Checkpoint:
+    """One training stage's state on disk, replaced atomically."""
+
+    def __init__(self, name: str, folder: Path = WORK) -> None:
+        self.path = folder / f"{name}.pt"
+
+    def save(self, **state: Any) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        partial = self.path.with_suffix(".partial")
+        torch.save(state, partial)
+        partial.replace(self.path)
+
+    def load(self) -> dict[str, Any] | None:
+        if not self.path.exists():
+            return None
+        return torch.load(self.path, map_location="cpu", weights_only=True)
+
+    def require(self) -> dict[str, Any]:
+        state = self.load()
+        if state is None:
+            raise FileNotFoundError(f"{self.path}: run the earlier stages first")
+        return state
+
+
+class Progress:
+    """Prints a line now and then: stage, step, loss, seconds a step, minutes left."""
+
+    def __init__(self, stage: str, steps: int, start: int = 0, every: int = 50) -> None:
+        self.stage, self.steps, self.start, self.every = stage, steps, start, every
+        self.began = time.monotonic()
+        self.losses: list[float] = []
+
+    def report(self, step: int, loss: float) -> None:
+        self.losses.append(loss)
+        done = step + 1
+        if done % self.every and done != self.steps:
+            return
+        pace = (time.monotonic() - self.began) / (done - self.start)
+        mean = sum(self.losses) / len(self.losses)
+        self.losses.clear()
+        left = pace * (self.steps - done) / 60
+        print(f"{self.stage:<12} {done:>6}/{self.steps}  loss {mean:.4f}  {pace:.3f} s/step  {left:.1f} min left", flush=True)
