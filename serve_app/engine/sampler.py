@@ -1,0 +1,208 @@
+"""The numerical step along the noise schedule, for many runs at once, each at its own step of its own sampler.
+
+Every sampler here is linear in what it reads, so a step is seven numbers per run:
+
+    input = scale·x          x0 = p·x + q·output          x' = a·x + b·x0 + c·x0_before + d·noise
+
+where `output` is the denoiser's answer and `x0` the finished latents it predicts. The numbers are made once per (sampler,
+steps) in float64 and stacked per batch. Timesteps and sigmas are read from diffusers' scheduler of the same name, which is
+also the oracle of the tests.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import diffusers
+import torch
+from torch import Tensor
+
+
+class Sampler(StrEnum):
+    EULER = "euler"
+    DDIM = "ddim"
+    DPMPP_2M = "dpm++2m"
+    LCM = "lcm"
+
+
+DIFFUSERS_CLASS = {
+    Sampler.EULER: "EulerDiscreteScheduler",
+    Sampler.DDIM: "DDIMScheduler",
+    Sampler.DPMPP_2M: "DPMSolverMultistepScheduler",
+    Sampler.LCM: "LCMScheduler",
+}
+
+
+class Step(NamedTuple):
+    """One row of a table: see the module's equation."""
+
+    scale: float
+    p: float
+    q: float
+    a: float
+    b: float
+    c: float = 0.0
+    d: float = 0.0
+
+
+class Schedule(NamedTuple):
+    """A sampler's whole way from noise to image: `table` is [steps, 7] float32, `timesteps` [steps] float32."""
+
+    timesteps: Tensor
+    table: Tensor
+    noise_scale: float
+    """The first latents are unit noise times this."""
+    draws_noise: bool
+
+    @property
+    def steps(self) -> int:
+        return self.timesteps.shape[0]
+
+
+def advance(x: Tensor, output: Tensor, before: Tensor, table: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+    """One step of every run: x, output, before, noise are [runs, …], table [runs, 7]. Returns the new x, and x0."""
+    _, p, q, a, b, c, d = table.view(*table.shape, *(1,) * (x.dim() - 1)).unbind(1)
+    x0 = p * x + q * output
+    after = a * x + b * x0 + c * before
+    return (after if noise is None else after + d * noise), x0
+
+
+def sampler_of(scheduler_class: str) -> Sampler | None:
+    """Our sampler for a diffusers scheduler class, None where we have none."""
+    return next((ours for ours, theirs in DIFFUSERS_CLASS.items() if theirs == scheduler_class), None)
+
+
+def make_schedule(sampler: Sampler, config: Mapping[str, Any], steps: int) -> Schedule:
+    """The table of `steps` steps for a base model's scheduler `config`. Raises ValueError on a setting it cannot honour."""
+    oracle = make_oracle(sampler, config)
+    _refuse_unsupported(sampler, oracle.config)
+    oracle.set_timesteps(steps)
+    rows = _TABLES[sampler](oracle)
+    if len(rows) != steps:
+        raise ValueError(f"sampler {sampler} cannot make {steps} steps of this model's schedule, only {len(rows)}")
+    return Schedule(
+        timesteps=oracle.timesteps.to(torch.float32),
+        table=torch.tensor(rows, dtype=torch.float64).to(torch.float32),
+        noise_scale=float(oracle.init_noise_sigma),
+        draws_noise=any(row.d for row in rows),
+    )
+
+
+def make_oracle(sampler: Sampler, config: Mapping[str, Any]) -> Any:
+    """diffusers' scheduler object for `config`."""
+    return getattr(diffusers, DIFFUSERS_CLASS[sampler]).from_config(dict(config))
+
+
+def _refuse_unsupported(sampler: Sampler, config: Mapping[str, Any]) -> None:
+    """Settings that would bend the linear step are named, not ignored."""
+    wanted: dict[str, tuple[Any, ...]] = {
+        "clip_sample": (False, None),
+        "thresholding": (False, None),
+        "prediction_type": ("epsilon", "v_prediction", "sample"),
+        "algorithm_type": ("dpmsolver++", None),
+        "solver_type": ("midpoint", None),
+        "solver_order": (1, 2, None),
+    }
+    for name, allowed in wanted.items():
+        if config.get(name) not in allowed:
+            raise ValueError(f"sampler {sampler}: {name}={config.get(name)!r} is not supported, only {allowed}")
+
+
+def _predicted(kind: str, alpha: float, sigma: float) -> tuple[float, float]:
+    """p and q of x0 = p·x + q·output for x = alpha·x0 + sigma·noise (Salimans & Ho 2022, appendix D)."""
+    match kind:
+        case "epsilon":
+            return 1 / alpha, -sigma / alpha
+        case "v_prediction":
+            return alpha, -sigma
+        case _:
+            return 0.0, 1.0
+
+
+def _euler(oracle: Any) -> list[Step]:
+    """Karras et al. 2022, algorithm 2 without churn, on x = x0 + sigma·noise."""
+    sigmas = [float(sigma) for sigma in oracle.sigmas]
+    rows: list[Step] = []
+    for here, there in pairwise(sigmas):
+        shrink = 1 / math.sqrt(here * here + 1)
+        p, q = _predicted(oracle.config.prediction_type, shrink, here * shrink)
+        if oracle.config.prediction_type != "sample":
+            p *= shrink  # the prediction is of the scaled input
+        rows.append(Step(shrink, p, q, there / here, 1 - there / here))
+    return rows
+
+
+def _ddim(oracle: Any) -> list[Step]:
+    """Song et al. 2020, equation 12 with eta 0."""
+    kept = oracle.alphas_cumprod.double()
+    stride = oracle.config.num_train_timesteps // oracle.num_inference_steps
+    rows: list[Step] = []
+    for timestep in oracle.timesteps.tolist():
+        here = float(kept[timestep])
+        there = float(kept[timestep - stride]) if timestep >= stride else float(oracle.final_alpha_cumprod)
+        p, q = _predicted(oracle.config.prediction_type, math.sqrt(here), math.sqrt(1 - here))
+        noise = math.sqrt((1 - there) / (1 - here))
+        rows.append(Step(1.0, p, q, noise, math.sqrt(there) - noise * math.sqrt(here)))
+    return rows
+
+
+def _dpmpp_2m(oracle: Any) -> list[Step]:
+    """Lu et al. 2022 (DPM-Solver++), algorithm 2, midpoint, data prediction."""
+    levels = [_Level.at(float(sigma)) for sigma in oracle.sigmas]
+    steps = len(levels) - 1
+    config = oracle.config
+    rows: list[Step] = []
+    for i in range(steps):
+        here, there = levels[i], levels[i + 1]
+        p, q = _predicted(config.prediction_type, here.alpha, here.sigma)
+        grow = -there.alpha * math.expm1(-(there.log_snr - here.log_snr))
+        last = i == steps - 1
+        lower = last and (
+            config.euler_at_final or config.final_sigmas_type == "zero" or (config.lower_order_final and steps < 15)
+        )
+        look_back = 0.0
+        if i and config.solver_order == 2 and not lower:
+            look_back = 0.5 * (there.log_snr - here.log_snr) / (here.log_snr - levels[i - 1].log_snr)
+        rows.append(Step(1.0, p, q, there.sigma / here.sigma, grow * (1 + look_back), -grow * look_back))
+    return rows
+
+
+def _lcm(oracle: Any) -> list[Step]:
+    """Luo et al. 2023, multistep consistency sampling: jump to x0, then back to the next noise level."""
+    kept, config = oracle.alphas_cumprod.double(), oracle.config
+    timesteps: list[int] = oracle.timesteps.tolist()
+    rows: list[Step] = []
+    for i, timestep in enumerate(timesteps):
+        alpha, sigma = math.sqrt(float(kept[timestep])), math.sqrt(1 - float(kept[timestep]))
+        p, q = _predicted(config.prediction_type, alpha, sigma)
+        scaled = timestep * config.timestep_scaling
+        skip, out = 0.25 / (scaled**2 + 0.25), scaled / math.sqrt(scaled**2 + 0.25)  # sigma_data = 0.5
+        if i == len(timesteps) - 1:
+            rows.append(Step(1.0, p, q, skip, out))
+            continue
+        there = float(kept[timesteps[i + 1]])
+        rows.append(Step(1.0, p, q, math.sqrt(there) * skip, math.sqrt(there) * out, 0.0, math.sqrt(1 - there)))
+    return rows
+
+
+class _Level(NamedTuple):
+    """A noise level as x = alpha·x0 + sigma·noise, with its half log signal-to-noise ratio."""
+
+    alpha: float
+    sigma: float
+    log_snr: float
+
+    @classmethod
+    def at(cls, sigma: float) -> "_Level":
+        alpha = 1 / math.sqrt(sigma * sigma + 1)
+        return cls(alpha, sigma * alpha, -math.log(sigma) if sigma else math.inf)
+
+
+_TABLES: dict[Sampler, Callable[[Any], list[Step]]] = {
+    Sampler.EULER: _euler,
+    Sampler.DDIM: _ddim,
+    Sampler.DPMPP_2M: _dpmpp_2m,
+    Sampler.LCM: _lcm,
+}

@@ -1,0 +1,78 @@
+"""Decides which runs step next: batch keys take turns by deficit round robin on compute, runs of a key by longest wait."""
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+
+from serve_app.engine.run import BatchKey, Run
+
+
+class Scheduler:
+    """Holds the running set. Not thread-safe: the step thread's own."""
+
+    def __init__(self, *, max_runs: int, max_rows: int) -> None:
+        self.max_runs = max_runs
+        self.max_rows = max_rows
+        self._queues: OrderedDict[BatchKey, deque[Run]] = OrderedDict()
+        self._deficits: dict[BatchKey, int] = {}
+
+    def __len__(self) -> int:
+        return sum(len(queue) for queue in self._queues.values())
+
+    @property
+    def runs(self) -> list[Run]:
+        return [run for queue in self._queues.values() for run in queue]
+
+    @property
+    def room(self) -> int:
+        return self.max_runs - len(self)
+
+    def add(self, run: Run) -> None:
+        self._queues.setdefault(run.key, deque()).append(run)
+
+    def remove(self, run: Run) -> None:
+        queue = self._queues[run.key]
+        queue.remove(run)
+        if not queue:
+            del self._queues[run.key]
+            self._deficits.pop(run.key, None)
+
+    def next_batch(self) -> list[Run]:
+        """Runs of one key that fit one forward pass, empty when nothing runs.
+
+        Each key in turn earns the compute of the cheapest batch on offer and steps once it has earned its own
+        (Shreedhar & Varghese 1995), so that over time every latent shape gets the same compute.
+        """
+        offers = {key: self._offer(queue) for key, queue in self._queues.items()}
+        if not offers:
+            return []
+        quantum = min(_cost(batch) for batch in offers.values())
+        while True:
+            key = next(iter(self._queues))
+            self._queues.move_to_end(key)
+            self._deficits[key] = self._deficits.get(key, 0) + quantum
+            if self._deficits[key] >= _cost(offers[key]):
+                self._deficits[key] -= _cost(offers[key])
+                self._queues[key].rotate(-len(offers[key]))
+                return offers[key]
+
+    def finished(self, batch: Iterable[Run]) -> list[Run]:
+        """The runs of `batch` that have made their last step, taken out of the running set."""
+        done = [run for run in batch if run.is_done]
+        for run in done:
+            self.remove(run)
+        return done
+
+    def _offer(self, queue: deque[Run]) -> list[Run]:
+        batch: list[Run] = []
+        rows = 0
+        for run in queue:
+            if rows + run.rows > self.max_rows:
+                break
+            batch.append(run)
+            rows += run.rows
+        return batch
+
+
+def _cost(batch: list[Run]) -> int:
+    """Cells of latent to denoise, the unit of compute in which shapes are kept equal."""
+    return sum(run.rows * run.key.cells for run in batch)

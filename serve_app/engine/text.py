@@ -1,0 +1,98 @@
+"""Turns a prompt into encoder hidden states, in chunks where it is longer than the encoder's window."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Encoded(NamedTuple):
+    """Hidden states [chunks, window, width] of a prompt and, where the family wants it, the first chunk's pooled vector [width]."""
+
+    chunks: Tensor
+    pooled: Tensor | None
+
+
+class TextEncoder(NamedTuple):
+    """One tokenizer and its encoder; `penultimate` takes the hidden states before the last layer, as SDXL does."""
+
+    tokenizer: Any
+    model: Any
+    penultimate: bool
+
+    @property
+    def window(self) -> int:
+        """Tokens of one encoder call, special tokens included."""
+        return min(self.tokenizer.model_max_length, self.model.config.max_position_embeddings)
+
+
+def encode_prompt(encoders: Sequence[TextEncoder], prompt: str) -> Encoded:
+    """The prompt through every encoder, side by side. A chunk is always encoded alone, so company cannot change its bits."""
+    tokens = [tokenize(encoder, prompt) for encoder in encoders]
+    longest = max(len(chunks) for chunks in tokens)
+    sides: list[Tensor] = []
+    pooled: Tensor | None = None
+    for encoder, chunks in zip(encoders, tokens, strict=True):
+        chunks += tokenize(encoder, "") * (longest - len(chunks))
+        answers = [_encode_chunk(encoder, chunk) for chunk in chunks]
+        sides.append(torch.cat([hidden for hidden, _ in answers]))
+        pooled = answers[0][1] if answers[0][1] is not None else pooled
+    return Encoded(torch.cat(sides, dim=-1), pooled)
+
+
+def pad_chunks(encoded: Encoded, chunks: int, encode_empty: Callable[[], Encoded]) -> Encoded:
+    """`encoded` followed by chunks of the empty prompt until there are `chunks`."""
+    missing = chunks - encoded.chunks.shape[0]
+    if missing <= 0:
+        return encoded
+    return encoded._replace(chunks=torch.cat([encoded.chunks, *[encode_empty().chunks[:1]] * missing]))
+
+
+def tokenize(encoder: TextEncoder, prompt: str) -> list[list[int]]:
+    """Token ids in windows, each with the special tokens and padding of a prompt of its own."""
+    tokenizer, window = encoder.tokenizer, encoder.window
+    whole: list[int] = tokenizer(prompt).input_ids
+    if len(whole) <= window:
+        return [_padded(tokenizer, whole, window)]
+    head, tail = _special_tokens(tokenizer)
+    body = whole[len(head) : len(whole) - len(tail)]
+    room = window - len(head) - len(tail)
+    pieces = [body[start : start + room] for start in range(0, len(body), room)]
+    return [_padded(tokenizer, [*head, *piece, *tail], window) for piece in pieces]
+
+
+def _special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """What the tokenizer puts before and after a prompt."""
+    around: list[int] = tokenizer("").input_ids
+    if len(around) == 1 and around[0] == tokenizer.eos_token_id:
+        return [], around
+    return around[:1], around[1:]
+
+
+def _padded(tokenizer: Any, ids: list[int], window: int) -> list[int]:
+    padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    return ids + [padding] * (window - len(ids))
+
+
+def _encode_chunk(encoder: TextEncoder, ids: list[int]) -> tuple[Tensor, Tensor | None]:
+    """Hidden states [1, window, width], and the projected pooled vector [1, width] of an encoder that has one."""
+    model = encoder.model
+    tokens = torch.tensor([ids], device=model.device)
+    mask = (
+        torch.tensor([_mask(encoder, ids)], device=model.device)
+        if getattr(model.config, "use_attention_mask", False)
+        else None
+    )
+    answer = model(tokens, attention_mask=mask, output_hidden_states=encoder.penultimate)
+    hidden: Tensor = answer.hidden_states[-2] if encoder.penultimate else answer.last_hidden_state
+    return hidden, getattr(answer, "text_embeds", None)
+
+
+def _mask(encoder: TextEncoder, ids: list[int]) -> list[int]:
+    """1 for a prompt's own tokens: everything before the padding, whose id may equal the end token's."""
+    padding = encoder.tokenizer.pad_token_id
+    length = len(ids)
+    while length and ids[length - 1] == padding:
+        length -= 1
+    return [1] * length + [0] * (len(ids) - length)

@@ -1,0 +1,106 @@
+"""Enlarges an image two or four times: with Real-ESRGAN's compact network where its weights are given, else with Lanczos.
+
+The network is SRVGGNetCompact (Wang et al. 2021, Real-ESRGAN `realesr-general-x4v3` and kin): same-size convolutions, then a
+pixel shuffle onto the enlarged input. Its width, depth and scale are read from the weights.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from serve_app.engine.tiles import Canvas, Tile, cut, tile_count
+
+TILE_SIDE = 256
+"""Pixels of the source per tile; bounds memory whatever the picture's size."""
+OVERLAP = 24
+"""Source pixels two tiles share; a pixel of the compact network sees at most one per layer to each side."""
+
+Progress = Callable[[int, int], None]
+
+
+class Upscaler:
+    """Enlarges RGB pictures. Not thread-safe; the same picture gives the same bytes on the same machine."""
+
+    def __init__(self, network: "CompactNetwork | None", device: torch.device) -> None:
+        self.network = network.to(device).eval() if network is not None else None
+        self.device = device
+
+    @classmethod
+    def load(cls, folder: Path | None, *, device: str = "cpu") -> "Upscaler":
+        """With the safetensors weights in `folder`, the first by name; None means Lanczos.
+
+        Raises FileNotFoundError when the folder holds none, ValueError when they are not of the compact network.
+        """
+        if folder is None:
+            return cls(None, torch.device(device))
+        files = sorted(Path(folder).glob("*.safetensors"))
+        if not files:
+            raise FileNotFoundError(f"{folder}: no upscaler weights (*.safetensors)")
+        return cls(CompactNetwork.from_weights(load_file(files[0])), torch.device(device))
+
+    @torch.inference_mode()
+    def upscale(self, rgb: np.ndarray, factor: int, on_progress: Progress | None = None) -> np.ndarray:
+        """uint8 [height, width, 3] → uint8 [height · factor, width · factor, 3]. `on_progress(done, total)` counts tiles."""
+        height, width, _ = rgb.shape
+        size = (width * factor, height * factor)
+        if self.network is None:
+            return _lanczos(rgb, size)
+        total = tile_count(height, width, side=TILE_SIDE, overlap=OVERLAP)
+        canvas = Canvas(height, width, self.network.scale, OVERLAP)
+        for done, tile in enumerate(cut(height, width, side=TILE_SIDE, overlap=OVERLAP), 1):
+            canvas.paste(tile, self._enlarge(rgb, tile))
+            if on_progress is not None:
+                on_progress(done, total)
+        enlarged = (canvas.finish() * 255).round().clip(0, 255).astype(np.uint8)
+        return enlarged if self.network.scale == factor else _lanczos(enlarged, size)
+
+    def _enlarge(self, rgb: np.ndarray, tile: Tile) -> np.ndarray:
+        assert self.network is not None
+        part = rgb[tile.top : tile.top + tile.height, tile.left : tile.left + tile.width]
+        pixels = torch.from_numpy(np.ascontiguousarray(part)).to(self.device).permute(2, 0, 1)[None].float() / 255
+        return self.network(pixels)[0].permute(1, 2, 0).cpu().numpy()
+
+
+class CompactNetwork(nn.Module):
+    """SRVGGNetCompact with PReLU, its layers named as in the published weights (`body.0.weight`, …)."""
+
+    def __init__(self, width: int, depth: int, scale: int) -> None:
+        super().__init__()
+        self.scale = scale
+        layers: list[nn.Module] = [nn.Conv2d(3, width, 3, padding=1), nn.PReLU(width)]
+        for _ in range(depth):
+            layers += [nn.Conv2d(width, width, 3, padding=1), nn.PReLU(width)]
+        self.body = nn.Sequential(*layers, nn.Conv2d(width, 3 * scale * scale, 3, padding=1))
+
+    @classmethod
+    def from_weights(cls, weights: Mapping[str, Tensor]) -> "CompactNetwork":
+        """Raises ValueError when the weights are of another network."""
+        weights = {name.removeprefix("params.").removeprefix("params_ema."): tensor for name, tensor in weights.items()}
+        convolutions = sorted(
+            (name for name, tensor in weights.items() if name.startswith("body.") and tensor.dim() == 4),
+            key=lambda name: int(name.split(".")[1]),
+        )
+        if len(convolutions) < 2:
+            raise ValueError("upscaler weights: no `body.N.weight` convolutions of the compact network")
+        out = weights[convolutions[-1]].shape[0]
+        network = cls(weights[convolutions[0]].shape[0], len(convolutions) - 2, round((out / 3) ** 0.5))
+        try:
+            network.load_state_dict(dict(weights))
+        except RuntimeError as error:
+            raise ValueError(f"upscaler weights: not of the compact network: {error}") from error
+        return network
+
+    def forward(self, x: Tensor) -> Tensor:
+        """float32 [1, 3, height, width] in 0..1 → the same, `scale` times larger."""
+        shuffled = F.pixel_shuffle(self.body(x), self.scale)
+        return shuffled + F.interpolate(x, scale_factor=self.scale, mode="nearest")
+
+
+def _lanczos(rgb: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    return np.asarray(Image.fromarray(rgb).resize(size, Image.Resampling.LANCZOS))

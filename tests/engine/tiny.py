@@ -1,0 +1,131 @@
+"""Tiny random-weight models of the true architectures, and LoRA files for them, written as real folders and files."""
+
+import hashlib
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from serve_app.engine import AdapterFile
+
+diffusers: Any = importlib.import_module("diffusers")
+transformers: Any = importlib.import_module("transformers")
+
+TRAINING = {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012, "num_train_timesteps": 1000}
+WINDOW = 16
+
+
+def write_sd(folder: Path, *, prediction: str = "epsilon", context: int = 32, seed: int = 0) -> Path:
+    """Stable Diffusion 1.x (or 2.x with v prediction), latents an eighth of the image."""
+    torch.manual_seed(seed)
+    unet = diffusers.UNet2DConditionModel(
+        sample_size=8,
+        in_channels=4,
+        out_channels=4,
+        layers_per_block=1,
+        block_out_channels=(32, 64),
+        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+        cross_attention_dim=context,
+        attention_head_dim=8,
+        norm_num_groups=8,
+        use_linear_projection=prediction != "epsilon",
+    )
+    scheduler = diffusers.DDIMScheduler(
+        **TRAINING, prediction_type=prediction, clip_sample=False, set_alpha_to_one=False, steps_offset=1
+    )
+    diffusers.StableDiffusionPipeline(
+        vae=_vae(),
+        text_encoder=transformers.CLIPTextModel(_text_config(context)),
+        tokenizer=_tokenizer(folder / "vocabulary"),
+        unet=unet,
+        scheduler=scheduler,
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    ).save_pretrained(folder)
+    return folder
+
+
+def write_sdxl(folder: Path, *, seed: int = 0) -> Path:
+    """SDXL: two text encoders, pooled embeddings, time ids."""
+    torch.manual_seed(seed)
+    unet = diffusers.UNet2DConditionModel(
+        sample_size=8,
+        in_channels=4,
+        out_channels=4,
+        layers_per_block=2,
+        block_out_channels=(32, 64),
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        attention_head_dim=(2, 4),
+        use_linear_projection=True,
+        addition_embed_type="text_time",
+        addition_time_embed_dim=8,
+        transformer_layers_per_block=(1, 2),
+        projection_class_embeddings_input_dim=80,
+        cross_attention_dim=64,
+        norm_num_groups=8,
+    )
+    diffusers.StableDiffusionXLPipeline(
+        vae=_vae(),
+        text_encoder=transformers.CLIPTextModel(_text_config(32)),
+        text_encoder_2=transformers.CLIPTextModelWithProjection(_text_config(32)),
+        tokenizer=_tokenizer(folder / "vocabulary"),
+        tokenizer_2=_tokenizer(folder / "vocabulary"),
+        unet=unet,
+        scheduler=diffusers.EulerDiscreteScheduler(**TRAINING, timestep_spacing="leading", steps_offset=1),
+        add_watermarker=False,
+    ).save_pretrained(folder)
+    return folder
+
+
+def _vae() -> Any:
+    return diffusers.AutoencoderKL(
+        block_out_channels=(8, 8, 16, 16),
+        down_block_types=("DownEncoderBlock2D",) * 4,
+        up_block_types=("UpDecoderBlock2D",) * 4,
+        latent_channels=4,
+        norm_num_groups=4,
+        scaling_factor=0.18215,
+        sample_size=64,
+    )
+
+
+def _text_config(width: int) -> Any:
+    return transformers.CLIPTextConfig(
+        vocab_size=len(_vocabulary()),
+        hidden_size=width,
+        intermediate_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        max_position_embeddings=WINDOW,
+        projection_dim=32,
+        bos_token_id=len(_vocabulary()) - 2,
+        eos_token_id=len(_vocabulary()) - 1,
+        pad_token_id=len(_vocabulary()) - 1,
+    )
+
+
+def _vocabulary() -> list[str]:
+    letters = [chr(code) for code in range(ord("a"), ord("z") + 1)] + [str(digit) for digit in range(10)]
+    return [*letters, *(letter + "</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
+
+
+def _tokenizer(folder: Path) -> Any:
+    folder.mkdir(parents=True, exist_ok=True)
+    vocabulary = {token: i for i, token in enumerate(_vocabulary())}
+    (folder / "vocab.json").write_text(json.dumps(vocabulary))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    return transformers.CLIPTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"), model_max_length=WINDOW)
+
+
+def write_adapter(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, Any] | None = None) -> AdapterFile:
+    """A safetensors file and its identity."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    notes = {"lora_adapter_metadata": json.dumps(metadata)} if metadata else None
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata=notes)
+    return AdapterFile(id=hashlib.sha256(path.read_bytes()).hexdigest(), path=path)
