@@ -1,0 +1,101 @@
+"""The doctor's look at the machine: packages, disk, GPU, port."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+
+import httpx
+
+from serve_app.cli.checks import Check, fail, ok, warn
+from serve_app.cli.local import READY_FILE, read_ready_file
+from serve_app.settings import Settings
+
+PACKAGES = ("ray", "torch", "diffusers", "transformers", "safetensors", "fastapi", "starlette", "redis", "fsspec")
+LOW_DISK_BYTES = 2 << 30
+"""An image is 0.3 to 1 MB: two GiB are a few thousand images and room for Redis to rewrite its file."""
+
+
+def check_versions() -> Iterable[Check]:
+    """Versions from the packages' metadata: torch itself takes seconds to import."""
+    found, missing = [f"python {sys.version.split()[0]}"], list[str]()
+    for package in PACKAGES:
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            missing.append(package)
+    if missing:
+        yield fail("versions", f"not installed: {', '.join(missing)}", "make setup")
+    yield ok("versions", ", ".join(found))
+
+
+def check_data_directory(settings: Settings) -> Iterable[Check]:
+    place = settings.data_dir.resolve()
+    if not place.exists():
+        above = next(parent for parent in place.parents if parent.exists())
+        if not os.access(above, os.W_OK):
+            yield fail("data directory", f"{place} cannot be made in {above}", "name another with --data-dir")
+            return
+        yield ok("data directory", f"{place} (made at the first start)")
+        place = above
+    elif not os.access(place, os.R_OK | os.W_OK | os.X_OK):
+        yield fail(
+            "data directory", f"{place} is not writable", "chown it to this user, or name another with --data-dir"
+        )
+        return
+    else:
+        yield ok("data directory", str(place))
+    free = shutil.disk_usage(place).free
+    if free < LOW_DISK_BYTES:
+        yield warn("disk", f"{free / 1e9:.1f} GB free", "make room: a full disk stops Redis from accepting jobs")
+
+
+def check_gpu() -> Iterable[Check]:
+    if shutil.which("nvidia-smi") is None:
+        yield warn(
+            "gpu", "no nvidia-smi: images are made on the CPU", "fine for the demo model; serve larger ones on a GPU"
+        )
+        return
+    command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (subprocess.SubprocessError, OSError) as error:
+        yield fail("gpu", f"nvidia-smi does not answer ({type(error).__name__})", "check the driver: run nvidia-smi")
+        return
+    for line in done.stdout.strip().splitlines():
+        yield ok("gpu", line)
+    if "+cpu" in version("torch"):
+        yield warn("gpu", f"torch {version('torch')} is built without CUDA", "install a CUDA build of torch")
+
+
+def check_port(settings: Settings, port: int) -> Iterable[Check]:
+    """Free, or held by the service of this data directory."""
+    serving = _serving_address(settings)
+    if serving is not None and httpx.URL(serving).port == port:
+        yield ok("port", f"{port}: this data directory's service answers at {serving}")
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            yield fail(
+                "port", f"{port}: {error.strerror}", f"stop what listens there, or: atelier up --port {port + 1}"
+            )
+            return
+    yield ok("port", f"{port} is free")
+
+
+def _serving_address(settings: Settings) -> str | None:
+    """The address of the local service, if it answers there now."""
+    local = read_ready_file(settings.data_dir / READY_FILE)
+    if local is None:
+        return None
+    try:
+        answer = httpx.get(f"{local['base_url']}/healthz", timeout=3.0)
+    except httpx.TransportError:
+        return None
+    return str(local["base_url"]) if answer.is_success else None

@@ -1,0 +1,132 @@
+"""The doctor's look at what remembers: secrets, Redis, image storage, catalog and weights."""
+
+import secrets
+import stat
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from serve_app.cli.checks import Check, fail, ok, warn
+from serve_app.domain.catalog import Adapter
+from serve_app.domain.errors import AdapterUnavailable, AtelierError, StoreUnavailable
+from serve_app.settings import Settings
+from serve_app.stores.catalog import CatalogError, read_catalog
+from serve_app.stores.embedded import running_redis, server_binary
+from serve_app.stores.examine import DURABLE, examine_redis
+from serve_app.stores.images import ImageStore
+from serve_app.stores.weights import WeightStore
+
+
+def check_secrets(settings: Settings) -> Iterable[Check]:
+    """Where the pepper and the signing keys come from; a lost pepper makes every key worthless."""
+    local = settings.data_dir / "secrets.json"
+    given = [name for name, value in (("pepper", settings.pepper), ("signing keys", settings.signing_keys)) if value]
+    if len(given) == 2:
+        yield ok("secrets", "pepper and signing keys are set")
+    elif settings.redis_url:
+        yield warn(
+            "secrets",
+            f"{local} holds what is not set, on this machine only",
+            "with a Redis shared by several machines set ATELIER_PEPPER and ATELIER_SIGNING_KEYS to the same everywhere",
+        )
+    elif local.exists() and stat.S_IMODE(local.stat().st_mode) & 0o077:
+        yield fail("secrets", f"{local} can be read by others", f"chmod 600 {local}")
+    else:
+        yield ok("secrets", f"{local}, one machine" if local.exists() else f"{local} (made at the first start)")
+    for (variant, name), plan in settings.plan_table.items():
+        if plan.limit < 1 or plan.window.total_seconds() <= 0:
+            yield fail("plans", f"{variant}/{name} allows nothing", f"correct it in {settings.plans}")
+
+
+def check_redis(settings: Settings) -> Iterable[Check]:
+    url = settings.redis_url
+    if not url:
+        embedded = running_redis(settings.data_dir)
+        if embedded is None:
+            yield from _embedded_binary()
+            return
+        url = embedded.url
+    try:
+        facts = examine_redis(url)
+    except (StoreUnavailable, ValueError) as error:
+        yield fail("redis", str(error), "start it, or correct --redis-url / REDIS_URL (redis://, rediss:// or unix://)")
+        return
+    yield ok("redis", f"{facts.server} {facts.version}, {facts.used_memory} in use")
+    if facts.settings is None:
+        yield warn("redis durability", "this user may not read CONFIG", f"make sure of: {_wanted(DURABLE)}")
+    elif facts.wrong:
+        found = ", ".join(f"{name} {facts.settings.get(name, '?')}" for name in facts.wrong)
+        yield fail("redis durability", found, f"accepted jobs can be lost; set {_wanted(facts.wrong)}")
+    else:
+        yield ok("redis durability", _wanted(facts.settings))
+
+
+def _embedded_binary() -> Iterable[Check]:
+    try:
+        yield ok("redis", f"not running; starts with the service from {server_binary()}")
+    except StoreUnavailable as error:
+        yield fail("redis", error.message, "see the README, Operating")
+
+
+def _wanted(settings: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in settings.items())
+
+
+async def check_storage(settings: Settings) -> list[Check]:
+    """Writes, reads and deletes one small object, as a worker does."""
+    if not settings.storage_url and not settings.data_dir.exists():
+        return [ok("storage", f"{settings.storage} (made at the first start)")]
+    name = f"images/doctor/{datetime.now(UTC):%Y/%m/%d}/{secrets.token_hex(8)}/a1-0.png"
+    probe = secrets.token_bytes(64)
+    try:
+        images = ImageStore(settings)
+        uri = await images.put(name, probe)
+        same = await images.get(uri) == probe
+        await images.delete(uri)
+    except (AtelierError, ImportError, ValueError) as error:
+        advice = (
+            "check ATELIER_STORAGE_URL, ATELIER_STORAGE_OPTIONS and the credentials' rights to write, read and delete"
+        )
+        return [fail("storage", f"{settings.storage}: {error}", advice)]
+    if not same:
+        return [
+            fail("storage", f"{settings.storage}: what was read is not what was written", "do not use this storage")
+        ]
+    return [ok("storage", f"{settings.storage}: written, read, deleted")]
+
+
+async def check_catalog(settings: Settings, *, limit: int | None) -> list[Check]:
+    try:
+        base_models, adapters = read_catalog(settings.catalog, settings.storage_options)
+    except CatalogError as error:
+        return [fail("catalog", str(error), "correct the file, or name another in ATELIER_CATALOG")]
+    found = [ok("catalog", f"{settings.catalog}: base models {len(base_models)}, adapters {len(adapters)}")]
+    found += [
+        fail("base model", f"{model.id}: nothing at {model.folder}", "put the diffusers folder there")
+        for model in base_models.values()
+        if not _is_there(model.folder)
+    ]
+    return found + await _check_weights(settings, list(adapters.values()), limit)
+
+
+def _is_there(place: str) -> bool:
+    return "://" in place or Path(place).exists()
+
+
+async def _check_weights(settings: Settings, adapters: list[Adapter], limit: int | None) -> list[Check]:
+    """Fetches adapters as a replica does, into a place that is thrown away."""
+    chosen = adapters[:limit]
+    refused: list[Check] = []
+    for adapter in chosen:
+        with TemporaryDirectory() as place:
+            try:
+                await WeightStore(settings.model_copy(update={"data_dir": Path(place)})).fetch(adapter)
+            except AdapterUnavailable as error:
+                refused.append(
+                    fail("weights", f"{adapter.name}: {error.message}", f"put the right file at {adapter.file}")
+                )
+    if refused or not chosen:
+        return refused
+    rest = f" of {len(adapters)} (--all-weights checks all)" if len(chosen) < len(adapters) else ""
+    return [ok("weights", f"{len(chosen)}{rest} adapters read and checked")]

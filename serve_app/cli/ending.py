@@ -1,0 +1,56 @@
+"""How a command ends: 0 done; 1 asked rightly and failed; 2 bad usage or a bad setting. What went wrong is one line on stderr."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any, Never
+
+import typer
+from typer.core import TyperGroup
+from typer.exceptions import TyperException
+
+from serve_app.client import AtelierClientError
+from serve_app.domain.errors import AtelierError
+
+INTERRUPTED = 130
+
+
+class Failed(TyperException):
+    """The command was understood and could not be done."""
+
+
+class BadUsage(TyperException):
+    """The command or a setting is wrong."""
+
+    exit_code = 2
+
+
+class OneLineErrors(TyperGroup):
+    """The `atelier` command itself: whatever ends it early is told in one line."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Never:
+        try:
+            code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
+        except TyperException as error:
+            _complain(error.format_message())
+            sys.exit(error.exit_code)
+        except (AtelierError, AtelierClientError, OSError) as error:
+            _complain(str(error))
+            sys.exit(1)
+        except typer.Abort:
+            _complain("stopped")
+            sys.exit(INTERRUPTED)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _complain(message: str) -> None:
+    """One line; nothing when the help has just been shown instead."""
+    if message:
+        typer.echo(f"atelier: {' '.join(message.split())}", err=True)

@@ -1,0 +1,77 @@
+"""What the service says about runs, images and models, read from either interface's words into one form."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A LoRA adapter that this account may use; `id` is what `generate(lora=…)` takes."""
+
+    id: str
+    name: str
+    description: str
+    created_at: datetime
+
+    @classmethod
+    def read(cls, row: Mapping[str, Any]) -> "Model":
+        return cls(row["id"], row["name"], row["description"], datetime.fromisoformat(row["created_at"]))
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRecord:
+    """One finished image. Interface B tells only the address."""
+
+    url: str
+    image_id: str | None = None
+    width: int | None = None
+    height: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A run as it was when last looked at."""
+
+    id: str
+    interface: Literal["a", "b"]
+    status: str
+    progress: int
+    images: tuple[ImageRecord, ...] = ()
+    error_code: str = ""
+    error_message: str = ""
+    estimated_completion_time: datetime | None = None
+    completed_at: datetime | None = None
+
+    @property
+    def is_final(self) -> bool:
+        return self.status in ("completed", "failed")
+
+    @classmethod
+    def read(cls, body: Mapping[str, Any], interface: Literal["a", "b"]) -> "Record":
+        error = body.get("error") or {}
+        return cls(
+            id=body["request_id"] if interface == "a" else body["run_id"],
+            interface=interface,
+            status=body["status"],
+            progress=100 if body["status"] == "completed" else body.get("progress", 0),
+            images=_images(body),
+            error_code=error.get("code", ""),
+            error_message=error.get("message", ""),
+            estimated_completion_time=_time(body.get("estimated_completion_time")),
+            completed_at=_time(body.get("completed_at")),
+        )
+
+
+def _images(body: Mapping[str, Any]) -> tuple[ImageRecord, ...]:
+    if "image_url" in body:
+        return (ImageRecord(body["image_url"]),)
+    return tuple(
+        ImageRecord(image["url"], image["image_id"], image["width"], image["height"])
+        for image in body.get("images", ())
+    )
+
+
+def _time(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)

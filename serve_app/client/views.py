@@ -1,0 +1,82 @@
+"""The parts of a run and of an image that need no conversation: what was last seen of them."""
+
+from collections.abc import Callable
+from datetime import datetime
+from io import BytesIO
+from typing import TYPE_CHECKING
+
+from serve_app.client.records import ImageRecord, Record
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as PilImage
+
+OnProgress = Callable[[int], object]
+"""Told the percentage, 0..100, whenever it has grown."""
+
+
+class RunView:
+    """A run as it was last seen; `refresh` and `wait` look again."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+
+    @property
+    def id(self) -> str:
+        return self._record.id
+
+    @property
+    def status(self) -> str:
+        """`queued`, `processing`, `completed` or `failed`."""
+        return self._record.status
+
+    @property
+    def progress(self) -> int:
+        return self._record.progress
+
+    @property
+    def done(self) -> bool:
+        return self._record.is_final
+
+    @property
+    def estimated_completion_time(self) -> datetime | None:
+        return self._record.estimated_completion_time
+
+    @property
+    def completed_at(self) -> datetime | None:
+        return self._record.completed_at
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} {self.status} {self.progress} %>"
+
+    def _observer(self, on_progress: OnProgress | None) -> Callable[[Record], None]:
+        """Keeps the newest record, and tells `on_progress` when the percentage has grown."""
+
+        def see(record: Record) -> None:
+            grown = record.progress > self._record.progress
+            self._record = record
+            if grown and on_progress is not None:
+                on_progress(record.progress)
+
+        return see
+
+
+class ImageView:
+    """A finished image. `image_id`, `width` and `height` are None on interface B, which does not tell them."""
+
+    def __init__(self, record: ImageRecord) -> None:
+        self.image_id = record.image_id
+        self.url = record.url
+        self.width = record.width
+        self.height = record.height
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.image_id or self.url}>"
+
+
+def open_png(png: bytes) -> "PilImage":
+    """A Pillow image; needs `pip install pillow`."""
+    from PIL import Image
+
+    image = Image.open(BytesIO(png), formats=["PNG"])
+    image.load()
+    return image

@@ -1,0 +1,52 @@
+"""What an operator's check-up asks of a Redis server: is it there, and does it keep what it confirms?"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
+
+from serve_app.domain.errors import StoreUnavailable
+from serve_app.stores.redis import connect_sync, reaching_redis
+
+DURABLE = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
+"""The settings under which nothing accepted is lost; `everysec` loses up to a second, eviction loses jobs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RedisFacts:
+    server: str
+    version: str
+    used_memory: str
+    settings: Mapping[str, str] | None
+    """Those of `DURABLE` as they are; None when this user may not ask (managed services, ACLs)."""
+
+    @property
+    def wrong(self) -> dict[str, str]:
+        """What must be set differently: name → the value it should have."""
+        return {name: value for name, value in DURABLE.items() if (self.settings or DURABLE).get(name) != value}
+
+
+def examine_redis(url: str) -> RedisFacts:
+    """Raises `StoreUnavailable` when the server cannot be reached or refuses this user."""
+    with connect_sync(url) as client, reaching_redis():
+        untyped = cast(Any, client)
+        try:
+            server: dict[str, str] = untyped.info("server")
+            memory: dict[str, str] = untyped.info("memory")
+        except (AuthenticationError, NoPermissionError) as refused:
+            raise StoreUnavailable(f"Redis refuses this user: {refused}") from refused
+        return RedisFacts(
+            server="valkey" if "valkey_version" in server else "redis",
+            version=server.get("valkey_version", server["redis_version"]),
+            used_memory=memory["used_memory_human"],
+            settings=_durability(untyped),
+        )
+
+
+def _durability(client: Any) -> dict[str, str] | None:
+    try:
+        found = [cast(dict[str, str], client.config_get(name)) for name in DURABLE]
+    except (NoPermissionError, ResponseError):
+        return None
+    return {name: value for answer in found for name, value in answer.items()}
