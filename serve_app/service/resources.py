@@ -16,6 +16,7 @@ from serve_app.stores.images import ImageStore
 from serve_app.stores.jobs import JobStore
 from serve_app.stores.redis import connect
 from serve_app.stores.sessions import SessionStore
+from serve_app.stores.throttle import Throttle
 from serve_app.stores.weights import WeightStore
 
 _log = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ class Resources:
     jobs: JobStore
     accounts: AccountStore
     sessions: SessionStore
+    throttle: Throttle
     catalog: CatalogStore
     images: ImageStore
     weights: WeightStore
@@ -69,6 +71,7 @@ async def open_resources(settings: Settings, *, hint: Hint | None = None) -> Asy
             jobs=JobStore(client, settings),
             accounts=AccountStore(client, settings),
             sessions=SessionStore(client, settings),
+            throttle=Throttle(client),
             catalog=await asyncio.to_thread(CatalogStore, client, settings),
             images=ImageStore(settings),
             weights=WeightStore(settings),

@@ -55,7 +55,7 @@ class CatalogStore:
 
     def reload(self) -> None:
         """Read the file again, all or nothing. Raises `CatalogError`."""
-        self._base_models, self._adapters = _read_catalog(self._settings.catalog, self._settings.storage_options)
+        self._base_models, self._adapters = read_catalog(self._settings.catalog, self._settings.storage_options)
 
     def base_models(self) -> list[BaseModel]:
         return list(self._base_models.values())
@@ -108,7 +108,8 @@ def _may_use(adapter: Adapter, names: frozenset[str], grants: Mapping[str, str])
     return adapter.accounts is None or not names.isdisjoint(adapter.accounts)
 
 
-def _read_catalog(path: Path, storage: Mapping[str, Any]) -> tuple[dict[str, BaseModel], dict[str, Adapter]]:
+def read_catalog(path: Path, storage: Mapping[str, Any]) -> tuple[dict[str, BaseModel], dict[str, Adapter]]:
+    """Base models and adapters by id. Raises `CatalogError`."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -1,0 +1,67 @@
+"""Around every page: headers that keep the browser from helping an attacker, and no POST from another site."""
+
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; "
+        "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    # not no-referrer: under it browsers send `Origin: null` with our own forms, and the check below would refuse them
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+}
+HSTS = "max-age=31536000"
+STATIC_CACHE = "public, max-age=300"
+
+
+class Protection:
+    """Refuses a POST that another site made the browser send, and sets the headers of every answer.
+
+    `public_url` is the address behind a front proxy: an accepted origin, and https when it says so.
+    """
+
+    def __init__(self, app: ASGIApp, *, public_url: str) -> None:
+        self._app = app
+        self._public = urlsplit(public_url)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_protected(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._set_headers(scope, MutableHeaders(scope=message))
+            await send(message)
+
+        headers = Headers(scope=scope)
+        if scope["method"] not in ("GET", "HEAD") and not self._is_own_form(headers):
+            refusal = PlainTextResponse("This form was not sent from the console's own pages.\n", 403)
+            await refusal(scope, receive, send_protected)
+            return
+        await self._app(scope, receive, send_protected)
+
+    def _is_own_form(self, headers: Headers) -> bool:
+        """By `Sec-Fetch-Site`, which scripts cannot set; by `Origin` where the browser does not send it (plain http)."""
+        site = headers.get("sec-fetch-site")
+        if site is not None:
+            return site == "same-origin"
+        origin = urlsplit(headers.get("origin", "")).netloc
+        return bool(origin) and origin in (headers.get("host"), self._public.netloc)
+
+    def _set_headers(self, scope: Scope, headers: MutableHeaders) -> None:
+        for name, value in HEADERS.items():
+            headers[name] = value
+        is_static = scope["path"].startswith(f"{scope.get('root_path', '')}/static/")
+        headers["Cache-Control"] = STATIC_CACHE if is_static else "no-store"
+        if scope["scheme"] == "https" or self._public.scheme == "https":
+            headers["Strict-Transport-Security"] = HSTS

@@ -1,0 +1,98 @@
+"""Who is signed in: the session cookie, and the form tokens that hang on it."""
+
+import hmac
+import secrets
+from dataclasses import dataclass
+from datetime import timedelta
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from serve_app.domain.accounts import Account
+from serve_app.service.resources import Resources
+from serve_app.stores.sessions import ABSOLUTE_LIFE
+
+SESSION, VISITOR = "atelier_session", "atelier_visitor"
+VISITOR_LIFE = timedelta(hours=1)
+"""How long an opened sign-in page can be sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class SignedIn:
+    """A live session and its account."""
+
+    token: str
+    account: Account
+
+
+async def signed_in(resources: Resources, request: Request) -> SignedIn | None:
+    """The session of the request's cookie; None when it has ended or its account is disabled."""
+    token = request.cookies.get(cookie_name(request, SESSION))
+    account_id = await resources.sessions.get(token) if token else None
+    account = await resources.accounts.account(account_id) if account_id else None
+    if token is None or account is None or account.disabled:
+        return None
+    return SignedIn(token, account)
+
+
+def visitor_token(request: Request) -> str:
+    """What a visitor who is not signed in is known by: the cookie that was set with the sign-in page, or a new one."""
+    return request.cookies.get(cookie_name(request, VISITOR)) or secrets.token_urlsafe(32)
+
+
+def form_token(session: str, purpose: str) -> str:
+    """Proves that a form of this purpose was given to this session. Another site can neither read nor guess it."""
+    return hmac.digest(session.encode(errors="replace"), f"form: {purpose}".encode(), "sha256").hex()
+
+
+def is_form_token(session: str, purpose: str, given: str) -> bool:
+    return hmac.compare_digest(form_token(session, purpose).encode(), given.encode(errors="replace"))
+
+
+def single_use_token(session: str, purpose: str) -> str:
+    """A form token that differs on every page; whoever accepts it makes sure it is spent only once."""
+    nonce = secrets.token_urlsafe(12)
+    return f"{nonce}.{form_token(session, f'{purpose} {nonce}')}"
+
+
+def nonce_of(session: str, purpose: str, given: str) -> str | None:
+    """What a single-use token is counted by; None when it was not made for this session and purpose."""
+    nonce, _, proof = given.partition(".")
+    return nonce if is_form_token(session, f"{purpose} {nonce}", proof) else None
+
+
+def set_session(request: Request, response: Response, token: str) -> None:
+    _set(request, response, SESSION, token, ABSOLUTE_LIFE)
+    drop_cookie(request, response, VISITOR)
+
+
+def set_visitor(request: Request, response: Response, token: str) -> None:
+    _set(request, response, VISITOR, token, VISITOR_LIFE)
+
+
+def drop_cookie(request: Request, response: Response, name: str) -> None:
+    secure = is_secure(request)
+    response.delete_cookie(cookie_name(request, name), path="/", secure=secure, httponly=True, samesite="lax")
+
+
+def cookie_name(request: Request, name: str) -> str:
+    """`__Host-` binds the cookie to this host and to https; a browser refuses the prefix without https."""
+    return f"__Host-{name}" if is_secure(request) else name
+
+
+def is_secure(request: Request) -> bool:
+    """Whether the browser speaks https, also when a front proxy ends it and `public_url` says so."""
+    resources: Resources = request.app.state.resources
+    return request.url.scheme == "https" or resources.settings.public_url.startswith("https://")
+
+
+def _set(request: Request, response: Response, name: str, value: str, life: timedelta) -> None:
+    response.set_cookie(
+        cookie_name(request, name),
+        value,
+        max_age=int(life.total_seconds()),
+        path="/",
+        secure=is_secure(request),
+        httponly=True,
+        samesite="lax",
+    )
