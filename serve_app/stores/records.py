@@ -72,7 +72,6 @@ def read_snapshot(answer: Sequence[Any]) -> Job | None:
 
 def read_job(job_id: str, fields: Mapping[str, str], standing: Standing | None = None) -> Job:
     state, kind = JobState(fields["state"]), JobKind(fields["kind"])
-    failed = state.is_terminal and "code" in fields
     return Job(
         id=job_id,
         kind=kind,
@@ -87,7 +86,7 @@ def read_job(job_id: str, fields: Mapping[str, str], standing: Standing | None =
         finished_at=when(fields["finished"]) if state.is_terminal else None,
         finish_estimate=None if state.is_terminal or standing is None else _estimate(kind, state, fields, standing),
         images=read_images(fields["images"]) if state is JobState.COMPLETED else (),
-        failure=Failure(code=FailureCode(fields["code"]), message=fields["message"]) if failed else None,
+        failure=Failure(code=FailureCode(fields["code"]), message=fields["message"]) if "code" in fields else None,
     )
 
 

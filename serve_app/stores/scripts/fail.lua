@@ -24,7 +24,6 @@ if not retry or job.tries >= allowed then
   return 'ok'
 end
 local pause = math.min(longest, first * 2 ^ (job.tries - 1)) * jitter
-redis.call('HSET', K('job:' .. id), 'code', code, 'message', message)
 requeue(job)
 redis.call('ZADD', K('delay:' .. job.kind), math.floor(now + pause), id)
 redis.call('ZADD', K('age:' .. job.kind), job.since, id)

@@ -1,0 +1,206 @@
+"""The auditor: reads a whole Redis and says what is wrong with it. It knows the rules, not the scripts.
+
+Any test may call it, on a service at rest or in full run: each call reads the server in one transaction.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Any, cast
+
+import redis
+
+from serve_app.domain.jobs import JobKind, JobState
+from serve_app.stores.records import read_images, read_job
+from serve_app.stores.redis import KEY_MAP, PREFIX, Key
+
+LIVE = {"queued", "running"}
+ENDED = ("completed", "failed", "canceled", "expired")
+
+
+class Reading:
+    """Every key of the server at one moment: its value as Python data, and its time to live in ms (-1 for ever)."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        untyped = cast(Any, client)
+        text = """
+        local out = {}
+        for _, name in ipairs(redis.call('KEYS', '*')) do
+          local type = redis.call('TYPE', name).ok
+          local value
+          if type == 'string' then value = {redis.call('GET', name)}
+          elseif type == 'hash' then value = redis.call('HGETALL', name)
+          elseif type == 'zset' then value = redis.call('ZRANGE', name, 0, -1, 'WITHSCORES')
+          else value = redis.call('SMEMBERS', name) end
+          out[#out + 1] = {name, type, redis.call('PTTL', name), value}
+        end
+        return out"""
+        self.types: dict[str, str] = {}
+        self.ttl: dict[str, int] = {}
+        self._values: dict[str, list[str]] = {}
+        for name, type_name, ttl, value in untyped.eval(text, 0):
+            self.types[name], self.ttl[name], self._values[name] = type_name, ttl, value
+
+    def text(self, name: str, default: str = "") -> str:
+        return self._values.get(PREFIX + name, [default])[0]
+
+    def row(self, name: str) -> dict[str, str]:
+        flat = self._values.get(PREFIX + name, [])
+        return dict(zip(flat[::2], flat[1::2], strict=True))
+
+    def scores(self, name: str) -> dict[str, float]:
+        return {member: float(score) for member, score in self.row(name).items()}
+
+    def names(self, family: str) -> list[str]:
+        """What follows `family:` in the names of that family's keys."""
+        head = f"{PREFIX}{family}:"
+        return [name.removeprefix(head) for name in self._values if name.startswith(head)]
+
+
+def audit(client: redis.Redis, *, max_attempts: int, max_skips: int = 4) -> list[str]:
+    """Everything that is wrong, in words; an empty list is a clean bill."""
+    reading = Reading(client)
+    return [
+        *_keys(reading),
+        *_places(reading),
+        *_totals(reading),
+        *_turns(reading),
+        *_records(reading, max_attempts=max_attempts, max_skips=max_skips),
+    ]
+
+
+def key_problems(client: redis.Redis) -> list[str]:
+    """Keys that the key map does not name, of a wrong type, or that nothing would ever remove."""
+    return list(_keys(Reading(client)))
+
+
+def _keys(reading: Reading) -> Iterator[str]:
+    for name, type_name in reading.types.items():
+        known = _entry(name)
+        if known is None:
+            yield f"{name}: not in the key map"
+        elif known.type != type_name:
+            yield f"{name}: is a {type_name}, the key map says {known.type}"
+        elif not known.is_permanent and reading.ttl[name] == -1:
+            yield f"{name}: never expires"
+
+
+def _entry(name: str) -> Key | None:
+    if not name.startswith(PREFIX):
+        return None
+    short = name.removeprefix(PREFIX)
+    found = [known for known in KEY_MAP if fnmatchcase(short, known.name)]
+    return found[0] if len(found) == 1 else None
+
+
+def _jobs(reading: Reading) -> Mapping[str, dict[str, str]]:
+    return {job_id: reading.row(f"job:{job_id}") for job_id in reading.names("job")}
+
+
+def _places(reading: Reading) -> Iterator[str]:
+    """Each job is in exactly the places that its state names."""
+    places: defaultdict[str, list[str]] = defaultdict(list)
+    for family in ("queue", "delay", "lease"):
+        for name in reading.names(family):
+            for job_id in reading.row(f"{family}:{name}"):
+                places[job_id].append(f"{family}:{name}")
+    jobs = _jobs(reading)
+    for job_id in places.keys() - jobs.keys():
+        yield f"{job_id}: in {places[job_id]}, but has no record"
+    for job_id, job in jobs.items():
+        wanted = {
+            "queued": ([f"queue:{job['kind']}:{job['account']}"], [f"delay:{job['kind']}"]),
+            "running": ([f"lease:{job['kind']}"],),
+        }.get(job["state"], ([],))
+        if places[job_id] not in wanted:
+            yield f"{job_id}: {job['state']}, but in {places[job_id]}"
+        is_aging = job_id in reading.row(f"age:{job['kind']}")
+        if is_aging != (job["state"] == "queued"):
+            yield f"{job_id}: {job['state']}, but {'' if is_aging else 'not '}in age"
+    yield from _groups(reading, jobs)
+
+
+def _groups(reading: Reading, jobs: Mapping[str, dict[str, str]]) -> Iterator[str]:
+    wanted: defaultdict[str, dict[str, float]] = defaultdict(dict)
+    for name in reading.names("queue"):
+        for job_id, sequence in reading.scores(f"queue:{name}").items():
+            job = jobs.get(job_id, {})
+            if job.get("group"):
+                wanted[f"{job['kind']}:{job['group']}"][job_id] = sequence
+            if job and float(job["sequence"]) != sequence:
+                yield f"{job_id}: not at its own place in the queue"
+    found = {name: reading.scores(f"group:{name}") for name in reading.names("group")}
+    if found != dict(wanted):
+        yield f"group index differs from the queues: {found} {dict(wanted)}"
+    for kind in JobKind:
+        heads = {
+            name.removeprefix(f"{kind}:"): min(rows.values())
+            for name, rows in wanted.items()
+            if name.startswith(f"{kind}:")
+        }
+        if reading.scores(f"groups:{kind}") != heads:
+            yield f"first places of the {kind} groups are wrong"
+
+
+def _totals(reading: Reading) -> Iterator[str]:
+    jobs = _jobs(reading)
+    live = Counter(job["account"] for job in jobs.values() if job["state"] in LIVE)
+    stored = {account: int(number) for account, number in reading.row("live").items()}
+    if stored != dict(live):
+        yield f"live jobs per account: {stored}, counted {dict(live)}"
+    for kind in JobKind:
+        row = reading.row(f"load:{kind}")
+        ready = {job_id for name in reading.names("queue") for job_id in reading.row(f"queue:{name}")}
+        mine = {job_id: job for job_id, job in jobs.items() if job["kind"] == kind}
+        wanted = {
+            "ready": sum(job_id in ready for job_id in mine),
+            "ready_work": sum(int(job["work"]) for job_id, job in mine.items() if job_id in ready),
+            "work": sum(int(job["work"]) for job in mine.values() if job["state"] in LIVE),
+        }
+        for name, number in wanted.items():
+            if int(row.get(name, 0)) != number:
+                yield f"load of {kind}: {name} is {row.get(name)}, counted {number}"
+    count = {name: int(number) for name, number in reading.row("count").items()}
+    ended = sum(count.get(state, 0) for state in ENDED)
+    if count.get("accepted", 0) != ended + sum(live.values()):
+        yield f"accepted {count.get('accepted')} jobs, but {ended} ended and {sum(live.values())} live"
+
+
+def _turns(reading: Reading) -> Iterator[str]:
+    """An account has a turn exactly while it has something ready; one that is idle is remembered only while ahead."""
+    for kind in JobKind:
+        waiting = {name.removeprefix(f"{kind}:") for name in reading.names("queue") if name.startswith(f"{kind}:")}
+        turns, idle = reading.scores(f"turn:{kind}"), reading.scores(f"idle:{kind}")
+        if turns.keys() != waiting:
+            yield f"turns of {kind}: {set(turns)}, waiting {waiting}"
+        if idle.keys() & waiting:
+            yield f"idle accounts of {kind} with waiting jobs: {idle.keys() & waiting}"
+        clock = float(reading.text(f"clock:{kind}", "0"))
+        if any(virtual <= clock for virtual in idle.values()) and turns:
+            yield f"idle accounts of {kind} remembered behind the clock"
+        if any(virtual < clock for virtual in turns.values()):
+            yield f"an account's turn of {kind} is behind the clock"
+
+
+def _records(reading: Reading, *, max_attempts: int, max_skips: int) -> Iterator[str]:
+    dead = reading.row("dead")
+    for job_id, row in _jobs(reading).items():
+        job = read_job(job_id, row)
+        progress = int(row.get("progress", 0))
+        if int(row.get("tries", 0)) > max_attempts:
+            yield f"{job_id}: tried {row['tries']} times"
+        if int(row.get("skips", 0)) > max_skips:
+            yield f"{job_id}: passed over {row['skips']} times"
+        if (progress == 100) != (job.state is JobState.COMPLETED) or not 0 <= progress <= 100:
+            yield f"{job_id}: {job.state} at {progress} %"
+        if (reading.ttl[f"{PREFIX}job:{job_id}"] == -1) != (row["state"] in LIVE):
+            yield f"{job_id}: {job.state}, with ttl {reading.ttl[f'{PREFIX}job:{job_id}']}"
+        if (job_id in dead) != (job.state is JobState.FAILED):
+            yield f"{job_id}: {job.state}, {'' if job_id in dead else 'not '}a dead letter"
+        if (job.failure is None) != (job.state in (JobState.QUEUED, JobState.RUNNING, JobState.COMPLETED)):
+            yield f"{job_id}: {job.state} with failure {job.failure}"
+        if "images" in row and job.state is not JobState.COMPLETED:
+            yield f"{job_id}: {job.state} with images"
+        for image in read_images(row.get("images", "[]")):
+            if reading.text(f"image:{image.image_id}") != job_id:
+                yield f"{job_id}: its image {image.image_id} leads elsewhere"

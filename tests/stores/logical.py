@@ -1,0 +1,72 @@
+"""Job stores whose scripts read a clock that the test sets, and may carry a planted defect."""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, cast
+
+import redis
+
+from serve_app.settings import Settings
+from serve_app.stores.jobs import Fairness, JobStore
+from serve_app.stores.redis import PREFIX, Rewrite, connect
+
+CLOCK = PREFIX + "test-clock"
+_REAL = """local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+"""
+_LOGICAL = "local now = tonumber(redis.call('GET', P .. 'test-clock'))\n"
+START_MS = 1_800_000_000_000
+"""2027-01-15T08:00:00Z."""
+
+
+def logical_clock(name: str, text: str) -> str:
+    """A script's text with its clock read from `CLOCK`."""
+    assert text.count(_REAL) == 1, f"{name}.lua does not read the clock as expected"
+    return text.replace(_REAL, _LOGICAL)
+
+
+def model_settings(data_dir: Path, **changes: Any) -> Settings:
+    """Small limits, so that a short run meets them all."""
+    limits: dict[str, Any] = {
+        "data_dir": data_dir,
+        "redis_url": "unix:///nowhere",
+        "max_attempts": 3,
+        "max_queued": 40,
+        "max_queued_per_account": 12,
+        "queue_age_limit": timedelta(hours=1),
+        "lease": timedelta(seconds=30),
+    }
+    return Settings(**{**limits, **changes})
+
+
+class Bench:
+    """A job store on a server of its own, at a time of the test's choosing."""
+
+    def __init__(
+        self,
+        url: str,
+        settings: Settings,
+        *,
+        fairness: Fairness | None = None,
+        rewrite: Rewrite | None = None,
+        database: int = 0,
+    ) -> None:
+        def both(name: str, text: str) -> str:
+            return logical_clock(name, rewrite(name, text) if rewrite else text)
+
+        self.settings = settings
+        self.fairness = fairness or Fairness()
+        self.client = connect(f"{url}?db={database}")
+        self.sync = cast(Any, redis.Redis.from_url(f"{url}?db={database}", decode_responses=True))
+        self.store = JobStore(self.client, settings, fairness=self.fairness, rewrite=both)
+        self.now = START_MS
+        self.sync.flushdb()
+        self.advance(0)
+
+    def advance(self, ms: int) -> None:
+        self.now += ms
+        self.sync.set(CLOCK, self.now, px=3_600_000)
+
+    async def close(self) -> None:
+        self.sync.close()
+        await self.client.aclose()
