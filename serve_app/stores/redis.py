@@ -98,7 +98,6 @@ KEY_MAP: tuple[Key, ...] = (
     Key("keys:*", "zset", "permanent", "account → key ids by creation (ms)"),
     Key("session:*", "hash", "idle 30 min, at most 12 h", "digest of a console session's token → account"),
     Key("sessions:*", "set", "12 h", "account → digests of its sessions"),
-    Key("throttle:*", "string", "the window of what is counted: 1 minute to 12 h", "what:who (digest) → tries"),
     Key("throttle:*", "string", "the allowance's window", "sign-in attempts and the like, by digest of who"),
     Key("grants:*", "hash", "permanent", "account → adapter id → allow or deny, over the catalog file"),
     Key("swept", "string", "the sweeper's interval", "who is looking for orphaned objects"),
