@@ -1,0 +1,1 @@
+"""The roof: the only floor that knows Ray."""

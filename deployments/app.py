@@ -1,0 +1,66 @@
+"""The Serve application: a typed builder, so that a YAML's `args` are checked before anything starts.
+
+`serve run configs/local.yaml`, `import_path: deployments.app:build`.
+"""
+
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
+
+from deployments.args import AppArgs, ReplicaArgs, ScaleArgs, WorkerArgs
+from deployments.generator import Generator
+from deployments.housekeeper import Housekeeper
+from deployments.ingress import Ingress
+from deployments.upscaler import Upscaler
+from serve_app.domain.jobs import JobKind
+
+HINTS_AT_ONCE = 100
+STOP_MARGIN_S = 5.0
+"""Between the end of a replica's own drain and Serve's kill."""
+
+
+def build(args: AppArgs) -> Application:
+    """Ingress → generator and upscaler, which pull their jobs from Redis; the housekeeper beside them."""
+    generator = _worker(Generator, JobKind.GENERATION, args.generator).bind(args.generator)
+    upscaler = _worker(Upscaler, JobKind.UPSCALE, args.upscaler).bind(args.upscaler)
+    housekeeper = serve.deployment(
+        name="housekeeper", ray_actor_options={"num_cpus": args.housekeeper.num_cpus}, graceful_shutdown_wait_loop_s=0.1
+    )(Housekeeper).bind(args.housekeeper)
+    ingress = serve.deployment(
+        name="ingress",
+        num_replicas=args.ingress.replicas,
+        max_ongoing_requests=args.ingress.max_ongoing_requests,
+        ray_actor_options=_actor_options(args.ingress),
+        graceful_shutdown_wait_loop_s=0.1,
+        graceful_shutdown_timeout_s=args.ingress.drain_s,
+    )(Ingress)
+    return ingress.bind(generator, upscaler, housekeeper)
+
+
+def _worker(deployment: type, kind: JobKind, args: WorkerArgs) -> Any:
+    return serve.deployment(
+        name=deployment.__name__.lower(),
+        max_ongoing_requests=HINTS_AT_ONCE,
+        max_queued_requests=HINTS_AT_ONCE,
+        ray_actor_options=_actor_options(args),
+        graceful_shutdown_wait_loop_s=0.1,
+        graceful_shutdown_timeout_s=args.drain_s + STOP_MARGIN_S,
+        **_replicas(kind, args.replicas),
+    )(deployment)
+
+
+def _actor_options(args: ReplicaArgs) -> dict[str, Any]:
+    return {"num_cpus": args.num_cpus, "num_gpus": args.num_gpus, "resources": args.resources}
+
+
+def _replicas(kind: JobKind, replicas: int | ScaleArgs) -> dict[str, Any]:
+    if isinstance(replicas, int):
+        return {"num_replicas": replicas}
+    policy = AutoscalingPolicy(
+        policy_function="deployments.scaling:BacklogPolicy",
+        policy_kwargs={"kind": kind, "target_s": replicas.target_s},
+    )
+    bounds = replicas.model_dump(exclude={"target_s"})
+    return {"autoscaling_config": AutoscalingConfig(**bounds, policy=policy)}

@@ -1,0 +1,101 @@
+"""What an operator may write under `args:` in a Serve YAML. An unknown word stops the deployment with its name."""
+
+from datetime import timedelta
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from serve_app.service.attempt import Pace
+
+
+class Args(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ScaleArgs(Args):
+    """Replicas by the backlog: as many as bring the work waiting for one replica down to `target_s` seconds."""
+
+    min_replicas: int = Field(default=0, ge=0)
+    max_replicas: int = Field(default=1, ge=1)
+    target_s: float = Field(default=30, gt=0)
+    upscale_delay_s: float = Field(default=2, ge=0)
+    downscale_delay_s: float = Field(default=120, ge=0)
+    downscale_to_zero_delay_s: float = Field(default=600, ge=0)
+
+    @model_validator(mode="after")
+    def _bounds_in_order(self) -> "ScaleArgs":
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(f"min_replicas {self.min_replicas} is above max_replicas {self.max_replicas}")
+        return self
+
+
+class ReplicaArgs(Args):
+    """How many replicas, and what each asks of its node. CPU shares are Ray's bookkeeping, not a limit."""
+
+    replicas: int | ScaleArgs = 1
+    num_cpus: float = Field(default=0.1, gt=0)
+    num_gpus: float = Field(default=0, ge=0)
+    """A fraction shares one card between deployments; whole numbers take whole cards."""
+    resources: dict[str, float] = Field(default_factory=dict)
+    """Custom node resources, to keep a deployment on the nodes meant for it."""
+    drain_s: float = Field(default=30, gt=0)
+    """At a stop, running jobs get this long to finish; then they are handed back to the queue."""
+
+    @model_validator(mode="after")
+    def _at_least_one(self) -> "ReplicaArgs":
+        if isinstance(self.replicas, int) and self.replicas < 1:
+            raise ValueError("replicas: at least 1, or a range with min_replicas: 0")
+        return self
+
+
+class WorkerArgs(ReplicaArgs):
+    memory_fraction: float | None = Field(default=None, gt=0, le=1)
+    """Share of the card's memory this process may use. Unset, a fractional `num_gpus` is the share: Ray does not isolate memory."""
+    threads: int | None = Field(default=None, ge=1)
+    """CPU threads for the arithmetic; unset takes every core this process may use."""
+    poll_s: float = Field(default=0.5, gt=0)
+    step_limit_s: float = Field(default=180, gt=0)
+    job_limit_s: float = Field(default=1800, gt=0)
+
+    @property
+    def memory_share(self) -> float | None:
+        """The fraction to cap the card's memory at; None leaves it whole."""
+        if self.memory_fraction is not None:
+            return self.memory_fraction
+        return self.num_gpus if 0 < self.num_gpus < 1 else None
+
+    @property
+    def pace(self) -> Pace:
+        return Pace(
+            poll=timedelta(seconds=self.poll_s),
+            step_limit=timedelta(seconds=self.step_limit_s),
+            job_limit=timedelta(seconds=self.job_limit_s),
+        )
+
+
+class IngressArgs(ReplicaArgs):
+    replicas: int = 1  # pyright: ignore[reportIncompatibleVariableOverride]
+    max_ongoing_requests: int = Field(default=1000, ge=1)
+
+
+class GeneratorArgs(WorkerArgs):
+    engine: dict[str, Any] = Field(default_factory=dict)
+    """Options of `serve_app.engine.EngineOptions`."""
+
+
+class UpscalerArgs(WorkerArgs):
+    weights: str | None = None
+    """Folder of a learned upscaler; unset, Lanczos."""
+
+
+class HousekeeperArgs(Args):
+    num_cpus: float = Field(default=0.1, gt=0)
+    every_s: float = Field(default=1, gt=0)
+    """How often expired leases are looked for, and the embedded Redis is seen to."""
+
+
+class AppArgs(Args):
+    ingress: IngressArgs = IngressArgs()
+    generator: GeneratorArgs = GeneratorArgs()
+    upscaler: UpscalerArgs = UpscalerArgs()
+    housekeeper: HousekeeperArgs = HousekeeperArgs()

@@ -1,0 +1,208 @@
+"""The two benches a worker can work at: the engine, which draws, and the upscaler, which enlarges."""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from io import BytesIO
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from PIL import Image
+
+from serve_app.domain.catalog import Adapter
+from serve_app.domain.errors import AtelierError, FailureCode, NotFound, StoreUnavailable
+from serve_app.domain.jobs import Claim, Failure, JobKind
+from serve_app.domain.requests import GenerationRequest, UpscaleRequest
+from serve_app.engine import AdapterFile, Engine, Finished, RunRequest
+from serve_app.service.bench import CannotStart, Pixels
+from serve_app.service.resources import Resources
+
+
+class GenerationBench:
+    """The engine, told what to draw in the words of a job."""
+
+    kind = JobKind.GENERATION
+
+    def __init__(self, engine: Engine, resources: Resources) -> None:
+        self._engine = engine
+        self._resources = resources
+        self._fetching: dict[str, int] = {}
+
+    @property
+    def free_rows(self) -> int:
+        return self._engine.free_rows
+
+    @property
+    def resident(self) -> Sequence[str]:
+        """Adapters in the engine, and those on their way to it."""
+        return sorted({*self._engine.resident_adapters, *self._fetching})
+
+    @property
+    def has_work(self) -> bool:
+        return self._engine.has_work
+
+    async def start(self, claim: Claim, keys: Sequence[str]) -> None:
+        request = claim.request
+        assert isinstance(request, GenerationRequest)
+        adapter, base_model = await self._fetch(request.lora_id, claim.group)
+        for key, seed in zip(keys, request.seeds, strict=True):
+            self._engine.add(
+                RunRequest(
+                    key=key,
+                    prompt=request.prompt,
+                    negative_prompt=request.negative_prompt,
+                    adapter=adapter,
+                    weight=request.lora_weight,
+                    seed=seed,
+                    steps=request.steps,
+                    guidance=request.guidance_scale,
+                    width=request.width,
+                    height=request.height,
+                    base_model=base_model,
+                )
+            )
+
+    def step(self) -> Sequence[Finished]:
+        return self._engine.step()
+
+    def abort(self, key: str) -> bool:
+        return self._engine.abort(key)
+
+    def progress(self) -> Mapping[str, tuple[int, int]]:
+        return self._engine.progress()
+
+    async def _fetch(self, lora_id: str, group: str) -> tuple[AdapterFile, str]:
+        """The adapter's file on this machine, and the base model it belongs to."""
+        adapter = await self._adapter(lora_id)
+        if adapter is None:
+            raise CannotStart(_lora_unavailable("The LoRA is no longer in the catalog."), retry=False)
+        self._fetching[group] = self._fetching.get(group, 0) + 1
+        try:
+            path = await self._resources.weights.fetch(adapter)
+        except StoreUnavailable as error:
+            raise CannotStart(_lora_unavailable("The LoRA's file cannot be reached."), retry=True) from error
+        except AtelierError as error:
+            raise CannotStart(_lora_unavailable(error.message), retry=False) from error
+        finally:
+            self._fetching[group] -= 1
+            if not self._fetching[group]:
+                del self._fetching[group]
+        return AdapterFile(id=adapter.sha256, path=path), adapter.base_model
+
+    async def _adapter(self, lora_id: str) -> Adapter | None:
+        """From the catalog, read again when a LoRA is newer than this replica."""
+        catalog = self._resources.catalog
+        if catalog.adapter(lora_id) is None:
+            await asyncio.to_thread(catalog.reload)
+        return catalog.adapter(lora_id)
+
+
+class Enlarges(Protocol):
+    """`on_progress(done, total)` is called between tiles, and may raise to stop."""
+
+    def upscale(self, rgb: Pixels, factor: int, on_progress: Callable[[int, int], None] | None = None) -> Pixels: ...
+
+
+class EnlargedRun(NamedTuple):
+    key: str
+    image: Pixels | None
+    failure: Failure | None
+
+
+class _Waiting(NamedTuple):
+    key: str
+    pixels: Pixels
+    factor: int
+
+
+class _Aborted(Exception):
+    pass
+
+
+class UpscaleBench:
+    """One image after the other; a step is a whole image, stopped between tiles when its job is."""
+
+    kind = JobKind.UPSCALE
+    resident: Sequence[str] = ()
+
+    def __init__(self, upscaler: Enlarges, resources: Resources, *, rows: int = 2) -> None:
+        self._upscaler = upscaler
+        self._resources = resources
+        self._rows = rows
+        self._waiting: deque[_Waiting] = deque()
+        self._lock = threading.Lock()
+        self._current: str | None = None
+        self._aborted: set[str] = set()
+        self._progress: tuple[int, int] = (0, 1)
+
+    @property
+    def free_rows(self) -> int:
+        return self._rows - len(self._waiting) - (self._current is not None)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting)
+
+    async def start(self, claim: Claim, keys: Sequence[str]) -> None:
+        request = claim.request
+        assert isinstance(request, UpscaleRequest)
+        try:
+            png = await self._resources.images.get(request.source_uri)
+        except NotFound as error:
+            raise CannotStart(_failed("The image to enlarge is no longer stored."), retry=False) from error
+        except StoreUnavailable as error:
+            raise CannotStart(_failed("The image to enlarge cannot be read."), retry=True) from error
+        pixels = await asyncio.to_thread(_decode, png)
+        with self._lock:
+            self._waiting.extend(_Waiting(key, pixels, request.scale_factor) for key in keys)
+
+    def step(self) -> Sequence[EnlargedRun]:
+        with self._lock:
+            if not self._waiting:
+                return ()
+            job = self._waiting.popleft()
+            self._current, self._progress = job.key, (0, 1)
+        try:
+            image = self._upscaler.upscale(job.pixels, job.factor, self._note)
+        except _Aborted:
+            return ()
+        finally:
+            with self._lock:
+                self._current = None
+                self._aborted.discard(job.key)
+        return (EnlargedRun(job.key, image, None),)
+
+    def abort(self, key: str) -> bool:
+        with self._lock:
+            if self._current == key:
+                self._aborted.add(key)
+                return True
+            kept = deque(job for job in self._waiting if job.key != key)
+            found = len(kept) < len(self._waiting)
+            self._waiting = kept
+            return found
+
+    def progress(self) -> Mapping[str, tuple[int, int]]:
+        with self._lock:
+            waiting = {job.key: (0, 1) for job in self._waiting}
+            return waiting if self._current is None else {**waiting, self._current: self._progress}
+
+    def _note(self, done: int, total: int) -> None:
+        with self._lock:
+            self._progress = (done, total)
+            if self._current in self._aborted:
+                raise _Aborted
+
+
+def _decode(png: bytes) -> Pixels:
+    with Image.open(BytesIO(png)) as image:
+        return np.asarray(image.convert("RGB"))
+
+
+def _lora_unavailable(message: str) -> Failure:
+    return Failure(code=FailureCode.LORA_UNAVAILABLE, message=message)
+
+
+def _failed(message: str) -> Failure:
+    return Failure(code=FailureCode.GENERATION_FAILED, message=message)

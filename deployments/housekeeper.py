@@ -1,0 +1,29 @@
+"""The housekeeper deployment: takes jobs from dead workers, sweeps storage, and sees to the embedded Redis."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from datetime import timedelta
+
+from deployments.args import HousekeeperArgs
+from serve_app.log import configure_logging
+from serve_app.service.reap import reap_forever
+from serve_app.service.resources import open_resources
+from serve_app.settings import Settings
+
+
+class Housekeeper:
+    async def __init__(self, args: HousekeeperArgs) -> None:
+        settings = Settings()
+        configure_logging(settings.log_level)
+        self._stack = AsyncExitStack()
+        resources = await self._stack.enter_async_context(open_resources(settings))
+        self._reaping = asyncio.create_task(reap_forever(resources, every=timedelta(seconds=args.every_s)))
+
+    async def check_health(self) -> None:
+        if self._reaping.done():
+            raise RuntimeError("reaping has ended")
+
+    async def __del__(self) -> None:
+        self._reaping.cancel()
+        await asyncio.wait({self._reaping})
+        await self._stack.aclose()

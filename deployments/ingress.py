@@ -1,0 +1,81 @@
+"""The ingress deployment: the doors as an ASGI app, with a hint to idle replicas after each accepted job."""
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+from typing import Any
+
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from serve_app.api.app import create_app
+from serve_app.domain.jobs import JobKind
+from serve_app.log import configure_logging
+from serve_app.service.resources import open_resources
+from serve_app.settings import Settings
+
+log = logging.getLogger(__name__)
+
+HINT_TIMEOUT_S = 5.0
+"""A replica that has not taken a hint by now finds the job by itself."""
+
+
+class Hints:
+    """Tells a replica that there is work. Lost, late or refused, nothing changes: replicas also look by themselves."""
+
+    def __init__(self, handles: dict[JobKind, DeploymentHandle[Any]]) -> None:
+        self._handles = handles
+        self._under_way: dict[JobKind, asyncio.Task[None]] = {}
+
+    async def __call__(self, kind: JobKind, job_id: str) -> None:
+        """Returns at once. One hint per kind at a time is enough: it says "look", not what to take."""
+        if kind not in self._under_way:
+            task = self._under_way[kind] = asyncio.create_task(self._send(kind), name=f"hint {job_id}")
+            task.add_done_callback(lambda _: self._under_way.pop(kind))
+
+    async def _send(self, kind: JobKind) -> None:
+        try:
+            async with asyncio.timeout(HINT_TIMEOUT_S):
+                await self._handles[kind].hint.remote()
+        except Exception as error:  # noqa: BLE001 - Ray's many errors all mean the same here: not told
+            log.debug("no hint given: %r", error)
+
+
+def without_request_id(app: ASGIApp) -> ASGIApp:
+    """The app, with `X-Request-Id` left to Serve, which adds the very same one to every response."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        async def pass_on(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                kept = [pair for pair in message["headers"] if pair[0].lower() != b"x-request-id"]
+                message = {**message, "headers": kept}
+            await send(message)
+
+        await app(scope, receive, pass_on)
+
+    return answer
+
+
+@serve.ingress()  # pyright: ignore[reportUntypedClassDecorator]
+class Ingress:
+    """Bound to the deployments it hints, and to those that only have to run beside it.
+
+    Everything it promises is in Redis before it answers.
+    """
+
+    async def __init__(
+        self, generator: DeploymentHandle[Any], upscaler: DeploymentHandle[Any], *_beside: DeploymentHandle[Any]
+    ) -> None:
+        settings = Settings()
+        configure_logging(settings.log_level)
+        hints = Hints({JobKind.GENERATION: generator, JobKind.UPSCALE: upscaler})
+        self._stack = AsyncExitStack()
+        self._resources = await self._stack.enter_async_context(open_resources(settings, hint=hints))
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        """Serve's hook: builds the app on the replica, so that nothing of it is pickled."""
+        return without_request_id(create_app(self._resources))
+
+    async def __del__(self) -> None:
+        await self._stack.aclose()
