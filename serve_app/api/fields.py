@@ -119,6 +119,6 @@ def _unknown(model: type[Body], name: str, foreign: Mapping[str, str]) -> str:
     if name in foreign:
         return f"{name}: {foreign[name]}"
     shown = name if name.isidentifier() and name.isascii() and len(name) <= SHOWN_NAME_LENGTH else "body"
-    near = get_close_matches(name[:SHOWN_NAME_LENGTH], model.model_fields, n=1)
+    near = get_close_matches(name[:SHOWN_NAME_LENGTH].lower(), model.model_fields, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]}?" if near else f"; the fields are {', '.join(model.model_fields)}"
     return f"{shown}: unknown field{hint}"

@@ -1,0 +1,286 @@
+"""What a body may be before its fields are looked at: its size, its media type, and JSON to the letter."""
+
+import json
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from serve_app.api.body import MAX_BODY_BYTES
+from serve_app.domain.requests import Variant
+from tests.api.house import BODY_A, BODY_B, House, Member, error_of
+
+A, B = Variant.A, Variant.B
+BODIES = {A: BODY_A, B: BODY_B}
+DOORS = [(A, "/v1/generate"), (A, "/v1/upscale"), (B, "/v1/generate")]
+
+
+def around(text: str) -> bytes:
+    """A body whose prompt is the JSON token `text`."""
+    return json.dumps(BODY_A | {"prompt": "@"}).replace('"@"', text).encode()
+
+
+INVALID_JSON = {
+    "empty": b"",
+    "white space": b" \n\t ",
+    "not JSON": b"prompt=a",
+    "cut short": b'{"prompt": "a"',
+    "unclosed text": b'{"prompt": "a',
+    "trailing comma": b'{"prompt": "a",}',
+    "trailing data": b'{"prompt": "a"} {}',
+    "trailing word": b'{"prompt": "a"}x',
+    "two lines of JSON": b'{"prompt": "a"}\n{"prompt": "b"}',
+    "line comment": b'// hello\n{"prompt": "a"}',
+    "block comment": b'{"prompt": /* hello */ "a"}',
+    "single quotes": b"{'prompt': 'a'}",
+    "bare key": b'{prompt: "a"}',
+    "a raw line break in text": around('"a\nb"'),
+    "a raw NUL in text": around('"a\0b"'),
+    "an escaped NUL in text": around('"a\\u0000b"'),
+    "an escaped NUL in a key": b'{"pro\\u0000mpt": "a"}',
+    "a high surrogate alone": around('"\\ud800"'),
+    "a low surrogate alone": around('"\\udc00"'),
+    "surrogates in the wrong order": around('"\\udc00\\ud800"'),
+    "a lone surrogate in a key": b'{"\\ud83d": 1}',
+    "a lone surrogate deep inside": around('[[[{"x": ["\\ud800"]}]]]'),
+    "NaN": around("NaN"),
+    "Infinity": around("Infinity"),
+    "minus Infinity": around("-Infinity"),
+    "nan in lower case": around("nan"),
+    "1e400": around("1e400"),
+    "-1e400": around("-1e400"),
+    "1e999999999": around("1e999999999"),
+    "an integer of 4301 digits": around("1" * 4301),
+    "a negative integer of 4301 digits": around("-" + "1" * 4301),
+    "an integer of 60000 digits": around("9" * 60000),
+    "a fraction of 5000 digits": around("0." + "1" * 5000),
+    "a leading zero": around("01"),
+    "a plus sign": around("+1"),
+    "hexadecimal": around("0x10"),
+    "a point without digits": around("1."),
+    "the same key twice": b'{"prompt": "a", "prompt": "a"}',
+    "the same key twice, once escaped": b'{"prompt": "a", "\\u0070rompt": "b"}',
+    "the same key twice, deep inside": around('[{"x": 1, "x": 2}]'),
+    "60000 opening brackets": b"[" * 60000,
+    "30000 nested arrays": b"[" * 30000 + b"]" * 30000,
+    "10000 nested objects": b'{"a":' * 10000 + b"1" + b"}" * 10000,
+    "UTF-16": json.dumps(BODY_A).encode("utf-16"),
+    "UTF-16 without a mark": json.dumps(BODY_A).encode("utf-16-le"),
+    "UTF-32": json.dumps(BODY_A).encode("utf-32"),
+    "Latin-1": around('"é"').decode().encode("latin-1"),
+    "a byte that is not UTF-8": around('"@"').replace(b"@", b"\xff"),
+    "an overlong encoding": around('"@"').replace(b"@", b"\xc0\x80"),
+    "a surrogate in UTF-8 bytes": around('"@"').replace(b"@", b"\xed\xa0\x80"),
+    "two byte order marks": b"\xef\xbb\xbf\xef\xbb\xbf" + json.dumps(BODY_A).encode(),
+}
+
+
+@pytest.mark.parametrize("body", INVALID_JSON.values(), ids=INVALID_JSON.keys())
+@pytest.mark.parametrize(("variant", "path"), DOORS)
+async def test_what_is_not_json_to_the_letter_is_refused(
+    house: House, regular: Member, variant: Variant, path: str, body: bytes
+) -> None:
+    answer = await house.client.post(path, content=body, headers=regular.headers(variant))
+    assert answer.status_code == 400, answer.text
+    assert error_of(answer)["code"] == "invalid_json"
+
+
+@pytest.mark.parametrize("body", [b"[]", b"null", b"true", b"1", b'"text"', b'[{"prompt": "a"}]'])
+@pytest.mark.parametrize(("variant", "path"), DOORS)
+async def test_json_that_is_not_an_object_is_refused(
+    house: House, regular: Member, variant: Variant, path: str, body: bytes
+) -> None:
+    answer = await house.client.post(path, content=body, headers=regular.headers(variant))
+    assert answer.status_code == 400
+    assert error_of(answer) == {"code": "invalid_parameter", "message": "body: must be a JSON object"}
+
+
+VALID_JSON = {
+    "a byte order mark": b"\xef\xbb\xbf" + json.dumps(BODY_A).encode(),
+    "white space around": b" \r\n\t" + json.dumps(BODY_A).encode() + b"\n\n",
+    "a pair of surrogates": around('"\\ud83d\\ude00"'),
+    "an escaped solidus": around('"a\\/b"'),
+    "text beyond the basic plane": around('"\U0001f600"'),
+    "escaped line breaks": around('"a\\r\\n\\tb"'),
+    "a noncharacter": around('"\\uffff"'),
+    "DEL": around('"\\u007f"'),
+}
+
+
+@pytest.mark.parametrize("body", VALID_JSON.values(), ids=VALID_JSON.keys())
+async def test_unusual_json_is_still_json(house: House, regular: Member, body: bytes) -> None:
+    answer = await house.client.post("/v1/generate", content=body, headers=regular.a)
+    assert answer.status_code == 202, answer.text
+
+
+MEDIA_TYPES = [
+    None,
+    "",
+    "application/json",
+    "Application/JSON",
+    "application/json; charset=utf-8",
+    "application/json;charset=UTF-8",
+    'application/json; profile="https://example.com/x"; q=1',
+    "application/json ; x=y",
+    "application/problem+json",
+    "application/vnd.api+json; version=1",
+    "application/ld+JSON",
+]
+
+
+@pytest.mark.parametrize("media_type", MEDIA_TYPES)
+@pytest.mark.parametrize("variant", Variant)
+async def test_json_is_read_under_any_of_its_names_or_none(
+    house: House, regular: Member, variant: Variant, media_type: str | None
+) -> None:
+    headers = regular.headers(variant) | ({} if media_type is None else {"Content-Type": media_type})
+    answer = await house.client.post("/v1/generate", content=json.dumps(BODIES[variant]), headers=headers)
+    assert answer.status_code in (200, 202), answer.text
+
+
+@pytest.mark.parametrize(
+    "media_type",
+    [
+        "text/plain",
+        "text/json",
+        "application/x-www-form-urlencoded",
+        "multipart/form-data; boundary=x",
+        "application/xml",
+        "application/jsonl",
+        "application/x-json",
+        "application/json+xml",
+        "json",
+        "application/",
+        "*/*",
+        "+json",
+    ],
+)
+@pytest.mark.parametrize(("variant", "path"), DOORS)
+async def test_another_media_type_is_refused(
+    house: House, regular: Member, variant: Variant, path: str, media_type: str
+) -> None:
+    headers = regular.headers(variant) | {"Content-Type": media_type}
+    answer = await house.client.post(path, content=json.dumps(BODIES[variant]), headers=headers)
+    assert answer.status_code == 415
+    assert error_of(answer)["code"] == "unsupported_media_type"
+
+
+async def test_a_compressed_body_is_refused(house: House, regular: Member) -> None:
+    headers = regular.a | {"Content-Encoding": "gzip"}
+    answer = await house.client.post("/v1/generate", content=json.dumps(BODY_A), headers=headers)
+    assert answer.status_code == 415
+
+
+def padded(variant: Variant, size: int) -> bytes:
+    body = json.dumps(BODIES[variant]).encode()
+    return body + b" " * (size - len(body))
+
+
+async def in_chunks(body: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), 1000):
+        yield body[start : start + 1000]
+
+
+@pytest.mark.parametrize("variant", Variant)
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_body_of_64_kib_is_read(house: House, regular: Member, variant: Variant, chunked: bool) -> None:
+    body = padded(variant, MAX_BODY_BYTES)
+    content = in_chunks(body) if chunked else body
+    answer = await house.client.post("/v1/generate", content=content, headers=regular.headers(variant))
+    assert answer.status_code in (200, 202), answer.text
+
+
+@pytest.mark.parametrize(("variant", "path"), DOORS)
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_body_one_byte_over_64_kib_is_refused(
+    house: House, regular: Member, variant: Variant, path: str, chunked: bool
+) -> None:
+    body = padded(variant, MAX_BODY_BYTES + 1)
+    content = in_chunks(body) if chunked else body
+    answer = await house.client.post(path, content=content, headers=regular.headers(variant))
+    assert answer.status_code == 413
+    assert error_of(answer)["code"] == "payload_too_large"
+
+
+async def test_no_more_than_64_kib_of_an_endless_body_are_read(house: House, regular: Member) -> None:
+    read = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal read
+        while True:
+            read += 1024
+            yield b" " * 1024
+
+    answer = await _raw_post(house, regular.a, endless())
+    assert answer == 413
+    assert read <= MAX_BODY_BYTES + 2048
+
+
+@pytest.mark.parametrize("length", ["nonsense", "-1", "1" * 30, "١٢"])
+async def test_an_odd_content_length_is_no_crash(house: House, regular: Member, length: str) -> None:
+    answer = await house.client.post(
+        "/v1/generate",
+        content=json.dumps(BODY_A),
+        headers=[*regular.a.items(), ("content-length", length.encode())],  # pyright: ignore[reportArgumentType]
+    )
+    assert answer.status_code < 500
+
+
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer atl_nonsense"}, {"X-API-Key": "nonsense"}])
+async def test_not_a_byte_is_read_for_a_stranger(house: House, headers: dict[str, str]) -> None:
+    read = 0
+
+    async def watched() -> AsyncIterator[bytes]:
+        nonlocal read
+        read += 1
+        yield b"{}"
+
+    assert await _raw_post(house, headers, watched()) == 401
+    assert read == 0
+
+
+async def test_not_a_byte_is_read_for_a_caller_over_the_limit(house: House) -> None:
+    poor = await house.member(plan_b="free")
+    for _ in range(10):
+        await house.client.get("/v1/models", headers=poor.b)
+    read = 0
+
+    async def watched() -> AsyncIterator[bytes]:
+        nonlocal read
+        read += 1
+        yield b"{}"
+
+    assert await _raw_post(house, poor.b, watched()) == 429
+    assert read == 0
+
+
+async def _raw_post(house: House, headers: dict[str, str], body: AsyncIterator[bytes]) -> int:
+    """Post to the application itself: httpx would read the whole body before it sends any."""
+    status = 0
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": "/v1/generate",
+        "raw_path": b"/v1/generate",
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
+        "client": ("test", 1),
+        "server": ("house.test", 80),
+    }
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request", "body": await anext(body), "more_body": True}
+
+    async def send(message: dict[str, object]) -> None:
+        nonlocal status
+        if message["type"] == "http.response.start":
+            status = int(str(message["status"]))
+
+    transport = house.client._transport  # pyright: ignore[reportPrivateUsage] # the application is in it
+    assert isinstance(transport, httpx.ASGITransport)
+    await transport.app(scope, receive, send)  # pyright: ignore[reportArgumentType]
+    return status

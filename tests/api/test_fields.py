@@ -1,0 +1,392 @@
+"""Every field of both interfaces: at its bounds, just inside, just outside, absent, and of every wrong type."""
+
+import json
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+
+from serve_app.domain.requests import GenerationRequest, UpscaleRequest, Variant, image_seeds
+from tests.api.house import BODY_A, BODY_B, House, Member, error_of
+
+A, B = Variant.A, Variant.B
+BODIES = {A: BODY_A, B: BODY_B}
+ACCEPTED = {A: 202, B: 200}
+WHITE_SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
+
+NOT_TEXT = [None, True, False, 0, 1, 1.5, [], ["x"], {}, {"x": 1}]
+NOT_NUMBERS = [None, True, False, "", "1", "7.5", "512", [], [1], {}, {"x": 1}]
+
+
+@dataclass(frozen=True, slots=True)
+class Numeric:
+    """A numeric field: what is let through, what is not, and the range its message names."""
+
+    variant: Variant
+    name: str
+    good: tuple[float, ...]
+    bad: tuple[float, ...]
+    range: str
+
+
+NUMERIC = (
+    Numeric(
+        A,
+        "lora_weight",
+        (0.1, 0.11, 0.75, 0.99, 1, 1.0),
+        (0.09, 0.0999999, 1.0000001, 1.1, 0, -1, 1e300),
+        "between 0.1 and 1.0",
+    ),
+    Numeric(A, "width", (512, 768, 512.0, 768.0), (511, 513, 640, 767, 769, 0, -512, 1024, 512.5), "512 or 768"),
+    Numeric(A, "height", (512, 768, 512.0, 768.0), (511, 513, 640, 767, 769, 0, -512, 1024, 512.5), "512 or 768"),
+    Numeric(A, "num_images", (1, 2, 3, 4, 1.0, 4.0), (0, 5, -1, 1.5, 4.0001, 10**30), "between 1 and 4"),
+    Numeric(
+        A, "guidance_scale", (1, 1.0, 1.01, 7.5, 19.99, 20, 20.0), (0.99, 0, 20.01, 21, -1, 10**400), "between 1 and 20"
+    ),
+    Numeric(A, "steps", (20, 21, 35, 49, 50, 20.0), (19, 51, 0, -20, 20.5, 10**18), "between 20 and 50"),
+    Numeric(B, "lora_weight", (0, 0.0, -0.0, 0.01, 0.75, 1.99, 2, 2.0), (-0.01, -1, 2.01, 3, 1e300), "between 0 and 2"),
+    Numeric(B, "guidance", (1, 1.0, 1.01, 7.5, 19.99, 20, 20.0), (0.99, 0, 20.01, 21, -1, 10**400), "between 1 and 20"),
+    Numeric(
+        B,
+        "width",
+        (256, 264, 512, 640.0, 1016, 1024),
+        (255, 248, 257, 1025, 1032, 0, -512, 512.5, 10**30),
+        "256 and 1024",
+    ),
+    Numeric(
+        B,
+        "height",
+        (256, 264, 512, 640.0, 1016, 1024),
+        (255, 248, 257, 1025, 1032, 0, -512, 512.5, 10**30),
+        "256 and 1024",
+    ),
+)
+TEXT = (
+    (A, "prompt", "1 to 4000"),
+    (A, "lora_id", "1 to 128"),
+    (B, "positive_prompt", "1 to 4000"),
+    (B, "negative_prompt", "4000"),
+    (B, "model_id", "1 to 128"),
+)
+DEFAULTS = {
+    A: {"lora_weight": 0.75, "width": 512, "height": 512, "num_images": 1, "guidance_scale": 7.5, "steps": 30},
+    B: {
+        "lora_weight": 0.75,
+        "width": 512,
+        "height": 512,
+        "num_images": 1,
+        "guidance_scale": 7.5,
+        "steps": 30,
+        "negative_prompt": "",
+    },
+}
+
+Post = Callable[..., Awaitable[httpx.Response]]
+
+
+@pytest.fixture
+def post(house: House, regular: Member) -> Post:
+    async def ask(variant: Variant, **fields: Any) -> httpx.Response:
+        body = BODIES[variant] | fields
+        return await house.client.post("/v1/generate", json=body, headers=regular.headers(variant))
+
+    return ask
+
+
+async def accepted(house: House, answer: httpx.Response) -> GenerationRequest:
+    """The request that was recorded for an acknowledgement."""
+    assert answer.status_code in ACCEPTED.values(), answer.text
+    acknowledged = answer.json()
+    job = await house.resources.jobs.show(acknowledged.get("request_id") or acknowledged["run_id"])
+    assert job is not None
+    assert isinstance(job.request, GenerationRequest)
+    return job.request
+
+
+def refused(answer: httpx.Response, name: str, words: str = "") -> None:
+    assert answer.status_code == 400, answer.text
+    error = error_of(answer)
+    assert error["code"] == "invalid_parameter"
+    assert error["message"].startswith(f"{name}: "), error["message"]
+    assert words in error["message"]
+
+
+def each(rows: Iterable[Numeric], values: str) -> list[Any]:
+    return [
+        pytest.param(row, value, id=f"{row.variant}-{row.name}-{str(value)[:12]}")
+        for row in rows
+        for value in getattr(row, values)
+    ]
+
+
+RECORDED = {"guidance": "guidance_scale", "num_images": "num_images"}
+
+
+@pytest.mark.parametrize(("row", "value"), each(NUMERIC, "good"))
+async def test_a_number_within_its_range_is_recorded_as_sent(
+    house: House, post: Post, row: Numeric, value: float
+) -> None:
+    request = await accepted(house, await post(row.variant, **{row.name: value}))
+    assert getattr(request, RECORDED.get(row.name, row.name)) == value
+
+
+@pytest.mark.parametrize(("row", "value"), each(NUMERIC, "bad"))
+async def test_a_number_outside_its_range_is_refused_with_the_range(post: Post, row: Numeric, value: float) -> None:
+    refused(await post(row.variant, **{row.name: value}), row.name, row.range)
+
+
+@pytest.mark.parametrize("value", NOT_NUMBERS, ids=repr)
+@pytest.mark.parametrize("row", NUMERIC, ids=lambda row: f"{row.variant}-{row.name}")
+async def test_a_number_field_takes_nothing_but_numbers(post: Post, row: Numeric, value: object) -> None:
+    refused(await post(row.variant, **{row.name: value}), row.name, row.range)
+
+
+@pytest.mark.parametrize("value", NOT_TEXT, ids=repr)
+@pytest.mark.parametrize(("variant", "name", "words"), TEXT)
+async def test_a_text_field_takes_nothing_but_text(
+    post: Post, variant: Variant, name: str, words: str, value: object
+) -> None:
+    refused(await post(variant, **{name: value}), name, words)
+
+
+@pytest.mark.parametrize("value", [None, True, False, "1", "", 1.5, 0.1, [], {}], ids=repr)
+@pytest.mark.parametrize("variant", Variant)
+async def test_a_seed_takes_nothing_but_integers(post: Post, variant: Variant, value: object) -> None:
+    refused(await post(variant, seed=value), "seed", "integer")
+
+
+@pytest.mark.parametrize(("variant", "name"), [(A, "prompt"), (A, "lora_id"), (B, "positive_prompt"), (B, "model_id")])
+async def test_a_required_field_cannot_be_left_out(house: House, regular: Member, variant: Variant, name: str) -> None:
+    body = {key: value for key, value in BODIES[variant].items() if key != name}
+    answer = await house.client.post("/v1/generate", json=body, headers=regular.headers(variant))
+    refused(answer, name, "is required")
+
+
+@pytest.mark.parametrize("variant", Variant)
+async def test_what_is_left_out_gets_its_default(house: House, post: Post, variant: Variant) -> None:
+    request = await accepted(house, await post(variant))
+    assert {name: getattr(request, name) for name in DEFAULTS[variant]} == DEFAULTS[variant]
+    assert len(request.seeds) == 1
+    assert 0 <= request.seeds[0] < 2**53
+
+
+@pytest.mark.parametrize("sizes", [(512, 512), (512, 768), (768, 512), (768, 768)], ids=str)
+async def test_width_and_height_are_independent(house: House, post: Post, sizes: tuple[int, int]) -> None:
+    request = await accepted(house, await post(A, width=sizes[0], height=sizes[1]))
+    assert (request.width, request.height) == sizes
+
+
+PROMPTS = [(A, "prompt"), (B, "positive_prompt"), (B, "negative_prompt")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["x", "x" * 4000, "é" * 4000, "\U0001f600" * 4000, " " * 90 + "x" * 4000 + "\n\n", "a\x1cb", "\x1c"],
+    ids=lambda text: f"{len(text)}",
+)
+@pytest.mark.parametrize(("variant", "name"), PROMPTS)
+async def test_a_prompt_of_up_to_4000_characters_is_kept_whole(
+    house: House, post: Post, variant: Variant, name: str, text: str
+) -> None:
+    request = await accepted(house, await post(variant, **{name: text}))
+    assert (request.negative_prompt if name == "negative_prompt" else request.prompt) == text.strip(" \n")
+
+
+@pytest.mark.parametrize("text", ["x" * 4001, "\U0001f600" * 4001, " x" * 2000 + "xx"], ids=lambda text: f"{len(text)}")
+@pytest.mark.parametrize(("variant", "name"), PROMPTS)
+async def test_a_prompt_over_4000_characters_is_refused_not_cut(
+    post: Post, variant: Variant, name: str, text: str
+) -> None:
+    refused(await post(variant, **{name: text}), name, "4000")
+
+
+@pytest.mark.parametrize("text", ["", *WHITE_SPACE, WHITE_SPACE], ids=ascii)
+@pytest.mark.parametrize(("variant", "name"), PROMPTS[:2])
+async def test_a_prompt_of_white_space_is_empty(post: Post, variant: Variant, name: str, text: str) -> None:
+    refused(await post(variant, **{name: text}), name, "1 to 4000")
+
+
+async def test_a_negative_prompt_of_white_space_is_no_negative_prompt(house: House, post: Post) -> None:
+    request = await accepted(house, await post(B, negative_prompt=WHITE_SPACE))
+    assert request.negative_prompt == ""
+
+
+@pytest.mark.parametrize("text", ["", "x" * 129], ids=len)
+@pytest.mark.parametrize(("variant", "name"), [(A, "lora_id"), (B, "model_id")])
+async def test_a_catalog_id_has_1_to_128_characters(post: Post, variant: Variant, name: str, text: str) -> None:
+    refused(await post(variant, **{name: text}), name, "1 to 128")
+
+
+SEEDS = [0, -1, 1, 42, 2**53 + 1, 2**63, 2**64 - 1, 2**64, -(2**63), -(2**80), 10**4299, -(10**4299), 10**4300 - 1]
+
+
+@pytest.mark.parametrize(
+    "seed", SEEDS, ids=lambda seed: f"{seed:.3e}" if abs(seed) < 10**300 else f"{len(str(seed))} digits"
+)
+@pytest.mark.parametrize("variant", Variant)
+async def test_any_integer_is_a_seed(house: House, post: Post, variant: Variant, seed: int) -> None:
+    request = await accepted(house, await post(variant, seed=seed))
+    assert request.seeds == image_seeds(seed, 1)
+
+
+async def test_image_i_takes_seed_plus_i(house: House, post: Post) -> None:
+    request = await accepted(house, await post(A, seed=2**64 - 2, num_images=4))
+    assert request.seeds == tuple(image_seeds(2**64 - 2 + i, 1)[0] for i in range(4))
+
+
+@pytest.mark.parametrize("spelling", ["7", "7.0", "70e-1", "0.7E1", "7.000"])
+@pytest.mark.parametrize("variant", Variant)
+async def test_a_whole_number_is_an_integer_however_it_is_spelled(
+    house: House, regular: Member, variant: Variant, spelling: str
+) -> None:
+    text = json.dumps(BODIES[variant])[:-1] + f', "seed": {spelling}}}'
+    answer = await house.client.post("/v1/generate", content=text, headers=regular.headers(variant))
+    assert (await accepted(house, answer)).seeds == (7,)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("num_image", "did you mean num_images?"),
+        ("Prompt", "did you mean prompt?"),
+        ("guidance_scal", "did you mean guidance_scale?"),
+        ("xyz", "the fields are prompt, lora_id"),
+    ],
+)
+async def test_an_unknown_field_of_a_is_refused_with_a_hint(post: Post, name: str, hint: str) -> None:
+    refused(await post(A, **{name: 1}), name, hint)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("negative_promt", "did you mean negative_prompt?"),
+        ("guidence", "did you mean guidance?"),
+        ("n", "the fields are positive_prompt"),
+    ],
+)
+async def test_an_unknown_field_of_b_is_refused_with_a_hint(post: Post, name: str, hint: str) -> None:
+    refused(await post(B, **{name: 1}), name, hint)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "x" * 1000, "<script>", "a b", "\u2028", "\u00e9", "a\nb"], ids=lambda name: ascii(name)[:12]
+)
+@pytest.mark.parametrize("variant", Variant)
+async def test_an_odd_unknown_name_is_refused_and_not_echoed(post: Post, variant: Variant, name: str) -> None:
+    answer = await post(variant, **{name: 1})
+    refused(answer, "body", "unknown field")
+    assert len(name) < 2 or name not in answer.text
+    assert len(answer.content) < 1000
+
+
+async def test_a_body_of_thousands_of_unknown_fields_gets_a_short_answer(post: Post) -> None:
+    answer = await post(A, **{f"f{i}": 0 for i in range(5000)})
+    refused(answer, "f0")
+    assert len(answer.content) < 2000
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("positive_prompt", "`prompt`"),
+        ("model_id", "`lora_id`"),
+        ("guidance", "`guidance_scale`"),
+        ("negative_prompt", "no such field"),
+    ],
+)
+async def test_a_field_of_b_sent_to_a_names_its_interface(post: Post, name: str, hint: str) -> None:
+    answer = await post(A, **{name: "x"})
+    refused(answer, name, "belongs to the X-API-Key interface")
+    assert hint in answer.text
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("prompt", "`positive_prompt`"),
+        ("lora_id", "`model_id`"),
+        ("guidance_scale", "`guidance`"),
+        ("num_images", "one image"),
+        ("steps", "no such field"),
+    ],
+)
+async def test_a_field_of_a_sent_to_b_names_its_interface(post: Post, name: str, hint: str) -> None:
+    answer = await post(B, **{name: "x"})
+    refused(answer, name, "belongs to the bearer interface")
+    assert hint in answer.text
+
+
+@pytest.mark.parametrize("variant", Variant)
+async def test_the_other_interface_s_body_is_refused_with_a_hint(
+    house: House, regular: Member, variant: Variant
+) -> None:
+    other = BODIES[B if variant is A else A]
+    answer = await house.client.post("/v1/generate", json=other, headers=regular.headers(variant))
+    assert answer.status_code == 400
+    assert "belongs to the" in error_of(answer)["message"]
+
+
+async def test_several_faults_are_all_named(post: Post) -> None:
+    message = error_of(await post(A, steps=10, guidance_scale=21, width="x"))["message"]
+    assert message == (
+        "width: must be 512 or 768; guidance_scale: must be between 1 and 20; steps: must be between 20 and 50"
+    )
+
+
+async def test_the_message_of_the_document_s_own_example(post: Post) -> None:
+    assert error_of(await post(B, guidance=21))["message"] == "guidance: must be between 1 and 20"
+
+
+async def test_the_input_is_not_echoed(post: Post) -> None:
+    answer = await post(A, prompt="canary" * 1000, lora_id="canary" * 100, steps="canary")
+    assert answer.status_code == 400
+    assert "canary" not in answer.text
+
+
+@pytest.fixture(scope="session")
+async def image_id(house: House, regular: Member) -> str:
+    return await house.completed_image(regular)
+
+
+@pytest.mark.parametrize("value", [2, 4, 2.0, 4.0, ...], ids=str)
+async def test_a_scale_factor_of_2_or_4_is_taken(house: House, regular: Member, image_id: str, value: object) -> None:
+    body = {"image_id": image_id} | ({} if value is ... else {"scale_factor": value})
+    answer = await house.client.post("/v1/upscale", json=body, headers=regular.a)
+    assert answer.status_code == 202, answer.text
+    job = await house.resources.jobs.show(answer.json()["request_id"])
+    assert job is not None
+    assert isinstance(job.request, UpscaleRequest)
+    assert job.request.scale_factor == (2 if value is ... else value)
+
+
+@pytest.mark.parametrize("value", [0, 1, 3, 5, 8, -2, 2.5, 10**30, *NOT_NUMBERS], ids=repr)
+async def test_no_other_scale_factor_is_taken(house: House, regular: Member, image_id: str, value: object) -> None:
+    body = {"image_id": image_id, "scale_factor": value}
+    refused(await house.client.post("/v1/upscale", json=body, headers=regular.a), "scale_factor", "2 or 4")
+
+
+@pytest.mark.parametrize("value", [*NOT_TEXT, "", "x" * 129], ids=repr)
+async def test_an_image_id_takes_nothing_but_text(house: House, regular: Member, value: object) -> None:
+    refused(await house.client.post("/v1/upscale", json={"image_id": value}, headers=regular.a), "image_id", "1 to 128")
+
+
+async def test_an_upscale_needs_an_image_id(house: House, regular: Member) -> None:
+    refused(await house.client.post("/v1/upscale", json={}, headers=regular.a), "image_id", "is required")
+
+
+async def test_an_unknown_field_of_an_upscale_is_refused_with_a_hint(house: House, regular: Member) -> None:
+    answer = await house.client.post("/v1/upscale", json={"image_id": "img_x", "scale": 2}, headers=regular.a)
+    refused(answer, "scale", "did you mean scale_factor?")
+
+
+async def test_an_output_over_16_megapixels_is_refused_with_the_limit(house: House, regular: Member) -> None:
+    small = await house.completed_image(regular, width=768, height=768)
+    answer = await house.client.post("/v1/upscale", json={"image_id": small, "scale_factor": 4}, headers=regular.a)
+    larger = (await house.complete(answer.json()["request_id"])).images[0]
+    assert (larger.width, larger.height) == (3072, 3072)
+    for factor in (2, 4):
+        body = {"image_id": larger.image_id, "scale_factor": factor}
+        refused(await house.client.post("/v1/upscale", json=body, headers=regular.a), "scale_factor", "16 megapixels")
