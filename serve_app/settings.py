@@ -40,6 +40,8 @@ class Settings(BaseSettings):
     signing_keys: dict[str, SecretStr] = Field(default_factory=dict)
     """kid → secret for image URLs; the first signs, all verify. Unset: made once beside the pepper."""
     image_url_life: timedelta = timedelta(hours=24)
+    png_job_id: bool = False
+    """Write the job's id into each PNG. Off, the same request gives the same file, byte for byte; the address names the job."""
     retention: timedelta = timedelta(days=30)
     """How long records and images stay readable after a job ends."""
     idempotency_life: timedelta = timedelta(hours=24)

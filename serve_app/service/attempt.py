@@ -169,7 +169,8 @@ class Attempt:
             raise RunFailed(run.failure or _generation_failed("The image could not be made."))
         lease, loop = self._claim.lease, asyncio.get_running_loop()
         pixels = run.image
-        png = await loop.run_in_executor(self._encoders, lambda: encode_png(pixels, job_id=lease.job_id))
+        named = lease.job_id if self._resources.settings.png_job_id else None
+        png = await loop.run_in_executor(self._encoders, lambda: encode_png(pixels, job_id=named))
         name = self._resources.images.object_name(
             self._claim.account_id, lease.job_id, lease.attempt, index, self._claim.created_at
         )
