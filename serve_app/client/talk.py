@@ -35,6 +35,9 @@ BACKOFF_S, BACKOFF_CAP_S = 0.5, 8.0
 POLL_S, POLL_CAP_S = 0.2, 2.0
 """The first pause between two looks at a run and the longest; polls are not counted against the plan."""
 
+_NO_LONGER_VALID = (403, 404, 410)
+"""What storages answer to a signed address that has run out; an image that is really gone answers so again."""
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -111,7 +114,7 @@ class Service:
         try:
             response = yield from self._exchange(Call("GET", record.images[index].url))
         except ServiceError as error:
-            if error.status not in (401, 403):
+            if error.status not in _NO_LONGER_VALID:
                 raise
             fresh = yield from self.record(record.id, record.interface)
             response = yield from self._exchange(Call("GET", fresh.images[index].url))
@@ -130,14 +133,15 @@ class Service:
 
     def _exchange(self, call: Call) -> Talk[httpx.Response]:
         """One call, repeated while that may help: no answer, 429 and 5xx, after `Retry-After` or an exponential pause."""
-        deadline = time.monotonic() + self.patience
+        patience = self.patience
         for attempt in count():
             outcome = yield from _attempt(call)
             if isinstance(outcome, httpx.Response):
                 return outcome
             pause = _pause_before_repeat(outcome, attempt)
-            if pause is None or time.monotonic() + pause > deadline:
+            if pause is None or pause > patience:
                 raise outcome
+            patience -= pause
             yield Pause(pause)
         raise AssertionError("count() does not end")
 

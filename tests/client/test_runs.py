@@ -1,0 +1,159 @@
+"""A run from the prompt to the picture, through both clients and both interfaces."""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Literal
+
+import httpx
+import pytest
+
+from serve_app.client import (
+    AsyncClient,
+    Client,
+    RunCanceled,
+    RunFailed,
+    UnsupportedOption,
+    WaitTimeout,
+)
+from serve_app.settings import Settings
+from tests.live import Live, live_service
+from tests.support import adapter_id, wait_until
+
+LORA = adapter_id("outline")
+
+
+class Seen(httpx.HTTPTransport):
+    """Real connections, with a memory of what went over them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: list[httpx.Request] = []
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        return super().handle_request(request)
+
+
+def test_generate_wait_and_open_the_picture(live: Live, key: str) -> None:
+    seen: list[int] = []
+    with Client(live.base_url, key) as client:
+        run = client.generate("a lighthouse", lora=LORA, seed=7, width=768, num_images=2)
+        assert run.id.startswith("gen_")
+        assert not run.images
+        run.wait(timeout=20, on_progress=seen.append)
+        assert (run.status, run.progress, run.done) == ("completed", 100, True)
+        assert seen == sorted(seen)
+        assert seen[-1] == 100
+        assert [(image.width, image.height) for image in run.images] == [(768, 512)] * 2
+        assert run.images[1].pil().size == (768, 512)
+        assert (run.images[0].image_id or "").startswith("img_")
+        assert run.completed_at is not None
+
+
+async def test_the_awaited_client_says_the_same_things(live: Live, key: str, tmp_path: Path) -> None:
+    seen: list[int] = []
+    async with AsyncClient(live.base_url, key) as client:
+        run = await client.generate("a lighthouse", lora=LORA, seed=7, width=768, num_images=2)
+        await run.wait(timeout=20, on_progress=seen.append)
+        assert seen[-1] == 100
+        picture = await run.images[1].pil()
+        assert picture.size == (768, 512)
+        png = await run.images[0].download(tmp_path / "x.png")
+        assert (tmp_path / "x.png").read_bytes() == png
+        again = await client.run(run.id)
+        assert [image.image_id for image in again.images] == [image.image_id for image in run.images]
+
+
+@pytest.mark.parametrize("size", [256, 1024])
+def test_interface_b_takes_its_own_sizes_and_a_negative_prompt(live: Live, key: str, size: int) -> None:
+    with Client(live.base_url, key, interface="b") as client:
+        run = client.generate(
+            "a lighthouse", lora=LORA, negative_prompt="boats", width=size, height=256, weight=1.5, guidance=3, seed=1
+        )
+        assert run.status == "queued"
+        assert run.wait(timeout=20).images[0].pil().size == (size, 256)
+
+
+def test_an_image_can_be_upscaled(live: Live, key: str) -> None:
+    with Client(live.base_url, key) as client:
+        image = client.generate("a lighthouse", lora=LORA).wait(timeout=20).images[0]
+        assert image.image_id is not None
+        larger = client.upscale(image.image_id, 2).wait(timeout=20).images[0]
+        assert (larger.width, larger.height) == (1024, 1024)
+        assert client.upscale(image.image_id).wait(timeout=20).images[0].width == 1024
+
+
+def test_models_are_those_the_account_may_use(live: Live, key: str) -> None:
+    with Client(live.base_url, key) as client:
+        names = {model.name for model in client.models()}
+    assert "Outline" in names
+    assert "Private" not in names
+
+
+@pytest.mark.parametrize(
+    ("interface", "option", "value"),
+    [("a", "negative_prompt", "boats"), ("b", "steps", 30), ("b", "num_images", 2)],
+)
+def test_an_option_of_the_other_interface_is_refused_before_anything_is_sent(
+    live: Live, key: str, interface: Literal["a", "b"], option: str, value: str | int
+) -> None:
+    transport = Seen()
+    with (
+        Client(live.base_url, key, interface=interface, transport=transport) as client,
+        pytest.raises(UnsupportedOption, match=option),
+    ):
+        client.generate("a lighthouse", lora=LORA, **{option: value})  # pyright: ignore[reportArgumentType]
+    assert transport.requests == []
+
+
+@pytest.mark.parametrize("interface", ["a", "b"])
+def test_a_failed_run_is_told_with_its_code(live: Live, key: str, interface: Literal["a", "b"]) -> None:
+    live.outcome = "fail"
+    with Client(live.base_url, key, interface=interface) as client:
+        run = client.generate("a lighthouse", lora=LORA)
+        with pytest.raises(RunFailed, match="the brush broke") as failed:
+            run.wait(timeout=20)
+    assert (failed.value.run_id, failed.value.code) == (run.id, "generation_failed")
+    assert run.status == "failed"
+
+
+def test_a_canceled_run_is_a_failure_of_its_own(live: Live, key: str) -> None:
+    live.outcome = "leave"
+    with Client(live.base_url, key) as client:
+        run = client.generate("a lighthouse", lora=LORA)
+        live.do(live.resources.jobs.cancel(run.id, account_id=None))
+        with pytest.raises(RunCanceled):
+            run.wait(timeout=20)
+
+
+def test_waiting_ends_and_the_run_goes_on(live: Live, key: str) -> None:
+    live.outcome = "leave"
+    with Client(live.base_url, key) as client:
+        run = client.generate("a lighthouse", lora=LORA)
+        with pytest.raises(WaitTimeout, match=run.id):
+            run.wait(timeout=0.5)
+        assert run.refresh().status == "processing"
+        assert run.estimated_completion_time is not None
+
+
+def test_the_key_never_travels_to_the_image_host(live: Live, key: str) -> None:
+    transport = Seen()
+    with Client(live.base_url, key, transport=transport) as client:
+        client.generate("a lighthouse", lora=LORA).wait(timeout=20).images[0].download()
+    downloads = [request for request in transport.requests if request.url.path.startswith("/files/")]
+    assert len(downloads) == 1
+    assert key not in str(downloads[0].headers) + str(downloads[0].url)
+
+
+async def test_an_address_that_has_run_out_is_signed_again(settings: Settings, redis_db: object) -> None:
+    with live_service(settings.model_copy(update={"image_url_life": timedelta(seconds=2)})) as live:
+        _, key = live.member()
+        async with AsyncClient(live.base_url, key) as client, httpx.AsyncClient() as browser:
+            run = await (await client.generate("a lighthouse", lora=LORA)).wait(timeout=20)
+            image = run.images[0]
+
+            async def has_run_out() -> bool:
+                return (await browser.get(image.url)).status_code != 200
+
+            await wait_until(has_run_out)
+            assert (await image.pil()).size == (512, 512)

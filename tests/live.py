@@ -1,0 +1,108 @@
+"""The real application behind a real port, in a thread of its own, for clients that block; and a worker's hands."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from io import BytesIO
+from typing import Any, Literal, TypeVar
+
+import uvicorn
+from PIL import Image
+
+from serve_app.api.app import create_app
+from serve_app.domain.accounts import Account
+from serve_app.domain.errors import FailureCode
+from serve_app.domain.jobs import Claim, Failure, JobKind, StoredImage, new_image_id
+from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.service.resources import Resources, open_resources
+from serve_app.settings import Settings
+from serve_app.stores.jobs import new_nonce
+
+T = TypeVar("T")
+Outcome = Literal["complete", "fail", "leave"]
+
+
+@dataclass(slots=True)
+class Live:
+    """A running service whose worker does with each accepted job what `outcome` says, as soon as it is accepted."""
+
+    base_url: str
+    resources: Resources
+    loop: asyncio.AbstractEventLoop
+    outcome: Outcome = "complete"
+
+    def do(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs something of the stores where they live."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
+
+    def member(self, name: str = "acme", **plans: str) -> tuple[Account, str]:
+        """An account and its key for both interfaces."""
+        account = self.do(self.resources.accounts.create_account(name, **plans))
+        _, secret = self.do(self.resources.accounts.create_key(account.id, interfaces=frozenset(Variant)))
+        return account, secret
+
+    async def hint(self, kind: JobKind, job_id: str) -> None:
+        if self.outcome == "leave":
+            return
+        for claim in await self.resources.jobs.claim("live", kind=kind, nonce=new_nonce(), limit=16):
+            await self._work(claim)
+
+    async def _work(self, claim: Claim) -> None:
+        await self.resources.jobs.beat(claim.lease, progress=50)
+        if self.outcome == "fail":
+            failure = Failure(code=FailureCode.GENERATION_FAILED, message="the brush broke")
+            await self.resources.jobs.fail(claim.lease, failure, retry=False)
+            return
+        rows = claim.request.num_images if isinstance(claim.request, GenerationRequest) else 1
+        images = [await self._store(claim, index) for index in range(rows)]
+        await self.resources.jobs.finish(claim.lease, images, seconds=0.5)
+
+    async def _store(self, claim: Claim, index: int) -> StoredImage:
+        size = (claim.request.width, claim.request.height)
+        png = BytesIO()
+        Image.new("RGB", size, (200, 90, 40)).save(png, "PNG")
+        lease, images = claim.lease, self.resources.images
+        name = images.object_name(claim.account_id, lease.job_id, lease.attempt, index, datetime.now(UTC))
+        uri = await images.put(name, png.getvalue())
+        return StoredImage(
+            image_id=new_image_id(),
+            image_uri=uri,
+            width=size[0],
+            height=size[1],
+            sha256="0" * 64,
+            size_bytes=png.tell(),
+        )
+
+
+@contextmanager
+def live_service(settings: Settings) -> Generator[Live]:
+    """Starts the application on a free port of this machine, and stops it."""
+    started: list[Live] = []
+    ready, stopping = threading.Event(), list[Callable[[], None]]()
+
+    async def serve() -> None:
+        async def hint(kind: JobKind, job_id: str) -> None:
+            await started[0].hint(kind, job_id)
+
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            async with open_resources(settings, hint=hint) as resources:
+                port = listening.getsockname()[1]
+                server = uvicorn.Server(uvicorn.Config(create_app(resources), log_level="warning", lifespan="off"))
+                started.append(Live(f"http://127.0.0.1:{port}", resources, asyncio.get_running_loop()))
+                stopping.append(lambda: setattr(server, "should_exit", True))
+                ready.set()  # the socket listens already: a call before the server's first turn waits in its queue
+                await server.serve(sockets=[listening])
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), name="live service")
+    thread.start()
+    try:
+        assert ready.wait(30), "the live service did not start"
+        yield started[0]
+    finally:
+        for stop in stopping:
+            stop()
+        thread.join(30)
