@@ -62,8 +62,8 @@ def base_address(request: Request, public_url: str = "") -> str:
         return public_url.rstrip("/")
     host = request.headers.get("host", "")
     if not _HOST.fullmatch(host):
-        name, port = request.scope.get("server") or ("localhost", 80)
-        host = f"{name}:{port}"
+        name, port = request.scope.get("server") or ("localhost", None)
+        host = name if port is None else f"{name}:{port}"
     return f"{request.scope['scheme']}://{host}{request.scope.get('root_path', '')}"
 
 

@@ -1,5 +1,7 @@
 """Image files under their signed addresses: whoever holds the address may open it, and nothing else tells that it exists."""
 
+import re
+
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -8,6 +10,7 @@ from serve_app.api.answers import refusal
 from serve_app.domain.errors import NotFound
 from serve_app.stores.images import ImageStore
 
+_UNIX_TIME = re.compile(r"[0-9]{1,12}")
 _HEADERS = {
     "Cache-Control": "private, max-age=86400, immutable",
     "Content-Security-Policy": "default-src 'none'; sandbox",
@@ -22,7 +25,10 @@ def routes(images: ImageStore) -> list[Route]:
     async def open_file(request: Request) -> Response:
         name, query = request.path_params["name"], request.query_params
         try:
-            if not images.verify(name, query.get("exp", ""), query.get("kid", ""), query.get("sig", "")):
+            expires = query.get("exp", "")
+            if not _UNIX_TIME.fullmatch(expires):
+                raise NotFound("no such image")
+            if not images.verify(name, expires, query.get("kid", ""), query.get("sig", "")):
                 raise NotFound("no such image")
             png = await images.get(images.uri(name))
         except NotFound as error:

@@ -106,6 +106,12 @@ def _poll(operation: str, summary: str) -> dict[str, Any]:
                 "StatusRecord",
                 {"Processing": running, "Completed": completed, "Failed": failed},
                 polled=True,
+                links={
+                    "Upscale": {
+                        "operationId": "upscale",
+                        "requestBody": {"image_id": "$response.body#/images/0/image_id"},
+                    }
+                },
             ),
             **openapi.refusals(401, 404),
         },

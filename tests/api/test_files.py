@@ -1,0 +1,131 @@
+"""Image addresses: whoever holds one may open it, and any other address is a plain 404."""
+
+import httpx
+import pytest
+
+from serve_app.stores.embedded import stop_redis
+from tests.api.house import House, Member, error_of, house_settings, open_house, png_of
+
+
+@pytest.fixture
+async def url(house: House, member: Member) -> httpx.URL:
+    job = await house.complete(await house.submit(member))
+    answer = await house.client.get(f"/v1/generate/{job.id}", headers=member.a)
+    return httpx.URL(answer.json()["images"][0]["url"])
+
+
+async def test_an_image_opens_without_a_key(house: House, url: httpx.URL) -> None:
+    answer = await house.client.get(url)
+    assert answer.status_code == 200
+    assert answer.content == png_of((512, 512))
+    assert answer.headers["content-type"] == "image/png"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["cache-control"].startswith("private, ")
+    assert "sandbox" in answer.headers["content-security-policy"]
+    assert "x-request-id" in answer.headers
+    assert "x-ratelimit-limit" in answer.headers
+
+
+async def test_head_tells_the_size(house: House, url: httpx.URL) -> None:
+    answer = await house.client.head(url)
+    assert answer.status_code == 200
+    assert int(answer.headers["content-length"]) == len(png_of((512, 512)))
+
+
+CHANGES = {
+    "no signature": {"sig": None},
+    "an empty signature": {"sig": ""},
+    "another signature": {"sig": "0" * 64},
+    "a signature beyond ASCII": {"sig": "é" * 64},
+    "no expiry": {"exp": None},
+    "another expiry": {"exp": "99999999999"},
+    "an expiry in the past": {"exp": "1000000000"},
+    "an expiry in words": {"exp": "tomorrow"},
+    "a negative expiry": {"exp": "-1"},
+    "an expiry of 5000 digits": {"exp": "9" * 5000},
+    "an expiry in other digits": {"exp": "١٢٣"},
+    "no key id": {"kid": None},
+    "another key id": {"kid": "other"},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+async def test_a_changed_address_is_not_found(house: House, url: httpx.URL, change: dict[str, str | None]) -> None:
+    params = {name: value for name, value in (dict(url.params) | change).items() if value is not None}
+    not_found(await house.client.get(url.copy_with(params=params)))
+
+
+def not_found(answer: httpx.Response) -> None:
+    assert answer.status_code == 404, answer.text
+    assert error_of(answer)["code"] == "not_found"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/files/",
+        "/files/x",
+        "/files/..%2f..%2fsecrets.json",
+        "/files/images%00",
+        "/files/images/../secrets.json",
+        "/files//etc/passwd",
+        "/files/%ff",
+    ],
+)
+async def test_no_other_file_opens(house: House, url: httpx.URL, path: str) -> None:
+    answer = await house.client.get(f"http://house.test{path}?{url.query.decode()}")
+    not_found(answer)
+
+
+async def test_a_signature_opens_its_own_image_only(house: House, member: Member, url: httpx.URL) -> None:
+    other = await house.complete(await house.submit(member))
+    answer = await house.client.get(f"/v1/generate/{other.id}", headers=member.a)
+    second = httpx.URL(answer.json()["images"][0]["url"])
+    assert second.path != url.path
+    not_found(await house.client.get(second.copy_with(query=url.query)))
+
+
+async def test_an_image_that_is_gone_is_not_found(house: House, member: Member) -> None:
+    job = await house.complete(await house.submit(member))
+    answer = await house.client.get(f"/v1/generate/{job.id}", headers=member.a)
+    await house.resources.images.delete(job.images[0].image_uri)
+    not_found(await house.client.get(answer.json()["images"][0]["url"]))
+
+
+async def test_an_image_takes_no_other_method(house: House, url: httpx.URL) -> None:
+    for method in ("POST", "PUT", "DELETE"):
+        answer = await house.client.request(method, url)
+        assert answer.status_code == 405
+        assert answer.headers["allow"] == "GET, HEAD"
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("images.example", "http://images.example"),
+        ("10.0.0.1:8080", "http://10.0.0.1:8080"),
+        ("[::1]:8000", "http://[::1]:8000"),
+        ("evil.example/path?", "http://house.test"),
+        ("a@b", "http://house.test"),
+        ('"><script>', "http://house.test"),
+    ],
+)
+async def test_the_address_begins_where_the_caller_reached_us(
+    house: House, member: Member, host: str, expected: str
+) -> None:
+    job = await house.complete(await house.submit(member))
+    answer = await house.client.get(f"/v1/generate/{job.id}", headers=member.a | {"Host": host})
+    assert answer.status_code == 200
+    assert answer.json()["images"][0]["url"].startswith(f"{expected}/files/")
+
+
+async def test_a_public_address_goes_before_the_caller_s(tmp_path_factory: pytest.TempPathFactory) -> None:
+    settings = house_settings(tmp_path_factory.mktemp("public"), [], public_url="https://cdn.example/atelier/")
+    async with open_house(settings) as public:
+        member = await public.member()
+        job = await public.complete(await public.submit(member))
+        answer = await public.client.get(f"/v1/generate/{job.id}", headers=member.a)
+        assert answer.json()["images"][0]["url"].startswith("https://cdn.example/atelier/files/images/")
+        document = (await public.client.get("/openapi/a.json")).json()
+        assert document["servers"] == [{"url": "https://cdn.example/atelier"}]
+    stop_redis(settings.data_dir)

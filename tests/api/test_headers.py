@@ -1,0 +1,282 @@
+"""What every answer carries, whatever its status."""
+
+import re
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import httpx
+import pytest
+
+from serve_app.api.app import create_app
+from serve_app.domain.requests import Variant
+from serve_app.stores.accounts import AccountStore
+from serve_app.stores.jobs import JobStore
+from serve_app.stores.redis import connect
+from tests.api.house import BODY_A, BODY_B, House, Member, client_of, error_of
+
+A, B = Variant.A, Variant.B
+UNKNOWN = "gen_" + "a" * 26
+ALWAYS = (
+    "x-ratelimit-limit",
+    "x-ratelimit-remaining",
+    "x-ratelimit-reset",
+    "ratelimit-policy",
+    "ratelimit",
+    "x-request-id",
+)
+
+
+def dressed(answer: httpx.Response, policy: str | None = None) -> None:
+    """Every header of every answer, each once, in its form."""
+    for name in ALWAYS:
+        assert len(answer.headers.get_list(name)) == 1, name
+    limit, remaining, reset = (int(answer.headers[name]) for name in ALWAYS[:3])
+    assert 0 <= remaining <= limit
+    assert time.time() - 1 <= reset <= time.time() + 3602
+    assert re.fullmatch(rf'"([ab]-[a-z0-9.]+)";q={limit};w=\d+', answer.headers["ratelimit-policy"])
+    assert re.fullmatch(rf'"([ab]-[a-z0-9.]+)";r={remaining};t=\d+', answer.headers["ratelimit"])
+    assert re.fullmatch(r"req_[0-9a-f]{24}", answer.headers["x-request-id"])
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    expected = "private, no-cache" if answer.request.method in ("GET", "HEAD") else "no-store"
+    assert answer.headers["cache-control"] == expected
+    if policy is not None:
+        assert answer.headers["ratelimit-policy"].startswith(f'"{policy}"')
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("POST", "/v1/generate", 202),
+        ("GET", "/v1/jobs", 200),
+        ("GET", f"/v1/generate/{UNKNOWN}", 404),
+        ("GET", "/v1/models", 401),
+        ("GET", "/v1/nothing", 404),
+        ("GET", "/nothing", 404),
+        ("DELETE", "/v1/generate", 405),
+        ("GET", "/v1/upscale", 405),
+        ("GET", "/healthz", 200),
+        ("GET", "/openapi/a.json", 200),
+        ("GET", "/docs/a", 200),
+        ("GET", "/", 200),
+        ("GET", "/metrics", 200),
+        ("GET", "/files/nothing", 404),
+        ("HEAD", "/v1/jobs", 200),
+    ],
+)
+async def test_any_answer_carries_the_headers(
+    house: House, member: Member, method: str, path: str, status: int
+) -> None:
+    answer = await house.client.request(method, path, json=BODY_A, headers=member.a)
+    assert answer.status_code == status, answer.text
+    dressed(answer)
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "status"),
+    [
+        ({}, b"{}", 401),
+        ({"Authorization": "Bearer x", "X-API-Key": "x"}, b"{}", 400),
+        ({"Authorization": "{a}"}, b"{", 400),
+        ({"Authorization": "{a}"}, b"{}", 400),
+        ({"Authorization": "{a}"}, b" " * 70_000, 413),
+        ({"Authorization": "{a}", "Content-Type": "text/plain"}, b"{}", 415),
+        ({"Authorization": "{a}"}, b'{"prompt": "x", "lora_id": "x"}', 403),
+        ({"X-API-Key": "{b}"}, b"{}", 400),
+        ({"X-API-Key": "{b}"}, b'{"positive_prompt": "x", "model_id": "x"}', 403),
+    ],
+    ids=str,
+)
+async def test_any_refusal_carries_the_headers(
+    house: House, member: Member, headers: dict[str, str], body: bytes, status: int
+) -> None:
+    filled = {name: value.format(a=member.a["Authorization"], b=member.key) for name, value in headers.items()}
+    answer = await house.client.post("/v1/generate", content=body, headers=filled)
+    assert answer.status_code == status, answer.text
+    dressed(answer)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "policy", "limit"),
+    [
+        ("POST", "/v1/generate", {}, "a-hourly", 50),
+        ("POST", "/v1/generate", {"Authorization": "Bearer nonsense"}, "a-hourly", 50),
+        ("POST", "/v1/generate", {"X-API-Key": "nonsense"}, "b-minute", 10),
+        ("GET", "/v1/models", {}, "b-minute", 10),
+        ("GET", f"/v1/generations/{UNKNOWN}", {}, "b-minute", 10),
+        ("GET", f"/v1/generate/{UNKNOWN}", {}, "a-hourly", 50),
+        ("GET", "/nothing", {}, "a-hourly", 50),
+        ("DELETE", "/v1/models", {}, "b-minute", 10),
+        ("GET", "/docs/a", {}, "a-hourly", 50),
+    ],
+)
+async def test_a_stranger_sees_the_lowest_plan(
+    house: House, method: str, path: str, headers: dict[str, str], policy: str, limit: int
+) -> None:
+    answer = await house.client.request(method, path, headers=headers)
+    dressed(answer, policy)
+    assert answer.headers["x-ratelimit-limit"] == answer.headers["x-ratelimit-remaining"] == str(limit)
+    window = 3600 if limit == 50 else 60
+    assert abs(int(answer.headers["x-ratelimit-reset"]) - time.time() - window) < 3
+
+
+@pytest.mark.parametrize("given", ["01234567", "a.b-c_d.0", "x" * 128])
+async def test_a_fit_request_id_is_echoed(house: House, given: str) -> None:
+    answer = await house.client.get("/healthz", headers={"X-Request-Id": given})
+    assert answer.headers.get_list("x-request-id") == [given]
+
+
+@pytest.mark.parametrize(
+    "given", ["", "short", "x" * 129, "a b c d e f", "<script>alert</script>", "\u00e9" * 10, "12345678\t"]
+)
+async def test_an_unfit_request_id_is_replaced(house: House, given: str) -> None:
+    answer = await house.client.get("/healthz", headers={"X-Request-Id": given.encode()})
+    dressed(answer)
+
+
+METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "PROPFIND", "QUERY"]
+ALLOWED = {
+    "/v1/generate": {"POST"},
+    f"/v1/generate/{UNKNOWN}": {"GET", "HEAD"},
+    "/v1/upscale": {"POST"},
+    f"/v1/upscale/{UNKNOWN}": {"GET", "HEAD"},
+    f"/v1/generations/{UNKNOWN}": {"GET", "HEAD"},
+    "/v1/models": {"GET", "HEAD"},
+    "/v1/jobs": {"GET", "HEAD"},
+    f"/v1/jobs/{UNKNOWN}": {"GET", "HEAD"},
+    f"/v1/jobs/{UNKNOWN}/cancel": {"POST"},
+    "/healthz": {"GET", "HEAD"},
+    "/docs/a": {"GET", "HEAD"},
+    "/openapi/b.json": {"GET", "HEAD"},
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("path", ALLOWED)
+async def test_another_method_gets_405_and_the_ones_that_work(
+    house: House, member: Member, path: str, method: str
+) -> None:
+    if method in ALLOWED[path]:
+        return
+    for headers in ({}, member.a, member.b):
+        answer = await house.client.request(method, path, headers=headers)
+        assert answer.status_code == 405
+        assert error_of(answer)["code"] == "method_not_allowed"
+        assert answer.headers["allow"] == ", ".join(sorted(ALLOWED[path]))
+        dressed(answer)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1",
+        "/v1/",
+        "/generate",
+        "/generations/x",
+        "/models",
+        "/upscale",
+        "/v2/generate",
+        "/V1/generate",
+        "/v1/Generate",
+        "/v1/generate/",
+        "/v1/generate/x/y",
+        "/v1/upscale/",
+        "/v1/generations",
+        "/v1/generations/",
+        "/v1/models/",
+        "/v1/models/model_x",
+        "/v1//generate",
+        "//v1/generate",
+        "/v1/jobs/",
+        "/v1/jobs/x/",
+        "/v1/jobs/x/events",
+        "/docs",
+        "/openapi.json",
+        "/redoc",
+        "/favicon.ico",
+        "/robots.txt",
+        "/.env",
+        "/%00",
+        "/%ff",
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_any_other_path_is_404_and_nothing_redirects(
+    house: House, member: Member, path: str, method: str
+) -> None:
+    answer = await house.client.request(method, f"http://house.test{path}", headers=member.a)
+    assert answer.status_code == 404
+    assert error_of(answer) == {"code": "not_found", "message": "There is nothing at this address."}
+    dressed(answer)
+
+
+@pytest.fixture
+async def broken(house: House, member: Member) -> AsyncIterator[httpx.AsyncClient]:
+    """The application with its catalog pulled out: what is found there raises."""
+    resources = replace(house.resources, catalog=None)  # pyright: ignore[reportArgumentType]
+    async with client_of(create_app(resources)) as client:
+        yield client
+
+
+@pytest.mark.parametrize("variant", Variant)
+async def test_an_exception_is_a_500_in_the_envelope_with_every_header(
+    broken: httpx.AsyncClient, member: Member, variant: Variant, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = BODY_A | {"prompt": "canary"} if variant is A else BODY_B | {"positive_prompt": "canary"}
+    answer = await broken.post("/v1/generate", json=body, headers=member.headers(variant))
+    assert answer.status_code == 500
+    error = error_of(answer)
+    assert error["code"] == "internal_error"
+    assert answer.headers["x-request-id"] in error["message"]
+    assert "NoneType" not in answer.text
+    assert "Traceback" not in answer.text
+    dressed(answer, "a-hourly" if variant is A else None)
+    assert answer.headers["x-ratelimit-limit"] == "1000000000", "the caller's own window, not a stranger's"
+    logged = caplog.text
+    assert answer.headers["x-request-id"] in logged
+    assert "NoneType" in logged, "the operator's log has the trace"
+    assert "canary" not in logged
+    assert member.key not in logged
+
+
+async def test_a_500_of_a_document_and_of_a_list_are_alike(broken: httpx.AsyncClient, member: Member) -> None:
+    for path in ("/openapi/a.json", "/docs/b", "/v1/models"):
+        answer = await broken.get(path, headers=member.b)
+        assert answer.status_code == 500
+        assert error_of(answer)["code"] == "internal_error"
+        dressed(answer)
+
+
+@pytest.fixture
+async def cut_off(house: House) -> AsyncIterator[httpx.AsyncClient]:
+    """The application with nobody at Redis's address."""
+    nobody = connect("redis://127.0.0.1:1/0")
+    settings = house.resources.settings
+    resources = replace(house.resources, accounts=AccountStore(nobody, settings), jobs=JobStore(nobody, settings))
+    async with client_of(create_app(resources)) as client:
+        yield client
+    await nobody.aclose()
+
+
+@pytest.mark.parametrize("variant", Variant)
+async def test_without_redis_the_answer_is_503_with_retry_after(
+    cut_off: httpx.AsyncClient, member: Member, variant: Variant
+) -> None:
+    body = BODY_A if variant is A else BODY_B
+    answer = await cut_off.post("/v1/generate", json=body, headers=member.headers(variant))
+    assert answer.status_code == 503
+    assert error_of(answer)["code"] == "unavailable"
+    assert int(answer.headers["retry-after"]) >= 1
+    dressed(answer)
+
+
+async def test_without_redis_the_process_is_alive_and_not_ready(cut_off: httpx.AsyncClient) -> None:
+    assert (await cut_off.get("/healthz")).status_code == 200
+    answer = await cut_off.get("/readyz")
+    assert answer.status_code == 503
+    assert answer.json() == {"status": "not ready", "redis": "down", "storage": "ok"}
+
+
+async def test_without_redis_strangers_and_routes_are_still_told_apart(cut_off: httpx.AsyncClient) -> None:
+    assert (await cut_off.post("/v1/generate", json={})).status_code == 401
+    assert (await cut_off.get("/v1/nothing")).status_code == 404

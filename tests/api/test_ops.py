@@ -1,0 +1,35 @@
+"""What operators' tools ask."""
+
+import re
+
+from tests.api.house import House, Member
+
+
+async def test_the_process_says_it_is_alive(house: House) -> None:
+    answer = await house.client.get("/healthz")
+    assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+
+
+async def test_the_service_says_it_is_ready(house: House) -> None:
+    answer = await house.client.get("/readyz")
+    assert (answer.status_code, answer.json()) == (200, {"status": "ready", "redis": "ok", "storage": "ok"})
+
+
+async def test_metrics_are_prometheus_text_with_the_queue_s_depth(house: House, member: Member) -> None:
+    await house.submit(member)
+    answer = await house.client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    lines = answer.text.splitlines()
+    for line in lines:
+        assert re.fullmatch(r'# (HELP|TYPE) \w+ .+|\w+(\{\w+="\w+"\})? [0-9.e+-]+', line), line
+    ready = next(line for line in lines if line.startswith('atelier_jobs_ready{kind="generation"}'))
+    assert float(ready.split()[-1]) >= 1
+    assert member.key not in answer.text
+
+
+async def test_the_landing_page_leads_to_the_documents_and_the_console(house: House) -> None:
+    answer = await house.client.get("/")
+    assert answer.headers["content-type"].startswith("text/html")
+    for target in re.findall(r'href="([^"]+)"', answer.text):
+        found = await house.client.get(target, follow_redirects=True)
+        assert found.status_code == 200 or target.startswith("/console"), target
