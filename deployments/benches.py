@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from serve_app.domain.catalog import Adapter
-from serve_app.domain.errors import AtelierError, FailureCode, NotFound, StoreUnavailable
+from serve_app.domain.errors import AdapterUnavailable, FailureCode, NotFound, StoreUnavailable
 from serve_app.domain.jobs import Claim, Failure, JobKind
 from serve_app.domain.requests import GenerationRequest, UpscaleRequest
 from serve_app.engine import AdapterFile, Engine, Finished, RunRequest
@@ -80,10 +80,9 @@ class GenerationBench:
         self._fetching[group] = self._fetching.get(group, 0) + 1
         try:
             path = await self._resources.weights.fetch(adapter)
-        except StoreUnavailable as error:
-            raise CannotStart(_lora_unavailable("The LoRA's file cannot be reached."), retry=True) from error
-        except AtelierError as error:
-            raise CannotStart(_lora_unavailable(error.message), retry=False) from error
+        except AdapterUnavailable as error:
+            outage = isinstance(error.__cause__, StoreUnavailable)  # then another try may find the storage back
+            raise CannotStart(_lora_unavailable(error.message), retry=outage) from error
         finally:
             self._fetching[group] -= 1
             if not self._fetching[group]:

@@ -3,6 +3,8 @@
 import asyncio
 from pathlib import Path
 
+import torch
+
 from deployments.args import UpscalerArgs
 from deployments.benches import UpscaleBench
 from deployments.device import prepare_device
@@ -22,4 +24,5 @@ class Upscaler(WorkReplica):
 
 def load_upscaler(args: UpscalerArgs) -> Enlarger:
     prepare_device(args)
-    return Enlarger.load(Path(args.weights) if args.weights else None)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return Enlarger.load(Path(args.weights) if args.weights else None, device=device)

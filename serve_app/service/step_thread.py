@@ -52,7 +52,7 @@ class StepThread:
         for key in keys:
             self._seconds.pop(key, None)
             future = self._expected.pop(key, None)
-            if future is not None and not future.done():
+            if future is not None and (future.cancelled() or not future.done()):
                 self._bench.abort(key)
                 future.cancel()
 

@@ -72,7 +72,8 @@ class Worker:
         self._look.set()
         await self._claiming
         await self._wait_for_attempts(deadline - LAST_WORDS.total_seconds() - loop.time())
-        self._leaving.set_result(None)
+        if not self._leaving.done():
+            self._leaving.set_result(None)
         await self._wait_for_attempts(deadline - loop.time())
         for task in self._attempts:
             task.cancel()

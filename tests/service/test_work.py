@@ -1,0 +1,384 @@
+"""The worker on the real engine, the demo model, a real Redis and real files; no Ray."""
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+import redis
+from PIL import Image
+
+from deployments.benches import GenerationBench, UpscaleBench
+from serve_app.domain.errors import FailureCode
+from serve_app.domain.jobs import Claim, Job, JobKind, JobState, new_job_id
+from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest, Variant, image_seeds
+from serve_app.engine import Engine, EngineOptions
+from serve_app.engine.upscale import Upscaler
+from serve_app.service.attempt import Pace
+from serve_app.service.bench import Bench, FinishedRun
+from serve_app.service.resources import Resources, open_resources
+from serve_app.service.work import Unhealthy, Worker
+from serve_app.settings import Settings
+from serve_app.stores.embedded import ensure_redis, stop_redis
+from tests.support import POCKET, adapter_id, wait_until, write_catalog
+
+ACCOUNT = "acct_worker"
+SHORT, LONG = 3, 400
+"""Steps: over before anyone looks, and long enough to be met while running."""
+QUICK = Pace(poll=timedelta(milliseconds=50), beat=timedelta(milliseconds=50))
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[Engine]:
+    loaded = Engine.load({"pocket": POCKET}, EngineOptions(max_rows=8))
+    yield loaded
+    loaded.close()
+
+
+@pytest.fixture
+def bench(engine: Engine, resources: Resources) -> GenerationBench:
+    return GenerationBench(engine, resources)
+
+
+@asynccontextmanager
+async def working(resources: Resources, bench: Bench, *, pace: Pace = QUICK) -> AsyncGenerator[Worker]:
+    worker = Worker(resources, bench, name=f"worker-{id(bench)}", pace=pace)
+    worker.start()
+    try:
+        yield worker
+    finally:
+        await worker.drain(timedelta(seconds=2.2))
+
+
+def picture(*, seed: int = 7, n: int = 1, steps: int = SHORT, lora: str = "outline") -> GenerationRequest:
+    return GenerationRequest(
+        prompt="a red circle",
+        lora_id=adapter_id(lora),
+        width=256,
+        height=256,
+        steps=steps,
+        seeds=image_seeds(seed, n),
+    )
+
+
+async def accept(resources: Resources, request: Request) -> str:
+    kind = JobKind.UPSCALE if isinstance(request, UpscaleRequest) else JobKind.GENERATION
+    adapter = resources.catalog.adapter(request.lora_id) if isinstance(request, GenerationRequest) else None
+    acceptance = await resources.jobs.accept(
+        job_id=new_job_id(kind),
+        variant=Variant.A,
+        account_id=ACCOUNT,
+        request=request,
+        group=adapter.sha256 if adapter else "",
+    )
+    return acceptance.job.id
+
+
+async def job(resources: Resources, job_id: str) -> Job:
+    found = await resources.jobs.get(job_id, account_id=ACCOUNT)
+    assert found is not None
+    return found
+
+
+async def ended(resources: Resources, job_id: str) -> Job:
+    async def is_over() -> bool:
+        return (await job(resources, job_id)).state.is_terminal
+
+    await wait_until(is_over, timeout=60)
+    return await job(resources, job_id)
+
+
+async def running(resources: Resources, job_id: str) -> None:
+    async def has_progress() -> bool:
+        return (await job(resources, job_id)).progress > 0
+
+    await wait_until(has_progress, timeout=60)
+
+
+async def pngs(resources: Resources, done: Job) -> list[bytes]:
+    return [await resources.images.get(image.image_uri) for image in done.images]
+
+
+def objects(resources: Resources) -> list[Path]:
+    return [path for path in (resources.settings.data_dir / "images").rglob("*") if path.is_file()]
+
+
+async def test_a_job_ends_as_pngs_of_the_asked_size(resources: Resources, bench: GenerationBench) -> None:
+    async with working(resources, bench):
+        done = await ended(resources, await accept(resources, picture(n=2)))
+    assert done.state is JobState.COMPLETED
+    assert done.progress == 100
+    assert len(done.images) == len({image.image_id for image in done.images}) == 2
+    for stored in done.images:
+        png = await resources.images.get(stored.image_uri)
+        assert len(png) == stored.size_bytes
+        opened = Image.open(BytesIO(png))
+        assert opened.size == (stored.width, stored.height) == (256, 256)
+        assert opened.info["Software"].startswith("Atelier ")
+        assert "Job" not in opened.info
+
+
+async def test_a_png_names_its_job_when_the_settings_ask_for_it(
+    settings: Settings, redis_db: redis.Redis, engine: Engine
+) -> None:
+    async with open_resources(settings.model_copy(update={"png_job_id": True})) as resources:
+        async with working(resources, GenerationBench(engine, resources)):
+            done = await ended(resources, await accept(resources, picture()))
+        png = await resources.images.get(done.images[0].image_uri)
+    assert Image.open(BytesIO(png)).info["Job"] == done.id
+
+
+async def test_the_same_request_twice_gives_the_same_bytes(resources: Resources, bench: GenerationBench) -> None:
+    async with working(resources, bench):
+        first, second = [await ended(resources, await accept(resources, picture(seed=11))) for _ in range(2)]
+        other = await ended(resources, await accept(resources, picture(seed=12)))
+    one, two, three = [await pngs(resources, done) for done in (first, second, other)]
+    assert one == two
+    assert one != three
+
+
+async def test_four_images_equal_four_single_requests(resources: Resources, bench: GenerationBench) -> None:
+    async with working(resources, bench):
+        together = await ended(resources, await accept(resources, picture(seed=5, n=4)))
+        alone = [await ended(resources, await accept(resources, picture(seed=5 + i))) for i in range(4)]
+    four = await pngs(resources, together)
+    assert len(set(four)) == 4
+    assert four == [png for done in alone for png in await pngs(resources, done)]
+
+
+async def test_an_upscale_is_as_many_times_larger(resources: Resources, bench: GenerationBench) -> None:
+    upscaling = UpscaleBench(Upscaler.load(None), resources)
+    async with working(resources, bench), working(resources, upscaling):
+        drawn = await ended(resources, await accept(resources, picture()))
+        source = drawn.images[0]
+        request = UpscaleRequest(
+            image_id=source.image_id,
+            scale_factor=2,
+            source_uri=source.image_uri,
+            source_width=source.width,
+            source_height=source.height,
+        )
+        enlarged = await ended(resources, await accept(resources, request))
+        await resources.images.delete(source.image_uri)
+        orphan = await ended(resources, await accept(resources, request))
+    (large,) = await pngs(resources, enlarged)
+    assert Image.open(BytesIO(large)).size == (512, 512)
+    assert orphan.failure is not None
+    assert "no longer stored" in orphan.failure.message
+
+
+async def test_a_hint_starts_an_idle_worker_at_once(resources: Resources, bench: GenerationBench) -> None:
+    asleep = Pace(poll=timedelta(hours=1), beat=timedelta(milliseconds=50))
+    async with working(resources, bench, pace=asleep) as worker:
+        await wait_until(lambda: redis_has_heard(resources))
+        job_id = await accept(resources, picture())
+        worker.hint()
+        assert (await ended(resources, job_id)).state is JobState.COMPLETED
+
+
+async def redis_has_heard(resources: Resources) -> bool:
+    """The worker's first look has been answered: from here on it waits for its poll, or a hint."""
+    return (await resources.jobs.backlog(JobKind.GENERATION)).leased == 0
+
+
+async def test_a_canceled_job_leaves_the_engine_and_storage(
+    resources: Resources, bench: GenerationBench, engine: Engine
+) -> None:
+    async with working(resources, bench):
+        job_id = await accept(resources, picture(steps=LONG))
+        await running(resources, job_id)
+        await resources.jobs.cancel(job_id, account_id=ACCOUNT)
+        assert (await ended(resources, job_id)).state is JobState.CANCELED
+        await wait_until(lambda: not engine.has_work)
+    assert not objects(resources)
+
+
+async def test_a_lora_that_is_gone_fails_its_job_by_name(resources: Resources, bench: GenerationBench) -> None:
+    known = await accept(resources, picture(lora="mosaic"))
+    gone = await accept(resources, picture(lora="no-such"))
+    async with working(resources, bench):
+        assert (await ended(resources, known)).state is JobState.COMPLETED
+        failed = await ended(resources, gone)
+    assert failed.failure is not None
+    assert failed.failure.code is FailureCode.LORA_UNAVAILABLE
+
+
+async def test_a_job_over_its_time_fails_with_timeout(resources: Resources, bench: GenerationBench) -> None:
+    hurried = Pace(poll=QUICK.poll, beat=QUICK.beat, job_limit=timedelta(seconds=0.3))
+    async with working(resources, bench, pace=hurried):
+        failed = await ended(resources, await accept(resources, picture(steps=LONG)))
+    assert failed.failure is not None
+    assert failed.failure.code is FailureCode.TIMEOUT
+    assert failed.attempt == 1
+
+
+async def test_a_full_storage_delays_a_job_and_does_not_lose_it(resources: Resources, bench: GenerationBench) -> None:
+    blocked = resources.settings.data_dir / "images"
+    blocked.parent.mkdir(parents=True, exist_ok=True)
+    blocked.write_text("a file where the folder should be")
+    async with working(resources, bench) as worker:
+        job_id = await accept(resources, picture())
+        await running(resources, job_id)
+        await wait_until(lambda: worker.open_jobs == 1)
+        blocked.unlink()
+        assert (await ended(resources, job_id)).state is JobState.COMPLETED
+
+
+async def test_a_drain_finishes_what_it_can(resources: Resources, bench: GenerationBench) -> None:
+    async with working(resources, bench) as worker:
+        job_id = await accept(resources, picture(steps=30))
+        await running(resources, job_id)
+        await worker.drain(timedelta(seconds=60))
+        assert (await job(resources, job_id)).state is JobState.COMPLETED
+
+
+async def test_a_drain_hands_back_what_it_cannot_finish(
+    resources: Resources, bench: GenerationBench, engine: Engine
+) -> None:
+    async with working(resources, bench) as worker:
+        job_id = await accept(resources, picture(steps=LONG))
+        await running(resources, job_id)
+        await worker.drain(timedelta(seconds=2.2))
+    assert (await job(resources, job_id)).state is JobState.QUEUED
+    assert not objects(resources)
+    assert not engine.has_work
+    await resources.jobs.cancel(job_id, account_id=ACCOUNT)
+
+
+class HeldBench:
+    """A bench whose next step can be made to hang, or to fail, as a device does."""
+
+    def __init__(self, bench: GenerationBench) -> None:
+        self._bench = bench
+        self.hold = threading.Event()
+        self.hold.set()
+        self.errors: list[Exception] = []
+
+    kind = JobKind.GENERATION
+
+    @property
+    def free_rows(self) -> int:
+        return self._bench.free_rows
+
+    @property
+    def resident(self) -> Sequence[str]:
+        return self._bench.resident
+
+    @property
+    def has_work(self) -> bool:
+        return self._bench.has_work
+
+    async def start(self, claim: Claim, keys: Sequence[str]) -> None:
+        await self._bench.start(claim, keys)
+
+    def step(self) -> Sequence[FinishedRun]:
+        self.hold.wait(60)
+        if self.errors:
+            raise self.errors.pop()
+        return self._bench.step()
+
+    def abort(self, key: str) -> bool:
+        return self._bench.abort(key)
+
+    def progress(self) -> Mapping[str, tuple[int, int]]:
+        return self._bench.progress()
+
+
+@pytest.fixture
+def held(bench: GenerationBench) -> Iterator[HeldBench]:
+    bench_that_hangs = HeldBench(bench)
+    yield bench_that_hangs
+    bench_that_hangs.hold.set()
+
+
+@pytest.fixture
+async def hasty(settings: Settings, redis_db: redis.Redis) -> AsyncIterator[Resources]:
+    """Stores with a lease short enough to lose."""
+    async with open_resources(settings.model_copy(update={"lease": timedelta(seconds=0.5)})) as opened:
+        yield opened
+
+
+async def test_a_hung_step_loses_its_lease_and_its_late_images(
+    hasty: Resources, engine: Engine, redis_db: redis.Redis
+) -> None:
+    hung = HeldBench(GenerationBench(engine, hasty))
+    strict = Pace(poll=QUICK.poll, beat=QUICK.beat, step_limit=timedelta(seconds=0.2))
+    async with working(hasty, hung, pace=strict) as worker:
+        hung.hold.clear()
+        job_id = await accept(hasty, picture())
+        await wait_until(lambda: is_unhealthy(worker))
+
+        async def is_queued_again() -> bool:
+            await hasty.jobs.reap()
+            return (await job(hasty, job_id)).state is JobState.QUEUED
+
+        await wait_until(is_queued_again)
+        claims: list[Claim] = []
+
+        async def is_claimed_elsewhere() -> bool:
+            claims.extend(await hasty.jobs.claim("another", kind=JobKind.GENERATION, nonce="n"))
+            return bool(claims)
+
+        await wait_until(is_claimed_elsewhere)
+        assert claims[0].lease.attempt == 2
+        keeping = asyncio.create_task(keep(hasty, claims[0]))
+        hung.hold.set()
+        await wait_until(lambda: worker.open_jobs == 0, timeout=60)
+        assert (await job(hasty, job_id)).state is JobState.RUNNING
+        assert not objects(hasty)
+        keeping.cancel()
+        await hasty.jobs.cancel(job_id, account_id=ACCOUNT)
+
+
+async def keep(resources: Resources, claim: Claim) -> None:
+    while True:
+        await resources.jobs.beat(claim.lease, progress=0)
+        await asyncio.sleep(0.1)
+
+
+def is_unhealthy(worker: Worker) -> bool:
+    try:
+        worker.check()
+    except Unhealthy:
+        return True
+    return False
+
+
+async def test_a_failed_step_starts_its_jobs_over(resources: Resources, held: HeldBench) -> None:
+    held.errors = [RuntimeError("device lost")]
+    async with working(resources, held) as worker:
+        done = await ended(resources, await accept(resources, picture()))
+        worker.check()
+    assert done.state is JobState.COMPLETED
+    assert done.attempt == 2
+
+
+async def test_a_bench_that_fails_every_step_is_unhealthy(resources: Resources, held: HeldBench) -> None:
+    held.errors = [RuntimeError("device lost") for _ in range(50)]
+    async with working(resources, held) as worker:
+        for seed in range(3):
+            await accept(resources, picture(seed=seed))
+        await wait_until(lambda: is_unhealthy(worker), timeout=60)
+        held.errors = []
+
+
+async def test_a_job_outlives_a_killed_redis(tmp_path: Path, engine: Engine) -> None:
+    home = tmp_path / "own"
+    settings = Settings(data_dir=home, catalog=write_catalog(tmp_path / "catalog"), redis_url=ensure_redis(home).url)
+    try:
+        async with open_resources(settings) as resources:
+            async with working(resources, GenerationBench(engine, resources)):
+                job_id = await accept(resources, picture(steps=60))
+                await running(resources, job_id)
+                os.kill(ensure_redis(home).pid, signal.SIGKILL)
+                await asyncio.to_thread(ensure_redis, home)
+                assert (await ended(resources, job_id)).state is JobState.COMPLETED
+            assert (await job(resources, job_id)).attempt == 1
+    finally:
+        stop_redis(home)
