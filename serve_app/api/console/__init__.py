@@ -10,11 +10,11 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
 
 from serve_app.api.console.pages import KEY_PAGES, Pages, load_templates
 from serve_app.api.console.protection import Protection
@@ -26,17 +26,16 @@ FORM_BYTES = 16 * 1024
 STATIC = Path(__file__).parent / "static"
 
 
-def console_app(resources: Resources) -> Starlette:
+def console_app(resources: Resources) -> ASGIApp:
     """The pages over these stores. Every answer carries the security headers; a POST must come from the console itself."""
     pages = Pages(resources, load_templates())
     app = Starlette(
         routes=_routes(pages),
-        middleware=[Middleware(Protection, public_url=resources.settings.public_url)],
         exception_handlers=_problems(pages),
         max_body_size=FORM_BYTES,
     )
     app.state.resources = resources
-    return app
+    return Protection(app, public_url=resources.settings.public_url)  # outermost: a 500 and a 413 need its headers too
 
 
 def _routes(pages: Pages) -> list[Route | Mount]:

@@ -38,9 +38,13 @@ class Protection:
             await self._app(scope, receive, send)
             return
 
+        is_static = scope["path"].startswith(f"{scope.get('root_path', '')}/static/")  # now: routing rewrites the scope
+
         async def send_protected(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._set_headers(scope, MutableHeaders(scope=message))
+                self._set_headers(
+                    MutableHeaders(scope=message), is_https=scope["scheme"] == "https", is_static=is_static
+                )
             await send(message)
 
         headers = Headers(scope=scope)
@@ -58,10 +62,9 @@ class Protection:
         origin = urlsplit(headers.get("origin", "")).netloc
         return bool(origin) and origin in (headers.get("host"), self._public.netloc)
 
-    def _set_headers(self, scope: Scope, headers: MutableHeaders) -> None:
+    def _set_headers(self, headers: MutableHeaders, *, is_https: bool, is_static: bool) -> None:
         for name, value in HEADERS.items():
             headers[name] = value
-        is_static = scope["path"].startswith(f"{scope.get('root_path', '')}/static/")
         headers["Cache-Control"] = STATIC_CACHE if is_static else "no-store"
-        if scope["scheme"] == "https" or self._public.scheme == "https":
+        if is_https or self._public.scheme == "https":
             headers["Strict-Transport-Security"] = HSTS

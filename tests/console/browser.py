@@ -1,0 +1,89 @@
+"""A browser without JavaScript: it keeps cookies, follows links, fills forms, and says where its requests come from."""
+
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+
+import httpx
+from starlette.types import ASGIApp
+
+ORIGIN = "http://house.test"
+
+
+@dataclass(slots=True)
+class Form:
+    """A form as the page gave it: where it goes, and the fields with their values."""
+
+    action: str
+    fields: dict[str, str] = field(default_factory=dict[str, str])
+    buttons: list[str] = field(default_factory=list[str])
+
+
+class Page(HTMLParser):
+    """An answer, and what a visitor sees of it."""
+
+    def __init__(self, answer: httpx.Response) -> None:
+        super().__init__()
+        self.answer = answer
+        self.status = answer.status_code
+        self.forms: list[Form] = []
+        self.links: list[str] = []
+        self.tags: list[tuple[str, dict[str, str]]] = []
+        self._texts: list[str] = []
+        self._in_button = False
+        self.feed(answer.text)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self._texts).split())
+
+    def form(self, button: str) -> Form:
+        """The form with this button."""
+        return next(form for form in self.forms if button in form.buttons)
+
+    def tagged(self, element_id: str) -> bool:
+        return any(attributes.get("id") == element_id for _, attributes in self.tags)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        attributes = {name: value or "" for name, value in attrs}
+        self.tags.append((tag, attributes))
+        if tag == "form":
+            self.forms.append(Form(attributes["action"]))
+        elif tag == "input":
+            self.forms[-1].fields[attributes["name"]] = attributes.get("value", "")
+        elif tag == "a":
+            self.links.append(attributes["href"])
+        self._in_button = tag == "button"
+
+    def handle_data(self, data: str) -> None:
+        self._texts.append(data)
+        if self._in_button and data.strip():
+            self.forms[-1].buttons.append(data.strip())
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "button":
+            self._in_button = False
+
+
+class Browser:
+    """One visitor, at one address."""
+
+    def __init__(self, app: ASGIApp, *, address: str = "203.0.113.7", origin: str = ORIGIN) -> None:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False, client=(address, 40000))
+        self.http = httpx.AsyncClient(transport=transport, base_url=origin, follow_redirects=True)
+
+    async def open(self, path: str) -> Page:
+        return Page(await self.http.get(path))
+
+    async def send(self, form: Form, **fields: str) -> Page:
+        """Sends the form as it was given, with `fields` filled in, and follows where that leads."""
+        answer = await self.http.post(
+            form.action, data={**form.fields, **fields}, headers={"Sec-Fetch-Site": "same-origin"}
+        )
+        return Page(answer)
+
+    async def sign_in(self, name: str, password: str) -> Page:
+        page = await self.open("/console/sign-in")
+        return await self.send(page.form("Sign in"), name=name, password=password)
+
+    async def aclose(self) -> None:
+        await self.http.aclose()

@@ -1,0 +1,54 @@
+"""The whole application with one account, and browsers that visit it."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from itertools import count
+
+import pytest
+from starlette.types import ASGIApp
+
+from serve_app.api.app import create_app
+from serve_app.domain.accounts import Account
+from serve_app.service.resources import Resources
+from tests.console.browser import ORIGIN, Browser
+
+PASSWORD = "correct horse battery"
+
+
+@dataclass(slots=True)
+class Visitors:
+    """Browsers of one application, each at an address of its own unless told otherwise."""
+
+    app: ASGIApp
+    _opened: list[Browser] = field(default_factory=list[Browser])
+    _addresses: "count[int]" = field(default_factory=lambda: count(1))
+
+    def new(self, *, address: str = "", origin: str = ORIGIN) -> Browser:
+        browser = Browser(self.app, address=address or f"203.0.113.{next(self._addresses)}", origin=origin)
+        self._opened.append(browser)
+        return browser
+
+    async def aclose(self) -> None:
+        for browser in self._opened:
+            await browser.aclose()
+
+
+@pytest.fixture
+async def visitors(resources: Resources) -> AsyncIterator[Visitors]:
+    found = Visitors(create_app(resources))
+    yield found
+    await found.aclose()
+
+
+@pytest.fixture
+async def owner(resources: Resources) -> Account:
+    """An account with a console password."""
+    return await resources.accounts.create_account("owner", password=PASSWORD)
+
+
+@pytest.fixture
+async def browser(visitors: Visitors, owner: Account) -> Browser:
+    """A browser in which the owner has signed in."""
+    signed_in = visitors.new()
+    await signed_in.sign_in(owner.name, PASSWORD)
+    return signed_in

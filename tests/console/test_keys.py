@@ -1,0 +1,167 @@
+"""The two pages that make keys: shown once, made once, listed, revoked; each for its own interface."""
+
+import asyncio
+import re
+
+import httpx
+import pytest
+
+from serve_app.api.app import create_app
+from serve_app.domain.accounts import Account
+from serve_app.domain.requests import Variant
+from serve_app.service.resources import Resources
+from tests.console.browser import Browser, Page
+from tests.console.conftest import PASSWORD, Visitors
+
+PAGES = [
+    pytest.param("/console/settings/api", "Generate API key", "Authorization: Bearer", "a", id="api"),
+    pytest.param("/console/settings/api-keys", "Create new API key", "X-API-Key:", "b", id="api-keys"),
+]
+SECRET = re.compile(r"atl_[0-9A-Za-z]{38}")
+
+
+@pytest.mark.parametrize(("path", "button", "header", "interface"), PAGES)
+async def test_the_button_makes_a_key_of_this_interface_alone(
+    browser: Browser, resources: Resources, owner: Account, path: str, button: str, header: str, interface: str
+) -> None:
+    page = await browser.open(path)
+    page = await browser.send(page.form(button), key_name="website")
+    secret = _secret(page)
+    assert f"{header} {secret}" in page.text
+    [key] = await resources.accounts.keys(owner.id)
+    assert (key.name, key.interfaces) == ("website", {Variant(interface)})
+    for variant in Variant:
+        gate = await resources.accounts.gate(secret, variant, counted=False)
+        assert (gate.caller is not None) == (variant == interface)
+
+
+@pytest.mark.parametrize(("path", "button", "header", "interface"), PAGES)
+async def test_the_curl_line_works_as_it_is_pasted(
+    browser: Browser, resources: Resources, path: str, button: str, header: str, interface: str
+) -> None:
+    page = await browser.send((await browser.open(path)).form(button))
+    line = re.search(r"curl (\S+) -H '([^']+)' -H '([^']+)' -d '([^']+)'", page.text)
+    assert line is not None
+    url, credential, media_type, body = line.groups()
+    headers = dict(part.split(": ", 1) for part in (credential, media_type))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(create_app(resources))) as caller:
+        answer = await caller.post(url, headers=headers, content=body)
+    assert answer.status_code == (202 if interface == "a" else 200), answer.text
+
+
+@pytest.mark.parametrize(("path", "button", "header", "interface"), PAGES)
+async def test_the_key_is_shown_this_once_and_kept_nowhere(
+    browser: Browser, path: str, button: str, header: str, interface: str
+) -> None:
+    page = await browser.send((await browser.open(path)).form(button))
+    secret = _secret(page)
+    assert page.answer.headers["Cache-Control"] == "no-store"
+    assert not page.answer.history, "the key is in the answer to the POST, not behind an address"
+    again = await browser.open(path)
+    assert secret not in again.answer.text
+    assert f"{secret[:8]}…{secret[-4:]}" in again.text
+
+
+@pytest.mark.parametrize(("path", "button", "header", "interface"), PAGES)
+async def test_a_reload_makes_no_second_key(
+    browser: Browser, resources: Resources, owner: Account, path: str, button: str, header: str, interface: str
+) -> None:
+    form = (await browser.open(path)).form(button)
+    secret = _secret(await browser.send(form))
+    reloaded = await browser.send(form)
+    assert reloaded.status == 409
+    assert secret not in reloaded.answer.text
+    assert "no second one was made" in reloaded.text
+    assert len(await resources.accounts.keys(owner.id)) == 1
+    assert _secret(await browser.send(reloaded.form(button))) != secret, "the page that says so has a fresh form"
+
+
+async def test_one_form_sent_many_times_at_once_makes_one_key(
+    browser: Browser, resources: Resources, owner: Account
+) -> None:
+    form = (await browser.open("/console/settings/api")).form("Generate API key")
+    pages = await asyncio.gather(*(browser.send(form) for _ in range(8)))
+    assert sorted(page.status for page in pages) == [200] + [409] * 7
+    assert len(await resources.accounts.keys(owner.id)) == 1
+
+
+async def test_each_page_lists_the_keys_that_work_on_its_interface(
+    browser: Browser, resources: Resources, owner: Account
+) -> None:
+    for name, interfaces in (("only a", "a"), ("only b", "b"), ("both of them", "ab")):
+        await resources.accounts.create_key(owner.id, name=name, interfaces=frozenset(map(Variant, interfaces)))
+    api, api_keys = await browser.open("/console/settings/api"), await browser.open("/console/settings/api-keys")
+    assert ["only a" in api.text, "only b" in api.text, "both of them" in api.text] == [True, False, True]
+    assert ["only a" in api_keys.text, "only b" in api_keys.text, "both of them" in api_keys.text] == [
+        False,
+        True,
+        True,
+    ]
+
+
+async def test_the_list_says_when_a_key_was_last_used(browser: Browser, resources: Resources, owner: Account) -> None:
+    _, secret = await resources.accounts.create_key(owner.id, interfaces=frozenset({Variant.A}))
+    assert "never" in (await browser.open("/console/settings/api")).text
+    await resources.accounts.gate(secret, Variant.A, counted=True)
+    assert "never" not in (await browser.open("/console/settings/api")).text
+
+
+async def test_revoking_stops_the_key_at_once(browser: Browser, resources: Resources, owner: Account) -> None:
+    _, secret = await resources.accounts.create_key(owner.id, name="laptop", interfaces=frozenset({Variant.A}))
+    page = await browser.open("/console/settings/api")
+    page = await browser.send(page.form("Revoke this key"))
+    assert page.answer.url.path == "/console/settings/api"
+    assert not [form for form in page.forms if "Revoke this key" in form.buttons]
+    assert (await resources.accounts.gate(secret, Variant.A, counted=False)).caller is None
+
+
+async def test_another_accounts_key_cannot_be_revoked(browser: Browser, resources: Resources, owner: Account) -> None:
+    stranger = await resources.accounts.create_account("stranger")
+    key, secret = await resources.accounts.create_key(stranger.id, interfaces=frozenset({Variant.A}))
+    await resources.accounts.create_key(owner.id, interfaces=frozenset({Variant.A}))
+    form = (await browser.open("/console/settings/api")).form("Revoke this key")
+    pages: list[Page] = []
+    for key_id in (key.id, "key_unknown"):
+        form.action = f"/console/settings/api/{key_id}/revoke"
+        pages.append(await browser.send(form))
+    assert [page.status for page in pages] == [404, 404]
+    assert pages[0].answer.text == pages[1].answer.text
+    assert (await resources.accounts.gate(secret, Variant.A, counted=False)).caller is not None
+
+
+async def test_names_are_shown_as_they_are_and_never_as_markup(
+    browser: Browser, resources: Resources, owner: Account
+) -> None:
+    nasty = "</td><script>alert(1)</script>"
+    form = (await browser.open("/console/settings/api")).form("Generate API key")
+    page = await browser.send(form, key_name=nasty)
+    assert nasty in page.text
+    assert "<script>alert" not in page.answer.text
+    assert not [attributes for tag, attributes in page.tags if tag == "script" and not attributes.get("src")]
+
+
+async def test_the_settings_page_shows_plans_what_is_left_and_the_adapters(
+    browser: Browser, resources: Resources, owner: Account
+) -> None:
+    _, secret = await resources.accounts.create_key(owner.id, interfaces=frozenset({Variant.A}))
+    await resources.accounts.gate(secret, Variant.A, counted=True)
+    text = (await browser.open("/console/settings")).text
+    assert "49 of 50 an hour" in text
+    assert "10 of 10 a minute" in text
+    assert "Private" in text, "the owner may use the private adapter of the test catalog"
+
+
+async def test_a_stranger_does_not_see_the_private_adapter(visitors: Visitors, resources: Resources) -> None:
+    await resources.accounts.create_account("stranger", password=PASSWORD)
+    browser = visitors.new()
+    await browser.sign_in("stranger", PASSWORD)
+    text = (await browser.open("/console/settings")).text
+    assert "Outline" in text
+    assert "Private" not in text
+
+
+def _secret(page: Page) -> str:
+    assert page.status == 200, page.text
+    assert page.tagged("secret")
+    [secret] = set(SECRET.findall(page.text))
+    return secret

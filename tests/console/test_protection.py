@@ -1,0 +1,177 @@
+"""What keeps other sites, other sessions and the browser's own helpfulness out."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import redis
+
+from serve_app.api.app import create_app
+from serve_app.domain.accounts import Account
+from serve_app.service.resources import Resources, open_resources
+from serve_app.settings import Settings
+from serve_app.stores.redis import key as redis_key
+from tests.console.browser import ORIGIN, Browser, Form
+from tests.console.conftest import PASSWORD, Visitors
+
+FORM_PAGES = [
+    ("/console/settings/api", "Generate API key"),
+    ("/console/settings/api-keys", "Create new API key"),
+    ("/console/settings", "Sign out"),
+]
+
+
+@pytest.mark.parametrize(("path", "button"), FORM_PAGES)
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Sec-Fetch-Site": "none"},
+        {"Sec-Fetch-Site": "cross-site", "Origin": ORIGIN},
+        {"Origin": "http://evil.test"},
+        {"Origin": "null"},
+        {"Origin": ""},
+        {"Origin": "http://house.test.evil.test"},
+    ],
+    ids=str,
+)
+async def test_a_post_that_another_site_sends_is_refused(
+    browser: Browser, resources: Resources, owner: Account, path: str, button: str, headers: dict[str, str]
+) -> None:
+    form = (await browser.open(path)).form(button)
+    answer = await browser.http.post(form.action, data=form.fields, headers=headers)
+    assert answer.status_code == 403
+    assert await resources.accounts.keys(owner.id) == []
+    assert (await browser.open("/console/settings")).answer.url.path == "/console/settings", "still signed in"
+
+
+async def test_over_plain_http_the_origin_is_enough(browser: Browser) -> None:
+    form = (await browser.open("/console/settings/api")).form("Generate API key")
+    answer = await browser.http.post(form.action, data=form.fields, headers={"Origin": ORIGIN})
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(("path", "button"), FORM_PAGES)
+@pytest.mark.parametrize("token", ["", ".", "x.", "x", "0" * 64, "ü.ü", None])
+async def test_a_form_without_its_token_is_refused(
+    browser: Browser, resources: Resources, owner: Account, path: str, button: str, token: str | None
+) -> None:
+    form = (await browser.open(path)).form(button)
+    fields = {} if token is None else {"form_token": token}
+    page = await browser.send(Form(form.action, fields))
+    assert page.status == 403
+    assert await resources.accounts.keys(owner.id) == []
+    assert (await browser.open("/console/settings")).answer.url.path == "/console/settings", "still signed in"
+
+
+async def test_a_token_of_another_session_or_another_form_is_refused(
+    browser: Browser, visitors: Visitors, owner: Account
+) -> None:
+    other = visitors.new()
+    await other.sign_in("owner", PASSWORD)
+    mine = (await browser.open("/console/settings/api")).form("Generate API key")
+    theirs = (await other.open("/console/settings/api")).form("Generate API key")
+    sign_out = (await browser.open("/console/settings")).form("Sign out")
+    for stolen in (theirs.fields, sign_out.fields):
+        assert (await browser.send(replace(mine, fields=stolen))).status == 403
+
+
+async def test_a_sign_in_form_of_another_visitor_is_refused(visitors: Visitors, owner: Account) -> None:
+    """Or a site could sign a visitor in to an account of its own choosing."""
+    attacker, victim = visitors.new(), visitors.new()
+    form = (await attacker.open("/console/sign-in")).form("Sign in")
+    await victim.open("/console/sign-in")
+    page = await victim.send(form, name="owner", password=PASSWORD)
+    assert page.status == 403
+    assert "atelier_session" not in victim.http.cookies
+
+
+async def test_every_answer_carries_the_headers(
+    browser: Browser, visitors: Visitors, owner: Account, redis_db: redis.Redis
+) -> None:
+    visitor = visitors.new()
+    spoiled = visitors.new()
+    await spoiled.sign_in("owner", PASSWORD)
+    answers = [
+        (await browser.open("/console/settings")).answer,
+        (await browser.open("/console/settings/api")).answer,
+        (await visitor.open("/console/sign-in")).answer,
+        (await visitor.open("/console/nowhere")).answer,
+        (await visitor.http.get("/console/static/console.css")),
+        (await visitor.http.get("/console/static/%2e%2e/__init__.py")),
+        (await visitor.http.put("/console/settings")),
+        (await visitor.http.put("/console/settings", headers={"Origin": ORIGIN})),
+        (await visitor.http.post("/console/sign-in")),
+        (await visitor.http.post("/console/sign-in", content=b"x" * 100_000, headers={"Origin": ORIGIN})),
+    ]
+    redis_db.set(redis_key("keys", owner.id), "not what it should be")
+    answers.append((await spoiled.open("/console/settings/api")).answer)
+    assert {answer.status_code for answer in answers} >= {200, 403, 404, 405, 413, 500}
+    for answer in answers:
+        policy = answer.headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert "frame-ancestors 'none'" in policy
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert answer.headers["X-Frame-Options"] == "DENY"
+        assert answer.headers["Referrer-Policy"] == "same-origin"
+        is_static = answer.url.path.startswith("/console/static/")
+        assert answer.headers["Cache-Control"] == ("public, max-age=300" if is_static else "no-store")
+
+
+async def test_pages_need_nothing_inline_and_nothing_from_elsewhere(browser: Browser, visitors: Visitors) -> None:
+    made = await browser.send((await browser.open("/console/settings/api")).form("Generate API key"))
+    pages = [made, await browser.open("/console/settings"), await visitors.new().open("/console/sign-in")]
+    for page in pages:
+        for tag, attributes in page.tags:
+            assert "style" not in attributes
+            assert tag != "style"
+            assert not [name for name in attributes if name.startswith("on")]
+            for name in ("src", "href", "action"):
+                assert attributes.get(name, "/").startswith(("/console", "#", "/")), (tag, attributes)
+                assert not attributes.get(name, "").startswith("//")
+            assert tag != "script" or attributes["src"].startswith("/console/static/")
+
+
+async def test_pages_name_their_fields_and_landmarks(browser: Browser, visitors: Visitors) -> None:
+    for page in (await browser.open("/console/settings/api"), await visitors.new().open("/console/sign-in")):
+        tags = [tag for tag, _ in page.tags]
+        assert tags.count("main") == tags.count("h1") == 1
+        assert dict(page.tags)["html"]["lang"] == "en"
+        labelled = {attributes["for"] for tag, attributes in page.tags if tag == "label"}
+        shown = {a["id"] for tag, a in page.tags if tag == "input" and a.get("type") != "hidden"}
+        assert shown == labelled
+        assert all("alt" in attributes for tag, attributes in page.tags if tag == "img")
+
+
+def test_the_style_sheet_fetches_nothing() -> None:
+    static = Path(__file__).parents[2] / "serve_app" / "api" / "console" / "static"
+    assert not re.search(r"url\(|@import|https?:", (static / "console.css").read_text())
+
+
+async def test_with_the_store_gone_the_console_says_so(tmp_path: Path, settings: Settings) -> None:
+    gone = settings.model_copy(update={"redis_url": f"unix://{tmp_path}/nothing.sock"})
+    async with open_resources(gone) as resources:
+        browser = Browser(create_app(resources))
+        browser.http.cookies.set("atelier_session", "anything")
+        page = await browser.open("/console/settings")
+        await browser.aclose()
+    assert page.status == 503
+    assert page.answer.headers["Retry-After"] == "5"
+    assert "Content-Security-Policy" in page.answer.headers
+
+
+async def test_behind_a_proxy_the_public_address_is_the_origin(resources: Resources, owner: Account) -> None:
+    public = replace(resources, settings=resources.settings.model_copy(update={"public_url": "https://art.example"}))
+    browser = Browser(create_app(public), origin="https://10.0.0.5")
+    page = await browser.open("/console/sign-in")
+    form = page.form("Sign in")
+    fields = {**form.fields, "name": "owner", "password": PASSWORD}
+    answer = await browser.http.post(form.action, data=fields, headers={"Origin": "https://art.example"})
+    assert answer.url.path == "/console/settings"
+    made = await browser.send((await browser.open("/console/settings/api")).form("Generate API key"))
+    assert "curl https://art.example/v1/generate" in made.text
+    await browser.aclose()
