@@ -31,12 +31,17 @@ def model_settings(data_dir: Path, **changes: Any) -> Settings:
         "data_dir": data_dir,
         "redis_url": "unix:///nowhere",
         "max_attempts": 3,
-        "max_queued": 40,
-        "max_queued_per_account": 12,
+        "max_queued": 10,
+        "max_queued_per_account": 4,
         "queue_age_limit": timedelta(hours=1),
         "lease": timedelta(seconds=30),
     }
     return Settings(**{**limits, **changes})
+
+
+def story_settings(data_dir: Path) -> Settings:
+    """Room enough that no story meets a limit it is not about."""
+    return model_settings(data_dir, max_queued=100, max_queued_per_account=100)
 
 
 class Bench:

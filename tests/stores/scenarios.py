@@ -87,8 +87,8 @@ async def an_account_cannot_save_up_turns(benches: Benches) -> None:
 
 async def all_are_even_when_the_queue_runs_dry(benches: Benches) -> None:
     bench = benches()
-    await _accept(bench, "ann", 6)
-    await _serve(bench, 6)
+    await _accept(bench, "ann", 1, images=4)
+    await _serve(bench, 1)
     await _accept(bench, "ann", 3)
     await _accept(bench, "bob", 3)
     served = await _serve(bench, 4)
@@ -107,7 +107,7 @@ async def an_attempt_that_came_to_nothing_costs_its_account_nothing(benches: Ben
     await bench.store.fail(lease, FAILURE, retry=True)
     assert _turn(bench, "ann") == 0
     await _claim(bench, "w1")
-    bench.advance(bench_lease(bench))
+    bench.advance(_lease_ms(bench))
     await bench.store.reap()
     assert _turn(bench, "ann") == 0
 
@@ -118,7 +118,7 @@ async def a_returned_job_keeps_its_place(benches: Benches) -> None:
     lease = (await _claim(bench, "w1"))[0]
     await bench.store.hand_back(lease)
     assert (await _claim(bench, "w1"))[0].job_id == first.id
-    bench.advance(bench_lease(bench))
+    bench.advance(_lease_ms(bench))
     await bench.store.reap()
     assert (await _claim(bench, "w1"))[0].job_id == first.id
 
@@ -232,18 +232,39 @@ async def a_worker_gets_the_whole_of_a_job_that_begins_in_its_room(benches: Benc
 
 async def retries_wait_longer_each_time(benches: Benches) -> None:
     bench = benches()
+    await _accept(bench, "ann", 12)
+    for shortest in (500, 1000):
+        leases = await _claim(bench, "w1", limit=12)
+        assert len(leases) == 12
+        for lease in leases:
+            assert await bench.store.fail(lease, FAILURE, retry=True) is CommitReply.REQUEUED
+        pauses = [due - bench.now for _, due in bench.sync.zrange(key("delay", "generation"), 0, -1, withscores=True)]
+        assert all(shortest <= pause <= 3 * shortest for pause in pauses), pauses
+        assert len(set(pauses)) > 1, "retries must spread"
+        bench.advance(shortest - 1)
+        assert await _claim(bench, "w1", limit=12) == []
+        bench.advance(2 * shortest + 1)
+
+
+async def a_job_is_tried_as_often_as_allowed(benches: Benches) -> None:
+    bench = benches()
     await _accept(bench, "ann", 1)
-    pauses: list[float] = []
-    for _ in range(2):
+    replies: list[CommitReply] = []
+    for _ in range(bench.settings.max_attempts):
         lease = (await _claim(bench, "w1"))[0]
-        assert await bench.store.fail(lease, FAILURE, retry=True) is CommitReply.REQUEUED
-        due = float(bench.sync.zscore(key("delay", JobKind.GENERATION), lease.job_id))
-        pauses.append(due - bench.now)
-        bench.advance(round(due - bench.now) - 1)
-        assert await _claim(bench, "w1") == []
-        bench.advance(1)
-    assert 500 <= pauses[0] <= 1500, pauses
-    assert 1000 <= pauses[1] <= 3000, pauses
+        replies.append(await bench.store.fail(lease, FAILURE, retry=True))
+        bench.advance(10_000)
+    assert replies == [CommitReply.REQUEUED, CommitReply.REQUEUED, CommitReply.OK]
+
+
+async def a_job_that_kills_its_workers_ends(benches: Benches) -> None:
+    bench = benches()
+    (job,) = await _accept(bench, "ann", 1)
+    for _ in range(bench.settings.max_attempts):
+        assert len(await _claim(bench, "w1")) == 1
+        bench.advance(_lease_ms(bench))
+        await bench.store.reap()
+    assert [dead.id for dead in await bench.store.dead()] == [job.id]
 
 
 async def estimates_follow_what_was_measured(benches: Benches) -> None:
@@ -309,8 +330,16 @@ async def a_worker_that_asks_again_later_gets_new_jobs(benches: Benches) -> None
     assert again == await bench.store.claim("w1", kind=JobKind.GENERATION, nonce="n1")
     other = await bench.store.claim("w1", kind=JobKind.GENERATION, nonce="n2")
     assert again[0].lease != other[0].lease
-    lost = await bench.store.claim("w2", kind=JobKind.GENERATION, nonce="n1")
-    assert lost == [], "a nonce is one worker's own"
+
+
+async def a_nonce_is_one_workers_own(benches: Benches) -> None:
+    bench = benches()
+    await _accept(bench, "ann", 3)
+    first = await bench.store.claim("w1", kind=JobKind.GENERATION, nonce="n1")
+    other = await bench.store.claim("w2", kind=JobKind.GENERATION, nonce="n1")
+    assert first[0].lease != other[0].lease
+    await bench.store.claim("w2", kind=JobKind.GENERATION, nonce="n2")
+    assert await bench.store.claim("w1", kind=JobKind.GENERATION, nonce="n1") == first
 
 
 async def an_idempotency_key_is_one_accounts_own(benches: Benches) -> None:
@@ -365,19 +394,22 @@ SCENARIOS: tuple[Scenario, ...] = (
     a_beat_keeps_its_worker_alive,
     a_worker_gets_the_whole_of_a_job_that_begins_in_its_room,
     retries_wait_longer_each_time,
+    a_job_is_tried_as_often_as_allowed,
+    a_job_that_kills_its_workers_ends,
     estimates_follow_what_was_measured,
     estimates_count_the_work_ahead_and_the_workers,
     an_estimate_is_never_in_the_past,
     the_backlog_is_in_seconds_of_one_worker,
     a_vanished_record_does_not_block_the_queue,
     a_worker_that_asks_again_later_gets_new_jobs,
+    a_nonce_is_one_workers_own,
     an_idempotency_key_is_one_accounts_own,
     dead_workers_are_forgotten,
     a_dead_letter_goes_after_retention,
 )
 
 
-def bench_lease(bench: Bench) -> int:
+def _lease_ms(bench: Bench) -> int:
     return round(bench.settings.lease.total_seconds() * 1000)
 
 

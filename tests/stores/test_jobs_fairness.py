@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from serve_app.stores.jobs import Fairness
-from tests.stores.logical import Bench, model_settings
+from tests.stores.logical import Bench, story_settings
 from tests.stores.scenarios import SCENARIOS, Benches, Scenario
 
 
@@ -15,7 +15,7 @@ async def benches(game_url: str, tmp_path: Path) -> AsyncIterator[Benches]:
     opened: list[Bench] = []
 
     def bench(fairness: Fairness | None = None) -> Bench:
-        opened.append(Bench(game_url, model_settings(tmp_path), fairness=fairness, database=3))
+        opened.append(Bench(game_url, story_settings(tmp_path), fairness=fairness, database=3))
         return opened[-1]
 
     yield bench
