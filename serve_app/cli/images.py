@@ -127,7 +127,7 @@ def _wait_and_save(run: Run, out: Path | None, timeout: float) -> Answer:
 def _must_be_writable(out: Path | None) -> None:
     """Told before the images are made, not after."""
     folder = out.resolve().parent if out else Path.cwd()
-    if not os.access(folder, os.W_OK):
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
         raise BadUsage(f"--out: cannot write in {folder}")
 
 

@@ -1,0 +1,87 @@
+"""The command as a person types it: arguments in, text, exit code and one line of complaint out."""
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import redis
+from typer.testing import CliRunner
+
+from serve_app.cli import app
+from serve_app.service.resources import Resources, open_resources
+from serve_app.settings import Settings
+from tests.live import Live, live_service
+
+T = TypeVar("T")
+Work = Callable[[Resources], Coroutine[Any, Any, T]]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def facts(self) -> Any:
+        """What `--json` said."""
+        assert self.code == 0, self.err
+        return json.loads(self.out)
+
+
+@dataclass(frozen=True, slots=True)
+class Atelier:
+    """The command, with the environment of one service."""
+
+    settings: Settings
+    env: dict[str, str]
+
+    def __call__(self, *words: str, typed: str = "", env: dict[str, str] | None = None) -> Ended:
+        result = CliRunner().invoke(app, words, input=typed, env={**self.env, **(env or {})}, prog_name="atelier")
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
+        return Ended(result.exit_code, result.stdout, result.stderr)
+
+    def json(self, *words: str, typed: str = "") -> Any:
+        return self(*words, "--json", typed=typed).facts
+
+    def stores(self, work: "Work[T]") -> T:
+        """Looks at the stores that the command works with."""
+
+        async def opened() -> T:
+            async with open_resources(self.settings) as resources:
+                return await work(resources)
+
+        return asyncio.run(opened())
+
+
+@pytest.fixture
+def atelier(settings: Settings, redis_db: redis.Redis) -> Atelier:
+    env = {
+        "ATELIER_DATA_DIR": str(settings.data_dir),
+        "ATELIER_REDIS_URL": settings.redis_url,
+        "ATELIER_CATALOG": str(settings.catalog),
+        "ATELIER_BASE_URL": "",
+        "ATELIER_KEY": "",
+        "COLUMNS": "200",
+    }
+    return Atelier(settings, env)
+
+
+@pytest.fixture
+def live(settings: Settings, redis_db: redis.Redis) -> Iterator[Live]:
+    with live_service(settings) as service:
+        yield service
+
+
+@pytest.fixture
+def ready_file(live: Live, settings: Settings) -> Path:
+    """What `atelier up` leaves in the data directory for the other commands."""
+    _, secret = live.member("local")
+    keys = {"a": secret, "b": secret, "both": secret}
+    path = settings.data_dir / "local.json"
+    path.write_text(json.dumps({"base_url": live.base_url, "console_url": "", "account": "local", "keys": keys}))
+    return path

@@ -1,0 +1,97 @@
+"""Accounts, keys and adapters, as an operator keeps them."""
+
+from serve_app.domain.requests import Variant
+from tests.cli.conftest import Atelier
+from tests.support import PRIVATE_ADAPTER, adapter_id
+
+PASSWORD = "correct horse battery"
+
+
+def test_an_account_is_made_listed_and_moved_to_other_plans(atelier: Atelier) -> None:
+    made = atelier.json("accounts", "create", "acme", "--plan-a", "professional")
+    assert made["plans"] == {"a": "professional", "b": "free"}
+    atelier("accounts", "create", "zeta")
+    assert [account["name"] for account in atelier.json("accounts", "list")["accounts"]] == ["acme", "zeta"]
+    moved = atelier.json("accounts", "set-plan", "acme", "--plan-b", "premium")
+    assert moved["plans"] == {"a": "professional", "b": "premium"}
+    table = atelier("accounts", "list").out.splitlines()
+    assert table[0].split()[:2] == ["NAME", "ID"]
+    assert made["id"] in table[1]
+
+
+def test_an_account_answers_to_its_name_and_its_id(atelier: Atelier) -> None:
+    account_id = atelier.json("accounts", "create", "acme")["id"]
+    for word in ("acme", account_id):
+        assert atelier.json("keys", "list", word)["account"] == account_id
+
+
+def test_a_disabled_accounts_keys_and_sessions_stop_until_it_is_enabled(atelier: Atelier) -> None:
+    account = atelier.json("accounts", "create", "acme")
+    secret = atelier.json("keys", "create", "acme")["key"]
+    session = atelier.stores(lambda resources: resources.sessions.create(account["id"]))
+    assert atelier.json("accounts", "disable", "acme")["disabled"] is True
+    assert atelier.stores(lambda resources: resources.accounts.gate(secret, Variant.A, counted=False)).caller is None
+    assert atelier.stores(lambda resources: resources.sessions.get(session)) is None
+    assert atelier.json("accounts", "enable", "acme")["disabled"] is False
+    assert atelier.stores(lambda resources: resources.accounts.gate(secret, Variant.A, counted=False)).caller
+
+
+def test_a_password_from_standard_input_opens_the_console(atelier: Atelier) -> None:
+    atelier("accounts", "create", "acme", "--password-stdin", typed=f"{PASSWORD}\n")
+    assert atelier.stores(lambda resources: resources.accounts.check_password("acme", PASSWORD))
+
+
+def test_a_new_password_ends_the_sessions_of_the_old_one(atelier: Atelier) -> None:
+    account = atelier.json("accounts", "create", "acme", "--password-stdin", typed=f"{PASSWORD}\n")
+    session = atelier.stores(lambda resources: resources.sessions.create(account["id"]))
+    changed = atelier.json("accounts", "set-password", "acme", "--password-stdin", typed=f"another {PASSWORD}\n")
+    assert changed["sessions_ended"] == 1
+    assert atelier.stores(lambda resources: resources.sessions.get(session)) is None
+    assert atelier.stores(lambda resources: resources.accounts.check_password("acme", PASSWORD)) is None
+    assert atelier.stores(lambda resources: resources.accounts.check_password("acme", f"another {PASSWORD}"))
+
+
+def test_a_key_is_printed_once_and_works_on_its_interfaces(atelier: Atelier) -> None:
+    atelier("accounts", "create", "acme")
+    secret = atelier("keys", "create", "acme", "--interfaces", "b", "--name", "ci").out.strip()
+    works = {
+        variant: atelier.stores(lambda resources, v=variant: resources.accounts.gate(secret, v, counted=False)).caller
+        for variant in Variant
+    }
+    assert works[Variant.A] is None
+    assert works[Variant.B] is not None
+    listed = atelier("keys", "list", "acme")
+    assert "ci" in listed.out
+    assert secret not in listed.out + str(atelier.json("keys", "list", "acme"))
+
+
+def test_a_key_is_for_both_interfaces_unless_told(atelier: Atelier) -> None:
+    atelier("accounts", "create", "acme")
+    assert atelier.json("keys", "create", "acme")["interfaces"] == ["a", "b"]
+
+
+def test_a_revoked_key_stops_and_is_still_listed(atelier: Atelier) -> None:
+    atelier("accounts", "create", "acme")
+    made = atelier.json("keys", "create", "acme")
+    assert atelier("keys", "revoke", made["id"]).code == 0
+    assert (
+        atelier.stores(lambda resources: resources.accounts.gate(made["key"], Variant.A, counted=False)).caller is None
+    )
+    [key] = atelier.json("keys", "list", "acme")["keys"]
+    assert key["revoked"] is True
+
+
+def test_adapters_are_listed_granted_and_revoked(atelier: Atelier) -> None:
+    account = atelier.json("accounts", "create", "acme")
+    everything = {row["id"]: row for row in atelier.json("loras", "list")["loras"]}
+    assert everything[PRIVATE_ADAPTER]["accounts"] == ["owner"]
+    assert everything[adapter_id("outline")]["accounts"] is None
+    assert PRIVATE_ADAPTER not in _usable(atelier)
+    assert atelier.json("loras", "grant", PRIVATE_ADAPTER, "acme")["allowed"] is True
+    assert PRIVATE_ADAPTER in _usable(atelier)
+    assert atelier.json("loras", "revoke", "private", account["id"])["allowed"] is False, "by name, in any case"
+    assert PRIVATE_ADAPTER not in _usable(atelier)
+
+
+def _usable(atelier: Atelier) -> set[str]:
+    return {row["id"] for row in atelier.json("loras", "list", "--account", "acme")["loras"]}

@@ -1,0 +1,129 @@
+"""The check-up: well when all is well, and one finding with advice for each thing that is not."""
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+import redis
+import yaml
+
+from serve_app.stores.examine import DURABLE
+from tests.cli.conftest import Atelier
+from tests.live import Live
+
+Finding = dict[str, str]
+
+
+def test_a_healthy_service_passes(atelier: Atelier) -> None:
+    atelier.settings.data_dir.mkdir(parents=True)
+    ended = atelier("doctor", "--json", "--port", str(_free_port()))
+    findings = {row["name"]: row for row in json.loads(ended.out)["checks"]}
+    assert ended.code == 0, ended.out
+    for name in ("versions", "data directory", "redis", "redis durability", "storage", "catalog", "weights", "port"):
+        assert findings[name]["level"] == "ok", findings[name]
+    assert "torch" in findings["versions"]["found"]
+    assert not list((atelier.settings.data_dir / "images").rglob("*.png")), "what was written is gone"
+
+
+def test_before_the_first_start_it_changes_nothing(atelier: Atelier, tmp_path: Path) -> None:
+    place = tmp_path / "fresh"
+    ended = atelier("doctor", "--data-dir", str(place), "--port", str(_free_port()), env={"ATELIER_REDIS_URL": ""})
+    assert ended.code == 0, ended.out
+    assert not place.exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("appendfsync", "everysec"), ("appendonly", "no"), ("maxmemory-policy", "allkeys-lru")]
+)
+def test_a_redis_that_may_lose_jobs_fails(atelier: Atelier, redis_db: redis.Redis, setting: str, value: str) -> None:
+    good = DURABLE[setting]
+    redis_db.config_set(setting, value)
+    try:
+        finding = _finding(atelier, "redis durability")
+    finally:
+        redis_db.config_set(setting, good)
+    assert finding["level"] == "fail"
+    assert f"{setting} {value}" in finding["found"]
+    assert f"{setting} {good}" in finding["advice"]
+
+
+def test_a_redis_that_is_not_there_fails(atelier: Atelier) -> None:
+    assert _finding(atelier, "redis", "--redis-url", "redis://127.0.0.1:9")["level"] == "fail"
+
+
+def test_a_redis_that_does_not_let_us_ask_is_a_warning(atelier: Atelier, redis_db: redis.Redis) -> None:
+    redis_db.execute_command("ACL", "SETUSER", "shy", "on", ">secret", "~*", "+@all", "-config")
+    try:
+        url = atelier.settings.redis_url.replace("unix://", "unix://shy:secret@")
+        finding = _finding(atelier, "redis durability", "--redis-url", url)
+    finally:
+        redis_db.execute_command("ACL", "DELUSER", "shy")
+    assert finding["level"] == "warn"
+    assert "appendfsync always" in finding["advice"]
+
+
+def test_a_storage_that_cannot_be_written_fails(atelier: Atelier) -> None:
+    finding = _finding(atelier, "storage", env={"ATELIER_STORAGE_URL": "file:///dev/null/images"})
+    assert finding["level"] == "fail"
+    assert "ATELIER_STORAGE_URL" in finding["advice"]
+
+
+def test_wrong_weights_are_named(atelier: Atelier) -> None:
+    catalog = yaml.safe_load(atelier.settings.catalog.read_text())
+    catalog["adapters"][0]["sha256"] = "0" * 64
+    atelier.settings.catalog.write_text(yaml.safe_dump(catalog))
+    finding = _finding(atelier, "weights")
+    assert finding["level"] == "fail"
+    assert catalog["adapters"][0]["name"] in finding["found"]
+
+
+def test_a_base_model_that_is_missing_is_named(atelier: Atelier) -> None:
+    catalog = yaml.safe_load(atelier.settings.catalog.read_text())
+    catalog["base_models"][0]["folder"] = "/nowhere/model"
+    atelier.settings.catalog.write_text(yaml.safe_dump(catalog))
+    assert "/nowhere/model" in _finding(atelier, "base model")["found"]
+
+
+def test_a_broken_catalog_fails_and_the_rest_is_still_looked_at(atelier: Atelier) -> None:
+    atelier.settings.catalog.write_text("adapters: [")
+    assert _finding(atelier, "catalog")["level"] == "fail"
+    assert _finding(atelier, "port")["name"] == "port"
+
+
+def test_a_taken_port_fails_unless_our_own_service_holds_it(atelier: Atelier, live: Live, ready_file: Path) -> None:
+    own = live.base_url.rpartition(":")[2]
+    assert _finding(atelier, "port", "--port", own)["level"] == "ok"
+    ready_file.unlink()
+    finding = _finding(atelier, "port", "--port", own)
+    assert finding["level"] == "fail"
+    assert "--port" in finding["advice"]
+
+
+def test_secrets_that_others_can_read_fail(atelier: Atelier, tmp_path: Path) -> None:
+    place = tmp_path / "mine"
+    place.mkdir()
+    (place / "secrets.json").write_text("{}")
+    (place / "secrets.json").chmod(0o644)
+    finding = _finding(atelier, "secrets", "--data-dir", str(place), env={"ATELIER_REDIS_URL": ""})
+    assert finding["level"] == "fail"
+    assert "chmod 600" in finding["advice"]
+
+
+def test_a_person_sees_marks_and_advice(atelier: Atelier) -> None:
+    out = atelier("doctor", "--redis-url", "redis://127.0.0.1:9").out
+    assert "FAIL  redis" in out
+    assert "→ start it" in out
+
+
+def _finding(atelier: Atelier, name: str, *words: str, env: dict[str, str] | None = None) -> Finding:
+    ended = atelier("doctor", "--json", *words, env=env)
+    found: list[Finding] = [row for row in json.loads(ended.out)["checks"] if row["name"] == name]
+    failed = any(row["level"] == "fail" for row in json.loads(ended.out)["checks"])
+    assert ended.code == (1 if failed else 0)
+    return found[0]
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return listening.getsockname()[1]

@@ -1,0 +1,126 @@
+"""However a command ends: the exit code, one line on stderr, and nothing left running or lying about."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from serve_app.stores.embedded import running_redis
+from tests.cli.conftest import Atelier
+from tests.support import write_catalog
+
+COMMANDS = [
+    "accounts create", "accounts list", "accounts set-plan", "accounts disable", "accounts enable",
+    "accounts set-password", "keys create", "keys list", "keys revoke", "loras list", "loras grant", "loras revoke",
+    "jobs list", "jobs show", "jobs cancel", "jobs dead", "jobs requeue", "generate", "upscale", "doctor",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_takes_the_shared_options_and_says_what_it_does(atelier: Atelier, command: str) -> None:
+    ended = atelier(*command.split(), "--help")
+    assert ended.code == 0
+    for option in ("--json", "--data-dir", "--redis-url"):
+        assert option in ended.out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        ("accounts", 2, ""),
+        ("accounts create", 2, "name"),
+        ("accounts create x --plan-a gold", 2, "plan_a: must be one of basic, professional, enterprise"),
+        ("accounts create x --colour red", 2, "--colour"),
+        ("accounts create \x07", 2, "name"),
+        ("accounts set-plan x", 2, "--plan-a"),
+        ("accounts set-plan nobody --plan-a basic", 1, "no account 'nobody'"),
+        ("accounts set-password nobody --password-stdin", 1, "no account 'nobody'"),
+        ("keys create nobody", 1, "no account 'nobody'"),
+        ("keys create x --interfaces a,c", 2, "--interfaces"),
+        ("keys create x --interfaces ,", 2, "--interfaces"),
+        ("keys revoke key_x", 1, "no key 'key_x'"),
+        ("loras grant nothing x", 1, "no adapter 'nothing'"),
+        ("jobs show gen_x", 1, "no job 'gen_x'"),
+        ("jobs cancel gen_x", 1, "no job 'gen_x'"),
+        ("jobs requeue gen_x", 1, "gen_x is not a dead job"),
+        ("jobs list --state happy", 2, "--state"),
+        ("jobs list --limit 0", 2, "--limit"),
+        ("jobs list --redis-url nonsense", 2, "REDIS_URL"),
+        ("jobs list --redis-url redis://127.0.0.1:9", 1, "cannot be reached"),
+        ("doctor --port 99999", 2, "--port"),
+        ("paint", 2, "paint"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(atelier: Atelier, words: str, code: int, told: str) -> None:
+    ended = atelier(*words.split(" "))
+    assert ended.code == code
+    assert told in ended.err
+    assert ended.err.count("\n") == (1 if told else 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ATELIER_RETENTION", "soon"),
+        ("ATELIER_MAX_QUEUED", "0"),
+        ("ATELIER_STORAGE_OPTIONS", "not json"),
+        ("ATELIER_STORAGE_URL", "carrier-pigeon://roof"),
+        ("ATELIER_PLANS", "/nowhere/plans.yaml"),
+        ("ATELIER_CATALOG", "/nowhere/catalog.yaml"),
+    ],
+)
+def test_a_bad_setting_is_named(atelier: Atelier, name: str, value: str) -> None:
+    ended = atelier("accounts", "list", env={name: value})
+    assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)
+    assert name.removeprefix("ATELIER_").lower() in ended.err.lower()
+
+
+def test_two_accounts_of_one_name_are_a_mistake(atelier: Atelier) -> None:
+    assert atelier("accounts", "create", "acme").code == 0
+    ended = atelier("accounts", "create", "acme")
+    assert ended.code == 2
+    assert "acme" in ended.err
+
+
+@pytest.mark.parametrize("password", ["short", "", "x" * 129])
+def test_a_password_of_a_wrong_length_is_a_mistake_and_is_not_repeated(atelier: Atelier, password: str) -> None:
+    ended = atelier("accounts", "create", "acme", "--password-stdin", typed=f"{password}\n")
+    assert ended.code == 2
+    assert "12 to 128" in ended.err
+    assert not password or password not in ended.err
+
+
+def test_looking_where_no_service_is_makes_nothing(atelier: Atelier, tmp_path: Path) -> None:
+    place = tmp_path / "nobody-home"
+    ended = atelier("accounts", "list", "--data-dir", str(place), env={"ATELIER_REDIS_URL": ""})
+    assert ended.code == 1
+    assert "atelier up" in ended.err
+    assert not place.exists()
+
+
+def test_the_first_account_can_be_made_before_the_first_start_and_nothing_stays_running(
+    atelier: Atelier, tmp_path: Path
+) -> None:
+    place, env = tmp_path / "fresh", {"ATELIER_REDIS_URL": ""}
+    assert atelier("accounts", "create", "acme", "--data-dir", str(place), env=env).code == 0
+    assert running_redis(place) is None
+    listed = atelier("accounts", "list", "--data-dir", str(place), env=env)
+    assert "acme" in listed.out
+    assert running_redis(place) is None
+
+
+def test_version(atelier: Atelier) -> None:
+    assert atelier("--version").out.startswith("atelier ")
+
+
+def test_a_real_process_ends_the_same_way(tmp_path: Path) -> None:
+    """Without the test runner between: no traceback, and no library so heavy that a person waits for it."""
+    program = "from serve_app.cli import app; app(prog_name='atelier')"
+    words = ["accounts", "list", "--data-dir", str(tmp_path), "--redis-url", "redis://127.0.0.1:9"]
+    env = {"ATELIER_CATALOG": str(write_catalog(tmp_path / "catalog")), "PATH": ""}
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, env=env)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "atelier: the job store cannot be reached\n"
+    heavy = "import serve_app.cli, sys; print({'torch', 'ray', 'diffusers', 'PIL'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True).stdout == "set()\n"

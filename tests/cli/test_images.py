@@ -1,0 +1,98 @@
+"""`generate` and `upscale`, over real HTTP, with the key that `atelier up` left or one of one's own."""
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.cli.conftest import Atelier
+from tests.live import Live
+from tests.support import PRIVATE_ADAPTER, adapter_id
+
+
+def test_a_picture_by_the_adapters_name(atelier: Atelier, live: Live, ready_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "x.png"
+    ended = atelier("generate", "a lighthouse", "--lora", "outline", "--seed", "7", "--width", "768", "--out", str(out))
+    assert ended.code == 0, ended.err
+    assert ended.out.startswith(f"{out}  img_")
+    assert len(ended.out.splitlines()) == 1, "the progress bar is on stderr"
+    with Image.open(out) as picture:
+        assert picture.size == (768, 512)
+
+
+def test_several_pictures_are_numbered_and_can_be_upscaled(
+    atelier: Atelier, live: Live, ready_file: Path, tmp_path: Path
+) -> None:
+    words = ("--lora", adapter_id("outline"), "--num-images", "2", "--out", str(tmp_path / "x.png"))
+    made = atelier.json("generate", "a lighthouse", *words)
+    assert [image["file"] for image in made["images"]] == [str(tmp_path / f"x-{number}.png") for number in (1, 2)]
+    larger = atelier.json("upscale", made["images"][0]["image_id"], "--factor", "2", "--out", str(tmp_path / "big.png"))
+    assert larger["id"].startswith("up_")
+    with Image.open(tmp_path / "big.png") as picture:
+        assert picture.size == (1024, 1024)
+
+
+def test_without_out_the_picture_lands_here_under_its_id(
+    atelier: Atelier, live: Live, ready_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = atelier.json("generate", "a lighthouse", "--lora", "outline")
+    assert (tmp_path / f"{made['id']}.png").is_file()
+
+
+def test_interface_b_with_an_address_and_key_of_ones_own(atelier: Atelier, live: Live, tmp_path: Path) -> None:
+    _, key = live.member()
+    ended = atelier(
+        "generate", "a lighthouse", "--lora", "outline", "--interface", "b", "--negative-prompt", "boats",
+        "--width", "256", "--height", "320", "--out", str(tmp_path / "x.png"),
+        env={"ATELIER_BASE_URL": live.base_url, "ATELIER_KEY": key},
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    with Image.open(tmp_path / "x.png") as picture:
+        assert picture.size == (256, 320)
+
+
+def test_the_local_key_is_not_sent_to_another_address(atelier: Atelier, live: Live, ready_file: Path) -> None:
+    ended = atelier("generate", "a lighthouse", "--lora", "outline", "--base-url", "http://evil.test")
+    assert (ended.code, ended.err.count("\n")) == (2, 1)
+    assert "--key" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (("generate", "x", "--lora", "nothing"), 1, "no adapter 'nothing' for this account"),
+        (("generate", "x", "--lora", PRIVATE_ADAPTER), 1, "for this account"),
+        (("generate", "x", "--lora", "outline", "--steps", "51"), 1, "steps: must be between 20 and 50"),
+        (("generate", "x", "--lora", "outline", "--negative-prompt", "y"), 2, "--negative-prompt"),
+        (("generate", "x", "--lora", "outline", "--interface", "c"), 2, "--interface"),
+        (("generate", "x", "--lora", "outline", "--out", "/dev/null/x.png"), 2, "--out"),
+        (("generate", "x", "--lora", "outline", "--key", "atl_wrong"), 1, "401"),
+        (("generate", "x"), 2, "--lora"),
+        (("upscale", "img_" + "a" * 26), 1, "404"),
+    ],
+)
+def test_what_cannot_be_done_is_told_in_one_line(
+    atelier: Atelier, live: Live, ready_file: Path, words: tuple[str, ...], code: int, told: str
+) -> None:
+    ended = atelier(*words)
+    assert (ended.code, ended.out) == (code, "")
+    assert told in ended.err
+    assert ended.err.count("\n") == 1
+
+
+def test_a_failed_run_ends_with_its_reason(atelier: Atelier, live: Live, ready_file: Path) -> None:
+    live.outcome = "fail"
+    ended = atelier("generate", "a lighthouse", "--lora", "outline")
+    assert ended.code == 1
+    assert "the brush broke" in ended.err
+
+
+def test_a_service_that_is_down_is_told_soon(atelier: Atelier) -> None:
+    place = {"base_url": "http://127.0.0.1:9", "console_url": "", "account": "x", "keys": {"both": "atl_x"}}
+    atelier.settings.data_dir.mkdir(parents=True)
+    (atelier.settings.data_dir / "local.json").write_text(json.dumps(place))
+    ended = atelier("generate", "a lighthouse", "--lora", "outline")
+    assert ended.code == 1
+    assert "127.0.0.1" in ended.err

@@ -1,0 +1,76 @@
+"""Jobs as an operator sees and moves them."""
+
+from serve_app.domain.errors import FailureCode
+from serve_app.domain.jobs import Failure, JobKind, new_job_id
+from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.service.resources import Resources
+from serve_app.stores.jobs import new_nonce
+from tests.cli.conftest import Atelier
+from tests.support import adapter_id
+
+PROMPT = "a lighthouse nobody else should read about"
+
+
+def test_jobs_are_listed_by_state_and_by_account(atelier: Atelier) -> None:
+    first, second = _job(atelier, "acme"), _job(atelier, "zeta")
+    assert _ids(atelier.json("jobs", "list")) == [second, first]
+    assert _ids(atelier.json("jobs", "list", "--account", "acme")) == [first]
+    assert _ids(atelier.json("jobs", "list", "--state", "queued", "--limit", "1")) == [second]
+    assert _ids(atelier.json("jobs", "list", "--state", "failed")) == []
+    table = atelier("jobs", "list").out
+    assert "acme" in table
+    assert "2 x 512x768, 30 steps" in table
+
+
+def test_a_job_is_shown_whole_and_its_prompt_only_in_json(atelier: Atelier) -> None:
+    job_id = _job(atelier, "acme")
+    shown = atelier.json("jobs", "show", job_id)
+    assert (shown["state"], shown["interface"], shown["progress"]) == ("queued", "a", 0)
+    assert shown["request"]["prompt"] == PROMPT
+    assert shown["request"]["seeds"] == [7, 8]
+    for human in (atelier("jobs", "show", job_id).out, atelier("jobs", "list").out):
+        assert job_id in human
+        assert PROMPT not in human
+
+
+def test_a_waiting_job_is_canceled_at_once(atelier: Atelier) -> None:
+    job_id = _job(atelier, "acme")
+    assert atelier.json("jobs", "cancel", job_id) == {"id": job_id, "state": "canceled"}
+    again = atelier("jobs", "cancel", job_id)
+    assert (again.code, again.out.strip()) == (0, f"{job_id}: canceled")
+    assert atelier.json("jobs", "show", job_id)["state"] == "canceled"
+
+
+def test_a_dead_job_goes_back_to_work(atelier: Atelier) -> None:
+    job_id = _job(atelier, "acme")
+    assert atelier("jobs", "requeue", job_id).code == 1, "it is waiting, not dead"
+    atelier.stores(_fail_everything)
+    assert _ids(atelier.json("jobs", "dead")) == [job_id]
+    assert "the brush broke" in atelier("jobs", "dead").out
+    assert atelier("jobs", "requeue", job_id).code == 0
+    assert atelier.json("jobs", "show", job_id)["state"] == "queued"
+    assert _ids(atelier.json("jobs", "dead")) == []
+
+
+def _job(atelier: Atelier, account_name: str) -> str:
+    async def accept(resources: Resources) -> str:
+        account = await resources.accounts.account(account_name) or await resources.accounts.create_account(
+            account_name
+        )
+        request = GenerationRequest(prompt=PROMPT, lora_id=adapter_id("outline"), seeds=(7, 8), height=768)
+        accepted = await resources.jobs.accept(
+            job_id=new_job_id(JobKind.GENERATION), variant=Variant.A, account_id=account.id, request=request, group="g"
+        )
+        return accepted.job.id
+
+    return atelier.stores(accept)
+
+
+async def _fail_everything(resources: Resources) -> None:
+    failure = Failure(code=FailureCode.GENERATION_FAILED, message="the brush broke")
+    for claim in await resources.jobs.claim("tests", kind=JobKind.GENERATION, nonce=new_nonce(), limit=99):
+        await resources.jobs.fail(claim.lease, failure, retry=False)
+
+
+def _ids(answer: dict[str, list[dict[str, str]]]) -> list[str]:
+    return [job["id"] for job in answer["jobs"]]
