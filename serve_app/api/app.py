@@ -8,10 +8,11 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import BaseRoute, Mount, Route, Router
+from starlette.routing import Mount, Route, Router
 from starlette.types import ASGIApp
 
 from serve_app.api import answers, dispatch, docs, files, jobs, ops, variant_a, variant_b
+from serve_app.api.console import console_app
 from serve_app.api.edge import Edge
 from serve_app.api.jobs import document as jobs_document
 from serve_app.api.variant_a import document as a_document
@@ -37,7 +38,8 @@ def create_app(resources: Resources) -> ASGIApp:
             *files.routes(resources.images),
             *ops.routes(resources),
             *docs.routes(_documents(resources), public_url=settings.public_url),
-            *_console(resources),
+            Route("/console", _to_console, methods=["GET"]),
+            Mount("/console", app=console_app(resources)),
         ],
         redirect_slashes=False,
     )
@@ -57,14 +59,6 @@ def _document(make: Callable[[str, str], dict[str, Any]], resources: Resources, 
     """The document with an adapter in its examples that every account may use, where the catalog has one."""
     open_to_all = (adapter.id for adapter in resources.catalog.all() if adapter.accounts is None)
     return make(server, next(open_to_all, "model_" + "a" * 26))
-
-
-def _console(resources: Resources) -> list[BaseRoute]:
-    try:
-        from serve_app.api.console import console_app
-    except ImportError:
-        return []
-    return [Route("/console", _to_console, methods=["GET"]), Mount("/console", app=console_app(resources))]
 
 
 async def _to_console(request: Request) -> Response:

@@ -63,14 +63,16 @@ Prompt = Annotated[
     StrictStr,
     AfterValidator(_trimmed),
     Field(min_length=1, max_length=MAX_PROMPT),
-    WithJsonSchema({"type": "string", "pattern": PROMPT_PATTERN}),
+    WithJsonSchema({"type": "string", "pattern": PROMPT_PATTERN, "x-allowed": f"1 to {MAX_PROMPT} characters"}),
     Rule(f"must be 1 to {MAX_PROMPT} characters long", f"must be a string of 1 to {MAX_PROMPT} characters"),
 ]
 OptionalPrompt = Annotated[
     StrictStr,
     AfterValidator(_trimmed),
     Field(max_length=MAX_PROMPT),
-    WithJsonSchema({"type": "string", "pattern": OPTIONAL_PROMPT_PATTERN}),
+    WithJsonSchema(
+        {"type": "string", "pattern": OPTIONAL_PROMPT_PATTERN, "x-allowed": f"at most {MAX_PROMPT} characters"}
+    ),
     Rule(f"must be at most {MAX_PROMPT} characters long", f"must be a string of at most {MAX_PROMPT} characters"),
 ]
 CatalogId = Annotated[
@@ -81,7 +83,7 @@ CatalogId = Annotated[
 Seed = Annotated[
     int | None,
     BeforeValidator(_not_null),
-    WithJsonSchema({"type": "integer"}),
+    WithJsonSchema({"type": "integer", "x-allowed": "any integer"}),
     Rule("must be an integer of at most 4300 digits", "must be an integer of at most 4300 digits"),
 ]
 

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ class LiveHouse:
 
 
 @contextmanager
-def serve_house(settings: Settings) -> Iterator[LiveHouse]:
+def serve_house(settings: Settings) -> Generator[LiveHouse]:
     """The application on a free port of this machine, in a thread of its own, with one roomy account."""
     up, down = threading.Event(), threading.Event()
     found: list[LiveHouse] = []

@@ -128,6 +128,8 @@ def _header(document: dict[str, Any], name: str, row: dict[str, Any]) -> FieldRo
 
 
 def _allowed(schema: dict[str, Any]) -> str:
+    if "x-allowed" in schema:
+        return str(schema["x-allowed"])
     if "enum" in schema:
         return " or ".join(str(value) for value in schema["enum"])
     low, high = schema.get("minimum"), schema.get("maximum")
@@ -151,13 +153,15 @@ def _error(status: str, response: dict[str, Any]) -> ErrorRow:
 def _curl(document: dict[str, Any], base: str, path: str, method: str, body: Any) -> str:
     scheme = next(iter(document["components"]["securitySchemes"].values()))
     key = "X-API-Key: $ATELIER_KEY" if scheme["type"] == "apiKey" else "Authorization: Bearer $ATELIER_KEY"
-    address = base + re.sub(r"\{(\w+)\}", r"$\1", path).replace("$request_id", "$REQUEST_ID").replace(
-        "$run_id", "$RUN_ID"
-    ).replace("$job_id", "$JOB_ID")
+    address = base + re.sub(r"\{(\w+)\}", lambda name: f"${name[1].upper()}", path)
     lines = [f'curl -s "{address}"' if method == "get" else f'curl -s -X {method.upper()} "{address}"', f'  -H "{key}"']
     if body is not None:
-        lines += ['  -H "Content-Type: application/json"', f"  -d '{json.dumps(body, ensure_ascii=False)}'"]
+        lines += ['  -H "Content-Type: application/json"', f"  -d '{_indented(body)}'"]
     return " \\\n".join(lines)
+
+
+def _indented(body: Any) -> str:
+    return json.dumps(body, indent=2, ensure_ascii=False).replace("\n", "\n  ")
 
 
 def _resolve(document: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:

@@ -49,7 +49,7 @@ ScaleFactor = Annotated[
 class GenerationBody(Body):
     """Body of `POST /v1/generate` with a bearer key."""
 
-    prompt: Annotated[Prompt, Field(description="What the image shows: 1 to 4000 characters, trimmed.")]
+    prompt: Annotated[Prompt, Field(description="What the image shows. White space around it does not count.")]
     lora_id: Annotated[CatalogId, Field(description="The LoRA model to use.")]
     lora_weight: LoraWeight = 0.75
     width: Annotated[Side, Field(description="Pixels.")] = 512
@@ -57,9 +57,7 @@ class GenerationBody(Body):
     num_images: NumImages = 1
     guidance_scale: GuidanceScale = 7.5
     steps: Steps = 30
-    seed: Annotated[
-        Seed, Field(description="Any integer; the same seed gives the same images. Left out: drawn for you.")
-    ] = None
+    seed: Annotated[Seed, Field(description="The same seed gives the same images. Left out: drawn for you.")] = None
 
     def to_request(self) -> GenerationRequest:
         seed = secrets.randbelow(DRAWN_SEEDS) if self.seed is None else self.seed

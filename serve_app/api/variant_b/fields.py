@@ -39,16 +39,14 @@ Side = Annotated[
 class GenerationBody(Body):
     """Body of `POST /v1/generate` with `X-API-Key`. `seed` is this service's one extension of the document."""
 
-    positive_prompt: Annotated[Prompt, Field(description="What the image shows: 1 to 4000 characters, trimmed.")]
-    negative_prompt: Annotated[OptionalPrompt, Field(description="What to avoid: at most 4000 characters.")] = ""
+    positive_prompt: Annotated[Prompt, Field(description="What the image shows. White space around it does not count.")]
+    negative_prompt: Annotated[OptionalPrompt, Field(description="What the image should not show.")] = ""
     model_id: Annotated[CatalogId, Field(description="A model from the models list.")]
     lora_weight: LoraWeight = 0.75
     guidance: Guidance = 7.5
     width: Side = 512
     height: Side = 512
-    seed: Annotated[
-        Seed, Field(description="Any integer; the same seed gives the same image. Left out: drawn for you.")
-    ] = None
+    seed: Annotated[Seed, Field(description="The same seed gives the same image. Left out: drawn for you.")] = None
 
     def to_request(self) -> GenerationRequest:
         seed = secrets.randbelow(DRAWN_SEEDS) if self.seed is None else self.seed
