@@ -59,10 +59,12 @@ class Worker:
         """Raise `Unhealthy` when this worker should be replaced."""
         if self._claiming.done() and not self._draining:
             raise Unhealthy("the claim loop has ended")
-        if self._steps.is_broken:
-            raise Unhealthy("the bench fails every step")
-        if self._steps.step_age > self._pace.step_limit:
-            raise Unhealthy(f"a step has taken {self._steps.step_age}")
+        if self._is_stuck:
+            raise Unhealthy(f"the bench fails every step, or one has taken too long ({self._steps.step_age})")
+
+    @property
+    def _is_stuck(self) -> bool:
+        return self._steps.is_broken or self._steps.step_age > self._pace.step_limit
 
     async def drain(self, within: timedelta) -> None:
         """Claim nothing more, finish what is running, hand back what is not finished before `within` has passed."""
@@ -101,7 +103,7 @@ class Worker:
 
     async def _claim(self, nonce: str) -> list[Claim]:
         room = self._bench.free_rows - sum(attempt.rows_to_come for attempt in self._attempts.values())
-        if room <= 0 or self.open_jobs >= self._pace.open_jobs:
+        if room <= 0 or self.open_jobs >= self._pace.open_jobs or self._is_stuck:
             return []
         return await self._resources.jobs.claim(
             self._name, kind=self._bench.kind, nonce=nonce, resident=self._bench.resident, limit=room
