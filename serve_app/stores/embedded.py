@@ -25,6 +25,7 @@ from serve_app.domain.errors import StoreUnavailable
 
 SOCKET_PATH_LIMIT = 100
 """Bytes. `sun_path` holds 108 with its NUL; longer paths move the socket to a short private directory."""
+PID_FILE = "redis.pid"
 START_TIMEOUT_S = 60.0
 """Replaying an append-only file takes about 1 s per 100,000 jobs; a minute is far beyond any local queue."""
 
@@ -135,7 +136,8 @@ def _running(socket: Path) -> EmbeddedRedis | None:
 
 
 def _start(home: Path, socket: Path) -> None:
-    socket.unlink(missing_ok=True)  # left by a killed server; the lock says nobody else is starting one
+    for left_by_a_killed_server in (socket, home / PID_FILE):
+        left_by_a_killed_server.unlink(missing_ok=True)  # the lock says that nobody else is starting one
     options = {
         "port": "0",
         "unixsocket": str(socket),
@@ -146,7 +148,7 @@ def _start(home: Path, socket: Path) -> None:
         "no-appendfsync-on-rewrite": "no",
         "save": "",
         "maxmemory-policy": "noeviction",
-        "pidfile": str(home / "redis.pid"),
+        "pidfile": str(home / PID_FILE),
         "logfile": str(home / "redis.log"),
         "daemonize": "yes",  # its own session, adopted by init: it outlives the worker that happened to start it
     }
@@ -180,7 +182,7 @@ def _answers(socket: Path) -> bool:
 
 
 def _gave_up(home: Path) -> bool:
-    pid_file = home / "redis.pid"
+    pid_file = home / PID_FILE
     try:
         return not _is_alive(int(pid_file.read_text()))
     except (FileNotFoundError, ValueError):
@@ -188,8 +190,13 @@ def _gave_up(home: Path) -> bool:
 
 
 def _is_alive(pid: int) -> bool:
+    """False for a zombie too: in a container nobody may collect it."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    return True
+    status = Path(f"/proc/{pid}/stat")
+    try:
+        return status.read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return not Path("/proc/self").exists()  # it ended just now, unless this system has no /proc

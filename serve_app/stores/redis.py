@@ -1,8 +1,9 @@
 """The only place that makes Redis clients, loads scripts, and knows the name, type and life of every key."""
 
+import asyncio
 import hashlib
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -13,7 +14,7 @@ from redis.asyncio.client import Pipeline
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import NoScriptError, OutOfMemoryError, ReadOnlyError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry as SyncRetry
 
@@ -22,8 +23,9 @@ from serve_app.domain.errors import StoreUnavailable
 PREFIX = "{job:0}:"
 """Every key begins with this hash tag, so that on a cluster all keys of a script share a slot."""
 
-CONNECT_TIMEOUT_S, REPLY_TIMEOUT_S = 1.0, 2.0
-"""A partition must turn into a 503 within about two seconds, so a timeout is not tried again."""
+CONNECT_TIMEOUT_S, REPLY_TIMEOUT_S, CALL_TIMEOUT_S = 1.0, 2.0, 3.0
+"""A silent server must turn into a 503 soon. A call's own limit holds over redis-py's retries, which take a timeout
+during the handshake for a broken connection."""
 RETRIES, RETRY_BASE_S, RETRY_CAP_S = 5, 0.05, 0.5
 """A refused or broken connection is tried again for about a second: a killed server is back in 0.13 s."""
 MAX_CONNECTIONS = 64
@@ -146,21 +148,34 @@ def reaching_redis() -> Generator[None]:
         raise
 
 
+@asynccontextmanager
+async def _in_time() -> AsyncGenerator[None]:
+    with reaching_redis():
+        try:
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                yield
+        except TimeoutError as late:
+            raise RedisTimeoutError("no answer in time") from late
+
+
 _OUTAGES = ("OOM", "MISCONF", "READONLY", "LOADING", "BUSY", "NOREPLICAS", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN")
 
 
 def _is_outage(error: RedisError) -> bool:
-    if isinstance(error, RedisConnectionError | RedisTimeoutError):
+    if isinstance(error, RedisConnectionError | RedisTimeoutError | OutOfMemoryError | ReadOnlyError):
         return True
-    text = str(error)  # inside a script Redis 6.2 wraps the word: "Error running script …: -OOM command not allowed"
-    return isinstance(error, ResponseError) and any(text.startswith(word) or f"-{word}" in text for word in _OUTAGES)
+    if not isinstance(error, ResponseError):
+        return False
+    text = f"{error.status_code or ''} {error}"  # redis-py moves the first word of the errors it knows
+    # inside a script Redis 6.2 wraps the word: "Error running script …: -OOM command not allowed"
+    return any(text.strip().startswith(word) or f"-{word}" in text for word in _OUTAGES)
 
 
 class _Client(redis_async.Redis):
     """redis-py's client with one kind of outage."""
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
-        with reaching_redis():
+        async with _in_time():
             return await super().execute_command(*args, **options)
 
     def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> Pipeline:
@@ -169,7 +184,7 @@ class _Client(redis_async.Redis):
 
 class _Pipeline(Pipeline):
     async def execute(self, raise_on_error: bool = True) -> list[Any]:
-        with reaching_redis():
+        async with _in_time():
             return await super().execute(raise_on_error)
 
 

@@ -1,0 +1,288 @@
+"""Accounts and the gate: who may call, how often, and what a stranger learns."""
+
+import asyncio
+import re
+import zlib
+from typing import Any, cast
+
+import pytest
+import redis
+
+from serve_app.domain.accounts import Account
+from serve_app.domain.errors import InvalidParameter, NotFound
+from serve_app.domain.requests import Variant
+from serve_app.service.resources import Resources, open_resources
+from serve_app.settings import Settings
+from serve_app.stores.accounts import BASE62
+from tests.audit import key_problems
+from tests.support import wait_until
+
+BOTH = frozenset(Variant)
+
+
+@pytest.fixture
+async def acme(resources: Resources) -> Account:
+    return await resources.accounts.create_account("acme")
+
+
+async def test_an_account_reads_back_by_id_and_by_name(resources: Resources, acme: Account) -> None:
+    assert re.fullmatch(r"acct_[a-z2-7]{26}", acme.id)
+    assert (acme.plan_a, acme.plan_b, acme.disabled) == ("basic", "free", False)
+    assert await resources.accounts.account(acme.id) == acme
+    assert await resources.accounts.account("acme") == acme
+    assert await resources.accounts.account("nobody") is None
+    assert await resources.accounts.accounts() == [acme]
+
+
+async def test_a_name_belongs_to_one_account(resources: Resources, acme: Account) -> None:
+    with pytest.raises(InvalidParameter, match="acme"):
+        await resources.accounts.create_account(" acme ")
+    made = await asyncio.gather(*(resources.accounts.create_account("rush") for _ in range(5)), return_exceptions=True)
+    assert sum(isinstance(one, Account) for one in made) == 1
+
+
+@pytest.mark.parametrize("name", ["", "  ", "x" * 101, "a\nb", "a\0b"])
+async def test_a_name_that_cannot_be_shown_is_refused(resources: Resources, name: str) -> None:
+    with pytest.raises(InvalidParameter, match="name"):
+        await resources.accounts.create_account(name)
+
+
+async def test_plans_change_and_must_exist(resources: Resources, acme: Account) -> None:
+    changed = await resources.accounts.set_plans(acme.id, plan_a="enterprise")
+    assert (changed.plan_a, changed.plan_b) == ("enterprise", "free")
+    with pytest.raises(InvalidParameter, match="free, basic, premium"):
+        await resources.accounts.set_plans(acme.id, plan_b="enterprise")
+    with pytest.raises(NotFound):
+        await resources.accounts.set_plans("acct_none", plan_a="basic")
+
+
+async def test_a_key_opens_the_gate_and_its_secret_is_kept_nowhere(
+    resources: Resources, acme: Account, redis_db: redis.Redis
+) -> None:
+    key, secret = await resources.accounts.create_key(acme.id, name="laptop", interfaces=BOTH)
+    gate = await resources.accounts.gate(secret, Variant.A, counted=True)
+    assert gate.caller is not None
+    assert (gate.caller.account_id, gate.caller.account_name, gate.caller.key_id) == (acme.id, "acme", key.id)
+    assert (gate.window.remaining, gate.limited) == (49, False)
+    assert 3599 <= gate.window.seconds_left() <= 3600
+    assert re.fullmatch(r"atl_[0-9A-Za-z]{38}", secret)
+    assert secret[4:-4] not in key.hint
+    assert _everything(redis_db).find(secret[4:36]) == -1
+
+
+async def test_a_key_says_when_it_was_last_used(resources: Resources, acme: Account) -> None:
+    key, secret = await resources.accounts.create_key(acme.id, interfaces=BOTH)
+    assert key.last_used_at is None
+    await resources.accounts.gate(secret, Variant.A, counted=True)
+    (listed,) = await resources.accounts.keys(acme.id)
+    assert listed.last_used_at is not None
+    assert (listed.id, listed.revoked, listed.interfaces) == (key.id, False, BOTH)
+
+
+@pytest.mark.parametrize("spoil", ["revoke", "disable", "other interface", "unknown", "typo", "empty", "not ascii"])
+async def test_who_may_not_pass_learns_nothing_and_counts_nothing(
+    resources: Resources, acme: Account, redis_db: redis.Redis, spoil: str
+) -> None:
+    key, secret = await resources.accounts.create_key(acme.id, interfaces=frozenset({Variant.A}))
+    variant = Variant.A
+    match spoil:
+        case "revoke":
+            assert await resources.accounts.revoke_key(key.id)
+        case "disable":
+            await resources.accounts.set_disabled(acme.id, True)
+        case "other interface":
+            variant = Variant.B
+        case "unknown":
+            secret = _well_formed("atl_" + "0" * 32)
+        case "typo":
+            secret = secret[:-1] + ("0" if secret[-1] != "0" else "1")
+        case "empty":
+            secret = ""
+        case _:
+            secret = "atl_" + "é" * 38
+    gate = await resources.accounts.gate(secret, variant, counted=True)
+    assert (gate.caller, gate.limited) == (None, False)
+    assert (gate.window.plan.name, gate.window.remaining) == (("basic", 50) if variant is Variant.A else ("free", 10))
+    assert list(cast(Any, redis_db).scan_iter("*window*")) == []
+
+
+async def test_an_account_that_is_enabled_again_passes(resources: Resources, acme: Account) -> None:
+    _, secret = await resources.accounts.create_key(acme.id, interfaces=BOTH)
+    await resources.accounts.set_disabled(acme.id, True)
+    await resources.accounts.set_disabled(acme.id, False)
+    assert (await resources.accounts.gate(secret, Variant.A, counted=True)).caller is not None
+
+
+async def test_a_plans_last_request_passes_and_the_next_does_not(resources: Resources, acme: Account) -> None:
+    _, secret = await resources.accounts.create_key(acme.id, interfaces=BOTH)
+    gates = [await resources.accounts.gate(secret, Variant.B, counted=True) for _ in range(12)]
+    assert [gate.limited for gate in gates] == [False] * 10 + [True] * 2
+    assert [gate.window.remaining for gate in gates] == [*range(9, -1, -1), 0, 0]
+    assert all(gate.caller is not None for gate in gates)
+
+
+async def test_many_replicas_at_once_let_exactly_the_limit_through(resources: Resources, acme: Account) -> None:
+    _, secret = await resources.accounts.create_key(acme.id, interfaces=BOTH)
+    gates = await asyncio.gather(*(resources.accounts.gate(secret, Variant.B, counted=True) for _ in range(40)))
+    assert sum(not gate.limited for gate in gates) == 10
+
+
+async def test_two_keys_of_an_account_share_its_window_and_the_interfaces_do_not(
+    resources: Resources, acme: Account
+) -> None:
+    secrets = [(await resources.accounts.create_key(acme.id, interfaces=BOTH))[1] for _ in range(2)]
+    await resources.accounts.gate(secrets[0], Variant.A, counted=True)
+    second = await resources.accounts.gate(secrets[1], Variant.A, counted=True)
+    assert second.window.remaining == 48
+    other = await resources.accounts.gate(secrets[1], Variant.B, counted=True)
+    assert other.window.remaining == 9
+
+
+async def test_polls_are_not_counted_and_pass_when_the_plan_is_used_up(resources: Resources, acme: Account) -> None:
+    _, secret = await resources.accounts.create_key(acme.id, interfaces=BOTH)
+    for _ in range(11):
+        await resources.accounts.gate(secret, Variant.B, counted=True)
+    poll = await resources.accounts.gate(secret, Variant.B, counted=False)
+    assert (poll.limited, poll.window.remaining) == (False, 0)
+    assert poll.caller is not None
+    assert await resources.accounts.window(acme.id, Variant.B) is not None
+
+
+async def test_a_window_opens_with_the_first_counted_request_and_closes(
+    settings: Settings, resources: Resources, acme: Account, tmp_path: Any
+) -> None:
+    plans = tmp_path / "plans.yaml"
+    plans.write_text("[{interface: b, name: blink, limit: 2, window_s: 0.3}]")
+    quick_settings = Settings(**{**settings.model_dump(), "plans": plans})
+    async with open_resources(quick_settings) as quick:
+        await quick.accounts.set_plans(acme.id, plan_b="blink")
+        _, secret = await quick.accounts.create_key(acme.id, interfaces=BOTH)
+        assert [(await quick.accounts.gate(secret, Variant.B, counted=True)).limited for _ in range(3)] == [
+            False,
+            False,
+            True,
+        ]
+
+        async def passes() -> bool:
+            return not (await quick.accounts.gate(secret, Variant.B, counted=True)).limited
+
+        await wait_until(passes, timeout=3)
+        assert (await quick.accounts.window(acme.id, Variant.B)).remaining == 1
+
+
+async def test_a_plan_that_the_operator_took_away_becomes_the_lowest(
+    resources: Resources, acme: Account, redis_db: redis.Redis
+) -> None:
+    _, secret = await resources.accounts.create_key(acme.id, interfaces=BOTH)
+    redis_db.hset(f"{{job:0}}:account:{acme.id}", "plan_a", "gone")
+    gate = await resources.accounts.gate(secret, Variant.A, counted=True)
+    assert gate.window.plan.name == "basic"
+    assert (await resources.accounts.window(acme.id, Variant.A)).plan.name == "basic"
+
+
+async def test_a_repeated_gate_call_counts_once(resources: Resources, acme: Account) -> None:
+    """redis-py sends a script again when its reply was lost."""
+    key, secret = await resources.accounts.create_key(acme.id, interfaces=BOTH)
+    script = resources.accounts._gate  # pyright: ignore[reportPrivateUsage]
+    digest = resources.accounts._name(secret).digest  # pyright: ignore[reportPrivateUsage]
+    answers = [await script(key.id, digest, "a", 1, "receipt", 1, "basic", 50, 3_600_000) for _ in range(3)]
+    assert [answer[4] for answer in answers] == [1, 1, 1]
+
+
+async def test_a_password_opens_and_everything_else_does_not(resources: Resources) -> None:
+    account = await resources.accounts.create_account("ann", password="correct horse battery")
+    assert await resources.accounts.check_password("ann", "correct horse battery") == account
+    assert await resources.accounts.check_password("ann", "wrong horse battery") is None
+    assert await resources.accounts.check_password("nobody", "correct horse battery") is None
+    await resources.accounts.set_password(account.id, "another long password")
+    assert await resources.accounts.check_password("ann", "correct horse battery") is None
+    assert await resources.accounts.check_password("ann", "another long password") == account
+    await resources.accounts.set_disabled(account.id, True)
+    assert await resources.accounts.check_password("ann", "another long password") is None
+
+
+async def test_an_account_without_a_password_cannot_sign_in(resources: Resources, acme: Account) -> None:
+    for guess in ("", "x" * 12):
+        assert await resources.accounts.check_password("acme", guess) is None
+
+
+@pytest.mark.parametrize("password", ["short", "x" * 129])
+async def test_a_password_of_a_wrong_length_is_refused(resources: Resources, password: str) -> None:
+    with pytest.raises(InvalidParameter, match="password"):
+        await resources.accounts.create_account("ann", password=password)
+
+
+async def test_a_key_needs_an_account_and_an_interface(resources: Resources, acme: Account) -> None:
+    with pytest.raises(NotFound):
+        await resources.accounts.create_key("acct_none", interfaces=BOTH)
+    with pytest.raises(InvalidParameter, match="interfaces"):
+        await resources.accounts.create_key(acme.id, interfaces=frozenset())
+    assert not await resources.accounts.revoke_key("key_none")
+
+
+async def test_a_console_session_opens_lives_and_ends(
+    resources: Resources, acme: Account, redis_db: redis.Redis
+) -> None:
+    token = await resources.sessions.create(acme.id)
+    assert await resources.sessions.get(token) == acme.id
+    assert await resources.sessions.get("guess") is None
+    assert token not in _everything(redis_db)
+    await resources.sessions.revoke(token)
+    assert await resources.sessions.get(token) is None
+
+
+async def test_signing_out_everywhere_ends_every_session_of_one_account(resources: Resources, acme: Account) -> None:
+    mine = [await resources.sessions.create(acme.id) for _ in range(3)]
+    other = await resources.sessions.create("acct_other")
+    assert await resources.sessions.revoke_all(acme.id) == 3
+    assert [await resources.sessions.get(token) for token in mine] == [None] * 3
+    assert await resources.sessions.get(other) == "acct_other"
+
+
+async def test_a_session_ends_when_idle_and_never_outlives_twelve_hours(
+    resources: Resources, acme: Account, redis_db: redis.Redis
+) -> None:
+    token = await resources.sessions.create(acme.id)
+    untyped = cast(Any, redis_db)
+    (name,) = untyped.scan_iter("*:session:*")
+    assert 1790 <= untyped.ttl(name) <= 1800
+    untyped.expire(name, 10)
+    await resources.sessions.get(token)
+    assert untyped.ttl(name) >= 1790  # used: the half hour starts again
+    seconds, _ = untyped.time()
+    untyped.hset(name, "ends", (seconds + 60) * 1000)
+    await resources.sessions.get(token)
+    assert untyped.ttl(name) <= 60  # but not beyond its end
+    untyped.hset(name, "ends", (seconds - 1) * 1000)
+    assert await resources.sessions.get(token) is None
+
+
+async def test_accounts_leave_only_keys_that_are_known(
+    resources: Resources, acme: Account, redis_db: redis.Redis
+) -> None:
+    _, secret = await resources.accounts.create_key(acme.id, interfaces=BOTH)
+    await resources.accounts.gate(secret, Variant.A, counted=True)
+    await resources.sessions.create(acme.id)
+    await resources.catalog.grant(resources.catalog.all()[0].id, acme.id)
+    assert key_problems(redis_db) == []
+
+
+def _well_formed(body: str) -> str:
+    number, digits = zlib.crc32(body.encode()), ""
+    for _ in range(6):
+        number, digit = divmod(number, 62)
+        digits = BASE62[digit] + digits
+    return body + digits
+
+
+def _everything(client: redis.Redis) -> str:
+    """Every name and value in Redis, as one text."""
+    untyped = cast(Any, client)
+    found: list[str] = []
+    for name in untyped.scan_iter("*"):
+        kind = untyped.type(name)
+        read = {"string": untyped.get, "hash": untyped.hgetall, "set": untyped.smembers}.get(
+            kind, lambda key: untyped.zrange(key, 0, -1)
+        )
+        found.append(f"{name} {read(name)}")
+    return "\n".join(found)

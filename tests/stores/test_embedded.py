@@ -1,0 +1,149 @@
+"""The embedded Redis: one server for many starters, back after kill -9 with everything, never on the network."""
+
+import multiprocessing
+import os
+import signal
+import stat
+from collections.abc import Iterator
+from multiprocessing.queues import Queue
+from pathlib import Path
+from typing import Any, cast
+
+import psutil
+import pytest
+import redis
+
+from serve_app.domain.errors import StoreUnavailable
+from serve_app.stores.embedded import EmbeddedRedis, ensure_redis, server_binary, stop_redis
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    stop_redis(tmp_path)
+
+
+def _client(server: EmbeddedRedis) -> Any:
+    return cast(Any, redis.Redis.from_url(server.url, decode_responses=True))
+
+
+def test_asking_again_finds_the_same_server(home: Path) -> None:
+    first = ensure_redis(home)
+    assert ensure_redis(home) == first
+    assert first.server in ("redis", "valkey")
+    assert psutil.pid_exists(first.pid)
+
+
+def test_eight_starters_at_once_give_one_server(home: Path) -> None:
+    spawn = multiprocessing.get_context("fork")
+    found: Queue[int] = spawn.Queue()
+    starters = [spawn.Process(target=_start, args=(home, found)) for _ in range(8)]
+    for starter in starters:
+        starter.start()
+    pids = {found.get(timeout=60) for _ in starters}
+    for starter in starters:
+        starter.join()
+    assert len(pids) == 1
+    assert len(_servers_in(home)) == 1
+
+
+def test_a_killed_server_comes_back_with_every_key(home: Path) -> None:
+    server = ensure_redis(home)
+    with _client(server) as client:
+        for number in range(500):
+            client.set(f"k{number}", number)
+    os.kill(server.pid, signal.SIGKILL)
+    again = ensure_redis(home)
+    assert again.pid != server.pid
+    with _client(again) as client:
+        assert client.dbsize() == 500
+
+
+def test_a_torn_last_write_does_not_stop_it(home: Path) -> None:
+    server = ensure_redis(home)
+    with _client(server) as client:
+        client.set("whole", 1)
+    os.kill(server.pid, signal.SIGKILL)
+    log = next((home / "redis").rglob("*.aof"))
+    with log.open("ab") as file:
+        file.write(b"*3\r\n$3\r\nSET\r\n$4\r\nto")
+    with _client(ensure_redis(home)) as client:
+        assert client.get("whole") == "1"
+
+
+def test_it_listens_on_a_private_socket_and_nowhere_else(home: Path) -> None:
+    server = ensure_redis(home)
+    assert psutil.Process(server.pid).net_connections("tcp") == []
+    socket = Path(server.url.removeprefix("unix://"))
+    assert stat.S_IMODE(socket.stat().st_mode) == 0o600
+    assert stat.S_IMODE(socket.parent.stat().st_mode) == 0o700
+    kept = list((home / "redis").rglob("*.aof"))
+    assert kept
+    assert all(stat.S_IMODE(path.stat().st_mode) & 0o077 == 0 for path in kept)
+
+
+def test_it_keeps_what_it_confirms(home: Path) -> None:
+    with _client(ensure_redis(home)) as client:
+        assert client.config_get("append*")["appendonly"] == "yes"
+        assert client.config_get("append*")["appendfsync"] == "always"
+        assert client.config_get("maxmemory-policy")["maxmemory-policy"] == "noeviction"
+
+
+def test_a_deep_data_directory_works(home: Path) -> None:
+    deep = home / ("d" * 60) / ("e" * 60)
+    server = ensure_redis(deep)
+    try:
+        assert len(os.fsencode(server.url.removeprefix("unix://"))) < 108
+        assert ensure_redis(deep) == server
+        assert list((deep / "redis").rglob("*.aof"))
+    finally:
+        assert stop_redis(deep)
+
+
+def test_two_services_have_two_servers(home: Path) -> None:
+    one, two = ensure_redis(home / "one"), ensure_redis(home / "two")
+    try:
+        assert one.pid != two.pid
+    finally:
+        assert stop_redis(home / "one")
+        assert stop_redis(home / "two")
+
+
+def test_stopping_ends_the_process_and_is_told_when_there_is_none(home: Path) -> None:
+    server = ensure_redis(home)
+    assert stop_redis(home)
+    assert not psutil.pid_exists(server.pid) or psutil.Process(server.pid).status() == psutil.STATUS_ZOMBIE
+    assert not stop_redis(home)
+    assert not stop_redis(home / "never")
+
+
+def test_a_server_that_cannot_start_says_why(home: Path) -> None:
+    server = ensure_redis(home)
+    with _client(server) as client:
+        for number in range(50):
+            client.set(f"k{number}", number)
+    assert stop_redis(home)
+    log = next((home / "redis").rglob("*.aof"))
+    log.write_bytes(log.read_bytes()[:100] + b"garbage" + log.read_bytes()[107:])
+    with pytest.raises(StoreUnavailable, match="did not come up"):
+        ensure_redis(home)
+
+
+def test_a_directory_of_somebody_else_is_refused(home: Path) -> None:
+    (home / "redis").symlink_to("/tmp")
+    with pytest.raises(StoreUnavailable, match="directory of this user"):
+        ensure_redis(home)
+    (home / "redis").unlink()
+
+
+def test_there_is_a_server_program() -> None:
+    assert os.access(server_binary(), os.X_OK)
+
+
+def _start(home: Path, found: "Queue[int]") -> None:
+    found.put(ensure_redis(home).pid)
+
+
+def _servers_in(home: Path) -> list[int]:
+    folder = str(home / "redis")
+    return [process.pid for process in psutil.process_iter(["cwd", "name"]) if process.info["cwd"] == folder]

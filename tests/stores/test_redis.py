@@ -1,0 +1,133 @@
+"""The Redis client: one kind of outage, scripts that a server may forget, keys that are all known."""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import redis
+
+from serve_app.domain.errors import StoreUnavailable
+from serve_app.domain.jobs import JobKind
+from serve_app.stores.embedded import ensure_redis, stop_redis
+from serve_app.stores.jobs import read_backlog
+from serve_app.stores.redis import KEY_MAP, PREFIX, Script, connect, key, script_text
+from tests.audit import key_problems
+
+
+async def test_a_server_that_is_not_there_is_an_outage_and_soon(tmp_path: Path) -> None:
+    client = connect(f"unix://{tmp_path}/nothing.sock")
+    began = time.monotonic()
+    with pytest.raises(StoreUnavailable):
+        await client.ping()
+    assert time.monotonic() - began < 4
+    await client.aclose()
+
+
+async def test_a_server_that_does_not_answer_is_an_outage_and_soon(tmp_path: Path) -> None:
+    async def silence(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    server = await asyncio.start_unix_server(silence, tmp_path / "silent.sock")
+    client = connect(f"unix://{tmp_path}/silent.sock")
+    began = time.monotonic()
+    with pytest.raises(StoreUnavailable):
+        await client.ping()
+    assert time.monotonic() - began < 4
+    await client.aclose()
+    server.close()
+
+
+async def test_a_pipeline_has_the_same_outage(tmp_path: Path) -> None:
+    client = connect(f"unix://{tmp_path}/nothing.sock")
+    with pytest.raises(StoreUnavailable):
+        await client.pipeline().ping().execute()  # pyright: ignore[reportAttributeAccessIssue]
+    await client.aclose()
+
+
+def test_the_blocking_reader_has_the_same_outage(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable):
+        read_backlog(f"unix://{tmp_path}/nothing.sock", JobKind.GENERATION)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("maxmemory", "1"), ("min-replicas-to-write", "1")], ids=["full memory", "no replica"]
+)
+async def test_a_server_that_refuses_writes_is_an_outage(
+    setting: str, value: str, redis_url: str, redis_db: redis.Redis
+) -> None:
+    client, admin = connect(redis_url), cast(Any, redis_db)
+    script = Script(client, "session")
+    admin.config_set(setting, value)
+    try:
+        with pytest.raises(StoreUnavailable):
+            await client.set(key("swept"), "1")
+        assert await script("digest", 1) == ""  # reading goes on
+    finally:
+        admin.config_set(setting, "0")
+        await client.aclose()
+
+
+async def test_a_read_only_server_is_an_outage(redis_url: str, redis_db: redis.Redis) -> None:
+    client, admin = connect(redis_url), cast(Any, redis_db)
+    admin.replicaof("127.0.0.1", "1")
+    try:
+        with pytest.raises(StoreUnavailable):
+            await client.set(key("swept"), "1")
+    finally:
+        admin.replicaof("no", "one")
+        await client.aclose()
+
+
+async def test_a_mistake_of_ours_is_no_outage(redis_url: str, redis_db: redis.Redis) -> None:
+    client = connect(redis_url)
+    await client.set(key("swept"), "text")
+    with pytest.raises(redis.ResponseError):
+        await client.incr(key("swept"))
+    await client.aclose()
+
+
+async def test_a_script_that_the_server_forgot_is_taught_again(redis_url: str, redis_db: redis.Redis) -> None:
+    client = connect(redis_url)
+    script = Script(client, "session")
+    assert await script("digest", 1) == ""
+    cast(Any, redis_db).script_flush()
+    assert await script("digest", 1) == ""
+    await client.aclose()
+
+
+async def test_a_client_outlives_its_servers_death(tmp_path: Path) -> None:
+    server = ensure_redis(tmp_path)
+    client = connect(server.url)
+    await client.set("k", "v")
+    cast(Any, redis.Redis.from_url(server.url)).shutdown(nosave=True)
+    ensure_redis(tmp_path)
+    assert await client.get("k") == "v"
+    await client.aclose()
+    stop_redis(tmp_path)
+
+
+def test_scripts_run_on_redis_6_2() -> None:
+    names = [path.stem for path in Path("serve_app/stores/scripts").glob("*.lua")]
+    assert len(names) >= 10
+    for name in set(names) - {"common", "queue"}:
+        text = script_text(name)
+        assert not text.startswith("#!"), name
+        assert text.count("local P = KEYS[1]") == 1, name
+
+
+def test_every_key_of_the_map_begins_with_the_hash_tag_and_is_named_once() -> None:
+    assert key("job", "j1") == "{job:0}:job:j1"
+    assert len({known.name for known in KEY_MAP}) == len(KEY_MAP)
+    assert PREFIX == "{job:0}:"
+
+
+def test_the_key_check_can_fail(redis_db: redis.Redis) -> None:
+    redis_db.set("stray", "1")
+    redis_db.set(key("image", "img_x"), "job")  # without a time to live
+    redis_db.set(key("lease", "generation"), "not a sorted set")
+    problems = "\n".join(key_problems(redis_db))
+    assert "stray: not in the key map" in problems
+    assert "image:img_x: never expires" in problems
+    assert "lease:generation: is a string" in problems
