@@ -1,7 +1,6 @@
 """The house's HTTP side: which room is behind which path. No rule of any contract is written here."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -15,8 +14,10 @@ from serve_app.api import answers, dispatch, docs, files, jobs, ops, variant_a, 
 from serve_app.api.console import console_app
 from serve_app.api.edge import Edge
 from serve_app.api.jobs import document as jobs_document
+from serve_app.api.openapi import Facts
 from serve_app.api.variant_a import document as a_document
 from serve_app.api.variant_b import document as b_document
+from serve_app.domain.requests import Variant
 from serve_app.service.resources import Resources
 
 _ROUTING = {
@@ -47,18 +48,27 @@ def create_app(resources: Resources) -> ASGIApp:
 
 
 def _documents(resources: Resources) -> dict[str, docs.Document]:
-    makers: dict[str, Callable[[str, str], dict[str, Any]]] = {
-        "a": a_document.document,
-        "b": b_document.document,
-        "jobs": jobs_document.document,
+    def told(make: Callable[[Facts], dict[str, Any]], *variants: Variant) -> docs.Document:
+        return lambda server: make(_facts(resources, server, variants))
+
+    return {
+        "a": told(a_document.document, Variant.A),
+        "b": told(b_document.document, Variant.B),
+        "jobs": told(jobs_document.document),
     }
-    return {name: partial(_document, make, resources) for name, make in makers.items()}
 
 
-def _document(make: Callable[[str, str], dict[str, Any]], resources: Resources, server: str) -> dict[str, Any]:
-    """The document with an adapter in its examples that every account may use, where the catalog has one."""
+def _facts(resources: Resources, server: str, variants: tuple[Variant, ...]) -> Facts:
+    """The examples use an adapter that every account may use, where the catalog has one."""
+    settings = resources.settings
     open_to_all = (adapter.id for adapter in resources.catalog.all() if adapter.accounts is None)
-    return make(server, next(open_to_all, "model_" + "a" * 26))
+    return Facts(
+        server=server,
+        adapter_id=next(open_to_all, "model_" + "a" * 26),
+        plans=tuple(plan for plan in settings.plan_table.values() if plan.variant in variants),
+        image_url_life=settings.image_url_life,
+        retention=settings.retention,
+    )
 
 
 async def _to_console(request: Request) -> Response:

@@ -3,7 +3,7 @@
 import logging
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -41,55 +41,33 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        exchange = Exchange(_request_id(headers))
-        inner = {
-            **scope,
-            "app": self,
-            "headers": [pair for pair in scope["headers"] if pair[0].lower() not in SERVE_CONTROLS],
-        }
-        state = _Reply()
-
-        async def dressed(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                state.started = True
-                self._dress(message, scope, headers, exchange)
-            elif message["type"] == "http.response.body":
-                state.finished = not message.get("more_body", False)
-            await send(message)
-
+        exchange = Exchange(_request_id(Headers(scope=scope)))
+        reply = _Reply(send, lambda start: self._dress(start, scope, exchange))
+        headers = [pair for pair in scope["headers"] if pair[0].lower() not in SERVE_CONTROLS]
+        inner = with_exchange({**scope, "app": self, "headers": headers}, exchange)
         try:
-            await self._app(with_exchange(inner, exchange), receive, dressed)
+            await self._app(inner, receive, reply)
         except ClientDisconnect:
             log.info("request %s: the client left before its body was read", exchange.request_id)
-        except Exception as error:  # noqa: BLE001 the outermost layer: nothing above it could answer the caller
-            await self._answer_failure(error, exchange, state, inner, receive, dressed)
+        except Exception as error:  # the outermost layer: nothing above it could answer the caller
+            response = _failure(error, exchange)
+            if reply.finished:  # a mounted application answered, then let its exception rise to be logged
+                return
+            if reply.started:  # cut short: only the server can still tell the caller, by closing the connection
+                raise
+            await response(inner, receive, reply)
 
-    async def _answer_failure(
-        self, error: Exception, exchange: Exchange, state: "_Reply", scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        response = _failure(error, exchange)
-        if state.finished:  # a mounted application answered, then let its exception rise to be logged
-            return
-        if (
-            state.started
-        ):  # the answer is cut short: only the server can still tell the caller, by closing the connection
-            raise error
-        await response(scope, receive, send)
-
-    def _dress(self, message: Message, scope: Scope, request: Headers, exchange: Exchange) -> None:
-        headers = MutableHeaders(scope=message)
+    def _dress(self, start: Message, scope: Scope, exchange: Exchange) -> None:
+        headers = MutableHeaders(scope=start)
         headers["X-Request-Id"] = exchange.request_id
-        for name, value in rate_headers(exchange.window or self._unknown_callers_window(scope, request)):
+        for name, value in rate_headers(exchange.window or self._unknown_callers_window(scope)):
             headers[name] = value
         headers.setdefault("X-Content-Type-Options", "nosniff")
         headers.setdefault("Cache-Control", "private, no-cache" if scope["method"] in ("GET", "HEAD") else "no-store")
 
-    def _unknown_callers_window(self, scope: Scope, request: Headers) -> Window:
+    def _unknown_callers_window(self, scope: Scope) -> Window:
         """The lowest plan of the interface that was probably meant, reported and not enforced."""
-        speaks_b = "x-api-key" in request and not request.get("authorization", "").lower().startswith("bearer ")
-        variant = Variant.B if speaks_b or _B_PATH.match(scope["path"]) else Variant.A
-        plan = self._lowest[variant]
+        plan = self._lowest[_presumed_variant(scope)]
         return Window(plan=plan, remaining=plan.limit, resets_at=datetime.now(UTC) + plan.window)
 
 
@@ -104,19 +82,35 @@ def rate_headers(window: Window) -> Iterable[tuple[str, str]]:
 
 
 class _Reply:
-    """How far the answer has got."""
+    """The way out: dresses the answer's start, and knows how far the answer has got."""
 
-    __slots__ = ("finished", "started")
+    __slots__ = ("_dress", "_send", "finished", "started")
 
-    def __init__(self) -> None:
-        self.started = False
-        self.finished = False
+    def __init__(self, send: Send, dress: Callable[[Message], None]) -> None:
+        self._send, self._dress = send, dress
+        self.started = self.finished = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.started = True
+            self._dress(message)
+        elif message["type"] == "http.response.body":
+            self.finished = not message.get("more_body", False)
+        await self._send(message)
 
 
 def _request_id(headers: Headers) -> str:
     """The caller's own id when it is fit for logs and headers, else a new one."""
     given = headers.get("x-request-id", "")
     return given if _REQUEST_ID.fullmatch(given) else "req_" + secrets.token_hex(12)
+
+
+def _presumed_variant(scope: Scope) -> Variant:
+    if _B_PATH.match(scope["path"].removeprefix(scope.get("root_path", ""))):
+        return Variant.B
+    headers = Headers(scope=scope)
+    has_bearer = headers.get("authorization", "").lower().startswith("bearer ")
+    return Variant.B if "x-api-key" in headers and not has_bearer else Variant.A
 
 
 def _failure(error: Exception, exchange: Exchange) -> Response:

@@ -1,11 +1,49 @@
 """OpenAPI 3.1 documents: the parts every room's document shares. Each room says what is its own."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from serve_app.api.fields import Body
+from serve_app.domain.accounts import Plan
 
 Schema = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """What a document says of this installation: its address, an adapter for the examples, its plans and what it keeps."""
+
+    server: str
+    adapter_id: str
+    plans: tuple[Plan, ...]
+    image_url_life: timedelta
+    retention: timedelta
+
+    @property
+    def plan_text(self) -> str:
+        return ", ".join(
+            f"{plan.name.capitalize()} {plan.limit} per {span_text(plan.window, one='')}" for plan in self.plans
+        )
+
+    @property
+    def keeping_text(self) -> str:
+        return (
+            f"Image addresses work without the key for {span_text(self.image_url_life)} and are signed anew at every poll; "
+            f"images and records are kept for {span_text(self.retention)}."
+        )
+
+
+def span_text(span: timedelta, *, one: str = "1 ") -> str:
+    """`30 days`, `24 hours`, `1 minute`: in the largest unit that divides it; `one` stands before a single unit."""
+    seconds = span.total_seconds()
+    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds % length == 0 and (seconds > length or unit != "day"):
+            count = int(seconds // length)
+            return f"{one}{unit}" if count == 1 else f"{count} {unit}s"
+    return f"{seconds:g} seconds"
+
 
 TIME = {"type": "string", "format": "date-time", "pattern": r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$"}
 PROGRESS = {"type": "integer", "minimum": 0, "maximum": 100}
@@ -165,9 +203,9 @@ def refusals(*statuses: int) -> dict[str, Schema]:
 
 def document(
     *,
+    facts: Facts,
     title: str,
     description: str,
-    server: str,
     security: Mapping[str, Schema],
     paths: Mapping[str, Schema],
     schemas: Mapping[str, Schema],
@@ -176,7 +214,7 @@ def document(
     return {
         "openapi": "3.1.0",
         "info": {"title": title, "version": "1.0.0", "description": description},
-        "servers": [{"url": server}],
+        "servers": [{"url": facts.server}],
         "security": [{name: []} for name in security],
         "paths": dict(paths),
         "components": {

@@ -1,7 +1,7 @@
 """What operators and their tools ask: is the process alive, can it serve, how much work is waiting."""
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Mapping
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -39,7 +39,8 @@ def routes(resources: Resources) -> list[Route]:
 
     async def metrics(request: Request) -> Response:
         backlogs = {kind: await resources.jobs.backlog(kind) for kind in JobKind}
-        return PlainTextResponse("\n".join(_exposition(backlogs)) + "\n", media_type="text/plain; version=0.0.4")
+        lines = [*_gauges(backlogs), *_counters(await resources.jobs.counts())]
+        return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
 
     return [
         Route("/healthz", alive, methods=["GET"]),
@@ -65,10 +66,17 @@ async def _answers(probe: Coroutine[None, None, None]) -> bool:
     return True
 
 
-def _exposition(backlogs: dict[JobKind, Backlog]) -> Iterable[str]:
-    """Prometheus' text format."""
+def _gauges(backlogs: Mapping[JobKind, Backlog]) -> Iterable[str]:
+    """What waits now, in Prometheus' text format."""
     for name, meaning, field in _GAUGES:
         yield f"# HELP {name} {meaning}"
         yield f"# TYPE {name} gauge"
         for kind, backlog in backlogs.items():
             yield f'{name}{{kind="{kind}"}} {getattr(backlog, field):g}'
+
+
+def _counters(counts: Mapping[str, int]) -> Iterable[str]:
+    yield "# HELP atelier_jobs_total Jobs since ever, by what became of them."
+    yield "# TYPE atelier_jobs_total counter"
+    for event, count in sorted(counts.items()):
+        yield f'atelier_jobs_total{{event="{event}"}} {count}'

@@ -1,11 +1,13 @@
 """What a body may be before its fields are looked at: its size, its media type, and JSON to the letter."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 
 import httpx
 import pytest
 
+from serve_app.api import body as body_room
 from serve_app.api.body import MAX_BODY_BYTES
 from serve_app.domain.requests import Variant
 from tests.api.house import BODY_A, BODY_B, House, Member, error_of
@@ -252,6 +254,18 @@ async def test_not_a_byte_is_read_for_a_caller_over_the_limit(house: House) -> N
 
     assert await _raw_post(house, poor.b, watched()) == 429
     assert read == 0
+
+
+async def test_a_body_that_never_arrives_is_given_up(
+    house: House, regular: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(body_room, "ARRIVAL_LIMIT_S", 0.05)
+
+    async def stalled() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.Event().wait()
+
+    assert await _raw_post(house, regular.a, stalled()) == 400
 
 
 async def _raw_post(house: House, headers: dict[str, str], body: AsyncIterator[bytes]) -> int:

@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ import jsonschema_rs
 import pytest
 from openapi_spec_validator import validate
 
+from serve_app.api.openapi import span_text
 from serve_app.domain.requests import Variant
 from tests.api.house import House, Member
 
@@ -109,6 +111,32 @@ OPERATIONS = {
         ("get", "/v1/models"): {"200", "401", "429", "500", "503"},
     },
 }
+
+
+async def test_a_document_tells_this_installation_s_plans_and_retention(house: House) -> None:
+    text = (await document_of(house, "a"))["info"]["description"]
+    assert "Basic 50 per hour, Professional 200 per hour, Enterprise 1000 per hour" in text
+    assert "without the key for 24 hours" in text
+    assert "kept for 30 days" in text
+    assert (
+        "Free 10 per minute, Basic 30 per minute, Premium 100 per minute"
+        in (await document_of(house, "b"))["info"]["description"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("span", "text"),
+    [
+        (timedelta(days=30), "30 days"),
+        (timedelta(hours=24), "24 hours"),
+        (timedelta(hours=1), "1 hour"),
+        (timedelta(minutes=1), "1 minute"),
+        (timedelta(minutes=90), "90 minutes"),
+        (timedelta(seconds=2.5), "2.5 seconds"),
+    ],
+)
+def test_a_span_is_told_in_its_largest_unit(span: timedelta, text: str) -> None:
+    assert span_text(span) == text
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

@@ -24,6 +24,8 @@ async def test_metrics_are_prometheus_text_with_the_queue_s_depth(house: House, 
         assert re.fullmatch(r'# (HELP|TYPE) \w+ .+|\w+(\{\w+="\w+"\})? [0-9.e+-]+', line), line
     ready = next(line for line in lines if line.startswith('atelier_jobs_ready{kind="generation"}'))
     assert float(ready.split()[-1]) >= 1
+    accepted = next(line for line in lines if line.startswith('atelier_jobs_total{event="accepted"}'))
+    assert int(accepted.split()[-1]) >= 1
     assert member.key not in answer.text
 
 

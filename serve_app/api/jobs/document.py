@@ -18,20 +18,19 @@ Unlike the two interfaces, a job shows its real state (`queued`, `running`, `com
 its fields with defaults filled in, and the seed of each image. Looking at a job does not count against your plan."""
 
 
-def document(server: str, lora_id: str) -> dict[str, Any]:
-    """The document, with `lora_id` in its examples."""
+def document(facts: openapi.Facts) -> dict[str, Any]:
     return openapi.document(
+        facts=facts,
         title="Atelier, jobs",
         description=_DESCRIPTION,
-        server=server,
         security={
             "bearer": {"type": "http", "scheme": "bearer"},
             "apiKey": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
         },
         paths={
-            "/v1/jobs": {"get": _list(lora_id)},
-            "/v1/jobs/{job_id}": {"get": _show(lora_id)},
-            "/v1/jobs/{job_id}/cancel": {"post": _cancel(lora_id)},
+            "/v1/jobs": {"get": _list(facts.adapter_id)},
+            "/v1/jobs/{job_id}": {"get": _show(facts.adapter_id)},
+            "/v1/jobs/{job_id}/cancel": {"post": _cancel(facts.adapter_id)},
         },
         schemas=_schemas(),
         codes={**openapi.CODES, 400: ("invalid_parameter", "ambiguous_credentials"), 429: ("rate_limit_exceeded",)},

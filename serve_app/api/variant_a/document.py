@@ -11,24 +11,15 @@ _UPSCALE = "up_7gk5m2xqhw4rbn3vtzcylsjd6e"
 _IMAGE = "img_nq6w3s5kfrzp2xvd7bmtch4ylu"
 _ETA, _ENDED = "2026-11-21T12:00:09Z", "2026-11-21T12:00:08Z"
 
-_DESCRIPTION = """\
-Generate images from a text prompt with a LoRA model, and enlarge them. Creating calls answer at once with a `request_id`;
-poll it every 5 seconds until its status is `completed` or `failed`. Polling does not count against your plan.
 
-Send your key as `Authorization: Bearer <API_KEY>`. Plans, in requests per hour: Basic 50, Professional 200, Enterprise 1000.
-Image addresses work without the key for 24 hours and are signed anew at every poll; images and records are kept for 30 days.
-Every error has the body `{"error": {"code", "message"}}`, errors of routing (404, 405 with `Allow`) included."""
-
-
-def document(server: str, lora_id: str) -> dict[str, Any]:
-    """The document, with `lora_id` in its examples."""
+def document(facts: openapi.Facts) -> dict[str, Any]:
     return openapi.document(
+        facts=facts,
         title="Atelier, interface A",
-        description=_DESCRIPTION,
-        server=server,
+        description=_description(facts),
         security={"bearer": {"type": "http", "scheme": "bearer"}},
         paths={
-            "/v1/generate": {"post": _generate(lora_id)},
+            "/v1/generate": {"post": _generate(facts.adapter_id)},
             "/v1/generate/{request_id}": {"get": _poll("getRequest", "Poll a request")},
             "/v1/upscale": {"post": _upscale()},
             "/v1/upscale/{request_id}": {
@@ -38,6 +29,17 @@ def document(server: str, lora_id: str) -> dict[str, Any]:
         schemas=_schemas(),
         codes={**openapi.CODES, 400: (*openapi.CODES[400], "ambiguous_credentials")},
     )
+
+
+def _description(facts: openapi.Facts) -> str:
+    return f"""\
+Generate images from a text prompt with a LoRA model, and enlarge them. Creating calls answer at once with a `request_id`;
+poll it every 5 seconds until its status is `completed` or `failed`.
+
+Send your key as `Authorization: Bearer <API_KEY>`. Plans, in requests: {facts.plan_text}. Polling does not count.
+{facts.keeping_text}
+
+Every error has the body `{{"error": {{"code", "message"}}}}`, errors of routing (404, and 405 with `Allow`) included."""
 
 
 def _generate(lora_id: str) -> dict[str, Any]:

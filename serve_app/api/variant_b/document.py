@@ -8,30 +8,32 @@ from serve_app.api.variant_b.fields import GenerationBody
 
 _RUN = "gen_c4zq2e7wvbbxm5l3r6yhtajd2i"
 
-_DESCRIPTION = """\
-Generate an image from a prompt with one of your account's models. Creating a run answers at once with a `run_id`; ask for the
-run until its status is `completed` or `failed`. Asking for a run does not count against your plan.
 
-Send your key as `X-API-Key: <API_KEY>`. Plans, in requests per minute: Free 10, Basic 30, Premium 100.
-The image address works without the key for 24 hours and is signed anew at every read; images and runs are kept for 30 days.
-Every error has the body `{"error": {"code", "message"}}`, errors of routing (404, 405 with `Allow`) included."""
-
-
-def document(server: str, model_id: str) -> dict[str, Any]:
-    """The document, with `model_id` in its examples."""
+def document(facts: openapi.Facts) -> dict[str, Any]:
     return openapi.document(
+        facts=facts,
         title="Atelier, interface B",
-        description=_DESCRIPTION,
-        server=server,
+        description=_description(facts),
         security={"apiKey": {"type": "apiKey", "in": "header", "name": "X-API-Key"}},
         paths={
-            "/v1/generate": {"post": _generate(model_id)},
+            "/v1/generate": {"post": _generate(facts.adapter_id)},
             "/v1/generations/{run_id}": {"get": _poll()},
-            "/v1/models": {"get": _models(model_id)},
+            "/v1/models": {"get": _models(facts.adapter_id)},
         },
         schemas=_schemas(),
         codes={**openapi.CODES, 400: (*openapi.CODES[400], "ambiguous_credentials")},
     )
+
+
+def _description(facts: openapi.Facts) -> str:
+    return f"""\
+Generate an image from a prompt with one of your account's models. Creating a run answers at once with a `run_id`; ask for the
+run until its status is `completed` or `failed`.
+
+Send your key as `X-API-Key: <API_KEY>`. Plans, in requests: {facts.plan_text}. Asking for a run does not count.
+{facts.keeping_text}
+
+Every error has the body `{{"error": {{"code", "message"}}}}`, errors of routing (404, and 405 with `Allow`) included."""
 
 
 def _generate(model_id: str) -> dict[str, Any]:
