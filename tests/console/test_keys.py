@@ -76,6 +76,15 @@ async def test_a_reload_makes_no_second_key(
     assert _secret(await browser.send(reloaded.form(button))) != secret, "the page that says so has a fresh form"
 
 
+@pytest.mark.parametrize(("path", "button", "header", "interface"), PAGES)
+async def test_each_page_leads_to_its_documentation(
+    browser: Browser, path: str, button: str, header: str, interface: str
+) -> None:
+    page = await browser.open(path)
+    assert f"/docs/{interface}" in page.links
+    assert (await browser.open(f"/docs/{interface}")).status == 200
+
+
 async def test_one_form_sent_many_times_at_once_makes_one_key(
     browser: Browser, resources: Resources, owner: Account
 ) -> None:

@@ -77,6 +77,10 @@ async def test_a_token_of_another_session_or_another_form_is_refused(
     sign_out = (await browser.open("/console/settings")).form("Sign out")
     for stolen in (theirs.fields, sign_out.fields):
         assert (await browser.send(replace(mine, fields=stolen))).status == 403
+    made = await browser.send(mine)
+    revoke, sign_out = made.form("Revoke this key"), made.form("Sign out")
+    assert (await browser.send(replace(revoke, fields=sign_out.fields))).status == 403
+    assert (await browser.send(replace(sign_out, fields=revoke.fields))).status == 403
 
 
 async def test_a_sign_in_form_of_another_visitor_is_refused(visitors: Visitors, owner: Account) -> None:

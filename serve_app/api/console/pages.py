@@ -220,6 +220,7 @@ class Pages:
             here=page.slug,
             page=page,
             keys=keys,
+            docs=f"{request.scope.get('app_root_path', '')}/docs/{page.variant}",
             notice=notice,
             made=made,
             secret=secret,
