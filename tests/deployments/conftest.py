@@ -1,0 +1,15 @@
+"""One real service for all tests of the roof: a Ray runtime takes half a minute to start and 1.3 GB."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.deployments.service import Service
+
+
+@pytest.fixture(scope="session")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    running = Service(tmp_path_factory.mktemp("service"))
+    running.start()
+    yield running
+    running.stop()

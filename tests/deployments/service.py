@@ -1,0 +1,154 @@
+"""A real service under test: `atelier up` as a process, its replicas' processes, and a caller's HTTP client."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from tests.support import ROOT
+
+ATELIER = str(Path(sys.executable).with_name("atelier"))
+START_LIMIT_S, JOB_LIMIT_S, STOP_LIMIT_S = 180.0, 120.0, 15.0
+ENVIRONMENT = {
+    "ATELIER_LEASE": "PT3S",
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+class Service:
+    """One service on one data directory. `start` and `stop` may be repeated: the directory is what lasts."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.data_dir = home / "var"
+        self.port = free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        ready_file = self.home / "ready.json"
+        ready_file.unlink(missing_ok=True)
+        self.output = self.home / "output.txt"
+        self._process = start_up(
+            "--port",
+            str(self.port),
+            "--data-dir",
+            str(self.data_dir),
+            "--ready-file",
+            str(ready_file),
+            output=self.output,
+        )
+        self.until(lambda: self._has_said_ready(ready_file), limit=START_LIMIT_S)
+        self.ready: dict[str, Any] = json.loads(ready_file.read_text())
+        self.client = httpx.Client(base_url=self.ready["base_url"], timeout=30)
+        self.until(lambda: "Ctrl-C stops everything" in self.output.read_text(), limit=START_LIMIT_S)
+
+    def stop(self) -> tuple[int, float]:
+        """SIGTERM; the exit code, and the seconds it took."""
+        assert self._process is not None
+        self.client.close()
+        began = time.monotonic()
+        self._process.send_signal(signal.SIGTERM)
+        code = self._process.wait(timeout=60)
+        return code, time.monotonic() - began
+
+    def post(self, body: Mapping[str, object], path: str = "/v1/generate") -> str:
+        """Accepted through interface A; the request's id. A service on its way back is asked again, under one key."""
+        headers = {**self.bearer, "Idempotency-Key": os.urandom(8).hex()}
+        return self._until_success(lambda: self.client.post(path, json=body, headers=headers))["request_id"]
+
+    def record(self, request_id: str) -> dict[str, Any]:
+        return self._until_success(lambda: self.client.get(f"/v1/generate/{request_id}", headers=self.bearer))
+
+    def result(self, request_id: str) -> dict[str, Any]:
+        """The record once it has ended."""
+        return self.wait(request_id, lambda record: record["status"] != "processing")
+
+    def wait(self, request_id: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        self.until(lambda: condition(self.record(request_id)))
+        return self.record(request_id)
+
+    def until(self, condition: Callable[[], bool], limit: float = JOB_LIMIT_S) -> None:
+        """Ask again and again until it holds; these tests are callers from outside, with no event loop to wait on."""
+        deadline = time.monotonic() + limit
+        while not condition():
+            assert time.monotonic() < deadline, "not in time"
+            time.sleep(0.1)
+
+    def pngs(self, record: Mapping[str, Any]) -> list[bytes]:
+        assert record["status"] == "completed", record
+        return [self.client.get(image["url"]).raise_for_status().content for image in record["images"]]
+
+    def pids(self, title: str) -> list[int]:
+        """This service's processes whose title contains `title`."""
+        assert self._process is not None
+        children = psutil.Process(self._process.pid).children(recursive=True)
+        return [child.pid for child in children if any(title in word for word in _command(child))]
+
+    def kill(self, title: str) -> None:
+        found = self.pids(title)
+        assert found, f"no process called {title}"
+        for pid in found:
+            os.kill(pid, signal.SIGKILL)
+
+    @property
+    def bearer(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.ready['keys']['both']}"}
+
+    @property
+    def lora_id(self) -> str:
+        headers = {"X-API-Key": self.ready["keys"]["both"]}
+        return self.client.get("/v1/models", headers=headers).raise_for_status().json()["models"][0]["id"]
+
+    def _until_success(self, ask: Callable[[], httpx.Response]) -> dict[str, Any]:
+        answers: list[httpx.Response] = []
+
+        def succeeds() -> bool:
+            try:
+                answers[:] = [ask()]
+            except httpx.TransportError:
+                return False
+            assert answers[0].is_success or answers[0].status_code >= 500, answers[0].text
+            return answers[0].is_success
+
+        self.until(succeeds)
+        return answers[0].json()
+
+    def _has_said_ready(self, ready_file: Path) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, self.output.read_text()
+        return ready_file.exists()
+
+
+def start_up(*arguments: str, output: Path, **environment: str) -> subprocess.Popen[bytes]:
+    with output.open("wb") as file:
+        return subprocess.Popen(
+            [ATELIER, "up", *arguments],
+            cwd=ROOT,
+            env={**os.environ, **ENVIRONMENT, **environment},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []

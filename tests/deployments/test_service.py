@@ -1,0 +1,124 @@
+"""The whole service as a new user meets it: one command, both interfaces, kills, a restart."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+from io import BytesIO
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from serve_app.stores.embedded import ensure_redis
+from tests.deployments.service import STOP_LIMIT_S, Service
+
+pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.timeout(400)]
+
+
+def body(service: Service, **fields: Any) -> dict[str, Any]:
+    return {"prompt": "a red circle above a blue square", "lora_id": service.lora_id, "steps": 20, **fields}
+
+
+def is_drawing(record: dict[str, Any]) -> bool:
+    return record["status"] == "processing" and record["progress"] > 0
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="pasting a curl line takes curl")
+def test_the_printed_curl_lines_work_when_pasted(service: Service) -> None:
+    lines = re.findall(r"^curl .*$", service.output.read_text(), flags=re.MULTILINE)
+    assert len(lines) == 2
+    for line in lines:
+        answer = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True, timeout=60)
+        ack = json.loads(answer.stdout)
+        url = image_of_b(service, ack["run_id"]) if "run_id" in ack else image_of_a(service, ack["request_id"])
+        png = service.client.get(url).raise_for_status().content
+        assert Image.open(BytesIO(png)).size == (512, 512)
+
+
+def image_of_a(service: Service, request_id: str) -> str:
+    return service.result(request_id)["images"][0]["url"]
+
+
+def image_of_b(service: Service, run_id: str) -> str:
+    path, key = f"/v1/generations/{run_id}", {"X-API-Key": service.ready["keys"]["b"]}
+    service.until(lambda: service.client.get(path, headers=key).json()["status"] == "completed")
+    return service.client.get(path, headers=key).json()["image_url"]
+
+
+def test_the_same_request_twice_gives_the_same_bytes(service: Service) -> None:
+    first, second = [service.post(body(service, seed=2**64 - 1)) for _ in range(2)]
+    assert first != second
+    assert service.pngs(service.result(first)) == service.pngs(service.result(second))
+
+
+def test_four_images_equal_four_single_requests(service: Service) -> None:
+    together = service.post(body(service, seed=-1, num_images=4))
+    alone = [service.post(body(service, seed=-1 + index)) for index in range(4)]
+    four = service.pngs(service.result(together))
+    assert len(set(four)) == 4
+    assert four == [png for request_id in alone for png in service.pngs(service.result(request_id))]
+
+
+def test_an_upscale_follows_a_generation(service: Service) -> None:
+    drawn = service.result(service.post(body(service)))
+    image_id = drawn["images"][0]["image_id"]
+    enlarged = service.result(service.post({"image_id": image_id, "scale_factor": 4}, path="/v1/upscale"))
+    (png,) = service.pngs(enlarged)
+    assert Image.open(BytesIO(png)).size == (2048, 2048)
+
+
+def test_every_answer_has_one_request_id(service: Service) -> None:
+    for path in ("/healthz", "/no-such-path", "/v1/models"):
+        answer = service.client.get(path)
+        assert len(answer.headers.get_list("x-request-id")) == 1
+
+
+def test_a_killed_generator_costs_a_job_no_more_than_time(service: Service) -> None:
+    request_id = service.post(body(service, steps=50, seed=3))
+    service.wait(request_id, is_drawing)
+    service.kill("ServeReplica:atelier:generator")
+    again = service.post(body(service, steps=50, seed=3))
+    assert service.pngs(service.result(request_id)) == service.pngs(service.result(again))
+
+
+def test_a_killed_ingress_takes_no_accepted_job_with_it(service: Service) -> None:
+    request_id = service.post(body(service))
+    service.kill("ServeReplica:atelier:ingress")
+    assert len(service.pngs(service.result(request_id))) == 1
+
+
+def test_a_killed_redis_is_back_and_the_job_completes(service: Service) -> None:
+    request_id = service.post(body(service, steps=50))
+    service.wait(request_id, is_drawing)
+    before = ensure_redis(service.data_dir).pid
+    os.kill(before, signal.SIGKILL)
+    assert len(service.pngs(service.result(request_id))) == 1
+    assert ensure_redis(service.data_dir).pid != before
+
+
+def test_a_restart_keeps_everything_and_goes_on(service: Service) -> None:
+    keys = service.ready["keys"]
+    finished = service.result(service.post(body(service, seed=1)))
+    pngs = service.pngs(finished)
+    waiting = [service.post(body(service, num_images=4, seed=seed)) for seed in range(3)]
+    service.wait(waiting[0], is_drawing)
+
+    code, seconds = service.stop()
+    assert code == 0
+    assert seconds < STOP_LIMIT_S
+    assert not processes_of(service)
+
+    service.start()
+    assert service.ready["keys"] == keys
+    assert "First image" not in service.output.read_text()
+    assert service.pngs(service.record(finished["request_id"])) == pngs
+    assert all(len(service.pngs(service.result(request_id))) == 4 for request_id in waiting)
+
+
+def processes_of(service: Service) -> list[str]:
+    """What still runs with this service's data directory on its command line."""
+    listing = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    return [line for line in listing.splitlines() if str(service.data_dir) in line]
