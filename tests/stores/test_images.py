@@ -1,0 +1,198 @@
+"""Images on a local disk, in memory and on an S3-compatible server: the same promises."""
+
+import asyncio
+import os
+import threading
+import urllib.request
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from serve_app.domain.errors import NotFound, StoreUnavailable
+from serve_app.settings import Settings
+from serve_app.stores.images import ImageStore
+
+WHEN = datetime(2026, 11, 21, 12, tzinfo=UTC)
+PNG = b"\x89PNG\r\n\x1a\n" + b"x" * 100_000
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[dict[str, Any]]:
+    """moto's server, and the storage options that reach it."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    options: dict[str, Any] = {
+        "key": "test",
+        "secret": "test",
+        "client_kwargs": {"endpoint_url": f"http://{host}:{port}"},
+    }
+    import s3fs
+
+    s3fs.S3FileSystem(**options).mkdir("pictures")
+    yield options
+    server.stop()
+
+
+@pytest.fixture(params=["local", "memory", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> ImageStore:
+    settings: dict[str, Any] = {"data_dir": tmp_path, "redis_url": "unix:///unused"}
+    if request.param == "memory":
+        settings["storage_url"] = f"memory://{tmp_path.name}"
+    if request.param == "s3":
+        settings |= {"storage_url": f"s3://pictures/{tmp_path.name}", "storage_options": request.getfixturevalue("s3")}
+    return ImageStore(Settings(**settings))
+
+
+def _name(store: ImageStore, attempt: int = 1, index: int = 0) -> str:
+    return store.object_name("acct_x", "gen_x", attempt, index, WHEN)
+
+
+async def test_what_is_put_is_what_is_got(store: ImageStore) -> None:
+    uri = await store.put(_name(store), PNG)
+    assert await store.get(uri) == PNG
+    assert await store.exists(uri)
+    assert store.name(uri) == _name(store)
+    assert store.uri(_name(store)) == uri
+
+
+async def test_putting_twice_is_harmless_and_deleting_too(store: ImageStore) -> None:
+    uri = await store.put(_name(store), PNG)
+    assert await store.put(_name(store), PNG) == uri
+    await store.delete(uri)
+    await store.delete(uri)
+    assert not await store.exists(uri)
+    with pytest.raises(NotFound):
+        await store.get(uri)
+
+
+async def test_objects_are_listed_by_name(store: ImageStore) -> None:
+    assert await store.names() == []
+    names = sorted(_name(store, attempt, index) for attempt in (1, 2) for index in (0, 1))
+    await asyncio.gather(*(store.put(name, PNG) for name in names))
+    assert sorted(await store.names()) == names
+    day = names[0].rsplit("/", 2)[0]
+    assert sorted(await store.names(day)) == names
+    assert await store.folders("images") == [names[0].rsplit("/", 5)[0]]
+    assert await store.folders("nothing") == []
+
+
+async def test_a_uri_of_another_place_is_no_image_of_ours(store: ImageStore) -> None:
+    uri = await store.put(_name(store), PNG)
+    for foreign in ("file:///etc/passwd", uri + "/../../x", store.uri("../secrets.json"), store.uri("images/x"), ""):
+        with pytest.raises(NotFound):
+            await store.get(foreign)
+
+
+def test_a_name_hides_the_account_and_holds_the_attempt(store: ImageStore) -> None:
+    name = _name(store, attempt=3, index=1)
+    assert name.startswith("images/")
+    assert name.endswith("/2026/11/21/gen_x/a3-1.png")
+    assert "acct_x" not in name
+    assert store.object_name("acct_y", "gen_x", 3, 1, WHEN) != name
+
+
+async def test_an_address_opens_the_image(store: ImageStore) -> None:
+    uri = await store.put(_name(store), PNG)
+    url = store.url(uri, base_url="http://localhost:8000/")
+    parts = urlsplit(url)
+    query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+    if uri.startswith("s3://"):
+        body = await asyncio.to_thread(lambda: urllib.request.urlopen(url).read())
+        assert body == PNG
+        return
+    assert url.startswith("http://localhost:8000/files/images/")
+    assert store.verify(parts.path.removeprefix("/files/"), query["exp"], query["kid"], query["sig"])
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> ImageStore:
+    return ImageStore(Settings(data_dir=tmp_path, redis_url="unix:///unused"))
+
+
+def _signed(store: ImageStore) -> tuple[str, str, str, str]:
+    parts = urlsplit(store.url(store.uri(_name(store)), base_url="http://h"))
+    query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+    return parts.path.removeprefix("/files/"), query["exp"], query["kid"], query["sig"]
+
+
+def test_an_address_with_any_character_changed_does_not_open(local: ImageStore) -> None:
+    good = _signed(local)
+    assert local.verify(*good)
+    for part in range(4):
+        for place, letter in enumerate(good[part]):
+            spoiled = list(good)
+            spoiled[part] = good[part][:place] + ("1" if letter != "1" else "2") + good[part][place + 1 :]
+            assert not local.verify(*spoiled), spoiled
+    for odd in ("", "é", "٣", "-1", "1e9", " 1"):
+        assert not local.verify(good[0], odd, good[2], good[3])
+        assert not local.verify(good[0], good[1], odd, good[3])
+        assert not local.verify(good[0], good[1], good[2], odd)
+
+
+def test_an_address_ends(tmp_path: Path) -> None:
+    from datetime import timedelta
+
+    over = ImageStore(Settings(data_dir=tmp_path, redis_url="unix:///unused", image_url_life=timedelta(seconds=-2)))
+    assert not over.verify(*_signed(over))
+
+
+def test_an_old_key_verifies_while_it_is_kept(tmp_path: Path) -> None:
+    def store(**keys: str) -> ImageStore:
+        return ImageStore(Settings(data_dir=tmp_path, redis_url="unix:///unused", signing_keys=keys))  # pyright: ignore[reportArgumentType]
+
+    signed = _signed(store(old="s1"))
+    assert store(new="s2", old="s1").verify(*signed)
+    assert not store(new="s2").verify(*signed)
+    assert _signed(store(new="s2", old="s1"))[2] == "new"
+
+
+async def test_a_reader_never_sees_half_an_image(local: ImageStore) -> None:
+    uri = await local.put(_name(local), PNG)
+    path, stop, seen = Path(uri.removeprefix("file://")), threading.Event(), set[int]()
+
+    def read() -> None:
+        while not stop.is_set():
+            seen.add(len(path.read_bytes()))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for _ in range(20):
+        await local.put(_name(local), PNG)
+    stop.set()
+    reader.join()
+    assert seen == {len(PNG)}
+    assert [file.name for file in path.parent.iterdir()] == [path.name]  # no draft is left
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+async def test_a_directory_that_refuses_is_an_outage(local: ImageStore, tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir(mode=0o500)
+    with pytest.raises(StoreUnavailable):
+        await local.put(_name(local), PNG)
+
+
+async def test_a_full_or_broken_disk_is_an_outage(local: ImageStore, tmp_path: Path) -> None:
+    (tmp_path / "images").write_text("a file where the folder should be")
+    with pytest.raises(StoreUnavailable, match="write"):
+        await local.put(_name(local), PNG)
+
+
+async def test_a_cloud_that_cannot_be_reached_is_an_outage(tmp_path: Path) -> None:
+    options = {
+        "key": "x",
+        "secret": "x",
+        "client_kwargs": {"endpoint_url": "http://127.0.0.1:9"},
+        "config_kwargs": {"retries": {"max_attempts": 0}, "connect_timeout": 1},
+    }
+    store = ImageStore(
+        Settings(data_dir=tmp_path, redis_url="unix:///unused", storage_url="s3://pictures", storage_options=options)
+    )
+    with pytest.raises(StoreUnavailable):
+        await store.put(_name(store), PNG)

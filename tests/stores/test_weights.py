@@ -1,0 +1,154 @@
+"""Adapter weights: fetched once, refused when they are not what the catalog says or not a file we load."""
+
+import hashlib
+import json
+import struct
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+
+from serve_app.domain.catalog import Adapter
+from serve_app.domain.errors import AdapterUnavailable
+from serve_app.settings import Settings
+from serve_app.stores.safetensors_check import MAX_HEADER_BYTES, check_safetensors
+from serve_app.stores.weights import WeightStore
+from tests.support import write_safetensors
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> WeightStore:
+    return WeightStore(Settings(data_dir=tmp_path / "var", redis_url="unix:///unused"))
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Adapter:
+    file = write_safetensors(tmp_path / "one.safetensors")
+    return Adapter(
+        id="model_one",
+        name="One",
+        description="",
+        created_at=datetime.now(UTC),
+        file=str(file),
+        sha256=hashlib.sha256(file.read_bytes()).hexdigest(),
+        base_model="pocket",
+    )
+
+
+async def test_weights_are_kept_by_digest_and_fetched_once(store: WeightStore, adapter: Adapter) -> None:
+    kept = await store.fetch(adapter)
+    assert kept.name == f"{adapter.sha256}.safetensors"
+    assert kept.is_absolute()
+    _source(adapter).unlink()
+    assert await store.fetch(adapter) == kept
+
+
+async def test_weights_of_any_storage_are_fetched(store: WeightStore, adapter: Adapter) -> None:
+    content = _source(adapter).read_bytes()
+    fsspec.filesystem("memory").pipe_file("/weights/one.safetensors", content)
+    kept = await store.fetch(replace(adapter, file="memory://weights/one.safetensors"))
+    assert kept.read_bytes() == content
+
+
+async def test_other_bytes_than_the_catalogs_are_refused(store: WeightStore, adapter: Adapter, tmp_path: Path) -> None:
+    other = write_safetensors(tmp_path / "two.safetensors", fill=3)
+    with pytest.raises(AdapterUnavailable, match="sha256 differs"):
+        await store.fetch(replace(adapter, file=str(other)))
+    assert list((tmp_path / "var" / "weights").iterdir()) == []
+
+
+async def test_missing_weights_are_named_by_adapter(store: WeightStore, adapter: Adapter) -> None:
+    with pytest.raises(AdapterUnavailable, match="model_one"):
+        await store.fetch(replace(adapter, file="/nowhere.safetensors"))
+    with pytest.raises(AdapterUnavailable, match="model_one"):
+        await store.fetch(replace(adapter, file="/"))
+
+
+def _source(adapter: Adapter) -> Path:
+    return Path(adapter.file)
+
+
+def _write(path: Path, header: object, data: bytes = b"", *, length: int | None = None) -> Path:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text) if length is None else length) + text + data)
+    return path
+
+
+def _entry(shape: list[Any], begin: int, end: int, dtype: str = "F32") -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+GOOD = _entry([2, 2], 0, 16)
+BAD_FILES: dict[str, tuple[Any, bytes, int | None]] = {
+    "an endless header": ({"a": GOOD}, bytes(16), 2**63),
+    "a header that ends too soon": ({"a": GOOD}, bytes(16), 99_000_000),
+    "a header over 1 MiB": (b"{" + b" " * MAX_HEADER_BYTES + b"}", b"", None),
+    "deep JSON": (b"[" * 100_000, b"", None),
+    "no JSON": (b"\xff\xfe" * 8, b"", None),
+    "an array": ([1], b"", None),
+    "no tensors": ({}, b"", None),
+    "metadata that is not text": ({"__metadata__": {"a": 1}, "a": GOOD}, bytes(16), None),
+    "a name twice": (
+        b'{"a":' + json.dumps(GOOD).encode() + b',"a":' + json.dumps(GOOD).encode() + b"}",
+        bytes(16),
+        None,
+    ),
+    "a path as a name": ({"../../etc/passwd": GOOD}, bytes(16), None),
+    "a long name": ({"n" * 257: GOOD}, bytes(16), None),
+    "another type": ({"a": _entry([2], 0, 16, "I64")}, bytes(16), None),
+    "a zero side": ({"a": _entry([0, 10**15], 0, 0)}, b"", None),
+    "a huge side": ({"a": _entry([2**18 + 1], 0, 4 * (2**18 + 1))}, b"", None),
+    "an overflowing shape": ({"a": _entry([2**17, 2**17, 2**17, 2**17], 0, 16)}, bytes(16), None),
+    "six dimensions": ({"a": _entry([1] * 6, 0, 4)}, bytes(4), None),
+    "text in a shape": ({"a": _entry(["2"], 0, 8)}, bytes(8), None),
+    "a true side": ({"a": _entry([True], 0, 4)}, bytes(4), None),
+    "offsets that do not fit": ({"a": _entry([2, 2], 0, 8)}, bytes(8), None),
+    "offsets that run backwards": ({"a": _entry([2, 2], 16, 0)}, bytes(16), None),
+    "an overlap": ({"a": GOOD, "b": _entry([2, 2], 8, 24)}, bytes(24), None),
+    "a hole": ({"a": GOOD, "b": _entry([2, 2], 20, 36)}, bytes(36), None),
+    "trailing bytes": ({"a": GOOD}, bytes(17), None),
+    "missing bytes": ({"a": GOOD}, bytes(15), None),
+    "an extra field": ({"a": {**GOOD, "extra": 1}}, bytes(16), None),
+    "an entry that is no object": ({"a": 1}, b"", None),
+    "not a number": ({"a": GOOD}, struct.pack("<4f", 1, float("nan"), 1, 1), None),
+    "infinite": ({"a": GOOD}, struct.pack("<4f", 1, 1, float("inf"), 1), None),
+    "infinite in half": ({"a": _entry([2], 0, 4, "F16")}, np.array([1, np.inf], np.float16).tobytes(), None),
+    "not a number in bfloat": ({"a": _entry([2], 0, 4, "BF16")}, struct.pack("<2H", 0x3F80, 0x7FC0), None),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FILES, ids=str)
+def test_a_file_we_do_not_load_is_refused_with_a_reason(case: str, tmp_path: Path) -> None:
+    header, data, length = BAD_FILES[case]
+    with pytest.raises(AdapterUnavailable, match="the adapter file"):
+        check_safetensors(_write(tmp_path / "bad.safetensors", header, data, length=length))
+
+
+@pytest.mark.parametrize("content", [b"", b"1234567", b"PK\x03\x04" + bytes(100)], ids=["empty", "short", "zip"])
+def test_what_is_not_safetensors_at_all_is_refused(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "bad.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(AdapterUnavailable):
+        check_safetensors(path)
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+def test_ordinary_files_are_taken(dtype: str, tmp_path: Path) -> None:
+    size = {"F32": 4, "F16": 2, "BF16": 2}[dtype]
+    header = {
+        "__metadata__": {"format": "pt"},
+        "a.lora_A.weight": _entry([3, 2], 0, 6 * size, dtype),
+        "b.alpha": _entry([], 6 * size, 7 * size, dtype),
+    }
+    check_safetensors(_write(tmp_path / "good.safetensors", header, bytes(7 * size)))
+
+
+def test_a_file_written_by_the_library_itself_is_taken(tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    save_file({"x": np.ones((4, 4), np.float32), "y": np.ones(3, np.float16)}, tmp_path / "lib.safetensors")
+    check_safetensors(tmp_path / "lib.safetensors")
