@@ -11,25 +11,25 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from serve_app.engine.adapters_file import AdapterWeights, LayerTable, UnusableAdapter, read_adapter
-from serve_app.engine.lora import NO_SLOT, SlotBank
+from serve_app.engine.adapters_file import AdapterWeights, LayerTable, read_adapter
+from serve_app.engine.lora import NO_SLOT, LayerWeights, PackedRow, SlotBank
 from serve_app.engine.run import AdapterFile
 
 
 @dataclass(slots=True)
-class _Packed:
-    """An adapter in host memory: its weights, and per component the flat row of one layout version."""
+class _Ready:
+    """An adapter in host memory: its weights as read, and packed for each component's bank."""
 
     weights: AdapterWeights
-    rows: dict[str, tuple[int, Tensor]]
+    rows: dict[str, PackedRow]
 
     @property
     def size_bytes(self) -> int:
         parts = (part for layers in self.weights.values() for part in layers.values())
-        packed = sum(row.nbytes for _, row in self.rows.values())
-        return packed + sum(part.down.nbytes + part.up.nbytes for part in parts)
+        return sum(row.flat.nbytes for row in self.rows.values()) + sum(
+            part.down.nbytes + part.up.nbytes for part in parts
+        )
 
 
 class AdapterPool:
@@ -40,18 +40,22 @@ class AdapterPool:
         banks: Mapping[str, SlotBank],
         table: LayerTable,
         *,
+        min_slots: int,
+        slot_memory: int,
         host_memory: int,
         max_rank: int,
         on_loaded: Callable[[], None],
     ) -> None:
         self._banks = banks
         self._table = table
+        self._min_slots = min_slots
+        self._slot_memory = slot_memory
         self._host_memory = host_memory
         self._max_rank = max_rank
         self._on_loaded = on_loaded
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="adapter-loader")
         self._lock = threading.Lock()
-        self._host: OrderedDict[str, Future[_Packed]] = OrderedDict()
+        self._host: OrderedDict[str, Future[_Ready]] = OrderedDict()
         self._slots: OrderedDict[str, int] = OrderedDict()
         slots = next(iter(banks.values())).slots
         self._free = list(range(slots - 1, NO_SLOT, -1))
@@ -95,38 +99,62 @@ class AdapterPool:
 
     def has_text(self, slot: int) -> bool:
         """Whether the adapter in `slot` changes a text encoder."""
-        return any(bank.bound_rank((slot,)) for name, bank in self._banks.items() if name != "unet")
+        return any(bank.rank_of((slot,)) for name, bank in self._banks.items() if name != "unet")
 
     def close(self) -> None:
         self._loader.shutdown(cancel_futures=True)
 
     def _settle(self, adapter: AdapterFile) -> int | None:
         """Copies a read adapter into a free or unused slot."""
-        self.expect(adapter)
-        future = self._host[adapter.id]
-        if not future.done():
+        future = self._host.get(adapter.id)
+        if future is None or not future.done():
+            self.expect(adapter)
             return None
-        packed = future.result()
+        if _failed(future):
+            with self._lock:
+                del self._host[adapter.id]  # a later run may try again: the file may have come back
+        ready = future.result()
+        for component, weights in ready.weights.items():
+            if not self._banks[component].layout.covers(weights):
+                self._grow(component, weights)
         slot = self._free_slot()
         if slot is None:
             return None
         for component, bank in self._banks.items():
-            weights = packed.weights.get(component, {})
-            if not bank.covers(weights):
-                bank.grow(weights)
-            if not weights:
-                bank.clear(slot)
-                continue
-            version, row = packed.rows.get(component, (-1, None))
-            if row is None or version != bank.version:
-                row = bank.pack(weights)
-                packed.rows[component] = (bank.version, row)
-            bank.put(slot, row, weights)
+            self._fill(bank, slot, component, ready)
         with self._lock:
             self._slots[adapter.id] = slot
             self._host.move_to_end(adapter.id)
         self._shrink_host(keep=adapter.id)
         return slot
+
+    def _fill(self, bank: SlotBank, slot: int, component: str, ready: _Ready) -> None:
+        weights = ready.weights.get(component)
+        if not weights:
+            bank.clear(slot)
+            return
+        row = ready.rows.get(component)
+        if row is None or row.version != bank.layout.version:  # the bank has grown since the adapter was read
+            row = bank.pack(weights)
+            assert row is not None, "the bank was grown for these weights"
+            ready.rows[component] = row
+        bank.put(slot, row)
+
+    def _grow(self, component: str, weights: LayerWeights) -> None:
+        """Widens one bank's slots; where memory then holds fewer of them, the highest unused ones go, in every bank."""
+        layouts = {name: bank.layout for name, bank in self._banks.items()} | {
+            component: self._banks[component].grown(weights)
+        }
+        slot_bytes = sum(layout.size for layout in layouts.values()) * self._dtype.itemsize
+        highest_used = max((slot for slot, users in self._users.items() if users), default=NO_SLOT)
+        fit = max(self._slot_memory // slot_bytes, self._min_slots, 1 + highest_used)
+        slots = min(fit, self._banks[component].slots)
+        with self._lock:
+            self._slots = OrderedDict((id, slot) for id, slot in self._slots.items() if slot < slots)
+        self._free = [slot for slot in self._free if slot < slots]
+        for name, bank in self._banks.items():
+            if name == component or bank.slots != slots:
+                bank.change_layout(layouts[name], slots)
 
     def _free_slot(self) -> int | None:
         if self._free:
@@ -137,18 +165,11 @@ class AdapterPool:
         with self._lock:
             return self._slots.pop(unused)
 
-    def _load(self, adapter: AdapterFile) -> _Packed:
-        """On the loader's thread: reads, and packs what the present layout covers."""
+    def _load(self, adapter: AdapterFile) -> _Ready:
+        """On the loader's thread: reads, and packs what the present layout covers; the step thread packs the rest."""
         weights = read_adapter(adapter.path, self._table, max_rank=self._max_rank, dtype=self._dtype)
-        rows: dict[str, tuple[int, Tensor]] = {}
-        for component, bank in self._banks.items():
-            parts = weights.get(component)
-            version = bank.version
-            if parts and bank.covers(parts):
-                row = bank.pack(parts)
-                if bank.version == version:  # else the bank grew meanwhile, and the step thread packs anew
-                    rows[component] = (version, row)
-        return _Packed(weights, rows)
+        rows = {name: self._banks[name].pack(parts) for name, parts in weights.items()}
+        return _Ready(weights, {name: row for name, row in rows.items() if row is not None})
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -167,8 +188,5 @@ class AdapterPool:
                     total -= size
 
 
-def _failed(future: Future[_Packed]) -> bool:
+def _failed(future: Future[_Ready]) -> bool:
     return future.done() and (future.cancelled() or future.exception() is not None)
-
-
-__all__ = ["AdapterPool", "UnusableAdapter"]

@@ -13,7 +13,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from serve_app.engine.lora import ModuleWeights, SlotLayer
+from serve_app.engine.layers import SlotLayer
+from serve_app.engine.lora import ModuleWeights
 
 
 class UnusableAdapter(ValueError):

@@ -13,28 +13,35 @@ from serve_app.engine.options import EngineOptions
 from serve_app.engine.run import BatchKey, Run, RunRequest
 from serve_app.engine.runner import Runner, draw_noise
 
-DEFAULT_SLOTS = 33
+CPU_ADAPTER_MEMORY = 2**30
 
 
 class BaseModel:
-    def __init__(self, family: UNetFamily, options: EngineOptions, on_loaded: Callable[[], None]) -> None:
+    def __init__(self, name: str, family: UNetFamily, options: EngineOptions, on_loaded: Callable[[], None]) -> None:
+        self.name = name
         self.family = family
-        slots = options.adapter_slots + 1 if options.adapter_slots else DEFAULT_SLOTS
-        self.banks = {name: SlotBank(layers, slots) for name, layers in family.layers.items()}
+        self.banks = {
+            name: SlotBank(layers, 1 + options.adapter_slots, uniform=bool(options.compile) and name == "unet")
+            for name, layers in family.layers.items()
+        }
         self.pool = AdapterPool(
             self.banks,
             family.table,
+            min_slots=1 + min(options.runs, options.adapter_slots),
+            slot_memory=options.adapter_memory or _spare_memory(family.device),
             host_memory=options.host_memory,
             max_rank=options.max_rank,
             on_loaded=on_loaded,
         )
-        self.runner = Runner(family, self.banks["unet"], max_rows=options.max_rows, exact=options.exact)
+        self.runner = Runner(
+            family, self.banks["unet"], max_rows=options.max_rows, exact=options.exact, static=bool(options.compile)
+        )
 
     @classmethod
-    def load(cls, folder: Path, options: EngineOptions, on_loaded: Callable[[], None]) -> "BaseModel":
-        return cls(UNetFamily.load(folder, options), options, on_loaded)
+    def load(cls, name: str, folder: Path, options: EngineOptions, on_loaded: Callable[[], None]) -> "BaseModel":
+        return cls(name, UNetFamily.load(folder, options), options, on_loaded)
 
-    def start(self, name: str, request: RunRequest, added_at: float) -> Run | None:
+    def start(self, request: RunRequest, added_at: float) -> Run | None:
         """A run at its first step, holding its adapter's slot; None while the adapter is being read or no slot is free.
 
         Raises UnusableAdapter, OSError, or ValueError for a sampler that cannot be had.
@@ -51,7 +58,7 @@ class BaseModel:
         empty = torch.zeros(channels, height, width, device=self.family.device)
         run = Run(
             request=request,
-            key=BatchKey(name, height, width, conditioning.context.shape[1]),
+            key=BatchKey(self.name, height, width, conditioning.context.shape[1]),
             conditioning=conditioning,
             slot=slot,
             schedule=schedule,
@@ -82,3 +89,7 @@ class BaseModel:
 def is_out_of_memory(error: BaseException) -> bool:
     """torch raises its own error on a GPU, and a RuntimeError that names the CPU allocator on a CPU."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in str(error)
+
+
+def _spare_memory(device: torch.device) -> int:
+    return CPU_ADAPTER_MEMORY if device.type == "cpu" else torch.cuda.mem_get_info(device)[0] // 2

@@ -10,8 +10,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,19 +29,24 @@ IDLE_WAIT_S = 0.05
 """A step with nothing to denoise waits this long for a read adapter, a decoded image or a new run."""
 
 
+class Waiting(NamedTuple):
+    request: RunRequest
+    since: float
+
+
 class Engine:
     """Makes images, many at once. `step` belongs to one thread; `add`, `abort`, `progress` and the counts to any."""
 
-    def __init__(self, models: Mapping[str, BaseModel], options: EngineOptions) -> None:
+    def __init__(self, options: EngineOptions) -> None:
         self.options = options
-        self._models = dict(models)
+        self._models: dict[str, BaseModel] = {}
         self._scheduler = Scheduler(max_runs=options.runs, max_rows=options.max_rows)
         self._decoder = ThreadPoolExecutor(1, thread_name_prefix="decoder")
-        self._news = threading.Condition()
-        self._waiting: OrderedDict[str, tuple[RunRequest, float]] = OrderedDict()
+        self._news = threading.Condition()  # guards the four below: where each live run is
+        self._waiting: OrderedDict[str, Waiting] = OrderedDict()
         self._running: dict[str, Run] = {}
-        self._decoding: dict[str, tuple[Run, Future[np.ndarray]]] = {}
         self._leaving: list[Run] = []
+        self._decoding: dict[str, tuple[Run, Future[np.ndarray]]] = {}
 
     @classmethod
     def load(cls, base_models: Path | Mapping[str, Path], options: EngineOptions | None = None) -> "Engine":
@@ -52,17 +57,19 @@ class Engine:
         folders = base_models if isinstance(base_models, Mapping) else {Path(base_models).name: Path(base_models)}
         if not folders:
             raise ValueError("base_models: at least one base model is needed")
-        engine = cls({}, options)
-        engine._models = {name: BaseModel.load(Path(folder), options, engine._wake) for name, folder in folders.items()}
+        engine = cls(options)
+        engine._models = {
+            name: BaseModel.load(name, Path(folder), options, engine._wake) for name, folder in folders.items()
+        }
         return engine
 
     @torch.inference_mode()
     def step(self) -> list[Finished]:
         """Moves one batch on by one denoising step; returns what ended meanwhile, each run exactly once."""
-        ended = self._admit()
+        ended = self._admit()  # encode prompts, place adapters in slots, take waiting runs while there is room
         self._drop_aborted()
-        batch = self._scheduler.next_batch()
-        ended += self._denoise(batch)
+        batch = self._scheduler.next_batch()  # runs that share a batch key, each at its own step
+        ended += self._denoise(batch)  # one forward pass, one sampler step per run
         for run in self._scheduler.finished(batch):
             self._decode(run)
         return ended + self._retire(wait=not batch and not ended)
@@ -71,17 +78,17 @@ class Engine:
 
     def add(self, request: RunRequest) -> None:
         """Queues a run and starts reading its adapter. Never blocks. Raises ValueError on a key that is live."""
-        model = self._models.get(request.base_model or next(iter(self._models)))
         with self._news:
-            if self._is_live(request.key):
+            if request.key in self._waiting or request.key in self._running or request.key in self._decoding:
                 raise ValueError(f"a run with the key {request.key!r} is live")
-            self._waiting[request.key] = (request, time.monotonic())
+            self._waiting[request.key] = Waiting(request, time.monotonic())
             self._news.notify_all()
+        model = self._model(request)
         if model is not None and request.adapter is not None:
             model.pool.expect(request.adapter)
 
     def abort(self, key: str) -> bool:
-        """Removes a run before its next step; it will not be returned. False when no such run is live."""
+        """Removes a run before the next step; it will not be returned. False when no such run is live."""
         with self._news:
             if key in self._running:
                 self._leaving.append(self._running.pop(key))
@@ -91,7 +98,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         with self._news:
-            return bool(self._waiting or self._running or self._decoding)
+            return bool(self._waiting or self._running or self._leaving or self._decoding)
 
     @property
     def free_rows(self) -> int:
@@ -102,63 +109,70 @@ class Engine:
     def progress(self) -> dict[str, tuple[int, int]]:
         """(steps done, steps in all) of every live run."""
         with self._news:
-            waiting = {key: (0, request.steps) for key, (request, _) in self._waiting.items()}
-            running = {key: (run.step, run.request.steps) for key, run in self._running.items()}
-            decoding = {key: (run.step, run.request.steps) for key, (run, _) in self._decoding.items()}
-        return waiting | running | decoding
+            waiting = {key: (0, it.request.steps) for key, it in self._waiting.items()}
+            started = [*self._running.values(), *(run for run, _ in self._decoding.values())]
+            return waiting | {run.request.key: (run.step, run.request.steps) for run in started}
 
     @property
     def resident_adapters(self) -> frozenset[str]:
+        """Ids of the adapters in slots, of every base model."""
         return frozenset[str]().union(*(model.pool.resident for model in self._models.values()))
 
     # -- the step, piece by piece ----------------------------------------------------------------------------------
 
     def _admit(self) -> list[Finished]:
-        """Starts waiting runs in order while there is room; one whose adapter is still being read is passed over."""
+        """Starts waiting runs in order while there is room, passing over those whose adapter is still being read."""
         failed: list[Finished] = []
         with self._news:
-            candidates = list(self._waiting.items())
-        for key, (request, added_at) in candidates:
-            if self._scheduler.room <= 0:
+            candidates = list(self._waiting.values())
+        for waiting in candidates:
+            if not self._scheduler.room:
                 break
             try:
-                run = self._start(request, added_at)
+                self._start(waiting)
             except (UnusableAdapter, OSError) as error:
-                failed += self._fail_waiting(key, added_at, FailureCode.LORA_UNAVAILABLE, error)
+                failed += self._fail_waiting(waiting, FailureCode.LORA_UNAVAILABLE, error)
             except ValueError as error:
-                failed += self._fail_waiting(key, added_at, FailureCode.GENERATION_FAILED, error)
-            else:
-                if run is not None:
-                    self._enter(run)
+                failed += self._fail_waiting(waiting, FailureCode.GENERATION_FAILED, error)
         return failed
 
-    def _enter(self, run: Run) -> None:
+    def _start(self, waiting: Waiting) -> None:
+        model = self._model(waiting.request)
+        if model is None:
+            raise ValueError(f"base model {waiting.request.base_model!r} is not loaded here")
+        run = model.start(waiting.request, waiting.since)
+        if run is None:
+            return
         self._scheduler.add(run)
         with self._news:
-            if self._waiting.pop(run.request.key, None) is None:  # aborted while it was being started
-                self._leaving.append(run)
-            else:
+            if self._waiting.get(run.request.key) is waiting:
+                del self._waiting[run.request.key]
                 self._running[run.request.key] = run
+            else:  # aborted while it was being started
+                self._leaving.append(run)
 
-    def _start(self, request: RunRequest, added_at: float) -> Run | None:
-        name = request.base_model or next(iter(self._models))
-        if name not in self._models:
-            raise ValueError(f"base model {name!r} is not loaded here")
-        return self._models[name].start(name, request, added_at)
+    def _drop_aborted(self) -> None:
+        with self._news:
+            leaving, self._leaving = self._leaving, []
+        for run in leaving:
+            self._scheduler.remove(run)
+            self._models[run.key.base_model].pool.release(run.slot)
 
     def _denoise(self, batch: list[Run]) -> list[Finished]:
-        """One step of the batch. A batch that fails is tried in halves, so that only the run at fault fails."""
+        """One step of every run in the batch; of a batch that fails, halves are tried, so that only the run at fault fails."""
         if not batch:
             return []
-        model = self._models[batch[0].key.base_model]
+        key, model = batch[0].key, self._models[batch[0].key.base_model]
+        steps = [run.step for run in batch]
         try:
             model.runner.denoise(batch)
-        except Exception as error:  # noqa: BLE001  a step must outlive any run: isolate the run, fail it by name
-            out_of_memory = is_out_of_memory(error)
+        except Exception as error:  # noqa: BLE001  a step must outlive any run: find the run, fail it by name
             model.recover()
+            batch = [run for run, step in zip(batch, steps, strict=True) if run.step == step]
             if len(batch) == 1:
-                code = FailureCode.OUT_OF_MEMORY if out_of_memory else FailureCode.GENERATION_FAILED
-                return self._fail_running(batch[0], code, f"the denoising step failed: {type(error).__name__}")
+                return self._fail_running(batch[0], error)
+            if is_out_of_memory(error):
+                self._scheduler.narrow(key, sum(run.rows for run in batch) // 2)
             middle = len(batch) // 2
             return self._denoise(batch[:middle]) + self._denoise(batch[middle:])
         return []
@@ -184,24 +198,17 @@ class Engine:
             ready = [(run, future) for run, future in self._decoding.values() if future.done()]
             for run, _ in ready:
                 del self._decoding[run.request.key]
-        return [self._outcome(run, future) for run, future in ready]
+        return [_outcome(run, future) for run, future in ready]
 
-    def _outcome(self, run: Run, future: Future[np.ndarray]) -> Finished:
-        seconds = time.monotonic() - run.added_at
-        error = future.exception()
-        if error is None:
-            return Finished(run.request.key, future.result(), None, seconds)
-        code = FailureCode.OUT_OF_MEMORY if is_out_of_memory(error) else FailureCode.GENERATION_FAILED
-        return Finished(run.request.key, None, Failure(code=code, message=str(error)), seconds)
-
-    def _drop_aborted(self) -> None:
+    def _fail_waiting(self, waiting: Waiting, code: FailureCode, error: Exception) -> list[Finished]:
+        key = waiting.request.key
         with self._news:
-            leaving, self._leaving = self._leaving, []
-        for run in leaving:
-            self._scheduler.remove(run)
-            self._models[run.key.base_model].pool.release(run.slot)
+            if self._waiting.get(key) is not waiting:
+                return []
+            del self._waiting[key]
+        return [_failed(key, waiting.since, code, str(error))]
 
-    def _fail_running(self, run: Run, code: FailureCode, message: str) -> list[Finished]:
+    def _fail_running(self, run: Run, error: Exception) -> list[Finished]:
         self._scheduler.remove(run)
         self._models[run.key.base_model].pool.release(run.slot)
         with self._news:
@@ -209,16 +216,12 @@ class Engine:
                 self._leaving.remove(run)
                 return []
             del self._running[run.request.key]
-        return [_failed(run.request.key, run.added_at, code, message)]
+        return [
+            _failed(run.request.key, run.added_at, _code(error), f"a denoising step failed: {type(error).__name__}")
+        ]
 
-    def _fail_waiting(self, key: str, added_at: float, code: FailureCode, error: Exception) -> list[Finished]:
-        with self._news:
-            if self._waiting.pop(key, None) is None:
-                return []
-        return [_failed(key, added_at, code, str(error))]
-
-    def _is_live(self, key: str) -> bool:
-        return key in self._waiting or key in self._running or key in self._decoding
+    def _model(self, request: RunRequest) -> BaseModel | None:
+        return self._models.get(request.base_model or next(iter(self._models)))
 
     def _wake(self) -> None:
         with self._news:
@@ -230,49 +233,39 @@ class Engine:
         self,
         prompt: str,
         *,
-        negative_prompt: str = "",
-        adapter: Path | AdapterFile | None = None,
-        weight: float = 0.75,
         seeds: Iterable[int] = (0,),
-        steps: int = 30,
-        guidance: float = 7.5,
-        width: int = 512,
-        height: int = 512,
-        base_model: str = "",
-        sampler: str | None = None,
+        adapter: Path | AdapterFile | None = None,
         on_progress: Callable[[int, int], None] | None = None,
+        **how: Any,
     ) -> list[Image.Image]:
-        """One image per seed, for notebooks. `on_progress(done, total)` is told the steps of all images after each step."""
+        """One image per seed, for notebooks; `how` are further fields of RunRequest (steps, guidance, weight, width…).
+
+        `on_progress(done, total)` is told the steps of all images after each step. Raises RuntimeError when a run fails.
+        """
         if isinstance(adapter, Path):
             adapter = AdapterFile(id=str(adapter.resolve()), path=adapter)
-        keys = [f"generate-{i}" for i, _ in enumerate(seeds)]
-        for key, seed in zip(keys, seeds, strict=True):
-            self.add(
-                RunRequest(
-                    key=key,
-                    prompt=prompt,
-                    negative_prompt=negative_prompt,
-                    adapter=adapter,
-                    weight=weight,
-                    seed=seed,
-                    steps=steps,
-                    guidance=guidance,
-                    width=width,
-                    height=height,
-                    base_model=base_model,
-                    sampler=sampler,
-                )
-            )
+        requests = [
+            RunRequest(key=f"generate-{i}", prompt=prompt, seed=seed, adapter=adapter, **how)
+            for i, seed in enumerate(seeds)
+        ]
+        for request in requests:
+            self.add(request)
+        total = sum(request.steps for request in requests)
         images: dict[str, Image.Image] = {}
-        while len(images) < len(keys):
+        while len(images) < len(requests):
             for ended in self.step():
                 if ended.image is None:
-                    raise RuntimeError(f"{ended.key}: {ended.failure and ended.failure.message}")
+                    raise RuntimeError(f"{ended.key}: {ended.failure.message if ended.failure else 'no image'}")
                 images[ended.key] = Image.fromarray(ended.image)
             if on_progress is not None:
-                done = sum(done for done, _ in self.progress().values()) + steps * len(images)
-                on_progress(done, steps * len(keys))
-        return [images[key] for key in keys]
+                ahead = sum(steps - done for done, steps in self.progress().values())
+                on_progress(total - ahead, total)
+        return [images[request.key] for request in requests]
+
+    def warm_up(self, width: int, height: int) -> None:
+        """Makes one short image of this size with every base model: measures its exact forward shapes, fills caches."""
+        for name in self._models:
+            self.generate("", seeds=(0,), steps=2, width=width, height=height, base_model=name)
 
     def close(self) -> None:
         """Stops the background threads; live runs are dropped."""
@@ -284,9 +277,19 @@ class Engine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(RuntimeError):
-            self.close()
+        self.close()
 
 
-def _failed(key: str, added_at: float, code: FailureCode, message: str) -> Finished:
-    return Finished(key, None, Failure(code=code, message=message), time.monotonic() - added_at)
+def _outcome(run: Run, future: Future[np.ndarray]) -> Finished:
+    error = future.exception()
+    if error is not None:
+        return _failed(run.request.key, run.added_at, _code(error), str(error))
+    return Finished(run.request.key, future.result(), None, time.monotonic() - run.added_at)
+
+
+def _failed(key: str, since: float, code: FailureCode, message: str) -> Finished:
+    return Finished(key, None, Failure(code=code, message=message), time.monotonic() - since)
+
+
+def _code(error: BaseException) -> FailureCode:
+    return FailureCode.OUT_OF_MEMORY if is_out_of_memory(error) else FailureCode.GENERATION_FAILED

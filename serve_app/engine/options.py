@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+from serve_app.engine.lora import RANK_BUCKETS
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineOptions:
@@ -19,26 +21,30 @@ class EngineOptions:
     """Runs admitted at once; 0 means `max_rows // 2`, so that one latent shape fills one forward pass."""
     exact: bool = True
     """The same seed gives the same bytes alone and in any company (see `shapes.py`)."""
-    adapter_slots: int = 0
-    """Adapters kept where the model computes; 0 fits them to `adapter_memory`."""
-    adapter_memory: int = 2 * 2**30
-    """Bytes of the model's device that adapter slots may fill."""
+    adapter_slots: int = 256
+    """At most this many adapters are kept where the model computes, fewer where they do not fit `adapter_memory`."""
+    adapter_memory: int = 0
+    """Bytes of the model's device that adapter slots may fill; 0 means 1 GiB of a CPU's, half of what a GPU has free."""
     host_memory: int = 4 * 2**30
     """Bytes of host memory for packed adapters that are not in a slot."""
     max_rank: int = 128
     """An adapter of a higher rank is refused by name."""
     sampler: str = ""
     """`euler`, `ddim`, `dpm++2m` or `lcm` for every run that names none; empty takes the base model's own."""
-    compile: bool = False
-    """`torch.compile` the denoiser, once per forward shape."""
+    compile: str = ""
+    """A `torch.compile` backend (`inductor`) for the denoiser: one graph per forward shape, none after those; empty is eager."""
     threads: int = 0
     """CPU threads of torch for the whole process; 0 leaves them as they are."""
 
     def __post_init__(self) -> None:
         if self.max_rows < 2:
             raise ValueError(f"max_rows: must be at least 2 (one run with guidance), not {self.max_rows}")
-        if self.max_runs < 0 or self.adapter_slots < 0 or self.threads < 0:
-            raise ValueError("max_runs, adapter_slots and threads must not be negative")
+        if min(self.max_runs, self.adapter_memory, self.host_memory, self.threads) < 0:
+            raise ValueError("max_runs, adapter_memory, host_memory and threads must not be negative")
+        if self.adapter_slots < 1:
+            raise ValueError(f"adapter_slots: must be at least 1, not {self.adapter_slots}")
+        if not 1 <= self.max_rank <= RANK_BUCKETS[-1]:
+            raise ValueError(f"max_rank: must be between 1 and {RANK_BUCKETS[-1]}, not {self.max_rank}")
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise ValueError(f"dtype: must be auto, float32, bfloat16 or float16, not {self.dtype!r}")
 

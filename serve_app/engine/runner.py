@@ -1,11 +1,13 @@
 """One forward pass and one sampler step for a batch, every row with its own time, guidance, adapter and weight."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from serve_app.engine.exactness import Exactness
 from serve_app.engine.families.unet import UNetFamily
 from serve_app.engine.lora import NO_SLOT, SlotBank
 from serve_app.engine.run import Run
@@ -13,13 +15,11 @@ from serve_app.engine.sampler import advance
 
 
 class Company(NamedTuple):
-    """What stays the same while the same runs step together."""
+    """What stays the same while the same runs step together. Padding rows repeat the first, without an adapter."""
 
     runs: list[Run]
-    rows: int
-    """Rows of the forward pass, padding included."""
     run_of_row: Tensor
-    """[rows] which run's latents each row takes; padding repeats the first run."""
+    """[rows] whose latents and time each row takes."""
     negative_row: Tensor
     """[runs] the row without the prompt; without guidance, the run's only row."""
     positive_row: Tensor
@@ -30,79 +30,93 @@ class Company(NamedTuple):
     added: dict[str, Tensor]
     slots: list[int]
     weights: list[float]
+    spans: list[tuple[int, int]]
 
 
 class Runner:
-    def __init__(self, family: UNetFamily, bank: SlotBank, *, max_rows: int, exact: bool) -> None:
+    def __init__(self, family: UNetFamily, bank: SlotBank, *, max_rows: int, exact: bool, static: bool) -> None:
         self.family = family
         self.bank = bank
         self.max_rows = max_rows
-        self.exact = exact
+        self.static = static
+        """Few forward shapes, for compiled ones: rows are padded to a power of two."""
+        self.exactness = Exactness(family, bank, max_rows) if exact else None
         self._company: Company | None = None
 
     def denoise(self, runs: Sequence[Run]) -> None:
-        """Moves every run one step on. Nothing is changed when it raises."""
-        company = self._assemble(list(runs))
-        self.bank.bind(company.slots, company.weights)
-        latents = torch.stack([run.latents for run in runs])
-        table = torch.stack([run.schedule.table[run.step] for run in runs])
-        timesteps = torch.stack([run.schedule.timesteps[run.step] for run in runs])
-        inputs = (latents * table[:, 0, None, None, None])[company.run_of_row]
-        answer = self.family.denoise(inputs, timesteps[company.run_of_row], company.context, company.added)
-        without, towards = answer[company.negative_row], answer[company.positive_row]
-        output = without + company.guidance * (towards - without)
-        before = torch.stack([run.previous for run in runs])
-        after, predicted = advance(latents, output, before, table, self._noise(runs))
-        for run, x, x0 in zip(runs, after, predicted, strict=True):
-            run.latents, run.previous = x, x0
-            run.step += 1
+        """Moves every run one step on; a run is changed only once its own step has been computed."""
+        for company in self._companies(runs):
+            self._step(company)
 
     def forget(self) -> None:
         """Drops what is kept of the last company."""
         self._company = None
 
-    def _noise(self, runs: Sequence[Run]) -> Tensor | None:
-        """Each run's own noise from its own generator, drawn only in steps of samplers that add any."""
-        if not any(run.schedule.draws_noise for run in runs):
-            return None
-        return torch.stack(
-            [
-                draw_noise(run) if float(run.schedule.table[run.step, 6]) else torch.zeros_like(run.latents)
-                for run in runs
-            ]
+    def _step(self, company: Company) -> None:
+        runs = company.runs
+        latents = torch.stack([run.latents for run in runs])
+        table = torch.stack([run.schedule.table[run.step] for run in runs])
+        timesteps = torch.stack([run.schedule.timesteps[run.step] for run in runs])
+        inputs = latents * table[:, 0, None, None, None]
+        self.bank.bind(company.slots, company.weights, company.spans)
+        answer = self.family.denoise(
+            inputs[company.run_of_row], timesteps[company.run_of_row], company.context, company.added
         )
+        without, towards = answer[company.negative_row], answer[company.positive_row]
+        output = without + company.guidance * (towards - without)  # Ho & Salimans 2022
+        before = torch.stack([run.previous for run in runs])
+        after, predicted = advance(latents, output, before, table, _noise(runs))
+        for run, x, x0 in zip(runs, after, predicted, strict=True):
+            run.latents, run.previous = x, x0
+            run.step += 1
+
+    def _companies(self, runs: Sequence[Run]) -> Iterator[Company]:
+        """The runs as one company, or one per rank where this machine's bits depend on the rank beside them."""
+        if self._company is not None and self._company.runs == list(runs):
+            yield self._company
+            return
+        for together in self._split_by_rank(runs):
+            self._company = self._assemble(together)
+            yield self._company
+
+    def _split_by_rank(self, runs: Sequence[Run]) -> list[list[Run]]:
+        ranks = {run.slot: self.bank.rank_of((run.slot,)) for run in runs}
+        mixed = len(set(ranks.values()) - {0}) > 1
+        if not mixed or self.exactness is None or self.exactness.ranks_agree(runs[0].key, runs[0].conditioning):
+            return [list(runs)]
+        in_order = sorted(runs, key=lambda run: ranks[run.slot])
+        return [list(group) for _, group in groupby(in_order, key=lambda run: ranks[run.slot])]
 
     def _assemble(self, runs: list[Run]) -> Company:
-        if self._company is not None and self._company.runs == runs:
-            return self._company
-        rows = sum(run.rows for run in runs)
-        padding = self._padded(rows) - rows
         owners = [i for i, run in enumerate(runs) for _ in range(run.rows)]
         starts = [owners.index(i) for i in range(len(runs))]
+        ends = [start + run.rows for start, run in zip(starts, runs, strict=True)]
+        rows = len(owners)
+        padding = self._padded(rows, runs[0]) - rows
         device = self.family.device
-        slots = [runs[i].slot for i in owners]
-        self._company = Company(
+        return Company(
             runs=runs,
-            rows=rows + padding,
             run_of_row=torch.tensor(owners + [0] * padding, device=device),
             negative_row=torch.tensor(starts, device=device),
-            positive_row=torch.tensor(
-                [start + run.rows - 1 for start, run in zip(starts, runs, strict=True)], device=device
-            ),
+            positive_row=torch.tensor([end - 1 for end in ends], device=device),
             guidance=torch.tensor([run.request.guidance for run in runs], device=device).view(-1, 1, 1, 1),
-            context=_pad_rows(torch.cat([run.conditioning.context for run in runs]), padding),
+            context=_pad(torch.cat([run.conditioning.context for run in runs]), padding),
             added={
-                name: _pad_rows(torch.cat([run.conditioning.added[name] for run in runs]), padding)
+                name: _pad(torch.cat([run.conditioning.added[name] for run in runs]), padding)
                 for name in runs[0].conditioning.added
             },
-            slots=slots + [NO_SLOT] * padding,
+            slots=[runs[i].slot for i in owners] + [NO_SLOT] * padding,
             weights=[runs[i].request.weight for i in owners] + [0.0] * padding,
+            spans=list(zip(starts, ends, strict=True)) + [(rows, rows + padding)] * bool(padding),
         )
-        return self._company
 
-    def _padded(self, rows: int) -> int:
-        """Rows in steps of four, where a row's bits do not depend on how many there are (measured: `shapes.py`)."""
-        return min(self.max_rows, -(-rows // 4) * 4) if self.exact else rows
+    def _padded(self, rows: int, like: Run) -> int:
+        if self.exactness is not None:
+            granule = self.exactness.granule(like.key, like.conditioning)
+            rows = -(-rows // granule) * granule
+        if self.static:
+            rows = 1 << (rows - 1).bit_length()
+        return min(rows, self.max_rows)
 
 
 def draw_noise(run: Run) -> Tensor:
@@ -111,5 +125,14 @@ def draw_noise(run: Run) -> Tensor:
     return noise[0].to(run.latents.device)
 
 
-def _pad_rows(rows: Tensor, padding: int) -> Tensor:
+def _noise(runs: Sequence[Run]) -> Tensor | None:
+    """Each run's own noise, drawn only in the steps whose sampler adds any."""
+    if not any(run.schedule.draws_noise for run in runs):
+        return None
+    return torch.stack(
+        [draw_noise(run) if run.schedule.noisy[run.step] else torch.zeros_like(run.latents) for run in runs]
+    )
+
+
+def _pad(rows: Tensor, padding: int) -> Tensor:
     return torch.cat([rows, rows[:1].expand(padding, *rows.shape[1:])]) if padding else rows

@@ -54,11 +54,12 @@ class Schedule(NamedTuple):
     table: Tensor
     noise_scale: float
     """The first latents are unit noise times this."""
-    draws_noise: bool
+    noisy: tuple[bool, ...]
+    """Which steps add fresh noise."""
 
     @property
-    def steps(self) -> int:
-        return self.timesteps.shape[0]
+    def draws_noise(self) -> bool:
+        return any(self.noisy)
 
 
 def advance(x: Tensor, output: Tensor, before: Tensor, table: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -86,7 +87,7 @@ def make_schedule(sampler: Sampler, config: Mapping[str, Any], steps: int) -> Sc
         timesteps=oracle.timesteps.to(torch.float32),
         table=torch.tensor(rows, dtype=torch.float64).to(torch.float32),
         noise_scale=float(oracle.init_noise_sigma),
-        draws_noise=any(row.d for row in rows),
+        noisy=tuple(bool(row.d) for row in rows),
     )
 
 

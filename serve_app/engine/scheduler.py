@@ -14,17 +14,14 @@ class Scheduler:
         self.max_rows = max_rows
         self._queues: OrderedDict[BatchKey, deque[Run]] = OrderedDict()
         self._deficits: dict[BatchKey, int] = {}
+        self._narrowed: dict[BatchKey, int] = {}
 
     def __len__(self) -> int:
         return sum(len(queue) for queue in self._queues.values())
 
     @property
-    def runs(self) -> list[Run]:
-        return [run for queue in self._queues.values() for run in queue]
-
-    @property
     def room(self) -> int:
-        return self.max_runs - len(self)
+        return max(0, self.max_runs - len(self))
 
     def add(self, run: Run) -> None:
         self._queues.setdefault(run.key, deque()).append(run)
@@ -42,7 +39,9 @@ class Scheduler:
         Each key in turn earns the compute of the cheapest batch on offer and steps once it has earned its own
         (Shreedhar & Varghese 1995), so that over time every latent shape gets the same compute.
         """
-        offers = {key: self._offer(queue) for key, queue in self._queues.items()}
+        offers = {
+            key: self._offer(queue, self._narrowed.get(key, self.max_rows)) for key, queue in self._queues.items()
+        }
         if not offers:
             return []
         quantum = min(_cost(batch) for batch in offers.values())
@@ -55,6 +54,10 @@ class Scheduler:
                 self._queues[key].rotate(-len(offers[key]))
                 return offers[key]
 
+    def narrow(self, key: BatchKey, rows: int) -> None:
+        """Lets a batch key have at most `rows` rows from now on, but never less than one run: more did not fit in memory."""
+        self._narrowed[key] = max(2, rows)
+
     def finished(self, batch: Iterable[Run]) -> list[Run]:
         """The runs of `batch` that have made their last step, taken out of the running set."""
         done = [run for run in batch if run.is_done]
@@ -62,11 +65,11 @@ class Scheduler:
             self.remove(run)
         return done
 
-    def _offer(self, queue: deque[Run]) -> list[Run]:
+    def _offer(self, queue: deque[Run], max_rows: int) -> list[Run]:
         batch: list[Run] = []
         rows = 0
         for run in queue:
-            if rows + run.rows > self.max_rows:
+            if rows + run.rows > max_rows:
                 break
             batch.append(run)
             rows += run.rows

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from serve_app.engine.adapters_file import LayerTable
 from serve_app.engine.families.sgm import sgm_aliases
-from serve_app.engine.lora import SlotBank, wrap_layers
+from serve_app.engine.layers import wrap_layers
+from serve_app.engine.lora import SlotBank
 from serve_app.engine.options import EngineOptions
 from serve_app.engine.run import Conditioning, RunRequest
 from serve_app.engine.sampler import Sampler, Schedule, make_schedule, sampler_of
@@ -32,8 +33,10 @@ class UNetFamily:
 
     def __init__(self, pipeline: Any, options: EngineOptions) -> None:
         self.device, self.dtype = options.torch_device, options.torch_dtype
-        self.unet = pipeline.unet.to(self.device, self.dtype).eval().requires_grad_(False)
-        self.vae = pipeline.vae.to(self.device, self._vae_dtype(pipeline.vae)).eval().requires_grad_(False)
+        self.unet = pipeline.unet.to(self.device, memory_format=torch.channels_last).eval().requires_grad_(False)
+        self.vae = pipeline.vae.to(self.device, memory_format=torch.channels_last).eval().requires_grad_(False)
+        if self.vae.dtype != self._vae_dtype(self.vae):
+            self.vae.to(self._vae_dtype(self.vae))
         self.encoders = self._encoders(pipeline)
         self._scheduler_config = dict(pipeline.scheduler.config)
         self.sampler = Sampler(options.sampler) if options.sampler else self._own_sampler(pipeline.scheduler)
@@ -45,6 +48,9 @@ class UNetFamily:
             for name, encoder in zip(("text_encoder", "text_encoder_2"), self.encoders, strict=False)
         }
         self.layers = {name: wrap_layers(module) for name, module in modules.items()}
+        self._denoiser = (
+            torch.compile(self.unet, backend=options.compile, dynamic=False) if options.compile else self.unet
+        )
         self.table = LayerTable(self.layers, sgm_aliases(self.layers["unet"], self.unet.config.layers_per_block))
 
     @classmethod
@@ -58,7 +64,7 @@ class UNetFamily:
         """What the denoiser is told for this run. `adapter_id` is empty where the adapter leaves the text encoders alone."""
         for name, bank in banks.items():
             if name != "unet":
-                bank.bind([slot], [request.weight])
+                bank.bind([slot], [request.weight], [(0, 1)])
 
         def encoded(text: str) -> Encoded:
             return self._encode_cached(text, adapter_id, request.weight)
@@ -124,8 +130,8 @@ class UNetFamily:
     def denoise(self, latents: Tensor, timesteps: Tensor, context: Tensor, added: dict[str, Tensor]) -> Tensor:
         """The UNet's answer, float32: latents [rows, channels, height, width], timesteps [rows], context [rows, tokens, width]."""
         extra = {name: tensor for name, tensor in added.items() if name != "timestep_cond"}
-        answer = self.unet(
-            latents.to(self.dtype),
+        answer = self._denoiser(
+            latents.to(self.dtype, memory_format=torch.channels_last),
             timesteps,
             context,
             timestep_cond=added.get("timestep_cond"),
@@ -161,7 +167,7 @@ class UNetFamily:
             pairs.append((pipeline.tokenizer_2, pipeline.text_encoder_2))
         is_xl = len(pairs) == 2
         ready = (
-            (tokenizer, model.to(self.device, self.dtype).eval().requires_grad_(False))
+            (tokenizer, model.to(self.device).eval().requires_grad_(False))
             for tokenizer, model in pairs
             if model is not None
         )
@@ -180,7 +186,7 @@ def load_pipeline(source: Path, dtype: torch.dtype) -> Any:
     index = diffusers.DiffusionPipeline.load_config(str(source), local_files_only=True)
     unneeded = {name: None for name in ("safety_checker", "feature_extractor", "image_encoder") if name in index}
     return diffusers.DiffusionPipeline.from_pretrained(
-        str(source), local_files_only=True, use_safetensors=True, torch_dtype=dtype, **unneeded
+        str(source), local_files_only=True, use_safetensors=True, dtype=dtype, **unneeded
     )
 
 
@@ -194,7 +200,7 @@ def _load_single_file(source: Path, dtype: torch.dtype) -> Any:
     pipeline = (
         diffusers.StableDiffusionXLPipeline if "XL" in index["_class_name"] else diffusers.StableDiffusionPipeline
     )
-    return pipeline.from_single_file(str(source), config=str(configs), local_files_only=True, torch_dtype=dtype)
+    return pipeline.from_single_file(str(source), config=str(configs), local_files_only=True, dtype=dtype)
 
 
 def guidance_embedding(guidance: float, width: int) -> Tensor:

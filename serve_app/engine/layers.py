@@ -1,0 +1,165 @@
+"""Linear and convolution layers that add a different low-rank change to every row of a batch: y = base(x) + (x·down)·up.
+
+`down` and `up` are bound before a forward pass, one per row, the row's weight already folded in; a layer that no adapter of
+the batch touches has rank 0 and costs its base alone. DoRA (Liu et al. 2024) multiplies the output by a gain per row.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Spans = Sequence[tuple[int, int]]
+"""(first row, row after the last) of each run in a batch; rows of a span share one adapter."""
+
+
+class SlotLayer(nn.Module):
+    """What both kinds share. `down` and `up` are views that the bank made with this layer's own `view_*`."""
+
+    down: Tensor
+    up: Tensor
+    gain: Tensor
+    spans: Spans
+
+    def __init__(self, base: nn.Linear | nn.Conv2d) -> None:
+        super().__init__()
+        self.base = base
+        self.unbind()
+
+    def unbind(self) -> None:
+        """No row has an adapter here."""
+        self.rank = 0
+        self.has_gain = False
+
+    def bind(self, down: Tensor, up: Tensor, gain: Tensor | None, spans: Spans) -> None:
+        """Rows for the next forward pass; gain is [rows, out]."""
+        self.down, self.up, self.rank, self.spans = down, up, up.shape[1], spans
+        self.has_gain = gain is not None
+        if gain is not None:
+            self.gain = gain
+
+    @property
+    def weight(self) -> Tensor:
+        return self.base.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.base.bias
+
+    @property
+    def fan_in(self) -> int:
+        return math.prod(self.weight.shape[1:])
+
+    @property
+    def fan_out(self) -> int:
+        return self.weight.shape[0]
+
+    def view_up(self, flat: Tensor, rank: int) -> Tensor:
+        """[rows, rank, out] of flat rows."""
+        return flat.view(-1, rank, self.fan_out)
+
+    def view_down(self, flat: Tensor, rank: int) -> Tensor:
+        """Rank in the second dimension, then the layer's input, in the order its kernel reads it."""
+        raise NotImplementedError
+
+    def arrange_down(self, down: Tensor) -> Tensor:
+        """A file's down matrix [rank, in…] as one row of `view_down`."""
+        raise NotImplementedError
+
+    def _add(self, y: Tensor, shrunk: Tensor) -> Tensor:
+        """y + shrunk·up for y [rows, positions, out], times the gain where a row has one."""
+        y.baddbmm_(shrunk, self.up)
+        if not self.has_gain:
+            return y
+        bias = 0.0 if self.bias is None else self.bias
+        return (y - bias) * self.gain[:, None] + bias
+
+
+class SlotLinear(SlotLayer):
+    base: nn.Linear
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__(base)
+        self._multiply = onednn_linear if _has_onednn_linear(base.weight) else F.linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self._multiply(x, self.base.weight, self.base.bias)
+        if not self.rank:
+            return y
+        rows = x.shape[0]
+        shrunk = torch.bmm(x.reshape(rows, -1, x.shape[-1]), self.down.transpose(1, 2))
+        return self._add(y.view(rows, -1, y.shape[-1]), shrunk).view(y.shape)
+
+    def view_down(self, flat: Tensor, rank: int) -> Tensor:
+        return flat.view(-1, rank, self.fan_in)
+
+    def arrange_down(self, down: Tensor) -> Tensor:
+        return down
+
+
+class SlotConv(SlotLayer):
+    base: nn.Conv2d
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.base(x)
+        if not self.rank:
+            return y
+        last = y.permute(0, 2, 3, 1)
+        out = self._add(last.reshape(x.shape[0], -1, self.fan_out), self._shrink(x).flatten(1, 2))
+        return out.view(last.shape).permute(0, 3, 1, 2)
+
+    def _shrink(self, x: Tensor) -> Tensor:
+        """[rows, height, width, rank]: every run's rows through that run's own kernels, always in a call of their own,
+        so that a run's bits do not depend on its company. On a GPU, and compiled, one call with a group per row does less."""
+        if x.device.type != "cpu" or torch.compiler.is_compiling():
+            return self._shrink_grouped(x)
+        parts = [self._convolve(x[first:end], self.down[first], 1) for first, end in self.spans]
+        return torch.cat(parts).permute(0, 2, 3, 1)
+
+    def _shrink_grouped(self, x: Tensor) -> Tensor:
+        rows, channels, height, width = x.shape
+        stacked = x.reshape(1, rows * channels, height, width)
+        shrunk = self._convolve(stacked, self.down.flatten(0, 1), rows)
+        return shrunk.view(rows, self.rank, *shrunk.shape[2:]).permute(0, 2, 3, 1)
+
+    def _convolve(self, x: Tensor, kernels: Tensor, groups: int) -> Tensor:
+        base = self.base
+        return F.conv2d(x, kernels, None, base.stride, base.padding, base.dilation, groups)  # pyright: ignore[reportArgumentType]
+
+    def view_down(self, flat: Tensor, rank: int) -> Tensor:
+        """[rows, rank, channels, kernel, kernel], channels last in memory."""
+        height, width = self.base.kernel_size
+        return flat.view(-1, rank, height, width, self.weight.shape[1]).permute(0, 1, 4, 2, 3)
+
+    def arrange_down(self, down: Tensor) -> Tensor:
+        return down.view(-1, *self.weight.shape[1:])
+
+
+def wrap_layers(module: nn.Module) -> Mapping[str, SlotLayer]:
+    """Puts a slot layer around every linear and convolution inside `module`; returns them by the layers' own names."""
+    layers: dict[str, SlotLayer] = {}
+    for name, child in list(module.named_modules()):
+        if isinstance(child, nn.Linear):
+            layers[name] = SlotLinear(child)
+        elif isinstance(child, nn.Conv2d) and child.groups == 1 and child.padding_mode == "zeros":
+            layers[name] = SlotConv(child)
+    for name, layer in layers.items():
+        parent, _, leaf = name.rpartition(".")
+        setattr(module.get_submodule(parent), leaf, layer)
+    return layers
+
+
+def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The linear that torch.compile itself emits on CPUs. Beside F.linear (MKL) it is 2 to 3 times as fast on an AMD
+    processor, and its rows keep their bits at every batch size from two up (measured, see benchmarks/RESULTS.md)."""
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+
+def _has_onednn_linear(weight: Tensor) -> bool:
+    return (
+        weight.device.type == "cpu"
+        and torch.backends.mkldnn.is_available()
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    )
