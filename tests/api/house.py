@@ -25,7 +25,11 @@ from tests.support import adapter_id, write_catalog
 
 BASE = "http://house.test"
 LORA = adapter_id("outline")
-ROOMY = {"limit": 1_000_000_000, "window_s": 3600}
+PLANS = [
+    {"interface": interface, "name": name, "limit": limit, "window_s": 3600}
+    for interface in "ab"
+    for name, limit in (("roomy", 1_000_000_000), ("single", 1))
+]
 BODY_A: dict[str, Any] = {"prompt": "a lighthouse", "lora_id": LORA}
 BODY_B: dict[str, Any] = {"positive_prompt": "a lighthouse", "model_id": LORA}
 ALL = frozenset(Variant)
@@ -154,10 +158,9 @@ def client_of(app: Any) -> httpx.AsyncClient:
 
 
 def house_settings(folder: Path, plans: list[dict[str, Any]], **extra: Any) -> Settings:
-    """Settings with an embedded Redis, the test catalog, a plan without bounds for each interface, and `plans`."""
+    """Settings with an embedded Redis, the test catalog, two plans of the tests' own for each interface, and `plans`."""
     folder.mkdir(parents=True, exist_ok=True)
-    rows = [{"interface": interface, "name": "roomy", **ROOMY} for interface in "ab"] + plans
-    (folder / "plans.yaml").write_text(yaml.safe_dump(rows))
+    (folder / "plans.yaml").write_text(yaml.safe_dump(PLANS + plans))
     return Settings(data_dir=folder, plans=folder / "plans.yaml", catalog=write_catalog(folder / "catalog"), **extra)
 
 

@@ -15,7 +15,7 @@ from tests.support import wait_until
 
 A, B = Variant.A, Variant.B
 UNKNOWN = "a" * 26
-SHORT_S = 3
+SHORT_S = 6
 
 
 async def cheap(house: House, member: Member, variant: Variant) -> httpx.Response:
