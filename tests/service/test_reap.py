@@ -1,0 +1,123 @@
+"""Housekeeping: leases, waits, orphaned objects, and a Redis that comes back."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from serve_app.domain.errors import StoreUnavailable
+from serve_app.domain.jobs import JobKind, JobState, StoredImage, new_image_id, new_job_id
+from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.service.reap import reap_forever, sweep
+from serve_app.service.resources import Resources, open_resources
+from serve_app.settings import Settings
+from serve_app.stores.embedded import ensure_redis, stop_redis
+from tests.support import wait_until, write_catalog
+
+REQUEST = GenerationRequest(prompt="a boat", lora_id="model_x", seeds=(1,))
+OFTEN = timedelta(milliseconds=20)
+
+
+async def _accept(resources: Resources) -> str:
+    job_id = new_job_id(JobKind.GENERATION)
+    await resources.jobs.accept(job_id=job_id, variant=Variant.A, account_id="acct_a", request=REQUEST, group="")
+    return job_id
+
+
+@asynccontextmanager
+async def _reaping(resources: Resources) -> AsyncGenerator[asyncio.Task[None]]:
+    task = asyncio.create_task(reap_forever(resources, every=OFTEN, sweep_every=OFTEN))
+    yield task
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def _state(resources: Resources, job_id: str) -> JobState:
+    job = await resources.jobs.show(job_id)
+    assert job is not None
+    return job.state
+
+
+async def test_a_lost_worker_loses_its_job_and_a_long_wait_ends(settings: Settings, resources: Resources) -> None:
+    changes = {"lease": timedelta(milliseconds=30), "queue_age_limit": timedelta(milliseconds=400)}
+    async with open_resources(settings.model_copy(update=changes)) as quick, _reaping(quick):
+        job_id = await _accept(quick)
+        await quick.jobs.claim("w", kind=JobKind.GENERATION, nonce="n")
+        await wait_until(lambda: _is(quick, job_id, JobState.QUEUED))
+        await wait_until(lambda: _is(quick, job_id, JobState.EXPIRED))
+
+
+async def _is(resources: Resources, job_id: str, state: JobState) -> bool:
+    return await _state(resources, job_id) is state
+
+
+async def test_more_than_one_batch_is_reaped_at_once(settings: Settings, resources: Resources) -> None:
+    changes = {"queue_age_limit": timedelta(milliseconds=1)}
+    async with open_resources(settings.model_copy(update=changes)) as quick:
+        job_ids = [await _accept(quick) for _ in range(230)]
+        async with _reaping(quick):
+            for job_id in job_ids:
+                await wait_until(lambda job_id=job_id: _is(quick, job_id, JobState.EXPIRED))
+
+
+async def test_the_reaper_outlives_a_dead_redis_and_brings_the_embedded_one_back(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path / "var", redis_url="", catalog=write_catalog(tmp_path))
+    async with open_resources(settings) as resources, _reaping(resources) as reaping:
+        job_id = await _accept(resources)
+        for _ in range(2):
+            os.kill(ensure_redis(settings.data_dir).pid, signal.SIGKILL)
+            await wait_until(lambda: _answers(resources, job_id), timeout=30)
+        assert not reaping.done()
+    stop_redis(settings.data_dir)
+
+
+async def _answers(resources: Resources, job_id: str) -> bool:
+    try:
+        return await _state(resources, job_id) is JobState.QUEUED
+    except StoreUnavailable:
+        return False
+
+
+async def _put(resources: Resources, job_id: str, attempt: int, *, when: datetime | None = None) -> str:
+    name = resources.images.object_name("acct_a", job_id, attempt, 0, when or datetime.now(UTC))
+    return await resources.images.put(name, b"png")
+
+
+async def test_the_sweeper_keeps_what_records_name_and_removes_the_rest(resources: Resources) -> None:
+    running, done = await _accept(resources), await _accept(resources)
+    claims = {
+        claim.lease.job_id: claim.lease
+        for claim in await resources.jobs.claim("w", kind=JobKind.GENERATION, nonce="n", limit=2)
+    }
+    kept = await _put(resources, done, 1)
+    zombie = await _put(resources, done, 2)
+    under_way = await _put(resources, running, 1)
+    unknown_today = await _put(resources, "gen_unknown", 1)
+    unknown_old = await _put(resources, "gen_ancient", 1, when=datetime.now(UTC) - timedelta(days=40))
+    image = StoredImage(image_id=new_image_id(), image_uri=kept, width=8, height=8, sha256="0" * 64, size_bytes=3)
+    await resources.jobs.finish(claims[done], [image], seconds=1)
+    assert await sweep(resources) == 2
+    left = {uri: await resources.images.exists(uri) for uri in (kept, under_way, unknown_today, zombie, unknown_old)}
+    assert left == {kept: True, under_way: True, unknown_today: True, zombie: False, unknown_old: False}
+    assert await sweep(resources) == 0
+
+
+async def test_one_process_sweeps_per_interval(resources: Resources) -> None:
+    turns = await asyncio.gather(*(resources.jobs.take_sweep(timedelta(seconds=60)) for _ in range(8)))
+    assert turns.count(True) == 1
+
+
+async def test_the_sweeper_works_by_itself(resources: Resources) -> None:
+    old = await _put(resources, "gen_ancient", 1, when=datetime.now(UTC) - timedelta(days=40))
+
+    async def is_gone() -> bool:
+        return not await resources.images.exists(old)
+
+    async with _reaping(resources):
+        await wait_until(is_gone)

@@ -1,0 +1,164 @@
+"""Taking requests in: permission, one durable accept, a hint that may fail."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+import redis
+
+from serve_app.domain.accounts import SEED_PLANS, Caller, Plan
+from serve_app.domain.errors import FailureCode, Forbidden, InvalidParameter, NotFound, StoreUnavailable
+from serve_app.domain.jobs import Failure, JobKind, StoredImage, new_image_id
+from serve_app.domain.requests import GenerationRequest, UpscaleRequest, Variant
+from serve_app.service.resources import Resources, open_resources
+from serve_app.service.submit import generate, plan_weight, upscale
+from serve_app.settings import Settings
+from tests.support import PRIVATE_ADAPTER, adapter_id, wait_until
+
+REQUEST = GenerationRequest(prompt="a boat", lora_id=adapter_id("neon"), seeds=(7,))
+
+
+@pytest.fixture
+async def secret(resources: Resources) -> str:
+    account = await resources.accounts.create_account("acme")
+    return (await resources.accounts.create_key(account.id, interfaces=frozenset(Variant)))[1]
+
+
+@pytest.fixture
+async def caller(resources: Resources, secret: str) -> Caller:
+    return await _call(resources, secret)
+
+
+async def _call(resources: Resources, secret: str) -> Caller:
+    gate = await resources.accounts.gate(secret, Variant.A, counted=True)
+    assert gate.caller is not None
+    return gate.caller
+
+
+async def _stored(resources: Resources, caller: Caller, *, width: int = 512, height: int = 512) -> StoredImage:
+    """An image that the caller's account has made."""
+    accepted = await generate(resources, caller, REQUEST)
+    (claim,) = await resources.jobs.claim("w", kind=JobKind.GENERATION, nonce=new_image_id())
+    name = resources.images.object_name(caller.account_id, accepted.job.id, 1, 0, accepted.job.created_at)
+    uri = await resources.images.put(name, b"png")
+    image = StoredImage(
+        image_id=new_image_id(), image_uri=uri, width=width, height=height, sha256="0" * 64, size_bytes=3
+    )
+    await resources.jobs.finish(claim.lease, [image], seconds=1)
+    return image
+
+
+async def test_a_generation_waits_in_the_group_of_its_weights(resources: Resources, caller: Caller) -> None:
+    accepted = await generate(resources, caller, REQUEST)
+    assert accepted.job.id.startswith("gen_")
+    (claim,) = await resources.jobs.claim("w", kind=JobKind.GENERATION, nonce="n")
+    adapter = resources.catalog.adapter(REQUEST.lora_id)
+    assert adapter is not None
+    assert (claim.group, claim.account_id, claim.request) == (adapter.sha256, caller.account_id, REQUEST)
+
+
+async def test_an_unknown_lora_and_a_foreign_one_are_refused_alike(resources: Resources, caller: Caller) -> None:
+    messages: set[str] = set()
+    for lora_id in ("model_unknown", PRIVATE_ADAPTER):
+        with pytest.raises(Forbidden) as refused:
+            await generate(resources, caller, replace(REQUEST, lora_id=lora_id))
+        messages.add(refused.value.message)
+    assert len(messages) == 1
+
+
+async def test_an_upscale_is_of_the_callers_own_stored_image(resources: Resources, caller: Caller) -> None:
+    image = await _stored(resources, caller)
+    accepted = await upscale(resources, caller, image.image_id, 4)
+    assert accepted.job.id.startswith("up_")
+    assert accepted.job.request == UpscaleRequest(
+        image_id=image.image_id, scale_factor=4, source_uri=image.image_uri, source_width=512, source_height=512
+    )
+    for stranger in (replace(caller, account_id="acct_other"), replace(caller, variant=Variant.B)):
+        with pytest.raises(NotFound):
+            await upscale(resources, stranger, image.image_id)
+    with pytest.raises(NotFound):
+        await upscale(resources, caller, "img_unknown")
+    await resources.images.delete(image.image_uri)
+    with pytest.raises(NotFound):
+        await upscale(resources, caller, image.image_id)
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "factor", "is_taken"),
+    [(1000, 1000, 4, True), (1000, 1001, 4, False), (2048, 2048, 2, False), (4000, 1000, 2, True)],
+)
+async def test_an_upscale_is_at_most_sixteen_megapixels(
+    resources: Resources, caller: Caller, width: int, height: int, factor: int, is_taken: bool
+) -> None:
+    image = await _stored(resources, caller, width=width, height=height)
+    if is_taken:
+        await upscale(resources, caller, image.image_id, factor)
+        return
+    with pytest.raises(InvalidParameter, match="16 megapixels"):
+        await upscale(resources, caller, image.image_id, factor)
+
+
+async def test_a_caller_that_hangs_up_does_not_stop_the_accept(resources: Resources, caller: Caller) -> None:
+    posting = asyncio.create_task(generate(resources, caller, REQUEST))
+    await asyncio.sleep(0)  # begun, and now the client is gone
+    posting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await posting
+
+    async def is_accepted() -> bool:
+        return (await resources.jobs.backlog(JobKind.GENERATION)).ready == 1
+
+    await wait_until(is_accepted)
+
+
+async def test_the_hint_is_told_once_and_may_fail(settings: Settings, resources: Resources, caller: Caller) -> None:
+    told: list[tuple[JobKind, str]] = []
+
+    async def hint(kind: JobKind, job_id: str) -> None:
+        told.append((kind, job_id))
+        raise RuntimeError("no replica there")
+
+    async with open_resources(settings, hint=hint) as hinting:
+        accepted = await generate(hinting, caller, REQUEST, idempotency_key="k", body_sha256="b")
+        again = await generate(hinting, caller, REQUEST, idempotency_key="k", body_sha256="b")
+        await wait_until(lambda: told)
+    assert again.replayed
+    assert told == [(JobKind.GENERATION, accepted.job.id)]
+
+
+async def test_a_job_that_failed_by_our_fault_gives_its_request_back(resources: Resources, secret: str) -> None:
+    caller = await _call(resources, secret)
+    await generate(resources, caller, REQUEST)
+    assert (await resources.accounts.window(caller.account_id, Variant.A)).remaining == 49
+    (claim,) = await resources.jobs.claim("w", kind=JobKind.GENERATION, nonce="n")
+    failure = Failure(code=FailureCode.GENERATION_FAILED, message="the device failed")
+    await resources.jobs.fail(claim.lease, failure, retry=False)
+    assert (await resources.accounts.window(caller.account_id, Variant.A)).remaining == 50
+
+
+async def test_a_canceled_job_stays_counted(resources: Resources, secret: str) -> None:
+    caller = await _call(resources, secret)
+    job = (await generate(resources, caller, REQUEST)).job
+    await resources.jobs.cancel(job.id, account_id=caller.account_id)
+    assert (await resources.accounts.window(caller.account_id, Variant.A)).remaining == 49
+
+
+def test_a_higher_plan_has_a_larger_share_but_not_all() -> None:
+    shares = {(plan.variant, plan.name): plan_weight(plan, SEED_PLANS) for plan in SEED_PLANS}
+    assert shares[Variant.A, "basic"] == shares[Variant.B, "free"] == 1
+    assert shares[Variant.A, "professional"] == 2
+    assert 4 < shares[Variant.A, "enterprise"] < 5
+    huge = Plan(Variant.A, "huge", 10**9, SEED_PLANS[0].window)
+    assert plan_weight(huge, (*SEED_PLANS, huge)) == 8
+
+
+async def test_a_store_that_is_down_is_told_as_such(
+    resources: Resources, caller: Caller, redis_db: redis.Redis
+) -> None:
+    redis_db.config_set("maxmemory", "1")
+    try:
+        with pytest.raises(StoreUnavailable):
+            await generate(resources, caller, REQUEST)
+    finally:
+        redis_db.config_set("maxmemory", "0")
+    assert await resources.jobs.list(caller.account_id) == []

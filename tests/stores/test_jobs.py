@@ -1,0 +1,262 @@
+"""The job store's doors on a real server: what owners, operators and autoscaling read."""
+
+import asyncio
+from datetime import timedelta
+from typing import Any, cast
+
+import pytest
+import redis
+
+from serve_app.domain.errors import FailureCode, IdempotencyConflict, QueueFull, StoreUnavailable
+from serve_app.domain.jobs import (
+    BeatReply,
+    CommitReply,
+    Failure,
+    Job,
+    JobKind,
+    JobState,
+    Lease,
+    StoredImage,
+    new_image_id,
+    new_job_id,
+)
+from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest, Variant
+from serve_app.service.resources import Resources
+from serve_app.settings import Settings
+from serve_app.stores.jobs import Acceptance, JobStore, new_nonce, read_backlog
+from serve_app.stores.redis import connect
+from tests.audit import audit
+from tests.support import wait_until
+
+REQUEST = GenerationRequest(
+    prompt='a "quoted" boat 🛶\n', lora_id="model_x", negative_prompt="rain", seeds=(0, 2**64 - 1), steps=20
+)
+UPSCALE = UpscaleRequest(image_id="img_x", scale_factor=4, source_uri="memory://x", source_width=512, source_height=768)
+POISON = Failure(code=FailureCode.OUT_OF_MEMORY, message="too large for this device")
+
+
+@pytest.fixture
+def jobs(resources: Resources) -> JobStore:
+    return resources.jobs
+
+
+async def _accept(jobs: JobStore, *, account: str = "acct_a", request: Request = REQUEST, **more: Any) -> Acceptance:
+    kind = JobKind.UPSCALE if isinstance(request, UpscaleRequest) else JobKind.GENERATION
+    words: dict[str, Any] = {"job_id": new_job_id(kind), "variant": Variant.A, "group": "g", **more}
+    return await jobs.accept(account_id=account, request=request, **words)
+
+
+async def _claim(jobs: JobStore, *, kind: JobKind = JobKind.GENERATION, limit: int = 8) -> list[Lease]:
+    claims = await jobs.claim("w", kind=kind, nonce=new_nonce(), resident=("g",), limit=limit)
+    return [claim.lease for claim in claims]
+
+
+def _image(job_id: str) -> StoredImage:
+    return StoredImage(
+        image_id=new_image_id(), image_uri=f"memory://{job_id}", width=512, height=512, sha256="0" * 64, size_bytes=9
+    )
+
+
+@pytest.mark.parametrize("request_", [REQUEST, UPSCALE], ids=["generation", "upscale"])
+async def test_a_request_comes_back_word_for_word(jobs: JobStore, request_: Request) -> None:
+    accepted = await _accept(jobs, request=request_)
+    read = await jobs.get(accepted.job.id, account_id="acct_a", variant=Variant.A)
+    assert read is not None
+    assert read.request == request_
+    assert (read.state, read.progress, read.attempt, accepted.replayed) == (JobState.QUEUED, 0, 0, False)
+    (claim,) = await jobs.claim("w", kind=read.kind, nonce="n")
+    assert (claim.request, claim.created_at, claim.account_id) == (request_, read.created_at, "acct_a")
+
+
+async def test_a_job_lives_from_accept_to_images(jobs: JobStore, redis_db: redis.Redis) -> None:
+    job_id = (await _accept(jobs)).job.id
+    (lease,) = await _claim(jobs)
+    assert await jobs.beat(lease, progress=43) is BeatReply.OK
+    running = await _get(jobs, job_id)
+    assert (running.state, running.progress, running.images) == (JobState.RUNNING, 43, ())
+    images = (_image(job_id), _image(job_id))
+    assert await jobs.finish(lease, images, seconds=3.0) is CommitReply.OK
+    done = await _get(jobs, job_id)
+    assert (done.state, done.progress, done.images, done.finish_estimate) == (JobState.COMPLETED, 100, images, None)
+    assert done.started_at is not None
+    assert done.finished_at is not None
+    assert done.created_at <= done.started_at <= done.finished_at
+    assert audit(redis_db, max_attempts=5) == []
+
+
+async def test_an_image_is_its_accounts_and_its_variants_own(jobs: JobStore) -> None:
+    job_id = (await _accept(jobs)).job.id
+    (lease,) = await _claim(jobs)
+    image = _image(job_id)
+    await jobs.finish(lease, [image], seconds=1)
+    assert await jobs.image(image.image_id, account_id="acct_a") == image
+    assert await jobs.image(image.image_id, account_id="acct_a", variant=Variant.A) == image
+    assert await jobs.image(image.image_id, account_id="acct_a", variant=Variant.B) is None
+    assert await jobs.image(image.image_id, account_id="acct_b") is None
+    assert await jobs.image("img_unknown", account_id="acct_a") is None
+
+
+async def test_the_full_queue_and_the_full_account_turn_jobs_away(settings: Settings, resources: Resources) -> None:
+    client = connect(resources.redis_url)
+    small = JobStore(client, settings.model_copy(update={"max_queued": 3, "max_queued_per_account": 2}))
+    for account in ("acct_a", "acct_a", "acct_b"):
+        await _accept(small, account=account)
+    with pytest.raises(QueueFull, match="queue is full"):
+        await _accept(small, account="acct_c")
+    assert len(await _claim(small, limit=4)) == 2
+    await _accept(small, account="acct_c")
+    with pytest.raises(QueueFull, match="2 unfinished jobs"):
+        await _accept(small, account="acct_a")
+    await client.aclose()
+
+
+async def test_a_hundred_posts_with_one_key_make_one_job(jobs: JobStore) -> None:
+    async def post() -> Acceptance:
+        return await _accept(jobs, idempotency_key="k" * 300, body_sha256="same")
+
+    accepted = await asyncio.gather(*(post() for _ in range(100)))
+    assert len({one.job.id for one in accepted}) == 1
+    assert sum(not one.replayed for one in accepted) == 1
+    assert (await jobs.backlog(JobKind.GENERATION)).ready == 1
+
+
+async def test_a_key_with_another_body_is_a_conflict_and_its_own_on_each_variant(jobs: JobStore) -> None:
+    first = await _accept(jobs, idempotency_key="k", body_sha256="one")
+    with pytest.raises(IdempotencyConflict):
+        await _accept(jobs, idempotency_key="k", body_sha256="two")
+    other = await _accept(jobs, idempotency_key="k", body_sha256="two", variant=Variant.B)
+    assert other.job.id != first.job.id
+    empty = await _accept(jobs, idempotency_key="", body_sha256="two")
+    assert not empty.replayed
+
+
+async def test_jobs_are_listed_newest_first_and_page_by_page(jobs: JobStore) -> None:
+    made: list[str] = []
+    for _ in range(5):
+        made.append((await _accept(jobs)).job.id)
+        await asyncio.sleep(0.002)  # the listing's order is by millisecond
+    await _accept(jobs, account="acct_b")
+    page = await jobs.list("acct_a", limit=2)
+    assert [job.id for job in page] == made[:2:-1]
+    rest = await jobs.list("acct_a", before=page[-1].created_at)
+    assert [job.id for job in rest] == made[2::-1]
+    assert await jobs.list("acct_nobody") == []
+
+
+async def test_operators_see_everyones_jobs_by_state(jobs: JobStore) -> None:
+    ids = [(await _accept(jobs, account=account)).job.id for account in ("acct_a", "acct_b", "acct_c")]
+    (lease,) = await _claim(jobs, limit=1)
+    assert {job.id for job in await jobs.list_all()} == set(ids)
+    assert [job.id for job in await jobs.list_all(JobState.RUNNING)] == [lease.job_id]
+    assert len(await jobs.list_all(limit=2)) == 2
+    shown = await jobs.show(lease.job_id)
+    assert shown is not None
+    assert shown.state is JobState.RUNNING
+    assert await jobs.show("gen_unknown") is None
+
+
+async def test_a_dead_letter_is_listed_and_can_be_sent_back_to_work(jobs: JobStore, redis_db: redis.Redis) -> None:
+    job_id = (await _accept(jobs)).job.id
+    (lease,) = await _claim(jobs)
+    assert await jobs.fail(lease, POISON, retry=False) is CommitReply.OK
+    assert [(dead.id, dead.failure) for dead in await jobs.dead()] == [(job_id, POISON)]
+    assert await jobs.requeue_dead(job_id)
+    assert not await jobs.requeue_dead(job_id)
+    assert await jobs.dead() == []
+    assert (await _get(jobs, job_id)).failure is None
+    (again,) = await _claim(jobs)
+    assert again.attempt == 2
+    assert await jobs.finish(again, [_image(job_id)], seconds=1) is CommitReply.OK
+    assert audit(redis_db, max_attempts=5) == []
+
+
+async def test_the_backlog_reads_the_same_with_either_client(jobs: JobStore, resources: Resources) -> None:
+    for _ in range(3):
+        await _accept(jobs)
+    await _claim(jobs, limit=1)
+    backlog = await jobs.backlog(JobKind.GENERATION)
+    assert (backlog.ready, backlog.leased, backlog.delayed) == (2, 1, 0)
+    assert backlog.seconds > 0
+    blocking = await asyncio.to_thread(read_backlog, resources.redis_url, JobKind.GENERATION)
+    assert (blocking.ready, blocking.seconds) == (backlog.ready, backlog.seconds)
+
+    async def has_aged() -> bool:
+        return 0.05 < (await jobs.backlog(JobKind.GENERATION)).oldest_age_s < 5
+
+    await wait_until(has_aged)
+    assert (await jobs.backlog(JobKind.UPSCALE)).seconds == 0
+
+
+async def test_a_message_is_kept_short(jobs: JobStore) -> None:
+    job_id = (await _accept(jobs)).job.id
+    (lease,) = await _claim(jobs)
+    await jobs.fail(lease, Failure(code=FailureCode.TIMEOUT, message="x" * 10_000), retry=False)
+    failure = (await _get(jobs, job_id)).failure
+    assert failure is not None
+    assert len(failure.message) == 500
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
+async def test_a_time_that_cannot_be_is_our_own_mistake(jobs: JobStore, seconds: float) -> None:
+    with pytest.raises(ValueError, match="seconds"):
+        await jobs.finish(Lease("gen_x", 1), [], seconds=seconds)
+
+
+async def test_a_real_lease_runs_out_and_another_worker_gets_the_job(settings: Settings, resources: Resources) -> None:
+    client = connect(resources.redis_url)
+    quick = JobStore(client, settings.model_copy(update={"lease": timedelta(milliseconds=50)}))
+    await _accept(quick)
+    (zombie,) = await _claim(quick)
+
+    async def is_reaped() -> bool:
+        return await quick.reap() > 0
+
+    await wait_until(is_reaped)
+    (lease,) = await _claim(quick)
+    assert lease.attempt == zombie.attempt + 1
+    assert await quick.finish(zombie, [_image("zombie")], seconds=1) is CommitReply.FENCED
+    assert await quick.finish(lease, [_image("right")], seconds=1) is CommitReply.OK
+    done = await _get(quick, lease.job_id)
+    assert done.images[0].image_uri == "memory://right"
+    await client.aclose()
+
+
+async def test_a_server_with_no_memory_left_refuses_new_jobs_and_lets_running_ones_end(
+    jobs: JobStore, redis_db: redis.Redis
+) -> None:
+    job_ids = [(await _accept(jobs)).job.id for _ in range(3)]
+    leases = await _claim(jobs)
+    admin = cast(Any, redis_db)
+    before = await jobs.counts()
+    admin.config_set("maxmemory", "1")
+    try:
+        with pytest.raises(StoreUnavailable):
+            await _accept(jobs)
+        assert [await jobs.beat(lease, progress=50) for lease in leases] == [BeatReply.OK] * 3
+        assert await jobs.finish(leases[0], [_image(job_ids[0])], seconds=1) is CommitReply.OK
+        assert await jobs.fail(leases[1], POISON, retry=True) is CommitReply.REQUEUED
+        assert await jobs.hand_back(leases[2]) is CommitReply.REQUEUED
+        assert len(await _claim(jobs, limit=1)) == 1
+        assert await jobs.reap() == 0
+    finally:
+        admin.config_set("maxmemory", "0")
+    assert (await jobs.counts())["accepted"] == before["accepted"], "a refused accept left nothing behind"
+    assert audit(redis_db, max_attempts=5) == []
+
+
+async def test_the_audit_can_fail(jobs: JobStore, redis_db: redis.Redis) -> None:
+    job_id = (await _accept(jobs)).job.id
+    assert audit(redis_db, max_attempts=5) == []
+    untyped = cast(Any, redis_db)
+    untyped.hset(f"{{job:0}}:job:{job_id}", "state", "running")
+    problems = "\n".join(audit(redis_db, max_attempts=5))
+    assert "running, but in ['queue:generation:acct_a']" in problems
+    untyped.hset(f"{{job:0}}:job:{job_id}", "state", "queued")
+    untyped.hincrby("{job:0}:live", "acct_a", 1)
+    assert "live jobs per account" in "\n".join(audit(redis_db, max_attempts=5))
+
+
+async def _get(jobs: JobStore, job_id: str) -> Job:
+    job = await jobs.get(job_id, account_id="acct_a")
+    assert job is not None
+    return job
