@@ -1,5 +1,6 @@
 """`/v1/jobs`: either credential, the owner's jobs only, real states, and nothing that changes the two interfaces."""
 
+import asyncio
 from typing import Any
 
 import httpx
@@ -137,10 +138,31 @@ async def test_jobs_are_listed_newest_first_page_by_page(house: House, member: M
     assert seen == made[::-1]
 
 
+async def test_jobs_of_one_millisecond_are_all_listed(house: House, member: Member) -> None:
+    """Sixty at once: some of them share their time of acceptance, whatever the page's size."""
+    made = set(await asyncio.gather(*(house.submit(member) for _ in range(60))))
+    for limit in (1, 3, 7):
+        seen: list[str] = []
+        query = f"?limit={limit}"
+        while query:
+            page = await listing(house, member, query)
+            seen += [job["id"] for job in page["jobs"]]
+            query = f"?limit={limit}&cursor={page['next_cursor']}" if "next_cursor" in page else ""
+        assert len(seen) == len(set(seen))
+        assert set(seen) == made
+
+
 async def test_the_list_is_the_account_s_own(house: House, member: Member) -> None:
     await house.submit(member)
     stranger = await house.member()
     assert await listing(house, stranger) == {"jobs": []}
+
+
+@pytest.mark.parametrize("ms", ["0", "1", "9" * 14])
+async def test_a_cursor_of_any_time_is_a_page(house: House, member: Member, ms: str) -> None:
+    job_id = await house.submit(member)
+    page = await listing(house, member, f"?cursor={ms}-gen_{'a' * 26}")
+    assert [job["id"] for job in page["jobs"]] == ([job_id] if ms == "9" * 14 else [])
 
 
 @pytest.mark.parametrize(
@@ -158,6 +180,9 @@ async def test_the_list_is_the_account_s_own(house: House, member: Member) -> No
         "?cursor=",
         "?cursor=-1",
         "?cursor=" + "9" * 16,
+        "?cursor=1-2",
+        "?cursor=1-gen_x",
+        "?cursor=" + "9" * 15 + "-gen_" + "a" * 26,
         "?cursor=" + "9" * 500,
     ],
 )

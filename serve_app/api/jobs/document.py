@@ -10,6 +10,8 @@ from serve_app.domain.requests import Variant
 _JOB = "gen_c4zq2e7wvbbxm5l3r6yhtajd2i"
 _IMAGE = "img_nq6w3s5kfrzp2xvd7bmtch4ylu"
 
+_CURSOR = {"type": "string", "pattern": "^[0-9]{1,14}-(?:gen|up)_[a-z2-7]{26}$"}
+
 _DESCRIPTION = """\
 Every request of interface A and every run of interface B is a job. Here you list, look at and cancel your account's jobs,
 with either credential: `Authorization: Bearer <API_KEY>` or `X-API-Key: <API_KEY>`.
@@ -39,13 +41,12 @@ def document(facts: openapi.Facts) -> dict[str, Any]:
 
 def _list(lora_id: str) -> dict[str, Any]:
     limit = {"type": "integer", "minimum": 1, "maximum": 200, "default": 50}
-    cursor = {"type": "string", "pattern": "^[0-9]{1,15}$"}
     return {
         "operationId": "listJobs",
         "summary": "List jobs, newest first",
         "parameters": [
             {"name": "limit", "in": "query", "description": "How many to list.", "schema": limit},
-            {"name": "cursor", "in": "query", "description": "`next_cursor` of the page before.", "schema": cursor},
+            {"name": "cursor", "in": "query", "description": "`next_cursor` of the page before.", "schema": _CURSOR},
         ],
         "responses": {
             "200": openapi.answer("A page of jobs.", "Jobs", {"Jobs": {"jobs": [_completed(lora_id)]}}),
@@ -180,6 +181,6 @@ def _schemas() -> dict[str, Any]:
     }
     job = closed({**always, **sometimes})
     job["required"] = list(always)
-    page = closed({"jobs": {"type": "array", "items": reference("schemas", "Job")}, "next_cursor": text})
+    page = closed({"jobs": {"type": "array", "items": reference("schemas", "Job")}, "next_cursor": _CURSOR})
     page["required"] = ["jobs"]
     return {"Job": job, "Image": image, "Jobs": page}

@@ -1,9 +1,9 @@
 """`/v1/jobs`: list, look at and cancel the jobs of an account, whichever interface they came in by."""
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -26,8 +26,10 @@ from serve_app.service.resources import Resources
 
 CHALLENGES = 'Bearer realm="atelier", ApiKey realm="atelier"'
 DEFAULT_LIMIT, MAX_LIMIT = 50, 200
+MOST_PER_MS = 32
+"""An accept takes the store at least 50 µs, so an account cannot have more jobs of one millisecond than this."""
 
-_CURSOR = re.compile(r"[0-9]{1,16}")
+_CURSOR = re.compile(r"([0-9]{1,14})-((?:gen|up)_[a-z2-7]{26})")
 _STATUS: dict[type[AtelierError], int] = {
     AmbiguousCredentials: 400,
     InvalidParameter: 400,
@@ -35,6 +37,13 @@ _STATUS: dict[type[AtelierError], int] = {
     NotFound: 404,
     RateLimitExceeded: 429,
 }
+
+
+class _Place(NamedTuple):
+    """Where a job stands in the list; the newest is the greatest."""
+
+    accepted: datetime
+    job_id: str
 
 
 class JobsRoom:
@@ -52,12 +61,20 @@ class JobsRoom:
 
     async def _list(self, request: Request) -> Response:
         caller = await self._admit(request)
-        limit, before = _limit(request.query_params.get("limit")), _before(request.query_params.get("cursor"))
-        jobs = await self._resources.jobs.list(caller.account_id, limit=limit, before=before)
+        limit, after = _limit(request.query_params.get("limit")), _place(request.query_params.get("cursor"))
+        jobs = await self._page(caller.account_id, limit, after)
         body: dict[str, Any] = {"jobs": [self._record(request, job) for job in jobs]}
         if len(jobs) == limit:
-            body["next_cursor"] = _cursor(jobs[-1].created_at)
+            body["next_cursor"] = _cursor(jobs[-1])
         return JSONResponse(body)
+
+    async def _page(self, account_id: str, limit: int, after: _Place | None) -> list[Job]:
+        """Jobs older than a place in the list; those of the same millisecond are in the order of their ids, as in the store."""
+        if after is None:
+            return await self._resources.jobs.list(account_id, limit=limit)
+        before = after.accepted + timedelta(milliseconds=1)
+        found = await self._resources.jobs.list(account_id, limit=limit + MOST_PER_MS, before=before)
+        return [job for job in found if _Place(job.created_at, job.id) < after][:limit]
 
     async def _show(self, request: Request) -> Response:
         caller = await self._admit(request, counted=False)
@@ -106,17 +123,15 @@ def _limit(text: str | None) -> int:
     return int(text)
 
 
-def _cursor(moment: datetime) -> str:
-    """Where the next page begins: the last job's time of acceptance in milliseconds, the precision the store keeps."""
-    return str(round(moment.timestamp() * 1000))
+def _cursor(job: Job) -> str:
+    return f"{round(job.created_at.timestamp() * 1000)}-{job.id}"
 
 
-def _before(cursor: str | None) -> datetime | None:
+def _place(cursor: str | None) -> _Place | None:
+    """The job that a cursor names: its time of acceptance in milliseconds, the precision the store keeps, and its id."""
     if cursor is None:
         return None
-    if not _CURSOR.fullmatch(cursor):
+    named = _CURSOR.fullmatch(cursor)
+    if named is None:
         raise InvalidParameter("cursor: must be the next_cursor of an earlier page")
-    try:
-        return datetime.fromtimestamp(int(cursor) / 1000, UTC)
-    except (ValueError, OverflowError, OSError):
-        raise InvalidParameter("cursor: must be the next_cursor of an earlier page") from None
+    return _Place(datetime.fromtimestamp(int(named[1]) / 1000, UTC), named[2])

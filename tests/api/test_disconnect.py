@@ -1,0 +1,44 @@
+"""A caller that hangs up: what had begun is either accepted whole or not at all."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+
+from tests.api.house import BODY_A, House, Member
+from tests.support import wait_until
+
+
+async def test_a_request_whose_caller_left_after_its_body_is_accepted_whole(house: House, member: Member) -> None:
+    """Ray Serve cancels the handler when the client disconnects; here, in the very turn in which the body was read."""
+    transport = house.client._transport  # pyright: ignore[reportPrivateUsage] # the application is in it
+    assert isinstance(transport, httpx.ASGITransport)
+    sent: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+
+    async def receive() -> dict[str, Any]:
+        loop.call_soon(calling.cancel)
+        return {"type": "http.request", "body": json.dumps(BODY_A).encode(), "more_body": False}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/generate",
+        "scheme": "http",
+        "query_string": b"",
+        "headers": [(b"authorization", member.a["Authorization"].encode())],
+        "server": ("house.test", 80),
+    }
+    calling = asyncio.ensure_future(transport.app(scope, receive, send))  # pyright: ignore[reportArgumentType]
+    await asyncio.wait([calling])
+    assert calling.cancelled()
+    assert sent == []
+    await wait_until(lambda: _accepted(house, member))
+
+
+async def _accepted(house: House, member: Member) -> bool:
+    return len(await house.resources.jobs.list(member.account.id)) == 1
