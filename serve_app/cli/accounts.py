@@ -1,5 +1,6 @@
 """`atelier accounts`: who may call, on which plans, and with which console password."""
 
+import shlex
 import sys
 from typing import Annotated
 
@@ -37,7 +38,7 @@ async def create(
     except InvalidParameter as error:
         raise BadUsage(error.message) from None
     shown = f"{account.name} ({account.id}): bearer plan {account.plan_a}, X-API-Key plan {account.plan_b}"
-    return Answer(facts=account_facts(account), shown=f"{shown}\nNext: atelier keys create {account.name}")
+    return Answer(facts=account_facts(account), shown=f"{shown}\nNext: atelier keys create {shlex.quote(account.name)}")
 
 
 @operator(app, "list")

@@ -55,8 +55,8 @@ def _generate(
     with _client(settings, base_url, key, interface) as client:
         try:
             run = client.generate(
-                prompt, lora=_lora_id(client, lora), seed=seed, steps=steps, weight=weight, guidance=guidance, width=width,
-                height=height, num_images=num_images, negative_prompt=negative_prompt,
+                prompt, lora_id=_lora_id(client, lora), seed=seed, steps=steps, lora_weight=weight, guidance_scale=guidance,
+                width=width, height=height, num_images=num_images, negative_prompt=negative_prompt,
             )  # fmt: skip
         except UnsupportedOption as error:
             raise BadUsage(f"--{str(error).replace('_', '-')}") from None

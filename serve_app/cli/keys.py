@@ -1,5 +1,6 @@
 """`atelier keys`: the secrets that accounts send, each shown once."""
 
+import shlex
 from typing import Annotated
 
 import typer
@@ -39,7 +40,7 @@ async def list_keys(resources: Resources, account: AccountName) -> Answer:
         shown=table(
             ("ID", "KEY", "NAME", "INTERFACES", "CREATED", "LAST USED", "STATE"),
             rows,
-            empty=f"No keys yet: atelier keys create {found.name}",
+            empty=f"No keys yet: atelier keys create {shlex.quote(found.name)}",
         ),
     )
 

@@ -3,7 +3,7 @@
     from serve_app.client import Client
 
     client = Client("http://127.0.0.1:8000", key)
-    run = client.generate("a lighthouse at dusk", lora=client.models()[0].id, seed=7)
+    run = client.generate("a lighthouse at dusk", lora_id=client.models()[0].id, seed=7)
     run.wait(on_progress=print).images[0].pil()
 
 `Client(…, interface="b")` speaks the other interface; the calls stay the same. The errors are one tree: `errors.py`.

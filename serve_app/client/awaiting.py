@@ -74,25 +74,25 @@ class AsyncClient:
         self._http = httpx.AsyncClient(timeout=timeout, transport=transport)
 
     async def generate(
-        self, prompt: str, *, lora: str, weight: float | None = None, guidance: float | None = None, seed: int | None = None,
+        self, prompt: str, *, lora_id: str, lora_weight: float | None = None, guidance_scale: float | None = None, seed: int | None = None,
         width: int | None = None, height: int | None = None, steps: int | None = None, num_images: int | None = None,
         negative_prompt: str | None = None, idempotency_key: str | None = None,
     ) -> AsyncRun:  # fmt: skip
-        """Starts images from a prompt with the adapter `lora`. What is left out takes the service's default.
+        """Starts images from a prompt with the adapter `lora_id`. What is left out takes the service's default.
 
         `steps` and `num_images` belong to interface A, `negative_prompt` to B: `UnsupportedOption` on the other.
         """
         options = {
-            "prompt": prompt, "lora": lora, "weight": weight, "guidance": guidance, "seed": seed, "width": width,
+            "prompt": prompt, "lora_id": lora_id, "lora_weight": lora_weight, "guidance_scale": guidance_scale, "seed": seed, "width": width,
             "height": height, "steps": steps, "num_images": num_images, "negative_prompt": negative_prompt,
         }  # fmt: skip
         return AsyncRun(self, await self.carry(self.service.generate(idempotency_key, options)))
 
     async def upscale(
-        self, image_id: str, factor: int | None = None, *, idempotency_key: str | None = None
+        self, image_id: str, scale_factor: int | None = None, *, idempotency_key: str | None = None
     ) -> AsyncRun:
         """Starts a copy of an image, 2 or 4 times as large. An operation of interface A: the key must be valid there."""
-        return AsyncRun(self, await self.carry(self.service.upscale(idempotency_key, image_id, factor)))
+        return AsyncRun(self, await self.carry(self.service.upscale(idempotency_key, image_id, scale_factor)))
 
     async def models(self) -> list[Model]:
         """The adapters this account may use. An operation of interface B: the key must be valid there."""

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A LoRA adapter that this account may use; `id` is what `generate(lora=…)` takes."""
+    """A LoRA adapter that this account may use; `id` is what `generate(lora_id=…)` takes."""
 
     id: str
     name: str

@@ -76,8 +76,10 @@ class Service:
         fields = _generation_fields(self.interface, options)
         return self._create(self.interface, "/v1/generate", fields, idempotency_key)
 
-    def upscale(self, idempotency_key: str | None, image_id: str, factor: int | None) -> Talk[Record]:
-        return self._create("a", "/v1/upscale", _given({"image_id": image_id, "scale_factor": factor}), idempotency_key)
+    def upscale(self, idempotency_key: str | None, image_id: str, scale_factor: int | None) -> Talk[Record]:
+        return self._create(
+            "a", "/v1/upscale", _given({"image_id": image_id, "scale_factor": scale_factor}), idempotency_key
+        )
 
     def models(self) -> Talk[list[Model]]:
         response = yield from self._exchange(Call("GET", self.base_url + "/v1/models", self._credential("b")))
@@ -165,18 +167,13 @@ def _pause_before_repeat(error: ServiceError | Unreachable, attempt: int) -> flo
     return backoff if error.retry_after is None else max(error.retry_after, BACKOFF_S)
 
 
+_SHARED_OPTIONS = ("width", "height", "seed", "lora_weight")
 _FIELDS: dict[Interface, dict[str, str]] = {
-    "a": {
-        "prompt": "prompt",
-        "lora": "lora_id",
-        "weight": "lora_weight",
-        "guidance": "guidance_scale",
-        "steps": "steps",
-    }
-    | {name: name for name in ("width", "height", "num_images", "seed")},
-    "b": {"prompt": "positive_prompt", "lora": "model_id", "weight": "lora_weight", "guidance": "guidance"}
-    | {name: name for name in ("negative_prompt", "width", "height", "seed")},
+    "a": {name: name for name in ("prompt", "lora_id", "guidance_scale", "steps", "num_images", *_SHARED_OPTIONS)},
+    "b": {name: name for name in ("negative_prompt", *_SHARED_OPTIONS)}
+    | {"prompt": "positive_prompt", "lora_id": "model_id", "guidance_scale": "guidance"},
 }
+"""What each interface calls the options of `generate`; one that is missing is not offered there."""
 
 
 def _generation_fields(speaks: Interface, options: dict[str, Any]) -> dict[str, Any]:

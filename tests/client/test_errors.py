@@ -33,7 +33,7 @@ LORA = adapter_id("outline")
 
 def test_a_bad_field_is_named_with_its_range(live: Live, key: str) -> None:
     with Client(live.base_url, key) as client, pytest.raises(InvalidRequest, match=r"guidance_scale.*1.*20") as refused:
-        client.generate("a lighthouse", lora=LORA, guidance=21)
+        client.generate("a lighthouse", lora_id=LORA, guidance_scale=21)
     assert (refused.value.status, refused.value.code) == (400, "invalid_parameter")
     assert refused.value.request_id
     assert refused.value.request_id in str(refused.value)
@@ -41,22 +41,22 @@ def test_a_bad_field_is_named_with_its_range(live: Live, key: str) -> None:
 
 def test_an_unknown_key_is_unauthorized(live: Live) -> None:
     with Client(live.base_url, "atl_nobody") as client, pytest.raises(Unauthorized):
-        client.generate("a lighthouse", lora=LORA)
+        client.generate("a lighthouse", lora_id=LORA)
 
 
 def test_a_key_of_the_other_interface_is_unauthorized(live: Live) -> None:
     account, _ = live.member()
     _, only_a = live.do(live.resources.accounts.create_key(account.id, interfaces=frozenset({Variant.A})))
     with Client(live.base_url, only_a, interface="b") as client, pytest.raises(Unauthorized):
-        client.generate("a lighthouse", lora=LORA)
+        client.generate("a lighthouse", lora_id=LORA)
 
 
 def test_another_accounts_adapter_is_forbidden(live: Live, key: str) -> None:
     with Client(live.base_url, key) as client, pytest.raises(Forbidden):
-        client.generate("a lighthouse", lora=PRIVATE_ADAPTER)
+        client.generate("a lighthouse", lora_id=PRIVATE_ADAPTER)
 
 
-@pytest.mark.parametrize("run_id", ["gen_" + "a" * 26, "../healthz", "?", "a b"])
+@pytest.mark.parametrize("run_id", ["gen_" + "a" * 26, "../models", "?", "a b"])
 def test_a_run_that_is_not_there_is_not_found(live: Live, key: str, run_id: str) -> None:
     with Client(live.base_url, key) as client, pytest.raises(NotFound):
         client.run(run_id)
@@ -64,9 +64,9 @@ def test_a_run_that_is_not_there_is_not_found(live: Live, key: str, run_id: str)
 
 def test_one_idempotency_key_for_two_requests_is_a_conflict(live: Live, key: str) -> None:
     with Client(live.base_url, key) as client:
-        client.generate("a lighthouse", lora=LORA, idempotency_key="order-7")
+        client.generate("a lighthouse", lora_id=LORA, idempotency_key="order-7")
         with pytest.raises(Conflict):
-            client.generate("a windmill", lora=LORA, idempotency_key="order-7")
+            client.generate("a windmill", lora_id=LORA, idempotency_key="order-7")
 
 
 def test_over_the_plan_is_rate_limited_and_says_for_how_long(
@@ -77,9 +77,9 @@ def test_over_the_plan_is_rate_limited_and_says_for_how_long(
     with live_service(settings.model_copy(update={"plans": plans})) as live:
         _, key = live.member(plan_a="tiny")
         with Client(live.base_url, key) as client:
-            run = client.generate("a lighthouse", lora=LORA)
+            run = client.generate("a lighthouse", lora_id=LORA)
             with pytest.raises(RateLimited) as limited:
-                client.generate("a lighthouse", lora=LORA)
+                client.generate("a lighthouse", lora_id=LORA)
             assert limited.value.retry_after is not None
             assert 500 < limited.value.retry_after <= 600
             assert run.wait(timeout=20).done, "polls are not counted"
@@ -93,7 +93,7 @@ def test_nobody_at_the_address_is_unreachable(key: str) -> None:
 async def test_the_awaited_client_raises_the_same(live: Live, key: str) -> None:
     async with AsyncClient(live.base_url, key) as client:
         with pytest.raises(Forbidden):
-            await client.generate("a lighthouse", lora=PRIVATE_ADAPTER)
+            await client.generate("a lighthouse", lora_id=PRIVATE_ADAPTER)
 
 
 @pytest.mark.parametrize("base_url", ["localhost:8000", "ftp://house.test", "/v1", ""])

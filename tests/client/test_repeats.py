@@ -36,16 +36,16 @@ class LosesAnswers(httpx.HTTPTransport):
 def test_a_lost_answer_is_asked_for_again_and_makes_no_second_run(live: Live) -> None:
     account, key = live.member()
     with Client(live.base_url, key, transport=LosesAnswers(1)) as client:
-        run = client.generate("a lighthouse", lora=LORA).wait(timeout=20)
+        run = client.generate("a lighthouse", lora_id=LORA).wait(timeout=20)
     jobs = live.do(live.resources.jobs.list(account.id))
     assert [job.id for job in jobs] == [run.id]
 
 
 def test_two_calls_make_two_runs_and_an_idempotency_key_of_ones_own_makes_one(live: Live, key: str) -> None:
     with Client(live.base_url, key) as client:
-        first, second = (client.generate("a lighthouse", lora=LORA) for _ in range(2))
+        first, second = (client.generate("a lighthouse", lora_id=LORA) for _ in range(2))
         assert first.id != second.id
-        mine, again = (client.generate("a lighthouse", lora=LORA, idempotency_key="order-7") for _ in range(2))
+        mine, again = (client.generate("a lighthouse", lora_id=LORA, idempotency_key="order-7") for _ in range(2))
         assert mine.id == again.id
 
 
@@ -89,7 +89,7 @@ def test_no_answer_at_all_is_unreachable_after_patience() -> None:
 
 
 def test_a_repeat_carries_the_same_idempotency_key() -> None:
-    talk = SERVICE.generate(None, {"prompt": "x", "lora": "model_x"})
+    talk = SERVICE.generate(None, {"prompt": "x", "lora_id": "model_x"})
     calls = [_call(next(talk))]
     assert isinstance(talk.send(httpx.Response(503)), Pause)
     calls.append(_call(talk.send(None)))

@@ -37,7 +37,7 @@ class Seen(httpx.HTTPTransport):
 def test_generate_wait_and_open_the_picture(live: Live, key: str) -> None:
     seen: list[int] = []
     with Client(live.base_url, key) as client:
-        run = client.generate("a lighthouse", lora=LORA, seed=7, width=768, num_images=2)
+        run = client.generate("a lighthouse", lora_id=LORA, seed=7, width=768, num_images=2)
         assert run.id.startswith("gen_")
         assert not run.images
         run.wait(timeout=20, on_progress=seen.append)
@@ -53,7 +53,7 @@ def test_generate_wait_and_open_the_picture(live: Live, key: str) -> None:
 async def test_the_awaited_client_says_the_same_things(live: Live, key: str, tmp_path: Path) -> None:
     seen: list[int] = []
     async with AsyncClient(live.base_url, key) as client:
-        run = await client.generate("a lighthouse", lora=LORA, seed=7, width=768, num_images=2)
+        run = await client.generate("a lighthouse", lora_id=LORA, seed=7, width=768, num_images=2)
         await run.wait(timeout=20, on_progress=seen.append)
         assert seen[-1] == 100
         picture = await run.images[1].pil()
@@ -68,7 +68,14 @@ async def test_the_awaited_client_says_the_same_things(live: Live, key: str, tmp
 def test_interface_b_takes_its_own_sizes_and_a_negative_prompt(live: Live, key: str, size: int) -> None:
     with Client(live.base_url, key, interface="b") as client:
         run = client.generate(
-            "a lighthouse", lora=LORA, negative_prompt="boats", width=size, height=256, weight=1.5, guidance=3, seed=1
+            "a lighthouse",
+            lora_id=LORA,
+            negative_prompt="boats",
+            width=size,
+            height=256,
+            lora_weight=1.5,
+            guidance_scale=3,
+            seed=1,
         )
         assert run.status == "queued"
         assert run.wait(timeout=20).images[0].pil().size == (size, 256)
@@ -76,7 +83,7 @@ def test_interface_b_takes_its_own_sizes_and_a_negative_prompt(live: Live, key: 
 
 def test_an_image_can_be_upscaled(live: Live, key: str) -> None:
     with Client(live.base_url, key) as client:
-        image = client.generate("a lighthouse", lora=LORA).wait(timeout=20).images[0]
+        image = client.generate("a lighthouse", lora_id=LORA).wait(timeout=20).images[0]
         assert image.image_id is not None
         larger = client.upscale(image.image_id, 2).wait(timeout=20).images[0]
         assert (larger.width, larger.height) == (1024, 1024)
@@ -102,7 +109,7 @@ def test_an_option_of_the_other_interface_is_refused_before_anything_is_sent(
         Client(live.base_url, key, interface=interface, transport=transport) as client,
         pytest.raises(UnsupportedOption, match=option),
     ):
-        client.generate("a lighthouse", lora=LORA, **{option: value})  # pyright: ignore[reportArgumentType]
+        client.generate("a lighthouse", lora_id=LORA, **{option: value})  # pyright: ignore[reportArgumentType]
     assert transport.requests == []
 
 
@@ -110,7 +117,7 @@ def test_an_option_of_the_other_interface_is_refused_before_anything_is_sent(
 def test_a_failed_run_is_told_with_its_code(live: Live, key: str, interface: Literal["a", "b"]) -> None:
     live.outcome = "fail"
     with Client(live.base_url, key, interface=interface) as client:
-        run = client.generate("a lighthouse", lora=LORA)
+        run = client.generate("a lighthouse", lora_id=LORA)
         with pytest.raises(RunFailed, match="the brush broke") as failed:
             run.wait(timeout=20)
     assert (failed.value.run_id, failed.value.code) == (run.id, "generation_failed")
@@ -120,7 +127,7 @@ def test_a_failed_run_is_told_with_its_code(live: Live, key: str, interface: Lit
 def test_a_canceled_run_is_a_failure_of_its_own(live: Live, key: str) -> None:
     live.outcome = "leave"
     with Client(live.base_url, key) as client:
-        run = client.generate("a lighthouse", lora=LORA)
+        run = client.generate("a lighthouse", lora_id=LORA)
         live.do(live.resources.jobs.cancel(run.id, account_id=None))
         with pytest.raises(RunCanceled):
             run.wait(timeout=20)
@@ -129,7 +136,7 @@ def test_a_canceled_run_is_a_failure_of_its_own(live: Live, key: str) -> None:
 def test_waiting_ends_and_the_run_goes_on(live: Live, key: str) -> None:
     live.outcome = "leave"
     with Client(live.base_url, key) as client:
-        run = client.generate("a lighthouse", lora=LORA)
+        run = client.generate("a lighthouse", lora_id=LORA)
         with pytest.raises(WaitTimeout, match=run.id):
             run.wait(timeout=0.5)
         assert run.refresh().status == "processing"
@@ -139,7 +146,7 @@ def test_waiting_ends_and_the_run_goes_on(live: Live, key: str) -> None:
 def test_the_key_never_travels_to_the_image_host(live: Live, key: str) -> None:
     transport = Seen()
     with Client(live.base_url, key, transport=transport) as client:
-        client.generate("a lighthouse", lora=LORA).wait(timeout=20).images[0].download()
+        client.generate("a lighthouse", lora_id=LORA).wait(timeout=20).images[0].download()
     downloads = [request for request in transport.requests if request.url.path.startswith("/files/")]
     assert len(downloads) == 1
     assert key not in str(downloads[0].headers) + str(downloads[0].url)
@@ -149,7 +156,7 @@ async def test_an_address_that_has_run_out_is_signed_again(settings: Settings, r
     with live_service(settings.model_copy(update={"image_url_life": timedelta(seconds=2)})) as live:
         _, key = live.member()
         async with AsyncClient(live.base_url, key) as client, httpx.AsyncClient() as browser:
-            run = await (await client.generate("a lighthouse", lora=LORA)).wait(timeout=20)
+            run = await (await client.generate("a lighthouse", lora_id=LORA)).wait(timeout=20)
             image = run.images[0]
 
             async def has_run_out() -> bool:

@@ -16,7 +16,8 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from serve_app.api.console.pages import KEY_PAGES, Pages, load_templates
+from serve_app.api.console.key_page import KEY_PAGES
+from serve_app.api.console.pages import Pages, load_templates
 from serve_app.api.console.protection import Protection
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.service.resources import Resources

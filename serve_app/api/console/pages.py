@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from serve_app.api.console.key_page import KEY_NAME_LENGTH, KEY_PAGES, KeyPage, curl_line
 from serve_app.api.console.session import (
     SESSION,
     SignedIn,
@@ -26,50 +27,17 @@ from serve_app.api.console.session import (
     visitor_token,
 )
 from serve_app.domain.accounts import Account, ApiKey
-from serve_app.domain.requests import Variant
 from serve_app.service.resources import Resources
 from serve_app.stores.sessions import ABSOLUTE_LIFE
 from serve_app.stores.throttle import Allowance
 
 NAME_LENGTH, PASSWORD_LENGTH = 100, 128
-KEY_NAME_LENGTH = 60
 FAST_GUESSES = Allowance("sign-in-minute", 5, timedelta(minutes=1))
 """By one address for one account name."""
 SLOW_GUESSES = Allowance("sign-in-hour", 50, timedelta(hours=1))
 """By everyone for one account name. Both end by themselves: nobody can lock an account for good."""
 NEW_KEYS = Allowance("new-key-form", 1, ABSOLUTE_LIFE)
 """Of one opened form: a reload must not make a second key."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KeyPage:
-    """One of the two pages that make keys, named as the two documents name them."""
-
-    slug: str
-    title: str
-    button: str
-    variant: Variant
-    header: str
-    about: str
-
-
-API = KeyPage(
-    slug="api",
-    title="API",
-    button="Generate API key",
-    variant=Variant.A,
-    header="Authorization: Bearer",
-    about="Keys for the bearer interface: generate up to four images a request, and upscale them.",
-)
-API_KEYS = KeyPage(
-    slug="api-keys",
-    title="API Keys",
-    button="Create new API key",
-    variant=Variant.B,
-    header="X-API-Key:",
-    about="Keys for the X-API-Key interface: one image a run, with a negative prompt and free sizes.",
-)
-KEY_PAGES = (API, API_KEYS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +192,7 @@ class Pages:
             notice=notice,
             made=made,
             secret=secret,
-            curl=_curl(page, self._base_url(request), secret, adapters[0].id if adapters else "YOUR_LORA"),
+            curl=curl_line(page, self._base_url(request), secret, adapters[0].id if adapters else "YOUR_LORA"),
             create_token=single_use_token(session.token, "create key"),
             revoke_token=form_token(session.token, "revoke key"),
             key_name_length=KEY_NAME_LENGTH,
@@ -278,14 +246,3 @@ def _address(request: Request) -> str:
 def _spoken(seconds: float) -> str:
     minutes = ceil(seconds / 60)
     return "a minute" if minutes == 1 else f"{minutes} minutes"
-
-
-def _curl(page: KeyPage, base_url: str, secret: str, lora_id: str) -> str:
-    fields = {
-        Variant.A: f'"prompt":"a lighthouse at dusk","lora_id":"{lora_id}"',
-        Variant.B: f'"positive_prompt":"a lighthouse at dusk","model_id":"{lora_id}"',
-    }
-    header = f"{page.header} {secret}"
-    return (
-        f"curl {base_url}/v1/generate -H '{header}' -H 'Content-Type: application/json' -d '{{{fields[page.variant]}}}'"
-    )

@@ -1,0 +1,50 @@
+"""The two pages that make keys, named as the two documents name them: *Account settings → API* and *→ API Keys*."""
+
+from dataclasses import dataclass
+
+from serve_app.domain.requests import Variant
+
+KEY_NAME_LENGTH = 60
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeyPage:
+    """What a page is called, what its button says, and how the keys it makes are sent."""
+
+    slug: str
+    title: str
+    button: str
+    variant: Variant
+    header: str
+    about: str
+
+
+API = KeyPage(
+    slug="api",
+    title="API",
+    button="Generate API key",
+    variant=Variant.A,
+    header="Authorization: Bearer",
+    about="Keys for the bearer interface: generate up to four images a request, and upscale them.",
+)
+API_KEYS = KeyPage(
+    slug="api-keys",
+    title="API Keys",
+    button="Create new API key",
+    variant=Variant.B,
+    header="X-API-Key:",
+    about="Keys for the X-API-Key interface: one image a run, with a negative prompt and free sizes.",
+)
+KEY_PAGES = (API, API_KEYS)
+
+
+def curl_line(page: KeyPage, base_url: str, secret: str, lora_id: str) -> str:
+    """A first request that works when it is pasted into a shell."""
+    fields = {
+        Variant.A: f'"prompt":"a red star on a white background","lora_id":"{lora_id}"',
+        Variant.B: f'"positive_prompt":"a red star on a white background","model_id":"{lora_id}"',
+    }
+    header = f"{page.header} {secret}"
+    return (
+        f"curl {base_url}/v1/generate -H '{header}' -H 'Content-Type: application/json' -d '{{{fields[page.variant]}}}'"
+    )
