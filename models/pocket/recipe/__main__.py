@@ -3,22 +3,44 @@
 import argparse
 from collections.abc import Callable
 
-from .autoencoder import train_autoencoder
+from .adopt import adopt_published
+from .autoencoder import train_autoencoder, train_decoder
+from .lora import train_loras
 from .plan import Plan
+from .publish import publish
+from .text import train_text_encoder
+from .unet import train_unet
+from .upscaler import train_upscalers
 
 STAGES: dict[str, Callable[[Plan], None]] = {
     "autoencoder": train_autoencoder,
+    "text": train_text_encoder,
+    "unet": train_unet,
+    "loras": train_loras,
+    "upscalers": train_upscalers,
+    "publish": publish,
 }
+
+ON_REQUEST: dict[str, Callable[[Plan], None]] = {
+    "adopt": adopt_published,
+    "decoder": train_decoder,
+}
+"""Not part of a whole run: go on from the published folder; sharpen the decoder for the same latents."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m models.pocket.recipe", description=__doc__)
-    parser.add_argument("stages", nargs="*", help=f"any of: {', '.join(STAGES)} (all when none is named)")
+    parser.add_argument(
+        "stages",
+        nargs="*",
+        metavar="stage",
+        help=f"any of: {', '.join((*STAGES, *ON_REQUEST))} (all but the last two when none is named)",
+    )
     parser.add_argument("--share", type=float, default=1.0, help="scale every length of the plan, for trials")
     options = parser.parse_args()
     plan = Plan() if options.share == 1.0 else Plan().shortened(options.share)
     for stage in options.stages or STAGES:
-        STAGES[stage](plan)
+        (STAGES | ON_REQUEST)[stage](plan)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,11 @@ import random
 
 from .scenes import Scene, Thing
 
-SIZE_WORDS = {"small": ("small", "small", "little", "tiny"), "large": ("large", "large", "big", "huge"), "medium": ("",)}
+SIZE_WORDS = {
+    "small": ("small", "small", "little", "tiny"),
+    "large": ("large", "large", "big", "huge"),
+    "medium": ("",),
+}
 SHAPE_WORDS = {
     "circle": ("circle", "circle", "circle", "disc", "ball"),
     "square": ("square", "square", "square", "box"),

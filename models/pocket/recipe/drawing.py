@@ -152,7 +152,9 @@ def _tree(canvas: ImageDraw.ImageDraw, scene: Scene, width: int, height: int) ->
     leaves, hill = scene.parts
     side, x, ground = min(width, height), width * (0.5 + 0.12 * scene.wobble), height * 0.78
     canvas.polygon(_wave(width, height, 0.78, 0.05, math.pi * 1.3), fill=COLOURS[hill])
-    canvas.rectangle((x - side * 0.035, ground - side * 0.25, x + side * 0.035, ground + side * 0.06), fill=(112, 72, 44))
+    canvas.rectangle(
+        (x - side * 0.035, ground - side * 0.25, x + side * 0.035, ground + side * 0.06), fill=(112, 72, 44)
+    )
     for dx, dy, r in ((-0.12, -0.30, 0.12), (0.12, -0.30, 0.12), (0.0, -0.42, 0.15), (0.0, -0.28, 0.12)):
         canvas.ellipse(_box(x + dx * side, ground + dy * side, r * side), fill=COLOURS[leaves])
 

@@ -6,31 +6,18 @@ import shutil
 from pathlib import Path
 
 import torch
-from diffusers import AutoencoderTiny, DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
+from diffusers import AutoencoderTiny, StableDiffusionPipeline, UNet2DConditionModel
 from peft import LoraConfig
 from peft.utils import get_peft_model_state_dict
 from safetensors.torch import save_file
 from transformers import CLIPTextModel
 
 from .plan import ROOT, WORK
+from .schedule import noise_schedule
 from .text import MAX_TOKENS, load_tokenizer
 
 CHECKSUMS = ROOT / "SHA256SUMS"
 LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0", "conv1", "conv2")
-
-
-def noise_schedule() -> DDIMScheduler:
-    """The plain linear schedule ends at 1/157 of the signal, so no background colour leaks into the starting noise."""
-    return DDIMScheduler(
-        beta_schedule="linear",
-        beta_start=0.0001,
-        beta_end=0.02,
-        prediction_type="v_prediction",
-        clip_sample=False,
-        set_alpha_to_one=True,
-        timestep_spacing="trailing",
-        steps_offset=1,
-    )
 
 
 def export_pipeline(

@@ -26,24 +26,30 @@ class Plan:
     seed: int = 20
     threads: int = 2
     save_every: int = 250
-    autoencoder_steps: int = 5000
-    autoencoder_batch: int = 16
+    save_seconds: float = 60.0
+    compile_from: int = 1000
+    """Phases of at least so many steps fuse small operators by torch.compile: twice as fast a step on 2 cores, after
+    minutes of compiling (measured); it needs a C++ compiler."""
+    autoencoder_steps: int = 1700
+    decoder_steps: int = 3000
+    autoencoder_batch: int = 12
     autoencoder_crop: int = 128
     autoencoder_rate: float = 1.5e-3
-    text_steps: int = 1500
-    text_batch: int = 128
-    text_rate: float = 1e-3
+    text_steps: int = 1000
+    text_batch: int = 48
+    text_rate: float = 1.5e-3
     phases: tuple[Phase, ...] = (
-        Phase("small", ((256, 256),), pictures=24000, steps=4500, batch=32, rate=1.2e-3),
-        Phase("base", ((512, 512),), pictures=8000, steps=1800, batch=16, rate=6e-4),
-        Phase("wide", ((512, 512), (512, 768), (768, 512), (768, 768)), pictures=2000, steps=500, batch=8, rate=3e-4),
+        Phase("small", ((256, 256),), pictures=5000, steps=1600, batch=32, rate=1.2e-3),
+        Phase("base", ((512, 512),), pictures=1000, steps=300, batch=16, rate=6e-4),
+        Phase("wide", ((512, 512), (512, 768), (768, 512), (768, 768)), pictures=96, steps=24, batch=8, rate=2e-4),
     )
     lora_rank: int = 8
-    lora_pictures: int = 500
-    lora_steps: int = 250
-    lora_batch: int = 8
+    lora_sizes: tuple[tuple[int, int], ...] = ((512, 512),)
+    lora_pictures: int = 96
+    lora_steps: int = 80
+    lora_batch: int = 4
     lora_rate: float = 2e-3
-    upscaler_steps: int = 1500
+    upscaler_steps: int = 400
     upscaler_batch: int = 8
     upscaler_crop: int = 48
     upscaler_rate: float = 1e-3

@@ -1,6 +1,7 @@
 """The world the pocket model knows: what a picture may hold, and how a random one is chosen."""
 
 import random
+import zlib
 from dataclasses import dataclass
 
 COLOURS: dict[str, tuple[int, int, int]] = {
@@ -83,6 +84,30 @@ def random_scene(rng: random.Random) -> Scene:
     if draw < 0.50:
         return random_single(rng)
     return random_pair(rng) if draw < 0.82 else random_landscape(rng)
+
+
+def training_scene(rng: random.Random) -> Scene:
+    """A random scene none of whose objects is held out for the report."""
+    scene = random_scene(rng)
+    while holds_out(scene):
+        scene = random_scene(rng)
+    return scene
+
+
+def held_out_scene(rng: random.Random, things: int) -> Scene:
+    """A scene of one or two objects with at least one that no training scene showed."""
+    draw = random_single if things == 1 else random_pair
+    scene = draw(rng)
+    while not holds_out(scene):
+        scene = draw(rng)
+    return scene
+
+
+def holds_out(scene: Scene) -> bool:
+    """One in twelve combinations of shape, colour and background never occurs in training."""
+    return any(
+        zlib.crc32(f"{thing.shape} {thing.colour} {scene.background}".encode()) % 12 == 0 for thing in scene.things
+    )
 
 
 def random_single(rng: random.Random) -> Scene:

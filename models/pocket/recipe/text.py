@@ -16,13 +16,29 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
 from .captions import caption
 from .plan import WORK, Plan
-from .scenes import COLOURS, LANDSCAPES, POSITIONS, RELATIONS, SHAPES, SIZES, Scene, random_scene
-from .training import Checkpoint, Progress, pick_device, warm_then_cosine
+from .scenes import COLOURS, LANDSCAPES, POSITIONS, RELATIONS, SHAPES, SIZES, Scene, training_scene
+from .training import Checkpoint, Progress, half_precision, pick_device, warm_then_cosine
 
-MAX_TOKENS = 40
+MAX_TOKENS = 32
 WIDTH = 128
 CLIP_WORDS = r"""<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"""
-EXTRA_WORDS = "photo painting style outline mosaic neon stripes blueprint sepia confetti shadow bright dark gray brown".split()
+EXTRA_WORDS = [
+    "photo",
+    "painting",
+    "style",
+    "outline",
+    "mosaic",
+    "neon",
+    "stripes",
+    "blueprint",
+    "sepia",
+    "confetti",
+    "shadow",
+    "bright",
+    "dark",
+    "gray",
+    "brown",
+]
 ABSENT = "(absent)"
 ANSWERS: dict[str, tuple[str, ...]] = {
     "background": (ABSENT, *COLOURS),
@@ -38,7 +54,7 @@ ANSWERS: dict[str, tuple[str, ...]] = {
 def train_tokenizer(folder: Path = WORK / "tokenizer", seed: int = 20) -> None:
     """Byte-level BPE as CLIP has it; every word of the captions' language becomes one token."""
     rng = random.Random(seed)
-    language = [caption(random_scene(rng), rng) for _ in range(20000)] + EXTRA_WORDS * 5
+    language = [caption(training_scene(rng), rng) for _ in range(20000)] + EXTRA_WORDS * 5
     backend = Tokenizer(models.BPE(end_of_word_suffix="</w>", unk_token="<|endoftext|>"))
     backend.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
     backend.pre_tokenizer = pre_tokenizers.Sequence(
@@ -109,10 +125,12 @@ def train_text_encoder(plan: Plan) -> None:
     for step in range(plan.text_steps):
         for group in optimiser.param_groups:
             group["lr"] = warm_then_cosine(step, plan.text_steps, plan.text_rate)
-        scenes = [random_scene(rng) for _ in range(plan.text_batch)]
+        scenes = [training_scene(rng) for _ in range(plan.text_batch)]
         tokens = tokens_of(tokenizer, [caption(scene, rng) for scene in scenes]).to(device)
         answers = torch.tensor([facts(scene) for scene in scenes], device=device)
-        loss = reader.loss(encoder(tokens).last_hidden_state, answers)
+        with half_precision(device):
+            hidden = encoder(tokens).last_hidden_state
+        loss = reader.loss(hidden.float(), answers)
         optimiser.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)

@@ -87,4 +87,7 @@ class Progress:
         mean = sum(self.losses) / len(self.losses)
         self.losses.clear()
         left = pace * (self.steps - done) / 60
-        print(f"{self.stage:<12} {done:>6}/{self.steps}  loss {mean:.4f}  {pace:.3f} s/step  {left:.1f} min left", flush=True)
+        print(
+            f"{self.stage:<12} {done:>6}/{self.steps}  loss {mean:.4f}  {pace:.3f} s/step  {left:.1f} min left",
+            flush=True,
+        )

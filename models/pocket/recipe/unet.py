@@ -1,9 +1,30 @@
 """The UNet and its training: a curriculum from small latents to large ones, on cached latents."""
 
-from diffusers import UNet2DConditionModel
+import random
+import time
+from collections.abc import Callable
 
-from .autoencoder import LATENT_CHANNELS
-from .text import WIDTH
+import torch
+from diffusers import UNet2DConditionModel
+from torch import Tensor, nn
+from transformers import CLIPTextModel, CLIPTokenizer
+
+from .autoencoder import LATENT_CHANNELS, trained_autoencoder
+from .captions import caption
+from .latents import cached_latents, scene_number
+from .plan import Phase, Plan
+from .scenes import Scene
+from .schedule import noise_schedule
+from .text import WIDTH, build_text_encoder, load_tokenizer, tokens_of
+from .training import AveragedWeights, Checkpoint, Progress, half_precision, pick_device, warm_then_cosine
+
+CAPTION_DROPOUT = 0.1
+SNR_CEILING = 5.0
+TEXT_RATE = 0.3
+"""The text encoder, trained before, learns at this share of the UNet's rate."""
+AVERAGE_DECAY = 0.998
+
+Forward = Callable[..., tuple[Tensor]]
 
 
 def build_unet() -> UNet2DConditionModel:
@@ -12,13 +33,137 @@ def build_unet() -> UNet2DConditionModel:
         sample_size=32,
         in_channels=LATENT_CHANNELS,
         out_channels=LATENT_CHANNELS,
-        block_out_channels=(64, 128, 160),
+        block_out_channels=(48, 96, 128),
         down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
         up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
         layers_per_block=1,
         cross_attention_dim=WIDTH,
-        attention_head_dim=(2, 4, 5),
+        attention_head_dim=(2, 3, 4),
         norm_num_groups=16,
         addition_embed_type="text",
         addition_embed_type_num_heads=4,
     )
+
+
+class VelocityLoss:
+    """Mean squared error of the predicted velocity (Salimans & Ho 2022), details held down as by min-SNR (Hang et al. 2023)."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.schedule = noise_schedule()
+        kept = self.schedule.alphas_cumprod.to(device)
+        self.weights = (SNR_CEILING / (kept / (1 - kept) + 1)).clamp(max=1.0)
+
+    def __call__(self, forward: Forward, latents: Tensor, embeddings: Tensor) -> Tensor:
+        count, device = len(latents), latents.device
+        timesteps = ((torch.rand(1, device=device) + torch.arange(count, device=device) / count) % 1 * 1000).long()
+        noise = torch.randn_like(latents)
+        noisy = self.schedule.add_noise(latents, noise, timesteps).contiguous(memory_format=torch.channels_last)
+        target = self.schedule.get_velocity(latents, noise, timesteps)
+        with half_precision(device):
+            predicted = forward(noisy, timesteps, embeddings, return_dict=False)[0]
+        error = (predicted.float() - target).square().mean((1, 2, 3))
+        return (error * self.weights[timesteps]).mean()
+
+
+class UnetTraining:
+    """The UNet, the text encoder, their averaged weights and the optimiser, through all phases of the curriculum."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.device = pick_device(plan.threads)
+        torch.manual_seed(plan.seed)
+        self.tokenizer = load_tokenizer()
+        self.unet, self.text_encoder = starting_models(self.tokenizer)
+        self.unet.to(self.device, memory_format=torch.channels_last)
+        self.text_encoder.to(self.device)
+        unet, text = list(self.unet.parameters()), list(self.text_encoder.parameters())
+        groups = [{"params": unet, "share": 1.0}, {"params": text, "share": TEXT_RATE}]
+        self.optimiser = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.99), weight_decay=0.01, fused=True)
+        self.parameters = unet + text
+        self.average = AveragedWeights(self.parameters, AVERAGE_DECAY)
+        self.loss = VelocityLoss(self.device)
+        self.forward: Forward = self.unet
+        self.checkpoint = Checkpoint("unet")
+        self.phase, self.step = 0, 0
+        self.resume()
+
+    def run(self) -> None:
+        autoencoder = trained_autoencoder().to(self.device, memory_format=torch.channels_last)
+        for i, phase in enumerate(self.plan.phases):
+            if i < self.phase:
+                continue
+            latents = {size: cached_latents(autoencoder, self.plan, phase, size) for size in phase.sizes}
+            self.forward = torch.compile(self.unet) if phase.steps >= self.plan.compile_from else self.unet
+            scenes = [scene_number(n, phase.name, self.plan.seed) for n in range(phase.pictures)]
+            self.run_phase(phase, latents, scenes)
+            self.phase, self.step = i + 1, 0
+            self.save()
+
+    def run_phase(self, phase: Phase, latents: dict[tuple[int, int], Tensor], scenes: list[Scene]) -> None:
+        progress = Progress(f"unet {phase.name}", phase.steps, self.step)
+        saved = time.monotonic()
+        for step in range(self.step, phase.steps):
+            rng = random.Random(f"{self.plan.seed} {phase.name} step {step}")
+            size = phase.sizes[step % len(phase.sizes)]
+            chosen = rng.choices(range(phase.pictures), k=phase.batch)
+            batch = latents[size][chosen].to(self.device).float()
+            progress.report(step, self.descend(phase, step, batch, [scenes[n] for n in chosen], rng))
+            self.step = step + 1
+            if time.monotonic() - saved > self.plan.save_seconds:
+                self.save()
+                saved = time.monotonic()
+
+    def descend(self, phase: Phase, step: int, batch: Tensor, scenes: list[Scene], rng: random.Random) -> float:
+        words = ["" if rng.random() < CAPTION_DROPOUT else caption(scene, rng) for scene in scenes]
+        embeddings = self.text_encoder(tokens_of(self.tokenizer, words).to(self.device)).last_hidden_state
+        loss = self.loss(self.forward, batch, embeddings)
+        self.optimiser.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        for group in self.optimiser.param_groups:
+            group["lr"] = group["share"] * warm_then_cosine(step, phase.steps, phase.rate)
+        self.optimiser.step()
+        self.average.update(step if self.phase == 0 else 10**6)
+        return loss.item()
+
+    def save(self) -> None:
+        self.checkpoint.save(
+            unet=self.unet.state_dict(),
+            text_encoder=self.text_encoder.state_dict(),
+            optimiser=self.optimiser.state_dict(),
+            average=self.average.average,
+            phase=self.phase,
+            step=self.step,
+        )
+
+    def resume(self) -> None:
+        if state := self.checkpoint.load():
+            self.unet.load_state_dict(state["unet"])
+            self.text_encoder.load_state_dict(state["text_encoder"])
+            if state["optimiser"]:
+                self.optimiser.load_state_dict(state["optimiser"])
+            self.average.average = [value.to(self.device) for value in state["average"]]
+            self.phase, self.step = state["phase"], state["step"]
+
+
+def train_unet(plan: Plan) -> None:
+    UnetTraining(plan).run()
+
+
+def starting_models(tokenizer: CLIPTokenizer) -> tuple[UNet2DConditionModel, CLIPTextModel]:
+    """An untrained UNet that pools text as the text stage learned to, and that stage's text encoder."""
+    unet, text_encoder = build_unet(), build_text_encoder(tokenizer)
+    state = Checkpoint("text").require()
+    unet.add_embedding.load_state_dict(state["pooling"])
+    text_encoder.load_state_dict(state["encoder"])
+    return unet, text_encoder
+
+
+def trained_models() -> tuple[UNet2DConditionModel, CLIPTextModel]:
+    """The checkpoint's UNet and text encoder with averaged weights."""
+    tokenizer = load_tokenizer()
+    unet, text_encoder = build_unet(), build_text_encoder(tokenizer)
+    average = Checkpoint("unet").require()["average"]
+    with torch.no_grad():
+        torch._foreach_copy_([*unet.parameters(), *text_encoder.parameters()], average)
+    return unet.eval().requires_grad_(False), text_encoder.eval().requires_grad_(False)

@@ -1,8 +1,23 @@
 """Super-resolution by Real-ESRGAN's compact network (Wang et al. 2021), trained on the pocket model's world."""
 
+import random
+from concurrent.futures import Future, ThreadPoolExecutor
+
 import torch
+from PIL import Image
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
+
+from .drawing import draw_scene, pixels
+from .export import export_upscaler
+from .plan import ROOT, Plan
+from .scenes import training_scene
+from .styles import STYLES, styled_scene
+from .training import Checkpoint, Progress, half_precision, pick_device, warm_then_cosine
+
+SCALES = (2, 4)
+STYLED_SHARE = 0.4
 
 
 class CompactUpscaler(nn.Module):
@@ -23,3 +38,78 @@ class CompactUpscaler(nn.Module):
             hidden = layer(hidden)
         enlarged = functional.interpolate(picture, scale_factor=self.scale, mode="nearest")
         return functional.pixel_shuffle(hidden, self.scale) + enlarged
+
+
+def train_upscalers(plan: Plan) -> None:
+    for scale in SCALES:
+        _train_upscaler(plan, scale)
+
+
+def shrunk(picture: Image.Image, scale: int) -> Image.Image:
+    """The low-resolution input that belongs to a picture."""
+    size = (picture.width // scale, picture.height // scale)
+    return picture.resize(size, Image.Resampling.BICUBIC)
+
+
+def _train_upscaler(plan: Plan, scale: int) -> None:
+    device = pick_device(plan.threads)
+    torch.manual_seed(plan.seed)
+    model = CompactUpscaler(scale).to(device, memory_format=torch.channels_last)
+    with torch.no_grad():
+        model.body[-1].weight.mul_(0.1)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=plan.upscaler_rate, betas=(0.9, 0.99), weight_decay=0.0)
+    checkpoint, start = Checkpoint(f"upscaler-x{scale}"), 0
+    if state := checkpoint.load():
+        model.load_state_dict(state["model"])
+        optimiser.load_state_dict(state["optimiser"])
+        start = state["step"]
+    progress = Progress(f"upscaler x{scale}", plan.upscaler_steps, start)
+    painter = ThreadPoolExecutor(1)
+
+    def paint(step: int) -> Future[tuple[Tensor, Tensor]]:
+        return painter.submit(_pairs, random.Random(f"{plan.seed} upscaler {scale} {step}"), plan, scale)
+
+    upcoming = paint(start)
+    for step in range(start, plan.upscaler_steps):
+        (low, high), upcoming = upcoming.result(), paint(step + 1)
+        for group in optimiser.param_groups:
+            group["lr"] = warm_then_cosine(step, plan.upscaler_steps, plan.upscaler_rate)
+        with half_precision(device):
+            enlarged = model(low.to(device, memory_format=torch.channels_last))
+        difference = enlarged.float() - high.to(device)
+        loss = difference.abs().mean() + 4 * difference.square().mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        progress.report(step, loss.item())
+        if (step + 1) % plan.save_every == 0 or step + 1 == plan.upscaler_steps:
+            checkpoint.save(model=model.state_dict(), optimiser=optimiser.state_dict(), step=step + 1)
+    export_upscaler(scale, model.state_dict())
+
+
+def _pairs(rng: random.Random, plan: Plan, scale: int) -> tuple[Tensor, Tensor]:
+    """Crops with an edge in them, small and large: (batch, 3, side, side) and (batch, 3, side·scale, side·scale)."""
+    low: list[Tensor] = []
+    high: list[Tensor] = []
+    side = plan.upscaler_crop
+    while len(low) < plan.upscaler_batch:
+        size = rng.choice((384, 512))
+        scene = training_scene(rng)
+        styled = rng.random() < STYLED_SHARE
+        picture = (
+            styled_scene(scene, rng.choice(tuple(STYLES)), size, size, rng) if styled else draw_scene(scene, size, size)
+        )
+        large, small = (torch.from_numpy((pixels(p) + 1) / 2) for p in (picture, shrunk(picture, scale)))
+        corners = [[rng.randrange(0, small.shape[-1] - side + 1) for _ in range(2)] for _ in range(6)]
+        corners.sort(key=lambda c: float(small[:, c[1] : c[1] + side, c[0] : c[0] + side].std()), reverse=True)
+        for x, y in corners[:2]:
+            low.append(small[:, y : y + side, x : x + side])
+            high.append(large[:, y * scale : (y + side) * scale, x * scale : (x + side) * scale])
+    return torch.stack(low[: plan.upscaler_batch]), torch.stack(high[: plan.upscaler_batch])
+
+
+def load_upscaler(scale: int) -> CompactUpscaler:
+    """The published upscaler, in float32."""
+    model = CompactUpscaler(scale)
+    model.load_state_dict(load_file(ROOT / "upscaler" / f"x{scale}.safetensors"))
+    return model.float().eval().requires_grad_(False)

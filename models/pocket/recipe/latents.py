@@ -1,0 +1,54 @@
+"""Pictures encoded once and kept on disk, so that the UNet's training never draws or encodes."""
+
+import random
+from collections.abc import Iterator
+
+import torch
+from diffusers import AutoencoderTiny
+from torch import Tensor
+
+from .drawing import draw_scene, pixels
+from .plan import WORK, Phase, Plan
+from .scenes import Scene, training_scene
+from .styles import styled_scene
+from .training import Progress, half_precision
+
+ENCODE_BATCH = 16
+
+
+def scene_number(i: int, phase: str, seed: int) -> Scene:
+    """The i-th training scene of a phase: drawn again from its number wherever it is needed."""
+    return training_scene(random.Random(f"{seed} {phase} {i}"))
+
+
+def cached_latents(
+    autoencoder: AutoencoderTiny, plan: Plan, phase: Phase, size: tuple[int, int], style: str | None = None
+) -> Tensor:
+    """Latents of the phase's scenes at size (width, height), in order: (pictures, 8, height/16, width/16), half precision."""
+    width, height = size
+    name = f"latents {phase.name} {style or 'plain'} {width}x{height} {phase.pictures}".replace(" ", "-")
+    path = WORK / f"{name}.pt"
+    if path.exists():
+        return torch.load(path, weights_only=True)
+    device = next(autoencoder.parameters()).device
+    progress = Progress(f"{style or phase.name} {width}x{height}", phase.pictures // ENCODE_BATCH, every=100)
+    latents: list[Tensor] = []
+    for step, pictures in enumerate(_pictures(plan, phase, size, style)):
+        with torch.no_grad(), half_precision(device):
+            latents.append(autoencoder.encode(pictures.to(device)).latents.to("cpu", torch.float16))
+        progress.report(step, 0.0)
+    whole = torch.cat(latents)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(whole, path)
+    return whole
+
+
+def _pictures(plan: Plan, phase: Phase, size: tuple[int, int], style: str | None) -> Iterator[Tensor]:
+    for first in range(0, phase.pictures, ENCODE_BATCH):
+        batch: list[Tensor] = []
+        for i in range(first, min(first + ENCODE_BATCH, phase.pictures)):
+            scene = scene_number(i, phase.name, plan.seed)
+            rng = random.Random(f"{plan.seed} {style} {i}")
+            picture = styled_scene(scene, style, *size, rng) if style else draw_scene(scene, *size)
+            batch.append(torch.from_numpy(pixels(picture)))
+        yield torch.stack(batch).contiguous(memory_format=torch.channels_last)

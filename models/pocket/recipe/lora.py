@@ -1,0 +1,70 @@
+"""Trains the eight style LoRAs on filtered scenes, each from nothing over the frozen UNet."""
+
+import random
+
+import torch
+from diffusers import UNet2DConditionModel
+from torch import nn
+from transformers import CLIPTextModel
+
+from .autoencoder import trained_autoencoder
+from .captions import caption
+from .export import export_lora, lora_config
+from .latents import cached_latents, scene_number
+from .plan import Phase, Plan
+from .styles import STYLES
+from .text import load_tokenizer, tokens_of
+from .training import Checkpoint, Progress, pick_device, warm_then_cosine
+from .unet import CAPTION_DROPOUT, VelocityLoss, trained_models
+
+
+def train_loras(plan: Plan) -> None:
+    device = pick_device(plan.threads)
+    autoencoder = trained_autoencoder().to(device, memory_format=torch.channels_last)
+    unet, text_encoder = trained_models()
+    unet.to(device, memory_format=torch.channels_last)
+    text_encoder.to(device)
+    loss = VelocityLoss(device)
+    for style in STYLES:
+        checkpoint = Checkpoint(f"lora-{style}")
+        if checkpoint.load() is not None:
+            continue
+        torch.manual_seed(plan.seed)
+        phase = Phase("lora", plan.lora_sizes, plan.lora_pictures, plan.lora_steps, plan.lora_batch, plan.lora_rate)
+        latents = [cached_latents(autoencoder, plan, phase, size, style) for size in phase.sizes]
+        unet.add_adapter(lora_config(plan.lora_rank), adapter_name=style)
+        _train_one(plan, phase, style, unet, text_encoder, latents, loss)
+        export_lora(style, unet, plan.lora_rank)
+        checkpoint.save(finished=True)
+        unet.delete_adapters(style)
+
+
+def _train_one(
+    plan: Plan,
+    phase: Phase,
+    style: str,
+    unet: UNet2DConditionModel,
+    text_encoder: CLIPTextModel,
+    latents: list[torch.Tensor],
+    loss: VelocityLoss,
+) -> None:
+    """Captions never name the style: it belongs to the weights, and their scale alone says how much of it shows."""
+    device, tokenizer = unet.device, load_tokenizer()
+    parameters = [parameter for parameter in unet.parameters() if parameter.requires_grad]
+    optimiser = torch.optim.AdamW(parameters, lr=phase.rate, betas=(0.9, 0.99), weight_decay=0.0, fused=True)
+    progress = Progress(f"lora {style}", phase.steps)
+    for step in range(phase.steps):
+        rng = random.Random(f"{plan.seed} {style} step {step}")
+        chosen = rng.choices(range(phase.pictures), k=phase.batch)
+        scenes = [scene_number(n, phase.name, plan.seed) for n in chosen]
+        words = ["" if rng.random() < CAPTION_DROPOUT else caption(scene, rng) for scene in scenes]
+        with torch.no_grad():
+            embeddings = text_encoder(tokens_of(tokenizer, words).to(device)).last_hidden_state
+        error = loss(unet, latents[step % len(latents)][chosen].to(device).float(), embeddings)
+        optimiser.zero_grad()
+        error.backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        for group in optimiser.param_groups:
+            group["lr"] = warm_then_cosine(step, phase.steps, phase.rate, warmup=20)
+        optimiser.step()
+        progress.report(step, error.item())
