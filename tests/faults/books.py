@@ -1,0 +1,130 @@
+"""What was acknowledged, against what there is: the auditor of a whole service at rest."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from io import BytesIO
+
+import redis
+from PIL import Image
+
+from serve_app.domain.errors import NotFound
+from serve_app.domain.jobs import Job, JobState, StoredImage
+from serve_app.domain.requests import GenerationRequest
+from serve_app.service.reap import sweep
+from serve_app.service.resources import Resources
+from tests.audit import Reading, audit
+
+STRIDE = 500
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Every id that a caller was told, by account. Nothing else may be demanded of the service, and nothing less."""
+
+    ids: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    may_end_as: dict[str, frozenset[JobState]] = field(default_factory=dict[str, frozenset[JobState]])
+    """Jobs that were meant to end otherwise than completed: cancelled, poisoned, with a broken adapter."""
+
+    def note(self, account_id: str, job_id: str, *, may_end_as: Sequence[JobState] = ()) -> None:
+        self.ids.setdefault(account_id, []).append(job_id)
+        if may_end_as:
+            self.may_end_as[job_id] = frozenset(may_end_as)
+
+    @property
+    def all(self) -> list[str]:
+        return [job_id for ids in self.ids.values() for job_id in ids]
+
+
+async def audit_service(resources: Resources, ledger: Ledger, *, max_skips: int = 4) -> list[str]:
+    """Everything that is wrong with a service that has come to rest, in words. Sweeps the storage first."""
+    await sweep(resources)
+    with redis.Redis.from_url(resources.redis_url, decode_responses=True) as client:
+        problems = audit(client, max_attempts=resources.settings.max_attempts, max_skips=max_skips)
+        reading = Reading(client)
+    records = await records_of(resources, reading.names("job"))
+    images = [image for job in records.values() for image in job.images]
+    problems += _left_over(reading)
+    problems += _endings(ledger, records)
+    problems += await _objects(resources, images)
+    problems += [problem for job in records.values() for problem in _image_set(job)]
+    for image in images:
+        problems += await _picture(resources, image)
+    return problems
+
+
+async def records_of(resources: Resources, job_ids: Sequence[str]) -> Mapping[str, Job]:
+    found: dict[str, Job] = {}
+    for start in range(0, len(job_ids), STRIDE):
+        found |= await resources.jobs.show_many(job_ids[start : start + STRIDE])
+    return found
+
+
+async def unfinished(resources: Resources, ledger: Ledger) -> int:
+    """How many acknowledged jobs have not ended, those that are gone included."""
+    records = await records_of(resources, ledger.all)
+    return sum(job_id not in records or not records[job_id].state.is_terminal for job_id in ledger.all)
+
+
+def states(records: Mapping[str, Job]) -> dict[str, int]:
+    return dict(Counter(str(job.state) for job in records.values()))
+
+
+def _left_over(reading: Reading) -> Iterator[str]:
+    """At rest nothing waits, runs, backs off or counts as live."""
+    for family in ("queue", "group", "groups", "turn", "age", "delay", "lease"):
+        for name in reading.names(family):
+            yield f"left over: {family}:{name} holds {sorted(reading.row(f'{family}:{name}'))[:5]}"
+    for account, number in reading.row("live").items():
+        yield f"left over: {number} live jobs of {account}"
+
+
+def _endings(ledger: Ledger, records: Mapping[str, Job]) -> Iterator[str]:
+    for account_id, ids in ledger.ids.items():
+        for job_id in ids:
+            job = records.get(job_id)
+            if job is None:
+                yield f"{job_id}: acknowledged, and there is no record of it"
+            elif job.account_id != account_id:
+                yield f"{job_id}: acknowledged to {account_id}, recorded for {job.account_id}"
+            elif not job.state.is_terminal:
+                yield f"{job_id}: still {job.state}"
+            elif job.state not in ledger.may_end_as.get(job_id, {JobState.COMPLETED}):
+                yield f"{job_id}: ended {job.state} ({job.failure and job.failure.message})"
+
+
+def _image_set(job: Job) -> Iterator[str]:
+    if job.state is not JobState.COMPLETED:
+        return
+    wanted = job.request.num_images if isinstance(job.request, GenerationRequest) else 1
+    if len({image.image_id for image in job.images}) != wanted:
+        yield f"{job.id}: {len(job.images)} images instead of {wanted}"
+    for image in job.images:
+        if (image.width, image.height) != (job.request.width, job.request.height):
+            yield f"{job.id}: {image.width}x{image.height} instead of {job.request.width}x{job.request.height}"
+
+
+async def _objects(resources: Resources, images: Sequence[StoredImage]) -> list[str]:
+    """The storage holds what the records name, and nothing else."""
+    stored = {resources.images.uri(name) for name in await resources.images.names()}
+    named = Counter(image.image_uri for image in images)
+    return [
+        *(f"{uri}: no record names it" for uri in sorted(stored - named.keys())),
+        *(f"{uri}: named {times} times" for uri, times in named.items() if times > 1),
+    ]
+
+
+async def _picture(resources: Resources, image: StoredImage) -> list[str]:
+    """Byte for byte what was committed, and a PNG of the recorded size."""
+    try:
+        png = await resources.images.get(image.image_uri)
+    except NotFound:
+        return [f"{image.image_id}: its object is gone"]
+    if len(png) != image.size_bytes or hashlib.sha256(png).hexdigest() != image.sha256:
+        return [f"{image.image_id}: its object is not what was committed ({len(png)} of {image.size_bytes} bytes)"]
+    with Image.open(BytesIO(png)) as opened:
+        if opened.size != (image.width, image.height):
+            return [f"{image.image_id}: a PNG of {opened.size} instead of {image.width}x{image.height}"]
+        opened.load()
+    return []

@@ -1,0 +1,12 @@
+"""What worker processes are forked from: torch, diffusers and the demo model loaded once, on one thread.
+
+A fork copies only the thread that forks, so nothing here may have started another one.
+"""
+
+import torch
+
+from serve_app.engine import Engine, EngineOptions
+from tests.support import POCKET
+
+torch.set_num_threads(1)
+ENGINE = Engine.load({"pocket": POCKET}, EngineOptions(max_rows=8, threads=1))

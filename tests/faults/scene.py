@@ -1,0 +1,157 @@
+"""A service without Ray that a test may break: its own Redis, storage and worker processes, and the books of it."""
+
+import os
+import signal
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from serve_app.domain.errors import StoreUnavailable
+from serve_app.domain.jobs import Job, JobKind, JobState, new_job_id
+from serve_app.domain.requests import GenerationRequest, Variant, image_seeds
+from serve_app.service.resources import Resources, open_resources
+from serve_app.settings import Settings
+from serve_app.stores.embedded import ensure_redis, stop_redis
+from serve_app.stores.jobs import JobStore
+from tests.faults.books import Ledger, audit_service, unfinished
+from tests.faults.storage import register_faulty
+from tests.faults.worker import Orders, start_worker
+from tests.support import adapter_id, wait_until, write_catalog
+
+ACCOUNT = "acct_faults"
+SHORT, LONG = 3, 80
+"""Steps of 256x256: over in half a second, and long enough to be met while running."""
+LEASE = timedelta(seconds=1.5)
+SETTLE_S = 60.0
+
+
+class Scene:
+    """`accept` writes into the ledger what a caller was told; `audit` compares it with what there is."""
+
+    def __init__(self, settings: Settings, resources: Resources) -> None:
+        self.settings = settings
+        self.resources = resources
+        self.ledger = Ledger()
+        self.processes: list[BaseProcess] = []
+
+    async def accept(
+        self,
+        *,
+        steps: int = SHORT,
+        seed: int = 7,
+        prompt: str = "a red circle",
+        lora: str = "outline",
+        account: str = ACCOUNT,
+        key: str | None = None,
+        may_end_as: Sequence[JobState] = (),
+        jobs: JobStore | None = None,
+    ) -> str:
+        """Ask once. An id that comes back is in the ledger; `StoreUnavailable` means that nothing was promised."""
+        request = picture(steps=steps, seed=seed, prompt=prompt, lora=lora)
+        adapter = self.resources.catalog.adapter(request.lora_id)
+        acceptance = await (jobs or self.resources.jobs).accept(
+            job_id=new_job_id(JobKind.GENERATION),
+            variant=Variant.A,
+            account_id=account,
+            request=request,
+            group=adapter.sha256 if adapter else "",
+            idempotency_key=key,
+            body_sha256="body",
+        )
+        self.ledger.note(account, acceptance.job.id, may_end_as=may_end_as)
+        return acceptance.job.id
+
+    def worker(self, orders: Orders | None = None, *, settings: Settings | None = None) -> BaseProcess:
+        name = f"w{len(self.processes) + 1}"
+        process = start_worker(settings or self.settings, name, orders)
+        self.processes.append(process)
+        return process
+
+    async def job(self, job_id: str) -> Job:
+        found = await self.resources.jobs.show(job_id)
+        assert found is not None, job_id
+        return found
+
+    async def until(self, job_id: str, state: JobState) -> Job:
+        async def is_there() -> bool:
+            return (await self.job(job_id)).state is state
+
+        await wait_until(is_there, timeout=SETTLE_S)
+        return await self.job(job_id)
+
+    async def until_running(self, job_id: str) -> None:
+        """A worker has taken steps on it."""
+
+        async def has_progress() -> bool:
+            return (await self.job(job_id)).progress > 0
+
+        await wait_until(has_progress, timeout=SETTLE_S)
+
+    async def until_ended(self, *, timeout: float = SETTLE_S) -> None:  # noqa: ASYNC109 - passed on to `wait_until`
+        """Every acknowledged job has ended. Leases are reaped meanwhile."""
+
+        async def is_over() -> bool:
+            try:
+                await self.resources.jobs.reap()
+                return not await unfinished(self.resources, self.ledger)
+            except StoreUnavailable:
+                return False
+
+        await wait_until(is_over, timeout=timeout)
+
+    async def audit(self) -> list[str]:
+        return await audit_service(self.resources, self.ledger)
+
+    @property
+    def images(self) -> list[Path]:
+        """Every file in the image folder, drafts included."""
+        return [path for path in (self.settings.data_dir / "images").rglob("*") if path.is_file()]
+
+    def redis(self) -> redis.Redis:
+        """A plain client, to break the server with."""
+        return redis.Redis.from_url(self.redis_url, decode_responses=True)
+
+    @property
+    def redis_url(self) -> str:
+        return ensure_redis(self.settings.data_dir).url
+
+    def kill_redis(self) -> None:
+        os.kill(ensure_redis(self.settings.data_dir).pid, signal.SIGKILL)
+
+    def end_processes(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.join(10)
+
+
+@asynccontextmanager
+async def open_scene(folder: Path, **changes: Any) -> AsyncGenerator[Scene]:
+    """A scene in `folder`; `changes` are settings."""
+    fields: dict[str, Any] = {
+        "data_dir": folder / "var",
+        "catalog": write_catalog(folder / "catalog"),
+        "lease": LEASE,
+        **changes,
+    }
+    register_faulty()
+    settings = Settings.model_validate(fields)
+    async with open_resources(settings) as resources:
+        scene = Scene(settings, resources)
+        try:
+            yield scene
+        finally:
+            scene.end_processes()
+    stop_redis(settings.data_dir)
+
+
+def picture(
+    *, steps: int = SHORT, seed: int = 7, prompt: str = "a red circle", lora: str = "outline", n: int = 1
+) -> GenerationRequest:
+    return GenerationRequest(
+        prompt=prompt, lora_id=adapter_id(lora), width=256, height=256, steps=steps, seeds=image_seeds(seed, n)
+    )

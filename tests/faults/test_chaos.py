@@ -1,0 +1,224 @@
+"""The whole service under load while its processes are killed at random; then the books are balanced.
+
+`ATELIER_CHAOS_SECONDS=90 .venv/bin/python -m pytest -m soak tests/faults/test_chaos.py -s` shows a short one.
+"""
+
+import asyncio
+import json
+import os
+import random
+import secrets
+import shutil
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from tempfile import mkdtemp
+
+import pytest
+
+from serve_app.domain.jobs import Job
+from serve_app.domain.requests import Variant
+from serve_app.service.resources import Resources, open_resources
+from serve_app.stores.embedded import stop_redis
+from tests.faults import processes
+from tests.faults.books import audit_service, records_of, states
+from tests.faults.load import Callers
+from tests.faults.service import Service
+
+SECONDS = float(os.environ.get("ATELIER_CHAOS_SECONDS", "600"))
+SEED = int(os.environ.get("ATELIER_CHAOS_SEED", "20261121"))
+LEASE_S = 10
+SETTLE_LIMIT_S = 300.0
+"""For what was accepted before the last kill: its lease, its retries, and the queue."""
+ACCEPTING_LIMIT_S = 120.0
+"""After any one fault, the doors must take requests again by then; on a quiet machine it is seconds."""
+NODE_FAULT_FROM_S = 300.0
+"""In runs this long, everything is killed once and started again, as by a power cut."""
+FAULTS = (
+    *["generator"] * 4,
+    *["ingress"] * 3,
+    *["redis"] * 3,
+    *["frozen generator"] * 2,
+    *("upscaler", "housekeeper", "controller", "proxy", "haproxy", "haproxy manager"),
+)
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[Service]:
+    folder = Path(mkdtemp(prefix="chaos-", dir="/tmp"))  # short: sockets live below it
+    running = Service(folder, lease_s=LEASE_S)
+    try:
+        yield running
+    finally:
+        await running.stop()
+        stop_redis(running.data_dir)
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(running.runtime_home, ignore_errors=True)
+
+
+class Chaos:
+    """Kills one part after the other, and keeps the books of it."""
+
+    def __init__(self, service: Service, callers: Callers, rnd: random.Random) -> None:
+        self._service = service
+        self._callers = callers
+        self._rnd = rnd
+        self.killed: Counter[str] = Counter()
+        self.recovery: dict[str, list[float]] = {}
+        self.hits: list[str] = []
+        self._thaws: set[asyncio.Task[None]] = set()
+
+    async def run(self, seconds: float) -> None:
+        began = time.monotonic()
+        is_whole = seconds < NODE_FAULT_FROM_S
+        while (passed := time.monotonic() - began) < seconds:
+            await asyncio.sleep(self._rnd.uniform(3, 9))
+            if not is_whole and passed > seconds / 2:
+                is_whole = True
+                await self._power_cut()
+            else:
+                await self._fault(self._rnd.choice(FAULTS))
+            self._show(passed, seconds)
+        await asyncio.gather(*self._thaws)
+
+    async def _fault(self, part: str) -> None:
+        pids = self._pids(part)
+        if not pids:
+            return
+        pid = self._rnd.choice(pids)
+        if part == "frozen generator":
+            os.kill(pid, signal.SIGSTOP)
+            self._thaws.add(asyncio.create_task(_thaw(pid)))
+        elif not processes.kill(pid):
+            return
+        self.killed[part] += 1
+        await self._until_accepting(part)
+
+    def _pids(self, part: str) -> list[int]:
+        if part == "redis":
+            pid = processes.embedded_redis(self._service.data_dir)
+            return [pid] if pid else []
+        return processes.of_part(self._service.pid, part.removeprefix("frozen "))
+
+    async def _power_cut(self) -> None:
+        self.hits += canary_hits(self._service, self._callers)  # a new start clears the logs
+        self._service.kill_everything()
+        self.killed["everything"] += 1
+        await self._service.start()
+        await self._until_accepting("everything")
+
+    async def _until_accepting(self, part: str) -> None:
+        """A caller who asks right after the fault: how long until that request is accepted."""
+        async with asyncio.timeout(ACCEPTING_LIMIT_S):
+            self.recovery.setdefault(part, []).append(await self._callers.probe())
+
+    def _show(self, passed: float, seconds: float) -> None:
+        seen = self._callers.seen
+        _say(
+            f"\r{passed:5.0f} of {seconds:.0f} s · killed {self.killed.total()} · accepted {len(self._callers.ledger.all)}"
+            f" · ended {len(seen.ends)} · unfinished {self._callers.unfinished}   "
+        )
+
+
+async def _thaw(pid: int) -> None:
+    await asyncio.sleep(LEASE_S + 3)
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.soak
+@pytest.mark.ray
+async def test_nothing_accepted_is_lost_while_processes_are_killed(service: Service) -> None:
+    await service.start()
+    callers = await _callers(service)
+    chaos = Chaos(service, callers, random.Random(SEED))
+    calling = asyncio.create_task(callers.run())
+    try:
+        await chaos.run(SECONDS)
+        callers.stop.set()
+        began = time.monotonic()
+        await asyncio.wait({calling}, timeout=SETTLE_LIMIT_S)
+        settled = time.monotonic() - began
+    finally:
+        calling.cancel()
+    hits = chaos.hits + canary_hits(service, callers)
+    await service.stop()
+    async with open_resources(service.settings) as resources:
+        problems = await audit_service(resources, callers.ledger)
+        records = await records_of(resources, callers.ledger.all)
+        problems += _as_callers_saw(resources, callers, records)
+        count = dict(await resources.jobs.counts())
+    report = {
+        "seconds": SECONDS,
+        "accepted": len(callers.ledger.all),
+        "states": states(records),
+        "attempts": dict(sorted(Counter(job.attempt for job in records.values()).items())),
+        "downloaded": len(callers.seen.digests),
+        "killed": dict(chaos.killed),
+        "accepting_after_s": {part: _spread(times) for part, times in chaos.recovery.items()},
+        "settled_s": round(settled, 1),
+        "answers": dict(callers.seen.answers),
+        "count": count,
+        "surprises": callers.seen.surprises,
+        "canary_hits": hits,
+        "problems": problems,
+    }
+    _say("\n" + json.dumps(report, indent=2) + "\n")
+    assert not problems
+    assert not hits
+    assert not callers.seen.double
+    assert not [text for text in callers.seen.surprises if " 500 " in text]
+
+
+async def _callers(service: Service) -> Callers:
+    """An account whose key and prompt are canaries: they may appear in no log."""
+    async with open_resources(service.settings) as resources:
+        account = await resources.accounts.create_account("chaos", plan_a="roomy", plan_b="roomy")
+        _, secret = await resources.accounts.create_key(account.id, interfaces=frozenset(Variant))
+        lora_ids = [adapter.id for adapter in await resources.catalog.adapters(account.id)]
+    prompt = f"a lighthouse and a {secrets.token_hex(8)} canary"
+    return Callers(service.base_url, account, secret, lora_ids=lora_ids, prompt=prompt, seed=SEED)
+
+
+def canary_hits(service: Service, callers: Callers) -> list[str]:
+    """Files below the service's directories, Redis's own data excepted, that hold the caller's key or prompt."""
+    canaries = [text.encode() for text in callers.canaries]
+    folders = (service.data_dir, service.runtime_home, service.log.parent)
+    files = {path for folder in folders for path in _files_below(folder)}
+    own_data = service.data_dir / "redis"
+    found = [path for path in files if path.parent != own_data or path.suffix == ".log"]
+    return [str(path) for path in sorted(found) if any(canary in path.read_bytes() for canary in canaries)]
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    return (path.resolve() for path in folder.rglob("*") if path.is_file() and not path.is_socket())
+
+
+def _as_callers_saw(resources: Resources, callers: Callers, records: Mapping[str, Job]) -> list[str]:
+    """An end that was seen is the end that is recorded, and a download is what was committed."""
+    committed = {resources.images.name(i.image_uri): i.sha256 for job in records.values() for i in job.images}
+    problems = [
+        f"{name}: downloaded bytes differ from the record"
+        for name, digest in callers.seen.digests.items()
+        if committed.get(name) != digest
+    ]
+    for job_id, status in callers.seen.ends.items():
+        recorded = records[job_id].state if job_id in records else "nothing"
+        if status == "completed" != recorded:
+            problems.append(f"{job_id}: seen {status}, recorded {recorded}")
+    return problems
+
+
+def _spread(times: list[float]) -> dict[str, float]:
+    ordered = sorted(times)
+    return {"n": len(ordered), "median": round(ordered[len(ordered) // 2], 2), "max": round(ordered[-1], 2)}
+
+
+def _say(text: str) -> None:
+    """To whoever watches the run (`pytest -s`)."""
+    sys.stdout.write(text)
+    sys.stdout.flush()

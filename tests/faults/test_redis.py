@@ -1,0 +1,308 @@
+"""Redis killed, paused, full, read-only, forgetful, torn: what was acknowledged stays, what was not is refused."""
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from redis.exceptions import NoScriptError
+
+from serve_app.domain.errors import StoreUnavailable
+from serve_app.domain.jobs import CommitReply, JobKind, JobState
+from serve_app.stores.embedded import ensure_redis, stop_redis
+from serve_app.stores.jobs import JobStore, new_nonce
+from serve_app.stores.redis import connect
+from tests.faults.scene import LONG, Scene, open_scene
+from tests.faults.worker import Orders
+from tests.support import wait_until
+
+CANCELED = [JobState.CANCELED]
+
+
+async def _insist(scene: Scene, number: int) -> None:
+    """What a caller does who wants one job: ask under one key until there is an answer."""
+    while True:
+        try:
+            await scene.accept(seed=number, key=f"key-{number}", may_end_as=CANCELED, account=f"acct_{number % 5}")
+            return
+        except StoreUnavailable:
+            await asyncio.to_thread(ensure_redis, scene.settings.data_dir)
+
+
+async def _cancel_all(scene: Scene) -> None:
+    """The cheapest way to end many jobs."""
+    for job_id in scene.ledger.all:
+        await scene.resources.jobs.cancel(job_id, account_id=None)
+
+
+async def _accept_under_kills(scene: Scene, *, jobs: int, callers: int, kills: int) -> None:
+    numbers: Iterator[int] = iter(range(jobs))
+
+    async def call() -> None:
+        for number in numbers:
+            await _insist(scene, number)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(callers):
+            group.create_task(call())
+        for n in range(1, kills + 1):
+            wanted = jobs * n // (kills + 1)
+            await wait_until(lambda wanted=wanted: len(scene.ledger.all) >= wanted, timeout=600)
+            scene.kill_redis()
+
+
+async def test_a_killed_redis_keeps_all_it_acknowledged(scene: Scene) -> None:
+    await _accept_under_kills(scene, jobs=300, callers=8, kills=3)
+    await _cancel_all(scene)
+    assert len(set(scene.ledger.all)) == 300
+    assert not await scene.audit()
+
+
+async def test_without_its_file_the_auditor_finds_what_redis_forgot(scene: Scene) -> None:
+    await scene.accept(may_end_as=CANCELED)
+    with scene.redis() as client:
+        client.config_set("appendonly", "no")
+    await scene.accept(may_end_as=CANCELED)
+    scene.kill_redis()
+    await asyncio.to_thread(ensure_redis, scene.settings.data_dir)
+    await _cancel_all(scene)
+    assert any("there is no record of it" in problem for problem in await scene.audit())
+
+
+async def test_jobs_outlive_a_redis_killed_while_they_are_drawn(scene: Scene) -> None:
+    for seed in range(3):
+        await scene.accept(seed=seed, steps=20)
+    scene.worker(Orders(reaps=True))
+    for _ in range(3):
+        await scene.accept(steps=4)
+        scene.kill_redis()
+        await asyncio.to_thread(ensure_redis, scene.settings.data_dir)
+    await scene.until_ended()
+    assert not await scene.audit()
+
+
+async def test_a_paused_redis_is_refused_in_time_and_nothing_is_half_done(scene: Scene) -> None:
+    job_id = await scene.accept(may_end_as=CANCELED)
+    pid = ensure_redis(scene.settings.data_dir).pid
+    os.kill(pid, signal.SIGSTOP)
+    began = time.monotonic()
+    try:
+        with pytest.raises(StoreUnavailable):
+            await scene.accept(key="later")
+        took = time.monotonic() - began
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert took < 4, "a partition must turn into a refusal within about two seconds"
+    again = await scene.accept(key="later", may_end_as=CANCELED)  # the pause may have let the first call in
+    assert again != job_id
+    await _cancel_all(scene)
+    assert not await scene.audit()
+
+
+async def test_a_full_redis_takes_nothing_in_and_lets_running_jobs_end(tmp_path: Path) -> None:
+    async with open_scene(tmp_path, max_attempts=1) as scene:
+        job_id = await scene.accept(steps=LONG)
+        scene.worker(Orders(reaps=True))
+        await scene.until_running(job_id)
+        with scene.redis() as client:
+            client.config_set("maxmemory", 1)
+            with pytest.raises(StoreUnavailable):
+                await scene.accept()
+            await scene.until_ended()
+            client.config_set("maxmemory", 0)
+        assert not await scene.audit()
+
+
+async def test_beats_that_need_memory_would_lose_the_job_on_a_full_redis(scene: Scene) -> None:
+    def without_the_freeing_write(name: str, text: str) -> str:
+        return text.replace("redis.call('ZREM', K('lease:' .. job.kind), id)\nredis.call('ZADD'", "redis.call('ZADD'")
+
+    await scene.accept(may_end_as=CANCELED)
+    tampered = JobStore(connect(scene.redis_url), scene.settings, rewrite=without_the_freeing_write)
+    (claim,) = await tampered.claim("w", kind=JobKind.GENERATION, nonce=new_nonce())
+    with scene.redis() as client:
+        client.config_set("maxmemory", 1)
+        await scene.resources.jobs.beat(claim.lease, progress=1)
+        with pytest.raises(StoreUnavailable):
+            await tampered.beat(claim.lease, progress=2)
+        client.config_set("maxmemory", 0)
+
+
+async def test_a_read_only_redis_accepts_nothing_until_it_is_primary_again(scene: Scene) -> None:
+    await scene.accept()
+    scene.worker(Orders(reaps=True))
+    with scene.redis() as client:
+        client.execute_command("REPLICAOF", "127.0.0.1", "1")
+        for seed in range(5):
+            with pytest.raises(StoreUnavailable):
+                await scene.accept(seed=seed)
+        client.execute_command("REPLICAOF", "NO", "ONE")
+    await scene.accept(seed=9)
+    await scene.until_ended()
+    assert len(scene.ledger.all) == 2
+    assert not await scene.audit()
+
+
+async def test_forgotten_scripts_are_taught_again(scene: Scene) -> None:
+    scene.worker(Orders(reaps=True))
+    with scene.redis() as client:
+        for seed in range(6):
+            client.script_flush()
+            await scene.accept(seed=seed)
+        client.script_flush()
+        with pytest.raises(NoScriptError):
+            client.evalsha("0" * 40, 0)
+    await scene.until_ended()
+    assert not await scene.audit()
+
+
+async def test_both_versions_of_the_scripts_work_side_by_side(scene: Scene) -> None:
+    """As during a rolling update: every call of the next version has another digest."""
+    following = JobStore(
+        connect(scene.redis_url), scene.settings, rewrite=lambda _, text: f"{text}\n-- the next version"
+    )
+    scene.worker(Orders(reaps=True))
+    for seed in range(8):
+        await scene.accept(seed=seed, jobs=(scene.resources.jobs, following)[seed % 2])
+    claims = await following.claim("next", kind=JobKind.GENERATION, nonce=new_nonce(), limit=2)
+    for claim in claims:
+        await following.beat(claim.lease, progress=5)
+        assert await scene.resources.jobs.hand_back(claim.lease) is CommitReply.REQUEUED
+    await scene.until_ended()
+    assert not await scene.audit()
+
+
+def _append_only_file(scene: Scene) -> Path:
+    home = scene.settings.data_dir / "redis"
+    files = [home / "appendonly.aof", *home.glob("appendonlydir/*.incr.aof")]
+    return max((file for file in files if file.exists()), key=lambda file: file.stat().st_mtime)
+
+
+async def _stopped(scene: Scene) -> Path:
+    scene.kill_redis()
+    file = _append_only_file(scene)
+    await wait_until(lambda: file.exists())
+    return file
+
+
+async def test_a_torn_last_write_costs_nothing_that_was_acknowledged(scene: Scene) -> None:
+    for seed in range(5):
+        await scene.accept(seed=seed, may_end_as=CANCELED)
+    file = await _stopped(scene)
+    with file.open("ab") as torn:
+        torn.write(b"*3\r\n$3\r\nSET\r\n$5\r\nhal")
+    await asyncio.to_thread(ensure_redis, scene.settings.data_dir)
+    await _cancel_all(scene)
+    assert not await scene.audit()
+
+
+async def test_the_auditor_finds_an_acknowledged_write_that_was_cut_off(scene: Scene) -> None:
+    for seed in range(3):
+        await scene.accept(seed=seed, may_end_as=CANCELED)
+    file = await _stopped(scene)
+    content = file.read_bytes()
+    file.write_bytes(content[: content.rindex(b"MULTI")])
+    await asyncio.to_thread(ensure_redis, scene.settings.data_dir)
+    await _cancel_all(scene)
+    assert any("there is no record of it" in problem for problem in await scene.audit())
+
+
+async def test_a_damaged_middle_is_named_and_not_skipped(scene: Scene) -> None:
+    for seed in range(3):
+        await scene.accept(seed=seed, may_end_as=CANCELED)
+    file = await _stopped(scene)
+    content = file.read_bytes()
+    middle = content.index(b"*", len(content) // 2)
+    file.write_bytes(content[:middle] + b"?" + content[middle + 1 :])
+    with pytest.raises(StoreUnavailable, match="Bad file format"):
+        await asyncio.to_thread(ensure_redis, scene.settings.data_dir)
+    file.write_bytes(content)
+    await asyncio.to_thread(ensure_redis, scene.settings.data_dir)
+    await _cancel_all(scene)
+    assert not await scene.audit()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 4 MB that is really full when it is full."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("mounting a tmpfs needs root")
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip(f"no tmpfs here: {mounted.stderr.decode().strip()}")
+    yield place
+    stop_redis(place / "var")
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+async def test_a_full_disk_stops_redis_and_loses_nothing(small_disk: Path) -> None:
+    async with open_scene(small_disk) as scene:
+        ballast = small_disk / "ballast"
+        ballast.write_bytes(b"0" * 1_000_000)
+        refused = 0
+        for number in range(4000):
+            try:
+                await scene.accept(prompt="x" * 2000, seed=number, key=f"k{number}", may_end_as=CANCELED)
+            except StoreUnavailable:
+                refused += 1
+                break
+        assert refused, "the disk never filled"
+        ballast.unlink()
+        await asyncio.to_thread(ensure_redis, scene.settings.data_dir)
+        await scene.accept(seed=1, key="afterwards", may_end_as=CANCELED)
+        await _cancel_all(scene)
+        assert not await scene.audit()
+
+
+@pytest.mark.soak
+async def test_a_hundred_thousand_accepts_survive_forty_kills(tmp_path: Path) -> None:
+    """The accept path at its full rate, then every job's end, with the server killed all along."""
+    limits = {"max_queued": 200_000, "max_queued_per_account": 200_000}
+    async with open_scene(tmp_path, **limits) as scene:
+        began = time.monotonic()
+        await _accept_under_kills(scene, jobs=100_000, callers=32, kills=20)
+        accepted_s = time.monotonic() - began
+        await _end_under_kills(scene, kills=20)
+        problems = await scene.audit()
+        print(  # noqa: T201 - the report of a soak run
+            f"\n{len(scene.ledger.all)} accepted in {accepted_s:.0f} s under 20 kills, all ended under 20 more; "
+            f"problems: {problems}"
+        )
+        assert len(set(scene.ledger.all)) == 100_000
+        assert not problems
+
+
+async def _end_under_kills(scene: Scene, *, kills: int) -> None:
+    """Every job cancelled, which ends it."""
+    total = len(scene.ledger.all)
+    done = 0
+
+    async def cancel(ids: list[str]) -> None:
+        nonlocal done
+        for job_id in ids:
+            await _insist_on_cancel(scene, job_id)
+            done += 1
+
+    async with asyncio.TaskGroup() as group:
+        for part in range(32):
+            group.create_task(cancel(scene.ledger.all[part::32]))
+        for n in range(1, kills + 1):
+            wanted = total * n // (kills + 1)
+            await wait_until(lambda wanted=wanted: done >= wanted, timeout=600)
+            scene.kill_redis()
+
+
+async def _insist_on_cancel(scene: Scene, job_id: str) -> None:
+    while True:
+        try:
+            await scene.resources.jobs.cancel(job_id, account_id=None)
+            return
+        except StoreUnavailable:
+            await asyncio.to_thread(ensure_redis, scene.settings.data_dir)

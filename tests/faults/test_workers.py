@@ -1,0 +1,161 @@
+"""Workers that die, freeze, hang or leave: every accepted job still ends once, with its own images."""
+
+import os
+import signal
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from serve_app.domain.jobs import JobState
+from tests.faults.scene import LONG, Scene, open_scene
+from tests.faults.worker import POISON, QUICK, UNHEALTHY, Orders, Point
+from tests.support import wait_until
+
+POINTS: list[tuple[Point, int]] = [
+    ("claimed", 2),
+    ("denoising", 2),
+    ("half stored", 2),
+    ("stored", 2),
+    ("finished", 1),
+]
+"""Where the worker dies, and the attempt that counts."""
+
+
+@pytest.mark.parametrize(("point", "attempt"), POINTS)
+async def test_a_killed_workers_job_is_finished_by_another(scene: Scene, point: Point, attempt: int) -> None:
+    job_id = await scene.accept(steps=8)
+    killed = scene.worker(Orders(die=point))
+    await wait_until(lambda: killed.exitcode == -signal.SIGKILL, timeout=60)
+    scene.worker()
+    await scene.until_ended()
+    assert not await scene.audit()
+    assert (await scene.job(job_id)).attempt == attempt
+
+
+async def test_without_a_reaper_the_auditor_finds_the_killed_workers_job(scene: Scene) -> None:
+    await scene.accept()
+    killed = scene.worker(Orders(die="denoising"))
+    await wait_until(lambda: killed.exitcode == -signal.SIGKILL, timeout=60)
+    assert any("still running" in problem for problem in await scene.audit())
+
+
+async def _frozen_past_its_lease(scene: Scene, orders: Orders) -> None:
+    job_id = await scene.accept(steps=LONG)
+    zombie = scene.worker(orders)
+    await scene.until_running(job_id)
+    assert zombie.pid is not None
+    os.kill(zombie.pid, signal.SIGSTOP)
+    scene.worker(orders)
+    await scene.until_ended()
+    written = len(scene.images)
+    os.kill(zombie.pid, signal.SIGCONT)
+    await scene.accept(seed=8)  # the woken worker looks for work again only after it has settled the old one
+    await scene.until_ended()
+    zombie.terminate()
+    await wait_until(lambda: zombie.exitcode is not None, timeout=60)
+    assert written == 1
+
+
+async def test_a_frozen_worker_wakes_up_fenced(scene: Scene) -> None:
+    await _frozen_past_its_lease(scene, Orders())
+    assert len(scene.images) == 2, "it left no object of its own, before any sweep"
+    assert not await scene.audit()
+
+
+async def test_without_fences_the_auditor_finds_the_zombie(scene: Scene) -> None:
+    await _frozen_past_its_lease(scene, Orders(is_fenced=False))
+    assert await scene.audit()
+
+
+async def test_a_hung_step_loses_its_job_and_its_process(scene: Scene) -> None:
+    strict = replace(QUICK, step_limit=timedelta(seconds=0.5))
+    job_id = await scene.accept()
+    hung = scene.worker(Orders(hangs=True, pace=strict))
+    await wait_until(lambda: hung.exitcode == UNHEALTHY, timeout=60)
+    scene.worker()
+    await scene.until_ended()
+    assert not await scene.audit()
+    assert (await scene.job(job_id)).attempt == 2
+
+
+async def test_without_a_watchdog_the_auditor_finds_the_hung_job(scene: Scene) -> None:
+    job_id = await scene.accept()
+    scene.worker(Orders(hangs=True))
+    await scene.until(job_id, JobState.RUNNING)
+    scene.worker()
+    with pytest.raises(TimeoutError):
+        await scene.until_ended(timeout=3 * scene.settings.lease.total_seconds())
+    assert any("still running" in problem for problem in await scene.audit())
+
+
+async def test_beats_keep_a_job_that_takes_longer_than_its_lease(tmp_path: Path) -> None:
+    async with open_scene(tmp_path, lease=timedelta(seconds=0.6), max_attempts=1) as scene:
+        await scene.accept(steps=LONG)
+        scene.worker(Orders(reaps=True))
+        await scene.until_ended()
+        assert not await scene.audit()
+
+
+async def test_without_beats_the_auditor_finds_the_lost_job(tmp_path: Path) -> None:
+    async with open_scene(tmp_path, lease=timedelta(seconds=0.6), max_attempts=1) as scene:
+        await scene.accept(steps=LONG)
+        scene.worker(Orders(beats=False, reaps=True))
+        await scene.until_ended()
+        assert any("ended failed" in problem for problem in await scene.audit())
+
+
+async def test_a_job_that_kills_its_workers_becomes_a_dead_letter(tmp_path: Path) -> None:
+    async with open_scene(tmp_path, lease=timedelta(seconds=0.6), max_attempts=2) as scene:
+        poison = await scene.accept(prompt=f"a cup of {POISON}", may_end_as=[JobState.FAILED])
+        others = [await scene.accept(seed=seed, account=f"acct_{seed}") for seed in range(3)]
+        worker = scene.worker(Orders(reaps=True))
+
+        async def is_over() -> bool:
+            nonlocal worker
+            if worker.exitcode is not None:
+                worker = scene.worker(Orders(reaps=True))
+            return (await scene.job(poison)).state.is_terminal
+
+        await wait_until(is_over, timeout=60)
+        await scene.until_ended()
+        assert not await scene.audit()
+        assert [job.id for job in await scene.resources.jobs.dead()] == [poison]
+        assert {(await scene.job(job_id)).state for job_id in others} == {JobState.COMPLETED}
+
+
+async def test_a_worker_told_to_stop_hands_its_job_back_at_once(tmp_path: Path) -> None:
+    async with open_scene(tmp_path, lease=timedelta(seconds=60), max_attempts=1) as scene:
+        job_id = await scene.accept(steps=400)
+        leaving = scene.worker(Orders(drain_s=2.2))
+        await scene.until_running(job_id)
+        leaving.terminate()
+        await scene.until(job_id, JobState.QUEUED)
+        await scene.resources.jobs.cancel(job_id, account_id=None)
+        scene.ledger.may_end_as[job_id] = frozenset({JobState.CANCELED})
+        await wait_until(lambda: leaving.exitcode == 0, timeout=30)
+        assert not scene.images
+        assert not await scene.audit()
+
+
+async def test_jobs_wait_for_a_reaper_that_was_away(scene: Scene) -> None:
+    for seed in range(3):
+        await scene.accept(seed=seed)
+    killed = scene.worker(Orders(die="denoising"))
+    await wait_until(lambda: killed.exitcode == -signal.SIGKILL, timeout=60)
+    scene.worker(Orders(reaps=True))  # any process may reap; this one also draws
+    await scene.until_ended()
+    assert not await scene.audit()
+
+
+async def test_a_storm_of_cancels_ends_every_job_once(scene: Scene) -> None:
+    either = (JobState.CANCELED, JobState.COMPLETED)
+    ids = [await scene.accept(seed=seed, steps=10, account=f"acct_{seed % 3}", may_end_as=either) for seed in range(24)]
+    scene.worker()
+    await scene.until_running(ids[0])
+    for job_id in ids + ids[::-1]:
+        await scene.resources.jobs.cancel(job_id, account_id=None)
+    await scene.until_ended()
+    assert not await scene.audit()
+    assert len(scene.images) == sum([(await scene.job(job_id)).state is JobState.COMPLETED for job_id in ids])
