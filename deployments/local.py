@@ -51,7 +51,7 @@ def up(
     settings, service = _checked(config, data_dir)
     host = host or service.http_options.host
     port = port or service.http_options.port
-    with _only_one(settings.data_dir):
+    with only_one(settings.data_dir):
         if port_is_taken(host, port):
             _refuse(f"{host}:{port} is taken: choose another with --port")
         _run(settings, service, host=host, port=port, ready_file=ready_file)
@@ -69,6 +69,8 @@ def _checked(config: Path, data_dir: Path | None) -> tuple[Settings, ServeConfig
         settings.data_dir.mkdir(parents=True, exist_ok=True)
         write_private(settings.data_dir / ".writable", "")
         settings.plan_table  # noqa: B018 - reads the plans file, if one is set
+        if not settings.catalog.is_file():
+            _refuse(f"setting catalog: {settings.catalog} is not a file")
     except ValidationError as error:
         _refuse(f"setting {first_mistake(error)}")
     except (ConfigError, CatalogError) as error:
@@ -79,7 +81,7 @@ def _checked(config: Path, data_dir: Path | None) -> tuple[Settings, ServeConfig
 
 
 @contextmanager
-def _only_one(data_dir: Path) -> Generator[None]:
+def only_one(data_dir: Path) -> Generator[None]:
     """One service per data directory, and nothing left of one that was killed."""
     with (data_dir / "up.lock").open("w") as file:
         try:

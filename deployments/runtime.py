@@ -40,7 +40,7 @@ class Runtime:
     def start(self, config: ServeConfig, *, host: str, port: int) -> None:
         """Start Ray and the application; returns when every deployment is healthy. Raises `RuntimeError` when one is not."""
         shutil.rmtree(self._home / "ray", ignore_errors=True)
-        os.environ.update(_environment(self._home))
+        os.environ.update(ray_environment(self._home))
         import ray
         from ray import serve
 
@@ -107,8 +107,8 @@ def port_is_taken(host: str, port: int) -> bool:
         return False
 
 
-def _environment(home: Path) -> dict[str, str]:
-    """What Ray and Serve should find in the environment; a variable that the operator has set stays as it is."""
+def ray_environment(home: Path) -> dict[str, str]:
+    """What Ray and Serve should find in the environment before they are imported; a variable that the operator has set stays as it is."""
     proxy = home / "p"
     proxy.mkdir(mode=0o700, exist_ok=True)
     stats, metrics, fallback_http, fallback_grpc = _free_ports(4)

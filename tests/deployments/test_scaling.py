@@ -1,0 +1,84 @@
+"""The autoscaling policy: how many replicas a backlog asks for, and what it does when it cannot be read."""
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
+
+from deployments import scaling
+from deployments.scaling import BacklogPolicy, wanted_replicas
+from serve_app.domain.errors import StoreUnavailable
+from serve_app.domain.jobs import Backlog, JobKind, new_job_id
+from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.service.resources import Resources
+from tests.support import adapter_id, wait_until
+
+
+def backlog(*, ready: int = 0, leased: int = 0, delayed: int = 0, seconds: float = 0) -> Backlog:
+    return Backlog(ready=ready, leased=leased, delayed=delayed, seconds=seconds, oldest_age_s=0)
+
+
+def context(replicas: int) -> Any:
+    return SimpleNamespace(target_num_replicas=replicas)
+
+
+def test_nothing_to_do_asks_for_nobody() -> None:
+    assert wanted_replicas(backlog(), 30) == 0
+
+
+@given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9), st.floats(0, 1e6))
+def test_any_work_asks_for_somebody(ready: int, leased: int, delayed: int, seconds: float) -> None:
+    wanted = wanted_replicas(backlog(ready=ready, leased=leased, delayed=delayed, seconds=seconds), 30)
+    if ready + leased + delayed:
+        assert wanted >= 1
+        assert (wanted - 1) * 30 <= max(seconds, 1)
+
+
+async def test_the_policy_follows_the_backlog(resources: Resources, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATELIER_REDIS_URL", resources.redis_url)
+    policy = BacklogPolicy("generation", target_s=0.001)
+    await wait_until(lambda: policy(context(5))[0] == 0)
+    request = GenerationRequest(prompt="p", lora_id=adapter_id("neon"), seeds=(1, 2, 3, 4))
+    await resources.jobs.accept(
+        job_id=new_job_id(JobKind.GENERATION), variant=Variant.A, account_id="acct_x", request=request, group="g"
+    )
+    await wait_until(lambda: policy(context(0))[0] > 1)
+
+
+async def test_an_outage_holds_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scaling, "STALE_AFTER_S", 0.2)
+    is_down = False
+
+    def read(kind: JobKind) -> Backlog:
+        if is_down:
+            raise StoreUnavailable("no Redis")
+        return backlog(ready=1, seconds=90)
+
+    policy = BacklogPolicy("generation", 30, read)
+    await wait_until(lambda: policy(context(0))[0] == 3)
+    is_down = True
+    await wait_until(lambda: policy(context(7))[0] == 7)
+
+
+def test_a_read_that_hangs_does_not_block_the_controller() -> None:
+    def read(kind: JobKind) -> Backlog:
+        time.sleep(30)
+        raise AssertionError("never asked for")
+
+    policy = BacklogPolicy("upscale", 30, read)
+    began = time.perf_counter()
+    assert policy(context(2))[0] == 2
+    assert time.perf_counter() - began < 0.1
+
+
+def test_serve_can_carry_the_policy_to_its_controller() -> None:
+    policy = AutoscalingPolicy(
+        policy_function="deployments.scaling:BacklogPolicy", policy_kwargs={"kind": "upscale", "target_s": 5}
+    )
+    config = AutoscalingConfig(min_replicas=0, max_replicas=2, policy=policy)
+    carried = config.policy.get_policy()  # out of the pickle that goes to the controller
+    assert carried("upscale", 5)(context(1))[0] in (0, 1)

@@ -1,0 +1,72 @@
+"""What an operator can get wrong is refused in one line, before anything starts."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deployments.local import only_one
+from deployments.runtime import runtime_home
+from tests.deployments.service import free_port, start_up
+
+
+def refusal(tmp_path: Path, *arguments: str, **environment: str) -> str:
+    """The one line that `atelier up` says before it ends with exit code 2."""
+    output = tmp_path / "output.txt"
+    process = start_up(*arguments, output=output, **environment)
+    assert process.wait(timeout=60) == 2, output.read_text()
+    (line,) = output.read_text().splitlines()
+    return line
+
+
+def test_a_taken_port(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        assert f"127.0.0.1:{port} is taken" in refusal(tmp_path, "--port", port, "--data-dir", str(tmp_path / "var"))
+
+
+def test_a_data_directory_that_cannot_be_written(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a directory")
+    assert str(blocked) in refusal(tmp_path, "--data-dir", str(blocked), "--port", str(free_port()))
+
+
+def test_a_data_directory_in_use(tmp_path: Path) -> None:
+    data_dir = tmp_path / "var"
+    data_dir.mkdir()
+    with only_one(data_dir):
+        assert "in use by another service" in refusal(tmp_path, "--data-dir", str(data_dir), "--port", str(free_port()))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("ATELIER_LEASE", "soon"), ("ATELIER_MAX_QUEUED", "0"), ("ATELIER_CATALOG", "/no/such.yaml")]
+)
+def test_a_bad_setting(tmp_path: Path, name: str, value: str) -> None:
+    said = refusal(tmp_path, "--data-dir", str(tmp_path / "var"), "--port", str(free_port()), **{name: value})
+    assert name.removeprefix("ATELIER_").lower() in said.lower() or value in said
+
+
+def test_a_bad_config(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("applications: [{args: {generator: {num_gpu: 1}}}]")
+    said = refusal(tmp_path, "--config", str(config), "--data-dir", str(tmp_path / "var"))
+    assert "num_gpu" in said
+    assert "no/such.yaml" in refusal(tmp_path, "--config", "no/such.yaml", "--data-dir", str(tmp_path / "var"))
+
+
+def test_two_data_directories_have_two_runtime_homes(tmp_path: Path) -> None:
+    homes = {runtime_home(tmp_path / name) for name in ("one", "two")}
+    assert len(homes) == 2
+    assert all(len(str(home)) <= 24 for home in homes), "HAProxy's socket paths would be too long"
+    for home in homes:
+        home.rmdir()
+
+
+def test_operators_commands_do_not_wait_for_ray_or_torch() -> None:
+    code = "import sys, deployments.local; print({'ray', 'torch'} & {name.split('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
