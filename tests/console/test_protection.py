@@ -160,12 +160,14 @@ async def test_with_the_store_gone_the_console_says_so(tmp_path: Path, settings:
     gone = settings.model_copy(update={"redis_url": f"unix://{tmp_path}/nothing.sock"})
     async with open_resources(gone) as resources:
         browser = Browser(create_app(resources))
+        signing_in = await browser.sign_in("owner", PASSWORD)
         browser.http.cookies.set("atelier_session", "anything")
-        page = await browser.open("/console/settings")
+        signed_in = await browser.open("/console/settings")
         await browser.aclose()
-    assert page.status == 503
-    assert page.answer.headers["Retry-After"] == "5"
-    assert "Content-Security-Policy" in page.answer.headers
+    for page in (signing_in, signed_in):
+        assert page.status == 503
+        assert page.answer.headers["Retry-After"] == "5"
+        assert "Content-Security-Policy" in page.answer.headers
 
 
 async def test_behind_a_proxy_the_public_address_is_the_origin(resources: Resources, owner: Account) -> None:
