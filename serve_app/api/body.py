@@ -39,9 +39,9 @@ def idempotency_key(request: Request) -> str | None:
     return lines[0]
 
 
-def digest(operation: str, document: dict[str, Any]) -> str:
+def digest(document: dict[str, Any]) -> str:
     """SHA-256 (hex) of what was asked for: key order, spacing and the spelling of whole numbers make no difference."""
-    canonical = json.dumps([operation, document], sort_keys=True, separators=(",", ":"), default=str)
+    canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 

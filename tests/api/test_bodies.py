@@ -267,6 +267,19 @@ async def test_a_body_that_never_arrives_is_given_up(
     assert await _raw_post(house, regular.a, stalled()) == 400
 
 
+async def test_not_a_byte_is_read_of_a_body_declared_too_large(house: House, regular: Member) -> None:
+    read = 0
+
+    async def watched() -> AsyncIterator[bytes]:
+        nonlocal read
+        read += 1
+        yield b"{}"
+
+    headers = regular.a | {"Content-Length": str(MAX_BODY_BYTES + 1)}
+    assert await _raw_post(house, headers, watched()) == 413
+    assert read == 0
+
+
 async def _raw_post(house: House, headers: dict[str, str], body: AsyncIterator[bytes]) -> int:
     """Post to the application itself: httpx would read the whole body before it sends any."""
     status = 0

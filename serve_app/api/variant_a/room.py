@@ -65,7 +65,7 @@ class RoomA:
         document = await body.read_object(request)
         key = body.idempotency_key(request)
         wanted = read_fields(GenerationBody, document, FOREIGN).to_request()
-        digest = body.digest("a/generate", document)
+        digest = body.digest(document)
         acceptance = await generate(self._resources, caller, wanted, idempotency_key=key, body_sha256=digest)
         return _acknowledge(request, acceptance)
 
@@ -74,7 +74,7 @@ class RoomA:
         document = await body.read_object(request)
         key = body.idempotency_key(request)
         wanted = read_fields(UpscaleBody, document, {})
-        digest = body.digest("a/upscale", document)
+        digest = body.digest(document)
         acceptance = await upscale(
             self._resources, caller, wanted.image_id, wanted.scale_factor, idempotency_key=key, body_sha256=digest
         )

@@ -62,7 +62,7 @@ class RoomB:
         document = await body.read_object(request)
         key = body.idempotency_key(request)
         wanted = read_fields(GenerationBody, document, FOREIGN).to_request()
-        digest = body.digest("b/generate", document)
+        digest = body.digest(document)
         acceptance = await generate(self._resources, caller, wanted, idempotency_key=key, body_sha256=digest)
         location = answers.local_path(request.scope, f"/v1/generations/{acceptance.job.id}")
         headers = {"Location": location, "Retry-After": str(answers.POLL_EVERY_S)}
