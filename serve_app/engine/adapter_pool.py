@@ -101,6 +101,10 @@ class AdapterPool:
         """Whether the adapter in `slot` changes a text encoder."""
         return any(bank.rank_of((slot,)) for name, bank in self._banks.items() if name != "unet")
 
+    def wait_for_loader(self) -> None:
+        """Returns once every adapter expected so far has been read."""
+        self._loader.submit(lambda: None).result()
+
     def close(self) -> None:
         self._loader.shutdown(cancel_futures=True)
 

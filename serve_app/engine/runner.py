@@ -111,6 +111,7 @@ class Runner:
         )
 
     def _padded(self, rows: int, like: Run) -> int:
+        assert rows <= self.max_rows, f"a batch of {rows} rows, at most {self.max_rows}"
         if self.exactness is not None:
             granule = self.exactness.granule(like.key, like.conditioning)
             rows = -(-rows // granule) * granule

@@ -3,10 +3,12 @@
 import hashlib
 import importlib
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from serve_app.engine import AdapterFile
@@ -123,9 +125,65 @@ def _tokenizer(folder: Path) -> Any:
     return transformers.CLIPTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"), model_max_length=WINDOW)
 
 
-def write_adapter(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, Any] | None = None) -> AdapterFile:
+ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
+EVERYTHING = (
+    *ATTENTION,
+    "ff.net.0.proj",
+    "ff.net.2",
+    "proj_in",
+    "proj_out",
+    "conv1",
+    "conv2",
+    "time_emb_proj",
+    "conv_shortcut",
+)
+TEXT = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
+
+
+def random_lora(
+    folder: Path, *, rank: int, seed: int, targets: Sequence[str] = ATTENTION, text: bool = False, size: float = 0.15
+) -> dict[str, torch.Tensor]:
+    """LoRA tensors for a model folder under PEFT's names, strong enough to change the image."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors: dict[str, torch.Tensor] = {}
+    for component in ("unet", "text_encoder", "text_encoder_2"):
+        if not (folder / component).is_dir() or (component != "unet" and not text):
+            continue
+        for name, shape in _weights(folder / component).items():
+            if name.endswith(tuple(targets) if component == "unet" else TEXT):
+                down = torch.randn(rank, *shape[1:], generator=generator) * size
+                up = torch.randn(shape[0], rank, *(1,) * (len(shape) - 2), generator=generator) * size
+                tensors |= {f"{component}.{name}.lora_A.weight": down, f"{component}.{name}.lora_B.weight": up}
+    return tensors
+
+
+def kohya_names(
+    tensors: Mapping[str, torch.Tensor], *, alpha: float, encoders: Mapping[str, str]
+) -> dict[str, torch.Tensor]:
+    """The same weights under the names kohya's trainer writes, with an alpha."""
+    renamed: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        component, _, rest = name.partition(".")
+        layer, _, part = rest.rpartition(".lora_")
+        layer = layer if component == "unet" else "text_model." + layer.removeprefix("text_model.")
+        stem = {"unet": "lora_unet", **encoders}[component] + "_" + layer.replace(".", "_")
+        renamed[f"{stem}.lora_{'down' if part.startswith('A') else 'up'}.weight"] = tensor
+        renamed[f"{stem}.alpha"] = torch.tensor(alpha)
+    return renamed
+
+
+def write_adapter(
+    path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, Any] | None = None
+) -> AdapterFile:
     """A safetensors file and its identity."""
     path.parent.mkdir(parents=True, exist_ok=True)
     notes = {"lora_adapter_metadata": json.dumps(metadata)} if metadata else None
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata=notes)
     return AdapterFile(id=hashlib.sha256(path.read_bytes()).hexdigest(), path=path)
+
+
+def _weights(component: Path) -> dict[str, list[int]]:
+    """The shape of every layer's weight in a saved component, by layer."""
+    with safe_open(next(component.glob("*.safetensors")), framework="pt") as file:
+        shapes = {name: file.get_slice(name).get_shape() for name in file.keys() if name.endswith(".weight")}  # noqa: SIM118
+    return {name.removesuffix(".weight"): shape for name, shape in shapes.items()}

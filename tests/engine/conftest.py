@@ -1,0 +1,37 @@
+"""Tiny models, written once a session, and engines over them."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from serve_app.engine import Engine, EngineOptions
+from tests.engine import tiny
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+EXACT_FLOAT32 = EngineOptions(device="cpu", dtype="float32")
+WIDE_FLOAT32 = EngineOptions(device="cpu", dtype="float32", max_rows=32)
+
+
+@pytest.fixture(scope="session")
+def sd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Stable Diffusion 1.x."""
+    return tiny.write_sd(tmp_path_factory.mktemp("models") / "sd")
+
+
+@pytest.fixture(scope="session")
+def sd2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Stable Diffusion 2.x: v prediction, linear projections, a wider context."""
+    return tiny.write_sd(tmp_path_factory.mktemp("models") / "sd2", prediction="v_prediction", context=64)
+
+
+@pytest.fixture(scope="session")
+def sdxl(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_sdxl(tmp_path_factory.mktemp("models") / "sdxl")
+
+
+@pytest.fixture
+def engine(sd: Path) -> Iterator[Engine]:
+    with Engine.load(sd, EXACT_FLOAT32) as engine:
+        yield engine

@@ -1,0 +1,49 @@
+"""Drives an engine the way its step thread does."""
+
+from collections.abc import Iterable
+
+import torch
+
+from serve_app.engine import Engine, Finished, RunRequest
+from serve_app.engine.base_model import BaseModel
+from serve_app.engine.run import Run
+
+STEP_LIMIT = 2000
+
+
+def finish(engine: Engine, requests: Iterable[RunRequest] = ()) -> dict[str, Finished]:
+    """Adds the requests and steps until nothing is left. A run that ends twice fails the test."""
+    for request in requests:
+        engine.add(request)
+    ended: dict[str, Finished] = {}
+    for _ in range(STEP_LIMIT):
+        for one in engine.step():
+            assert one.key not in ended, f"{one.key} ended twice"
+            ended[one.key] = one
+        if not engine.has_work:
+            return ended
+    raise AssertionError(f"still at work after {STEP_LIMIT} steps: {engine.progress()}")
+
+
+@torch.inference_mode()
+def start(model: BaseModel, request: RunRequest) -> Run:
+    """A run at its first step, its adapter read and in a slot."""
+    if request.adapter is not None:
+        model.pool.expect(request.adapter)
+    for _ in range(STEP_LIMIT):
+        run = model.start(request, 0.0)
+        if run is not None:
+            return run
+        model.pool.wait_for_loader()
+    raise AssertionError("the adapter never arrived")
+
+
+@torch.inference_mode()
+def final_latents(model: BaseModel, requests: Iterable[RunRequest]) -> dict[str, torch.Tensor]:
+    """The requests in one company, each at its own step, until the last has made its last step."""
+    runs = [start(model, request) for request in requests]
+    while live := [run for run in runs if not run.is_done]:
+        model.runner.denoise(live)
+    for run in runs:
+        model.pool.release(run.slot)
+    return {run.request.key: run.latents for run in runs}

@@ -1,0 +1,84 @@
+"""Every row of every table against a step of diffusers' scheduler object."""
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+
+from serve_app.engine.sampler import Sampler, advance, make_oracle, make_schedule
+from tests.engine.tiny import TRAINING
+
+SPACINGS = ("leading", "linspace", "trailing")
+
+
+@pytest.mark.parametrize(("sampler", "prediction", "spacing"), [
+    (sampler, prediction, spacing)
+    for sampler, prediction, spacing in product(Sampler, ("epsilon", "v_prediction", "sample"), SPACINGS)
+    if not (sampler is Sampler.LCM and spacing != "leading")
+])  # fmt: skip
+@pytest.mark.parametrize("steps", [1, 4, 30])
+def test_each_step_is_the_step_of_diffusers(sampler: Sampler, prediction: str, spacing: str, steps: int) -> None:
+    config: dict[str, Any] = {
+        **TRAINING,
+        "prediction_type": prediction,
+        "timestep_spacing": spacing,
+        "clip_sample": False,
+        "steps_offset": 1,
+    }
+    oracle = make_oracle(sampler, config)
+    oracle.set_timesteps(steps)
+    schedule = make_schedule(sampler, config, steps)
+    generator = torch.Generator().manual_seed(3)
+    theirs = torch.randn(1, 2, 4, 4, generator=generator) * oracle.init_noise_sigma
+    ours, before = theirs.clone(), torch.zeros_like(theirs)
+    for i, timestep in enumerate(oracle.timesteps):
+        seen = oracle.scale_model_input(theirs, timestep)
+        size = max(1.0, float(theirs.abs().max()))
+        assert torch.allclose(ours * schedule.table[i, 0], seen, atol=1e-5 * size)
+        output = torch.tanh(seen) + 0.001 * float(timestep)
+        noise_seed = torch.Generator().manual_seed(100 + i)
+        extra = {} if sampler is Sampler.DPMPP_2M else {"generator": noise_seed}
+        theirs = oracle.step(output, timestep, theirs, **extra).prev_sample
+        noise = torch.randn(1, 2, 4, 4, generator=torch.Generator().manual_seed(100 + i)) if schedule.noisy[i] else None
+        ours, before = advance(ours, output, before, schedule.table[i : i + 1], noise)
+        assert torch.allclose(ours, theirs, atol=2e-5 * size), i
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"use_karras_sigmas": True},
+        {"timestep_spacing": "trailing", "rescale_betas_zero_snr": True, "prediction_type": "v_prediction"},
+    ],
+)
+@pytest.mark.parametrize("sampler", [Sampler.EULER, Sampler.DPMPP_2M])
+def test_noise_schedules_of_the_folder_are_followed(sampler: Sampler, extra: dict[str, Any]) -> None:
+    oracle = make_oracle(sampler, {**TRAINING, **extra})
+    oracle.set_timesteps(12)
+    schedule = make_schedule(sampler, {**TRAINING, **extra}, 12)
+    assert torch.allclose(schedule.timesteps, oracle.timesteps.float())
+    x = torch.ones(1, 1, 2, 2) * oracle.init_noise_sigma
+    ours, before = x.clone(), torch.zeros_like(x)
+    for i, timestep in enumerate(oracle.timesteps):
+        output = oracle.scale_model_input(x, timestep) * 0.3
+        x = oracle.step(output, timestep, x).prev_sample
+        ours, before = advance(ours, output, before, schedule.table[i : i + 1], None)
+    assert torch.allclose(ours, x, atol=1e-4)
+
+
+@pytest.mark.parametrize("setting", [{"clip_sample": True}, {"thresholding": True, "clip_sample": False}])
+def test_a_setting_that_cannot_be_honoured_is_refused_by_name(setting: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(setting))):
+        make_schedule(Sampler.DDIM, {**TRAINING, **setting}, 10)
+
+
+def test_rows_of_different_samplers_advance_together() -> None:
+    config = {**TRAINING, "clip_sample": False}
+    schedules = [make_schedule(sampler, config, 6) for sampler in Sampler]
+    x, output, before = torch.randn(3, len(schedules), 2, 4, 4)
+    table = torch.stack([schedule.table[2] for schedule in schedules])
+    together, _ = advance(x, output, before, table, None)
+    for i in range(len(schedules)):
+        alone, _ = advance(x[i : i + 1], output[i : i + 1], before[i : i + 1], table[i : i + 1], None)
+        assert torch.equal(together[i], alone[0])
