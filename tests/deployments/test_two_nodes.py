@@ -37,4 +37,4 @@ def test_a_killed_node_costs_its_jobs_no_more_than_time(tmp_path: Path) -> None:
     assert seen["nodes"] == 2, "a replica on each node"
     assert seen["statuses"] == ["completed"]
     assert seen["pictures"] == 1, "the same request gives the same bytes on every node"
-    assert seen["attempts"] == 2, "some jobs had to start over"
+    assert seen["attempts"] >= 2, "some jobs had to start over"
