@@ -11,7 +11,7 @@ local OWNER_LIFE = 600000 -- ms that a worker is remembered as the owner of a gr
 local OWNERS = 8          -- remembered per group
 local NEAR = 4            -- how many groups, accounts and jobs of each are looked at beyond the head: a claim stays flat
 local SEEN_EVERY = 1000   -- ms between two writes of a sign of life: idle polls stay reads
-local STRIDE = 1000       -- members per ZMSCORE: Lua's stack is small
+local MANY = 128          -- groups looked up at once
 
 local last = K('claim:' .. kind .. ':' .. worker)
 local load, workers, rooms = K('load:' .. kind), K('workers:' .. kind), K('room:' .. kind)
@@ -36,20 +36,45 @@ end
 
 if redis.call('HGET', last, 'nonce') == nonce then return same_again() end
 
--- Which resident groups have waiting jobs, by the sequence of their first: read once, then kept up to date.
-local resident, first_of = {}, {}
+-- Which resident groups have waiting jobs, by the sequence of their first: read when first needed, then kept up to date.
+-- A worker that holds many adapters looks among the groups that have waited longest, and if it holds none of those,
+-- among another part of its own at each claim: a claim's cost does not grow with what a worker holds.
+local resident, first_of = {}, nil
 for i = FIRST_RESIDENT, #ARGV do resident[ARGV[i]] = true end
-for i = FIRST_RESIDENT, #ARGV, STRIDE do
-  local upto = math.min(i + STRIDE - 1, #ARGV)
-  local scores = redis.call('ZMSCORE', K('groups:' .. kind), unpack(ARGV, i, upto))
-  for n, score in ipairs(scores) do
-    if score then first_of[ARGV[i + n - 1]] = tonumber(score) end
+
+local function longest_waiting()
+  local found = {}
+  local oldest = redis.call('ZRANGE', K('groups:' .. kind), 0, MANY - 1, 'WITHSCORES')
+  for i = 1, #oldest, 2 do
+    if resident[oldest[i]] then found[oldest[i]] = tonumber(oldest[i + 1]) end
   end
+  return found
+end
+
+local function waiting_of_my_own(first)
+  local found = {}
+  local last_one = math.min(first + MANY - 1, #ARGV)
+  if first > last_one then return found end
+  local scores = redis.call('ZMSCORE', K('groups:' .. kind), unpack(ARGV, first, last_one))
+  for n, score in ipairs(scores) do
+    if score then found[ARGV[first + n - 1]] = tonumber(score) end
+  end
+  return found
+end
+
+local function waiting_resident_groups()
+  if first_of then return first_of end
+  local parts = math.ceil((#ARGV - FIRST_RESIDENT + 1) / MANY)
+  if parts > 1 then first_of = longest_waiting() end
+  if not first_of or next(first_of) == nil then
+    first_of = waiting_of_my_own(FIRST_RESIDENT + MANY * (now % math.max(1, parts)))
+  end
+  return first_of
 end
 
 local function nearest_groups()
   local best = {}
-  for group, sequence in pairs(first_of) do
+  for group, sequence in pairs(waiting_resident_groups()) do
     local place = #best + 1
     while place > 1 and best[place - 1].sequence > sequence do place = place - 1 end
     if place <= NEAR then
@@ -147,7 +172,7 @@ local function lease_to_worker(job, pace)
   redis.call('ZREMRANGEBYRANK', owners, 0, -OWNERS - 1)
   redis.call('PEXPIRE', owners, OWNER_LIFE)
   resident[job.group] = true -- from now on this worker holds it
-  first_of[job.group] = tonumber(redis.call('ZSCORE', K('groups:' .. kind), job.group) or nil)
+  if first_of then first_of[job.group] = tonumber(redis.call('ZSCORE', K('groups:' .. kind), job.group)) end
   return attempt
 end
 

@@ -20,7 +20,7 @@ end
 local function measure()
   local load = K('load:' .. job.kind)
   local measured = seconds / (math.max(job.work, 1) / 1000)
-  local pace = tonumber(redis.call('HGET', load, 'pace') or nil)
+  local pace = tonumber(redis.call('HGET', load, 'pace'))
   pace = pace and MEMORY * pace + (1 - MEMORY) * measured or measured
   redis.call('HSET', load, 'pace', string.format('%.17g', pace))
 end
