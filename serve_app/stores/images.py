@@ -120,7 +120,11 @@ class ImageStore:
         return f"{self._root}/{name}"
 
     def _write_object(self, path: str, png: bytes) -> None:
+        """An upload that ended early is a failure, even where the storage calls it a success."""
         self._files.pipe_file(path, png)
+        stored = self._files.info(path)["size"]
+        if stored != len(png):
+            raise OSError(f"{stored} of {len(png)} bytes were stored")
 
     def _write_local(self, path: str, png: bytes) -> None:
         """A reader sees the whole file or none, and it survives a power cut: temporary file, fsync, replace, fsync."""
