@@ -24,10 +24,10 @@ from tests.faults.worker import Orders, start_worker
 from tests.support import adapter_id, wait_until, write_catalog
 
 ACCOUNT = "acct_faults"
-SHORT, LONG = 3, 80
+SHORT, LONG = 3, 40
 """Steps of 256x256: over in half a second, and long enough to be met while running."""
 LEASE = timedelta(seconds=1.5)
-SETTLE_S = 60.0
+SETTLE_S = 100.0
 
 
 class Scene:

@@ -4,6 +4,7 @@ import os
 import signal
 from dataclasses import replace
 from datetime import timedelta
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,8 @@ async def test_without_a_reaper_the_auditor_finds_the_killed_workers_job(scene: 
     assert any("still running" in problem for problem in await scene.audit())
 
 
-async def _frozen_past_its_lease(scene: Scene, orders: Orders) -> None:
+async def _frozen_past_its_lease(scene: Scene, orders: Orders) -> BaseProcess:
+    """A worker that sleeps through the loss of its lease and wakes up when another has committed the job."""
     job_id = await scene.accept(steps=LONG)
     zombie = scene.worker(orders)
     await scene.until_running(job_id)
@@ -49,24 +51,31 @@ async def _frozen_past_its_lease(scene: Scene, orders: Orders) -> None:
     os.kill(zombie.pid, signal.SIGSTOP)
     scene.worker(orders)
     await scene.until_ended()
-    written = len(scene.images)
+    assert len(scene.images) == 1
     os.kill(zombie.pid, signal.SIGCONT)
-    await scene.accept(seed=8)  # the woken worker looks for work again only after it has settled the old one
-    await scene.until_ended()
-    zombie.terminate()
-    await wait_until(lambda: zombie.exitcode is not None, timeout=60)
-    assert written == 1
+    return zombie
 
 
 async def test_a_frozen_worker_wakes_up_fenced(scene: Scene) -> None:
-    await _frozen_past_its_lease(scene, Orders())
-    assert len(scene.images) == 2, "it left no object of its own, before any sweep"
+    zombie = await _frozen_past_its_lease(scene, Orders())
+
+    async def was_fenced() -> bool:
+        return (await scene.resources.jobs.counts()).get("fenced", 0) > 0
+
+    await wait_until(was_fenced, timeout=60)
+    zombie.terminate()
+    await wait_until(lambda: zombie.exitcode == 0, timeout=60)
+    assert len(scene.images) == 1, "it left no object of its own, before any sweep"
     assert not await scene.audit()
 
 
 async def test_without_fences_the_auditor_finds_the_zombie(scene: Scene) -> None:
     await _frozen_past_its_lease(scene, Orders(is_fenced=False))
-    assert await scene.audit()
+
+    async def is_found() -> bool:
+        return bool(await scene.audit())
+
+    await wait_until(is_found, timeout=60)
 
 
 async def test_a_hung_step_loses_its_job_and_its_process(scene: Scene) -> None:
