@@ -46,6 +46,7 @@ async def test_a_retry_after_the_end_is_acknowledged_like_the_first(
     assert again.status_code == first.status_code
     assert set(again.json()) == set(first.json())
     assert again.json()["status"] == first.json()["status"]
+    assert again.json().get("estimated_time", 1) >= 1
 
 
 @pytest.mark.parametrize("variant", Variant)
