@@ -1,0 +1,191 @@
+"""Waits, adapter swaps and skips under three policies: a simulation of workers on the real scripts.
+
+    python -m benchmarks.jobs_fairness                # 4 workers, 12 adapters; some 20 s
+    python -m benchmarks.jobs_fairness --large        # 1,000 workers, 10,000 adapters; some minutes
+
+Time is logical: the scripts read a clock that the simulation moves from event to event, so that an hour of service takes
+seconds. One account sends a burst at the start; small accounts send steadily. Adapters are drawn by Zipf's law.
+"""
+
+import argparse
+import asyncio
+import heapq
+import random
+import tempfile
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+from serve_app.domain.jobs import CommitReply, JobKind
+from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.stores.embedded import ensure_redis, stop_redis
+from serve_app.stores.jobs import Fairness
+from serve_app.stores.redis import PREFIX
+from tests.stores.logical import Bench, model_settings
+
+RUN_MS, SWAP_MS = 4_000, 1_500
+"""A job's time on a worker, and what loading an adapter adds (`research/reliability.md`, 2.10)."""
+BUSY = "greedy"
+LOAD = 0.89
+"""What the small accounts ask for, against what the workers could do if they never loaded an adapter; the burst comes on
+top. The figure of the earlier measurement, so that the tables compare."""
+POLL_MS = 500
+"""An idle worker looks again after this long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    workers: int
+    slots: int
+    adapters: int
+    jobs: int
+    burst: int
+    small_accounts: int
+
+
+class Arrival(NamedTuple):
+    at: int
+    account: str
+    group: str
+
+
+SMALL = Plan(workers=4, slots=2, adapters=12, jobs=1_200, burst=400, small_accounts=8)
+LARGE = Plan(workers=1_000, slots=8, adapters=10_000, jobs=30_000, burst=10_000, small_accounts=200)
+
+
+@dataclass
+class Outcome:
+    waits: dict[str, list[float]] = field(default_factory=lambda: {"small": [], BUSY: []})
+    swaps: int = 0
+    skips: int = 0
+    makespan: float = 0.0
+
+    def line(self, name: str) -> str:
+        small, busy = sorted(self.waits["small"]), sorted(self.waits[BUSY])
+        return (
+            f"{name:14} | makespan {self.makespan:6.0f} s | swaps {self.swaps:6,} | small accounts wait"
+            f" p50 {_quantile(small, 0.5):6.1f} p99 {_quantile(small, 0.99):6.1f} max {small[-1]:6.1f} s"
+            f" | burst p50 {_quantile(busy, 0.5):6.1f} max {busy[-1]:6.1f} s | most skips of a head {self.skips}"
+        )
+
+
+@dataclass
+class SimulatedWorker:
+    """`held`: its adapters, the least lately used first."""
+
+    name: str
+    slots: int
+    held: OrderedDict[str, None] = field(default_factory=lambda: OrderedDict[str, None]())
+
+    def take(self, group: str) -> bool:
+        """True when the adapter had to be loaded."""
+        is_new = group not in self.held
+        self.held[group] = None
+        self.held.move_to_end(group)
+        if len(self.held) > self.slots:
+            self.held.popitem(last=False)
+        return is_new
+
+
+async def simulate(bench: Bench, plan: Plan, *, fair: bool, grouped: bool, seed: int = 1) -> Outcome:
+    arrivals = sorted(_arrivals(plan, random.Random(seed)), key=lambda arrival: arrival.at)
+    outcome, start = Outcome(), bench.now
+    workers = [SimulatedWorker(f"w{number}", plan.slots) for number in range(plan.workers)]
+    free = [(0, number) for number in range(plan.workers)]
+    next_arrival, served = 0, 0
+    while served < plan.jobs:
+        at, number = heapq.heappop(free)
+        while next_arrival < len(arrivals) and arrivals[next_arrival].at <= at:
+            await _accept(bench, next_arrival, arrivals[next_arrival], start, fair=fair)
+            next_arrival += 1
+        _set_clock(bench, start + at)
+        worker = workers[number]
+        resident = tuple(worker.held) if grouped else ()
+        claims = await bench.store.claim(
+            worker.name, kind=JobKind.GENERATION, nonce=f"{at}", resident=resident, limit=1
+        )
+        if not claims:
+            heapq.heappush(free, (at + POLL_MS, number))
+            continue
+        (claim,) = claims
+        arrival = arrivals[int(claim.lease.job_id.removeprefix("j"))]
+        is_swap = worker.take(arrival.group)
+        busy_ms = RUN_MS + (SWAP_MS if is_swap else 0)
+        outcome.swaps += is_swap
+        outcome.waits[BUSY if arrival.account == BUSY else "small"].append((at - arrival.at) / 1000)
+        outcome.skips = max(outcome.skips, int(bench.sync.hget(f"{PREFIX}job:{claim.lease.job_id}", "skips") or 0))
+        # committed at once, on the books at its measured time: what follows is only that the worker is busy until then
+        assert await bench.store.finish(claim.lease, [], seconds=busy_ms / 1000) is CommitReply.OK
+        heapq.heappush(free, (at + busy_ms, number))
+        outcome.makespan = max(outcome.makespan, (at + busy_ms) / 1000)
+        served += 1
+    return outcome
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--large", action="store_true", help="1,000 workers, 10,000 adapters, 30,000 jobs")
+    arguments.add_argument("--seeds", type=int, default=1)
+    chosen = arguments.parse_args()
+    asyncio.run(_compare(LARGE if chosen.large else SMALL, range(1, chosen.seeds + 1)))
+
+
+async def _compare(plan: Plan, seeds: Sequence[int]) -> None:
+    print(plan, flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        server = ensure_redis(Path(folder))
+        limits = {"max_queued": 10**9, "max_queued_per_account": 10**9, "queue_age_limit": timedelta(days=30)}
+        settings = model_settings(Path(folder), **limits)
+        many = Fairness(max_skips=4 * plan.workers)
+        policies: dict[str, tuple[bool, bool, Fairness]] = {
+            "fifo": (False, False, Fairness()),
+            "fair": (True, False, Fairness()),
+            "fair + grouped": (True, True, Fairness()),
+            "... K=4/worker": (True, True, many),
+        }
+        for seed in seeds:
+            for name, (fair, grouped, fairness) in policies.items():
+                bench = Bench(server.url, settings, fairness=fairness)
+                bench.sync.config_set("appendonly", "no")
+                outcome = await simulate(bench, plan, fair=fair, grouped=grouped, seed=seed)
+                print(outcome.line(name), flush=True)
+                await bench.close()
+        stop_redis(Path(folder))
+
+
+def _arrivals(plan: Plan, rnd: random.Random) -> Iterator[Arrival]:
+    groups = [f"g{number}" for number in range(plan.adapters)]
+    weights = [1 / (number + 1) for number in range(plan.adapters)]
+    steady = plan.jobs - plan.burst
+    gap = RUN_MS / plan.workers / LOAD
+    names = iter(rnd.choices(groups, weights, k=plan.jobs))
+    for _ in range(plan.burst):
+        yield Arrival(0, BUSY, next(names))
+    for number in range(steady):
+        yield Arrival(int(number * gap), f"small{rnd.randrange(plan.small_accounts)}", next(names))
+
+
+async def _accept(bench: Bench, number: int, arrival: Arrival, start: int, *, fair: bool) -> None:
+    _set_clock(bench, start + arrival.at)
+    await bench.store.accept(
+        job_id=f"j{number}",
+        variant=Variant.A,
+        account_id=arrival.account if fair else "everyone",
+        request=GenerationRequest(prompt="a boat", lora_id="model_x", seeds=(number,)),
+        group=arrival.group,
+    )
+
+
+def _set_clock(bench: Bench, at: int) -> None:
+    bench.advance(at - bench.now)
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    return values[min(len(values) - 1, int(len(values) * share))]
+
+
+if __name__ == "__main__":
+    main()
