@@ -19,7 +19,7 @@ from serve_app.domain.accounts import Account, ApiKey, Caller, Gate, Plan, Windo
 from serve_app.domain.errors import InvalidParameter, NotFound
 from serve_app.domain.requests import Variant
 from serve_app.settings import Settings
-from serve_app.stores.redis import Script, key
+from serve_app.stores.redis import Rewrite, Script, key
 
 BASE62 = string.digits + string.ascii_uppercase + string.ascii_lowercase
 KEY_PREFIX, KEY_RANDOM, KEY_CHECK = "atl_", 32, 6
@@ -39,10 +39,10 @@ class _KeyName:
 class AccountStore:
     """Who may call, and how often. Secrets are kept as HMAC-SHA256 under a pepper that Redis does not hold."""
 
-    def __init__(self, redis: Redis, settings: Settings) -> None:
+    def __init__(self, redis: Redis, settings: Settings, *, rewrite: Rewrite | None = None) -> None:
         self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"
         self._settings = settings
-        self._gate = Script(redis, "gate")
+        self._gate = Script(redis, "gate", rewrite)
         self._open_account = Script(redis, "open_account")
         self._hasher = PasswordHasher(
             time_cost=PASSWORD_PASSES, memory_cost=PASSWORD_MEMORY_KIB, parallelism=PASSWORD_LANES

@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from redis.exceptions import ResponseError
 
 from serve_app.stores.jobs import Fairness
+from tests.stores.gate_story import tell_the_gates_story
 from tests.stores.logical import Bench, model_settings, story_settings
 from tests.stores.scenarios import SCENARIOS, Scenario
 from tests.stores.world import play
@@ -219,6 +220,24 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("a revived job still goes", "revive", "redis.call('PERSIST', K('job:' .. id))", ""),
     Mutant("a revived job has no tries left", "revive", "'finished', 'tries',", "'finished',"),
     Mutant("a revived job is not live", "revive", "redis.call('HINCRBY', K('live'), job.account, 1)", ""),
+    # the gate
+    Mutant("a forged digest passes", "gate", "held[1] ~= digest or", "not held[1] or"),
+    Mutant("a revoked key passes", "gate", "or held[4] or", "or"),
+    Mutant("a key passes on any interface", "gate", " or not string.find(held[3], variant, 1, true)", ""),
+    Mutant("a disabled account passes", "gate", "not account[1] or account[2]", "not account[1]"),
+    Mutant("a key without an account passes", "gate", "not account[1] or account[2]", "account[2]"),
+    Mutant("one request too many", "gate", "used >= limit", "used > limit"),
+    Mutant("requests are not counted", "gate", "redis.call('SADD', opened, receipt)", ""),
+    Mutant("the window has no end", "gate", "if used == 0 then redis.call('PEXPIRE', opened, window) end", ""),
+    Mutant("each request moves the window's end", "gate", "if used == 0 then redis", "if true then redis"),
+    Mutant("polls are counted", "gate", "if not counted or", "if"),
+    Mutant("a repeated request counts twice", "gate", " or redis.call('SISMEMBER', opened, receipt) == 1", ""),
+    Mutant(
+        "A and B share a window", "gate", "K('window:' .. held[2] .. ':' .. variant)", "K('window:' .. held[2] .. ':')"
+    ),
+    Mutant("an unopened window ends in the past", "gate", "if left < 0 then left = window end", ""),
+    Mutant("everyone is on the lowest plan", "gate", "if ARGV[i] == name then", "if false then"),
+    Mutant("the last use is never known", "gate", "if now - num(held[5], 0) >= USED_EVERY", "if false"),
     Mutant("a revived job expires at once", "revive", "'state', 'queued', 'since', now", "'state', 'queued'"),
 )
 """Each breaks one promise. `QUICK` runs in every check, all of them in the soak."""
@@ -233,6 +252,8 @@ def source(mutant: Mutant) -> str:
 async def finding(mutant: Mutant, url: str, *, database: int = 4, seeds: range = SEEDS) -> str | None:
     """What notices the defect: a story's name or a game's seed with its complaint; None when it survives."""
     with TemporaryDirectory() as folder:
+        if mutant.file == "gate":
+            return await _gate_complaint(mutant, f"{url}?db={database}", Path(folder))
         settings = model_settings(Path(folder))
         roomy = story_settings(Path(folder))
 
@@ -251,6 +272,14 @@ async def finding(mutant: Mutant, url: str, *, database: int = 4, seeds: range =
                 return str(broken)
             finally:
                 await game.close()
+    return None
+
+
+async def _gate_complaint(mutant: Mutant, url: str, folder: Path) -> str | None:
+    try:
+        await tell_the_gates_story(url, folder, mutant.rewrite)
+    except DEFECTS as broken:
+        return f"{type(broken).__name__} {broken}"
     return None
 
 

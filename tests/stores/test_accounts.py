@@ -3,6 +3,7 @@
 import asyncio
 import re
 import zlib
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -15,6 +16,7 @@ from serve_app.service.resources import Resources, open_resources
 from serve_app.settings import Settings
 from serve_app.stores.accounts import BASE62
 from tests.audit import key_problems
+from tests.stores.gate_story import tell_the_gates_story
 from tests.support import wait_until
 
 BOTH = frozenset(Variant)
@@ -180,13 +182,8 @@ async def test_a_plan_that_the_operator_took_away_becomes_the_lowest(
     assert (await resources.accounts.window(acme.id, Variant.A)).plan.name == "basic"
 
 
-async def test_a_repeated_gate_call_counts_once(resources: Resources, acme: Account) -> None:
-    """redis-py sends a script again when its reply was lost."""
-    key, secret = await resources.accounts.create_key(acme.id, interfaces=BOTH)
-    script = resources.accounts._gate  # pyright: ignore[reportPrivateUsage]
-    digest = resources.accounts._name(secret).digest  # pyright: ignore[reportPrivateUsage]
-    answers = [await script(key.id, digest, "a", 1, "receipt", 1, "basic", 50, 3_600_000) for _ in range(3)]
-    assert [answer[4] for answer in answers] == [1, 1, 1]
+async def test_the_gate_keeps_its_promises_from_first_request_to_the_windows_end(game_url: str, tmp_path: Path) -> None:
+    await tell_the_gates_story(f"{game_url}?db=5", tmp_path)
 
 
 async def test_a_password_opens_and_everything_else_does_not(resources: Resources) -> None:

@@ -1,0 +1,102 @@
+"""One long story of the gate script, from first request to the window's end; the mutation run tells it again."""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, cast
+
+import redis
+
+from serve_app.domain.requests import Variant
+from serve_app.settings import Settings
+from serve_app.stores.accounts import AccountStore
+from serve_app.stores.redis import Rewrite, Script, connect, key
+from tests.audit import key_problems
+
+BOTH = frozenset(Variant)
+HOUR_MS = 3_600_000
+
+
+async def tell_the_gates_story(url: str, folder: Path, rewrite: Rewrite | None = None) -> None:
+    """Raises `AssertionError` at the first thing that is not as promised."""
+    settings = Settings(data_dir=folder, redis_url=url)
+    client, sync = connect(url), cast(Any, redis.Redis.from_url(url, decode_responses=True))
+    sync.flushdb()
+    accounts = AccountStore(client, settings, rewrite=rewrite)
+    try:
+        await _counting(accounts, sync)
+        await _turning_away(accounts, sync)
+        await _asking_again(accounts, sync, Script(client, "gate", rewrite))
+        assert key_problems(sync) == []
+    finally:
+        sync.close()
+        await client.aclose()
+
+
+async def _counting(accounts: AccountStore, sync: Any) -> None:
+    account = await accounts.create_account("counting")
+    api_key, secret = await accounts.create_key(account.id, interfaces=BOTH)
+    window = key("window", account.id, Variant.B)
+    poll = await accounts.gate(secret, Variant.B, counted=False)
+    assert poll.caller is not None, "a good key was turned away"
+    assert (poll.window.remaining, poll.window.plan.name) == (10, "free")
+    assert 59 <= poll.window.seconds_left() <= 60, "an unopened window ends a whole window from now"
+    assert not sync.exists(window), "a poll opened a window"
+    first = await accounts.gate(secret, Variant.B, counted=True)
+    assert (first.window.remaining, first.limited) == (9, False)
+    assert sync.pttl(window) > 0, "the window has no end"
+    sync.pexpire(window, 5_000)
+    rest = [await accounts.gate(secret, Variant.B, counted=True) for _ in range(10)]
+    assert [gate.limited for gate in rest] == [False] * 9 + [True]
+    assert sync.pttl(window) <= 5_000, "a later request moved the window's end"
+    assert rest[-1].window.seconds_left() <= 5, "the reset time is not the window's end"
+    assert not (await accounts.gate(secret, Variant.B, counted=False)).limited, "a poll was limited"
+    assert (await accounts.gate(secret, Variant.A, counted=True)).window.remaining == 49, "A and B share a count"
+    (shown,) = await accounts.keys(account.id)
+    assert shown.last_used_at is not None, "its last use is not known"
+    sync.hset(key("key", api_key.id), "used", 1)
+    await accounts.gate(secret, Variant.A, counted=True)
+    assert int(sync.hget(key("key", api_key.id), "used")) > 1, "its last use is not kept up"
+    sync.hset(key("account", account.id), "plan_a", "no such plan")
+    assert (await accounts.gate(secret, Variant.A, counted=False)).window.plan.name == "basic"
+    await accounts.set_plans(account.id, plan_a="enterprise")
+    gate = await accounts.gate(secret, Variant.A, counted=False)
+    assert gate.window.plan.limit == 1000, "the account's plan is not its own"
+    assert timedelta(minutes=59) < timedelta(seconds=gate.window.seconds_left()) <= timedelta(hours=1)
+
+
+async def _turning_away(accounts: AccountStore, sync: Any) -> None:
+    account = await accounts.create_account("turning away")
+    only_a, secret = await accounts.create_key(account.id, interfaces=frozenset({Variant.A}))
+
+    async def passes(variant: Variant = Variant.A) -> bool:
+        gate = await accounts.gate(secret, variant, counted=True)
+        assert not gate.limited, "a stranger was told of a limit"
+        return gate.caller is not None
+
+    assert not await passes(Variant.B), "a key passed on an interface it is not for"
+    await accounts.set_disabled(account.id, True)
+    assert not await passes(), "a disabled account passed"
+    await accounts.set_disabled(account.id, False)
+    assert not sync.exists(key("window", account.id, Variant.A)), "a stranger was counted"
+    assert await passes()
+    await accounts.revoke_key(only_a.id)
+    assert not await passes(), "a revoked key passed"
+    orphan, secret = await accounts.create_key(account.id, interfaces=BOTH)
+    sync.delete(key("account", account.id))
+    assert not await passes(), "a key without an account passed"
+    sync.delete(key("key", orphan.id))
+    assert not await passes(), "an unknown key passed"
+
+
+async def _asking_again(accounts: AccountStore, sync: Any, gate: Script) -> None:
+    """As redis-py does when a reply was lost; and as a forger would who knows a key's public id."""
+    account = await accounts.create_account("asking again")
+    api_key, _ = await accounts.create_key(account.id, interfaces=BOTH)
+    digest = sync.hget(key("key", api_key.id), "digest")
+    plan = (1, "basic", 2, HOUR_MS)
+    used = [
+        (await gate(api_key.id, digest, "a", 1, receipt, *plan)) for receipt in ("r1", "r1", "r2", "r2", "r3", "r1")
+    ]
+    assert [answer[4] for answer in used] == [1, 1, 2, 2, 2, 2]
+    assert [answer[0] for answer in used] == ["ok"] * 4 + ["limited", "ok"]
+    assert (await gate(api_key.id, "0" * 64, "a", 1, "r4", *plan))[0] == "unknown", "a forged digest passed"
