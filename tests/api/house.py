@@ -1,6 +1,6 @@
 """The house that the API tests call: the real application over real stores, accounts and keys, and a worker's hands."""
 
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,8 +15,7 @@ from PIL import Image
 
 from serve_app.api.app import create_app
 from serve_app.domain.accounts import Account
-from serve_app.domain.errors import FailureCode
-from serve_app.domain.jobs import Claim, Failure, Job, JobKind, Lease, StoredImage, new_image_id
+from serve_app.domain.jobs import Claim, Job, JobKind, Lease, StoredImage, new_image_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.service.resources import Resources, open_resources
 from serve_app.settings import Settings
@@ -61,7 +60,6 @@ class House:
     resources: Resources
     client: httpx.AsyncClient
     _leases: dict[str, Claim] = field(default_factory=dict[str, Claim])
-    _worked: Iterator[int] = field(default_factory=lambda: count(1))
 
     async def member(
         self,
@@ -114,18 +112,6 @@ class House:
         done = await self.resources.jobs.show(job_id)
         assert done is not None
         return done
-
-    async def work_once(self, kind: JobKind) -> int:
-        """Do whatever waits: most jobs are completed, every fourth fails. How many there were."""
-        claims = await self.resources.jobs.claim("tests", kind=kind, nonce=new_nonce(), limit=8)
-        self._leases |= {claim.lease.job_id: claim for claim in claims}
-        for claim in claims:
-            if next(self._worked) % 4:
-                await self.complete(claim.lease.job_id)
-            else:
-                failure = Failure(code=FailureCode.GENERATION_FAILED, message="The images could not be made.")
-                await self.resources.jobs.fail(claim.lease, failure, retry=False)
-        return len(claims)
 
     async def completed_image(self, member: Member, **fields: Any) -> str:
         """The id of a finished image of variant A."""

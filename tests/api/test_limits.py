@@ -221,6 +221,9 @@ async def test_a_full_queue_is_a_429_of_its_own(tmp_path_factory: pytest.TempPat
             assert error_of(answer)["code"] == "queue_full"
             assert int(answer.headers["retry-after"]) >= 1
             assert standing(answer)[1] > 0
+        foreign = await narrow.client.post("/v1/generate", json=BODY_A | {"lora_id": "x"}, headers=member.a)
+        missing = await narrow.client.post("/v1/upscale", json={"image_id": "x"}, headers=member.a)
+        assert (foreign.status_code, missing.status_code) == (403, 404), "both come before the queue"
         await narrow.complete(jobs[0])
         await narrow.submit(member, A)
     stop_redis(settings.data_dir)
