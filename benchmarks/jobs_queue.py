@@ -183,7 +183,7 @@ def _claim_words() -> list[float]:
         hour,
         fairness.max_skips,
         fairness.max_wait.total_seconds() * 1000,
-        fairness.max_lead.total_seconds(),
+        fairness.max_lead,
         fairness.owner_wait.total_seconds() * 1000,
         60_000,
         DEFAULT_PACE[JobKind.GENERATION],

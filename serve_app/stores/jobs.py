@@ -55,13 +55,13 @@ Claims = list[Claim]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fairness:
     """How far grouping by adapter may bend fairness. The fair head is passed over at most `max_skips` times and no
-    later than `max_wait` after the first; no account is served while more than `max_lead` (seconds of one worker)
-    ahead; a job is left to the worker that holds its adapter for at most `owner_wait` after it was accepted.
+    later than `max_wait` after the first; no account is preferred while more than `max_lead` average waiting jobs ahead;
+    a job is left to the worker that holds its adapter for at most `owner_wait` after it was accepted.
     """
 
     max_skips: int = 4
     max_wait: timedelta = timedelta(seconds=10)
-    max_lead: timedelta = timedelta(seconds=20)
+    max_lead: float = 4.0
     owner_wait: timedelta = timedelta(seconds=1)
 
 
@@ -177,7 +177,7 @@ class JobStore:
             _ms(self._settings.lease),
             fairness.max_skips,
             _ms(fairness.max_wait),
-            fairness.max_lead.total_seconds(),
+            fairness.max_lead,
             _ms(fairness.owner_wait),
             _ms(WORKER_LIFE),
             DEFAULT_PACE[kind],

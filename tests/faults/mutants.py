@@ -138,7 +138,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("one skip too many", "claim", "head.skips >= max_skips", "head.skips > max_skips"),
     Mutant("passing over is unbounded in time", "claim", "now - head.skipped_at >= max_wait", "false"),
     Mutant("skips are not counted", "claim", "redis.call('HINCRBY', K('job:' .. head.id), 'skips', 1)", ""),
-    Mutant("the lead is unbounded", "claim", "clock) - clock > lead", "clock) - clock > math.huge"),
+    Mutant("the lead is unbounded", "claim", "clock) - clock > lead_allowed()", "clock) - clock > math.huge"),
     Mutant("held adapters are not preferred", "claim", "local other = of_a_resident_group(clock)", "local other"),
     Mutant(
         "the newest held adapter comes first",

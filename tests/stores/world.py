@@ -479,7 +479,7 @@ def _same(first: object, second: object) -> bool:
 
 
 def _same_job(first: Any, second: Any) -> bool:
-    return first.job.id == second.job.id
+    return (first.job.id, first.replayed) == (second.job.id, second.replayed)
 
 
 def _same_or(first_word: CommitReply, repeat_word: CommitReply) -> Callable[[CommitReply, CommitReply], bool]:

@@ -14,7 +14,7 @@ if digest ~= '' then
   local before = redis.call('HMGET', once, 'job', 'body')
   if before[1] and redis.call('EXISTS', K('job:' .. before[1])) == 1 then
     if before[2] ~= body then return {'conflict', {}} end
-    return {'replay', snapshot(before[1])}
+    return {before[1] == id and 'ok' or 'replay', snapshot(before[1])}
   end
 end
 -- the same call again, because its reply was lost: the caller minted the id, so it is the caller's own job

@@ -1,6 +1,6 @@
 -- include queue
 -- claim: hand waiting jobs to a worker, fairly between accounts, preferring adapters that the worker holds.
--- ARGV: kind, worker, nonce, room (images), lease ms, K skips, T ms, lead L s, owner wait ms, worker life ms,
+-- ARGV: kind, worker, nonce, room (images), lease ms, K skips, T ms, lead L in average waiting jobs, owner wait ms, worker life ms,
 --       pace before any measurement, then the resident groups
 -- Returns {id, attempt, group, account, request, created} repeated. A repeated nonce gets the same jobs again.
 local kind, worker, nonce, room = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
@@ -15,6 +15,7 @@ local MANY = 128          -- groups looked up at once
 
 local last = K('claim:' .. kind .. ':' .. worker)
 local load, workers, rooms = K('load:' .. kind), K('workers:' .. kind), K('room:' .. kind)
+local pace = num(redis.call('HGET', load, 'pace'), default_pace)
 
 local function handed_out(id, attempt)
   local job = redis.call('HMGET', K('job:' .. id), 'group', 'account', 'request', 'created')
@@ -85,8 +86,18 @@ local function nearest_groups()
   return best
 end
 
+-- What an average waiting job costs, in seconds: the measure of how far ahead is too far, on any hardware.
+local average_cost
+local function lead_allowed()
+  if not average_cost then
+    local waiting = redis.call('HMGET', load, 'ready', 'ready_work')
+    average_cost = num(waiting[2], 0) / math.max(1, num(waiting[1], 1)) / 1000 * pace
+  end
+  return lead * average_cost
+end
+
 local function leads_too_far(account, clock)
-  return num(redis.call('ZSCORE', K('turn:' .. kind), account), clock) - clock > lead
+  return num(redis.call('ZSCORE', K('turn:' .. kind), account), clock) - clock > lead_allowed()
 end
 
 -- The oldest job of a held adapter whose account is not further ahead than the lead allows.
@@ -157,7 +168,7 @@ local function pick()
   return other
 end
 
-local function lease_to_worker(job, pace)
+local function lease_to_worker(job)
   local cost = job.work / 1000 * pace
   charge(kind, job.account, cost / job.weight) -- before it leaves the queue, so that an account's last job counts too
   take_from_queue(job)
@@ -178,12 +189,11 @@ end
 
 redis.call('ZREM', K('delay:' .. kind), '') -- a first write that frees memory: the rest is then allowed on a full server
 promote_due(kind, 32)
-local pace = num(redis.call('HGET', load, 'pace'), default_pace)
 local out, given = {}, {}
 while room > 0 do
   local job = pick()
   if not job then break end
-  local attempt = lease_to_worker(job, pace)
+  local attempt = lease_to_worker(job)
   given[#given + 1] = {job.id, attempt}
   append(out, handed_out(job.id, attempt))
   room = room - job.images
