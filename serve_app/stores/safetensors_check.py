@@ -70,7 +70,10 @@ def _check_layout(tensors: dict[str, dict[str, Any]], data_bytes: int) -> None:
     for name, tensor in tensors.items():
         _must(_NAME.fullmatch(name), "has a tensor with a forbidden name")
         _must(tensor.keys() == {"dtype", "shape", "data_offsets"}, f"has a malformed entry for {name}")
-        _must(tensor["dtype"] in _BYTES, f"has {name} in a type other than F32, F16, BF16")
+        _must(
+            isinstance(tensor["dtype"], str) and tensor["dtype"] in _BYTES,
+            f"has {name} in a type other than F32, F16, BF16",
+        )
         shape, offsets = tensor["shape"], tensor["data_offsets"]
         _must(_are_integers(shape) and len(shape) <= 5, f"has a malformed shape for {name}")
         _must(all(1 <= side <= MAX_DIMENSION for side in shape), f"has a side out of bounds in {name}")

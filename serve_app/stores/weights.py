@@ -53,12 +53,17 @@ class WeightStore:
         digest, size = hashlib.sha256(), 0
         options = self._options if "://" in source and not source.startswith("file://") else {}
         with cast(Any, fsspec.open(source, "rb", **options)) as read, target.open("wb") as write:
+            _check_size(getattr(read, "size", None) or 0)  # where the storage tells it, before a byte is copied
             while block := read.read(_BLOCK):
                 size += len(block)
-                if size > MAX_FILE_BYTES:
-                    raise AdapterUnavailable("the adapter file is larger than 2 GiB")
+                _check_size(size)
                 digest.update(block)
                 write.write(block)
             write.flush()
             os.fsync(write.fileno())
         return digest.hexdigest()
+
+
+def _check_size(size: int) -> None:
+    if size > MAX_FILE_BYTES:
+        raise AdapterUnavailable("the adapter file is larger than 2 GiB")
