@@ -1,0 +1,197 @@
+"""LoRA files made to hurt whoever reads them: bombs, lies about sizes, forbidden names, values that are no numbers.
+
+`python -m tests.faults.lora_corpus FOLDER` writes them, offers each to the weight store, and prints what came of it.
+"""
+
+import asyncio
+import hashlib
+import json
+import resource
+import struct
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from serve_app.domain.catalog import Adapter
+from serve_app.domain.errors import AdapterUnavailable
+from serve_app.settings import Settings
+from serve_app.stores.safetensors_check import MAX_FILE_BYTES
+from serve_app.stores.weights import WeightStore
+
+PAIR = {"dtype": "F32", "shape": [4, 8], "data_offsets": [0, 128]}
+BODY = b"\0" * 128
+Write = Callable[[Path], None]
+
+
+def _file(header: Any, body: bytes = BODY, *, length: int | None = None, padding: int = 0) -> Write:
+    def write(path: Path) -> None:
+        text = header if isinstance(header, bytes) else json.dumps(header).encode()
+        text += b" " * padding
+        path.write_bytes(struct.pack("<Q", len(text) if length is None else length) + text + body)
+
+    return write
+
+
+def _raw(content: bytes) -> Write:
+    def write(path: Path) -> None:
+        path.write_bytes(content)
+
+    return write
+
+
+def _tensor(**changes: Any) -> dict[str, Any]:
+    return {"unet.x.lora_A.weight": {**PAIR, **changes}}
+
+
+def _named(name: str) -> Write:
+    return _file({name: PAIR})
+
+
+def _floats(kind: str, bits: int, count: int) -> Write:
+    size = {"F32": 4, "F16": 2, "BF16": 2}[kind]
+    body = b"\0" * (size * (count - 1)) + bits.to_bytes(size, "little")
+    return _file(_tensor(dtype=kind, shape=[count], data_offsets=[0, len(body)]), body)
+
+
+def _deep(open_: bytes, close: bytes, depth: int) -> bytes:
+    return b'{"a":' + open_ * depth + close * depth + b"}"
+
+
+def _sparse(path: Path) -> None:
+    """Three gigabytes by name, nothing on disk."""
+    _file(_tensor())(path)
+    with path.open("r+b") as file:
+        file.truncate(3 << 30)
+
+
+def _large_and_not_finite(path: Path) -> None:
+    """128 MB to look through, the last value of which is NaN."""
+    count = 32 << 20
+    text = json.dumps(_tensor(shape=[256, count // 256], data_offsets=[0, 4 * count])).encode()
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + 4 * count)
+        file.seek(-4, 2)
+        file.write(struct.pack("<f", float("nan")))
+
+
+TWICE = json.dumps(_tensor()).encode()[:-1] + b"," + json.dumps(_tensor()).encode()[1:]
+MANY = {f"t{n}": {"dtype": "F32", "shape": [1], "data_offsets": [4 * n, 4 * n + 4]} for n in range(25_000)}
+LARGE_NAMES = {
+    "x" * 250 + str(n): {"dtype": "F32", "shape": [1], "data_offsets": [4 * n, 4 * n + 4]} for n in range(9_000)
+}
+
+CORPUS: dict[str, Write] = {
+    "empty": _raw(b""),
+    "seven bytes": _raw(b"\1\0\0\0\0\0\0"),
+    "only a length": _raw(struct.pack("<Q", 100)),
+    "length zero": _file(b"", length=0),
+    "length of everything": _file({}, length=2**64 - 1),
+    "length past the end": _file(_tensor(), length=1 << 19),
+    "length over the limit": _file(_tensor(), length=(1 << 20) + 1, padding=1 << 20),
+    "header that is not UTF-8": _file(b'{"\xff\xfe":1}'),
+    "header that is not JSON": _file(b"{'a': 1}"),
+    "header that is a list": _file([1, 2]),
+    "header that is a number": _file(b"17"),
+    "header cut short": _file(b'{"a":{"dtype":"F32"'),
+    "header with NaN": _file(b'{"a":{"dtype":"F32","shape":[NaN],"data_offsets":[0,128]}}'),
+    "header nested in lists": _file(_deep(b"[", b"]", 100_000)),
+    "header nested in objects": _file(_deep(b'{"a":', b"}", 20_000)),
+    "header with a vast number": _file(b'{"a":{"dtype":"F32","shape":[' + b"9" * 900_000 + b'],"data_offsets":[0,4]}}'),
+    "no tensors": _file({}),
+    "only metadata": _file({"__metadata__": {"a": "b"}}),
+    "metadata that is a list": _file({"__metadata__": ["x"], **_tensor()}),
+    "metadata with numbers": _file({"__metadata__": {"a": 1}, **_tensor()}),
+    "metadata bomb": _file({"__metadata__": {"a": "b" * (58 << 20)}, **_tensor()}),
+    "metadata of many keys": _file({"__metadata__": {str(n): "" for n in range(100_000)}, **_tensor()}),
+    "too many tensors": _file(MANY, b"\0" * 100_000),
+    "too many long names": _file(LARGE_NAMES, b"\0" * 36_000),
+    "a name twice": _file(TWICE),
+    "a name that is a path": _named("../../../etc/passwd"),
+    "a name with a NUL": _named("a\0b"),
+    "a name with a newline": _named("a\nb"),
+    "an empty name": _named(""),
+    "a name of another script": _named("аdapter"),
+    "a name of 10,000 letters": _named("a" * 10_000),
+    "an entry that is a number": _file({"a": 1}),
+    "an entry without a shape": _file({"a": {"dtype": "F32", "data_offsets": [0, 128]}}),
+    "an entry with one word more": _file(_tensor(code="import os")),
+    "an unknown dtype": _file(_tensor(dtype="F64")),
+    "a dtype that is a list": _file(_tensor(dtype=["F32"])),
+    "a dtype that is an object": _file(_tensor(dtype={})),
+    "a shape that is text": _file(_tensor(shape="4x8")),
+    "a shape with a negative side": _file(_tensor(shape=[-4, -8])),
+    "a shape with a zero": _file(_tensor(shape=[0, 8], data_offsets=[0, 0])),
+    "a shape with true": _file(_tensor(shape=[True, 32])),
+    "a shape with a fraction": _file(_tensor(shape=[4.0, 8.0])),
+    "a shape of many sides": _file(_tensor(shape=[1] * 64 + [32])),
+    "a shape that overflows": _file(_tensor(shape=[2**32, 2**32])),
+    "a side out of bounds": _file(_tensor(shape=[1 << 19, 1], data_offsets=[0, 4 << 19]), b"\0" * (4 << 19)),
+    "offsets the wrong way round": _file(_tensor(data_offsets=[128, 0])),
+    "offsets below zero": _file(_tensor(data_offsets=[-128, 0])),
+    "offsets past the end": _file(_tensor(data_offsets=[1 << 40, (1 << 40) + 128])),
+    "offsets that are text": _file(_tensor(data_offsets=["0", "128"])),
+    "three offsets": _file(_tensor(data_offsets=[0, 128, 256])),
+    "tensors that overlap": _file({"a": PAIR, "b": PAIR}),
+    "a hole in the data": _file({"a": PAIR, "b": {**PAIR, "data_offsets": [256, 384]}}, b"\0" * 384),
+    "data nobody names": _file(_tensor(), BODY + b"#!/bin/sh"),
+    "data that ends early": _file(_tensor(), BODY[:-1]),
+    "NaN in F32": _floats("F32", 0x7FC00000, 64),
+    "infinity in F32": _floats("F32", 0xFF800000, 64),
+    "NaN in F16": _floats("F16", 0x7E00, 64),
+    "infinity in F16": _floats("F16", 0x7C00, 64),
+    "NaN in BF16": _floats("BF16", 0x7FC0, 64),
+    "infinity in BF16": _floats("BF16", 0xFF80, 64),
+    "a pickle": _raw(b"\x80\x04cos\nsystem\n(S'true'\ntR."),
+    "a zip": _raw(b"PK\3\4" + b"\0" * 200),
+    "a PNG": _raw(b"\x89PNG\r\n\x1a\n" + b"\0" * 200),
+    "HTML": _raw(b"<html><body>404 not found</body></html>"),
+    "three gigabytes of nothing": _sparse,
+    "128 MB, the last value NaN": _large_and_not_finite,
+}
+
+
+def main(folder: Path) -> None:
+    store = WeightStore(Settings(data_dir=folder / "var", redis_url="unix:///unused"))
+    rows = {name: _offer(store, folder / "offered", write) for name, write in CORPUS.items()}
+    left = [path.name for path in (folder / "var" / "weights").iterdir()]
+    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
+    sys.stdout.write(json.dumps({"rows": rows, "left": left, "peak_mb": peak_mb}))
+
+
+def _offer(store: WeightStore, path: Path, write: Write) -> dict[str, Any]:
+    write(path)
+    adapter = _adapter(path)
+    began = time.process_time()
+    try:
+        asyncio.run(store.fetch(adapter))
+        outcome = "kept"
+    except AdapterUnavailable as error:
+        outcome = f"refused: {error.message}"
+    except Exception as error:  # noqa: BLE001 - anything else is what the test looks for
+        outcome = f"broke: {error!r}"
+    path.unlink()
+    return {"outcome": outcome, "seconds": time.process_time() - began}
+
+
+def _adapter(path: Path) -> Adapter:
+    digest = "0" * 64  # of the one that is refused before it is read
+    if path.stat().st_size < MAX_FILE_BYTES:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return Adapter(
+        id="model_hostile",
+        name="Hostile",
+        description="",
+        created_at=datetime.now(UTC),
+        file=str(path),
+        sha256=digest,
+        base_model="pocket",
+    )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
