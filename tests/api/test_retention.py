@@ -16,7 +16,7 @@ async def forgetful(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[H
     settings = house_settings(
         tmp_path_factory.mktemp("forgetful"),
         [],
-        retention=timedelta(seconds=4),
+        retention=timedelta(seconds=8),
         image_url_life=timedelta(seconds=1),
     )
     async with open_house(settings) as opened:
@@ -53,6 +53,6 @@ async def test_after_retention_a_record_is_as_good_as_none(forgetful: House, var
         return answer.status_code == 404 and error_of(answer)["code"] == "not_found"
 
     assert not await gone()
-    await wait_until(gone)
+    await wait_until(gone, timeout=30)
     image = {"image_id": job.images[0].image_id}
     assert (await forgetful.client.post("/v1/upscale", json=image, headers=member.a)).status_code == 404
