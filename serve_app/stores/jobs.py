@@ -104,7 +104,7 @@ class JobStore:
 
         Raises `QueueFull`; `IdempotencyConflict` when the key came with another body before.
         """
-        status, snapshot = await self._scripts["accept"](
+        words = (
             job_id,
             kind_of(request),
             variant,
@@ -122,6 +122,8 @@ class JobStore:
             _ms(self._settings.idempotency_life),
             _ms(self._index_life),
         )
+        script, replicas = self._scripts["accept"], self._settings.accept_replicas
+        status, snapshot = await (script.on_replicas(replicas, *words) if replicas else script(*words))
         if status == "full":
             raise QueueFull("the queue is full; try again later")
         if status == "account_full":

@@ -26,6 +26,7 @@ PREFIX = "{job:0}:"
 CONNECT_TIMEOUT_S, REPLY_TIMEOUT_S, CALL_TIMEOUT_S = 1.0, 2.0, 3.0
 """A silent server must turn into a 503 soon. A call's own limit holds over redis-py's retries, which take a timeout
 during the handshake for a broken connection."""
+REPLICA_TIMEOUT_MS = 1_000
 RETRIES, RETRY_BASE_S, RETRY_CAP_S = 5, 0.05, 0.5
 """A refused or broken connection is tried again for about a second: a killed server is back in 0.13 s."""
 MAX_CONNECTIONS = 64
@@ -220,3 +221,16 @@ class Script:
             return await call(self._sha, 1, PREFIX, *args)
         except NoScriptError:
             return await cast(Callable[..., Any], self._client.eval)(self.text, 1, PREFIX, *args)
+
+    async def on_replicas(self, replicas: int, *args: str | int | float) -> Any:
+        """Run, and answer only when so many replicas have the writes. Raises `StoreUnavailable` when they do not in time:
+        the change may have happened, and asking again is safe."""
+        pipeline = cast(
+            Any, self._client.pipeline(transaction=False)
+        )  # WAIT speaks for the writes of its own connection
+        pipeline.eval(self.text, 1, PREFIX, *args)
+        pipeline.wait(replicas, REPLICA_TIMEOUT_MS)
+        answer, confirmed = await pipeline.execute()
+        if confirmed < replicas:
+            raise StoreUnavailable(f"{confirmed} of {replicas} replicas have the job")
+        return answer

@@ -23,6 +23,15 @@ async def test_every_promise_holds_over_a_game_in_which_calls_are_repeated(
     await bench.close()
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("hundred", range(10))
+async def test_every_promise_holds_over_a_thousand_games(hundred: int, game_url: str, tmp_path: Path) -> None:
+    for seed in range(100 + 100 * hundred, 200 + 100 * hundred):
+        bench = Bench(game_url, model_settings(tmp_path), database=1)
+        await play(bench, seed, moves=250)
+        await bench.close()
+
+
 def test_every_promise_holds_for_moves_that_hypothesis_finds(game_url: str, tmp_path: Path) -> None:
     class Game(RuleBasedStateMachine):
         def __init__(self) -> None:
