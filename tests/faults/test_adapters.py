@@ -4,6 +4,7 @@ import hashlib
 import json
 import struct
 from collections.abc import AsyncIterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,7 @@ async def shelf(tmp_path: Path) -> AsyncIterator[Scene]:
     ]
     catalog = folder / "catalog.yaml"
     catalog.write_text(yaml.safe_dump({"base_models": [{"id": "pocket", "folder": str(POCKET)}], "adapters": rows}))
-    async with open_scene(tmp_path, catalog=catalog) as scene:
+    async with open_scene(tmp_path, catalog=catalog, lease=timedelta(seconds=20)) as scene:
         files["missing"].unlink()
         content = bytearray(files["damaged"].read_bytes())
         content[-1] ^= 1
