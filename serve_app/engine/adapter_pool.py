@@ -1,13 +1,13 @@
 """Where adapters live: slots beside the model, packed rows in host memory, files on disk; each level forgets the least recently used.
 
-Reading and packing happen on one background thread. Only a finished row is copied into a slot, between two steps, so a run
+Reading and packing happen on background threads. Only a finished row is copied into a slot, between two steps, so a run
 that waits for its adapter never delays a run that has its own.
 """
 
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,10 @@ import torch
 from serve_app.engine.adapters_file import AdapterWeights, LayerTable, read_adapter
 from serve_app.engine.lora import NO_SLOT, LayerWeights, PackedRow, SlotBank
 from serve_app.engine.run import AdapterFile
+
+
+LOADERS = 4
+"""Adapters read at once: one on a slow disk must not hold up the others."""
 
 
 @dataclass(slots=True)
@@ -53,7 +57,7 @@ class AdapterPool:
         self._host_memory = host_memory
         self._max_rank = max_rank
         self._on_loaded = on_loaded
-        self._loader = ThreadPoolExecutor(1, thread_name_prefix="adapter-loader")
+        self._loader = ThreadPoolExecutor(LOADERS, thread_name_prefix="adapter-loader")
         self._lock = threading.Lock()
         self._host: OrderedDict[str, Future[_Ready]] = OrderedDict()
         self._slots: OrderedDict[str, int] = OrderedDict()
@@ -103,7 +107,9 @@ class AdapterPool:
 
     def wait_for_loader(self) -> None:
         """Returns once every adapter expected so far has been read."""
-        self._loader.submit(lambda: None).result()
+        with self._lock:
+            futures = list(self._host.values())
+        wait(futures)
 
     def close(self) -> None:
         self._loader.shutdown(cancel_futures=True)

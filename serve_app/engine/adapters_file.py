@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load
 from torch import Tensor
 
 from serve_app.engine.layers import SlotLayer
@@ -111,11 +112,14 @@ def read_adapter(path: Path, table: LayerTable, *, max_rank: int, dtype: torch.d
 
 
 def _read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read whole by Python, which lets other threads run meanwhile; `safe_open` would hold them all up on a slow disk."""
+    content = path.read_bytes()
     try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+        tensors = load(content)
     except SafetensorError as error:
         raise UnusableAdapter(f"not a safetensors file: {error}") from error
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    return tensors, header.get("__metadata__", {})
 
 
 def _parse(key: str, table: LayerTable) -> _Key | None:

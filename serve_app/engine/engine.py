@@ -39,8 +39,8 @@ class Engine:
 
     def __init__(self, options: EngineOptions) -> None:
         self.options = options
-        self._models: dict[str, BaseModel] = {}
-        self._scheduler = Scheduler(max_runs=options.runs, max_rows=options.max_rows)
+        self.base_models: dict[str, BaseModel] = {}
+        self.scheduler = Scheduler(max_runs=options.runs, max_rows=options.max_rows)
         self._decoder = ThreadPoolExecutor(1, thread_name_prefix="decoder")
         self._news = threading.Condition()  # guards the four below: where each live run is
         self._waiting: OrderedDict[str, Waiting] = OrderedDict()
@@ -58,7 +58,7 @@ class Engine:
         if not folders:
             raise ValueError("base_models: at least one base model is needed")
         engine = cls(options)
-        engine._models = {
+        engine.base_models = {
             name: BaseModel.load(name, Path(folder), options, engine._wake) for name, folder in folders.items()
         }
         return engine
@@ -68,9 +68,9 @@ class Engine:
         """Moves one batch on by one denoising step; returns what ended meanwhile, each run exactly once."""
         ended = self._admit()  # encode prompts, place adapters in slots, take waiting runs while there is room
         self._drop_aborted()
-        batch = self._scheduler.next_batch()  # runs that share a batch key, each at its own step
+        batch = self.scheduler.next_batch()  # runs that share a batch key, each at its own step
         ended += self._denoise(batch)  # one forward pass, one sampler step per run
-        for run in self._scheduler.finished(batch):
+        for run in self.scheduler.finished(batch):
             self._decode(run)
         return ended + self._retire(wait=not batch and not ended)
 
@@ -116,7 +116,7 @@ class Engine:
     @property
     def resident_adapters(self) -> frozenset[str]:
         """Ids of the adapters in slots, of every base model."""
-        return frozenset[str]().union(*(model.pool.resident for model in self._models.values()))
+        return frozenset[str]().union(*(model.pool.resident for model in self.base_models.values()))
 
     # -- the step, piece by piece ----------------------------------------------------------------------------------
 
@@ -126,7 +126,7 @@ class Engine:
         with self._news:
             candidates = list(self._waiting.values())
         for waiting in candidates:
-            if not self._scheduler.room:
+            if not self.scheduler.room:
                 break
             try:
                 self._start(waiting)
@@ -143,7 +143,7 @@ class Engine:
         run = model.start(waiting.request, waiting.since)
         if run is None:
             return
-        self._scheduler.add(run)
+        self.scheduler.add(run)
         with self._news:
             if self._waiting.get(run.request.key) is waiting:
                 del self._waiting[run.request.key]
@@ -155,14 +155,14 @@ class Engine:
         with self._news:
             leaving, self._leaving = self._leaving, []
         for run in leaving:
-            self._scheduler.remove(run)
-            self._models[run.key.base_model].pool.release(run.slot)
+            self.scheduler.remove(run)
+            self.base_models[run.key.base_model].pool.release(run.slot)
 
     def _denoise(self, batch: list[Run]) -> list[Finished]:
         """One step of every run in the batch; of a batch that fails, halves are tried, so that only the run at fault fails."""
         if not batch:
             return []
-        key, model = batch[0].key, self._models[batch[0].key.base_model]
+        key, model = batch[0].key, self.base_models[batch[0].key.base_model]
         steps = [run.step for run in batch]
         try:
             model.runner.denoise(batch)
@@ -172,14 +172,14 @@ class Engine:
             if len(batch) == 1:
                 return self._fail_running(batch[0], error)
             if is_out_of_memory(error):
-                self._scheduler.narrow(key, sum(run.rows for run in batch) // 2)
+                self.scheduler.narrow(key, sum(run.rows for run in batch) // 2)
             middle = len(batch) // 2
             return self._denoise(batch[:middle]) + self._denoise(batch[middle:])
         return []
 
     def _decode(self, run: Run) -> None:
         """Hands finished latents to the decoder's thread; the next step does not wait for it."""
-        model = self._models[run.key.base_model]
+        model = self.base_models[run.key.base_model]
         model.pool.release(run.slot)
         with self._news:
             if run in self._leaving:
@@ -209,8 +209,8 @@ class Engine:
         return [_failed(key, waiting.since, code, str(error))]
 
     def _fail_running(self, run: Run, error: Exception) -> list[Finished]:
-        self._scheduler.remove(run)
-        self._models[run.key.base_model].pool.release(run.slot)
+        self.scheduler.remove(run)
+        self.base_models[run.key.base_model].pool.release(run.slot)
         with self._news:
             if run in self._leaving:
                 self._leaving.remove(run)
@@ -221,7 +221,7 @@ class Engine:
         ]
 
     def _model(self, request: RunRequest) -> BaseModel | None:
-        return self._models.get(request.base_model or next(iter(self._models)))
+        return self.base_models.get(request.base_model or next(iter(self.base_models)))
 
     def _wake(self) -> None:
         with self._news:
@@ -264,13 +264,13 @@ class Engine:
 
     def warm_up(self, width: int, height: int) -> None:
         """Makes one short image of this size with every base model: measures its exact forward shapes, fills caches."""
-        for name in self._models:
+        for name in self.base_models:
             self.generate("", seeds=(0,), steps=2, width=width, height=height, base_model=name)
 
     def close(self) -> None:
         """Stops the background threads; live runs are dropped."""
         self._decoder.shutdown(cancel_futures=True)
-        for model in self._models.values():
+        for model in self.base_models.values():
             model.pool.close()
 
     def __enter__(self) -> "Engine":

@@ -4,7 +4,7 @@ The network is SRVGGNetCompact (Wang et al. 2021, Real-ESRGAN `realesr-general-x
 pixel shuffle onto the enlarged input. Its width, depth and scale are read from the weights.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -27,44 +27,47 @@ Progress = Callable[[int, int], None]
 class Upscaler:
     """Enlarges RGB pictures. Not thread-safe; the same picture gives the same bytes on the same machine."""
 
-    def __init__(self, network: "CompactNetwork | None", device: torch.device) -> None:
-        self.network = network.to(device).eval() if network is not None else None
+    def __init__(self, networks: "Iterable[CompactNetwork]", device: torch.device) -> None:
+        self.networks = {network.scale: network.to(device).eval() for network in networks}
         self.device = device
 
     @classmethod
     def load(cls, folder: Path | None, *, device: str = "cpu") -> "Upscaler":
-        """With the safetensors weights in `folder`, the first by name; None means Lanczos.
+        """With the safetensors weights in `folder`, one file per scale; None means Lanczos.
 
         Raises FileNotFoundError when the folder holds none, ValueError when they are not of the compact network.
         """
         if folder is None:
-            return cls(None, torch.device(device))
+            return cls([], torch.device(device))
         files = sorted(Path(folder).glob("*.safetensors"))
         if not files:
             raise FileNotFoundError(f"{folder}: no upscaler weights (*.safetensors)")
-        return cls(CompactNetwork.from_weights(load_file(files[0])), torch.device(device))
+        return cls((CompactNetwork.from_weights(load_file(file)) for file in files), torch.device(device))
 
     @torch.inference_mode()
     def upscale(self, rgb: np.ndarray, factor: int, on_progress: Progress | None = None) -> np.ndarray:
-        """uint8 [height, width, 3] → uint8 [height · factor, width · factor, 3]. `on_progress(done, total)` counts tiles."""
+        """uint8 [height, width, 3] → uint8 [height · factor, width · factor, 3]. `on_progress(done, total)` counts tiles.
+
+        A factor without weights of its own is made by the nearest larger scale (else the largest), then Lanczos.
+        """
         height, width, _ = rgb.shape
         size = (width * factor, height * factor)
-        if self.network is None:
+        if not self.networks:
             return _lanczos(rgb, size)
+        network = self.networks[min((s for s in self.networks if s >= factor), default=max(self.networks))]
         total = tile_count(height, width, side=TILE_SIDE, overlap=OVERLAP)
-        canvas = Canvas(height, width, self.network.scale, OVERLAP)
+        canvas = Canvas(height, width, network.scale, OVERLAP)
         for done, tile in enumerate(cut(height, width, side=TILE_SIDE, overlap=OVERLAP), 1):
-            canvas.paste(tile, self._enlarge(rgb, tile))
+            canvas.paste(tile, self._enlarge(network, rgb, tile))
             if on_progress is not None:
                 on_progress(done, total)
         enlarged = (canvas.finish() * 255).round().clip(0, 255).astype(np.uint8)
-        return enlarged if self.network.scale == factor else _lanczos(enlarged, size)
+        return enlarged if network.scale == factor else _lanczos(enlarged, size)
 
-    def _enlarge(self, rgb: np.ndarray, tile: Tile) -> np.ndarray:
-        assert self.network is not None
+    def _enlarge(self, network: "CompactNetwork", rgb: np.ndarray, tile: Tile) -> np.ndarray:
         part = rgb[tile.top : tile.top + tile.height, tile.left : tile.left + tile.width]
         pixels = torch.from_numpy(np.ascontiguousarray(part)).to(self.device).permute(2, 0, 1)[None].float() / 255
-        return self.network(pixels)[0].permute(1, 2, 0).cpu().numpy()
+        return network(pixels)[0].permute(1, 2, 0).cpu().numpy()
 
 
 class CompactNetwork(nn.Module):

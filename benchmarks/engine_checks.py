@@ -1,0 +1,258 @@
+"""The engine's other promises, measured: latency, joining, overhead, loading, exactness, cancelling, parity, poison."""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+from benchmarks.engine_rivals import Rival, ours, set_adapters_per_job
+from benchmarks.engine_subjects import Subject
+from serve_app.engine import AdapterFile, Engine, RunRequest
+
+SMALL = 256
+"""Pixels of the checks that are about order and bytes, not speed."""
+
+
+def short_job_behind_long_ones(subject: Subject, args: argparse.Namespace) -> dict[str, Any]:
+    """C4: a 20-step job that arrives behind seven 50-step jobs."""
+    small = subject._replace(side=min(subject.side, SMALL))
+    jobs = [
+        *small.requests(7, adapters=7, steps=50),
+        replace(small.requests(1, adapters=1, steps=20, first=99)[0], adapter=subject.adapters[7]),
+    ]
+    rivals: dict[str, Rival] = {"ours": ours(small), "B1": set_adapters_per_job(small)}
+    for rival in rivals.values():
+        rival(small.requests(2, adapters=2, steps=2))
+    latency = {
+        name: statistics.median(rival(jobs).latencies["99"] for _ in range(args.repeats))
+        for name, rival in rivals.items()
+    }
+    return {
+        "p50_s": {name: round(value, 2) for name, value in latency.items()},
+        "times_lower": round(latency["B1"] / latency["ours"], 1),
+    }
+
+
+def enqueue_to_first_step(subject: Subject, _: argparse.Namespace) -> dict[str, Any]:
+    """C5: time from `add`, at a random moment of a step, to the end of the new run's first step, in steps."""
+    import random
+    import threading
+
+    engine, chance = _loaded(subject, runs=4), random.Random(0)
+    waits: list[float] = []
+    for i in range(20):
+        late = subject.requests(1, adapters=4, steps=50, first=1000 + i)[0]
+        typical = _timed(engine.step)
+        added = list[float]()
+
+        def add(late: RunRequest = late, added: list[float] = added) -> None:
+            added.append(time.perf_counter())
+            engine.add(late)
+
+        threading.Timer(typical * chance.random(), add).start()
+        while engine.progress().get(late.key, (0, 0))[0] == 0:
+            engine.step()
+        waits.append((time.perf_counter() - added[0]) / typical)
+        engine.abort(late.key)
+        engine.step()
+    return {
+        "median_steps_to_end_of_first": round(statistics.median(waits), 2),
+        "waited_steps": round(statistics.median(waits) - 1, 2),
+    }
+
+
+def mixed_over_bare(subject: Subject, args: argparse.Namespace) -> dict[str, Any]:
+    """C6: a full batch with eight adapters over the same batch with none."""
+    mixed, bare = _loaded(subject, runs=8), _loaded(subject, runs=8, adapters=0)
+    ratios = [_cpu(mixed.step) / _cpu(bare.step) for _ in range(5 * args.repeats)]
+    return {"ratio": round(statistics.median(ratios), 3), "spread": [round(min(ratios), 3), round(max(ratios), 3)]}
+
+
+def loading_stalls_nobody(subject: Subject, args: argparse.Namespace) -> dict[str, Any]:
+    """C7: the step thread's own processor time per step, with and without an unseen adapter being read and placed."""
+    engine = _loaded(subject, runs=7)
+    quiet = [_thread_cpu(engine.step) for _ in range(30)]
+    busy: list[float] = []
+    with TemporaryDirectory() as folder:
+        for i in range(10):
+            unseen = _copy_of(subject.adapters[0], Path(folder) / f"{i}.safetensors", 1 + i / 100)
+            request = replace(subject.requests(1, adapters=0, steps=50, first=2000 + i)[0], adapter=unseen)
+            (model,) = engine.base_models.values()
+            model.pool.expect(unseen)
+            busy += [_thread_cpu(engine.step) for _ in range(3)]
+            engine.add(request)
+            engine.abort(request.key)
+    level = {"quiet_ms": _percentiles(quiet), "while_loading_ms": _percentiles(busy)}
+    return level | {"p99_ratio": round(level["while_loading_ms"]["p99"] / level["quiet_ms"]["p99"], 3)}
+
+
+def same_bytes_in_any_company(subject: Subject, _: argparse.Namespace, jobs: int = 200) -> dict[str, Any]:
+    """C9: random steps, guidance, weights, adapters, joining at random steps, against each run alone on a second engine."""
+    import random
+
+    chance, small = random.Random(1), subject._replace(side=min(subject.side, SMALL))
+    requests = [
+        replace(one, steps=chance.randint(2, 6), guidance=chance.choice([1.0, 5.0, 9.0]), weight=chance.choice([0.1, 0.75, 2.0]), adapter=chance.choice([None, *subject.adapters]))
+        for one in small.requests(jobs, adapters=1, steps=2)
+    ]  # fmt: skip
+    crowd: dict[str, np.ndarray] = {}
+    engine, waiting = small.engine(), list(requests)
+    while waiting or engine.has_work:
+        for _joins in range(min(len(waiting), chance.randint(0, 3))):
+            engine.add(waiting.pop())
+        crowd |= {one.key: one.image for one in engine.step() if one.image is not None}
+    alone = ours(small)
+    same = sum(np.array_equal(crowd[one.key], alone([one]).images[one.key]) for one in requests)
+    return {"identical": f"{same}/{jobs}"}
+
+
+def cancel_to_freed_row(subject: Subject, _: argparse.Namespace) -> dict[str, Any]:
+    """C10: steps from `abort` until the run is out of the forward pass."""
+    small = subject._replace(side=min(subject.side, SMALL))
+    engine = _loaded(small, runs=8)
+    rows: list[int] = []
+    (model,) = engine.base_models.values()
+    model.family.unet.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].shape[0]))
+    engine.step()
+    engine.abort("0")
+    engine.step()
+    return {"rows_before": rows[0], "rows_in_next_step": rows[1], "steps": 1 if rows[1] < rows[0] else "more"}
+
+
+def parity(subject: Subject, _: argparse.Namespace) -> dict[str, Any]:
+    """C11: our final latents in mixed company against diffusers' pipeline one at a time, per sampler; adapters at three weights."""
+    from serve_app.engine.sampler import DIFFUSERS_CLASS, Sampler
+
+    small = subject._replace(side=min(subject.side, SMALL))
+    pipeline_of: Any = _pipeline_with_adapters(small)
+    library: Any = __import__("diffusers")
+    worst: dict[str, float] = {}
+    config = pipeline_of.scheduler.config
+    for sampler in Sampler:
+        requests = [
+            replace(one, weight=weight, sampler=sampler, steps=20, guidance=guidance, key=f"{sampler}{i}")
+            for i, (one, weight, guidance) in enumerate(zip(small.requests(6, adapters=6, steps=20), (0.1, 0.75, 1.0) * 2, (5.0, 5.0, 5.0, 1.0, 1.0, 1.0), strict=True))
+        ]  # fmt: skip
+        made = _latents(small, requests)
+        pipeline_of.scheduler = getattr(library, DIFFUSERS_CLASS[sampler]).from_config(config)
+        errors: list[float] = []
+        for one in requests:
+            assert one.adapter is not None
+            pipeline_of.set_adapters(one.adapter.id[:8], one.weight)
+            theirs = pipeline_of(one.prompt, generator=torch.Generator().manual_seed(one.seed), num_inference_steps=one.steps,
+                                 guidance_scale=one.guidance, width=one.width, height=one.height, output_type="latent").images[0]  # fmt: skip
+            errors.append(float((theirs - made[one.key]).abs().max()))
+        worst[sampler] = max(errors)
+    return {"largest_latent_error": worst}
+
+
+def poison(subject: Subject, _: argparse.Namespace) -> dict[str, Any]:
+    """C12: an exploding adapter and one of NaN beside six good jobs."""
+    small = subject._replace(side=min(subject.side, SMALL))
+    good = small.requests(6, adapters=6, steps=6)
+    alone = ours(small)
+    expected = {one.key: alone([one]).images[one.key] for one in good}
+    with TemporaryDirectory() as folder:
+        bad = [
+            replace(
+                good[0], key=f"bad{i}", adapter=_copy_of(subject.adapters[0], Path(folder) / f"{i}.safetensors", factor)
+            )
+            for i, factor in enumerate((1e20, float("nan")))
+        ]
+        engine = small.engine()
+        ended = {one.key: one for one in _finish(engine, bad + good)}
+    touched = sum(not np.array_equal(expected[key], np.asarray(ended[key].image)) for key in expected)
+    failures = {key: ended[key].failure for key in ("bad0", "bad1")}
+    return {
+        "neighbours_affected": touched,
+        "failures": {key: failure.code if failure else "none" for key, failure in failures.items()},
+    }
+
+
+CHECKS: dict[str, Callable[[Subject, argparse.Namespace], dict[str, Any]]] = {
+    "C4": short_job_behind_long_ones,
+    "C5": enqueue_to_first_step,
+    "C6": mixed_over_bare,
+    "C7": loading_stalls_nobody,
+    "C9": same_bytes_in_any_company,
+    "C10": cancel_to_freed_row,
+    "C11": parity,
+    "C12": poison,
+}
+
+
+def _loaded(subject: Subject, *, runs: int, adapters: int = 8) -> Engine:
+    """An engine in the middle of long runs, warm."""
+    engine = subject.engine()
+    for request in subject.requests(
+        runs, adapters=adapters and min(adapters, runs), steps=1000 if subject.name == "pocket" else 999
+    ):
+        engine.add(request)
+    while min(done for done, _ in engine.progress().values()) < 2:
+        engine.step()
+    return engine
+
+
+def _finish(engine: Engine, requests: list[RunRequest]) -> list[Any]:
+    for request in requests:
+        engine.add(request)
+    ended: list[Any] = []
+    while engine.has_work:
+        ended += engine.step()
+    return ended
+
+
+@torch.inference_mode()
+def _latents(subject: Subject, requests: list[RunRequest]) -> dict[str, torch.Tensor]:
+    (model,) = subject.engine().base_models.values()
+    for request in requests:
+        assert request.adapter is not None
+        model.pool.expect(request.adapter)
+    model.pool.wait_for_loader()
+    runs = [model.start(request, 0.0) for request in requests]
+    live = [run for run in runs if run is not None]
+    while running := [run for run in live if not run.is_done]:
+        model.runner.denoise(running)
+    return {run.request.key: run.latents for run in live}
+
+
+def _pipeline_with_adapters(subject: Subject) -> Any:
+    import copy
+
+    pipeline = copy.deepcopy(subject.pipeline)
+    pipeline.set_progress_bar_config(disable=True)
+    for file in subject.adapters[:6]:
+        pipeline.load_lora_weights(str(file.path.parent), weight_name=file.path.name, adapter_name=file.id[:8])
+    return pipeline
+
+
+def _copy_of(adapter: AdapterFile, path: Path, factor: float) -> AdapterFile:
+    """The same adapter with its numbers times `factor`: another identity."""
+    save_file({name: (tensor.float() * factor).contiguous() for name, tensor in load_file(adapter.path).items()}, path)
+    return AdapterFile(f"{adapter.id}*{factor}", path)
+
+
+def _percentiles(seconds: list[float]) -> dict[str, float]:
+    return {f"p{p}": round(float(np.percentile(seconds, p)) * 1e3, 2) for p in (50, 99)}
+
+
+def _timed(work: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+    began = clock()
+    work()
+    return clock() - began
+
+
+def _cpu(work: Callable[[], object]) -> float:
+    return _timed(work, time.process_time)
+
+
+def _thread_cpu(work: Callable[[], object]) -> float:
+    return _timed(work, time.thread_time)

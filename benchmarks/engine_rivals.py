@@ -1,0 +1,129 @@
+"""What the engine is compared with, each as well as its policy allows: B1, B2 and B3, beside ours."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from benchmarks.engine_subjects import Subject
+from serve_app.engine import Engine, RunRequest
+from serve_app.engine.run import Run
+from serve_app.engine.scheduler import Scheduler
+
+
+class Result(NamedTuple):
+    """One closed set of jobs, from all waiting to all made."""
+
+    images: dict[str, np.ndarray]
+    latencies: dict[str, float]
+    """Seconds from the start to each job's image."""
+    wall_s: float
+    cpu_s: float
+    """Processor seconds of the whole process, every thread: on a shared machine the steadier of the two."""
+
+
+Rival = Callable[[Sequence[RunRequest]], Result]
+
+
+def ours(subject: Subject) -> Rival:
+    """Any adapters in one batch."""
+    engine = subject.engine()
+    return lambda requests: _drive(engine, requests)
+
+
+def one_adapter_per_batch(subject: Subject) -> Rival:
+    """B2: our engine and kernels, its scheduler under vLLM-Omni's rule: the oldest run's adapter and weight choose the batch."""
+    engine = subject.engine()
+    engine.scheduler = OneAdapterPerBatch(max_runs=subject.options.runs, max_rows=subject.options.max_rows)
+    return lambda requests: _drive(engine, requests)
+
+
+class OneAdapterPerBatch(Scheduler):
+    def next_batch(self) -> list[Run]:
+        batch = super().next_batch()
+        if not batch:
+            return []
+        head = min(batch, key=lambda run: run.added_at)
+        return [
+            run
+            for run in batch
+            if run.request.adapter == head.request.adapter and run.request.weight == head.request.weight
+        ]
+
+
+def set_adapters_per_job(subject: Subject) -> Rival:
+    """B1: diffusers' pipeline, every adapter loaded beforehand, `set_adapters` before each job, first in first out."""
+    pipeline = _pipeline(subject)
+    names = {file.id: f"adapter{i}" for i, file in enumerate(subject.adapters)}
+    for file in subject.adapters:
+        pipeline.load_lora_weights(str(file.path.parent), weight_name=file.path.name, adapter_name=names[file.id])
+
+    def wear(request: RunRequest) -> None:
+        if request.adapter is None:
+            pipeline.disable_lora()
+            return
+        pipeline.enable_lora()
+        pipeline.set_adapters(names[request.adapter.id], request.weight)
+
+    return lambda requests: _one_by_one(pipeline, requests, wear, lambda: None)
+
+
+def load_per_job(subject: Subject) -> Rival:
+    """B3: diffusers' pipeline, the job's adapter loaded before it and unloaded after it."""
+    pipeline = _pipeline(subject)
+
+    def wear(request: RunRequest) -> None:
+        if request.adapter is not None:
+            path = request.adapter.path
+            pipeline.load_lora_weights(str(path.parent), weight_name=path.name, adapter_name="only")
+            pipeline.set_adapters("only", request.weight)
+
+    return lambda requests: _one_by_one(pipeline, requests, wear, pipeline.unload_lora_weights)
+
+
+def _pipeline(subject: Subject) -> Any:
+    import copy
+
+    pipeline = copy.deepcopy(subject.pipeline)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def _drive(engine: Engine, requests: Sequence[RunRequest]) -> Result:
+    """All the requests at once; the engine takes them as it has room."""
+    images: dict[str, np.ndarray] = {}
+    latencies: dict[str, float] = {}
+    wall, cpu = time.perf_counter(), time.process_time()
+    for request in requests:
+        engine.add(request)
+    while engine.has_work:
+        for ended in engine.step():
+            assert ended.image is not None, ended.failure
+            images[ended.key] = ended.image
+            latencies[ended.key] = time.perf_counter() - wall
+    return Result(images, latencies, time.perf_counter() - wall, time.process_time() - cpu)
+
+
+def _one_by_one(
+    pipeline: Any, requests: Sequence[RunRequest], wear: Callable[[RunRequest], None], undress: Callable[[], None]
+) -> Result:
+    images: dict[str, np.ndarray] = {}
+    latencies: dict[str, float] = {}
+    wall, cpu = time.perf_counter(), time.process_time()
+    for request in requests:
+        wear(request)
+        made = pipeline(
+            request.prompt,
+            negative_prompt=request.negative_prompt or None,
+            generator=torch.Generator().manual_seed(request.seed),
+            num_inference_steps=request.steps,
+            guidance_scale=request.guidance,
+            width=request.width,
+            height=request.height,
+        ).images[0]
+        images[request.key] = np.asarray(made)
+        latencies[request.key] = time.perf_counter() - wall
+        undress()
+    return Result(images, latencies, time.perf_counter() - wall, time.process_time() - cpu)

@@ -1,0 +1,102 @@
+"""Adapters move between disk, host memory and slots, and no run waits for another's."""
+
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from serve_app.engine import AdapterFile, Engine, Finished, RunRequest
+from serve_app.engine.base_model import BaseModel
+from tests.engine import tiny
+from tests.engine.conftest import EXACT_FLOAT32
+from tests.engine.rig import finish, start
+
+SHORT = RunRequest(key="short", prompt="a cat", steps=2, width=64, height=64)
+
+
+@pytest.fixture
+def loras(sd: Path, tmp_path: Path) -> list[AdapterFile]:
+    return [tiny.write_adapter(tmp_path / f"{i}.safetensors", tiny.random_lora(sd, rank=4, seed=i)) for i in range(5)]
+
+
+@pytest.fixture
+def small(sd: Path) -> BaseModel:
+    """Two slots."""
+    return BaseModel.load("m", sd, replace(EXACT_FLOAT32, adapter_slots=2), lambda: None)
+
+
+def test_the_least_recently_used_adapter_leaves_and_one_in_use_never(
+    small: BaseModel, loras: list[AdapterFile]
+) -> None:
+    pool = small.pool
+    first = start(small, replace(SHORT, adapter=loras[0]))
+    second = start(small, replace(SHORT, adapter=loras[1]))
+    pool.expect(loras[2])
+    pool.wait_for_loader()
+    assert pool.acquire(loras[2]) is None, "both slots are in use"
+    pool.release(first.slot)
+    assert start(small, replace(SHORT, adapter=loras[2])).slot == first.slot
+    assert pool.resident == {loras[1].id, loras[2].id}
+    assert second.slot != first.slot
+
+
+def test_an_adapter_in_a_slot_is_shared_by_its_runs(small: BaseModel, loras: list[AdapterFile]) -> None:
+    runs = [start(small, replace(SHORT, adapter=loras[0], weight=weight)) for weight in (0.1, 1.0)]
+    assert runs[0].slot == runs[1].slot
+    small.pool.release(runs[0].slot)
+    start(small, replace(SHORT, adapter=loras[1]))
+    small.pool.expect(loras[2])
+    small.pool.wait_for_loader()
+    assert small.pool.acquire(loras[2]) is None, "one run still holds it"
+
+
+def test_more_adapters_than_slots_all_get_made(sd: Path, loras: list[AdapterFile]) -> None:
+    with Engine.load(sd, replace(EXACT_FLOAT32, adapter_slots=2)) as engine:
+        ended = finish(engine, [replace(SHORT, key=f"{i}", adapter=lora) for i, lora in enumerate(loras)])
+    assert all(one.image is not None for one in ended.values())
+
+
+def test_slots_give_way_to_the_memory_they_were_given(sd: Path, loras: list[AdapterFile], tmp_path: Path) -> None:
+    big = tiny.write_adapter(
+        tmp_path / "big.safetensors", tiny.random_lora(sd, rank=60, seed=9, targets=tiny.EVERYTHING, text=True)
+    )
+    with Engine.load(sd, replace(EXACT_FLOAT32, max_runs=1, adapter_slots=64, adapter_memory=8 * 2**20)) as engine:
+        finish(engine, [replace(SHORT, key=f"{i}", adapter=lora) for i, lora in enumerate(loras)])
+        assert len(engine.resident_adapters) == 5
+        assert finish(engine, [replace(SHORT, adapter=big)])["short"].image is not None
+        (model,) = engine.base_models.values()
+        held = sum(bank.layout.size * 4 * bank.slots for bank in model.banks.values())
+        assert held <= 8 * 2**20
+        assert big.id in engine.resident_adapters
+        ended = finish(engine, [replace(SHORT, key=f"{i}", adapter=lora) for i, lora in enumerate(loras)])
+        assert all(one.image is not None for one in ended.values())
+
+
+def test_host_memory_is_bounded_and_evicted_adapters_are_read_again(sd: Path, loras: list[AdapterFile]) -> None:
+    with Engine.load(sd, replace(EXACT_FLOAT32, adapter_slots=1, host_memory=1)) as engine:
+        for _ in range(2):
+            ended = finish(engine, [replace(SHORT, key=f"{i}", adapter=lora) for i, lora in enumerate(loras)])
+            assert all(one.image is not None for one in ended.values())
+
+
+def test_runs_go_on_while_an_adapter_is_being_read(sd: Path, loras: list[AdapterFile], tmp_path: Path) -> None:
+    """C7: the file is a pipe that gives nothing until the test lets it."""
+    pipe = tmp_path / "slow.safetensors"
+    os.mkfifo(pipe)
+    with Engine.load(sd, EXACT_FLOAT32) as engine:
+        engine.add(replace(SHORT, key="slow", adapter=AdapterFile("slow", pipe)))
+        ended = {one.key: one for one in finish_one(engine, replace(SHORT, key="quick", adapter=loras[0]))}
+        assert ended["quick"].image is not None
+        assert engine.progress() == {"slow": (0, 2)}
+        threading.Thread(target=pipe.write_bytes, args=(b"",)).start()
+        assert finish(engine)["slow"].failure is not None
+
+
+def finish_one(engine: Engine, request: RunRequest) -> list[Finished]:
+    engine.add(request)
+    while True:
+        ended = engine.step()
+        if any(one.key == request.key for one in ended):
+            return ended

@@ -1,0 +1,86 @@
+"""C8: a compiled denoiser has one graph per forward shape and makes no other, whatever the company."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+
+from serve_app.engine.base_model import BaseModel
+from serve_app.engine.options import EngineOptions
+from serve_app.engine.run import RunRequest
+from tests.engine import tiny
+from tests.engine.conftest import EXACT_FLOAT32
+from tests.engine.rig import start
+
+COMPOSITIONS = 1000
+
+
+def test_no_graph_is_made_after_warm_up_over_a_thousand_compositions(sd: Path, tmp_path: Path) -> None:
+    graphs: list[fx.GraphModule] = []
+
+    def counting(graph: fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
+        """Runs a graph once and then repeats its answer: this test is about which graph is called, not what it computes."""
+        graphs.append(graph)
+        answers: list[Any] = []
+
+        def replay(*inputs: Any) -> Any:
+            if not answers:
+                answers.append(graph(*inputs))
+            return answers[0]
+
+        return replay
+
+    torch._dynamo.register_backend(counting, name="counting")  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+    model = BaseModel.load(
+        "m", sd, EngineOptions(device="cpu", dtype="float32", compile="counting", max_rows=4, exact=False), lambda: None
+    )
+    files = [
+        tiny.write_adapter(
+            tmp_path / f"{i}.safetensors",
+            tiny.random_lora(sd, rank=4 + 6 * i, seed=i, targets=tiny.EVERYTHING if i else tiny.ATTENTION),
+        )
+        for i in range(3)
+    ]
+    requests = [
+        RunRequest(key=f"{i}", prompt="a cat", adapter=files[i % 4] if i % 4 < 3 else None, weight=0.1 * i, guidance=[1.0, 5.0][i % 2], steps=50, width=64, height=64, sampler="euler")
+        for i in range(8)
+    ]  # fmt: skip
+    chance = random.Random(0)
+    runs = [start(model, request) for request in requests]
+    single, double = [run for run in runs if run.rows == 1], [run for run in runs if run.rows == 2]
+
+    def compose() -> None:
+        batch = chance.sample(single, chance.randint(0, 2)) + chance.sample(double, chance.randint(0, 1))
+        for run in batch:
+            run.step = chance.randrange(49)
+        if batch:
+            model.runner.denoise(batch)
+
+    with torch.inference_mode():
+        for company in ([single[0]], double[:1], double[:2]):
+            for run in company:
+                run.step = 0
+            model.runner.denoise(company)
+        warm = len(graphs)
+        for _ in range(COMPOSITIONS):
+            compose()
+    assert 1 <= warm <= 3
+    assert len(graphs) == warm
+
+
+def test_compiled_and_eager_agree(sd: Path, tmp_path: Path) -> None:
+    file = tiny.write_adapter(tmp_path / "a.safetensors", tiny.random_lora(sd, rank=4, seed=1, targets=tiny.EVERYTHING))
+    request = RunRequest(key="k", prompt="a cat", adapter=file, steps=3, width=64, height=64)
+    latents: list[np.ndarray] = []
+    for options in (EngineOptions(device="cpu", dtype="float32", compile="eager"), EXACT_FLOAT32):
+        model = BaseModel.load("m", sd, options, lambda: None)
+        run = start(model, request)
+        with torch.inference_mode():
+            while not run.is_done:
+                model.runner.denoise([run])
+        latents.append(run.latents.numpy())
+    assert np.allclose(*latents, atol=1e-4)

@@ -1,0 +1,240 @@
+"""Joining, leaving and failing, through the engine's own door."""
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from serve_app.domain.errors import FailureCode
+from serve_app.engine import AdapterFile, Engine, EngineOptions, Finished, RunRequest
+from tests.engine import tiny
+from tests.engine.conftest import EXACT_FLOAT32
+from tests.engine.rig import finish
+
+SHORT = RunRequest(key="short", prompt="a cat", steps=3, width=64, height=64)
+LONG = replace(SHORT, key="long", steps=40)
+
+
+@pytest.fixture
+def loras(sd: Path, tmp_path: Path) -> list[AdapterFile]:
+    return [tiny.write_adapter(tmp_path / f"{i}.safetensors", tiny.random_lora(sd, rank=4, seed=i)) for i in range(6)]
+
+
+@pytest.fixture
+def alone(engine: Engine) -> Finished:
+    """What the short run gives when nothing else runs."""
+    return finish(engine, [SHORT])["short"]
+
+
+def same(one: Finished, other: Finished) -> bool:
+    return one.image is not None and other.image is not None and np.array_equal(one.image, other.image)
+
+
+def test_a_run_joining_mid_batch_gets_the_same_image_as_alone(engine: Engine, alone: Finished) -> None:
+    engine.add(LONG)
+    for _ in range(5):
+        engine.step()
+    engine.add(SHORT)
+    ended = finish(engine)
+    assert same(ended["short"], alone)
+    assert ended["long"].image is not None
+
+
+def test_a_run_starts_at_the_step_after_it_was_added(engine: Engine) -> None:
+    """C5, with its adapter at hand."""
+    engine.add(LONG)
+    engine.step()
+    engine.add(SHORT)
+    engine.step()
+    assert engine.progress() == {"long": (2, 40), "short": (1, 3)}
+
+
+def test_an_aborted_run_frees_its_place_within_a_step_and_is_not_returned(engine: Engine) -> None:
+    """C10."""
+    engine.add(LONG)
+    engine.step()
+    free = engine.free_rows
+    assert engine.abort("long")
+    assert not engine.abort("long")
+    assert engine.free_rows == free + 1
+    assert engine.step() == []
+    assert not engine.has_work
+    assert set(finish(engine, [SHORT])) == {"short"}
+
+
+def test_a_key_may_be_used_again_right_after_abort(engine: Engine, alone: Finished) -> None:
+    engine.add(replace(LONG, key="short"))
+    engine.step()
+    assert engine.abort("short")
+    assert same(finish(engine, [SHORT])["short"], alone)
+
+
+def test_a_live_key_is_refused(engine: Engine) -> None:
+    engine.add(SHORT)
+    with pytest.raises(ValueError, match="short"):
+        engine.add(SHORT)
+    finish(engine)
+
+
+def test_abort_while_waiting_for_an_adapter(engine: Engine, loras: list[AdapterFile]) -> None:
+    engine.add(replace(SHORT, adapter=loras[0]))
+    assert engine.abort("short")
+    assert engine.step() == []
+    assert not engine.has_work
+
+
+def test_runs_beyond_the_room_wait_their_turn(sd: Path) -> None:
+    with Engine.load(sd, EngineOptions(device="cpu", dtype="float32", max_rows=4)) as engine:
+        for i in range(5):
+            engine.add(replace(SHORT, key=f"{i}"))
+        assert engine.free_rows == 0
+        engine.step()
+        assert sum(done > 0 for done, _ in engine.progress().values()) == 2
+        assert set(finish(engine)) == {"0", "1", "2", "3", "4"}
+
+
+@pytest.mark.parametrize(("request_", "code", "reason"), [
+    (replace(SHORT, base_model="other"), FailureCode.GENERATION_FAILED, "other"),
+    (replace(SHORT, sampler="magic"), FailureCode.GENERATION_FAILED, "magic"),
+    (replace(SHORT, sampler="lcm", steps=999), FailureCode.GENERATION_FAILED, "999"),
+    (replace(SHORT, adapter=AdapterFile("no", Path("/no/such/file.safetensors"))), FailureCode.LORA_UNAVAILABLE, "file"),
+])  # fmt: skip
+def test_what_cannot_be_made_fails_by_name_and_alone(
+    engine: Engine, alone: Finished, request_: RunRequest, code: FailureCode, reason: str
+) -> None:
+    ended = finish(engine, [replace(request_, key="bad"), SHORT])
+    failure = ended["bad"].failure
+    assert failure is not None
+    assert failure.code is code
+    assert reason in failure.message
+    assert same(ended["short"], alone)
+
+
+def test_an_adapter_that_comes_back_is_read_again(engine: Engine, loras: list[AdapterFile], tmp_path: Path) -> None:
+    late = AdapterFile("late", tmp_path / "late.safetensors")
+    assert finish(engine, [replace(SHORT, adapter=late)])["short"].failure is not None
+    late.path.write_bytes(loras[0].path.read_bytes())
+    assert finish(engine, [replace(SHORT, adapter=late)])["short"].image is not None
+
+
+def test_a_poisonous_adapter_fails_its_own_run_and_touches_no_other(
+    engine: Engine, alone: Finished, sd: Path, tmp_path: Path
+) -> None:
+    """C12: finite weights that overflow the forward pass, and weights that are no numbers."""
+    exploding = tiny.write_adapter(
+        tmp_path / "e.safetensors", tiny.random_lora(sd, rank=4, seed=1, targets=tiny.EVERYTHING, size=1e19)
+    )
+    tensors = tiny.random_lora(sd, rank=4, seed=1)
+    poison = tiny.write_adapter(
+        tmp_path / "n.safetensors", {name: tensor * float("nan") for name, tensor in tensors.items()}
+    )
+    ended = finish(
+        engine, [replace(SHORT, key="exploding", adapter=exploding), replace(SHORT, key="nan", adapter=poison), SHORT]
+    )
+    assert same(ended["short"], alone)
+    failures = {key: one.failure.code for key, one in ended.items() if one.failure is not None}
+    assert failures == {"exploding": FailureCode.GENERATION_FAILED, "nan": FailureCode.LORA_UNAVAILABLE}
+
+
+def test_the_slot_of_a_poisonous_adapter_is_clean_for_the_next(sd: Path, tmp_path: Path) -> None:
+    exploding = tiny.write_adapter(
+        tmp_path / "e.safetensors", tiny.random_lora(sd, rank=4, seed=1, targets=tiny.EVERYTHING, size=1e19)
+    )
+    good = replace(SHORT, adapter=tiny.write_adapter(tmp_path / "g.safetensors", tiny.random_lora(sd, rank=4, seed=2)))
+    with Engine.load(sd, replace(EXACT_FLOAT32, adapter_slots=1)) as engine:
+        finish(engine, [replace(SHORT, adapter=exploding)])
+        after = finish(engine, [good])["short"]
+    with Engine.load(sd, EXACT_FLOAT32) as engine:
+        assert same(after, finish(engine, [good])["short"])
+
+
+class _Forward:
+    """Stands before the UNet's own forward and raises as a device would."""
+
+    def __init__(self, engine: Engine, error: Exception, *, rows_above: int) -> None:
+        self.error, self.rows_above, self.widths = error, rows_above, list[int]()
+        (model,) = engine.base_models.values()
+        model.family.unet.register_forward_pre_hook(self)
+
+    def __call__(self, _: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        self.widths.append(inputs[0].shape[0])
+        if inputs[0].shape[0] > self.rows_above:
+            raise self.error
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("no room"), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+)
+def test_out_of_memory_makes_batches_smaller_and_loses_nothing(sd: Path, error: Exception) -> None:
+    with Engine.load(sd, replace(EXACT_FLOAT32, exact=False)) as engine:
+        expected = finish(engine, [replace(SHORT, key=f"{i}", seed=i) for i in range(4)])
+        device = _Forward(engine, error, rows_above=4)
+        ended = finish(engine, [replace(SHORT, key=f"{i}", seed=i) for i in range(4)])
+    assert all(one.image is not None for one in ended.values())
+    for key, one in ended.items():
+        assert abs(np.asarray(one.image, int) - np.asarray(expected[key].image, int)).max() <= 1
+    assert device.widths.count(8) == 1, "the batch that did not fit was tried again"
+
+
+def test_out_of_memory_with_one_run_fails_that_run_by_name(sd: Path) -> None:
+    with Engine.load(sd, replace(EXACT_FLOAT32, exact=False)) as engine:
+        _Forward(engine, torch.OutOfMemoryError("no room"), rows_above=1)
+        ended = finish(engine, [SHORT, replace(SHORT, key="one row", guidance=1.0)])
+    assert ended["short"].failure is not None
+    assert ended["short"].failure.code is FailureCode.OUT_OF_MEMORY
+    assert ended["one row"].image is not None
+
+
+def test_a_size_the_factor_does_not_divide_is_cropped_from_the_next_one_up(engine: Engine) -> None:
+    larger = finish(engine, [replace(SHORT, width=64, height=72)])["short"].image
+    exact = finish(engine, [replace(SHORT, width=60, height=66)])["short"].image
+    assert larger is not None
+    assert exact is not None
+    assert exact.shape == (66, 60, 3)
+    assert np.array_equal(exact, larger[3:69, 2:62])
+
+
+def test_add_and_abort_from_many_threads_while_stepping(engine: Engine) -> None:
+    barrier = threading.Barrier(4)
+    aborted: list[str] = []
+
+    def customer(name: int) -> None:
+        barrier.wait()
+        for i in range(5):
+            key = f"{name}-{i}"
+            engine.add(replace(SHORT, key=key))
+            if i % 2 and engine.abort(key):
+                aborted.append(key)
+
+    threads = [threading.Thread(target=customer, args=(name,)) for name in range(3)]
+    for thread in threads:
+        thread.start()
+    barrier.wait()
+    ended: dict[str, Finished] = {}
+    while any(thread.is_alive() for thread in threads) or engine.has_work:
+        ended |= {one.key: one for one in engine.step()}
+    assert set(ended) | set(aborted) == {f"{name}-{i}" for name in range(3) for i in range(5)}
+    assert not set(ended) & set(aborted)
+
+
+def test_generate_needs_no_server(sd: Path, loras: list[AdapterFile]) -> None:
+    seen: list[tuple[int, int]] = []
+    with Engine.load(sd, EXACT_FLOAT32) as engine:
+        images = engine.generate("a cat", seeds=(1, 2), adapter=loras[0].path, steps=3, width=64, height=64,
+                                 on_progress=lambda done, total: seen.append((done, total)))  # fmt: skip
+        with pytest.raises(RuntimeError, match="magic"):
+            engine.generate("a cat", sampler="magic", width=64, height=64)
+    assert [image.size for image in images] == [(64, 64), (64, 64)]
+    assert seen[-1] == (6, 6)
+    assert seen == sorted(seen)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"max_rows": 1}, {"dtype": "float8"}, {"adapter_slots": 0}, {"max_rank": 999}, {"threads": -1}]
+)
+def test_an_impossible_option_is_named(wrong: dict[str, int | str]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        EngineOptions(**wrong)  # pyright: ignore[reportArgumentType]
