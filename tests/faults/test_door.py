@@ -1,0 +1,125 @@
+"""Callers who repeat, hang up or meet a dying ingress: one request is one job, and no acknowledged job is missing."""
+
+import asyncio
+import json
+import random
+import signal
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from serve_app.api.app import create_app
+from serve_app.domain.jobs import JobState
+from serve_app.domain.requests import Variant
+from serve_app.service.resources import Resources, open_resources
+from serve_app.settings import Settings
+from serve_app.stores.embedded import stop_redis
+from tests.api.house import BODY_A, House, Member, client_of, house_settings
+from tests.faults.bodies import Hostile
+from tests.faults.books import Ledger, audit_service
+from tests.faults.ingress import Moment, start_ingress
+from tests.faults.test_fuzz import send
+from tests.support import wait_until
+
+SEED = 20261121
+
+
+@dataclass(slots=True)
+class Doorstep:
+    """A house with a caller before it; nobody works inside, so that every job is cancelled in the end."""
+
+    settings: Settings
+    resources: Resources
+    client: httpx.AsyncClient
+    member: Member
+    ledger: Ledger
+
+    def headers(self, key: str) -> dict[str, str]:
+        return self.member.a | {"Idempotency-Key": key}
+
+    def note(self, answer: httpx.Response) -> str:
+        job_id = answer.json()["request_id"]
+        self.ledger.note(self.member.account.id, job_id, may_end_as=[JobState.CANCELED])
+        return job_id
+
+    async def used(self) -> int:
+        """How many requests were counted against the caller's plan."""
+        window = await self.resources.accounts.window(self.member.account.id, Variant.A)
+        return window.plan.limit - window.remaining
+
+    async def audit(self) -> list[str]:
+        for job_id in self.ledger.all:
+            await self.resources.jobs.cancel(job_id, account_id=None)
+        return await audit_service(self.resources, self.ledger)
+
+
+@pytest.fixture
+async def doorstep(tmp_path: Path) -> AsyncIterator[Doorstep]:
+    settings = house_settings(tmp_path / "var", [])
+    async with open_resources(settings) as resources, client_of(create_app(resources)) as client:
+        yield Doorstep(settings, resources, client, await House(resources, client).member(), Ledger())
+    stop_redis(settings.data_dir)
+
+
+async def test_a_storm_of_one_request_is_one_job(doorstep: Doorstep) -> None:
+    async def ask() -> httpx.Response:
+        return await doorstep.client.post("/v1/generate", json=BODY_A, headers=doorstep.headers("storm"))
+
+    answers = await asyncio.gather(*(ask() for _ in range(100)))
+    assert Counter(answer.status_code for answer in answers) == {202: 100}
+    assert len({doorstep.note(answer) for answer in answers}) == 1
+    assert sum("Idempotency-Replayed" in answer.headers for answer in answers) == 99
+    assert (await doorstep.resources.jobs.counts())["accepted"] == 1
+    assert not await doorstep.audit()
+
+
+async def test_without_a_key_the_same_storm_is_a_hundred_jobs(doorstep: Doorstep) -> None:
+    answers = [await doorstep.client.post("/v1/generate", json=BODY_A, headers=doorstep.member.a) for _ in range(100)]
+    assert len({doorstep.note(answer) for answer in answers}) == 100
+    assert not await doorstep.audit()
+
+
+async def test_a_caller_who_hangs_up_gets_one_job_or_none_and_the_same_when_asking_again(doorstep: Doorstep) -> None:
+    """The request is cut off after any number of turns of the loop, as when its connection breaks."""
+    rnd = random.Random(SEED)
+    app = create_app(doorstep.resources)
+    body = json.dumps(BODY_A).encode()
+    cut = 0
+    for number in range(60):
+        headers = [(name.lower().encode(), value.encode()) for name, value in doorstep.headers(f"k{number}").items()]
+        asking = asyncio.create_task(send(app, Hostile("POST", "/v1/generate", b"", headers, (body,))))
+        for _ in range(rnd.randrange(40)):
+            await asyncio.sleep(0)
+        cut += asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        again = await doorstep.client.post("/v1/generate", json=BODY_A, headers=doorstep.headers(f"k{number}"))
+        doorstep.note(again)
+    await wait_until(lambda: not doorstep.resources.background)
+    assert cut > 30, "most of them must really be cut off"
+    assert (await doorstep.resources.jobs.counts())["accepted"] == 60
+    assert not await doorstep.audit()
+
+
+@pytest.mark.parametrize("moment", ["before accept", "after accept"])
+async def test_an_ingress_killed_around_its_accept_costs_the_caller_one_repeat(
+    doorstep: Doorstep, moment: Moment
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        dying = start_ingress(doorstep.settings, listening.fileno(), moment)
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        async with httpx.AsyncClient(base_url=address, timeout=60) as client:
+            with pytest.raises(httpx.TransportError):
+                await client.post("/v1/generate", json=BODY_A, headers=doorstep.headers("once"))
+    await wait_until(lambda: dying.exitcode == -signal.SIGKILL, timeout=30)
+    accepted = (await doorstep.resources.jobs.counts()).get("accepted", 0)
+    assert accepted == (1 if moment == "after accept" else 0)
+    again = await doorstep.client.post("/v1/generate", json=BODY_A, headers=doorstep.headers("once"))
+    doorstep.note(again)
+    assert ("Idempotency-Replayed" in again.headers) == (moment == "after accept")
+    assert (await doorstep.resources.jobs.counts())["accepted"] == 1
+    assert not await doorstep.audit()
