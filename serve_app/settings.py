@@ -50,7 +50,7 @@ class Settings(BaseSettings):
     queue_age_limit: timedelta = timedelta(hours=24)
     max_attempts: int = Field(default=5, ge=1)
     lease: timedelta = timedelta(seconds=30)
-    accept_replicas: int = Field(0, ge=0)
+    accept_replicas: int = Field(default=0, ge=0)
     """Redis replicas that must hold an accepted job before it is acknowledged (`WAIT`); for failover, name them all."""
     log_level: str = "INFO"
 
