@@ -30,8 +30,9 @@ from serve_app.stores.catalog import CatalogError
 from serve_app.stores.embedded import stop_redis
 
 READY_LIMIT_S = 60.0
-STOP_LIMIT_S = 13.0
-"""If stopping hangs, the process ends here all the same: 15 s are promised."""
+STOP_LIMIT_S = 11.0
+"""If stopping hangs, or the machine is busy, what is left is killed now: 15 s are promised."""
+STOP_REDIS_S = 2.0
 
 
 def main() -> None:
@@ -54,7 +55,10 @@ def up(
     with only_one(settings.data_dir):
         if port_is_taken(host, port):
             _refuse(f"{host}:{port} is taken: choose another with --port")
-        _run(settings, service, host=host, port=port, ready_file=ready_file)
+        code = _run(settings, service, host=host, port=port, ready_file=ready_file)
+        os._exit(
+            code
+        )  # everything is stopped and said: unloading libraries would only take time from the promised 15 s
 
 
 def _checked(config: Path, data_dir: Path | None) -> tuple[Settings, ServeConfig]:
@@ -92,9 +96,11 @@ def only_one(data_dir: Path) -> Generator[None]:
         yield
 
 
-def _run(settings: Settings, service: ServeConfig, *, host: str, port: int, ready_file: Path | None) -> None:
+def _run(settings: Settings, service: ServeConfig, *, host: str, port: int, ready_file: Path | None) -> int:
+    """Until a signal; the exit code."""
     runtime = Runtime(runtime_home(settings.data_dir))
     base_url = f"http://{_reachable(host)}:{port}"
+    code = 1
     try:
         _stop_on_signals()
         _say("Starting Redis, Ray and the engine ...")
@@ -108,12 +114,13 @@ def _run(settings: Settings, service: ServeConfig, *, host: str, port: int, read
         _say(_welcome(settings, runtime, demo, lora_id))
         signal.pause()
     except (KeyboardInterrupt, SystemExit):
+        code = 0
         _say("Stopping ...")
     except (AtelierError, RuntimeError) as error:
-        _say(f"atelier: {error}")
-        raise typer.Exit(1) from error
+        _complain(f"{str(error).strip().splitlines()[-1]} (logs: {runtime.logs})")
     finally:
-        _stop(settings, runtime)
+        _stop(settings, runtime, code)
+    return code
 
 
 async def _prepare(settings: Settings, base_url: str) -> tuple[Demo, str]:
@@ -125,16 +132,29 @@ async def _prepare(settings: Settings, base_url: str) -> tuple[Demo, str]:
         return demo, adapters[0].id if adapters else "a-lora-of-your-catalog"
 
 
-def _stop(settings: Settings, runtime: Runtime) -> None:
+def _stop(settings: Settings, runtime: Runtime, code: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    deadline = threading.Timer(STOP_LIMIT_S, os._exit, [0])
+    deadline = threading.Timer(STOP_LIMIT_S, _kill, [settings, runtime, code])
     deadline.daemon = True
     deadline.start()
     runtime.stop()
-    if not settings.redis_url:
-        stop_redis(settings.data_dir)
+    _stop_redis(settings)
+    deadline.cancel()
     _say("Stopped. Everything is kept.")
+
+
+def _kill(settings: Settings, runtime: Runtime, code: int) -> None:
+    """Nothing is lost: Redis has all it confirmed on disk, and the jobs of killed replicas go back when their leases end."""
+    runtime.kill()
+    _stop_redis(settings)
+    _say("Stopped, the last of it by force. Everything is kept.")
+    os._exit(code)
+
+
+def _stop_redis(settings: Settings) -> None:
+    if not settings.redis_url:
+        stop_redis(settings.data_dir, timeout=STOP_REDIS_S)
 
 
 def _stop_on_signals() -> None:
@@ -218,6 +238,10 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
+def _complain(reason: str) -> None:
+    print(f"atelier: {reason}", file=sys.stderr, flush=True)
+
+
 def _refuse(reason: str) -> NoReturn:
-    print(f"atelier: {reason}", file=sys.stderr)
+    _complain(reason)
     raise typer.Exit(2)

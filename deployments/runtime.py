@@ -23,7 +23,7 @@ REPLICA_PORTS = 100
 """Ports kept for ingress replicas: a port that a replaced replica leaves rests for minutes before it is used again."""
 LOOPBACK = "127.0.0.2" if sys.platform == "linux" else "127.0.0.1"
 """Ray's own address: nothing outside this machine reaches it. (Ray replaces 127.0.0.1 by a public address.)"""
-LONGEST_STOP_S = 9.0
+LONGEST_STOP_S = 7.0
 """Serve gets this long to stop; what is left then is killed. The promise for everything is 15 s."""
 
 
@@ -73,6 +73,9 @@ class Runtime:
             stopping.start()
             stopping.join(LONGEST_STOP_S)
             ray.shutdown()
+        self.kill()
+
+    def kill(self) -> None:
         kill_all_of(self._home)
 
 

@@ -75,7 +75,8 @@ def test_a_read_that_hangs_does_not_block_the_controller() -> None:
     assert time.perf_counter() - began < 0.1
 
 
-def test_serve_can_carry_the_policy_to_its_controller() -> None:
+def test_serve_can_carry_the_policy_to_its_controller(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATELIER_REDIS_URL", redis_url)
     policy = AutoscalingPolicy(
         policy_function="deployments.scaling:BacklogPolicy", policy_kwargs={"kind": "upscale", "target_s": 5}
     )
