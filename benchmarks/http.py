@@ -1,0 +1,240 @@
+"""Accept and poll through HTTP: what durability costs, measured against the same handler without it, in one run.
+
+    .venv/bin/python -m benchmarks.http [--rounds 5] [--seconds 4] [--connections 32]
+
+One uvicorn process serves the real application on loopback; this process calls it over keep-alive connections. Redis changes
+its durability between rounds (`CONFIG SET`), in turn, so that a slow moment of the machine meets all of them.
+"""
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import NamedTuple
+
+import redis
+import uvicorn
+import yaml
+
+from serve_app.api.app import create_app
+from serve_app.domain.requests import Variant
+from serve_app.service.resources import open_resources
+from serve_app.settings import ROOT, Settings
+from serve_app.stores.embedded import stop_redis
+
+MODES: dict[str, dict[str, str]] = {
+    "always": {"appendonly": "yes", "appendfsync": "always"},
+    "no fsync": {"appendonly": "yes", "appendfsync": "no"},
+    "no file": {"appendonly": "no"},
+}
+"""`always` is what the service promises with; the others lose acknowledged jobs at a power cut, or at any kill."""
+WARM_UP_S = 1.0
+
+
+class Measured(NamedTuple):
+    per_s: float
+    p50_ms: float
+    p99_ms: float
+    cpu_ms: float
+    """Processor time of the serving process per request: on a shared machine the steadier figure."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--connections", type=int, default=32)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="http-") as folder:
+        settings = _settings(Path(folder))
+        try:
+            asyncio.run(_measure(settings, options.rounds, options.seconds, options.connections))
+        finally:
+            stop_redis(settings.data_dir)
+
+
+def _settings(folder: Path) -> Settings:
+    plans = folder / "plans.yaml"
+    plans.write_text(yaml.safe_dump([{"interface": "a", "name": "roomy", "limit": 10**9, "window_s": 3600}]))
+    return Settings(
+        data_dir=folder / "var",
+        plans=plans,
+        max_queued=10**7,
+        max_queued_per_account=10**7,
+        catalog=ROOT / "configs" / "catalog.yaml",
+    )
+
+
+async def _measure(settings: Settings, rounds: int, seconds: float, connections: int) -> None:
+    async with open_resources(settings) as resources:
+        account = await resources.accounts.create_account("bench", plan_a="roomy")
+        _, secret = await resources.accounts.create_key(account.id, interfaces=frozenset({Variant.A}))
+        lora_id = resources.catalog.all()[0].id
+        plain = redis.Redis.from_url(resources.redis_url, decode_responses=True)
+    with socket.create_server(("127.0.0.1", 0), backlog=256) as listening:
+        server = _start_server(settings, listening)
+        port = listening.getsockname()[1]
+        assert server.pid is not None
+        bench = Bench(port, server.pid, secret, lora_id, connections)
+        accepts: dict[str, list[Measured]] = {mode: [] for mode in MODES}
+        polls: dict[str, list[Measured]] = {mode: [] for mode in MODES}
+        await bench.accept(WARM_UP_S)
+        for number in range(rounds):
+            for mode, words in MODES.items():
+                _set_durability(plain, words)
+                accepts[mode].append(await bench.accept(seconds))
+                polls[mode].append(await bench.poll(seconds))
+                _say(
+                    f"round {number + 1}, {mode}: {accepts[mode][-1].per_s:.0f} accepts/s, {polls[mode][-1].per_s:.0f} polls/s\n"
+                )
+        server.kill()
+    _say(_report(accepts, polls, rounds, seconds, connections, len(bench.ids)))
+
+
+def _set_durability(plain: redis.Redis, words: dict[str, str]) -> None:
+    for name, value in words.items():
+        plain.config_set(name, value)
+    while plain.info("persistence")["aof_rewrite_in_progress"]:  # switching the file on writes it anew
+        time.sleep(0.05)
+
+
+class Bench:
+    """Callers on keep-alive connections, each with one request under way."""
+
+    def __init__(self, port: int, server: int, secret: str, lora_id: str, connections: int) -> None:
+        self._port = port
+        self._server = server
+        self._connections = connections
+        self._credential = f"Host: bench\r\nAuthorization: Bearer {secret}\r\n"
+        self._lora_id = lora_id
+        self._numbers = count()
+        self.ids: list[str] = []
+
+    async def accept(self, seconds: float) -> Measured:
+        return await self._run(self._accept_request, seconds, remember=True)
+
+    async def poll(self, seconds: float) -> Measured:
+        return await self._run(self._poll_request, seconds, remember=False)
+
+    def _accept_request(self) -> bytes:
+        number = next(self._numbers)
+        body = json.dumps({"prompt": f"lighthouse {number}", "lora_id": self._lora_id, "seed": number})
+        return (
+            f"POST /v1/generate HTTP/1.1\r\n{self._credential}Idempotency-Key: bench-{number}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}"
+        ).encode()
+
+    def _poll_request(self) -> bytes:
+        job_id = self.ids[next(self._numbers) * 7919 % len(self.ids)]
+        return f"GET /v1/generate/{job_id} HTTP/1.1\r\n{self._credential}\r\n".encode()
+
+    async def _run(self, request: Callable[[], bytes], seconds: float, *, remember: bool) -> Measured:
+        times: list[float] = []
+        began, cpu = time.perf_counter(), cpu_seconds(self._server)
+        callers = (
+            self._call_until(began + seconds, request, times, remember=remember) for _ in range(self._connections)
+        )
+        await asyncio.gather(*callers)
+        took = time.perf_counter() - began
+        cuts = statistics.quantiles(times, n=100)
+        cpu_ms = 1000 * (cpu_seconds(self._server) - cpu) / len(times)
+        return Measured(len(times) / took, 1000 * cuts[49], 1000 * cuts[98], cpu_ms)
+
+    async def _call_until(
+        self, end: float, request: Callable[[], bytes], times: list[float], *, remember: bool
+    ) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        while (began := time.perf_counter()) < end:
+            writer.write(request())
+            body = await _answer(reader)
+            times.append(time.perf_counter() - began)
+            if remember:
+                self.ids.append(json.loads(body)["request_id"])
+        writer.close()
+
+
+async def _answer(reader: asyncio.StreamReader) -> bytes:
+    """The body of a response that must be a success."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    if head[9:12] not in (b"200", b"202"):
+        raise RuntimeError(head.decode())
+    length = head.lower().split(b"content-length: ", 1)[1].split(b"\r\n", 1)[0]
+    return await reader.readexactly(int(length))
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time that a process has used so far."""
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def _start_server(settings: Settings, listening: socket.socket) -> BaseProcess:
+    fields = {name: getattr(settings, name) for name in settings.model_fields_set}
+    process = multiprocessing.get_context("spawn").Process(target=_serve, args=(fields, listening), daemon=True)
+    process.start()
+    return process
+
+
+def _serve(fields: dict[str, object], listening: socket.socket) -> None:
+    async def serve() -> None:
+        async with open_resources(Settings.model_validate(fields)) as resources:
+            config = uvicorn.Config(create_app(resources), log_level="warning", lifespan="off", access_log=False)
+            await uvicorn.Server(config).serve(sockets=[listening])
+
+    asyncio.run(serve())
+
+
+def _report(
+    accepts: dict[str, list[Measured]],
+    polls: dict[str, list[Measured]],
+    rounds: int,
+    seconds: float,
+    connections: int,
+    total: int,
+) -> str:
+    return "\n".join(_lines(accepts, polls, rounds, seconds, connections, total)) + "\n"
+
+
+def _lines(
+    accepts: dict[str, list[Measured]],
+    polls: dict[str, list[Measured]],
+    rounds: int,
+    seconds: float,
+    connections: int,
+    total: int,
+) -> Iterator[str]:
+    load = "/".join(f"{value:.1f}" for value in os.getloadavg())
+    yield f"\n{rounds} rounds of {seconds:g} s each, {connections} connections, {os.cpu_count()} cores, load {load}, {total} jobs\n"
+    yield "| | appendfsync | per second | p50 ms | p99 ms | CPU ms each | against no file |"
+    yield "|---|---|---|---|---|---|---|"
+    for name, results in (("accept", accepts), ("poll", polls)):
+        free = statistics.median(row.per_s for row in results["no file"])
+        for mode, rows in results.items():
+            share = statistics.median(row.per_s for row in rows) / free
+            cells = [
+                _spread([row[field] for row in rows], digits) for field, digits in ((0, 0), (1, 1), (2, 1), (3, 2))
+            ]
+            yield f"| {name} | {mode} | {' | '.join(cells)} | {100 * share:.0f} % |"
+
+
+def _spread(values: list[float], digits: int) -> str:
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}–{max(values):.{digits}f})"
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
