@@ -25,6 +25,11 @@ async def cheap(house: House, member: Member, variant: Variant) -> httpx.Respons
     return await house.client.get("/v1/models", headers=member.b)
 
 
+def short_limit(plan: Plan) -> int:
+    """A plan of fewer requests, so that a window fills within its few seconds on a loaded machine too."""
+    return max(1, plan.limit // 50)
+
+
 def standing(answer: httpx.Response) -> tuple[int, int, int]:
     return (
         int(answer.headers["x-ratelimit-limit"]),
@@ -76,7 +81,7 @@ async def test_the_headers_tell_a_plan_s_policy(house: House, plan: Plan) -> Non
 async def hasty(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
     """A house whose six plans have short windows."""
     rows = [
-        {"interface": str(plan.variant), "name": plan.name, "limit": plan.limit // 10 or 1, "window_s": SHORT_S}
+        {"interface": str(plan.variant), "name": plan.name, "limit": short_limit(plan), "window_s": SHORT_S}
         for plan in SEED_PLANS
     ]
     settings = house_settings(tmp_path_factory.mktemp("hasty"), rows)
@@ -89,8 +94,8 @@ async def test_a_full_window_opens_again_for_every_plan(hasty: House) -> None:
     """All six at once, so that they wait together."""
 
     async def fill_and_wait(plan: Plan) -> None:
-        member, limit = await on_plan(hasty, plan), plan.limit // 10 or 1
-        answers = await asyncio.gather(*(cheap(hasty, member, plan.variant) for _ in range(limit + 2)))
+        member, limit = await on_plan(hasty, plan), short_limit(plan)
+        answers = [await cheap(hasty, member, plan.variant) for _ in range(limit + 2)]
         assert sum(answer.status_code == 429 for answer in answers) == 2
         over = next(answer for answer in answers if answer.status_code == 429)
         assert standing(over)[:2] == (limit, 0)
@@ -116,7 +121,7 @@ async def test_a_full_window_opens_again_for_every_plan(hasty: House) -> None:
 async def test_of_many_at_once_exactly_the_limit_passes(house: House, variant: Variant) -> None:
     member = await house.member(plan_a="basic", plan_b="basic")
     limit = 50 if variant is A else 30
-    answers = await asyncio.gather(*(cheap(house, member, variant) for _ in range(limit + 25)))
+    answers = await asyncio.gather(*(cheap(house, member, variant) for _ in range(limit + 10)))
     assert sum(answer.status_code != 429 for answer in answers) == limit
     left = sorted(standing(answer)[1] for answer in answers if answer.status_code != 429)
     assert left == list(range(limit))
