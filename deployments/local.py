@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from deployments.config import ConfigError, ServeConfig, first_mistake, read_config
 from deployments.demo import Demo, demo_account, first_image, write_private
-from deployments.runtime import Runtime, kill_all_of, port_is_taken, runtime_home
+from deployments.runtime import Runtime, cannot_listen, kill_all_of, runtime_home
 from serve_app.cli import app
 from serve_app.cli.local import READY_FILE
 from serve_app.domain.errors import AtelierError
@@ -50,11 +50,13 @@ def up(
 ) -> None:
     """Run the whole service in the foreground: Redis, Ray, both interfaces, the console. Ctrl-C stops it all."""
     settings, service = _checked(config, data_dir)
+    if ready_file is not None and not ready_file.parent.is_dir():
+        _refuse(f"--ready-file {ready_file}: {ready_file.parent} is not a directory")
     host = host or service.http_options.host
     port = port or service.http_options.port
     with only_one(settings.data_dir):
-        if port_is_taken(host, port):
-            _refuse(f"{host}:{port} is taken: choose another with --port")
+        if reason := cannot_listen(host, port):
+            _refuse(f"{host}:{port} {reason}: choose another with --host and --port")
         code = _run(settings, service, host=host, port=port, ready_file=ready_file)
         os._exit(
             code
@@ -72,6 +74,7 @@ def _checked(config: Path, data_dir: Path | None) -> tuple[Settings, ServeConfig
         service = read_config(config)
         settings.data_dir.mkdir(parents=True, exist_ok=True)
         write_private(settings.data_dir / ".writable", "")
+        runtime_home(settings.data_dir)
         settings.plan_table  # noqa: B018 - reads the plans file, if one is set
         if not settings.catalog.is_file():
             _refuse(f"setting catalog: {settings.catalog} is not a file")

@@ -5,6 +5,7 @@ Ray and Serve read their configuration from the environment when they are import
 """
 
 import contextlib
+import errno
 import hashlib
 import logging
 import os
@@ -14,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Generator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -69,10 +71,11 @@ class Runtime:
         from ray import serve
 
         if ray.is_initialized():
-            stopping = threading.Thread(target=serve.shutdown, daemon=True)
-            stopping.start()
-            stopping.join(LONGEST_STOP_S)
-            ray.shutdown()
+            with _silence():  # Ray reports as a failure that Serve ends its own controller
+                stopping = threading.Thread(target=serve.shutdown, daemon=True)
+                stopping.start()
+                stopping.join(LONGEST_STOP_S)
+                ray.shutdown()
         self.kill()
 
     def kill(self) -> None:
@@ -90,6 +93,16 @@ def runtime_home(data_dir: Path) -> Path:
     return home
 
 
+@contextlib.contextmanager
+def _silence() -> Generator[None]:
+    with (
+        Path(os.devnull).open("w") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+        contextlib.redirect_stderr(nowhere),
+    ):
+        yield
+
+
 def kill_all_of(home: Path) -> None:
     """Kill every process that names `home` on its command line: Ray's, and HAProxy, which outlives a killed Ray."""
     mark = os.fsencode(home) + b"/"
@@ -100,14 +113,15 @@ def kill_all_of(home: Path) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
-def port_is_taken(host: str, port: int) -> bool:
+def cannot_listen(host: str, port: int) -> str | None:
+    """Why nobody can listen there now; None when one can."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError:
-            return True
-        return False
+        except OSError as error:
+            return "is taken" if error.errno == errno.EADDRINUSE else f"cannot be listened on ({error.strerror})"
+        return None
 
 
 def ray_environment(home: Path) -> dict[str, str]:
@@ -166,6 +180,6 @@ def _free_block(count: int) -> int:
     """The first of `count` neighbouring ports that are free now, below the range the kernel gives to clients."""
     for _ in range(100):
         first = 20_000 + secrets.randbelow(12_000 // count) * count
-        if not any(port_is_taken("127.0.0.1", port) for port in range(first, first + count)):
+        if not any(cannot_listen("127.0.0.1", port) for port in range(first, first + count)):
             return first
     raise RuntimeError(f"no {count} neighbouring free ports between 20000 and 32000")

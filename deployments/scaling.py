@@ -28,8 +28,16 @@ class BacklogPolicy:
     it never blocks and never raises, and without a fresh reading it leaves the number of replicas as it is.
     """
 
-    def __init__(self, kind: str, target_s: float, read: Callable[[JobKind], Backlog] | None = None) -> None:
+    def __init__(
+        self,
+        kind: str,
+        target_s: float,
+        *,
+        stale_after_s: float = STALE_AFTER_S,
+        read: Callable[[JobKind], Backlog] | None = None,
+    ) -> None:
         self._target_s = target_s
+        self._stale_after_s = stale_after_s
         self._shelf: list[Reading] = []
         stop = threading.Event()
         watch = threading.Thread(
@@ -40,7 +48,7 @@ class BacklogPolicy:
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
         reading = self._shelf[-1] if self._shelf else None
-        if reading is None or time.monotonic() - reading.at > STALE_AFTER_S:
+        if reading is None or time.monotonic() - reading.at > self._stale_after_s:
             return context.target_num_replicas, {}
         return wanted_replicas(reading.backlog, self._target_s), {}
 

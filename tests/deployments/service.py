@@ -17,7 +17,7 @@ import psutil
 from tests.support import ROOT
 
 ATELIER = str(Path(sys.executable).with_name("atelier"))
-START_LIMIT_S, JOB_LIMIT_S, STOP_LIMIT_S = 180.0, 120.0, 15.0
+START_LIMIT_S, JOB_LIMIT_S, STOP_LIMIT_S = 300.0, 120.0, 15.0
 ENVIRONMENT = {
     "ATELIER_LEASE": "PT5S",
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",

@@ -15,7 +15,10 @@ from ray.serve.schema import ServeDeploySchema
 from deployments.app import build
 from deployments.args import AppArgs, ScaleArgs
 from deployments.config import ConfigError, ServeConfig, read_config
+from serve_app.domain.requests import Variant
+from serve_app.settings import Settings
 from serve_app.stores.catalog import CatalogStore
+from serve_app.stores.redis import connect
 from tests.support import ROOT
 
 CONFIGS = ROOT / "configs"
@@ -93,14 +96,19 @@ def test_a_fraction_of_a_card_caps_its_memory() -> None:
     assert AppArgs.model_validate({"generator": {"num_gpus": 1, "memory_fraction": 0.9}}).generator.memory_share == 0.9
 
 
-async def test_the_shipped_catalog_is_whole(settings: Any, redis_url: str) -> None:
-    from serve_app.stores.redis import connect
-
+async def test_the_shipped_catalog_is_whole(settings: Settings, redis_url: str) -> None:
     client = connect(redis_url)
     catalog = CatalogStore(client, settings.model_copy(update={"catalog": CONFIGS / "catalog.yaml"}))
     await client.aclose()
     assert len(catalog.all()) == 8
     assert all(len(adapter.id) == len("model_") + 26 for adapter in catalog.all())
+
+
+def test_the_example_plans_are_read(settings: Settings) -> None:
+    table = settings.model_copy(update={"plans": CONFIGS / "plans.example.yaml"}).plan_table
+    assert table[Variant.A, "studio"].limit == 5000
+    assert table[Variant.B, "studio"].policy_name == "b-minute"
+    assert table[Variant.A, "basic"].limit == 50
 
 
 @pytest.mark.skipif(not CRD, reason="set KUBERAY_CRD to ray.io_rayservices.yaml of KubeRay 1.7 to check the manifest")

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
-from deployments import scaling
 from deployments.scaling import BacklogPolicy, wanted_replicas
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import Backlog, JobKind, new_job_id
@@ -49,8 +48,7 @@ async def test_the_policy_follows_the_backlog(resources: Resources, monkeypatch:
     await wait_until(lambda: policy(context(0))[0] > 1)
 
 
-async def test_an_outage_holds_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scaling, "STALE_AFTER_S", 0.2)
+async def test_an_outage_holds_the_target() -> None:
     is_down = False
 
     def read(kind: JobKind) -> Backlog:
@@ -58,7 +56,7 @@ async def test_an_outage_holds_the_target(monkeypatch: pytest.MonkeyPatch) -> No
             raise StoreUnavailable("no Redis")
         return backlog(ready=1, seconds=90)
 
-    policy = BacklogPolicy("generation", 30, read)
+    policy = BacklogPolicy("generation", 30, stale_after_s=0.2, read=read)
     await wait_until(lambda: policy(context(0))[0] == 3)
     is_down = True
     await wait_until(lambda: policy(context(7))[0] == 7)
@@ -69,7 +67,7 @@ def test_a_read_that_hangs_does_not_block_the_controller() -> None:
         time.sleep(30)
         raise AssertionError("never asked for")
 
-    policy = BacklogPolicy("upscale", 30, read)
+    policy = BacklogPolicy("upscale", 30, read=read)
     began = time.perf_counter()
     assert policy(context(2))[0] == 2
     assert time.perf_counter() - began < 0.1

@@ -29,6 +29,17 @@ def test_a_taken_port(tmp_path: Path) -> None:
         assert f"127.0.0.1:{port} is taken" in refusal(tmp_path, "--port", port, "--data-dir", str(tmp_path / "var"))
 
 
+def test_an_address_that_is_not_this_machines(tmp_path: Path) -> None:
+    assert "192.0.2.200:" in refusal(
+        tmp_path, "--host", "192.0.2.200", "--port", str(free_port()), "--data-dir", str(tmp_path / "var")
+    )
+
+
+def test_a_ready_file_that_cannot_be_written(tmp_path: Path) -> None:
+    ready = tmp_path / "nowhere" / "ready.json"
+    assert str(ready) in refusal(tmp_path, "--ready-file", str(ready), "--data-dir", str(tmp_path / "var"))
+
+
 def test_a_data_directory_that_cannot_be_written(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a directory")
