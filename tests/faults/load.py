@@ -27,6 +27,9 @@ class Seen:
 
     answers: Counter[str] = field(default_factory=Counter[str])
     surprises: list[str] = field(default_factory=list[str])
+    """Refusals of ours that nobody expected: 503 is expected while Redis is down."""
+    not_ours: Counter[int] = field(default_factory=Counter[int])
+    """Answers that Serve or HAProxy made up while a part of them was dead: not in the contract's envelope."""
     ends: dict[str, str] = field(default_factory=dict[str, str])
     digests: dict[str, str] = field(default_factory=dict[str, str])
     """Object name → SHA-256 of what was downloaded."""
@@ -149,9 +152,17 @@ class Callers:
             self.seen.answers[type(error).__name__] += 1
             return None
         self.seen.answers[f"{method} {answer.status_code}"] += 1
-        if not answer.is_success and answer.status_code != 503:
-            self.seen.surprises.append(f"{method} {path.partition('?')[0]}: {answer.status_code} {answer.text[:120]}")
+        if not answer.is_success:
+            self._note_refusal(answer)
         return answer
+
+    def _note_refusal(self, answer: httpx.Response) -> None:
+        if not answer.text.startswith('{"error":{"code"'):
+            self.seen.not_ours[answer.status_code] += 1
+        elif answer.status_code != 503:
+            self.seen.surprises.append(
+                f"{answer.request.method} {answer.url.path}: {answer.status_code} {answer.text[:120]}"
+            )
 
 
 def _addresses(record: Mapping[str, Any]) -> list[str]:

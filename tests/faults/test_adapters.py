@@ -100,6 +100,7 @@ async def test_a_broken_adapter_fails_its_own_job_and_changes_no_other(shelf: Sc
     assert first.images[0].sha256 == last.images[0].sha256, "the base weights stayed clean"
 
 
+@pytest.mark.soak
 async def test_a_kept_file_that_rots_on_this_machine_is_noticed(shelf: Scene) -> None:
     """The file under `weights/` had passed every check; then the disk lost some of it."""
     first = await shelf.accept(seed=5)

@@ -19,7 +19,7 @@ from tests.api.house import LORA, House, client_of, house_settings
 from tests.audit import audit
 from tests.faults.bodies import Hostile, hostile_requests
 
-QUICK, SOAK = 3_000, 110_000
+QUICK, SOAK = 2_000, 110_000
 SEED = 20261121
 
 

@@ -41,6 +41,7 @@ def _through(scene: Scene, wire: Wire, **changes: Any) -> Settings:
     return Settings.model_validate({**fields, "redis_url": wire.url, **changes})
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("fault", ["blackhole", "refuse"])
 async def test_a_worker_cut_off_past_its_lease_leaves_the_job_to_another(scene: Scene, wire: Wire, fault: str) -> None:
     job_id = await scene.accept(steps=LONG)
@@ -59,6 +60,7 @@ async def test_a_worker_cut_off_past_its_lease_leaves_the_job_to_another(scene: 
     assert not await scene.audit()
 
 
+@pytest.mark.soak
 async def test_a_short_cut_costs_no_attempt(scene: Scene, wire: Wire) -> None:
     job_id = await scene.accept(steps=LONG)
     scene.worker(settings=_through(scene, wire))
@@ -201,6 +203,7 @@ async def test_an_ingress_cut_off_refuses_in_time_and_takes_the_request_later(
     assert not await scene.audit()
 
 
+@pytest.mark.soak
 async def test_a_slow_wire_slows_and_refuses_nobody(scene: Scene, wire: Wire, door: Door) -> None:
     wire.slow(0.2)
     answers = await asyncio.gather(*(door.post(f"key-{n}") for n in range(10)))
@@ -225,6 +228,7 @@ async def _cancel_all(scene: Scene) -> None:
         await scene.resources.jobs.cancel(job_id, account_id=None)
 
 
+@pytest.mark.soak
 async def test_workers_behind_a_slow_wire_finish_their_jobs(scene: Scene, wire: Wire) -> None:
     wire.slow(0.2)
     for seed in range(3):

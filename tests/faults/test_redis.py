@@ -74,6 +74,7 @@ async def test_without_its_file_the_auditor_finds_what_redis_forgot(scene: Scene
     assert any("there is no record of it" in problem for problem in await scene.audit())
 
 
+@pytest.mark.soak
 async def test_jobs_outlive_a_redis_killed_while_they_are_drawn(scene: Scene) -> None:
     for seed in range(3):
         await scene.accept(seed=seed, steps=20)
@@ -104,6 +105,7 @@ async def test_a_paused_redis_is_refused_in_time_and_nothing_is_half_done(scene:
     assert not await scene.audit()
 
 
+@pytest.mark.soak
 async def test_a_full_redis_takes_nothing_in_and_lets_running_jobs_end(tmp_path: Path) -> None:
     async with open_scene(tmp_path, max_attempts=1) as scene:
         job_id = await scene.accept(steps=LONG)
@@ -133,6 +135,7 @@ async def test_beats_that_need_memory_would_lose_the_job_on_a_full_redis(scene: 
         client.config_set("maxmemory", 0)
 
 
+@pytest.mark.soak
 async def test_a_read_only_redis_accepts_nothing_until_it_is_primary_again(scene: Scene) -> None:
     await scene.accept()
     scene.worker(Orders(reaps=True))
@@ -148,6 +151,7 @@ async def test_a_read_only_redis_accepts_nothing_until_it_is_primary_again(scene
     assert not await scene.audit()
 
 
+@pytest.mark.soak
 async def test_forgotten_scripts_are_taught_again(scene: Scene) -> None:
     scene.worker(Orders(reaps=True))
     with scene.redis() as client:
@@ -161,6 +165,7 @@ async def test_forgotten_scripts_are_taught_again(scene: Scene) -> None:
     assert not await scene.audit()
 
 
+@pytest.mark.soak
 async def test_both_versions_of_the_scripts_work_side_by_side(scene: Scene) -> None:
     """As during a rolling update: every call of the next version has another digest."""
     following = JobStore(
@@ -242,6 +247,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
+@pytest.mark.soak
 async def test_a_full_disk_stops_redis_and_loses_nothing(small_disk: Path) -> None:
     async with open_scene(small_disk) as scene:
         ballast = small_disk / "ballast"

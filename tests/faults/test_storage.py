@@ -26,6 +26,7 @@ async def stored(tmp_path: Path, bucket: Path) -> AsyncIterator[Scene]:
         yield scene
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("fault", [ERROR, FULL])
 async def test_a_storage_that_fails_delays_a_job_and_does_not_lose_it(stored: Scene, bucket: Path, fault: str) -> None:
     set_fault(bucket, fault)
@@ -42,6 +43,7 @@ async def test_a_storage_that_fails_delays_a_job_and_does_not_lose_it(stored: Sc
     assert not await stored.audit()
 
 
+@pytest.mark.soak
 async def test_a_storage_that_stays_down_ends_the_job_as_failed(tmp_path: Path, bucket: Path) -> None:
     (bucket / "images").mkdir(parents=True)
     changes = {"storage_url": f"faulty://{bucket}", "lease": timedelta(seconds=0.5), "max_attempts": 2}
@@ -56,6 +58,7 @@ async def test_a_storage_that_stays_down_ends_the_job_as_failed(tmp_path: Path, 
         assert not await scene.audit()
 
 
+@pytest.mark.soak
 async def test_a_slow_storage_costs_no_attempt(stored: Scene, bucket: Path) -> None:
     set_fault(bucket, SLOW)
     slow = await stored.accept()
@@ -104,6 +107,7 @@ async def test_the_auditor_finds_a_storage_that_lies(stored: Scene, bucket: Path
     assert any("is not what was committed" in problem for problem in await stored.audit())
 
 
+@pytest.mark.soak
 async def test_the_auditor_finds_an_object_that_is_gone(stored: Scene) -> None:
     await stored.accept()
     stored.worker(Orders(reaps=True))

@@ -14,11 +14,12 @@ from tests.faults.scene import LONG, Scene, open_scene
 from tests.faults.worker import POISON, QUICK, UNHEALTHY, Orders, Point
 from tests.support import wait_until
 
-POINTS: list[tuple[Point, int]] = [
-    ("claimed", 2),
+soak = pytest.mark.soak
+POINTS = [
+    pytest.param("claimed", 2, marks=soak),
     ("denoising", 2),
     ("half stored", 2),
-    ("stored", 2),
+    pytest.param("stored", 2, marks=soak),
     ("finished", 1),
 ]
 """Where the worker dies, and the attempt that counts."""
@@ -35,6 +36,7 @@ async def test_a_killed_workers_job_is_finished_by_another(scene: Scene, point: 
     assert (await scene.job(job_id)).attempt == attempt
 
 
+@pytest.mark.soak
 async def test_without_a_reaper_the_auditor_finds_the_killed_workers_job(scene: Scene) -> None:
     await scene.accept()
     killed = scene.worker(Orders(die="denoising"))
@@ -69,6 +71,7 @@ async def test_a_frozen_worker_wakes_up_fenced(scene: Scene) -> None:
     assert not await scene.audit()
 
 
+@pytest.mark.soak
 async def test_without_fences_the_auditor_finds_the_zombie(scene: Scene) -> None:
     await _frozen_past_its_lease(scene, Orders(is_fenced=False))
 
@@ -78,6 +81,7 @@ async def test_without_fences_the_auditor_finds_the_zombie(scene: Scene) -> None
     await wait_until(is_found, timeout=60)
 
 
+@pytest.mark.soak
 async def test_a_hung_step_loses_its_job_and_its_process(scene: Scene) -> None:
     strict = replace(QUICK, step_limit=timedelta(seconds=0.5))
     job_id = await scene.accept()
@@ -89,6 +93,7 @@ async def test_a_hung_step_loses_its_job_and_its_process(scene: Scene) -> None:
     assert (await scene.job(job_id)).attempt == 2
 
 
+@pytest.mark.soak
 async def test_without_a_watchdog_the_auditor_finds_the_hung_job(scene: Scene) -> None:
     job_id = await scene.accept()
     scene.worker(Orders(hangs=True))
@@ -99,6 +104,7 @@ async def test_without_a_watchdog_the_auditor_finds_the_hung_job(scene: Scene) -
     assert any("still running" in problem for problem in await scene.audit())
 
 
+@pytest.mark.soak
 async def test_beats_keep_a_job_that_takes_longer_than_its_lease(tmp_path: Path) -> None:
     async with open_scene(tmp_path, lease=timedelta(seconds=0.6), max_attempts=1) as scene:
         await scene.accept(steps=LONG)
@@ -107,6 +113,7 @@ async def test_beats_keep_a_job_that_takes_longer_than_its_lease(tmp_path: Path)
         assert not await scene.audit()
 
 
+@pytest.mark.soak
 async def test_without_beats_the_auditor_finds_the_lost_job(tmp_path: Path) -> None:
     async with open_scene(tmp_path, lease=timedelta(seconds=0.6), max_attempts=1) as scene:
         await scene.accept(steps=LONG)
@@ -115,6 +122,7 @@ async def test_without_beats_the_auditor_finds_the_lost_job(tmp_path: Path) -> N
         assert any("ended failed" in problem for problem in await scene.audit())
 
 
+@pytest.mark.soak
 async def test_a_job_that_kills_its_workers_becomes_a_dead_letter(tmp_path: Path) -> None:
     async with open_scene(tmp_path, lease=timedelta(seconds=0.6), max_attempts=2) as scene:
         poison = await scene.accept(prompt=f"a cup of {POISON}", may_end_as=[JobState.FAILED])
@@ -134,6 +142,7 @@ async def test_a_job_that_kills_its_workers_becomes_a_dead_letter(tmp_path: Path
         assert {(await scene.job(job_id)).state for job_id in others} == {JobState.COMPLETED}
 
 
+@pytest.mark.soak
 async def test_a_worker_told_to_stop_hands_its_job_back_at_once(tmp_path: Path) -> None:
     async with open_scene(tmp_path, lease=timedelta(seconds=60), max_attempts=1) as scene:
         job_id = await scene.accept(steps=400)
@@ -148,6 +157,7 @@ async def test_a_worker_told_to_stop_hands_its_job_back_at_once(tmp_path: Path) 
         assert not await scene.audit()
 
 
+@pytest.mark.soak
 async def test_jobs_wait_for_a_reaper_that_was_away(scene: Scene) -> None:
     for seed in range(3):
         await scene.accept(seed=seed)
@@ -158,6 +168,7 @@ async def test_jobs_wait_for_a_reaper_that_was_away(scene: Scene) -> None:
     assert not await scene.audit()
 
 
+@pytest.mark.soak
 async def test_a_storm_of_cancels_ends_every_job_once(scene: Scene) -> None:
     either = (JobState.CANCELED, JobState.COMPLETED)
     ids = [await scene.accept(seed=seed, steps=10, account=f"acct_{seed % 3}", may_end_as=either) for seed in range(24)]
