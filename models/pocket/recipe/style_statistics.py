@@ -28,8 +28,8 @@ def features(picture: Image.Image) -> np.ndarray:
     down, across = np.gradient(ndimage.gaussian_filter(light, 1.0))
     energy = float((down**2 + across**2).mean()) + 1e-3
     frame = np.median(np.concatenate([rgb[:8].reshape(-1, 3), rgb[-8:].reshape(-1, 3)]), axis=0)
-    shadow = np.linalg.norm(lab - lab_of(frame[None, None] * 0.42), axis=2) < 12
-    lifted = np.linalg.norm(lab - lab_of(frame[None, None] * 0.4 + 84), axis=2) < 12
+    shadow = np.linalg.norm(lab - lab_of(frame[None, None] * 0.42), axis=2) < 14
+    lifted = np.linalg.norm(lab - lab_of(frame[None, None] * 0.4 + 84), axis=2) < 14
     return np.array(
         [
             light.mean() / 100,
@@ -45,7 +45,7 @@ def features(picture: Image.Image) -> np.ndarray:
             _tone(np.abs(across).mean(axis=0), 16) + _tone(np.abs(down).mean(axis=1), 16),
             np.abs(light - ndimage.median_filter(light, 13)).mean() / 10,
             np.linalg.norm(lab - ndimage.median_filter(lab, (13, 13, 1)), axis=2).mean() / 20,
-            max(shadow.mean(), lifted.mean()) * 5,
+            2 * np.tanh(60 * max(_solid(shadow), _solid(lifted))),
         ]
     )
 
@@ -79,6 +79,11 @@ def fit_discriminant(seed: int = 7) -> StyleDiscriminant:
     spread = np.concatenate([group - mean for group, mean in zip(groups, means, strict=True)])
     covariance = spread.T @ spread / len(spread) + 1e-4 * np.eye(spread.shape[1])
     return StyleDiscriminant(names, means, np.linalg.inv(covariance))
+
+
+def _solid(mask: np.ndarray) -> float:
+    """The share of the picture that the mask's solid regions cover: thin seams at edges do not count."""
+    return float(ndimage.binary_opening(mask, iterations=2).mean())
 
 
 def _tone(profile: np.ndarray, cycles: int) -> float:

@@ -1,0 +1,73 @@
+"""The bundled model: it loads offline, its LoRAs change pictures, and its files are the published ones."""
+
+import hashlib
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+from PIL import Image
+
+from models.pocket.recipe.checker import check
+from models.pocket.recipe.drawing import draw_scene
+from models.pocket.recipe.scenes import held_out_scene
+from models.pocket.recipe.styles import STYLES
+
+POCKET = Path(__file__).resolve().parents[2] / "models" / "pocket"
+MAX_BYTES = 40 * 2**20
+
+
+@pytest.fixture(scope="module")
+def pipeline() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        loaded = DiffusionPipeline.from_pretrained(POCKET, local_files_only=True)
+    loaded.set_progress_bar_config(disable=True)
+    return loaded
+
+
+def picture_of(pipeline: Any, prompt: str, *, steps: int = 20, width: int = 512, height: int = 512) -> Image.Image:
+    generator = torch.Generator().manual_seed(1)
+    result = pipeline(prompt, generator=generator, num_inference_steps=steps, width=width, height=height)
+    return result.images[0]
+
+
+def test_the_folder_loads_offline_as_a_plain_stable_diffusion_pipeline(pipeline: Any) -> None:
+    assert type(pipeline).__name__ == "StableDiffusionPipeline"
+    assert pipeline.vae_scale_factor == 16
+
+
+def test_a_picture_has_the_asked_size(pipeline: Any) -> None:
+    assert picture_of(pipeline, "a red star", steps=1, width=768, height=512).size == (768, 512)
+
+
+@pytest.mark.parametrize("style", sorted(STYLES))
+def test_each_lora_loads_and_changes_the_picture(pipeline: Any, style: str) -> None:
+    before = picture_of(pipeline, "a red star", steps=2)
+    pipeline.load_lora_weights(POCKET / "loras" / f"{style}.safetensors", adapter_name=style)
+    after = picture_of(pipeline, "a red star", steps=2)
+    pipeline.delete_adapters(style)
+    assert after.tobytes() != before.tobytes()
+    assert picture_of(pipeline, "a red star", steps=2).tobytes() == before.tobytes()
+
+
+def test_the_checker_accepts_drawn_scenes_and_refuses_other_prompts() -> None:
+    rng = random.Random(3)
+    for i in range(12):
+        scene, other = held_out_scene(rng, 1 + i % 2), held_out_scene(rng, 1 + i % 2)
+        drawn = draw_scene(scene, 512, 512)
+        assert check(drawn, scene).accepted
+        assert not check(drawn, other).accepted
+
+
+def test_every_file_is_as_published() -> None:
+    for line in (POCKET / "SHA256SUMS").read_text().splitlines():
+        digest, name = line.split("  ")
+        assert hashlib.sha256((POCKET / name).read_bytes()).hexdigest() == digest, name
+
+
+def test_the_folder_stays_small() -> None:
+    published = [path for path in POCKET.rglob("*") if path.is_file() and ".work" not in path.parts]
+    assert sum(path.stat().st_size for path in published) <= MAX_BYTES
