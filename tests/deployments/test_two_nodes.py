@@ -1,4 +1,4 @@
-"""Two Ray nodes: replicas on both, one node killed at work."""
+"""Two Ray nodes: replicas on both, one node killed at work, and a deployment that starts from nothing."""
 
 import json
 import os
@@ -38,3 +38,4 @@ def test_a_killed_node_costs_its_jobs_no_more_than_time(tmp_path: Path) -> None:
     assert seen["statuses"] == ["completed"]
     assert seen["pictures"] == 1, "the same request gives the same bytes on every node"
     assert seen["attempts"] >= 2, "some jobs had to start over"
+    assert (seen["upscalers_before"], seen["enlarged"]) == (0, "completed"), "from no replica to one, by the backlog"

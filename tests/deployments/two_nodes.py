@@ -1,6 +1,7 @@
 """Run as a program by the two-node test: Ray and Serve read their environment once, when they are imported.
 
-Two Ray nodes, a generator replica on each; the second node is killed while both draw; every job must complete.
+Two Ray nodes, a generator replica on each; the second node is killed while both draw; every job must complete. The
+upscaler has no replica until there is something to enlarge.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ JOBS = 6
 ARGS = {
     "generator": {"replicas": 2, "resources": {"bench": 1}, "threads": 1, "engine": {"max_rows": 4}, "drain_s": 3},
     "ingress": {"drain_s": 2},
-    "upscaler": {"drain_s": 3},
+    "upscaler": {"drain_s": 3, "replicas": {"min_replicas": 0, "max_replicas": 1, "upscale_delay_s": 0}},
 }
 
 
@@ -62,14 +63,20 @@ def draw_through_a_kill(port: int, kill: Callable[[], None]) -> dict[str, Any]:
         until(lambda: client.get("/readyz").is_success)
         ids = [client.post("/v1/generate", json=body).raise_for_status().json()["request_id"] for _ in range(JOBS)]
         until(lambda: len(field_of(ids, "worker", state="running")) == 2)
-        nodes = len(raylets_of("ServeReplica:atelier:generator"))
+        nodes = len({psutil.Process(pid).ppid() for pid in pids_of("ServeReplica:atelier:generator")})
         kill()
         records = [finished(client, request_id) for request_id in ids]
+        upscalers = len(pids_of("ServeReplica:atelier:upscaler"))
+        body = {"image_id": records[0]["images"][0]["image_id"]}
+        ack = client.post("/v1/upscale", json=body).raise_for_status().json()
+        enlarged = finished(client, ack["request_id"])
         pngs = {client.get(record["images"][0]["url"]).content for record in records}
     return {
         "nodes": nodes,
         "statuses": sorted({record["status"] for record in records}),
         "pictures": len(pngs),
+        "upscalers_before": upscalers,
+        "enlarged": enlarged["status"],
         "attempts": max(int(attempt) for attempt in field_of(ids, "attempt", state="completed")),
     }
 
@@ -88,10 +95,10 @@ def field_of(ids: list[str], field: str, *, state: str) -> set[str]:
     return {row[field] for row in rows if row.get("state") == state}
 
 
-def raylets_of(title: str) -> set[int]:
-    """The Ray nodes whose processes have this title."""
+def pids_of(title: str) -> list[int]:
+    """Processes with this title; the parent of each is its node's raylet."""
     children = psutil.Process().children(recursive=True)
-    return {child.ppid() for child in children if any(title in word for word in child.cmdline())}
+    return [child.pid for child in children if any(title in word for word in child.cmdline())]
 
 
 def finished(client: httpx.Client, request_id: str) -> dict[str, Any]:
