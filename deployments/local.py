@@ -16,7 +16,9 @@ from typing import Annotated, NoReturn
 
 import httpx
 import typer
+import yaml
 from pydantic import ValidationError
+from pydantic_settings import SettingsError
 
 from deployments.config import ConfigError, ServeConfig, first_mistake, read_config
 from deployments.demo import Demo, demo_account, first_image, write_private
@@ -58,9 +60,7 @@ def up(
         if reason := cannot_listen(host, port):
             _refuse(f"{host}:{port} {reason}: choose another with --host and --port")
         code = _run(settings, service, host=host, port=port, ready_file=ready_file)
-        os._exit(
-            code
-        )  # everything is stopped and said: unloading libraries would only take time from the promised 15 s
+        os._exit(code)  # all is stopped and said: unloading libraries would only use up the promised 15 s
 
 
 def _checked(config: Path, data_dir: Path | None) -> tuple[Settings, ServeConfig]:
@@ -80,8 +80,10 @@ def _checked(config: Path, data_dir: Path | None) -> tuple[Settings, ServeConfig
             _refuse(f"setting catalog: {settings.catalog} is not a file")
     except ValidationError as error:
         _refuse(f"setting {first_mistake(error)}")
-    except (ConfigError, CatalogError) as error:
+    except (ConfigError, SettingsError) as error:
         _refuse(str(error))
+    except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+        _refuse(f"setting plans: {str(error).splitlines()[0]}")
     except OSError as error:
         _refuse(f"{error.filename or data_dir}: {error.strerror}")
     return settings, service
@@ -113,12 +115,16 @@ def _run(settings: Settings, service: ServeConfig, *, host: str, port: int, read
         _wait_until_ready(base_url)
         if ready_file is not None:
             write_private(ready_file, json.dumps(demo.ready) + "\n")
-        _first_image(settings, demo, lora_id)
+        if lora_id is not None:
+            _first_image(settings, demo, lora_id)
         _say(_welcome(settings, runtime, demo, lora_id))
         signal.pause()
     except (KeyboardInterrupt, SystemExit):
         code = 0
         _say("Stopping ...")
+    except CatalogError as error:
+        code = 2
+        _complain(str(error))
     except (AtelierError, RuntimeError) as error:
         _complain(f"{str(error).strip().splitlines()[-1]} (logs: {runtime.logs})")
     finally:
@@ -126,13 +132,13 @@ def _run(settings: Settings, service: ServeConfig, *, host: str, port: int, read
     return code
 
 
-async def _prepare(settings: Settings, base_url: str) -> tuple[Demo, str]:
-    """The demo account, and a LoRA that it may use. Starts the embedded Redis."""
+async def _prepare(settings: Settings, base_url: str) -> tuple[Demo, str | None]:
+    """The demo account, and a LoRA that it may use, if the catalog holds one. Starts the embedded Redis."""
     async with open_resources(settings) as resources:
         demo = await demo_account(resources, base_url)
         account = await resources.accounts.account(demo.account)
         adapters = await resources.catalog.adapters(account.id) if account else []
-        return demo, adapters[0].id if adapters else "a-lora-of-your-catalog"
+        return demo, adapters[0].id if adapters else None
 
 
 def _stop(settings: Settings, runtime: Runtime, code: int) -> None:
@@ -204,11 +210,9 @@ def _progress_line() -> Callable[[int], None]:
     return lambda progress: None
 
 
-def _welcome(settings: Settings, runtime: Runtime, demo: Demo, lora_id: str) -> str:
+def _welcome(settings: Settings, runtime: Runtime, demo: Demo, lora_id: str | None) -> str:
     base_url = demo.base_url
-    generate = f"curl -s {base_url}/v1/generate -H 'Content-Type: application/json'"
-    a = f"""-H 'Authorization: Bearer {demo.keys["a"]}' -d '{{"prompt": "a red circle", "lora_id": "{lora_id}"}}'"""
-    b = f"""-H 'X-API-Key: {demo.keys["b"]}' -d '{{"positive_prompt": "a red circle", "model_id": "{lora_id}"}}'"""
+    examples = "The catalog holds no LoRA yet: add one, then generate." if lora_id is None else _examples(demo, lora_id)
     return f"""
 Atelier is ready.
 
@@ -220,14 +224,22 @@ Atelier is ready.
   Data           {settings.data_dir}   (keys in {READY_FILE}, readable by you only)
   Logs           {runtime.logs}
 
-Interface A, then poll {base_url}/v1/generate/REQUEST_ID with the same key:
-{generate} {a}
-
-Interface B, then poll {base_url}/v1/generations/RUN_ID with the same key:
-{generate} {b}
+{examples}
 
 Ctrl-C stops everything.
 """
+
+
+def _examples(demo: Demo, lora_id: str) -> str:
+    """A line for each interface that works when pasted."""
+    generate = f"curl -s {demo.base_url}/v1/generate -H 'Content-Type: application/json'"
+    a = {"prompt": "a red circle", "lora_id": lora_id}
+    b = {"positive_prompt": "a red circle", "model_id": lora_id}
+    return f"""Interface A, then poll {demo.base_url}/v1/generate/REQUEST_ID with the same key:
+{generate} -H 'Authorization: Bearer {demo.keys["a"]}' -d '{json.dumps(a)}'
+
+Interface B, then poll {demo.base_url}/v1/generations/RUN_ID with the same key:
+{generate} -H 'X-API-Key: {demo.keys["b"]}' -d '{json.dumps(b)}'"""
 
 
 def _reachable(host: str) -> str:

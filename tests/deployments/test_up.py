@@ -10,6 +10,7 @@ import pytest
 from deployments.local import only_one
 from deployments.runtime import runtime_home
 from tests.deployments.service import free_port, start_up
+from tests.support import ROOT
 
 
 def refusal(tmp_path: Path, *arguments: str, **environment: str) -> str:
@@ -54,11 +55,28 @@ def test_a_data_directory_in_use(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("ATELIER_LEASE", "soon"), ("ATELIER_MAX_QUEUED", "0"), ("ATELIER_CATALOG", "/no/such.yaml")]
+    ("name", "value"),
+    [
+        ("ATELIER_LEASE", "soon"),
+        ("ATELIER_MAX_QUEUED", "0"),
+        ("ATELIER_CATALOG", "/no/such.yaml"),
+        ("ATELIER_STORAGE_OPTIONS", "not JSON"),
+        ("ATELIER_PLANS", str(ROOT / "pyproject.toml")),
+    ],
 )
 def test_a_bad_setting(tmp_path: Path, name: str, value: str) -> None:
     said = refusal(tmp_path, "--data-dir", str(tmp_path / "var"), "--port", str(free_port()), **{name: value})
     assert name.removeprefix("ATELIER_").lower() in said.lower() or value in said
+
+
+def test_a_bad_catalog(tmp_path: Path) -> None:
+    catalog = tmp_path / "catalog.yaml"
+    catalog.write_text("base_models: [{id: pocket}]")
+    output = tmp_path / "output.txt"
+    arguments = ("--data-dir", str(tmp_path / "var"), "--port", str(free_port()))
+    assert start_up(*arguments, output=output, ATELIER_CATALOG=str(catalog)).wait(timeout=60) == 2
+    assert "folder must be text" in output.read_text()
+    assert "Traceback" not in output.read_text()
 
 
 def test_a_bad_config(tmp_path: Path) -> None:
