@@ -16,7 +16,6 @@ from serve_app.engine.adapters_file import AdapterWeights, LayerTable, read_adap
 from serve_app.engine.lora import NO_SLOT, LayerWeights, PackedRow, SlotBank
 from serve_app.engine.run import AdapterFile
 
-
 LOADERS = 4
 """Adapters read at once: one on a slow disk must not hold up the others."""
 

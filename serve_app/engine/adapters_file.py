@@ -169,8 +169,8 @@ def _module_weights(
     rank = down.shape[0]
     if rank > max_rank:
         raise UnusableAdapter(f"{name}: rank {rank} is above this server's limit of {max_rank}")
-    if len(shape) == 2:
-        down = down.flatten(1)
+    if down[0].numel() == shape[1:].numel():
+        down = down.view(rank, *shape[1:])  # a linear may be written as a 1×1 convolution, and the other way round
     if up.flatten(1).shape != (shape[0], rank) or down.shape[1:] != shape[1:]:
         raise UnusableAdapter(
             f"{name}: down {tuple(down.shape)} and up {tuple(up.shape)} do not fit a layer of {tuple(shape)}"

@@ -78,14 +78,13 @@ class SlotLayer(nn.Module):
 
 
 class SlotLinear(SlotLayer):
-    base: nn.Linear
-
-    def __init__(self, base: nn.Linear) -> None:
+    def __init__(self, base: nn.Linear | nn.Conv2d) -> None:
         super().__init__(base)
         self._multiply = onednn_linear if _has_onednn_linear(base.weight) else F.linear
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self._multiply(x, self.base.weight, self.base.bias)
+        """x is [rows, …, in]."""
+        y = self._multiply(x, self.base.weight.flatten(1), self.base.bias)
         if not self.rank:
             return y
         rows = x.shape[0]
@@ -96,7 +95,15 @@ class SlotLinear(SlotLayer):
         return flat.view(-1, rank, self.fan_in)
 
     def arrange_down(self, down: Tensor) -> Tensor:
-        return down
+        return down.flatten(1)
+
+
+class SlotPointwise(SlotLinear):
+    """A 1×1 convolution as the linear over channels that it is. With one thread torch computes a small batch of them by
+    another kernel than a large one, and a row's bits would depend on its company."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.permute(0, 2, 3, 1).contiguous()).permute(0, 3, 1, 2)
 
 
 class SlotConv(SlotLayer):
@@ -144,7 +151,7 @@ def wrap_layers(module: nn.Module) -> Mapping[str, SlotLayer]:
         if isinstance(child, nn.Linear):
             layers[name] = SlotLinear(child)
         elif isinstance(child, nn.Conv2d) and child.groups == 1 and child.padding_mode == "zeros":
-            layers[name] = SlotConv(child)
+            layers[name] = SlotPointwise(child) if _is_pointwise(child) else SlotConv(child)
     for name, layer in layers.items():
         parent, _, leaf = name.rpartition(".")
         setattr(module.get_submodule(parent), leaf, layer)
@@ -163,3 +170,7 @@ def _has_onednn_linear(weight: Tensor) -> bool:
         and torch.backends.mkldnn.is_available()
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     )
+
+
+def _is_pointwise(layer: nn.Conv2d) -> bool:
+    return layer.kernel_size == (1, 1) and layer.stride == (1, 1) and layer.padding in ((0, 0), 0)
