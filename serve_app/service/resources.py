@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from serve_app.domain.errors import AtelierError
 from serve_app.domain.jobs import JobKind
 from serve_app.settings import Settings
 from serve_app.stores.accounts import AccountStore
@@ -55,8 +56,9 @@ class Resources:
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self.background.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            _log.info("background work ended with %s", type(task.exception()).__name__)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, AtelierError):  # a refusal is the caller's to hear
+            _log.warning("background work ended with %s", type(error).__name__)
 
 
 @asynccontextmanager

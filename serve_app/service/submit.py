@@ -1,7 +1,7 @@
 """Take a request in: may this account do it, then one durable accept, then a hint to an idle replica."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from math import sqrt
 from typing import Any
 
@@ -110,7 +110,7 @@ async def _tell(resources: Resources, kind: JobKind, job_id: str) -> None:
     await resources.hint(kind, job_id)
 
 
-def plan_weight(plan: Plan, plans: Any) -> float:
+def plan_weight(plan: Plan, plans: Iterable[Plan]) -> float:
     """The share of a busy queue that a plan gives: 1 for the lowest of its variant."""
     rates = [_rate(each) for each in plans if each.variant == plan.variant]
     return min(HEAVIEST, max(1.0, sqrt(_rate(plan) / min(rates))))
