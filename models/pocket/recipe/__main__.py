@@ -6,7 +6,7 @@ from collections.abc import Callable
 from .adopt import adopt_published
 from .autoencoder import train_autoencoder, train_decoder
 from .lora import train_loras
-from .plan import Plan
+from .plan import BRIEF, Plan
 from .publish import publish
 from .text import train_text_encoder
 from .unet import train_unet
@@ -37,8 +37,11 @@ def main() -> None:
         help=f"any of: {', '.join((*STAGES, *ON_REQUEST))} (all but the last two when none is named)",
     )
     parser.add_argument("--share", type=float, default=1.0, help="scale every length of the plan, for trials")
+    parser.add_argument("--brief", action="store_true", help="the short plan: a first usable model on two busy cores")
     options = parser.parse_args()
-    plan = Plan() if options.share == 1.0 else Plan().shortened(options.share)
+    plan = BRIEF if options.brief else Plan()
+    if options.share != 1.0:
+        plan = plan.shortened(options.share)
     for stage in options.stages or STAGES:
         (STAGES | ON_REQUEST)[stage](plan)
 

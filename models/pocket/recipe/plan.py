@@ -30,26 +30,26 @@ class Plan:
     compile_from: int = 1000
     """Phases of at least so many steps fuse small operators by torch.compile: twice as fast a step on 2 cores, after
     minutes of compiling (measured); it needs a C++ compiler."""
-    autoencoder_steps: int = 1700
+    autoencoder_steps: int = 8000
     decoder_steps: int = 3000
-    autoencoder_batch: int = 12
+    autoencoder_batch: int = 16
     autoencoder_crop: int = 128
     autoencoder_rate: float = 1.5e-3
-    text_steps: int = 1000
-    text_batch: int = 48
+    text_steps: int = 2000
+    text_batch: int = 64
     text_rate: float = 1.5e-3
     phases: tuple[Phase, ...] = (
-        Phase("small", ((256, 256),), pictures=5000, steps=1600, batch=32, rate=1.2e-3),
-        Phase("base", ((512, 512),), pictures=1000, steps=300, batch=16, rate=6e-4),
-        Phase("wide", ((512, 512), (512, 768), (768, 512), (768, 768)), pictures=96, steps=24, batch=8, rate=2e-4),
+        Phase("small", ((256, 256),), pictures=20000, steps=12000, batch=32, rate=1.2e-3),
+        Phase("base", ((512, 512),), pictures=8000, steps=5000, batch=16, rate=6e-4),
+        Phase("wide", ((512, 512), (512, 768), (768, 512), (768, 768)), pictures=2000, steps=2000, batch=8, rate=2e-4),
     )
     lora_rank: int = 8
     lora_sizes: tuple[tuple[int, int], ...] = ((512, 512),)
-    lora_pictures: int = 96
-    lora_steps: int = 80
-    lora_batch: int = 4
+    lora_pictures: int = 400
+    lora_steps: int = 300
+    lora_batch: int = 8
     lora_rate: float = 2e-3
-    upscaler_steps: int = 400
+    upscaler_steps: int = 2000
     upscaler_batch: int = 8
     upscaler_crop: int = 48
     upscaler_rate: float = 1e-3
@@ -69,3 +69,21 @@ class Plan:
             lora_pictures=max(self.lora_batch, cut(self.lora_pictures)),
             upscaler_steps=cut(self.upscaler_steps),
         )
+
+
+BRIEF = replace(
+    Plan(),
+    autoencoder_steps=1500,
+    autoencoder_batch=12,
+    text_steps=1000,
+    text_batch=48,
+    phases=(
+        Phase("small", ((256, 256),), pictures=5000, steps=750, batch=32, rate=1.2e-3),
+        Phase("base", ((512, 512),), pictures=320, steps=250, batch=8, rate=6e-4),
+    ),
+    lora_pictures=64,
+    lora_steps=40,
+    lora_batch=4,
+    upscaler_steps=300,
+)
+"""What an hour on two cores allows that others use at the same time: pictures begin to follow the text."""
