@@ -27,11 +27,15 @@ def tile_count(height: int, width: int, *, side: int, overlap: int) -> int:
 
 
 class Canvas:
-    """Collects enlarged tiles; where they overlap, each counts by its distance to its own border."""
+    """Collects enlarged tiles; where they overlap, one fades into the other.
+
+    A tile's outermost third of the overlap is left out: there the network has not seen what lies beyond the cut.
+    """
 
     def __init__(self, height: int, width: int, scale: int, overlap: int) -> None:
-        self._scale = scale
-        self._overlap = overlap
+        self._height, self._width, self._scale = height, width, scale
+        self._margin = overlap // 3
+        self._fade = max(1, overlap - 2 * self._margin)
         self._sum = np.zeros((height * scale, width * scale, 3), np.float32)
         self._weight = np.zeros((height * scale, width * scale, 1), np.float32)
 
@@ -40,7 +44,8 @@ class Canvas:
         s = self._scale
         rows = slice(tile.top * s, (tile.top + tile.height) * s)
         columns = slice(tile.left * s, (tile.left + tile.width) * s)
-        ramp = self._ramp(tile.height * s)[:, None, None] * self._ramp(tile.width * s)[None, :, None]
+        down, across = self._ramp(tile.top, tile.height, self._height), self._ramp(tile.left, tile.width, self._width)
+        ramp = down[:, None, None] * across[None, :, None]
         self._sum[rows, columns] += pixels * ramp
         self._weight[rows, columns] += ramp
 
@@ -48,10 +53,12 @@ class Canvas:
         """The joined picture, float32."""
         return self._sum / self._weight
 
-    def _ramp(self, length: int) -> np.ndarray:
-        """Rises from the border over the overlap, never to zero: a border of the picture has only this tile."""
-        from_border = np.minimum(np.arange(length), np.arange(length)[::-1]) + 1.0
-        return np.minimum(from_border / max(1, self._overlap * self._scale), 1.0).astype(np.float32)
+    def _ramp(self, start: int, length: int, whole: int) -> np.ndarray:
+        """A tile's weight along one side: none in the margin, then rising; full at a border of the picture itself."""
+        along = (np.arange(length * self._scale) + 0.5) / self._scale
+        before = along if start else np.full_like(along, np.inf)
+        after = length - along if start + length < whole else np.full_like(along, np.inf)
+        return np.clip((np.minimum(before, after) - self._margin) / self._fade, 0, 1).astype(np.float32)
 
 
 def _starts(length: int, side: int, overlap: int) -> list[int]:
