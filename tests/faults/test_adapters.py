@@ -16,6 +16,8 @@ from tests.faults.scene import Scene, open_scene
 from tests.faults.worker import Orders
 from tests.support import POCKET, adapter_id, wait_until
 
+pytestmark = pytest.mark.timeout(300)
+
 FAILED = [JobState.FAILED]
 GOOD = POCKET / "loras" / "outline.safetensors"
 
@@ -83,6 +85,7 @@ async def _drawn(scene: Scene, job_ids: Sequence[str]) -> list[Job]:
     return [await scene.job(job_id) for job_id in job_ids]
 
 
+@pytest.mark.soak
 async def test_a_broken_adapter_fails_its_own_job_and_changes_no_other(shelf: Scene) -> None:
     before = await shelf.accept(seed=5, steps=4)
     shelf.worker(Orders(reaps=True))

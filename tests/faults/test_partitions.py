@@ -24,9 +24,11 @@ from tests.faults.wire import Wire, wire_to
 from tests.faults.worker import Orders
 from tests.support import wait_until
 
+pytestmark = pytest.mark.timeout(300)
+
 BODY = {"positive_prompt": "a lighthouse", "model_id": ""}
-REFUSED_WITHIN_S = 4.0
-"""One reply's limit of two seconds, and what a busy test machine adds."""
+REFUSED_WITHIN_S = 6.0
+"""One reply's limit of two seconds, and what a crowded test machine adds."""
 
 
 @pytest.fixture

@@ -12,6 +12,8 @@ from tests.faults.storage import ERROR, FLIP, FULL, SLOW, TRUNCATE, set_fault
 from tests.faults.worker import Orders
 from tests.support import wait_until
 
+pytestmark = pytest.mark.timeout(300)
+
 
 @pytest.fixture
 def bucket(tmp_path: Path) -> Path:

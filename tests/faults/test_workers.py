@@ -14,13 +14,15 @@ from tests.faults.scene import LONG, Scene, open_scene
 from tests.faults.worker import POISON, QUICK, UNHEALTHY, Orders, Point
 from tests.support import wait_until
 
+pytestmark = pytest.mark.timeout(300)
+
 soak = pytest.mark.soak
 POINTS = [
     pytest.param("claimed", 2, marks=soak),
     ("denoising", 2),
-    ("half stored", 2),
+    pytest.param("half stored", 2, marks=soak),
     pytest.param("stored", 2, marks=soak),
-    ("finished", 1),
+    pytest.param("finished", 1, marks=soak),
 ]
 """Where the worker dies, and the attempt that counts."""
 

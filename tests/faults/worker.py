@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import cache
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal, cast
 
@@ -52,10 +53,23 @@ _context.set_forkserver_preload(["tests.faults.forge", __name__])
 
 def start_worker(settings: Settings, name: str, orders: Orders | None = None) -> BaseProcess:
     """Fork a worker from the loaded model; it begins to claim within a fraction of a second."""
+    _heat_the_forge()
     fields = {name: getattr(settings, name) for name in settings.model_fields_set}
     process = _context.Process(target=_main, args=(fields, name, orders or Orders()), name=name, daemon=True)
     process.start()
     return process
+
+
+@cache
+def _heat_the_forge() -> None:
+    """Once per run: torch and the model take seconds to load, minutes on a crowded machine, and no test may measure them."""
+    first = _context.Process(target=_nothing, daemon=True)
+    first.start()
+    first.join()
+
+
+def _nothing() -> None:
+    """What the first process does."""
 
 
 def _main(fields: dict[str, Any], name: str, orders: Orders) -> None:
