@@ -9,7 +9,7 @@ STAMP := .venv/.installed
 export HF_HUB_OFFLINE := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help setup run test check lint types imports tests soak bench pocket-model pocket-report clean
+.PHONY: help setup run test check lint types imports tests soak pocket-model pocket-report clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,12 @@ tests: setup
 
 soak: setup ## the long runs: chaos, fuzz, mutants, big simulations
 	@$(BIN)/python -m pytest -m soak --timeout 7200 $(ARGS)
+
+pocket-model: setup ## train the bundled model from its recipe, going on from checkpoints (hours on a CPU)
+	@$(BIN)/python -m models.pocket.recipe $(ARGS)
+
+pocket-report: setup ## measure the bundled model, by the checker that is not the model
+	@$(BIN)/python -m models.pocket.recipe.report $(ARGS)
 
 clean: ## remove the environment and caches; data under var/ stays
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
