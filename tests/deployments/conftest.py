@@ -1,9 +1,11 @@
 """One real service for all tests of the roof: a Ray runtime takes half a minute to start and 1.3 GB."""
 
+import shutil
 from collections.abc import Iterator
 
 import pytest
 
+from deployments.runtime import runtime_home
 from tests.deployments.service import Service
 
 
@@ -13,3 +15,4 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     running.start()
     yield running
     running.stop()
+    shutil.rmtree(runtime_home(running.data_dir))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,7 @@ def test_a_killed_node_costs_its_jobs_no_more_than_time(tmp_path: Path) -> None:
     finally:
         kill_all_of(home)
         stop_redis(data_dir)
+        shutil.rmtree(home)
     assert done.returncode == 0, done.stdout + done.stderr
     seen = json.loads(report.read_text())
     assert seen["nodes"] == 2, "a replica on each node"

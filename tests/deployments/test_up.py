@@ -1,8 +1,10 @@
 """What an operator can get wrong is refused in one line, before anything starts."""
 
+import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,12 @@ from deployments.local import only_one
 from deployments.runtime import runtime_home
 from tests.deployments.service import free_port, start_up
 from tests.support import ROOT
+
+
+@pytest.fixture(autouse=True)
+def _leave_nothing_in_tmp(tmp_path: Path) -> Iterator[None]:
+    yield
+    shutil.rmtree(runtime_home(tmp_path / "var"))
 
 
 def refusal(tmp_path: Path, *arguments: str, **environment: str) -> str:
