@@ -48,6 +48,9 @@ class Reading:
         flat = self._values.get(PREFIX + name, [])
         return dict(zip(flat[::2], flat[1::2], strict=True))
 
+    def members(self, name: str) -> set[str]:
+        return set(self._values.get(PREFIX + name, []))
+
     def scores(self, name: str) -> dict[str, float]:
         return {member: float(score) for member, score in self.row(name).items()}
 
@@ -100,7 +103,7 @@ def _jobs(reading: Reading) -> Mapping[str, dict[str, str]]:
 def _places(reading: Reading) -> Iterator[str]:
     """Each job is in exactly the places that its state names."""
     places: defaultdict[str, list[str]] = defaultdict(list)
-    for family in ("queue", "delay", "lease"):
+    for family in ("queue", "suspect", "delay", "lease"):
         for name in reading.names(family):
             for job_id in reading.row(f"{family}:{name}"):
                 places[job_id].append(f"{family}:{name}")
@@ -109,7 +112,7 @@ def _places(reading: Reading) -> Iterator[str]:
         yield f"{job_id}: in {places[job_id]}, but has no record"
     for job_id, job in jobs.items():
         wanted = {
-            "queued": ([f"queue:{job['kind']}:{job['account']}"], [f"delay:{job['kind']}"]),
+            "queued": ([_waiting_place(job)], [f"delay:{job['kind']}"]),
             "running": ([f"lease:{job['kind']}"],),
         }.get(job["state"], ([],))
         if places[job_id] not in wanted:
@@ -118,6 +121,28 @@ def _places(reading: Reading) -> Iterator[str]:
         if is_aging != (job["state"] == "queued"):
             yield f"{job_id}: {job['state']}, but {'' if is_aging else 'not '}in age"
     yield from _groups(reading, jobs)
+    yield from _held(reading, jobs)
+
+
+def _waiting_place(job: Mapping[str, str]) -> str:
+    if int(job.get("losses", 0)) >= 2:
+        return f"suspect:{job['kind']}"
+    return f"queue:{job['kind']}:{job['account']}"
+
+
+def _held(reading: Reading, jobs: Mapping[str, dict[str, str]]) -> Iterator[str]:
+    """What a worker holds is what runs on it; a suspect runs alone."""
+    running: defaultdict[str, set[str]] = defaultdict(set)
+    for job_id, job in jobs.items():
+        if job["state"] == "running":
+            running[f"{job['kind']}:{job.get('worker')}"].add(job_id)
+    held = {name: reading.members(f"held:{name}") for name in reading.names("held")}
+    if held != dict(running):
+        yield f"workers hold {held}, running on them {dict(running)}"
+    for worker, job_ids in running.items():
+        suspects = [job_id for job_id in job_ids if int(jobs[job_id].get("losses", 0)) >= 2]
+        if suspects and len(job_ids) > 1:
+            yield f"{suspects} lost two workers and shares {worker} with {job_ids}"
 
 
 def _groups(reading: Reading, jobs: Mapping[str, dict[str, str]]) -> Iterator[str]:
@@ -150,7 +175,8 @@ def _totals(reading: Reading) -> Iterator[str]:
         yield f"live jobs per account: {stored}, counted {dict(live)}"
     for kind in JobKind:
         row = reading.row(f"load:{kind}")
-        ready = {job_id for name in reading.names("queue") for job_id in reading.row(f"queue:{name}")}
+        queues = [f"queue:{name}" for name in reading.names("queue")] + [f"suspect:{kind}"]
+        ready = {job_id for name in queues for job_id in reading.row(name)}
         mine = {job_id: job for job_id, job in jobs.items() if job["kind"] == kind}
         wanted = {
             "ready": sum(job_id in ready for job_id in mine),

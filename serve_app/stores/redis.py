@@ -71,6 +71,14 @@ KEY_MAP: tuple[Key, ...] = (
     Key("delay:*", "zset", "permanent: empty when nothing waits", "kind → job ids backing off, by due time (ms)"),
     Key("lease:*", "zset", "permanent: empty when nothing runs", "kind → running job ids by lease deadline (ms)"),
     Key(
+        "suspect:*",
+        "zset",
+        "permanent: empty when nothing waits",
+        "kind → waiting jobs that lost two workers, by sequence",
+    ),
+    Key("alone:*", "string", "the lease", "kind → the worker that runs suspects one at a time"),
+    Key("held:*", "set", "a day after the last claim", "kind:worker → ids of the jobs it runs"),
+    Key(
         "load:*",
         "hash",
         "permanent: five numbers",

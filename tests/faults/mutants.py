@@ -74,11 +74,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "",
     ),
     Mutant("a group's first place goes stale", "queue", "redis.call('ZREM', K('groups:' .. kind), group)", ""),
-    Mutant("ready jobs are not counted down", "queue", "'ready', -1", "'ready', 0"),
-    Mutant("ready work is not counted down", "queue", "'ready_work', -job.work", "'ready_work', 0"),
+    Mutant("ready jobs are not counted down", "queue", "'ready', sign)", "'ready', 1)"),
+    Mutant("ready work is not counted down", "queue", "'ready_work', sign * job.work", "'ready_work', job.work"),
     Mutant("a waiting job does not age", "queue", "redis.call('ZADD', K('age:' .. job.kind), job.since, job.id)", ""),
     Mutant(
-        "a claimed job goes on ageing", "queue", "redis.call('ZREM', K('age:' .. job.kind), job.id)\n  redis", "redis"
+        "a claimed job goes on ageing",
+        "queue",
+        "redis.call('ZREM', K('age:' .. job.kind), job.id)\n  count_ready",
+        "count_ready",
     ),
     Mutant(
         "an empty account keeps its turn", "queue", "if redis.call('EXISTS', queue_of(job)) == 0 then", "if false then"
@@ -168,10 +171,38 @@ MUTANTS: tuple[Mutant, ...] = (
         "if job then return job, tonumber(turn[2]) end",
         "if true then return job, tonumber(turn[2]) end",
     ),
+    # jobs that lost two workers
+    Mutant("losses are not counted", "reap", "'losses', 1)", "'losses', 0)"),
+    Mutant("nothing is ever suspect", "queue", "local SUSPECT = 2 ", "local SUSPECT = 99 "),
+    Mutant(
+        "suspects run together", "claim", "while room > 0 and not (is_apart and #given > 0) do", "while room > 0 do"
+    ),
+    Mutant(
+        "others are put beside a suspect",
+        "claim",
+        "if not is_empty then return nil, true end",
+        "if not is_empty then return nil, false end",
+    ),
+    Mutant("a suspect is put beside others", "claim", "if not is_empty then return nil, true end", ""),
+    Mutant("every worker takes suspects", "claim", "if on_duty ~= worker then", "if not waits then"),
+    Mutant("a worker stays apart for ever", "claim", "    redis.call('DEL', duty)\n", ""),
+    Mutant(
+        "a beat does not keep its worker apart",
+        "beat",
+        "redis.call('PEXPIRE', K('alone:' .. job.kind), lease)",
+        "redis.call('PING')",
+    ),
+    Mutant("a worker apart seems to have room", "claim", "if is_apart then room = 0 end", ""),
+    Mutant("what a worker holds is not kept", "claim", "redis.call('SADD', held_by(kind, worker), job.id)", ""),
+    Mutant(
+        "what a worker held is not let go", "queue", "redis.call('SREM', held_by(job.kind, job.worker), job.id)", ""
+    ),
+    Mutant("the names a worker held stay", "claim", "redis.call('PEXPIRE', held_by(kind, worker), HELD_LIFE)", ""),
+    Mutant("a revived job is suspect", "revive", "'losses', ", ""),
     # finish, fail, hand back, reap, cancel, revive
     Mutant("finish ignores a cancel", "finish", "if job.cancel then", "if false then"),
     Mutant("a repeated finish is not known", "finish", "if job.state == 'completed' then return 'duplicate' end", ""),
-    Mutant("finish keeps the lease", "finish", "redis.call('ZREM', K('lease:' .. job.kind), id)", ""),
+    Mutant("finish keeps the lease", "finish", "release(job)", ""),
     Mutant("images lead nowhere", "finish", "for i = 6, #ARGV do", "for i = 7, #ARGV do"),
     Mutant("image names never go", "finish", "id, 'PX', retention)", "id)"),
     Mutant(

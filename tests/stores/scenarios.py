@@ -267,6 +267,66 @@ async def a_job_that_kills_its_workers_ends(benches: Benches) -> None:
     assert [dead.id for dead in await bench.store.dead()] == [job.id]
 
 
+async def _lose_two_workers(bench: Bench, number: int) -> Sequence[str]:
+    """Jobs that were together on two workers that died."""
+    jobs = await _accept(bench, "ann", number)
+    for worker in ("dead1", "dead2"):
+        assert len(await _claim(bench, worker, limit=number)) == number
+        bench.advance(_lease_ms(bench))
+        await bench.store.reap()
+    return [job.id for job in jobs]
+
+
+async def jobs_that_lost_two_workers_run_alone(benches: Benches) -> None:
+    bench = benches()
+    suspects = await _lose_two_workers(bench, 3)
+    await _accept(bench, "bob", 4)
+    for suspect in suspects:
+        (lease,) = await _claim(bench, "w1", limit=4)
+        assert lease.job_id == suspect
+        assert await _claim(bench, "w1", limit=3) == [], "something was put beside it"
+        await _finish(bench, lease, seconds=1.0)
+    assert len(await _claim(bench, "w1", limit=4)) == 4
+
+
+async def others_go_on_while_a_suspect_runs(benches: Benches) -> None:
+    bench = benches()
+    await _lose_two_workers(bench, 2)
+    await _claim(bench, "w1", limit=4)
+    await _accept(bench, "bob", 2)
+    assert len(await _claim(bench, "w2", limit=4)) == 2
+
+
+async def a_busy_worker_empties_before_it_takes_a_suspect(benches: Benches) -> None:
+    bench = benches()
+    await _lose_two_workers(bench, 1)
+    await _accept(bench, "bob", 2)
+    bench.sync.sadd(key("held", "generation", "w1"), "something")
+    assert await _claim(bench, "w1", limit=4) == []
+    bench.sync.srem(key("held", "generation", "w1"), "something")
+    assert len(await _claim(bench, "w1", limit=4)) == 1
+
+
+async def suspects_pass_to_another_worker_when_theirs_dies(benches: Benches) -> None:
+    bench = benches()
+    first, second = await _lose_two_workers(bench, 2)
+    assert [lease.job_id for lease in await _claim(bench, "w1", limit=4)] == [first]
+    bench.sync.delete(key("alone", "generation"))  # as when its life has run out
+    bench.advance(_lease_ms(bench))
+    await bench.store.reap()
+    assert [dead.id for dead in await bench.store.dead()] == [first]
+    assert [lease.job_id for lease in await _claim(bench, "w2", limit=4)] == [second]
+
+
+async def a_beat_keeps_its_worker_apart(benches: Benches) -> None:
+    bench = benches()
+    await _lose_two_workers(bench, 1)
+    (lease,) = await _claim(bench, "w1", limit=4)
+    bench.sync.pexpire(key("alone", "generation"), 5_000)
+    await bench.store.beat(lease, progress=10)
+    assert bench.sync.pttl(key("alone", "generation")) > 5_000
+
+
 async def estimates_follow_what_was_measured(benches: Benches) -> None:
     bench = benches()
     (job,) = await _accept(bench, "ann", 1)
@@ -396,6 +456,11 @@ SCENARIOS: tuple[Scenario, ...] = (
     retries_wait_longer_each_time,
     a_job_is_tried_as_often_as_allowed,
     a_job_that_kills_its_workers_ends,
+    jobs_that_lost_two_workers_run_alone,
+    others_go_on_while_a_suspect_runs,
+    a_busy_worker_empties_before_it_takes_a_suspect,
+    suspects_pass_to_another_worker_when_theirs_dies,
+    a_beat_keeps_its_worker_apart,
     estimates_follow_what_was_measured,
     estimates_count_the_work_ahead_and_the_workers,
     an_estimate_is_never_in_the_past,

@@ -47,7 +47,13 @@ class Expected:
     cancel: bool = False
     progress: int = 0
     given_back: bool = False
+    losses: int = 0
+    worker: str = ""
     code: str | None = None
+
+    @property
+    def is_suspect(self) -> bool:
+        return self.losses >= 2
 
     @property
     def is_ready(self) -> bool:
@@ -133,15 +139,22 @@ class World:
                 f"{job.id}: attempt {claim.lease.attempt} after {job.attempt}"
             )
             assert (claim.group, claim.account_id) == (job.group, job.account), f"{job.id} handed out as another's"
+            beside = [other for other in self._of(kind, "running") if other.worker == worker and other is not job]
+            assert not (beside and job.is_suspect), f"{job.id} lost two workers and runs beside {beside[0].id}"
+            assert not any(other.is_suspect for other in beside), f"{job.id} runs beside a suspect"
             older = [other for other in ready if _queues_alike(other, job) and other.sequence < job.sequence]
             assert not older, f"{job.id} was taken before {older[0].id} of the same account and adapter"
             ready.remove(job)
             room -= job.images
             job.state, job.attempt, job.tries = "running", job.attempt + 1, job.tries + 1
+            job.worker = worker
             job.deadline = self.bench.now + _ms(self.bench.settings.lease)
             self.leases.append(claim.lease)
         patient = [job for job in ready if self.bench.now - job.since >= _ms(self.bench.fairness.owner_wait)]
-        assert room <= 0 or len(patient) < len(ready) or not ready, f"{worker} went idle while {len(ready)} jobs waited"
+        is_apart = any(job.is_suspect for job in self.jobs.values() if job.state in ("queued", "running"))
+        assert room <= 0 or len(patient) < len(ready) or not ready or is_apart, (
+            f"{worker} went idle while {len(ready)} jobs waited"
+        )
 
     async def beat(self) -> None:
         lease, job, holds = self._some_lease()
@@ -248,6 +261,7 @@ class World:
         assert await self.bench.store.requeue_dead(job.id) == was_dead, f"{job.id}: {job.state}, revived wrongly"
         if was_dead:
             job.state, job.tries, job.since, job.receipt, job.code = "queued", 0, self.bench.now, "", None
+            job.losses = 0
 
     def advance(self, ms: int) -> None:
         self.bench.advance(ms)
@@ -367,7 +381,7 @@ class World:
             if job.cancel:
                 self._end(job, "canceled", code="canceled")
             elif job.tries < self.bench.settings.max_attempts:
-                job.state = "queued"
+                job.state, job.losses = "queued", job.losses + 1
             else:
                 self._end(job, "failed", code=FailureCode.GENERATION_FAILED, ours=True)
 
@@ -464,7 +478,7 @@ def _image(lease: Lease, index: int) -> StoredImage:
 
 
 def _queues_alike(one: Expected, other: Expected) -> bool:
-    return (one.account, one.group) == (other.account, other.group)
+    return (one.account, one.group, one.is_suspect) == (other.account, other.group, other.is_suspect)
 
 
 def _word_for_ended(job: Expected, lease: Lease, **words: CommitReply) -> CommitReply:

@@ -9,6 +9,7 @@ local owner_wait, worker_life, default_pace = tonumber(ARGV[9]), tonumber(ARGV[1
 local FIRST_RESIDENT = 12
 local OWNER_LIFE = 600000 -- ms that a worker is remembered as the owner of a group it loaded
 local OWNERS = 8          -- remembered per group
+local HELD_LIFE = 86400000 -- ms; far beyond any attempt
 local NEAR = 4            -- how many groups, accounts and jobs of each are looked at beyond the head: a claim stays flat
 local SEEN_EVERY = 1000   -- ms between two writes of a sign of life: idle polls stay reads
 local MANY = 128          -- groups looked up at once
@@ -168,6 +169,30 @@ local function pick()
   return other
 end
 
+-- Jobs that were there when workers died run one at a time on one worker that holds nothing else, so that the one at fault
+-- ends alone. That worker takes nothing more until it is empty. Returns the job to run now, and whether to keep apart.
+local function next_suspect()
+  local duty = K('alone:' .. kind)
+  local waits = redis.call('EXISTS', K('suspect:' .. kind)) == 1
+  local on_duty = redis.call('GET', duty)
+  if waits and not on_duty then
+    redis.call('SET', duty, worker, 'PX', lease)
+    on_duty = worker
+  end
+  if on_duty ~= worker then return nil, false end
+  local is_empty = redis.call('EXISTS', held_by(kind, worker)) == 0
+  if is_empty and not waits then
+    redis.call('DEL', duty)
+    return nil, false
+  end
+  redis.call('PEXPIRE', duty, lease)
+  if not is_empty then return nil, true end
+  local id = redis.call('ZRANGE', K('suspect:' .. kind), 0, 0)[1]
+  local job = read_job(id)
+  if not job then redis.call('ZREM', K('suspect:' .. kind), id) end
+  return job, true
+end
+
 local function lease_to_worker(job)
   local cost = job.work / 1000 * pace
   charge(kind, job.account, cost / job.weight) -- before it leaves the queue, so that an account's last job counts too
@@ -177,6 +202,8 @@ local function lease_to_worker(job)
   redis.call('HSET', K('job:' .. job.id), 'state', 'running', 'worker', worker, 'started', now,
     'charge', string.format('%.17g', cost))
   redis.call('ZADD', K('lease:' .. kind), now + lease, job.id)
+  redis.call('SADD', held_by(kind, worker), job.id)
+  redis.call('PEXPIRE', held_by(kind, worker), HELD_LIFE)
   if job.group == '' then return attempt end
   local owners = K('owner:' .. kind .. ':' .. job.group)
   redis.call('ZADD', owners, now, worker)
@@ -190,8 +217,10 @@ end
 redis.call('ZREM', K('delay:' .. kind), '') -- a first write that frees memory: the rest is then allowed on a full server
 promote_due(kind, 32)
 local out, given = {}, {}
-while room > 0 do
-  local job = pick()
+local suspect, is_apart = next_suspect()
+while room > 0 and not (is_apart and #given > 0) do
+  local job
+  if is_apart then job = suspect else job = pick() end
   if not job then break end
   local attempt = lease_to_worker(job)
   given[#given + 1] = {job.id, attempt}
@@ -199,6 +228,7 @@ while room > 0 do
   room = room - job.images
 end
 
+if is_apart then room = 0 end -- it has none for others
 local seen = num(redis.call('ZSCORE', workers, worker), 0)
 if now - seen >= SEEN_EVERY or num(redis.call('HGET', rooms, worker), -1) ~= room then
   redis.call('ZADD', workers, now, worker)

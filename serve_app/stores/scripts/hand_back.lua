@@ -8,7 +8,7 @@ if job and job.attempt == attempt then
   if job.state == 'canceled' then return 'canceled' end
 end
 if not is_held(job, attempt) then return fenced() end
-redis.call('ZREM', K('lease:' .. job.kind), id)
+release(job)
 if job.cancel then
   end_canceled(job, retention)
   return 'canceled'

@@ -1,6 +1,7 @@
 -- Where jobs wait and what waiting costs: an account's queue, its group's index, the turn of accounts, the running totals.
 -- Work is counted in whole thousandths of a unit, so that totals stay exact; virtual time is in seconds of one worker.
 local KINDS = {'generation', 'upscale'}
+local SUSPECT = 2     -- workers lost with a job before it must run alone: then only the one at fault meets the attempt cap
 local RECENT = 10000 -- newest jobs kept in the operator's index
 
 local function clock_of(kind) return num(redis.call('GET', K('clock:' .. kind)), 0) end
@@ -9,14 +10,15 @@ local function set_clock(kind, virtual) redis.call('SET', K('clock:' .. kind), s
 
 local function read_job(id)
   local field = redis.call('HMGET', K('job:' .. id), 'state', 'kind', 'account', 'group', 'attempt', 'tries', 'work',
-    'weight', 'sequence', 'since', 'charge', 'cancel', 'variant', 'receipt', 'skips', 'skipped_at', 'images_asked', 'worker')
+    'weight', 'sequence', 'since', 'charge', 'cancel', 'variant', 'receipt', 'skips', 'skipped_at', 'images_asked', 'worker',
+    'losses')
   if not field[1] then return nil end
   return {
     id = id, state = field[1], kind = field[2], account = field[3], group = field[4], attempt = num(field[5], 0),
     tries = num(field[6], 0), work = num(field[7], 0), weight = num(field[8], 1), sequence = num(field[9], 0),
     since = num(field[10], 0), charge = num(field[11], 0), cancel = field[12], variant = field[13],
     receipt = field[14] or '', skips = num(field[15], 0), skipped_at = tonumber(field[16]),
-    images = num(field[17], 1), worker = field[18],
+    images = num(field[17], 1), worker = field[18], losses = num(field[19], 0),
   }
 end
 
@@ -52,29 +54,47 @@ local function end_turn(kind, account)
   set_clock(kind, math.max(clock_of(kind), virtual, num(ahead[2], 0)))
 end
 
+local function count_ready(job, sign)
+  redis.call('HINCRBY', K('load:' .. job.kind), 'ready', sign)
+  redis.call('HINCRBY', K('load:' .. job.kind), 'ready_work', sign * job.work)
+end
+
 local function put_in_queue(job)
-  if redis.call('ZADD', queue_of(job), job.sequence, job.id) == 0 then return end
+  redis.call('ZADD', K('age:' .. job.kind), job.since, job.id)
+  count_ready(job, 1)
+  if job.losses >= SUSPECT then
+    redis.call('ZADD', K('suspect:' .. job.kind), job.sequence, job.id)
+    return
+  end
+  redis.call('ZADD', queue_of(job), job.sequence, job.id)
   if job.group ~= '' then
     redis.call('ZADD', K('group:' .. job.kind .. ':' .. job.group), job.sequence, job.id)
     refresh_group(job.kind, job.group)
   end
-  redis.call('ZADD', K('age:' .. job.kind), job.since, job.id)
-  redis.call('HINCRBY', K('load:' .. job.kind), 'ready', 1)
-  redis.call('HINCRBY', K('load:' .. job.kind), 'ready_work', job.work)
   give_turn(job.kind, job.account)
 end
 
 local function take_from_queue(job)
-  if redis.call('ZREM', queue_of(job), job.id) == 0 then return false end
+  local was_suspect = redis.call('ZREM', K('suspect:' .. job.kind), job.id) == 1
+  if not was_suspect and redis.call('ZREM', queue_of(job), job.id) == 0 then return false end
+  redis.call('ZREM', K('age:' .. job.kind), job.id)
+  count_ready(job, -1)
+  if was_suspect then return true end
   if job.group ~= '' then
     redis.call('ZREM', K('group:' .. job.kind .. ':' .. job.group), job.id)
     refresh_group(job.kind, job.group)
   end
-  redis.call('ZREM', K('age:' .. job.kind), job.id)
-  redis.call('HINCRBY', K('load:' .. job.kind), 'ready', -1)
-  redis.call('HINCRBY', K('load:' .. job.kind), 'ready_work', -job.work)
   if redis.call('EXISTS', queue_of(job)) == 0 then end_turn(job.kind, job.account) end
   return true
+end
+
+-- What a worker holds, by name: a suspect goes only to one that holds nothing.
+local function held_by(kind, worker) return K('held:' .. kind .. ':' .. worker) end
+
+-- First in every script that ends an attempt: writes that free memory are allowed on a full server, and so is what follows.
+local function release(job)
+  redis.call('ZREM', K('lease:' .. job.kind), job.id)
+  redis.call('SREM', held_by(job.kind, job.worker), job.id)
 end
 
 -- A queued job is either in its queue or backing off.

@@ -8,6 +8,7 @@ local function lose_lease(job)
   if job.cancel then
     end_canceled(job, retention)
   elseif job.tries < allowed then
+    job.losses = redis.call('HINCRBY', K('job:' .. job.id), 'losses', 1)
     requeue(job)
     put_in_queue(job)
   else
@@ -27,7 +28,10 @@ local function run_out_of_lease(kind)
   for _, id in ipairs(over) do
     redis.call('ZREM', K('lease:' .. kind), id)
     local job = read_job(id)
-    if job and job.state == 'running' then lose_lease(job) end
+    if job and job.state == 'running' then
+      release(job)
+      lose_lease(job)
+    end
   end
   return #over
 end
