@@ -17,6 +17,8 @@ from serve_app.service.resources import Resources
 from tests.audit import Reading, audit
 
 STRIDE = 500
+READ_LIMIT_S = 600.0
+"""The auditor reads the whole server in one transaction: a hundred thousand jobs take a while."""
 
 
 @dataclass(slots=True)
@@ -40,7 +42,7 @@ class Ledger:
 async def audit_service(resources: Resources, ledger: Ledger, *, max_skips: int = 4) -> list[str]:
     """Everything that is wrong with a service that has come to rest, in words. Sweeps the storage first."""
     await sweep(resources)
-    with redis.Redis.from_url(resources.redis_url, decode_responses=True) as client:
+    with redis.Redis.from_url(resources.redis_url, decode_responses=True, socket_timeout=READ_LIMIT_S) as client:
         problems = audit(client, max_attempts=resources.settings.max_attempts, max_skips=max_skips)
         reading = Reading(client)
     records = await records_of(resources, reading.names("job"))

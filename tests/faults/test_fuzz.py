@@ -1,6 +1,7 @@
 """Whatever is sent to either room, the answer is one of the contract's: never a 5xx, every refusal in the envelope."""
 
 import json
+import os
 import sys
 import time
 from collections import Counter
@@ -19,8 +20,8 @@ from tests.api.house import LORA, House, client_of, house_settings
 from tests.audit import audit
 from tests.faults.bodies import Hostile, hostile_requests
 
-QUICK, SOAK = 2_000, 110_000
-SEED = 20261121
+QUICK, SOAK = 2_000, int(os.environ.get("ATELIER_SOAK_REQUESTS", "110000"))
+SEED = int(os.environ.get("ATELIER_SOAK_SEED", "20261121"))
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ async def _fuzz(resources: Resources, number: int) -> Counter[int]:
         statuses[status] += 1
         if count % 10_000 == 0:
             sys.stdout.write(f"\r{count} of {number} in {time.monotonic() - began:.0f} s: {dict(statuses)}   ")
-    with redis.Redis.from_url(resources.redis_url, decode_responses=True) as plain:
+    with redis.Redis.from_url(resources.redis_url, decode_responses=True, socket_timeout=600) as plain:
         assert not audit(plain, max_attempts=resources.settings.max_attempts)
     return statuses
 
@@ -56,10 +57,10 @@ async def test_thousands_of_hostile_requests_meet_no_5xx(resources: Resources) -
 
 
 @pytest.mark.soak
-async def test_a_hundred_thousand_hostile_requests_meet_no_5xx(resources: Resources) -> None:
+async def test_many_hostile_requests_meet_no_5xx(resources: Resources) -> None:
     statuses = await _fuzz(resources, SOAK)
     sys.stdout.write(f"\n{statuses.total()} requests: {dict(sorted(statuses.items()))}\n")
-    assert statuses.total() >= 100_000
+    assert statuses.total() == SOAK
 
 
 async def send(app: ASGIApp, request: Hostile) -> tuple[int, Mapping[str, str], bytes]:
