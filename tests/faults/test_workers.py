@@ -152,7 +152,6 @@ async def test_a_job_that_kills_its_workers_becomes_a_dead_letter(tmp_path: Path
 
 
 @pytest.mark.soak
-@pytest.mark.xfail(reason="a lost worker's jobs come back together, and are claimed together with the one at fault")
 async def test_jobs_drawn_beside_one_that_kills_its_workers_are_completed(tmp_path: Path) -> None:
     async with open_scene(tmp_path, lease=timedelta(seconds=0.8), max_attempts=3) as scene:
         poison = await scene.accept(prompt=f"a cup of {POISON}", may_end_as=[JobState.FAILED])
