@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import DiffusionPipeline
+from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from PIL import Image
 
 from models.pocket.recipe.checker import check
