@@ -4,6 +4,7 @@ import copy
 import hashlib
 import importlib
 import itertools
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -73,7 +74,8 @@ def make_subject(name: str, options: EngineOptions, into: Path, *, adapters: int
     pipeline = load_pipeline(POCKET, options.torch_dtype) if name == "pocket" else _RANDOM[name]()
     pipeline.to(options.torch_device, options.torch_dtype)
     pipeline.set_progress_bar_config(disable=True)
-    files = sorted((POCKET / "loras").glob("*.safetensors")) if name == "pocket" else []
+    own = sorted((POCKET / "loras").glob("*.safetensors")) if name == "pocket" else []
+    files = [Path(shutil.copy(file, into)) for file in own]  # the same bytes to the end, whatever is trained meanwhile
     targets = ("conv1", "conv2", *ATTENTION) if name == "pocket" else (*ATTENTION, *FEED_FORWARD)
     files += [
         _random_adapter(pipeline.unet, into / f"random{i}.safetensors", rank, i, targets)
