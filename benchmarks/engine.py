@@ -62,7 +62,7 @@ def main() -> None:
 
 def throughput(subject: Subject, args: argparse.Namespace) -> dict[str, Any]:
     """Images per second of a closed set of jobs for each number of distinct adapters, every rival in every round."""
-    rivals = {name: make(subject) for name, make in RIVALS.items()}
+    rivals = {name: make(subject) for name, make in RIVALS.items()} if args.distinct else {}
     table: dict[str, Any] = {}
     for adapters in args.distinct:
         jobs = max(args.jobs, adapters)
@@ -191,7 +191,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--jobs", type=int, default=8)
     parser.add_argument("--adapters", type=int, default=16)
-    parser.add_argument("--distinct", type=int, nargs="+", default=[1, 8, 16])
+    parser.add_argument("--distinct", type=int, nargs="*", default=[1, 8, 16])
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=3)

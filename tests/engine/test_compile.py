@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import fx
 
@@ -19,6 +20,7 @@ from tests.engine.rig import start
 COMPOSITIONS = 1000
 
 
+@pytest.mark.timeout(600)  # tracing, not running, takes the time
 def test_no_graph_is_made_after_warm_up_over_a_thousand_compositions(sd: Path, tmp_path: Path) -> None:
     graphs: list[fx.GraphModule] = []
 

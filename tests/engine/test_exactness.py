@@ -56,6 +56,7 @@ def digest(image: object) -> str:
     return hashlib.sha256(bytes(memoryview(image))).hexdigest()  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.timeout(600)  # four hundred images: seconds on idle cores
 def test_two_hundred_runs_keep_their_bytes_in_random_company(sd: Path, files: list[AdapterFile]) -> None:
     chance = random.Random(9)
     requests = [random_request(chance, f"{i}", files) for i in range(JOBS)]
