@@ -142,7 +142,7 @@ class World:
             beside = [other for other in self._of(kind, "running") if other.worker == worker and other is not job]
             assert not (beside and job.is_suspect), f"{job.id} lost two workers and runs beside {beside[0].id}"
             assert not any(other.is_suspect for other in beside), f"{job.id} runs beside a suspect"
-            older = [other for other in ready if _queues_alike(other, job) and other.sequence < job.sequence]
+            older = [other for other in ready if _queues_alike(other, job) and _is_older(other, job)]
             assert not older, f"{job.id} was taken before {older[0].id} of the same account and adapter"
             ready.remove(job)
             room -= job.images
@@ -464,6 +464,11 @@ def _upscale() -> UpscaleRequest:
     return UpscaleRequest(
         image_id="img_x", scale_factor=2, source_uri="memory://x", source_width=512, source_height=512
     )
+
+
+def _is_older(other: Expected, job: Expected) -> bool:
+    """A revived job keeps its place but waits for its adapter's owner afresh, so its wait must be the longer too."""
+    return other.sequence < job.sequence and other.since <= job.since
 
 
 def _image(lease: Lease, index: int) -> StoredImage:
