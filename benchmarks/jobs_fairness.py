@@ -164,14 +164,16 @@ async def _compare(plan: Plan, seeds: Sequence[int]) -> None:
             "fair + grouped": (True, True, Fairness()),
             "... K=4/worker": (True, True, many),
         }
-        for seed in seeds:
-            for name, (fair, grouped, fairness) in policies.items():
-                bench = Bench(server.url, settings, fairness=fairness)
-                bench.sync.config_set("appendonly", "no")
-                outcome = await simulate(bench, plan, fair=fair, grouped=grouped, seed=seed)
-                print(outcome.line(name), flush=True)
-                await bench.close()
-        stop_redis(Path(folder))
+        try:
+            for seed in seeds:
+                for name, (fair, grouped, fairness) in policies.items():
+                    bench = Bench(server.url, settings, fairness=fairness)
+                    bench.sync.config_set("appendonly", "no")
+                    outcome = await simulate(bench, plan, fair=fair, grouped=grouped, seed=seed)
+                    print(outcome.line(name), flush=True)
+                    await bench.close()
+        finally:
+            stop_redis(Path(folder))
 
 
 def _arrivals(plan: Plan, rnd: random.Random) -> Iterator[Arrival]:
