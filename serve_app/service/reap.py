@@ -27,13 +27,19 @@ async def reap_forever(
 
 
 async def _reap_loop(resources: Resources, every: timedelta) -> None:
-    while True:
+    while not _is_cancelled():
         try:
             await _reap_all(resources)
         except Exception as error:  # noqa: BLE001 - the reaper must outlive whatever one round met
             _log.warning("reaping failed, trying again: %s", error)
             await _revive(resources)
         await asyncio.sleep(every.total_seconds())
+
+
+def _is_cancelled() -> bool:
+    """Asked between rounds too: a client that is cancelled while its connection breaks may report only the broken connection."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 async def _reap_all(resources: Resources) -> None:
@@ -50,7 +56,7 @@ async def _revive(resources: Resources) -> None:
 
 
 async def _sweep_loop(resources: Resources, every: timedelta) -> None:
-    while True:
+    while not _is_cancelled():
         try:
             if await resources.jobs.take_sweep(every):
                 removed = await sweep(resources)
