@@ -211,6 +211,10 @@ def _metadata_alphas(metadata: Mapping[str, str], table: LayerTable) -> Any:
     except json.JSONDecodeError as error:
         raise UnusableAdapter(f"lora_adapter_metadata is not JSON: {error}") from error
 
+    for name, value in config.items():
+        if name.split(".")[-1] == "use_rslora" and value:
+            raise UnusableAdapter("use_rslora: rank-stabilised scaling is not supported")
+
     def alpha(component: str, layer: str) -> float | None:
         pattern: dict[str, float] = config.get(f"{component}.alpha_pattern") or {}
         for name, value in pattern.items():

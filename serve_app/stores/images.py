@@ -17,6 +17,7 @@ from serve_app.stores.storage import in_storage_thread, open_filesystem
 
 IMAGES = "images"
 _NAME = re.compile(r"images/[0-9a-z]{1,64}/\d{4}/\d{2}/\d{2}/[A-Za-z0-9_]{1,64}/a\d{1,9}-\d{1,3}\.png")
+_EXPIRY = re.compile(r"[0-9]{1,12}")
 
 
 class ImageStore:
@@ -106,7 +107,7 @@ class ImageStore:
 
     def verify(self, name: str, exp: int | str, kid: str, sig: str) -> bool:
         """Whether an address is one of ours, unchanged and not yet over."""
-        if not str(exp).isascii() or not str(exp).isdigit() or kid not in self._settings.url_keys:
+        if not _EXPIRY.fullmatch(str(exp)) or kid not in self._settings.url_keys:
             return False
         if not _NAME.fullmatch(name) or int(exp) < time.time():
             return False

@@ -135,6 +135,14 @@ def test_a_rank_above_the_limit_is_refused(table: LayerTable, tmp_path: Path) ->
         read(path, table, max_rank=2)
 
 
+def test_a_scaling_rule_that_is_not_ours_is_refused(table: LayerTable, tmp_path: Path) -> None:
+    pairs = pair(f"unet.{Q}", ".lora_A.weight", ".lora_B.weight")
+    path = tmp_path / "a.safetensors"
+    save_file(pairs, path, metadata={"lora_adapter_metadata": '{"unet.lora_alpha": 4, "unet.use_rslora": true}'})
+    with pytest.raises(UnusableAdapter, match="use_rslora"):
+        read(path, table)
+
+
 def test_a_file_that_is_not_safetensors_is_refused(table: LayerTable, tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").write_bytes(b"not at all")
     with pytest.raises(UnusableAdapter, match="not a safetensors file"):
