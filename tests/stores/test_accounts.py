@@ -14,7 +14,7 @@ from serve_app.domain.errors import InvalidParameter, NotFound
 from serve_app.domain.requests import Variant
 from serve_app.service.resources import Resources, open_resources
 from serve_app.settings import Settings
-from serve_app.stores.accounts import BASE62
+from serve_app.stores.api_keys import BASE62
 from tests.audit import key_problems
 from tests.stores.gate_story import tell_the_gates_story
 from tests.support import wait_until
