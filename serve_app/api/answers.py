@@ -50,10 +50,10 @@ def local_path(scope: Scope, path: str) -> str:
     return scope.get("root_path", "") + path
 
 
-def is_job_id(text: str, *prefixes: str) -> bool:
-    """Whether `text` can be the id of a record at all: a prefix and 26 base32 characters. The store is not asked otherwise."""
+def job_id(text: str, *prefixes: str) -> str:
+    """`text` if it can be the id of a record at all (a prefix and 26 base32 characters), else an id that no record has."""
     prefix, _, name = text.partition("_")
-    return prefix in prefixes and _NAME.fullmatch(name) is not None
+    return text if prefix in prefixes and _NAME.fullmatch(name) else ""
 
 
 def base_address(request: Request, public_url: str = "") -> str:

@@ -6,8 +6,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from serve_app.api.exchange import exchange_of
-from serve_app.domain.accounts import Caller
+from serve_app.domain.accounts import Caller, Gate
 from serve_app.domain.errors import AtelierError, QueueFull, RateLimitExceeded, Unauthorized
+from serve_app.domain.jobs import Job
 from serve_app.domain.requests import Variant
 from serve_app.stores.accounts import AccountStore
 
@@ -15,23 +16,38 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 Refuse = Callable[[Request, AtelierError], Response]
 
 
-async def admit(
-    accounts: AccountStore, request: Request, key: str, variant: Variant, *, counted: bool = True
-) -> Caller:
+async def admit(accounts: AccountStore, request: Request, key: str, variant: Variant) -> Caller:
     """The caller whose key this is, counted in the plan's window. Raises `Unauthorized` and `RateLimitExceeded`.
 
     A key that is unknown, revoked, of a disabled account or made for the other interface gets one and the same answer.
     """
-    gate = await accounts.gate(key, variant, counted=counted)
-    exchange_of(request.scope).window = gate.window
-    if gate.caller is None:
-        raise Unauthorized("The API key is not valid.")
+    gate = await accounts.gate(key, variant, counted=True)
+    caller = _recognise(request, gate)
     if gate.limited:
         plan = gate.window.plan
         raise RateLimitExceeded(
             f"Your plan allows {plan.limit} requests per {_period(plan.window.total_seconds())}; "
             f"try again in {gate.window.seconds_left()} seconds."
         )
+    return caller
+
+
+async def look(
+    accounts: AccountStore, request: Request, key: str, variant: Variant, job_id: str, *, of: Variant | None = None
+) -> Job | None:
+    """The job, if it is the caller's (and was made on `of`), in one round trip with the key; looking is never counted.
+
+    Raises `Unauthorized` alike for every key that may not pass, whatever it asks for.
+    """
+    poll = await accounts.poll(key, variant, job_id, of=of)
+    _recognise(request, poll.gate)
+    return poll.job
+
+
+def _recognise(request: Request, gate: Gate) -> Caller:
+    exchange_of(request.scope).window = gate.window
+    if gate.caller is None:
+        raise Unauthorized("The API key is not valid.")
     return gate.caller
 
 

@@ -1,21 +1,30 @@
 """Accounts, their API keys, and the gate that every request passes."""
 
 import secrets
-from datetime import UTC, datetime, timedelta
-from typing import Any, cast
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, cast
 
 from redis.asyncio import Redis
 
-from serve_app.domain.accounts import Account, ApiKey, Caller, Gate, Plan, Window
+from serve_app.domain.accounts import Account, ApiKey, Gate, Plan, Window
 from serve_app.domain.errors import InvalidParameter, NotFound
+from serve_app.domain.jobs import Job
 from serve_app.domain.requests import Variant
 from serve_app.settings import Settings
 from serve_app.stores.api_keys import base32, hint_of, is_well_formed, name_of, new_secret, read_key
+from serve_app.stores.gate import Question, ms, stranger, window_of
 from serve_app.stores.passwords import Passwords
-from serve_app.stores.records import when
+from serve_app.stores.records import read_snapshot, when
 from serve_app.stores.redis import Rewrite, Script, key
 
 NAME_LENGTH = range(1, 101)
+
+
+class Poll(NamedTuple):
+    """Who is calling, and the job asked for: None for who may not see it."""
+
+    gate: Gate
+    job: Job | None
 
 
 class AccountStore:
@@ -25,6 +34,7 @@ class AccountStore:
         self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"
         self._settings = settings
         self._gate = Script(redis, "gate", rewrite)
+        self._poll = Script(redis, "poll", rewrite)
         self._open_account = Script(redis, "open_account")
         self._passwords = Passwords()
 
@@ -130,27 +140,18 @@ class AccountStore:
 
         An unknown, revoked, disabled or wrong-interface key has no caller and the lowest plan's window; nothing is counted.
         """
-        plans = self._plans(variant)
         if not is_well_formed(secret):
-            return Gate(caller=None, window=_window(plans[0], used=0, ms_left=_ms(plans[0].window)), limited=False)
-        named = name_of(secret, self._settings.pepper_bytes)
-        receipt = secrets.token_urlsafe(12) if counted else ""
-        table = [word for plan in plans for word in (plan.name, plan.limit, _ms(plan.window))]
-        answer: list[Any] = await self._gate(named.id, named.digest, variant, int(counted), receipt, len(plans), *table)
-        status, account_id, account_name, plan_name, used, ms_left = answer
-        plan = self._settings.plan_table[variant, plan_name]
-        window = _window(plan, used=used, ms_left=ms_left)
-        if status == "unknown":
-            return Gate(caller=None, window=window, limited=False)
-        caller = Caller(
-            account_id=account_id,
-            account_name=account_name,
-            key_id=named.id,
-            variant=variant,
-            plan=plan,
-            receipt=receipt,
-        )
-        return Gate(caller=caller, window=window, limited=status == "limited")
+            return stranger(self._plans(variant)[0])
+        question = self._question(secret, variant, receipt=secrets.token_urlsafe(12) if counted else "")
+        return question.read(await self._gate(*question.words))
+
+    async def poll(self, secret: str, variant: Variant, job_id: str, *, of: Variant | None) -> Poll:
+        """The gate without counting, and the job if it is the account's (and was made on `of`): one script."""
+        if not is_well_formed(secret):
+            return Poll(stranger(self._plans(variant)[0]), None)
+        question = self._question(secret, variant)
+        caller, snapshot = await self._poll(*question.words, job_id, of or "")
+        return Poll(question.read(caller), read_snapshot(snapshot))
 
     async def window(self, account_id: str, variant: Variant) -> Window:
         """Where the account stands now; counts nothing."""
@@ -160,7 +161,11 @@ class AccountStore:
         pipeline.pttl(key("window", account_id, variant))
         plan_name, used, ms_left = await pipeline.execute()
         plan = self._settings.plan_table.get((variant, plan_name or ""), self._plans(variant)[0])
-        return _window(plan, used=used, ms_left=ms_left if ms_left >= 0 else _ms(plan.window))
+        return window_of(plan, used=used, ms_left=ms_left if ms_left >= 0 else ms(plan.window))
+
+    def _question(self, secret: str, variant: Variant, receipt: str = "") -> Question:
+        named = name_of(secret, self._settings.pepper_bytes)
+        return Question(key=named, variant=variant, plans=self._plans(variant), receipt=receipt)
 
     def _plans(self, variant: Variant) -> list[Plan]:
         return [plan for plan in self._settings.plan_table.values() if plan.variant == variant]
@@ -189,12 +194,3 @@ class AccountStore:
             disabled="disabled" in row,
             created_at=when(row["created"]),
         )
-
-
-def _window(plan: Plan, *, used: int, ms_left: int) -> Window:
-    resets_at = datetime.now(UTC) + timedelta(milliseconds=ms_left)
-    return Window(plan=plan, remaining=max(0, plan.limit - used), resets_at=resets_at)
-
-
-def _ms(duration: timedelta) -> int:
-    return round(duration.total_seconds() * 1000)

@@ -19,6 +19,8 @@ from tests.stores.world import play
 
 SCRIPTS = Path(__file__).parents[2] / "serve_app" / "stores" / "scripts"
 SEEDS = range(40)
+AT_THE_GATE = ("caller", "poll")
+"""Scripts whose defects the gate's story has to notice."""
 DEFECTS = (AssertionError, ResponseError, TypeError, ValueError, KeyError, IndexError)
 """How a planted defect shows itself: a broken promise, a script that stops, an answer that makes no sense."""
 
@@ -251,25 +253,32 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("a revived job still goes", "revive", "redis.call('PERSIST', K('job:' .. id))", ""),
     Mutant("a revived job has no tries left", "revive", "'finished', 'tries',", "'finished',"),
     Mutant("a revived job is not live", "revive", "redis.call('HINCRBY', K('live'), job.account, 1)", ""),
-    # the gate
-    Mutant("a forged digest passes", "gate", "held[1] ~= digest or", "not held[1] or"),
-    Mutant("a revoked key passes", "gate", "or held[4] or", "or"),
-    Mutant("a key passes on any interface", "gate", " or not string.find(held[3], variant, 1, true)", ""),
-    Mutant("a disabled account passes", "gate", "not account[1] or account[2]", "not account[1]"),
-    Mutant("a key without an account passes", "gate", "not account[1] or account[2]", "account[2]"),
-    Mutant("one request too many", "gate", "used >= limit", "used > limit"),
-    Mutant("requests are not counted", "gate", "redis.call('SADD', opened, receipt)", ""),
-    Mutant("the window has no end", "gate", "if used == 0 then redis.call('PEXPIRE', opened, window) end", ""),
-    Mutant("each request moves the window's end", "gate", "if used == 0 then redis", "if true then redis"),
-    Mutant("polls are counted", "gate", "if not counted or", "if"),
-    Mutant("a repeated request counts twice", "gate", " or redis.call('SISMEMBER', opened, receipt) == 1", ""),
-    Mutant(
-        "A and B share a window", "gate", "K('window:' .. held[2] .. ':' .. variant)", "K('window:' .. held[2] .. ':')"
-    ),
-    Mutant("an unopened window ends in the past", "gate", "if left < 0 then left = window end", ""),
-    Mutant("everyone is on the lowest plan", "gate", "if ARGV[i] == name then", "if false then"),
-    Mutant("the last use is never known", "gate", "if now - num(held[5], 0) >= USED_EVERY", "if false"),
     Mutant("a revived job expires at once", "revive", "'state', 'queued', 'since', now", "'state', 'queued'"),
+    # the gate
+    Mutant("a forged digest passes", "caller", "held[1] ~= digest or", "not held[1] or"),
+    Mutant("a revoked key passes", "caller", "or held[4] or", "or"),
+    Mutant("a key passes on any interface", "caller", " or not string.find(held[3], variant, 1, true)", ""),
+    Mutant("a disabled account passes", "caller", "not account[1] or account[2]", "not account[1]"),
+    Mutant("a key without an account passes", "caller", "not account[1] or account[2]", "account[2]"),
+    Mutant("one request too many", "caller", "used >= limit", "used > limit"),
+    Mutant("requests are not counted", "caller", "redis.call('SADD', opened, receipt)", ""),
+    Mutant("the window has no end", "caller", "if used == 0 then redis.call('PEXPIRE', opened, window) end", ""),
+    Mutant("each request moves the window's end", "caller", "if used == 0 then redis", "if true then redis"),
+    Mutant("polls are counted", "caller", "if receipt == '' or", "if"),
+    Mutant("a repeated request counts twice", "caller", " or redis.call('SISMEMBER', opened, receipt) == 1", ""),
+    Mutant(
+        "A and B share a window",
+        "caller",
+        "K('window:' .. held[2] .. ':' .. variant)",
+        "K('window:' .. held[2] .. ':')",
+    ),
+    Mutant("an unopened window ends in the past", "caller", "if left < 0 then left = window end", ""),
+    Mutant("everyone is on the lowest plan", "caller", "if ARGV[i] == name then", "if false then"),
+    Mutant("the last use is never known", "caller", "if now - num(held[5], 0) >= USED_EVERY", "if false"),
+    # the poll
+    Mutant("another account's job is shown", "poll", "job.account ~= who[2] or", ""),
+    Mutant("a job is shown on any interface", "poll", " or (variant ~= '' and job.variant ~= variant)", ""),
+    Mutant("a job is hidden where any interface will do", "poll", "variant ~= '' and job", "job"),
 )
 """Each breaks one promise. `QUICK` runs in every check, all of them in the soak."""
 
@@ -283,7 +292,7 @@ def source(mutant: Mutant) -> str:
 async def finding(mutant: Mutant, url: str, *, database: int = 4, seeds: range = SEEDS) -> str | None:
     """What notices the defect: a story's name or a game's seed with its complaint; None when it survives."""
     with TemporaryDirectory() as folder:
-        if mutant.file == "gate":
+        if mutant.file in AT_THE_GATE:
             return await _gate_complaint(mutant, f"{url}?db={database}", Path(folder))
         settings = model_settings(Path(folder))
         roomy = story_settings(Path(folder))

@@ -6,9 +6,10 @@ from typing import Any, cast
 
 import redis
 
-from serve_app.domain.requests import Variant
+from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.settings import Settings
 from serve_app.stores.accounts import AccountStore
+from serve_app.stores.jobs import JobStore
 from serve_app.stores.redis import Rewrite, Script, connect, key
 from tests.audit import key_problems
 
@@ -25,6 +26,7 @@ async def tell_the_gates_story(url: str, folder: Path, rewrite: Rewrite | None =
     try:
         await _counting(accounts, sync)
         await _turning_away(accounts, sync)
+        await _polling(accounts, JobStore(client, settings))
         await _asking_again(accounts, sync, Script(client, "gate", rewrite))
         assert key_problems(sync) == []
     finally:
@@ -88,15 +90,41 @@ async def _turning_away(accounts: AccountStore, sync: Any) -> None:
     assert not await passes(), "an unknown key passed"
 
 
+async def _polling(accounts: AccountStore, jobs: JobStore) -> None:
+    """A job is there for its account, on the interface that is named if one is, and for nobody else."""
+    owner, stranger = [await accounts.create_account(f"polling {name}") for name in ("owner", "stranger")]
+    _, secret = await accounts.create_key(owner.id, interfaces=BOTH)
+    foreign, foreign_secret = await accounts.create_key(stranger.id, interfaces=BOTH)
+    request = GenerationRequest(prompt="a boat", lora_id="model_x", seeds=(7,))
+    made = await jobs.accept(job_id="gen_x", variant=Variant.A, account_id=owner.id, request=request, group="g")
+
+    async def seen(key: str, of: Variant | None, job_id: str = made.job.id) -> bool:
+        gate, job = await accounts.poll(key, Variant.A, job_id, of=of)
+        assert job is None or (job.id, job.request, job.account_id) == (made.job.id, request, owner.id)
+        assert gate.caller is None or gate.window.remaining == 50, "a poll was counted"
+        return job is not None
+
+    assert [await seen(secret, of) for of in (Variant.A, Variant.B, None)] == [True, False, True]
+    assert not await seen(secret, None, "gen_y"), "a job that does not exist was shown"
+    assert not await seen(secret, None, ""), "a job without a name was shown"
+    assert not await seen(foreign_secret, None), "another account's job was shown"
+    gate, _ = await accounts.poll(foreign_secret, Variant.A, made.job.id, of=None)
+    assert gate.caller is not None, "a good key was turned away"
+    await accounts.revoke_key(foreign.id)
+    await accounts.set_disabled(owner.id, True)
+    for key_that_was in (secret, foreign_secret):
+        assert not await seen(key_that_was, None), "a job was shown to nobody"
+        gate, _ = await accounts.poll(key_that_was, Variant.A, made.job.id, of=None)
+        assert gate.caller is None, "a poll passed with a key that does not work any more"
+
+
 async def _asking_again(accounts: AccountStore, sync: Any, gate: Script) -> None:
     """As redis-py does when a reply was lost; and as a forger would who knows a key's public id."""
     account = await accounts.create_account("asking again")
     api_key, _ = await accounts.create_key(account.id, interfaces=BOTH)
     digest = sync.hget(key("key", api_key.id), "digest")
     plan = (1, "basic", 2, HOUR_MS)
-    used = [
-        (await gate(api_key.id, digest, "a", 1, receipt, *plan)) for receipt in ("r1", "r1", "r2", "r2", "r3", "r1")
-    ]
+    used = [(await gate(api_key.id, digest, "a", receipt, *plan)) for receipt in ("r1", "r1", "r2", "r2", "r3", "r1")]
     assert [answer[4] for answer in used] == [1, 1, 2, 2, 2, 2]
     assert [answer[0] for answer in used] == ["ok"] * 4 + ["limited", "ok"]
-    assert (await gate(api_key.id, "0" * 64, "a", 1, "r4", *plan))[0] == "unknown", "a forged digest passed"
+    assert (await gate(api_key.id, "0" * 64, "a", "r4", *plan))[0] == "unknown", "a forged digest passed"

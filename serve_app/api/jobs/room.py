@@ -77,33 +77,23 @@ class JobsRoom:
         return [job for job in found if _Place(job.created_at, job.id) < after][:limit]
 
     async def _show(self, request: Request) -> Response:
-        caller = await self._admit(request, counted=False)
-        job = await self._own_job(request, caller)
+        key, variant = _credential(request)
+        job = _found(await door.look(self._resources.accounts, request, key, variant, _job_id(request)))
         return JSONResponse(self._record(request, job), headers=answers.poll_again(job))
 
     async def _cancel(self, request: Request) -> Response:
         """Waiting jobs end at once, running ones within a step; a job that has ended stays as it is."""
-        caller = await self._admit(request)
-        job = await self._own_job(request, caller)
-        await self._resources.jobs.cancel(job.id, account_id=caller.account_id)
-        return JSONResponse(self._record(request, await self._own_job(request, caller)))
-
-    async def _own_job(self, request: Request, caller: Caller) -> Job:
-        job_id, job = request.path_params["job_id"], None
-        if answers.is_job_id(job_id, "gen", "up"):
-            job = await self._resources.jobs.get(job_id, account_id=caller.account_id)
-        if job is None:
-            raise NotFound("There is no such job.")
-        return job
+        caller, job_id = await self._admit(request), _job_id(request)
+        await self._resources.jobs.cancel(job_id, account_id=caller.account_id)
+        job = _found(await self._resources.jobs.get(job_id, account_id=caller.account_id))
+        return JSONResponse(self._record(request, job))
 
     def _record(self, request: Request, job: Job) -> dict[str, Any]:
         base_url = answers.base_address(request, self._resources.settings.public_url)
         return job_record(job, partial(self._resources.images.url, base_url=base_url))
 
-    async def _admit(self, request: Request, *, counted: bool = True) -> Caller:
-        variant = credentials.spoken_variant(request.headers)
-        read_key = credentials.bearer_key if variant is Variant.A else credentials.header_key
-        return await door.admit(self._resources.accounts, request, read_key(request.headers), variant, counted=counted)
+    async def _admit(self, request: Request) -> Caller:
+        return await door.admit(self._resources.accounts, request, *_credential(request))
 
     def _refuse(self, request: Request, error: AtelierError) -> Response:
         status = _STATUS.get(type(error))
@@ -113,6 +103,23 @@ class JobsRoom:
         if status == 401:
             headers["WWW-Authenticate"] = CHALLENGES
         return answers.refusal(status, error.code, error.message, headers)
+
+
+def _credential(request: Request) -> tuple[str, Variant]:
+    """The key, and the interface whose header carries it."""
+    variant = credentials.spoken_variant(request.headers)
+    read_key = credentials.bearer_key if variant is Variant.A else credentials.header_key
+    return read_key(request.headers), variant
+
+
+def _job_id(request: Request) -> str:
+    return answers.job_id(request.path_params["job_id"], "gen", "up")
+
+
+def _found(job: Job | None) -> Job:
+    if job is None:
+        raise NotFound("There is no such job.")
+    return job
 
 
 def _limit(text: str | None) -> int:

@@ -81,20 +81,19 @@ class RoomA:
         return _acknowledge(request, acceptance)
 
     async def _poll(self, request: Request) -> Response:
-        caller = await self._admit(request, counted=False)
-        request_id = request.path_params["request_id"]
-        job = None
-        if answers.is_job_id(request_id, "gen", "up"):
-            job = await self._resources.jobs.get(request_id, account_id=caller.account_id, variant=Variant.A)
+        key, job_id = (
+            credentials.bearer_key(request.headers),
+            answers.job_id(request.path_params["request_id"], "gen", "up"),
+        )
+        job = await door.look(self._resources.accounts, request, key, Variant.A, job_id, of=Variant.A)
         if job is None:
             raise NotFound("There is no such request.")
         base_url = answers.base_address(request, self._resources.settings.public_url)
         record = status_record(job, partial(self._resources.images.url, base_url=base_url))
         return JSONResponse(record, headers=answers.poll_again(job))
 
-    async def _admit(self, request: Request, *, counted: bool = True) -> Caller:
-        key = credentials.bearer_key(request.headers)
-        return await door.admit(self._resources.accounts, request, key, Variant.A, counted=counted)
+    async def _admit(self, request: Request) -> Caller:
+        return await door.admit(self._resources.accounts, request, credentials.bearer_key(request.headers), Variant.A)
 
     def _refuse(self, request: Request, error: AtelierError) -> Response:
         status = _STATUS.get(type(error))

@@ -71,11 +71,8 @@ class RoomB:
         return JSONResponse(acknowledgement(acceptance.job), headers=headers)
 
     async def _poll(self, request: Request) -> Response:
-        caller = await self._admit(request, counted=False)
-        run_id = request.path_params["run_id"]
-        job = None
-        if answers.is_job_id(run_id, "gen"):
-            job = await self._resources.jobs.get(run_id, account_id=caller.account_id, variant=Variant.B)
+        key, job_id = credentials.header_key(request.headers), answers.job_id(request.path_params["run_id"], "gen")
+        job = await door.look(self._resources.accounts, request, key, Variant.B, job_id, of=Variant.B)
         if job is None:
             raise NotFound("There is no such run.")
         base_url = answers.base_address(request, self._resources.settings.public_url)
@@ -86,9 +83,8 @@ class RoomB:
         caller = await self._admit(request)
         return JSONResponse(models_list(await self._resources.catalog.adapters(caller.account_id)))
 
-    async def _admit(self, request: Request, *, counted: bool = True) -> Caller:
-        key = credentials.header_key(request.headers)
-        return await door.admit(self._resources.accounts, request, key, Variant.B, counted=counted)
+    async def _admit(self, request: Request) -> Caller:
+        return await door.admit(self._resources.accounts, request, credentials.header_key(request.headers), Variant.B)
 
     def _refuse(self, request: Request, error: AtelierError) -> Response:
         status = _STATUS.get(type(error))

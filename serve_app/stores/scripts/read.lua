@@ -1,3 +1,3 @@
 -- include queue
--- read: a poll in one round trip; writes nothing. ARGV: job id
+-- read: a record as the house itself reads it; writes nothing. ARGV: job id
 return snapshot(ARGV[1])

@@ -1,0 +1,64 @@
+"""How often an answer asks Redis: counted by the server itself, as messages it has read."""
+
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, cast
+
+import httpx
+import pytest
+import redis
+
+from serve_app.domain.requests import Variant
+from tests.api.house import BODY_A, House, Member
+
+TIMES = 10
+Trips = Callable[[Callable[[], Awaitable[httpx.Response]]], Awaitable[float]]
+
+
+@pytest.fixture
+def trips(house: House) -> Iterator[Trips]:
+    """Messages read by Redis for each of several equal requests; the first, which may teach it a script, is not counted."""
+    server = cast(Any, redis.Redis.from_url(house.resources.redis_url))
+
+    def read() -> int:
+        return server.info("stats")["total_reads_processed"]
+
+    async def count(ask: Callable[[], Awaitable[httpx.Response]]) -> float:
+        await ask()
+        before = read()
+        for _ in range(TIMES):
+            await ask()
+        return (read() - before - 1) / TIMES  # less the question itself
+
+    yield count
+    server.close()
+
+
+@pytest.mark.parametrize("is_finished", [False, True], ids=["waiting", "completed"])
+@pytest.mark.parametrize(
+    ("variant", "path"),
+    [(Variant.A, "/v1/generate/"), (Variant.A, "/v1/jobs/"), (Variant.B, "/v1/generations/"), (Variant.B, "/v1/jobs/")],
+)
+async def test_a_poll_reads_key_and_record_in_one_round_trip(
+    house: House, trips: Trips, member: Member, variant: Variant, path: str, is_finished: bool
+) -> None:
+    job_id = await house.submit(member, variant)
+    if is_finished:
+        await house.complete(job_id)
+
+    async def poll() -> httpx.Response:
+        answer = await house.client.get(path + job_id, headers=member.headers(variant))
+        assert answer.status_code == 200
+        return answer
+
+    assert await trips(poll) == 1
+
+
+@pytest.mark.parametrize("job_id", ["gen_" + "a" * 26, "nonsense"])
+async def test_a_poll_of_nothing_costs_the_same(house: House, trips: Trips, member: Member, job_id: str) -> None:
+    assert await trips(lambda: house.client.get(f"/v1/generate/{job_id}", headers=member.a)) == 1
+
+
+async def test_what_cannot_be_a_key_does_not_reach_redis(house: House, trips: Trips, member: Member) -> None:
+    typo = {"Authorization": f"Bearer {member.key[:-1]}"}
+    assert await trips(lambda: house.client.post("/v1/generate", json=BODY_A, headers=typo)) == 0
+    assert await trips(lambda: house.client.get("/v1/generate/gen_x", headers=typo)) == 0
