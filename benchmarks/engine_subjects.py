@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 
 from serve_app.engine import AdapterFile, Engine, EngineOptions, RunRequest
 from serve_app.engine.base_model import BaseModel
-from serve_app.engine.families.unet import UNetFamily, load_pipeline
+from serve_app.engine.families.checkpoint import load_pipeline
+from serve_app.engine.families.unet import UNetFamily
 from serve_app.engine.layers import SlotLayer
 
 diffusers: Any = importlib.import_module("diffusers")

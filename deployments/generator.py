@@ -7,7 +7,8 @@ from deployments.args import GeneratorArgs
 from deployments.benches import GenerationBench
 from deployments.device import prepare_device
 from deployments.replica import WorkReplica
-from serve_app.engine import Engine, EngineOptions
+from serve_app.domain.catalog import BaseModel
+from serve_app.engine import Checkpoint, Engine, EngineOptions
 from serve_app.service.bench import Bench
 from serve_app.service.resources import Resources
 
@@ -22,5 +23,10 @@ class Generator(WorkReplica):
 
 def load_engine(args: GeneratorArgs, resources: Resources) -> Engine:
     prepare_device(args)
-    folders = {model.id: Path(model.folder) for model in resources.catalog.base_models()}
-    return Engine.load(folders, EngineOptions(**args.engine))
+    sources = {model.id: _source(model) for model in resources.catalog.base_models()}
+    return Engine.load(sources, EngineOptions(**args.engine))
+
+
+def _source(model: BaseModel) -> Path | Checkpoint:
+    source = Path(model.source)
+    return Checkpoint(source, Path(model.config)) if model.config else source

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from serve_app.cli.checks import Check, fail, ok, warn
-from serve_app.domain.catalog import Adapter
+from serve_app.domain.catalog import Adapter, BaseModel
 from serve_app.domain.errors import AdapterUnavailable, AtelierError, StoreUnavailable
 from serve_app.settings import Settings
 from serve_app.stores.catalog import CatalogError, read_catalog
@@ -102,16 +102,17 @@ async def check_catalog(settings: Settings, *, limit: int | None) -> list[Check]
     except CatalogError as error:
         return [fail("catalog", str(error), "correct the file, or name another in ATELIER_CATALOG")]
     found = [ok("catalog", f"{settings.catalog}: base models {len(base_models)}, adapters {len(adapters)}")]
-    found += [
-        fail("base model", f"{model.id}: nothing at {model.folder}", "put the diffusers folder there")
-        for model in base_models.values()
-        if not _is_there(model.folder)
-    ]
+    found += [finding for model in base_models.values() for finding in _check_base_model(model)]
     return found + await _check_weights(settings, list(adapters.values()), limit)
 
 
-def _is_there(place: str) -> bool:
-    return "://" in place or Path(place).exists()
+def _check_base_model(model: BaseModel) -> Iterable[Check]:
+    kind = "safetensors file" if model.config else "diffusers folder"
+    if not Path(model.source).exists():
+        yield fail("base model", f"{model.id}: nothing at {model.source}", f"put the {kind} there")
+    if model.config and not (Path(model.config) / "model_index.json").is_file():
+        found = f"{model.id}: no model_index.json in {model.config}"
+        yield fail("base model", found, "put a diffusers folder of the same architecture there; it needs no weights")
 
 
 async def _check_weights(settings: Settings, adapters: list[Adapter], limit: int | None) -> list[Check]:

@@ -6,10 +6,12 @@ from datetime import datetime
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BaseModel:
-    """A checkpoint images start from: an id, and the diffusers folder or single file that holds it."""
+    """A checkpoint images start from: a diffusers folder, or one safetensors file and the folder that says how to read it."""
 
     id: str
-    folder: str
+    source: str
+    config: str = ""
+    """For a file: a diffusers folder of the same architecture, whose weights are not read. Empty for a folder."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,7 +4,8 @@
 """
 
 from serve_app.engine.engine import Engine
+from serve_app.engine.families.checkpoint import Checkpoint
 from serve_app.engine.options import EngineOptions
 from serve_app.engine.run import AdapterFile, Finished, RunRequest
 
-__all__ = ["AdapterFile", "Engine", "EngineOptions", "Finished", "RunRequest"]
+__all__ = ["AdapterFile", "Checkpoint", "Engine", "EngineOptions", "Finished", "RunRequest"]

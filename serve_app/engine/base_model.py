@@ -1,12 +1,12 @@
 """A base model as the engine drives it: its family, the slot banks over its layers, the pool that fills them, its runner."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from serve_app.engine.adapter_pool import AdapterPool
+from serve_app.engine.families.checkpoint import Source
 from serve_app.engine.families.unet import UNetFamily
 from serve_app.engine.lora import SlotBank
 from serve_app.engine.options import EngineOptions
@@ -38,8 +38,8 @@ class BaseModel:
         )
 
     @classmethod
-    def load(cls, name: str, folder: Path, options: EngineOptions, on_loaded: Callable[[], None]) -> "BaseModel":
-        return cls(name, UNetFamily.load(folder, options), options, on_loaded)
+    def load(cls, name: str, source: Source, options: EngineOptions, on_loaded: Callable[[], None]) -> "BaseModel":
+        return cls(name, UNetFamily.load(source, options), options, on_loaded)
 
     def start(self, request: RunRequest, added_at: float) -> Run | None:
         """A run at its first step, holding its adapter's slot; None while the adapter is being read or no slot is free.

@@ -21,6 +21,7 @@ from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Failure
 from serve_app.engine.adapters_file import UnusableAdapter
 from serve_app.engine.base_model import BaseModel, is_out_of_memory
+from serve_app.engine.families.checkpoint import Source, name_of
 from serve_app.engine.options import EngineOptions
 from serve_app.engine.run import AdapterFile, Finished, Run, RunRequest
 from serve_app.engine.scheduler import Scheduler
@@ -49,17 +50,17 @@ class Engine:
         self._decoding: dict[str, tuple[Run, Future[np.ndarray]]] = {}
 
     @classmethod
-    def load(cls, base_models: Path | Mapping[str, Path], options: EngineOptions | None = None) -> "Engine":
-        """Loads every base model: one folder (its name is the folder's), or name → folder. Raises OSError, ValueError."""
+    def load(cls, base_models: Source | Mapping[str, Source], options: EngineOptions | None = None) -> "Engine":
+        """Loads several base models by name, or one, called as its folder or file is. Raises OSError, ValueError."""
         options = options or EngineOptions()
         if options.threads:
             torch.set_num_threads(options.threads)
-        folders = base_models if isinstance(base_models, Mapping) else {Path(base_models).name: Path(base_models)}
-        if not folders:
+        sources = base_models if isinstance(base_models, Mapping) else {name_of(base_models): base_models}
+        if not sources:
             raise ValueError("base_models: at least one base model is needed")
         engine = cls(options)
         engine.base_models = {
-            name: BaseModel.load(name, Path(folder), options, engine._wake) for name, folder in folders.items()
+            name: BaseModel.load(name, source, options, engine._wake) for name, source in sources.items()
         }
         return engine
 

@@ -4,7 +4,11 @@ The file:
 
     base_models:
       - id: pocket                      # what adapters and replicas call it
-        folder: ../models/pocket        # a diffusers folder or single file
+        folder: ../models/pocket        # a diffusers folder
+      - id: painting
+        file: ../models/painting.safetensors   # or one safetensors file, which does not say how to read it:
+        config: ../models/sdxl-config   # a diffusers folder of the same architecture, whose weights are not read;
+                                        # missing means the folder of the file's name beside it (../models/painting)
     adapters:
       - id: model_outlineaaaaaaaaaaaaaaaaaaa   # 1..128 of A-Z a-z 0-9 _ -; `lora_id` and `model_id` outside
         name: Outline
@@ -149,8 +153,15 @@ def _rows(path: Path, sections: Mapping[str, Any], section: str) -> list[tuple[s
 
 
 def _base_model(path: Path, place: str, row: dict[str, Any]) -> BaseModel:
-    _only(place, row, {"id", "folder"})
-    return BaseModel(id=_identifier(place, row), folder=_resolve(path, _text(place, row, "folder")))
+    _only(place, row, {"id", "folder", "file", "config"})
+    _must(("folder" in row) != ("file" in row), place, "must have either a folder or a file")
+    if "folder" in row:
+        _must("config" not in row, place, "config belongs to a file; a folder holds its own")
+        return BaseModel(id=_identifier(place, row), source=_resolve(path, _text(place, row, "folder")))
+    file = _text(place, row, "file")
+    _must(file.endswith(".safetensors"), place, "file must be a .safetensors file")
+    config = _text(place, row, "config", default=file.removesuffix(".safetensors"))
+    return BaseModel(id=_identifier(place, row), source=_resolve(path, file), config=_resolve(path, config))
 
 
 def _adapter(path: Path, place: str, row: dict[str, Any], storage: Mapping[str, Any]) -> Adapter:

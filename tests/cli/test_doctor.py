@@ -85,6 +85,16 @@ def test_a_base_model_that_is_missing_is_named(atelier: Atelier) -> None:
     assert "/nowhere/model" in _finding(atelier, "base model")["found"]
 
 
+def test_a_single_file_without_its_config_is_named(atelier: Atelier, tmp_path: Path) -> None:
+    (tmp_path / "painting.safetensors").touch()
+    catalog = yaml.safe_load(atelier.settings.catalog.read_text())
+    catalog["base_models"].append({"id": "painting", "file": str(tmp_path / "painting.safetensors")})
+    atelier.settings.catalog.write_text(yaml.safe_dump(catalog))
+    finding = _finding(atelier, "base model")
+    assert f"no model_index.json in {tmp_path / 'painting'}" in finding["found"]
+    assert "diffusers folder of the same architecture" in finding["advice"]
+
+
 def test_a_broken_catalog_fails_and_the_rest_is_still_looked_at(atelier: Atelier) -> None:
     atelier.settings.catalog.write_text("adapters: [")
     assert _finding(atelier, "catalog")["level"] == "fail"

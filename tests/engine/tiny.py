@@ -53,7 +53,7 @@ def write_sd(folder: Path, *, prediction: str = "epsilon", context: int = 32, se
 
 
 def write_sdxl(folder: Path, *, seed: int = 0) -> Path:
-    """SDXL: two text encoders, pooled embeddings, time ids."""
+    """SDXL: two text encoders of different widths, pooled embeddings, time ids."""
     torch.manual_seed(seed)
     unet = diffusers.UNet2DConditionModel(
         sample_size=8,
@@ -69,13 +69,13 @@ def write_sdxl(folder: Path, *, seed: int = 0) -> Path:
         addition_time_embed_dim=8,
         transformer_layers_per_block=(1, 2),
         projection_class_embeddings_input_dim=80,
-        cross_attention_dim=64,
+        cross_attention_dim=80,
         norm_num_groups=8,
     )
     diffusers.StableDiffusionXLPipeline(
         vae=_vae(),
         text_encoder=transformers.CLIPTextModel(_text_config(32)),
-        text_encoder_2=transformers.CLIPTextModelWithProjection(_text_config(32)),
+        text_encoder_2=transformers.CLIPTextModelWithProjection(_text_config(48)),
         tokenizer=_tokenizer(folder / "vocabulary"),
         tokenizer_2=_tokenizer(folder / "vocabulary"),
         unet=unet,

@@ -68,7 +68,17 @@ def test_relative_paths_are_read_from_the_files_folder(
     (adapter,) = store.all()
     assert adapter.file == str(tmp_path / "loras" / "one.safetensors")
     assert len(adapter.sha256) == 64
-    assert store.base_models()[0].folder == str((tmp_path / "../models/pocket").resolve())
+    assert store.base_models()[0].source == str((tmp_path / "../models/pocket").resolve())
+
+
+@pytest.mark.parametrize(("config", "read"), [({}, "models/painting"), ({"config": "sdxl"}, "sdxl")])
+def test_a_base_model_may_be_one_file_with_a_config(tmp_path: Path, settings: Settings, config: Row, read: str) -> None:
+    row = {"id": "painting", "file": "models/painting.safetensors", **config}
+    store = _load(settings, _file(tmp_path, lambda content: content["base_models"].append(row)))
+    painting = store.base_models()[1]
+    assert painting.source == str(tmp_path / "models" / "painting.safetensors")
+    assert painting.config == str(tmp_path / read)
+    assert not store.base_models()[0].config
 
 
 def test_a_reload_takes_the_new_file_or_keeps_the_old(tmp_path: Path, settings: Settings) -> None:
@@ -85,6 +95,10 @@ def test_a_reload_takes_the_new_file_or_keeps_the_old(tmp_path: Path, settings: 
 
 def _set(field: str, value: object) -> Callable[[Row], None]:
     return lambda content: content["adapters"][0].update({field: value})
+
+
+def _base_model(**row: str) -> Callable[[Row], None]:
+    return lambda content: content["base_models"].append({"id": "more", **row})
 
 
 @pytest.mark.parametrize(
@@ -104,6 +118,10 @@ def _set(field: str, value: object) -> Callable[[Row], None]:
             lambda content: content["base_models"].append({"id": "pocket", "folder": "x"}),
             "base_models, row 2 .*used twice",
         ),
+        (_base_model(), r"row 2 \(more\): must have either a folder or a file"),
+        (_base_model(folder="x", file="y.safetensors"), "must have either a folder or a file"),
+        (_base_model(folder="x", config="y"), "config belongs to a file"),
+        (_base_model(file="x.ckpt"), r"file must be a .safetensors file"),
         (lambda content: content["adapters"].append("text"), "adapters, row 2: must be a mapping"),
         (lambda content: content.update(adapters={"a": 1}), "adapters: must be a list"),
         (lambda content: content.update(loras=[]), "unknown section 'loras'"),

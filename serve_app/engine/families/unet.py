@@ -1,13 +1,11 @@
-"""Stable Diffusion 1.x, 2.x and XL: a UNet with cross attention, CLIP text encoders and a VAE, from a diffusers folder.
+"""Stable Diffusion 1.x, 2.x and XL: a UNet with cross attention, CLIP text encoders and a VAE.
 
-The only place that meets diffusers' and transformers' untyped objects, besides `sampler.py` and `text.py`.
+The only place that meets diffusers' and transformers' untyped objects, besides `checkpoint.py`, `sampler.py` and `text.py`.
 """
 
-import importlib
 import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from serve_app.engine.adapters_file import LayerTable
+from serve_app.engine.families.checkpoint import Source, load_pipeline
 from serve_app.engine.families.sgm import sgm_aliases
 from serve_app.engine.layers import wrap_layers
 from serve_app.engine.lora import SlotBank
@@ -22,8 +21,6 @@ from serve_app.engine.options import EngineOptions
 from serve_app.engine.run import Conditioning, RunRequest
 from serve_app.engine.sampler import Sampler, Schedule, make_schedule, sampler_of
 from serve_app.engine.text import Encoded, TextEncoder, encode_prompt, pad_chunks
-
-diffusers: Any = importlib.import_module("diffusers")  # its lazy modules and config objects have no usable types
 
 ENCODED_PROMPTS_KEPT = 256
 
@@ -54,8 +51,7 @@ class UNetFamily:
         self.table = LayerTable(self.layers, sgm_aliases(self.layers["unet"], self.unet.config.layers_per_block))
 
     @classmethod
-    def load(cls, source: Path, options: EngineOptions) -> "UNetFamily":
-        """From a diffusers folder, or a single safetensors checkpoint beside a folder of the same name that holds the configs."""
+    def load(cls, source: Source, options: EngineOptions) -> "UNetFamily":
         return cls(load_pipeline(source, options.torch_dtype), options)
 
     # -- prompts ---------------------------------------------------------------------------------------------------
@@ -177,30 +173,6 @@ class UNetFamily:
     def _own_sampler(scheduler: Any) -> Sampler:
         """The folder's own where we have it; DPM++ 2M for the multistep schedulers of old folders (PNDM, LMS)."""
         return sampler_of(type(scheduler).__name__) or Sampler.DPMPP_2M
-
-
-def load_pipeline(source: Path, dtype: torch.dtype) -> Any:
-    """diffusers' pipeline of a folder or a single-file checkpoint; nothing is ever fetched from a network."""
-    if not source.is_dir():
-        return _load_single_file(source, dtype)
-    index = diffusers.DiffusionPipeline.load_config(str(source), local_files_only=True)
-    unneeded = {name: None for name in ("safety_checker", "feature_extractor", "image_encoder") if name in index}
-    return diffusers.DiffusionPipeline.from_pretrained(
-        str(source), local_files_only=True, use_safetensors=True, dtype=dtype, **unneeded
-    )
-
-
-def _load_single_file(source: Path, dtype: torch.dtype) -> Any:
-    configs = source.with_suffix("")
-    if not (configs / "model_index.json").is_file():
-        raise FileNotFoundError(
-            f"{source}: needs the folder {configs} beside it, with model_index.json, configs and tokenizers"
-        )
-    index = diffusers.DiffusionPipeline.load_config(str(configs), local_files_only=True)
-    pipeline = (
-        diffusers.StableDiffusionXLPipeline if "XL" in index["_class_name"] else diffusers.StableDiffusionPipeline
-    )
-    return pipeline.from_single_file(str(source), config=str(configs), local_files_only=True, dtype=dtype)
 
 
 def guidance_embedding(guidance: float, width: int) -> Tensor:
