@@ -174,6 +174,8 @@ def _accept_words(number: int, shape: Shape) -> list[str | int | float]:
         10**9,
         day,
         month,
+        "",
+        1,
     ]
 
 

@@ -30,3 +30,7 @@ class Adapter:
     sha256: str
     base_model: str
     accounts: frozenset[str] | None = None
+
+    def is_open_to(self, *names: str) -> bool:
+        """Whether the catalog file lets an account of one of these names use it. A grant or a denial holds over the file."""
+        return self.accounts is None or not self.accounts.isdisjoint(names)

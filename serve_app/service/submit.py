@@ -1,4 +1,4 @@
-"""Take a request in: may this account do it, then one durable accept, then a hint to an idle replica."""
+"""Take a request in: one durable accept, which asks whether this account may, then a hint to an idle replica."""
 
 import asyncio
 from collections.abc import Coroutine, Iterable
@@ -6,7 +6,7 @@ from math import sqrt
 from typing import Any
 
 from serve_app.domain.accounts import Caller, Plan
-from serve_app.domain.errors import Forbidden, InvalidParameter, NotFound
+from serve_app.domain.errors import InvalidParameter, NotFound
 from serve_app.domain.jobs import JobKind, kind_of, new_job_id
 from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest
 from serve_app.service.resources import Resources
@@ -54,10 +54,18 @@ async def _unstopped(resources: Resources, work: Coroutine[Any, Any, Acceptance]
 async def _generate(
     resources: Resources, caller: Caller, request: GenerationRequest, idempotency_key: str | None, body_sha256: str
 ) -> Acceptance:
-    adapter = await resources.catalog.adapter_for(request.lora_id, caller.account_id)
-    if adapter is None:
-        raise Forbidden("you may not use this LoRA")
-    return await _accept(resources, caller, request, adapter.sha256, idempotency_key, body_sha256)
+    """An adapter that does not exist is asked about all the same: the refusal says nothing, and takes as long."""
+    adapter = resources.catalog.adapter(request.lora_id)
+    return await _accept(
+        resources,
+        caller,
+        request,
+        idempotency_key,
+        body_sha256,
+        group=adapter.sha256 if adapter else "",
+        adapter_id=adapter.id if adapter else "",
+        is_open=adapter is not None and adapter.is_open_to(caller.account_id, caller.account_name),
+    )
 
 
 async def _upscale(
@@ -82,11 +90,19 @@ async def _upscale(
         raise InvalidParameter(
             f"scale_factor: {request.width}x{request.height} is over the limit of 16 megapixels for the output"
         )
-    return await _accept(resources, caller, request, "", idempotency_key, body_sha256)
+    return await _accept(resources, caller, request, idempotency_key, body_sha256)
 
 
 async def _accept(
-    resources: Resources, caller: Caller, request: Request, group: str, idempotency_key: str | None, body_sha256: str
+    resources: Resources,
+    caller: Caller,
+    request: Request,
+    idempotency_key: str | None,
+    body_sha256: str,
+    *,
+    group: str = "",
+    adapter_id: str = "",
+    is_open: bool = True,
 ) -> Acceptance:
     kind = kind_of(request)
     acceptance = await resources.jobs.accept(
@@ -99,6 +115,8 @@ async def _accept(
         body_sha256=body_sha256,
         weight=plan_weight(caller.plan, resources.settings.plan_table.values()),
         receipt=caller.receipt,
+        adapter_id=adapter_id,
+        is_open=is_open,
     )
     if resources.hint is not None and not acceptance.replayed:
         resources.keep(_tell(resources, kind, acceptance.job.id))

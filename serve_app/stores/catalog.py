@@ -24,7 +24,7 @@ Relative paths are read from the file's own folder. A mistake stops the process 
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -76,12 +76,6 @@ class CatalogStore:
         names, grants = await self._standing(account_id)
         return [adapter for adapter in self._adapters.values() if _may_use(adapter, names, grants)]
 
-    async def adapter_for(self, lora_id: str, account_id: str) -> Adapter | None:
-        """The adapter if this account may use it; None alike for unknown and not allowed."""
-        names, grants = await self._standing(account_id)
-        adapter = self._adapters.get(lora_id)
-        return adapter if adapter is not None and _may_use(adapter, names, grants) else None
-
     async def grant(self, lora_id: str, account_id: str) -> bool:
         """Let the account use the adapter, whatever the file says; False when there is no such adapter."""
         return await self._set(lora_id, account_id, ALLOW)
@@ -96,20 +90,19 @@ class CatalogStore:
         await self._redis.hset(key("grants", account_id), lora_id, word)
         return True
 
-    async def _standing(self, account_id: str) -> tuple[frozenset[str], Mapping[str, str]]:
+    async def _standing(self, account_id: str) -> tuple[Sequence[str], Mapping[str, str]]:
         """What the account is called in the file, and the grants made for it since."""
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.hget(key("account", account_id), "name")
         pipeline.hgetall(key("grants", account_id))
         name, grants = await pipeline.execute()
-        return frozenset({account_id, name} - {None}), grants
+        return (account_id, name or ""), grants
 
 
-def _may_use(adapter: Adapter, names: frozenset[str], grants: Mapping[str, str]) -> bool:
+def _may_use(adapter: Adapter, names: Sequence[str], grants: Mapping[str, str]) -> bool:
+    """As `accept.lua` decides it for a job."""
     granted = grants.get(adapter.id)
-    if granted is not None:
-        return granted == ALLOW
-    return adapter.accounts is None or not names.isdisjoint(adapter.accounts)
+    return adapter.is_open_to(*names) if granted is None else granted == ALLOW
 
 
 def read_catalog(path: Path, storage: Mapping[str, Any]) -> tuple[dict[str, BaseModel], dict[str, Adapter]]:

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from redis.asyncio import Redis
 
-from serve_app.domain.errors import IdempotencyConflict, QueueFull
+from serve_app.domain.errors import Forbidden, IdempotencyConflict, QueueFull
 from serve_app.domain.jobs import (
     Backlog,
     BeatReply,
@@ -98,11 +98,14 @@ class JobStore:
         body_sha256: str = "",
         weight: float = 1.0,
         receipt: str = "",
+        adapter_id: str = "",
+        is_open: bool = True,
     ) -> Acceptance:
         """Make a job of a request: all of it, or nothing. `weight` is the account's share when the queue is full;
-        `receipt` the counted request that goes back if the job fails by our fault.
+        `receipt` the counted request that goes back if the job fails by our fault. The account must be allowed the
+        adapter: by what the operator granted or denied it last, else by `is_open`, the catalog file's word.
 
-        Raises `QueueFull`; `IdempotencyConflict` when the key came with another body before.
+        Raises `Forbidden`; `QueueFull`; `IdempotencyConflict` when the key came with another body before.
         """
         words = (
             job_id,
@@ -121,9 +124,13 @@ class JobStore:
             self._settings.max_queued_per_account,
             _ms(self._settings.idempotency_life),
             _ms(self._index_life),
+            adapter_id,
+            int(is_open),
         )
         script, replicas = self._scripts["accept"], self._settings.accept_replicas
         status, snapshot = await (script.on_replicas(replicas, *words) if replicas else script(*words))
+        if status == "forbidden":
+            raise Forbidden("you may not use this LoRA")
         if status == "full":
             raise QueueFull("the queue is full; try again later")
         if status == "account_full":

@@ -9,6 +9,7 @@ import redis
 
 from serve_app.domain.requests import Variant
 from tests.api.house import BODY_A, House, Member
+from tests.support import PRIVATE_ADAPTER
 
 TIMES = 10
 Trips = Callable[[Callable[[], Awaitable[httpx.Response]]], Awaitable[float]]
@@ -51,6 +52,14 @@ async def test_a_poll_reads_key_and_record_in_one_round_trip(
         return answer
 
     assert await trips(poll) == 1
+
+
+@pytest.mark.parametrize("lora_id", [BODY_A["lora_id"], PRIVATE_ADAPTER, "model_nothing"])
+async def test_a_generation_passes_the_gate_and_is_accepted_or_refused_in_one_more(
+    house: House, trips: Trips, member: Member, lora_id: str
+) -> None:
+    body = BODY_A | {"lora_id": lora_id}
+    assert await trips(lambda: house.client.post("/v1/generate", json=body, headers=member.a)) == 2
 
 
 @pytest.mark.parametrize("job_id", ["gen_" + "a" * 26, "nonsense"])

@@ -62,6 +62,12 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("idempotency keys never go", "accept", "redis.call('PEXPIRE', once, idempotency_life)", ""),
     Mutant("a key is everyone's", "accept", "K('idem:' .. account .. ':'", "K('idem:' .. ':'"),
     Mutant("a repeated accept writes again", "accept", "if redis.call('EXISTS', K('job:' .. id)) == 1", "if false"),
+    Mutant(
+        "a denial is not heard", "accept", "granted == 'deny' or not (granted or is_open)", "not (granted or is_open)"
+    ),
+    Mutant("a grant is not heard", "accept", "not (granted or is_open)", "not is_open"),
+    Mutant("the file is not heard", "accept", "not (granted or is_open)", "false"),
+    Mutant("a grant is everyone's", "accept", "K('grants:' .. account)", "K('grants:')"),
     Mutant("accept is not counted live", "accept", "redis.call('HINCRBY', K('live'), account, 1)", ""),
     Mutant("accept adds no work", "accept", "redis.call('HINCRBY', K('load:' .. kind), 'work', work)", ""),
     Mutant("accept is not counted", "accept", "redis.call('HINCRBY', K('count'), 'accepted', 1)", ""),

@@ -66,6 +66,28 @@ async def test_an_unknown_lora_and_a_foreign_one_are_refused_alike(resources: Re
     assert len(messages) == 1
 
 
+async def test_an_adapter_of_the_accounts_own_is_taken_by_name_and_by_grant(
+    resources: Resources, caller: Caller
+) -> None:
+    private = replace(REQUEST, lora_id=PRIVATE_ADAPTER)
+    owner = await resources.accounts.create_account("owner")
+    await generate(resources, replace(caller, account_id=owner.id, account_name="owner"), private)
+    await resources.catalog.grant(PRIVATE_ADAPTER, caller.account_id)
+    await generate(resources, caller, private)
+
+
+async def test_a_denial_holds_from_the_next_accept_for_a_caller_who_is_already_inside(
+    resources: Resources, caller: Caller
+) -> None:
+    """The word that counts is the one at the accept: nothing the door learnt before can outlive it."""
+    await generate(resources, caller, REQUEST, idempotency_key="k", body_sha256="b")
+    await resources.catalog.revoke(REQUEST.lora_id, caller.account_id)
+    for key in (None, "k"):
+        with pytest.raises(Forbidden):
+            await generate(resources, caller, REQUEST, idempotency_key=key, body_sha256="b")
+    assert len(await resources.jobs.list(caller.account_id)) == 1
+
+
 async def test_an_upscale_is_of_the_callers_own_stored_image(resources: Resources, caller: Caller) -> None:
     image = await _stored(resources, caller)
     accepted = await upscale(resources, caller, image.image_id, 4)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Protocol
 
+from serve_app.domain.errors import Forbidden
 from serve_app.domain.jobs import CommitReply, Job, JobKind, Lease, StoredImage
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.stores.jobs import WORKER_LIFE, Fairness
@@ -408,6 +409,38 @@ async def an_idempotency_key_is_one_accounts_own(benches: Benches) -> None:
     assert jobs[0][0].id != jobs[1][0].id
 
 
+async def an_adapter_is_asked_about_at_the_accept(benches: Benches) -> None:
+    """What was granted or denied last counts, else the file's word; a job that is in stays in."""
+    bench = benches()
+    request = GenerationRequest(prompt="a boat", lora_id="model_x", seeds=(1,))
+
+    async def is_taken(job_id: str, *, is_open: bool, account: str = "ann", adapter_id: str = "model_x") -> bool:
+        accept = bench.store.accept(
+            job_id=job_id,
+            variant=Variant.A,
+            account_id=account,
+            request=request,
+            group="g",
+            adapter_id=adapter_id,
+            is_open=is_open,
+        )
+        try:
+            return (await accept).job.id == job_id
+        except Forbidden:
+            return False
+
+    assert [await is_taken(f"j{is_open}", is_open=is_open) for is_open in (True, False)] == [True, False]
+    bench.sync.hset(key("grants", "ann"), "model_x", "allow")
+    assert await is_taken("granted", is_open=False)
+    assert not await is_taken("other adapter", is_open=False, adapter_id="model_y")
+    assert not await is_taken("other account", is_open=False, account="bob")
+    assert not await is_taken("unknown", is_open=False, adapter_id="")
+    bench.sync.hset(key("grants", "ann"), "model_x", "deny")
+    assert not await is_taken("denied", is_open=True)
+    assert await is_taken("granted", is_open=False), "the call that was repeated had been let in"
+    assert (await bench.store.backlog(JobKind.GENERATION)).ready == 2, "what was refused is in the queue"
+
+
 async def dead_workers_are_forgotten(benches: Benches) -> None:
     bench = benches()
     await _claim(bench, "w1", limit=3)
@@ -469,6 +502,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     a_worker_that_asks_again_later_gets_new_jobs,
     a_nonce_is_one_workers_own,
     an_idempotency_key_is_one_accounts_own,
+    an_adapter_is_asked_about_at_the_accept,
     dead_workers_are_forgotten,
     a_dead_letter_goes_after_retention,
 )
