@@ -270,23 +270,6 @@ async def test_without_redis_the_answer_is_503_with_retry_after(
     dressed(answer)
 
 
-async def test_the_store_is_not_asked_for_what_cannot_be_an_id(house: House, member: Member) -> None:
-    """Its jobs are out of reach here: an id that may be one needs them, any other is not found without them."""
-    nobody = connect("redis://127.0.0.1:1/0")
-    resources = replace(house.resources, jobs=JobStore(nobody, house.resources.settings))
-    async with client_of(create_app(resources)) as client:
-        for path, headers in (
-            ("/v1/generate/", member.a),
-            ("/v1/upscale/", member.a),
-            ("/v1/generations/", member.b),
-            ("/v1/jobs/", member.a),
-        ):
-            assert (await client.get(path + "gen_nonsense", headers=headers)).status_code == 404
-        assert (await client.get(f"/v1/generations/up_{'a' * 26}", headers=member.b)).status_code == 404
-        assert (await client.get(f"/v1/generate/{UNKNOWN}", headers=member.a)).status_code == 503
-    await nobody.aclose()
-
-
 async def test_without_redis_the_process_is_alive_and_not_ready(cut_off: httpx.AsyncClient) -> None:
     assert (await cut_off.get("/healthz")).status_code == 200
     answer = await cut_off.get("/readyz")

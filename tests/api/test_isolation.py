@@ -1,8 +1,11 @@
 """Two accounts, two interfaces: what is not yours never existed."""
 
+from urllib.parse import unquote
+
 import httpx
 import pytest
 
+from serve_app.api import answers
 from serve_app.domain.requests import Variant
 from tests.api.house import BODY_A, BODY_B, House, Member, error_of
 from tests.support import PRIVATE_ADAPTER, adapter_id
@@ -106,6 +109,13 @@ async def test_a_malformed_id_is_not_found(
     answer = await house.client.get(path + job_id, headers=regular.headers(variant))
     assert answer.status_code == 404
     assert error_of(answer)["code"] == "not_found"
+
+
+@pytest.mark.parametrize("text", MALFORMED, ids=lambda text: text[:24])
+def test_what_cannot_be_an_id_is_no_part_of_a_key(text: str) -> None:
+    assert answers.job_id(unquote(text), "gen", "up") == ""
+    assert answers.job_id("up_" + UNKNOWN, "gen") == ""
+    assert answers.job_id("up_" + UNKNOWN, "gen", "up") == "up_" + UNKNOWN
 
 
 @pytest.mark.parametrize("variant", Variant)
