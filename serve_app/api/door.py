@@ -27,7 +27,7 @@ async def admit(accounts: AccountStore, request: Request, key: str, variant: Var
         plan = gate.window.plan
         raise RateLimitExceeded(
             f"Your plan allows {plan.limit} requests per {_period(plan.window.total_seconds())}; "
-            f"try again in {gate.window.seconds_left()} seconds."
+            f"try again in {gate.window.seconds_left} seconds."
         )
     return caller
 
@@ -69,7 +69,7 @@ def retry_after(request: Request, error: AtelierError) -> dict[str, str]:
         return {"Retry-After": str(error.retry_after_s)}
     window = exchange_of(request.scope).window
     if isinstance(error, RateLimitExceeded) and window is not None:
-        return {"Retry-After": str(max(1, window.seconds_left()))}
+        return {"Retry-After": str(max(1, window.seconds_left))}
     return {}
 
 

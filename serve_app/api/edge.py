@@ -67,8 +67,7 @@ class Edge:
 
     def _unknown_callers_window(self, scope: Scope) -> Window:
         """The lowest plan of the interface that was probably meant, reported and not enforced."""
-        plan = self._lowest[_presumed_variant(scope)]
-        return Window(plan=plan, remaining=plan.limit, resets_at=datetime.now(UTC) + plan.window)
+        return Window.unopened(self._lowest[_presumed_variant(scope)], datetime.now(UTC))
 
 
 def rate_headers(window: Window) -> Iterable[tuple[str, str]]:
@@ -78,7 +77,7 @@ def rate_headers(window: Window) -> Iterable[tuple[str, str]]:
     yield "X-RateLimit-Remaining", str(window.remaining)
     yield "X-RateLimit-Reset", str(window.reset_unix)
     yield "RateLimit-Policy", f'"{policy}";q={plan.limit};w={max(1, round(plan.window.total_seconds()))}'
-    yield "RateLimit", f'"{policy}";r={window.remaining};t={window.seconds_left()}'
+    yield "RateLimit", f'"{policy}";r={window.remaining};t={window.seconds_left}'
 
 
 class _Reply:

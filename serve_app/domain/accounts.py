@@ -1,7 +1,7 @@
 """Who pays, what they send to prove it, and what their plan allows."""
 
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from math import ceil
 
 from serve_app.domain.requests import Variant
@@ -73,18 +73,28 @@ class Caller:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Window:
-    """Where a caller stands in the plan's window, for the rate headers."""
+    """Where a caller stands in the plan's window, for the rate headers. Both times are of the store's clock."""
 
     plan: Plan
     remaining: int
     resets_at: datetime
+    asked_at: datetime
+
+    @classmethod
+    def at(cls, plan: Plan, *, used: int, resets_at: datetime, asked_at: datetime) -> "Window":
+        return cls(plan=plan, remaining=max(0, plan.limit - used), resets_at=resets_at, asked_at=asked_at)
+
+    @classmethod
+    def unopened(cls, plan: Plan, asked_at: datetime) -> "Window":
+        return cls(plan=plan, remaining=plan.limit, resets_at=asked_at + plan.window, asked_at=asked_at)
 
     @property
     def reset_unix(self) -> int:
         return ceil(self.resets_at.timestamp())
 
-    def seconds_left(self, now: datetime | None = None) -> int:
-        return max(0, ceil((self.resets_at - (now or datetime.now(UTC))).total_seconds()))
+    @property
+    def seconds_left(self) -> int:
+        return max(0, ceil((self.resets_at - self.asked_at).total_seconds()))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

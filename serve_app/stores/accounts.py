@@ -12,7 +12,7 @@ from serve_app.domain.jobs import Job
 from serve_app.domain.requests import Variant
 from serve_app.settings import Settings
 from serve_app.stores.api_keys import base32, hint_of, is_well_formed, name_of, new_secret, read_key
-from serve_app.stores.gate import Question, ms, stranger, window_of
+from serve_app.stores.gate import Question, stranger
 from serve_app.stores.passwords import Passwords
 from serve_app.stores.records import read_snapshot, when
 from serve_app.stores.redis import Rewrite, Script, key
@@ -157,11 +157,14 @@ class AccountStore:
         """Where the account stands now; counts nothing."""
         pipeline = self._redis.pipeline()
         pipeline.hget(key("account", account_id), f"plan_{variant}")
-        pipeline.scard(key("window", account_id, variant))
-        pipeline.pttl(key("window", account_id, variant))
-        plan_name, used, ms_left = await pipeline.execute()
+        pipeline.zcard(key("counted", account_id, variant))
+        pipeline.zrange(key("counted", account_id, variant), 0, 0, withscores=True)
+        pipeline.time()
+        plan_name, used, first, (seconds, micros) = await pipeline.execute()
         plan = self._settings.plan_table.get((variant, plan_name or ""), self._plans(variant)[0])
-        return window_of(plan, used=used, ms_left=ms_left if ms_left >= 0 else ms(plan.window))
+        now = when(seconds * 1000 + micros // 1000)
+        resets_at = when(first[0][1]) if first else now + plan.window
+        return Window.at(plan, used=used, resets_at=resets_at, asked_at=now)
 
     def _question(self, secret: str, variant: Variant, receipt: str = "") -> Question:
         named = name_of(secret, self._settings.pepper_bytes)

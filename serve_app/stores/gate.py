@@ -8,6 +8,7 @@ from typing import Any
 from serve_app.domain.accounts import Caller, Gate, Plan, Window
 from serve_app.domain.requests import Variant
 from serve_app.stores.api_keys import KeyName
+from serve_app.stores.records import when
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,9 +26,9 @@ class Question:
         return (self.key.id, self.key.digest, self.variant, self.receipt, len(self.plans), *table)
 
     def read(self, answer: Sequence[Any]) -> Gate:
-        status, account_id, account_name, plan_name, used, ms_left = answer
+        status, account_id, account_name, plan_name, used, ends, now = answer
         plan = next(plan for plan in self.plans if plan.name == plan_name)
-        window = window_of(plan, used=used, ms_left=ms_left)
+        window = Window.at(plan, used=used, resets_at=when(ends), asked_at=when(now))
         if status == "unknown":
             return Gate(caller=None, window=window, limited=False)
         caller = Caller(
@@ -43,12 +44,7 @@ class Question:
 
 def stranger(lowest: Plan) -> Gate:
     """The answer to what cannot be a key: the same as to one that is unknown."""
-    return Gate(caller=None, window=window_of(lowest, used=0, ms_left=ms(lowest.window)), limited=False)
-
-
-def window_of(plan: Plan, *, used: int, ms_left: int) -> Window:
-    resets_at = datetime.now(UTC) + timedelta(milliseconds=ms_left)
-    return Window(plan=plan, remaining=max(0, plan.limit - used), resets_at=resets_at)
+    return Gate(caller=None, window=Window.unopened(lowest, datetime.now(UTC)), limited=False)
 
 
 def ms(duration: timedelta) -> int:

@@ -101,7 +101,7 @@ KEY_MAP: tuple[Key, ...] = (
     Key("jobs:*", "zset", "retention after the last accept", "account → job ids by accept time (ms)"),
     Key("image:*", "string", "retention", "image id → job id"),
     Key("idem:*", "hash", "idempotency life (24 h)", "account:variant:digest → job id, body digest"),
-    Key("window:*", "set", "the plan's window", "account:variant → receipts of the requests counted in it"),
+    Key("counted:*", "zset", "the plan's window", "account:variant → receipts counted in the window, by its end (ms)"),
     Key("account:*", "hash", "permanent", "an account: name, plans, password hash"),
     Key("accounts", "zset", "permanent", "account ids by creation (ms)"),
     Key("name:*", "string", "permanent", "account name → account id"),

@@ -32,7 +32,7 @@ def test_a_policy_is_named_by_interface_and_window(plan: Plan, name: str) -> Non
 
 def test_a_window_never_ends_before_it_says() -> None:
     ends = datetime(2026, 11, 21, 12, 0, 0, 1, tzinfo=UTC)
-    window = Window(plan=SEED_PLANS[0], remaining=0, resets_at=ends)
-    assert window.reset_unix == int(ends.timestamp()) + 1
-    assert window.seconds_left(ends - timedelta(seconds=1.5)) == 2
-    assert window.seconds_left(ends + timedelta(seconds=5)) == 0
+    for asked_at, seconds_left in ((ends - timedelta(seconds=1.5), 2), (ends + timedelta(seconds=5), 0)):
+        window = Window.at(SEED_PLANS[0], used=60, resets_at=ends, asked_at=asked_at)
+        assert (window.reset_unix, window.seconds_left) == (int(ends.timestamp()) + 1, seconds_left)
+        assert window.remaining == 0

@@ -327,8 +327,11 @@ class World:
         wanted = (job.state, job.attempt, job.tries, job.progress)
         assert found == wanted, f"{job.id}: {found}, expected {wanted}"
         if job.receipt:
-            counted = self.bench.sync.sismember(key("window", job.account, job.variant), job.receipt)
-            assert bool(counted) != job.given_back, f"{job.id} is {job.state}: its request is {counted} times counted"
+            counted = self.bench.sync.zscore(key("counted", job.account, job.variant), job.receipt)
+            is_counted = counted is not None
+            assert is_counted != job.given_back, (
+                f"{job.id} is {job.state}: its request is{'' if is_counted else ' not'} counted"
+            )
         read = await self.bench.store.get(job.id, account_id=job.account, variant=job.variant)
         assert read is not None, f"{job.id} cannot be read by its account"
         assert (None if read.failure is None else read.failure.code) == job.code, f"{job.id}: {read.failure}"
@@ -346,9 +349,9 @@ class World:
 
     def _count_request(self, job: Expected) -> None:
         """What the gate does before."""
-        window = key("window", job.account, job.variant)
-        self.bench.sync.sadd(window, job.receipt)
-        self.bench.sync.pexpire(window, 3_600_000)
+        counted = key("counted", job.account, job.variant)
+        self.bench.sync.zadd(counted, {job.receipt: self.bench.now + 3_600_000})
+        self.bench.sync.pexpire(counted, 3_600_000)
 
     def _some_lease(self) -> tuple[Lease | None, Expected | None, bool]:
         """A lease some worker believes it has, the job, and whether it really has it."""

@@ -13,10 +13,10 @@ end
 
 local function unknown()
   local name, _, window = plan_named('')
-  return {'unknown', '', '', name, 0, window}
+  return {'unknown', '', '', name, 0, now + window, now}
 end
 
--- {status, account id, account name, plan name, used, ms to the window's end}; status: ok, limited, unknown.
+-- {status, account id, account name, plan name, used, the window's end, now}; status: ok, limited, unknown. Times are in ms.
 local function caller()
   local key_id, digest, variant, receipt = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
   local held = redis.call('HMGET', K('key:' .. key_id), 'digest', 'account', 'interfaces', 'revoked', 'used')
@@ -25,16 +25,16 @@ local function caller()
   if not account[1] or account[2] then return unknown() end
 
   local plan, limit, window = plan_named(account[3])
-  local opened = K('window:' .. held[2] .. ':' .. variant)
-  local used = redis.call('SCARD', opened)
-  local left = redis.call('PTTL', opened)
-  if left < 0 then left = window end
-  if receipt == '' or redis.call('SISMEMBER', opened, receipt) == 1 then
-    return {'ok', held[2], account[1], plan, used, left}
+  local counted = K('counted:' .. held[2] .. ':' .. variant)
+  local used = redis.call('ZCARD', counted)
+  local first = redis.call('ZRANGE', counted, 0, 0, 'WITHSCORES')
+  local ends = num(first[2], now + window)
+  if receipt == '' or redis.call('ZSCORE', counted, receipt) then
+    return {'ok', held[2], account[1], plan, used, ends, now}
   end
-  if used >= limit then return {'limited', held[2], account[1], plan, used, left} end
-  redis.call('SADD', opened, receipt)
-  if used == 0 then redis.call('PEXPIRE', opened, window) end
+  if used >= limit then return {'limited', held[2], account[1], plan, used, ends, now} end
+  redis.call('ZADD', counted, ends, receipt)
+  if used == 0 then redis.call('PEXPIREAT', counted, ends) end
   if now - num(held[5], 0) >= USED_EVERY then redis.call('HSET', K('key:' .. key_id), 'used', now) end
-  return {'ok', held[2], account[1], plan, used + 1, left}
+  return {'ok', held[2], account[1], plan, used + 1, ends, now}
 end

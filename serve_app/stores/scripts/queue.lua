@@ -145,7 +145,7 @@ end
 -- The fault was ours: the request counted against the plan goes back, if its window is still open.
 local function give_back_request(job)
   if job.receipt == '' then return end
-  redis.call('SREM', K('window:' .. job.account .. ':' .. job.variant), job.receipt)
+  redis.call('ZREM', K('counted:' .. job.account .. ':' .. job.variant), job.receipt)
 end
 
 local function end_job(job, state, retention)
