@@ -1,11 +1,27 @@
 import io
 import logging
+from collections.abc import Generator
+from contextlib import contextmanager, redirect_stderr
 
 import pytest
 
 from serve_app.log import REDACTED, configure_logging
 
 KEY = "atl_0123456789abcdefghijABCDEFGHIJxy000000"
+log = logging.getLogger("serve_app.test")
+
+
+@contextmanager
+def logging_to_stderr() -> Generator[io.StringIO]:
+    """What a process that logs has as its standard error."""
+    root = logging.getLogger()
+    before = root.handlers[:]
+    with redirect_stderr(io.StringIO()) as stream:
+        configure_logging()
+        try:
+            yield stream
+        finally:
+            root.handlers[:] = before
 
 
 @pytest.mark.parametrize(
@@ -21,21 +37,28 @@ KEY = "atl_0123456789abcdefghijABCDEFGHIJxy000000"
     ],
 )
 def test_no_secret_and_no_prompt_reaches_the_log(text: str) -> None:
-    stream = io.StringIO()
-    root = logging.getLogger()
-    before = root.handlers[:]
-    configure_logging()
-    handler = root.handlers[0]
-    assert isinstance(handler, logging.StreamHandler)
-    handler.setStream(stream)
-    try:
-        logging.getLogger("serve_app.test").warning("%s", text)
+    with logging_to_stderr() as stream:
+        log.warning("%s", text)
         try:
             raise ValueError(text)
         except ValueError:
-            logging.getLogger("serve_app.test").exception("refused")
-    finally:
-        root.handlers[:] = before
-    assert REDACTED in stream.getvalue()
-    assert "canary" not in stream.getvalue()
-    assert KEY not in stream.getvalue()
+            log.exception("refused")
+        said = stream.getvalue()
+    assert REDACTED in said
+    assert "canary" not in said
+    assert KEY not in said
+
+
+def test_a_line_that_cannot_be_made_is_lost_with_its_secrets() -> None:
+    with logging_to_stderr() as stream:
+        log.warning("%d pictures", f"Bearer {KEY}")
+        log.warning("and on")
+        said = stream.getvalue()
+    assert KEY not in said
+    assert "and on" in said
+
+
+def test_a_closed_log_stops_nobody() -> None:
+    with logging_to_stderr() as stream:
+        stream.close()
+        log.warning("nobody reads this")
