@@ -9,11 +9,11 @@ from serve_app.engine.adapter_pool import AdapterPool
 from serve_app.engine.families.checkpoint import Source
 from serve_app.engine.families.unet import UNetFamily
 from serve_app.engine.lora import SlotBank
+from serve_app.engine.memory import spare_memory
 from serve_app.engine.options import EngineOptions
 from serve_app.engine.run import BatchKey, Run, RunRequest
 from serve_app.engine.runner import Runner, draw_noise
-
-CPU_ADAPTER_MEMORY = 2**30
+from serve_app.engine.sampler import Schedule
 
 
 class BaseModel:
@@ -28,7 +28,7 @@ class BaseModel:
             self.banks,
             family.table,
             min_slots=1 + min(options.runs, options.adapter_slots),
-            slot_memory=options.adapter_memory or _spare_memory(family.device),
+            slot_memory=options.adapter_memory or spare_memory(family.device),
             host_memory=options.host_memory,
             max_rank=options.max_rank,
             on_loaded=on_loaded,
@@ -50,6 +50,13 @@ class BaseModel:
         slot = self.pool.acquire(request.adapter)
         if slot is None:
             return None
+        try:
+            return self._prepared(request, added_at, schedule, slot)
+        except BaseException:
+            self.pool.release(slot)
+            raise
+
+    def _prepared(self, request: RunRequest, added_at: float, schedule: Schedule, slot: int) -> Run:
         wears_text = request.adapter is not None and self.pool.has_text(slot)
         conditioning = self.family.encode(
             request, self.banks, slot, request.adapter.id if wears_text and request.adapter else ""
@@ -84,12 +91,3 @@ class BaseModel:
         self.runner.forget()
         if self.family.device.type == "cuda":
             torch.cuda.empty_cache()
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """torch raises its own error on a GPU, and a RuntimeError that names the CPU allocator on a CPU."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in str(error)
-
-
-def _spare_memory(device: torch.device) -> int:
-    return CPU_ADAPTER_MEMORY if device.type == "cpu" else torch.cuda.mem_get_info(device)[0] // 2

@@ -20,8 +20,9 @@ from PIL import Image
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Failure
 from serve_app.engine.adapters_file import UnusableAdapter
-from serve_app.engine.base_model import BaseModel, is_out_of_memory
+from serve_app.engine.base_model import BaseModel
 from serve_app.engine.families.checkpoint import Source, name_of
+from serve_app.engine.memory import NO_ROOM, is_out_of_memory
 from serve_app.engine.options import EngineOptions
 from serve_app.engine.run import AdapterFile, Finished, Run, RunRequest
 from serve_app.engine.scheduler import Scheduler
@@ -135,6 +136,10 @@ class Engine:
                 failed += self._fail_waiting(waiting, FailureCode.LORA_UNAVAILABLE, error)
             except ValueError as error:
                 failed += self._fail_waiting(waiting, FailureCode.GENERATION_FAILED, error)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                failed += self._fail_waiting(waiting, FailureCode.OUT_OF_MEMORY, MemoryError(NO_ROOM))
         return failed
 
     def _start(self, waiting: Waiting) -> None:
@@ -170,10 +175,13 @@ class Engine:
         except Exception as error:  # noqa: BLE001  a step must outlive any run: find the run, fail it by name
             model.recover()
             batch = [run for run, step in zip(batch, steps, strict=True) if run.step == step]
+            rows, lacks_memory = sum(run.rows for run in batch), is_out_of_memory(error)
+            if lacks_memory and model.runner.pads_less(key, rows):
+                return self._denoise(batch)
             if len(batch) == 1:
                 return self._fail_running(batch[0], error)
-            if is_out_of_memory(error):
-                self.scheduler.narrow(key, sum(run.rows for run in batch) // 2)
+            if lacks_memory:
+                self.scheduler.narrow(key, rows // 2)
             middle = len(batch) // 2
             return self._denoise(batch[:middle]) + self._denoise(batch[middle:])
         return []
@@ -284,7 +292,8 @@ class Engine:
 def _outcome(run: Run, future: Future[np.ndarray]) -> Finished:
     error = future.exception()
     if error is not None:
-        return _failed(run.request.key, run.added_at, _code(error), str(error))
+        message = NO_ROOM if is_out_of_memory(error) else str(error)
+        return _failed(run.request.key, run.added_at, _code(error), message)
     return Finished(run.request.key, future.result(), None, time.monotonic() - run.added_at)
 
 

@@ -3,7 +3,8 @@
 A row never reads its neighbours, but a kernel may add numbers in another order when it is given more rows, and the result
 then differs in its last bit. Which row counts agree is a fact of the machine, so it is measured there: the same random rows
 go through the denoiser at the widest shape and at narrower ones, and must come out bit for bit the same. The answer is a
-granule: batches padded to a multiple of it are exact. Where nothing narrower agrees it is the widest shape itself.
+granule: batches padded to a multiple of it are exact. Where nothing narrower agrees it is the widest shape itself. A widest
+shape that does not fit in the device's memory gives way to half of it: then bits may differ from those of a larger device.
 """
 
 import torch
@@ -11,10 +12,13 @@ from torch import Tensor
 
 from serve_app.engine.families.unet import UNetFamily
 from serve_app.engine.lora import SlotBank
+from serve_app.engine.memory import is_out_of_memory
 from serve_app.engine.run import BatchKey, Conditioning
 
 PROBES = {1: (1, 3), 2: (2, 6), 4: (4, 12), 8: (8, 24)}
 """Granule → row counts that must agree with the widest."""
+NARROWEST = 2
+"""Rows of one run with guidance."""
 MEASURED_SHAPES = 4
 """Latent shapes measured per process; later ones take the coarsest granule found, which on every machine seen was the same."""
 
@@ -27,16 +31,26 @@ class Exactness:
         self._bank = bank
         self._max_rows = max_rows
         self._granules: dict[BatchKey, int] = {}
+        self._fitting: dict[BatchKey, int] = {}
+        """Row counts for keys whose widest shape did not fit in memory."""
         self._ranks_agree: dict[tuple[BatchKey, int], bool] = {}
 
     def granule(self, key: BatchKey, like: Conditioning) -> int:
         """Rows are padded to a multiple of this. `like` shows which further inputs the denoiser takes."""
-        if key not in self._granules and len(self._granules) >= MEASURED_SHAPES:
-            return max(self._granules.values())
         if key not in self._granules:
-            probe = _Probe(self._family, self._bank, key, like, self._max_rows)
-            self._granules[key] = probe.granule()
+            if len(self._granules) >= MEASURED_SHAPES and key not in self._fitting:
+                return max(self._granules.values())
+            self._granules[key] = self._measured(key, like)
         return self._granules[key]
+
+    def narrow(self, key: BatchKey, rows: int) -> bool:
+        """After a shape did not fit in memory: measure the key again, half as wide. False when `rows` rows are no narrower."""
+        widest = min(self._widest(key), self._granules.get(key, self._max_rows))
+        if widest <= max(rows, NARROWEST):
+            return False
+        self._fitting[key] = max(widest // 2, NARROWEST)
+        self._granules.pop(key, None)
+        return True
 
     def ranks_agree(self, key: BatchKey, like: Conditioning) -> bool:
         """Whether a low-rank adapter may be computed at the width of a higher one beside it."""
@@ -44,9 +58,20 @@ class Exactness:
         if known not in self._ranks_agree and len(self._ranks_agree) >= MEASURED_SHAPES:
             return all(self._ranks_agree.values())
         if known not in self._ranks_agree:
-            probe = _Probe(self._family, self._bank, key, like, self._max_rows)
+            probe = _Probe(self._family, self._bank, key, like, self._widest(key))
             self._ranks_agree[known] = probe.ranks_agree()
         return self._ranks_agree[known]
+
+    def _measured(self, key: BatchKey, like: Conditioning) -> int:
+        while True:
+            try:
+                return _Probe(self._family, self._bank, key, like, self._widest(key)).granule()
+            except Exception as error:
+                if not is_out_of_memory(error) or not self.narrow(key, NARROWEST):
+                    raise
+
+    def _widest(self, key: BatchKey) -> int:
+        return self._fitting.get(key, self._max_rows)
 
 
 class _Probe:

@@ -10,7 +10,7 @@ from torch import Tensor
 from serve_app.engine.exactness import Exactness
 from serve_app.engine.families.unet import UNetFamily
 from serve_app.engine.lora import NO_SLOT, SlotBank
-from serve_app.engine.run import Run
+from serve_app.engine.run import BatchKey, Run
 from serve_app.engine.sampler import advance
 
 
@@ -51,6 +51,10 @@ class Runner:
     def forget(self) -> None:
         """Drops what is kept of the last company."""
         self._company = None
+
+    def pads_less(self, key: BatchKey, rows: int) -> bool:
+        """After `rows` rows of a key did not fit in memory: whether they can do with less padding, as they will from now on."""
+        return self.exactness is not None and self.exactness.narrow(key, rows)
 
     def _step(self, company: Company) -> None:
         runs = company.runs

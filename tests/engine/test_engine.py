@@ -3,13 +3,16 @@
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from serve_app.domain.errors import FailureCode
+from serve_app.domain.jobs import Failure
 from serve_app.engine import AdapterFile, Engine, EngineOptions, Finished, RunRequest
+from serve_app.engine.memory import NO_ROOM
 from tests.engine import tiny
 from tests.engine.conftest import EXACT_FLOAT32
 from tests.engine.rig import finish
@@ -179,6 +182,30 @@ def test_out_of_memory_makes_batches_smaller_and_loses_nothing(sd: Path, error: 
     assert device.widths.count(8) == 1, "the batch that did not fit was tried again"
 
 
+def test_out_of_memory_while_shapes_are_measured_makes_them_narrower(sd: Path) -> None:
+    with Engine.load(sd, EXACT_FLOAT32) as engine:
+        device = _Forward(engine, torch.OutOfMemoryError("no room"), rows_above=4)
+        ended = finish(engine, [replace(SHORT, key=f"{i}", seed=i) for i in range(4)])
+        (alone,) = finish(engine, [replace(SHORT, key="2", seed=2)]).values()
+    assert device.widths[0] > 4, "the widest shape was measured first"
+    assert all(one.image is not None for one in ended.values())
+    assert same(ended["2"], alone), "exact at the shapes that fit"
+
+
+def test_out_of_memory_in_padding_makes_it_less(sd: Path) -> None:
+    def depend_on_company(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...], answer: Any) -> Any:
+        return (answer[0] * (1 + inputs[0].shape[0] * 1e-4), *answer[1:])
+
+    with Engine.load(sd, EXACT_FLOAT32) as engine:
+        (model,) = engine.base_models.values()
+        model.family.unet.register_forward_hook(depend_on_company)
+        finish(engine, [SHORT])
+        device = _Forward(engine, torch.OutOfMemoryError("no room"), rows_above=4)
+        ended = finish(engine, [SHORT])
+    assert device.widths[0] == EXACT_FLOAT32.max_rows, "no narrower shape agrees with the widest"
+    assert ended["short"].image is not None
+
+
 def test_out_of_memory_with_one_run_fails_that_run_by_name(sd: Path) -> None:
     with Engine.load(sd, replace(EXACT_FLOAT32, exact=False)) as engine:
         _Forward(engine, torch.OutOfMemoryError("no room"), rows_above=1)
@@ -186,6 +213,21 @@ def test_out_of_memory_with_one_run_fails_that_run_by_name(sd: Path) -> None:
     assert ended["short"].failure is not None
     assert ended["short"].failure.code is FailureCode.OUT_OF_MEMORY
     assert ended["one row"].image is not None
+
+
+def test_out_of_memory_at_the_start_fails_that_run_and_frees_its_slot(sd: Path, loras: list[AdapterFile]) -> None:
+    def refuse(*_: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    with Engine.load(sd, replace(EXACT_FLOAT32, adapter_slots=1)) as engine:
+        (model,) = engine.base_models.values()
+        hook = model.family.encoders[0].model.register_forward_pre_hook(refuse)
+        ended = finish(engine, [replace(SHORT, adapter=loras[0])])
+        hook.remove()
+        after = finish(engine, [replace(SHORT, key="after", adapter=loras[1])])
+    assert ended["short"].failure is not None
+    assert ended["short"].failure == Failure(code=FailureCode.OUT_OF_MEMORY, message=NO_ROOM)
+    assert after["after"].image is not None
 
 
 def test_a_size_the_factor_does_not_divide_is_cropped_from_the_next_one_up(engine: Engine) -> None:

@@ -46,13 +46,14 @@ class Scene:
         seed: int = 7,
         prompt: str = "a red circle",
         lora: str = "outline",
+        size: int = 256,
         account: str = ACCOUNT,
         key: str | None = None,
         may_end_as: Sequence[JobState] = (),
         jobs: JobStore | None = None,
     ) -> str:
         """Ask once. An id that comes back is in the ledger; `StoreUnavailable` means that nothing was promised."""
-        request = picture(steps=steps, seed=seed, prompt=prompt, lora=lora)
+        request = picture(steps=steps, seed=seed, prompt=prompt, lora=lora, size=size)
         adapter = self.resources.catalog.adapter(request.lora_id)
         acceptance = await (jobs or self.resources.jobs).accept(
             job_id=new_job_id(JobKind.GENERATION),
@@ -149,9 +150,7 @@ async def open_scene(folder: Path, **changes: Any) -> AsyncGenerator[Scene]:
     stop_redis(settings.data_dir)
 
 
-def picture(
-    *, steps: int = SHORT, seed: int = 7, prompt: str = "a red circle", lora: str = "outline", n: int = 1
-) -> GenerationRequest:
+def picture(*, steps: int, seed: int, prompt: str, lora: str, size: int) -> GenerationRequest:
     return GenerationRequest(
-        prompt=prompt, lora_id=adapter_id(lora), width=256, height=256, steps=steps, seeds=image_seeds(seed, n)
+        prompt=prompt, lora_id=adapter_id(lora), width=size, height=size, steps=steps, seeds=image_seeds(seed, 1)
     )

@@ -14,6 +14,7 @@ from typing import Any, Literal, cast
 
 from serve_app.domain.jobs import BeatReply, Claim, Lease
 from serve_app.domain.requests import GenerationRequest
+from serve_app.log import configure_logging
 from serve_app.service.attempt import Pace
 from serve_app.service.reap import reap_forever
 from serve_app.service.resources import Resources, open_resources
@@ -28,6 +29,9 @@ POISON = "poison"
 UNHEALTHY = 3
 """Exit status of a worker that called itself unhealthy, as a replica that Serve then replaces."""
 
+OUT_OF_MEMORY = "out-of-memory"
+"""The file in the data directory that tells of forward passes which did not fit."""
+
 Point = Literal["never", "claimed", "denoising", "half stored", "stored", "finished"]
 
 
@@ -41,6 +45,12 @@ class Orders:
     beats: bool = True
     is_fenced: bool = True
     reaps: bool = False
+    device_rows: int = 0
+    """Rows of 256x256 that fit its device; 0 is no limit."""
+    is_blind: bool = False
+    """Its decoder gives no numbers."""
+    is_log_full: bool = False
+    """Its log is on a full disk."""
     pace: Pace = field(default_factory=lambda: QUICK)
     drain_s: float = 5.0
 
@@ -74,17 +84,24 @@ def _nothing() -> None:
 
 def _main(fields: dict[str, Any], name: str, orders: Orders) -> None:
     register_faulty()
+    if orders.is_log_full:
+        log_to_a_full_disk()
     asyncio.run(_work(Settings.model_validate(fields), name, orders))
 
 
 async def _work(settings: Settings, name: str, orders: Orders) -> None:
     from deployments.benches import GenerationBench  # the forked process has it; the test that forks need not
+    from tests.faults.device import limit_memory, spoil_decoder
     from tests.faults.forge import ENGINE
 
     leave = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, leave.set)
     async with open_resources(settings) as opened:
         resources = _tampered(opened, orders)
+        if orders.device_rows:
+            limit_memory(ENGINE, orders.device_rows, settings.data_dir / OUT_OF_MEMORY)
+        if orders.is_blind:
+            spoil_decoder(ENGINE)
         bench = TamperedBench(GenerationBench(ENGINE, resources), orders)
         worker = Worker(resources, cast(Any, bench), name=name, pace=orders.pace)
         worker.start()
@@ -190,6 +207,15 @@ class TamperedBench:
         if self._orders.die == "denoising" and self._steps > 2:
             die()
         return cast(Any, self._bench).step()
+
+
+def log_to_a_full_disk() -> None:
+    """From now on every write to standard output and standard error fails."""
+    full = os.open("/dev/full", os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(full, stream)
+    os.close(full)
+    configure_logging()
 
 
 def die() -> None:

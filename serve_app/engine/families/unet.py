@@ -139,12 +139,17 @@ class UNetFamily:
     # -- pixels ----------------------------------------------------------------------------------------------------
 
     def decode(self, latents: Tensor, width: int, height: int) -> np.ndarray:
-        """uint8 [height, width, 3] of latents [channels, …]. One image a call: its bits are the same in any company."""
+        """uint8 [height, width, 3] of latents [channels, …]. One image a call: its bits are the same in any company.
+
+        Raises FloatingPointError when the decoder overflows: clamped, its numbers would be a black image.
+        """
         scaled = latents[None] / self.vae.config.scaling_factor
         mean, std = getattr(self.vae.config, "latents_mean", None), getattr(self.vae.config, "latents_std", None)
         if mean is not None and std is not None:
             scaled = scaled * latents.new_tensor(std).view(1, -1, 1, 1) + latents.new_tensor(mean).view(1, -1, 1, 1)
         pixels = self.vae.decode(scaled.to(self.vae.dtype), return_dict=False)[0][0].float()
+        if not bool(pixels.isfinite().all()):
+            raise FloatingPointError("the decoded image has numbers that are not finite")
         eight_bit = ((pixels / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy()
         top, left = (eight_bit.shape[0] - height) // 2, (eight_bit.shape[1] - width) // 2
         return np.ascontiguousarray(eight_bit[top : top + height, left : left + width])

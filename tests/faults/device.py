@@ -1,0 +1,34 @@
+"""A device that runs out of memory, or of numbers: hooks on the real networks raise and spoil as a card does."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from serve_app.engine import Engine
+
+
+def limit_memory(engine: Engine, rows: int, note: Path) -> None:
+    """A forward pass of more than `rows` rows of 256x256, or as much of a larger picture, does not fit; each such
+    try adds a byte to `note`."""
+    (model,) = engine.base_models.values()
+    cells = rows * (256 // model.family.pixels_per_latent) ** 2
+
+    def refuse_what_does_not_fit(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        wanted = inputs[0].shape[0] * inputs[0].shape[2] * inputs[0].shape[3]
+        if wanted > cells:
+            with note.open("ab") as file:
+                file.write(b"!")
+            raise torch.OutOfMemoryError(f"out of memory: {wanted} of {cells} cells")
+
+    model.family.unet.register_forward_pre_hook(refuse_what_does_not_fit)
+
+
+def spoil_decoder(engine: Engine) -> None:
+    """The decoder's numbers overflow, as SDXL's do in float16: clamped to pixels they would be a black image."""
+    (model,) = engine.base_models.values()
+
+    def overflow(_module: torch.nn.Module, _inputs: Any, answer: torch.Tensor) -> torch.Tensor:
+        return answer * float("nan")
+
+    model.family.vae.decoder.register_forward_hook(overflow)
