@@ -63,7 +63,7 @@ class Run(RunView):
 class Client:
     """Speaks to one service with one key, in the words of interface "a" (bearer key) or "b" (X-API-Key).
 
-    A call that meets 429, 5xx or no answer is repeated for up to `patience` seconds of pauses, honouring `Retry-After`;
+    A call that meets 429, 5xx, a proxy without the service or no answer is repeated for up to `patience` seconds of pauses, honouring `Retry-After`;
     an idempotency key travels with every creation, so a repeat never makes a second run. Errors: see `errors.py`.
     """
 

@@ -10,7 +10,7 @@ AtelierClientError
 │   ├── NotFound             404
 │   ├── Conflict             409: the idempotency key was used with another body
 │   ├── RateLimited          429: over the plan, or the queue is full
-│   └── ServiceUnavailable   5xx
+│   └── ServiceUnavailable   5xx, or a 404 in words that are not the service's: a proxy with nothing behind it
 ├── WaitTimeout              still running when the caller's patience ended; wait() again later
 └── RunFailed                the run ended without images: .run_id .code .message
     ├── RunCanceled
@@ -102,13 +102,19 @@ _BY_STATUS: dict[int, type[ServiceError]] = {
 _BY_CODE: dict[str, type[RunFailed]] = {"canceled": RunCanceled, "expired": RunExpired}
 
 
-def service_error(response: httpx.Response) -> ServiceError:
-    """The error of the tree that an answer of 400 or more stands for."""
-    error = _error_object(response)
-    by_range = ServiceUnavailable if response.status_code >= 500 else InvalidRequest
-    return _BY_STATUS.get(response.status_code, by_range)(
-        str(error.get("message") or response.reason_phrase or "error"),
-        status=response.status_code,
+def service_error(response: httpx.Response, *, of_storage: bool = False) -> ServiceError:
+    """The error of the tree that an answer of 400 or more stands for.
+
+    `of_storage`: it came from an image's address, where a storage says in its own words that there is no such file.
+    """
+    error, status = _error_object(response), response.status_code
+    said = error.get("message") or response.reason_phrase or "error"
+    kind = _BY_STATUS.get(status, ServiceUnavailable if status >= 500 else InvalidRequest)
+    if status == 404 and not error and not of_storage:
+        kind, said = ServiceUnavailable, f"something else than the service answers here: {said}"
+    return kind(
+        str(said),
+        status=status,
         code=str(error.get("code") or "unknown"),
         request_id=response.headers.get("x-request-id", ""),
         retry_after=_seconds(response.headers.get("retry-after")),

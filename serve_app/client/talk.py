@@ -45,6 +45,8 @@ class Call:
     url: str
     headers: dict[str, str] = field(default_factory=dict[str, str])
     json: dict[str, Any] | None = None
+    is_of_image: bool = False
+    """Whether the address is an image's, which a storage may answer instead of the service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +116,12 @@ class Service:
     def download(self, record: Record, index: int) -> Talk[bytes]:
         """The PNG's bytes. The address is signed, so no key travels; one that has run out is signed again."""
         try:
-            response = yield from self._exchange(Call("GET", record.images[index].url))
+            response = yield from self._exchange(Call("GET", record.images[index].url, is_of_image=True))
         except ServiceError as error:
             if error.status not in _NO_LONGER_VALID:
                 raise
             fresh = yield from self.record(record.id, record.interface)
-            response = yield from self._exchange(Call("GET", fresh.images[index].url))
+            response = yield from self._exchange(Call("GET", fresh.images[index].url, is_of_image=True))
         return response.content
 
     def _create(
@@ -134,7 +136,8 @@ class Service:
         return {"Authorization": f"Bearer {self.key}"} if speaks == "a" else {"X-API-Key": self.key}
 
     def _exchange(self, call: Call) -> Talk[httpx.Response]:
-        """One call, repeated while that may help: no answer, 429 and 5xx, after `Retry-After` or an exponential pause."""
+        """One call, repeated while that may help, after `Retry-After` or an exponential pause: when there is no answer,
+        on 429 and 5xx, and on a 404 that is not the service's own."""
         patience = self.patience
         for attempt in count():
             outcome = yield from _attempt(call)
@@ -154,7 +157,7 @@ def _attempt(call: Call) -> Talk[httpx.Response | ServiceError | Unreachable]:
     except httpx.TransportError as error:
         return Unreachable(f"no answer from {httpx.URL(call.url).host}: {error or type(error).__name__}")
     assert response is not None, "a Call is answered with a Response"
-    return response if response.is_success else service_error(response)
+    return response if response.is_success else service_error(response, of_storage=call.is_of_image)
 
 
 def _pause_before_repeat(error: ServiceError | Unreachable, attempt: int) -> float | None:

@@ -8,8 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from serve_app.client import Client, RateLimited, ServiceUnavailable, Unreachable
+from serve_app.client import Client, NotFound, RateLimited, ServiceError, ServiceUnavailable, Unreachable
 from serve_app.client.errors import service_error
+from serve_app.client.records import Record
 from serve_app.client.talk import BACKOFF_CAP_S, BACKOFF_S, Call, Pause, Service
 from tests.live import Live
 from tests.support import adapter_id
@@ -31,6 +32,21 @@ class LosesAnswers(httpx.HTTPTransport):
             self._lost -= 1
             raise httpx.ReadError("connection reset", request=request)
         return response
+
+
+class Proxy(httpx.HTTPTransport):
+    """Knows no service for the first requests of a kind, and says so as a proxy does; then it delivers."""
+
+    def __init__(self, concerns: Callable[[httpx.Request], bool], unrouted: int) -> None:
+        super().__init__()
+        self._concerns = concerns
+        self.unrouted = unrouted
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if self.unrouted and self._concerns(request):
+            self.unrouted -= 1
+            return httpx.Response(404, text="Path not found. Ping http://house.test/-/routes for available routes.")
+        return super().handle_request(request)
 
 
 def test_a_lost_answer_is_asked_for_again_and_makes_no_second_run(live: Live) -> None:
@@ -74,9 +90,56 @@ def test_a_wait_longer_than_patience_is_not_begun() -> None:
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 409, 413, 415])
 def test_what_would_be_answered_the_same_is_not_asked_again(status: int) -> None:
-    pauses, error = _met_with(lambda: httpx.Response(status), patience=60)
+    def refuse() -> httpx.Response:
+        return httpx.Response(status, json={"error": {"code": "a_code", "message": "No."}})
+
+    pauses, error = _met_with(refuse, patience=60)
     assert pauses == []
-    assert type(error) is type(service_error(httpx.Response(status)))
+    assert isinstance(error, ServiceError)
+    assert (type(error), error.code) == (type(service_error(refuse())), "a_code")
+    assert not isinstance(error, ServiceUnavailable)
+
+
+@pytest.mark.parametrize("status", [404, 500, 502, 503, 504])
+@pytest.mark.parametrize("words", ["", "Path '/v1/generate' not found.", "<html>No server is available</html>", "[]"])
+def test_what_a_proxy_says_without_the_service_is_asked_again(status: int, words: str) -> None:
+    pauses, error = _met_with(lambda: httpx.Response(status, text=words), patience=5)
+    assert len(pauses) >= 2
+    assert isinstance(error, ServiceUnavailable)
+    assert error.status == status
+
+
+def test_a_service_that_is_not_routed_yet_is_waited_for(live: Live) -> None:
+    _, key = live.member()
+    transport = Proxy(lambda request: True, unrouted=2)
+    with Client(live.base_url, key, transport=transport) as client:
+        run = client.generate("a lighthouse", lora_id=LORA).wait(timeout=20)
+    assert run.images
+    assert not transport.unrouted
+
+
+def test_an_image_behind_such_a_proxy_is_opened_too(live: Live) -> None:
+    _, key = live.member()
+    transport = Proxy(lambda request: request.url.path.startswith("/files/"), unrouted=1)
+    with Client(live.base_url, key, transport=transport) as client:
+        run = client.generate("a lighthouse", lora_id=LORA).wait(timeout=20)
+        assert run.images[0].pil().size == (512, 512)
+
+
+def test_an_image_that_its_storage_has_not_is_asked_for_once_more_and_not_waited_for() -> None:
+    url = "http://storage.test/x.png"
+    record = {
+        "request_id": "gen_x",
+        "status": "completed",
+        "images": [{"image_id": "i", "url": url, "width": 1, "height": 1}],
+    }
+    talk = SERVICE.download(Record.read(record, "a"), 0)
+    gone = httpx.Response(404, text="<Error><Code>NoSuchKey</Code></Error>")
+    assert _call(next(talk)).url == url
+    assert _call(talk.send(gone)).url.endswith("/v1/generate/gen_x")
+    assert _call(talk.send(httpx.Response(200, json=record))).url == url
+    with pytest.raises(NotFound):
+        talk.send(gone)
 
 
 def test_no_answer_at_all_is_unreachable_after_patience() -> None:
