@@ -1,4 +1,4 @@
-"""The application in a process of its own that dies around an accept."""
+"""The application in a process of its own, which dies around an accept or cannot write its log."""
 
 import asyncio
 import multiprocessing
@@ -15,29 +15,33 @@ from serve_app.api.app import create_app
 from serve_app.service.resources import open_resources
 from serve_app.settings import Settings
 from serve_app.stores.jobs import Acceptance, JobStore
+from tests.faults.log_disk import log_to_a_full_disk
 
-Moment = Literal["before accept", "after accept"]
+Fault = Literal["dies before accept", "dies after accept", "log disk full"]
 
 _context = multiprocessing.get_context("spawn")
 
 
-def start_ingress(settings: Settings, listening: int, moment: Moment) -> BaseProcess:
-    """Serve on a socket that listens already; the first accept kills the process."""
+def start_ingress(settings: Settings, listening: int, fault: Fault) -> BaseProcess:
+    """Serve on a socket that listens already. A process that is to die does so at its first accept."""
     fields = {name: getattr(settings, name) for name in settings.model_fields_set}
     sock = socket.socket(fileno=os.dup(listening))
-    process = _context.Process(target=_main, args=(fields, sock, moment), daemon=True)
+    process = _context.Process(target=_main, args=(fields, sock, fault), daemon=True)
     process.start()
     sock.close()
     return process
 
 
-def _main(fields: dict[str, Any], listening: socket.socket, moment: Moment) -> None:
-    asyncio.run(_serve(Settings.model_validate(fields), listening, moment))
+def _main(fields: dict[str, Any], listening: socket.socket, fault: Fault) -> None:
+    if fault == "log disk full":
+        log_to_a_full_disk()
+    asyncio.run(_serve(Settings.model_validate(fields), listening, fault))
 
 
-async def _serve(settings: Settings, listening: socket.socket, moment: Moment) -> None:
-    async with open_resources(settings) as opened:
-        resources = replace(opened, jobs=cast(JobStore, _Dying(opened.jobs, moment)))
+async def _serve(settings: Settings, listening: socket.socket, fault: Fault) -> None:
+    async with open_resources(settings) as resources:
+        if fault != "log disk full":
+            resources = replace(resources, jobs=cast(JobStore, _Dying(resources.jobs, fault)))
         server = uvicorn.Server(uvicorn.Config(create_app(resources), log_level="warning", lifespan="off"))
         await server.serve(sockets=[listening])
 
@@ -45,15 +49,15 @@ async def _serve(settings: Settings, listening: socket.socket, moment: Moment) -
 class _Dying:
     """A job store whose process ends right before or right after it has accepted a job."""
 
-    def __init__(self, jobs: JobStore, moment: Moment) -> None:
+    def __init__(self, jobs: JobStore, fault: Fault) -> None:
         self._jobs = jobs
-        self._moment = moment
+        self._fault = fault
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._jobs, name)
 
     async def accept(self, **request: Any) -> Acceptance:
-        if self._moment == "before accept":
+        if self._fault == "dies before accept":
             _die()
         await self._jobs.accept(**request)
         return _die()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import random
 import signal
 import socket
@@ -18,11 +19,11 @@ from serve_app.domain.jobs import JobState
 from serve_app.domain.requests import Variant
 from serve_app.service.resources import Resources, open_resources
 from serve_app.settings import Settings
-from serve_app.stores.embedded import stop_redis
+from serve_app.stores.embedded import ensure_redis, stop_redis
 from tests.api.house import BODY_A, House, Member, client_of, house_settings
 from tests.faults.bodies import Hostile
 from tests.faults.books import Ledger, audit_service
-from tests.faults.ingress import Moment, start_ingress
+from tests.faults.ingress import Fault, start_ingress
 from tests.faults.test_fuzz import send
 from tests.support import wait_until
 
@@ -108,21 +109,39 @@ async def test_a_caller_who_hangs_up_gets_one_job_or_none_and_the_same_when_aski
     assert not await doorstep.audit()
 
 
-@pytest.mark.parametrize("moment", ["before accept", "after accept"])
+@pytest.mark.parametrize("fault", ["dies before accept", "dies after accept"])
 async def test_an_ingress_killed_around_its_accept_costs_the_caller_one_repeat(
-    doorstep: Doorstep, moment: Moment
+    doorstep: Doorstep, fault: Fault
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        dying = start_ingress(doorstep.settings, listening.fileno(), moment)
+        dying = start_ingress(doorstep.settings, listening.fileno(), fault)
         address = f"http://127.0.0.1:{listening.getsockname()[1]}"
         async with httpx.AsyncClient(base_url=address, timeout=60) as client:
             with pytest.raises(httpx.TransportError):
                 await client.post("/v1/generate", json=BODY_A, headers=doorstep.headers("once"))
     await wait_until(lambda: dying.exitcode == -signal.SIGKILL, timeout=30)
     accepted = (await doorstep.resources.jobs.counts()).get("accepted", 0)
-    assert accepted == (1 if moment == "after accept" else 0)
+    assert accepted == (1 if fault == "dies after accept" else 0)
     again = await doorstep.client.post("/v1/generate", json=BODY_A, headers=doorstep.headers("once"))
     doorstep.note(again)
-    assert ("Idempotency-Replayed" in again.headers) == (moment == "after accept")
+    assert ("Idempotency-Replayed" in again.headers) == (fault == "dies after accept")
     assert (await doorstep.resources.jobs.counts())["accepted"] == 1
+    assert not await doorstep.audit()
+
+
+async def test_an_ingress_whose_log_disk_is_full_refuses_and_accepts_as_ever(doorstep: Doorstep) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        ingress = start_ingress(doorstep.settings, listening.fileno(), "log disk full")
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        try:
+            async with httpx.AsyncClient(base_url=address, timeout=60) as client:
+                doorstep.note(await client.post("/v1/generate", json=BODY_A, headers=doorstep.headers("first")))
+                os.kill(ensure_redis(doorstep.settings.data_dir).pid, signal.SIGKILL)
+                refused = await client.post("/v1/generate", json=BODY_A, headers=doorstep.headers("second"))
+                ensure_redis(doorstep.settings.data_dir)
+                doorstep.note(await client.post("/v1/generate", json=BODY_A, headers=doorstep.headers("second")))
+        finally:
+            ingress.kill()
+            ingress.join(10)
+    assert refused.status_code == 503
     assert not await doorstep.audit()

@@ -186,6 +186,15 @@ async def test_jobs_wait_for_a_reaper_that_was_away(scene: Scene) -> None:
     assert not await scene.audit()
 
 
+async def test_a_worker_whose_log_disk_is_full_completes_its_jobs(tmp_path: Path) -> None:
+    async with open_scene(tmp_path, lease=timedelta(seconds=20)) as scene:
+        await scene.accept()
+        await scene.accept(lora="no-such", may_end_as=[JobState.FAILED])
+        scene.worker(Orders(is_log_full=True))
+        await scene.until_ended()
+        assert not await scene.audit()
+
+
 @pytest.mark.soak
 async def test_a_storm_of_cancels_ends_every_job_once(scene: Scene) -> None:
     either = (JobState.CANCELED, JobState.COMPLETED)

@@ -14,7 +14,6 @@ from typing import Any, Literal, cast
 
 from serve_app.domain.jobs import BeatReply, Claim, Lease
 from serve_app.domain.requests import GenerationRequest
-from serve_app.log import configure_logging
 from serve_app.service.attempt import Pace
 from serve_app.service.reap import reap_forever
 from serve_app.service.resources import Resources, open_resources
@@ -22,6 +21,7 @@ from serve_app.service.work import Unhealthy, Worker
 from serve_app.settings import Settings
 from serve_app.stores.jobs import JobStore
 from serve_app.stores.redis import Rewrite, connect
+from tests.faults.log_disk import log_to_a_full_disk
 from tests.faults.storage import register_faulty
 
 POISON = "poison"
@@ -207,15 +207,6 @@ class TamperedBench:
         if self._orders.die == "denoising" and self._steps > 2:
             die()
         return cast(Any, self._bench).step()
-
-
-def log_to_a_full_disk() -> None:
-    """From now on every write to standard output and standard error fails."""
-    full = os.open("/dev/full", os.O_WRONLY)
-    for stream in (1, 2):
-        os.dup2(full, stream)
-    os.close(full)
-    configure_logging()
 
 
 def die() -> None:
