@@ -5,10 +5,9 @@ import fcntl
 import json
 import os
 import signal
-import sys
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -16,15 +15,14 @@ from typing import Annotated, NoReturn
 
 import httpx
 import typer
-import yaml
-from pydantic import ValidationError
-from pydantic_settings import SettingsError
 
-from deployments.config import ConfigError, ServeConfig, first_mistake, read_config
+from deployments.config import ConfigError, ServeConfig, read_config
 from deployments.demo import Demo, demo_account, first_image, write_private
 from deployments.runtime import Runtime, cannot_listen, kill_all_of, runtime_home
+from deployments.telling import Teller
 from serve_app.cli import app
-from serve_app.cli.local import READY_FILE
+from serve_app.cli.desk import read_settings
+from serve_app.cli.ending import BadUsage
 from serve_app.domain.errors import AtelierError
 from serve_app.service.resources import open_resources
 from serve_app.settings import ROOT, Settings
@@ -48,44 +46,41 @@ def up(
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port to listen on [the config's, 8000]")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where accounts, jobs and images live [./var]")] = None,
     config: Annotated[Path, typer.Option(help="Serve YAML")] = ROOT / "configs" / "local.yaml",
+    redis_url: Annotated[str | None, typer.Option(help="A Redis of your own [the embedded one]")] = None,
     ready_file: Annotated[Path | None, typer.Option(help="JSON written when requests are accepted")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only that JSON, when requests are accepted")] = False,
 ) -> None:
     """Run the whole service in the foreground: Redis, Ray, both interfaces, the console. Ctrl-C stops it all."""
-    settings, service = _checked(config, data_dir)
+    settings, service = _checked(config, data_dir, redis_url)
     if ready_file is not None and not ready_file.parent.is_dir():
-        _refuse(f"--ready-file {ready_file}: {ready_file.parent} is not a directory")
+        raise BadUsage(f"--ready-file {ready_file}: {ready_file.parent} is not a directory")
     host = host or service.http_options.host
     port = port or service.http_options.port
     with only_one(settings.data_dir):
         if reason := cannot_listen(host, port):
-            _refuse(f"{host}:{port} {reason}: choose another with --host and --port")
-        code = _run(settings, service, host=host, port=port, ready_file=ready_file)
+            raise BadUsage(f"{host}:{port} {reason}: choose another with --host and --port")
+        code = _run(settings, service, Teller(as_json), host=host, port=port, ready_file=ready_file)
         os._exit(code)  # all is stopped and said: unloading libraries would only use up the promised 15 s
 
 
-def _checked(config: Path, data_dir: Path | None) -> tuple[Settings, ServeConfig]:
-    """Everything an operator can get wrong, refused in one line before anything starts."""
-    if data_dir is not None:
-        os.environ["ATELIER_DATA_DIR"] = str(data_dir)
+def _checked(config: Path, data_dir: Path | None, redis_url: str | None) -> tuple[Settings, ServeConfig]:
+    """Everything an operator can get wrong, refused in one line before anything starts. Raises `BadUsage`."""
+    settings = read_settings(data_dir=data_dir, redis_url=redis_url)
+    # replicas read the environment, and have other working directories
+    os.environ["ATELIER_DATA_DIR"] = str(settings.data_dir.resolve())
+    os.environ["ATELIER_REDIS_URL"] = settings.redis_url
+    settings = read_settings()
     try:
-        settings = Settings()
-        os.environ["ATELIER_DATA_DIR"] = str(settings.data_dir.resolve())  # replicas have other working directories
-        settings = Settings()
         service = read_config(config)
         settings.data_dir.mkdir(parents=True, exist_ok=True)
         write_private(settings.data_dir / ".writable", "")
         runtime_home(settings.data_dir)
-        settings.plan_table  # noqa: B018 - reads the plans file, if one is set
-        if not settings.catalog.is_file():
-            _refuse(f"setting catalog: {settings.catalog} is not a file")
-    except ValidationError as error:
-        _refuse(f"setting {first_mistake(error)}")
-    except (ConfigError, SettingsError) as error:
-        _refuse(str(error))
-    except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
-        _refuse(f"setting plans: {str(error).splitlines()[0]}")
+    except ConfigError as error:
+        raise BadUsage(str(error)) from None
     except OSError as error:
-        _refuse(f"{error.filename or data_dir}: {error.strerror}")
+        raise BadUsage(f"{error.filename or data_dir}: {error.strerror}") from None
+    if not settings.catalog.is_file():
+        raise BadUsage(f"setting catalog: {settings.catalog} is not a file")
     return settings, service
 
 
@@ -96,39 +91,42 @@ def only_one(data_dir: Path) -> Generator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _refuse(f"{data_dir} is in use by another service: choose another with --data-dir")
+            raise BadUsage(f"{data_dir} is in use by another service: choose another with --data-dir") from None
         kill_all_of(runtime_home(data_dir))
         yield
 
 
-def _run(settings: Settings, service: ServeConfig, *, host: str, port: int, ready_file: Path | None) -> int:
+def _run(
+    settings: Settings, service: ServeConfig, teller: Teller, *, host: str, port: int, ready_file: Path | None
+) -> int:
     """Until a signal; the exit code."""
     runtime = Runtime(runtime_home(settings.data_dir))
     base_url = f"http://{_reachable(host)}:{port}"
     code = 1
     try:
         _stop_on_signals()
-        _say("Starting Redis, Ray and the engine ...")
+        teller.say("Starting Redis, Ray and the engine ...")
         demo, lora_id = asyncio.run(_prepare(settings, base_url))
         runtime.start(service, host=host, port=port)
         _stop_on_signals()  # Ray has put its own handler in place
         _wait_until_ready(base_url)
         if ready_file is not None:
             write_private(ready_file, json.dumps(demo.ready) + "\n")
+        teller.ready(demo)
         if lora_id is not None:
-            _first_image(settings, demo, lora_id)
-        _say(_welcome(settings, runtime, demo, lora_id))
+            _first_image(settings, demo, lora_id, teller)
+        teller.welcome(demo, lora_id, data_dir=settings.data_dir, logs=runtime.logs)
         signal.pause()
     except (KeyboardInterrupt, SystemExit):
         code = 0
-        _say("Stopping ...")
+        teller.say("Stopping ...")
     except CatalogError as error:
         code = 2
-        _complain(str(error))
+        teller.complain(str(error))
     except (AtelierError, RuntimeError) as error:
-        _complain(f"{str(error).strip().splitlines()[-1]} (logs: {runtime.logs})")
+        teller.complain(f"{str(error).strip().splitlines()[-1]} (logs: {runtime.logs})")
     finally:
-        _stop(settings, runtime, code)
+        _stop(settings, runtime, teller, code)
     return code
 
 
@@ -141,23 +139,23 @@ async def _prepare(settings: Settings, base_url: str) -> tuple[Demo, str | None]
         return demo, adapters[0].id if adapters else None
 
 
-def _stop(settings: Settings, runtime: Runtime, code: int) -> None:
+def _stop(settings: Settings, runtime: Runtime, teller: Teller, code: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    deadline = threading.Timer(STOP_LIMIT_S, _kill, [settings, runtime, code])
+    deadline = threading.Timer(STOP_LIMIT_S, _kill, [settings, runtime, teller, code])
     deadline.daemon = True
     deadline.start()
     runtime.stop()
     _stop_redis(settings)
     deadline.cancel()
-    _say("Stopped. Everything is kept.")
+    teller.say("Stopped. Everything is kept.")
 
 
-def _kill(settings: Settings, runtime: Runtime, code: int) -> None:
+def _kill(settings: Settings, runtime: Runtime, teller: Teller, code: int) -> None:
     """Nothing is lost: Redis has all it confirmed on disk, and the jobs of killed replicas go back when their leases end."""
     runtime.kill()
     _stop_redis(settings)
-    _say("Stopped, the last of it by force. Everything is kept.")
+    teller.say("Stopped, the last of it by force. Everything is kept.")
     os._exit(code)
 
 
@@ -187,59 +185,20 @@ def _wait_until_ready(base_url: str) -> None:
         time.sleep(0.1)
 
 
-def _first_image(settings: Settings, demo: Demo, lora_id: str) -> None:
+def _first_image(settings: Settings, demo: Demo, lora_id: str, teller: Teller) -> None:
     """Once per data directory: proof that the whole path works."""
     path = settings.data_dir / "first-image.png"
     if path.exists():
         return
     began = time.monotonic()
     try:
-        made = first_image(demo, lora_id, path, _progress_line())
+        made = first_image(demo, lora_id, path, teller.drawing())
     except httpx.HTTPError as error:
         made, reason = False, str(error)
     else:
         reason = "see the logs"
     took = time.monotonic() - began
-    _say(f"\rFirst image: {path} ({took:.1f} s)" if made else f"\rThe first image could not be made: {reason}")
-
-
-def _progress_line() -> Callable[[int], None]:
-    if sys.stdout.isatty():
-        return lambda progress: print(f"\rDrawing a first image ... {progress:3d} %", end="", flush=True)
-    _say("Drawing a first image ...")
-    return lambda progress: None
-
-
-def _welcome(settings: Settings, runtime: Runtime, demo: Demo, lora_id: str | None) -> str:
-    base_url = demo.base_url
-    examples = "The catalog holds no LoRA yet: add one, then generate." if lora_id is None else _examples(demo, lora_id)
-    return f"""
-Atelier is ready.
-
-  Base address   {base_url}
-  Key for A      {demo.keys["a"]}   (Authorization: Bearer)
-  Key for B      {demo.keys["b"]}   (X-API-Key)
-  Console        {demo.console_url}   (account {demo.account}, password {demo.console_password})
-  Documentation  {base_url}/docs/a   {base_url}/docs/b
-  Data           {settings.data_dir}   (keys in {READY_FILE}, readable by you only)
-  Logs           {runtime.logs}
-
-{examples}
-
-Ctrl-C stops everything.
-"""
-
-
-def _examples(demo: Demo, lora_id: str) -> str:
-    """A line for each interface that works when pasted."""
-    generate = f"curl -s {demo.base_url}/v1/generate -H 'Content-Type: application/json'"
-    a = {"prompt": "a red circle", "lora_id": lora_id}
-    b = {"positive_prompt": "a red circle", "model_id": lora_id}
-    return f"""Interface A, then poll {demo.base_url}/v1/generate/REQUEST_ID with the same key:
-{generate} -H 'Authorization: Bearer {demo.keys["a"]}' -d '{json.dumps(a)}'
-
-Interface B, then poll {demo.base_url}/v1/generations/RUN_ID with the same key:
-{generate} -H 'X-API-Key: {demo.keys["b"]}' -d '{json.dumps(b)}'"""
+    teller.say(f"\rFirst image: {path} ({took:.1f} s)" if made else f"\rThe first image could not be made: {reason}")
 
 
 def _reachable(host: str) -> str:
@@ -247,16 +206,3 @@ def _reachable(host: str) -> str:
     if host in ("0.0.0.0", "::"):
         return "127.0.0.1"
     return f"[{host}]" if ":" in host else host
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)
-
-
-def _complain(reason: str) -> None:
-    print(f"atelier: {reason}", file=sys.stderr, flush=True)
-
-
-def _refuse(reason: str) -> NoReturn:
-    _complain(reason)
-    raise typer.Exit(2)

@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import ValidationError
@@ -24,7 +25,7 @@ def read_settings(**given: Any) -> Settings:
         raise BadUsage(f"{_setting_name(first['loc'])}: {first['msg'][:1].lower()}{first['msg'][1:]}") from None
     except SettingsError as error:
         raise BadUsage(f"{error}: must be JSON") from None
-    if settings.redis_url and not settings.redis_url.startswith(("redis://", "rediss://", "unix://")):
+    if settings.redis_url and not _is_redis_address(settings.redis_url):
         raise BadUsage("REDIS_URL: must be a redis://, rediss:// or unix:// address")
     try:
         _ = settings.plan_table
@@ -71,6 +72,15 @@ async def _open(settings: Settings) -> AsyncGenerator[Resources]:
         yield resources
     finally:
         await opening.__aexit__(None, None, None)
+
+
+def _is_redis_address(text: str) -> bool:
+    try:
+        address = urlsplit(text)
+        _ = address.port
+    except ValueError:
+        return False
+    return address.scheme in ("redis", "rediss", "unix") and bool(address.netloc or address.path)
 
 
 def _setting_name(loc: tuple[int | str, ...]) -> str:

@@ -47,6 +47,8 @@ def test_every_command_takes_the_shared_options_and_says_what_it_does(atelier: A
         ("jobs list --state happy", 2, "--state"),
         ("jobs list --limit 0", 2, "--limit"),
         ("jobs list --redis-url nonsense", 2, "REDIS_URL"),
+        ("jobs list --redis-url redis://127.0.0.1:port", 2, "REDIS_URL"),
+        ("jobs list --redis-url redis://", 2, "REDIS_URL"),
         ("jobs list --redis-url redis://127.0.0.1:9", 1, "cannot be reached"),
         ("doctor --port 99999", 2, "--port"),
         ("paint", 2, "paint"),

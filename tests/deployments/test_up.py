@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from deployments.local import only_one
+from deployments.local import app, only_one
 from deployments.runtime import runtime_home
 from tests.deployments.service import free_port, start_up
 from tests.support import ROOT
@@ -83,7 +84,7 @@ def test_a_bad_catalog(tmp_path: Path) -> None:
     output = tmp_path / "output.txt"
     arguments = ("--data-dir", str(tmp_path / "var"), "--port", str(free_port()))
     assert start_up(*arguments, output=output, ATELIER_CATALOG=str(catalog)).wait(timeout=60) == 2
-    assert "folder must be text" in output.read_text()
+    assert "must have either a folder or a file" in output.read_text()
     assert "Traceback" not in output.read_text()
 
 
@@ -95,12 +96,33 @@ def test_a_bad_config(tmp_path: Path) -> None:
     assert "no/such.yaml" in refusal(tmp_path, "--config", "no/such.yaml", "--data-dir", str(tmp_path / "var"))
 
 
+def test_a_redis_that_cannot_be_one(tmp_path: Path) -> None:
+    said = refusal(tmp_path, "--redis-url", "http://127.0.0.1:6379", "--data-dir", str(tmp_path / "var"))
+    assert "REDIS_URL" in said
+
+
+def test_a_redis_that_is_not_there_is_the_only_thing_that_a_program_is_told(tmp_path: Path) -> None:
+    """Stdout is the program's until there is something to say: one line, and it goes to stderr."""
+    output = tmp_path / "output.txt"
+    arguments = ("--json", "--redis-url", "redis://127.0.0.1:9", "--data-dir", str(tmp_path / "var"))
+    assert start_up(*arguments, "--port", str(free_port()), output=output).wait(timeout=60) == 1
+    (line,) = output.read_text().splitlines()
+    assert "cannot be reached" in line
+
+
 def test_two_data_directories_have_two_runtime_homes(tmp_path: Path) -> None:
     homes = {runtime_home(tmp_path / name) for name in ("one", "two")}
     assert len(homes) == 2
     assert all(len(str(home)) <= 24 for home in homes), "HAProxy's socket paths would be too long"
     for home in homes:
         home.rmdir()
+
+
+def test_it_takes_the_options_that_every_command_takes() -> None:
+    result = CliRunner().invoke(app, ["up", "--help"], env={"COLUMNS": "200"})
+    assert result.exit_code == 0
+    for option in ("--json", "--data-dir", "--redis-url"):
+        assert option in result.stdout
 
 
 def test_operators_commands_do_not_wait_for_ray_or_torch() -> None:
