@@ -5,7 +5,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -50,32 +50,40 @@ class Demo:
 
 
 async def demo_account(resources: Resources, base_url: str) -> Demo:
-    """The demo account on the highest plans, with keys that work: those of the last start where they still do."""
+    """The demo account on the highest plans, with keys that work: those of the last start, and a new one for each that
+    does not any more."""
     file = resources.settings.data_dir / READY_FILE
     kept = _read(file)
-    if kept is not None and await _all_work(kept, resources):
-        demo = replace(kept, base_url=base_url)
-    else:
-        demo = await _new_demo(resources, base_url)
-    write_private(file, json.dumps({**demo.ready, "console_password": demo.console_password}, indent=2) + "\n")
+    account_id, password = await _account(resources, kept)
+    keys = {name: await _working_key(resources, account_id, name, kept) for name in INTERFACES}
+    demo = Demo(base_url=base_url, account=ACCOUNT, keys=keys, console_password=password)
+    write_private(file, json.dumps({**demo.ready, "console_password": password}, indent=2) + "\n")
     return demo
 
 
-async def _new_demo(resources: Resources, base_url: str) -> Demo:
+async def _account(resources: Resources, kept: Demo | None) -> tuple[str, str]:
+    """The account's id and its console password: the one that was kept, while there is such an account."""
     accounts = resources.accounts
-    password = secrets.token_urlsafe(9)
-    account = await accounts.account(ACCOUNT)
+    account, password = await accounts.account(ACCOUNT), secrets.token_urlsafe(9)
     if account is None:
         highest = {variant: _highest_plan(resources, variant).name for variant in Variant}
         account = await accounts.create_account(
             ACCOUNT, plan_a=highest[Variant.A], plan_b=highest[Variant.B], password=password
         )
+    elif kept is not None:
+        password = kept.console_password
     else:
         await accounts.set_password(account.id, password)
-    keys: dict[str, str] = {}
-    for name, interfaces in INTERFACES.items():
-        _, keys[name] = await accounts.create_key(account.id, name=f"demo {name}", interfaces=interfaces)
-    return Demo(base_url=base_url, account=account.name, keys=keys, console_password=password)
+    return account.id, password
+
+
+async def _working_key(resources: Resources, account_id: str, name: str, kept: Demo | None) -> str:
+    """The kept key, unless the data it belonged to is gone, or it was revoked."""
+    secret, interfaces = kept.keys.get(name, "") if kept else "", INTERFACES[name]
+    gates = [await resources.accounts.gate(secret, variant, counted=False) for variant in interfaces]
+    if all(gate.caller is not None and gate.caller.account_id == account_id for gate in gates):
+        return secret
+    return (await resources.accounts.create_key(account_id, name=f"demo {name}", interfaces=interfaces))[1]
 
 
 def write_private(path: Path, text: str) -> None:
@@ -118,16 +126,6 @@ def _read(file: Path) -> Demo | None:
         return Demo(**{name: kept[name] for name in Demo.__slots__})
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
-
-
-async def _all_work(demo: Demo, resources: Resources) -> bool:
-    """False when the data the keys belonged to is gone, or a key was revoked."""
-    for name, interfaces in INTERFACES.items():
-        for variant in interfaces:
-            gate = await resources.accounts.gate(demo.keys.get(name, ""), variant, counted=False)
-            if gate.caller is None:
-                return False
-    return True
 
 
 def _highest_plan(resources: Resources, variant: Variant) -> Plan:
