@@ -1,0 +1,85 @@
+"""The README's curl lines, taken at their word: what they send is accepted, and what is shown comes back."""
+
+import json
+import re
+import shlex
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from tests.api.house import LORA, House, Member
+from tests.support import ROOT
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A curl line, and the comment below it: the answer, shortened here and there."""
+
+    line: str
+    answer: str
+
+    @property
+    def status(self) -> int:
+        return int(self.answer[:3]) if self.answer[:3].isdecimal() else 200
+
+    @property
+    def words(self) -> set[str]:
+        """Every field name."""
+        return set(re.findall(r'"(\w+)":', self.answer))
+
+
+async def test_the_curl_lines_work_and_answer_as_shown(house: House, member: Member) -> None:
+    ids = {"model_…": LORA}
+    for shown in _shown():
+        if "gen_…" in shown.line:
+            job = await house.complete(ids["gen_…"])
+            ids["img_…"] = job.images[0].image_id
+        answer = await _send(house.client, member, _with(ids, shown.line))
+        assert answer.status_code == shown.status, answer.text
+        assert _names(answer.json()) == shown.words, shown.line
+        ids["gen_…"] = answer.json().get("request_id") or answer.json().get("run_id") or ids.get("gen_…", "")
+
+
+def _shown() -> list[Shown]:
+    text = (ROOT / "README.md").read_text().replace("\\\n", "")
+    pairs = re.findall(r"^(curl -s .*)\n# (.*)$", text, flags=re.MULTILINE)
+    assert len(pairs) == text.count("curl -s") == 6
+    return [Shown(line, answer) for line, answer in pairs]
+
+
+def _with(ids: dict[str, str], line: str) -> str:
+    for shown, meant in ids.items():
+        line = line.replace(shown, meant)
+    assert "…" not in line
+    return line
+
+
+async def _send(client: httpx.AsyncClient, member: Member, line: str) -> httpx.Response:
+    """As a shell and curl would: `-d` makes it a POST of a form, unless a header says otherwise."""
+    shell = {"$BASE": "", "$KEY_A": member.key, "$KEY_B": member.key, "$JSON": "Content-Type: application/json"}
+    _, _, path, *options = shlex.split(line)
+    words = [_with_variables(word, shell) for word in (path, *options)]
+    headers, body = {}, None
+    for option, value in zip(words[1::2], words[2::2], strict=True):
+        if option == "-H":
+            name, _, text = value.partition(": ")
+            headers[name.lower()] = text
+        else:
+            assert option == "-d"
+            body = value
+    if body is None:
+        return await client.get(words[0], headers=headers)
+    return await client.post(
+        words[0], headers={"content-type": "application/x-www-form-urlencoded", **headers}, content=body
+    )
+
+
+def _with_variables(word: str, shell: dict[str, str]) -> str:
+    for name, value in shell.items():
+        word = word.replace(name, value)
+    return word
+
+
+def _names(value: Any) -> set[str]:
+    return set(re.findall(r'"(\w+)":', json.dumps(value)))
