@@ -1,6 +1,7 @@
 """A base model as the engine drives it: its family, the slot banks over its layers, the pool that fills them, its runner."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -9,11 +10,18 @@ from serve_app.engine.adapter_pool import AdapterPool
 from serve_app.engine.families.checkpoint import Source
 from serve_app.engine.families.unet import UNetFamily
 from serve_app.engine.lora import SlotBank
-from serve_app.engine.memory import spare_memory
+from serve_app.engine.memory import is_out_of_memory, spare_memory
 from serve_app.engine.options import EngineOptions
 from serve_app.engine.run import BatchKey, Run, RunRequest
 from serve_app.engine.runner import Runner, draw_noise
 from serve_app.engine.sampler import Schedule
+
+
+class Lost(NamedTuple):
+    """A run that could not be stepped."""
+
+    run: Run
+    error: Exception
 
 
 class BaseModel:
@@ -57,10 +65,8 @@ class BaseModel:
             raise
 
     def _prepared(self, request: RunRequest, added_at: float, schedule: Schedule, slot: int) -> Run:
-        wears_text = request.adapter is not None and self.pool.has_text(slot)
-        conditioning = self.family.encode(
-            request, self.banks, slot, request.adapter.id if wears_text and request.adapter else ""
-        )
+        text_adapter = request.adapter.id if request.adapter and self.pool.has_text(slot) else ""
+        conditioning = self.family.encode(request, self.banks, slot, text_adapter)
         channels, height, width = self.family.latent_shape(request)
         empty = torch.zeros(channels, height, width, device=self.family.device)
         run = Run(
@@ -77,6 +83,31 @@ class BaseModel:
         run.latents = draw_noise(run) * schedule.noise_scale
         return run
 
+    def denoise(self, batch: list[Run], narrow: Callable[[int], None]) -> list[Lost]:
+        """One step of every run; of a batch that fails, halves are tried, so that only the run at fault is lost.
+
+        `narrow(rows)` is told when more rows than that do not fit in memory together. Raises AcceleratorError when the
+        device takes no more work from this process.
+        """
+        steps = [run.step for run in batch]
+        try:
+            self.runner.denoise(batch)
+        except torch.AcceleratorError:
+            raise
+        except Exception as error:  # noqa: BLE001  a step must outlive any run: find it and lose it alone
+            self._recover()
+            batch = [run for run, step in zip(batch, steps, strict=True) if run.step == step]
+            rows, lacks_memory = sum(run.rows for run in batch), is_out_of_memory(error)
+            if lacks_memory and self.runner.pads_less(batch[0].key, rows):
+                return self.denoise(batch, narrow)
+            if len(batch) == 1:
+                return [Lost(batch[0], error)]
+            if lacks_memory:
+                narrow(rows // 2)
+            middle = len(batch) // 2
+            return self.denoise(batch[:middle], narrow) + self.denoise(batch[middle:], narrow)
+        return []
+
     @torch.inference_mode()
     def decode(self, run: Run) -> np.ndarray:
         """The finished image. Raises FloatingPointError when the latents are no numbers, which is the run's own doing."""
@@ -86,7 +117,7 @@ class BaseModel:
             )
         return self.family.decode(run.latents, run.request.width, run.request.height)
 
-    def recover(self) -> None:
+    def _recover(self) -> None:
         """After a failed step: nothing of it is kept, and cached device memory is given back."""
         self.runner.forget()
         if self.family.device.type == "cuda":

@@ -5,35 +5,25 @@ add ──▶ waiting ──admit──▶ running ──denoise, step by step�
          is being read)      a place in a batch)               thread)
 """
 
-import threading
-import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 
-from serve_app.domain.errors import FailureCode
-from serve_app.domain.jobs import Failure
-from serve_app.engine.adapters_file import UnusableAdapter
 from serve_app.engine.base_model import BaseModel
+from serve_app.engine.ending import decoded, failed
 from serve_app.engine.families.checkpoint import Source, name_of
-from serve_app.engine.memory import NO_ROOM, is_out_of_memory
+from serve_app.engine.live_runs import LiveRuns, Waiting
 from serve_app.engine.options import EngineOptions
 from serve_app.engine.run import AdapterFile, Finished, Run, RunRequest
 from serve_app.engine.scheduler import Scheduler
 
 IDLE_WAIT_S = 0.05
 """A step with nothing to denoise waits this long for a read adapter, a decoded image or a new run."""
-
-
-class Waiting(NamedTuple):
-    request: RunRequest
-    since: float
 
 
 class Engine:
@@ -43,12 +33,112 @@ class Engine:
         self.options = options
         self.base_models: dict[str, BaseModel] = {}
         self.scheduler = Scheduler(max_runs=options.runs, max_rows=options.max_rows)
+        self.live = LiveRuns()
         self._decoder = ThreadPoolExecutor(1, thread_name_prefix="decoder")
-        self._news = threading.Condition()  # guards the four below: where each live run is
-        self._waiting: OrderedDict[str, Waiting] = OrderedDict()
-        self._running: dict[str, Run] = {}
-        self._leaving: list[Run] = []
-        self._decoding: dict[str, tuple[Run, Future[np.ndarray]]] = {}
+
+    @torch.inference_mode()
+    def step(self) -> list[Finished]:
+        """Moves one batch on by one denoising step; returns what ended meanwhile, each run exactly once.
+
+        Raises AcceleratorError when the device takes no more work from this process: every live run is lost here.
+        """
+        self._drop_aborted()
+        ended = self._admit()
+        batch = self.scheduler.next_batch()  # runs that share a batch key, each at its own step
+        ended += self._denoise(batch)
+        for run in self.scheduler.finished(batch):
+            self._decode(run)
+        return ended + self._retire(wait=not batch and not ended)
+
+    def _drop_aborted(self) -> None:
+        for run in self.live.take_aborted():
+            self.scheduler.remove(run)
+            self._model(run.request).pool.release(run.slot)
+
+    def _admit(self) -> list[Finished]:
+        """Takes waiting runs in order while there is room, passing over those whose adapter is still being read."""
+        ended: list[Finished] = []
+        for waiting in self.live.waiting():
+            if not self.scheduler.room:
+                break
+            try:
+                self._start(waiting)
+            except Exception as error:  # noqa: BLE001  what cannot be started must not hold up the others
+                if self.live.drop(waiting):
+                    ended.append(failed(waiting.request.key, waiting.since, error))
+        return ended
+
+    def _start(self, waiting: Waiting) -> None:
+        """Encodes the prompt and takes the adapter's slot, unless the adapter is not there yet."""
+        model = self._model(waiting.request)
+        run = model.start(waiting.request, waiting.since)
+        if run is None:
+            return
+        if self.live.start(waiting, run):
+            self.scheduler.add(run)
+        else:
+            model.pool.release(run.slot)
+
+    def _denoise(self, batch: list[Run]) -> list[Finished]:
+        """One forward pass and one sampler step for the whole batch."""
+        if not batch:
+            return []
+        model = self._model(batch[0].request)
+        ended: list[Finished] = []
+        for run, error in model.denoise(batch, narrow=partial(self.scheduler.narrow, batch[0].key)):
+            self.scheduler.remove(run)
+            model.pool.release(run.slot)
+            if self.live.end(run):
+                ended.append(failed(run.request.key, run.added_at, error))
+        return ended
+
+    def _decode(self, run: Run) -> None:
+        """Hands finished latents to the decoder's thread; the next step does not wait for it."""
+        model = self._model(run.request)
+        model.pool.release(run.slot)
+        self.live.decode(run, start=lambda: self._decoder.submit(model.decode, run))
+
+    def _retire(self, *, wait: bool) -> list[Finished]:
+        """Images that are decoded by now; with `wait`, gives the other threads a moment first."""
+        return [decoded(run, image) for run, image in self.live.take_decoded(within_s=IDLE_WAIT_S if wait else 0)]
+
+    def _model(self, request: RunRequest) -> BaseModel:
+        if request.base_model and request.base_model not in self.base_models:
+            raise ValueError(f"base model {request.base_model!r} is not loaded here")
+        return self.base_models[request.base_model or next(iter(self.base_models))]
+
+    # -- any thread ------------------------------------------------------------------------------------------------
+
+    def add(self, request: RunRequest) -> None:
+        """Queues a run and starts reading its adapter. Never blocks. Raises ValueError on a key that is live."""
+        self.live.add(request)
+        is_known = not request.base_model or request.base_model in self.base_models
+        if is_known and request.adapter is not None:
+            self._model(request).pool.expect(request.adapter)
+
+    def abort(self, key: str) -> bool:
+        """Removes a run before the next step; it will not be returned. False when no such run is live."""
+        return self.live.abort(key)
+
+    @property
+    def has_work(self) -> bool:
+        return self.live.any
+
+    @property
+    def free_rows(self) -> int:
+        """How many more runs could start at the next step."""
+        return max(0, self.options.runs - self.live.to_denoise)
+
+    def progress(self) -> dict[str, tuple[int, int]]:
+        """(steps done, steps in all) of every live run."""
+        return self.live.progress()
+
+    @property
+    def resident_adapters(self) -> frozenset[str]:
+        """Ids of the adapters in slots, of every base model."""
+        return frozenset[str]().union(*(model.pool.resident for model in self.base_models.values()))
+
+    # -- before and after ------------------------------------------------------------------------------------------
 
     @classmethod
     def load(cls, base_models: Source | Mapping[str, Source], options: EngineOptions | None = None) -> "Engine":
@@ -61,180 +151,26 @@ class Engine:
             raise ValueError("base_models: at least one base model is needed")
         engine = cls(options)
         engine.base_models = {
-            name: BaseModel.load(name, source, options, engine._wake) for name, source in sources.items()
+            name: BaseModel.load(name, source, options, engine.live.wake) for name, source in sources.items()
         }
         return engine
 
-    @torch.inference_mode()
-    def step(self) -> list[Finished]:
-        """Moves one batch on by one denoising step; returns what ended meanwhile, each run exactly once."""
-        ended = self._admit()  # encode prompts, place adapters in slots, take waiting runs while there is room
-        self._drop_aborted()
-        batch = self.scheduler.next_batch()  # runs that share a batch key, each at its own step
-        ended += self._denoise(batch)  # one forward pass, one sampler step per run
-        for run in self.scheduler.finished(batch):
-            self._decode(run)
-        return ended + self._retire(wait=not batch and not ended)
+    def warm_up(self, width: int, height: int) -> None:
+        """Makes one short image of this size with every base model: measures its exact forward shapes, fills caches."""
+        for name in self.base_models:
+            self.generate("", seeds=(0,), steps=2, width=width, height=height, base_model=name)
 
-    # -- any thread ------------------------------------------------------------------------------------------------
+    def close(self) -> None:
+        """Stops the background threads; live runs are dropped."""
+        self._decoder.shutdown(cancel_futures=True)
+        for model in self.base_models.values():
+            model.pool.close()
 
-    def add(self, request: RunRequest) -> None:
-        """Queues a run and starts reading its adapter. Never blocks. Raises ValueError on a key that is live."""
-        with self._news:
-            if request.key in self._waiting or request.key in self._running or request.key in self._decoding:
-                raise ValueError(f"a run with the key {request.key!r} is live")
-            self._waiting[request.key] = Waiting(request, time.monotonic())
-            self._news.notify_all()
-        model = self._model(request)
-        if model is not None and request.adapter is not None:
-            model.pool.expect(request.adapter)
+    def __enter__(self) -> "Engine":
+        return self
 
-    def abort(self, key: str) -> bool:
-        """Removes a run before the next step; it will not be returned. False when no such run is live."""
-        with self._news:
-            if key in self._running:
-                self._leaving.append(self._running.pop(key))
-                return True
-            return (self._waiting.pop(key, None) or self._decoding.pop(key, None)) is not None
-
-    @property
-    def has_work(self) -> bool:
-        with self._news:
-            return bool(self._waiting or self._running or self._leaving or self._decoding)
-
-    @property
-    def free_rows(self) -> int:
-        """How many more runs could start at the next step."""
-        with self._news:
-            return max(0, self.options.runs - len(self._waiting) - len(self._running))
-
-    def progress(self) -> dict[str, tuple[int, int]]:
-        """(steps done, steps in all) of every live run."""
-        with self._news:
-            waiting = {key: (0, it.request.steps) for key, it in self._waiting.items()}
-            started = [*self._running.values(), *(run for run, _ in self._decoding.values())]
-            return waiting | {run.request.key: (run.step, run.request.steps) for run in started}
-
-    @property
-    def resident_adapters(self) -> frozenset[str]:
-        """Ids of the adapters in slots, of every base model."""
-        return frozenset[str]().union(*(model.pool.resident for model in self.base_models.values()))
-
-    # -- the step, piece by piece ----------------------------------------------------------------------------------
-
-    def _admit(self) -> list[Finished]:
-        """Starts waiting runs in order while there is room, passing over those whose adapter is still being read."""
-        failed: list[Finished] = []
-        with self._news:
-            candidates = list(self._waiting.values())
-        for waiting in candidates:
-            if not self.scheduler.room:
-                break
-            try:
-                self._start(waiting)
-            except (UnusableAdapter, OSError) as error:
-                failed += self._fail_waiting(waiting, FailureCode.LORA_UNAVAILABLE, error)
-            except ValueError as error:
-                failed += self._fail_waiting(waiting, FailureCode.GENERATION_FAILED, error)
-            except Exception as error:
-                if not is_out_of_memory(error):
-                    raise
-                failed += self._fail_waiting(waiting, FailureCode.OUT_OF_MEMORY, MemoryError(NO_ROOM))
-        return failed
-
-    def _start(self, waiting: Waiting) -> None:
-        model = self._model(waiting.request)
-        if model is None:
-            raise ValueError(f"base model {waiting.request.base_model!r} is not loaded here")
-        run = model.start(waiting.request, waiting.since)
-        if run is None:
-            return
-        self.scheduler.add(run)
-        with self._news:
-            if self._waiting.get(run.request.key) is waiting:
-                del self._waiting[run.request.key]
-                self._running[run.request.key] = run
-            else:  # aborted while it was being started
-                self._leaving.append(run)
-
-    def _drop_aborted(self) -> None:
-        with self._news:
-            leaving, self._leaving = self._leaving, []
-        for run in leaving:
-            self.scheduler.remove(run)
-            self.base_models[run.key.base_model].pool.release(run.slot)
-
-    def _denoise(self, batch: list[Run]) -> list[Finished]:
-        """One step of every run in the batch; of a batch that fails, halves are tried, so that only the run at fault fails."""
-        if not batch:
-            return []
-        key, model = batch[0].key, self.base_models[batch[0].key.base_model]
-        steps = [run.step for run in batch]
-        try:
-            model.runner.denoise(batch)
-        except Exception as error:  # noqa: BLE001  a step must outlive any run: find the run, fail it by name
-            model.recover()
-            batch = [run for run, step in zip(batch, steps, strict=True) if run.step == step]
-            rows, lacks_memory = sum(run.rows for run in batch), is_out_of_memory(error)
-            if lacks_memory and model.runner.pads_less(key, rows):
-                return self._denoise(batch)
-            if len(batch) == 1:
-                return self._fail_running(batch[0], error)
-            if lacks_memory:
-                self.scheduler.narrow(key, rows // 2)
-            middle = len(batch) // 2
-            return self._denoise(batch[:middle]) + self._denoise(batch[middle:])
-        return []
-
-    def _decode(self, run: Run) -> None:
-        """Hands finished latents to the decoder's thread; the next step does not wait for it."""
-        model = self.base_models[run.key.base_model]
-        model.pool.release(run.slot)
-        with self._news:
-            if run in self._leaving:
-                self._leaving.remove(run)
-                return
-            del self._running[run.request.key]
-            future = self._decoder.submit(model.decode, run)
-            self._decoding[run.request.key] = (run, future)
-        future.add_done_callback(lambda _: self._wake())
-
-    def _retire(self, *, wait: bool) -> list[Finished]:
-        """Images that are decoded by now; with `wait`, gives the other threads a moment first."""
-        with self._news:
-            if wait and not any(future.done() for _, future in self._decoding.values()):
-                self._news.wait(IDLE_WAIT_S)
-            ready = [(run, future) for run, future in self._decoding.values() if future.done()]
-            for run, _ in ready:
-                del self._decoding[run.request.key]
-        return [_outcome(run, future) for run, future in ready]
-
-    def _fail_waiting(self, waiting: Waiting, code: FailureCode, error: Exception) -> list[Finished]:
-        key = waiting.request.key
-        with self._news:
-            if self._waiting.get(key) is not waiting:
-                return []
-            del self._waiting[key]
-        return [_failed(key, waiting.since, code, str(error))]
-
-    def _fail_running(self, run: Run, error: Exception) -> list[Finished]:
-        self.scheduler.remove(run)
-        self.base_models[run.key.base_model].pool.release(run.slot)
-        with self._news:
-            if run in self._leaving:
-                self._leaving.remove(run)
-                return []
-            del self._running[run.request.key]
-        return [
-            _failed(run.request.key, run.added_at, _code(error), f"a denoising step failed: {type(error).__name__}")
-        ]
-
-    def _model(self, request: RunRequest) -> BaseModel | None:
-        return self.base_models.get(request.base_model or next(iter(self.base_models)))
-
-    def _wake(self) -> None:
-        with self._news:
-            self._news.notify_all()
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     # -- without a server ------------------------------------------------------------------------------------------
 
@@ -270,36 +206,3 @@ class Engine:
                 ahead = sum(steps - done for done, steps in self.progress().values())
                 on_progress(total - ahead, total)
         return [images[request.key] for request in requests]
-
-    def warm_up(self, width: int, height: int) -> None:
-        """Makes one short image of this size with every base model: measures its exact forward shapes, fills caches."""
-        for name in self.base_models:
-            self.generate("", seeds=(0,), steps=2, width=width, height=height, base_model=name)
-
-    def close(self) -> None:
-        """Stops the background threads; live runs are dropped."""
-        self._decoder.shutdown(cancel_futures=True)
-        for model in self.base_models.values():
-            model.pool.close()
-
-    def __enter__(self) -> "Engine":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _outcome(run: Run, future: Future[np.ndarray]) -> Finished:
-    error = future.exception()
-    if error is not None:
-        message = NO_ROOM if is_out_of_memory(error) else str(error)
-        return _failed(run.request.key, run.added_at, _code(error), message)
-    return Finished(run.request.key, future.result(), None, time.monotonic() - run.added_at)
-
-
-def _failed(key: str, since: float, code: FailureCode, message: str) -> Finished:
-    return Finished(key, None, Failure(code=code, message=message), time.monotonic() - since)
-
-
-def _code(error: BaseException) -> FailureCode:
-    return FailureCode.OUT_OF_MEMORY if is_out_of_memory(error) else FailureCode.GENERATION_FAILED

@@ -20,7 +20,7 @@ class EngineOptions:
     max_runs: int = 0
     """Runs admitted at once; 0 means `max_rows // 2`, so that one latent shape fills one forward pass."""
     exact: bool = True
-    """The same seed gives the same bytes alone and in any company (see `shapes.py`)."""
+    """The same seed gives the same bytes alone and in any company (see `exactness.py`)."""
     adapter_slots: int = 256
     """At most this many adapters are kept where the model computes, fewer where they do not fit `adapter_memory`."""
     adapter_memory: int = 0

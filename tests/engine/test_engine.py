@@ -230,6 +230,30 @@ def test_out_of_memory_at_the_start_fails_that_run_and_frees_its_slot(sd: Path, 
     assert after["after"].image is not None
 
 
+def test_a_text_encoder_that_fails_costs_one_run_alone(engine: Engine, alone: Finished) -> None:
+    def refuse(*_: object) -> None:
+        hook.remove()
+        raise RuntimeError("not today")
+
+    (model,) = engine.base_models.values()
+    hook = model.family.encoders[0].model.register_forward_pre_hook(refuse)
+    ended = finish(engine, [replace(SHORT, key="first", prompt="a dog"), SHORT])
+    assert ended["first"].failure == Failure(
+        code=FailureCode.GENERATION_FAILED, message="making the image failed: RuntimeError"
+    )
+    assert same(ended["short"], alone)
+
+
+def test_a_lost_device_is_no_runs_fault(engine: Engine) -> None:
+    """Told as a run's own failure, it would fail every job this process ever claims."""
+    _Forward(engine, torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), rows_above=0)
+    for request in (SHORT, LONG):
+        engine.add(request)
+    with pytest.raises(torch.AcceleratorError):
+        finish(engine)
+    assert set(engine.progress()) == {"short", "long"}
+
+
 def test_a_size_the_factor_does_not_divide_is_cropped_from_the_next_one_up(engine: Engine) -> None:
     larger = finish(engine, [replace(SHORT, width=64, height=72)])["short"].image
     exact = finish(engine, [replace(SHORT, width=60, height=66)])["short"].image
