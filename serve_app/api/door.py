@@ -19,7 +19,7 @@ Refuse = Callable[[Request, AtelierError], Response]
 async def admit(accounts: AccountStore, request: Request, key: str, variant: Variant) -> Caller:
     """The caller whose key this is, counted in the plan's window. Raises `Unauthorized` and `RateLimitExceeded`.
 
-    A key that is unknown, revoked, of a disabled account or made for the other interface gets one and the same answer.
+    A key that is unknown, revoked, expired, of a disabled account or made for the other interface gets one and the same answer.
     """
     gate = await accounts.gate(key, variant, counted=True)
     caller = _recognise(request, gate)

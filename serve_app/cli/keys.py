@@ -1,6 +1,8 @@
 """`atelier keys`: the secrets that accounts send, each shown once."""
 
+import re
 import shlex
+from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 import typer
@@ -9,10 +11,15 @@ from serve_app.cli.accounts import AccountName, find_account
 from serve_app.cli.command import Answer, operator, table
 from serve_app.cli.ending import BadUsage, Failed
 from serve_app.domain.accounts import ApiKey
+from serve_app.domain.errors import NotFound
 from serve_app.domain.requests import Variant
 from serve_app.service.resources import Resources
 
-app = typer.Typer(no_args_is_help=True, help="API keys: made, listed, revoked. The key itself is shown once.")
+app = typer.Typer(no_args_is_help=True, help="API keys: made, listed, rolled, revoked. The key itself is shown once.")
+
+KeyId = Annotated[str, typer.Argument(help="The key's id, from `atelier keys list`.", show_default=False)]
+
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 @operator(app, "create")
@@ -21,35 +28,52 @@ async def create(
     account: AccountName,
     interfaces: Annotated[str, typer.Option(help="a (bearer), b (X-API-Key), or a,b.")] = "a,b",
     name: Annotated[str, typer.Option(help="A word to know the key by.")] = "",
+    expires_in: Annotated[
+        str | None, typer.Option(metavar="TIME", help="It stops by itself: 30d, 12h, 45m, 90s. [never]")
+    ] = None,
 ) -> Answer:
     """Make a key and print it, this once: only its hash is kept."""
     variants = _variants(interfaces)
+    life = None if expires_in is None else _duration("--expires-in", expires_in)
+    if life == timedelta():
+        raise BadUsage("--expires-in: must be longer than nothing")
     found = await find_account(resources, account)
-    key, secret = await resources.accounts.create_key(found.id, name=name, interfaces=variants)
+    key, secret = await resources.accounts.create_key(found.id, name=name, interfaces=variants, expires_in=life)
     return Answer(facts={"key": secret, **_facts(key)}, shown=secret)
 
 
 @operator(app, "list")
 async def list_keys(resources: Resources, account: AccountName) -> Answer:
-    """An account's keys, revoked ones too."""
+    """An account's keys, revoked and expired ones too."""
     found = await find_account(resources, account)
     keys = await resources.accounts.keys(found.id)
     rows = [_row(key) for key in keys]
     return Answer(
         facts={"account": found.id, "keys": [_facts(key) for key in keys]},
         shown=table(
-            ("ID", "KEY", "NAME", "INTERFACES", "CREATED", "LAST USED", "STATE"),
+            ("ID", "KEY", "NAME", "INTERFACES", "CREATED", "LAST USED", "EXPIRES", "STATE"),
             rows,
             empty=f"No keys yet: atelier keys create {shlex.quote(found.name)}",
         ),
     )
 
 
-@operator(app, "revoke")
-async def revoke(
+@operator(app, "roll")
+async def roll(
     resources: Resources,
-    key_id: Annotated[str, typer.Argument(help="The key's id, from `atelier keys list`.", show_default=False)],
+    key_id: KeyId,
+    grace: Annotated[str, typer.Option(metavar="TIME", help="How long the old key still works: 7d, 1h, 0s.")] = "1h",
 ) -> Answer:
+    """Make a key in place of another and print it, this once: same name, interfaces and length of life."""
+    try:
+        key, secret = await resources.accounts.roll_key(key_id, grace=_duration("--grace", grace))
+    except NotFound as error:
+        raise Failed(f"{error.message} (see: atelier keys list ACCOUNT)") from None
+    return Answer(facts={"key": secret, "replaces": key_id, **_facts(key)}, shown=secret)
+
+
+@operator(app, "revoke")
+async def revoke(resources: Resources, key_id: KeyId) -> Answer:
     """Make a key worthless from its next use, everywhere."""
     if not await resources.accounts.revoke_key(key_id):
         raise Failed(f"no key {key_id!r} (see: atelier keys list ACCOUNT)")
@@ -63,6 +87,13 @@ def _variants(interfaces: str) -> frozenset[Variant]:
     return frozenset(Variant(name) for name in names)
 
 
+def _duration(option: str, text: str) -> timedelta:
+    given = re.fullmatch(r"([0-9]{1,5})([smhd])", text.strip().lower())
+    if given is None:
+        raise BadUsage(f"{option}: must be a number and a unit, like 30d, 12h, 45m or 90s, not {text!r}")
+    return timedelta(**{_UNITS[given[2]]: int(given[1])})
+
+
 def _facts(key: ApiKey) -> dict[str, object]:
     return {
         "id": key.id,
@@ -72,11 +103,17 @@ def _facts(key: ApiKey) -> dict[str, object]:
         "interfaces": sorted(key.interfaces),
         "created_at": key.created_at.isoformat(),
         "last_used_at": key.last_used_at.isoformat() if key.last_used_at else None,
+        "expires_at": key.expires_at.isoformat() if key.expires_at else None,
         "revoked": key.revoked,
+        "state": key.state(datetime.now(UTC)),
     }
 
 
 def _row(key: ApiKey) -> tuple[str, ...]:
-    used = f"{key.last_used_at:%Y-%m-%d %H:%M}" if key.last_used_at else "never"
-    state = "revoked" if key.revoked else "active"
-    return key.id, key.hint, key.name, ",".join(sorted(key.interfaces)), f"{key.created_at:%Y-%m-%d %H:%M}", used, state
+    interfaces, state = ",".join(sorted(key.interfaces)), key.state(datetime.now(UTC))
+    times = (_minute(key.created_at), _minute(key.last_used_at), _minute(key.expires_at))
+    return key.id, key.hint, key.name, interfaces, *times, state
+
+
+def _minute(time: datetime | None) -> str:
+    return f"{time:%Y-%m-%d %H:%M}" if time else "never"

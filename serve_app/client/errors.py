@@ -5,7 +5,7 @@ AtelierClientError
 ├── Unreachable              no answer came: refused, timed out, cut off
 ├── ServiceError             an error answer: .status .code .message .request_id .retry_after
 │   ├── InvalidRequest       400, 413, 415: the message names the field and its range
-│   ├── Unauthorized         401: the key is unknown, revoked, or made for the other interface
+│   ├── Unauthorized         401: the key is unknown, revoked, expired, or made for the other interface
 │   ├── Forbidden            403: this account may not use this LoRA
 │   ├── NotFound             404
 │   ├── Conflict             409: the idempotency key was used with another body

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import ceil
+from typing import Literal
 
 from serve_app.domain.requests import Variant
 
@@ -56,7 +57,14 @@ class ApiKey:
     interfaces: frozenset[Variant]
     created_at: datetime
     last_used_at: datetime | None
+    expires_at: datetime | None
     revoked: bool
+
+    def state(self, now: datetime) -> Literal["active", "expired", "revoked"]:
+        """To be shown; what a key may do is decided at the gate, by the store's clock."""
+        if self.revoked:
+            return "revoked"
+        return "expired" if self.expires_at is not None and self.expires_at <= now else "active"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,7 +107,7 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gate:
-    """The gate's answer: no caller means an unknown, revoked or disabled key; `limited` means over the plan."""
+    """The gate's answer: no caller means an unknown, revoked, expired or disabled key; `limited` means over the plan."""
 
     caller: Caller | None
     window: Window

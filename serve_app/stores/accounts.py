@@ -1,7 +1,7 @@
 """Accounts, their API keys, and the gate that every request passes."""
 
 import secrets
-from datetime import UTC, datetime
+from datetime import timedelta
 from typing import Any, NamedTuple, cast
 
 from redis.asyncio import Redis
@@ -12,9 +12,9 @@ from serve_app.domain.jobs import Job
 from serve_app.domain.requests import Variant
 from serve_app.settings import Settings
 from serve_app.stores.api_keys import base32, hint_of, is_well_formed, name_of, new_secret, read_key
-from serve_app.stores.gate import Question, stranger
+from serve_app.stores.gate import Question, ms, stranger
 from serve_app.stores.passwords import Passwords
-from serve_app.stores.records import read_snapshot, when
+from serve_app.stores.records import pairs, read_snapshot, when
 from serve_app.stores.redis import Rewrite, Script, key
 
 NAME_LENGTH = range(1, 101)
@@ -36,6 +36,8 @@ class AccountStore:
         self._gate = Script(redis, "gate", rewrite)
         self._poll = Script(redis, "poll", rewrite)
         self._open_account = Script(redis, "open_account")
+        self._make_key = Script(redis, "make_key", rewrite)
+        self._roll_key = Script(redis, "roll_key", rewrite)
         self._passwords = Passwords()
 
     async def create_account(
@@ -96,31 +98,36 @@ class AccountStore:
         return account if matches and account is not None and not account.disabled else None
 
     async def create_key(
-        self, account_id: str, *, name: str = "", interfaces: frozenset[Variant]
+        self, account_id: str, *, name: str = "", interfaces: frozenset[Variant], expires_in: timedelta | None = None
     ) -> tuple[ApiKey, str]:
-        """A new key and its secret, which is never readable again."""
+        """A new key and its secret, which is never readable again. Raises `InvalidParameter`, `NotFound`."""
         if not interfaces:
             raise InvalidParameter("interfaces: must name at least one of a, b")
-        await self._existing(account_id)
+        if expires_in is not None and expires_in <= timedelta():
+            raise InvalidParameter("expires_in: must be longer than nothing")
         secret = new_secret()
         named = name_of(secret, self._settings.pepper_bytes)
-        now = datetime.now(UTC)
-        record = {
-            "digest": named.digest,
-            "account": account_id,
-            "name": name.strip()[: NAME_LENGTH.stop],
-            "hint": hint_of(secret),
-            "interfaces": "".join(sorted(interfaces)),
-            "created": int(now.timestamp() * 1000),
-        }
-        pipeline = self._redis.pipeline()
-        pipeline.hset(key("key", named.id), mapping=record)
-        pipeline.zadd(key("keys", account_id), {named.id: record["created"]})
-        await pipeline.execute()
-        return read_key(named.id, {field: str(value) for field, value in record.items()}), secret
+        letters, life = "".join(sorted(interfaces)), "" if expires_in is None else ms(expires_in)
+        title = name.strip()[: NAME_LENGTH.stop]
+        row = await self._make_key(named.id, named.digest, hint_of(secret), account_id, title, letters, life)
+        if not row:
+            raise NotFound(f"no account {account_id!r}")
+        return read_key(named.id, pairs(row)), secret
+
+    async def roll_key(self, key_id: str, *, grace: timedelta) -> tuple[ApiKey, str]:
+        """A successor with the same name, interfaces and length of life; the old key stops after `grace`, everywhere.
+
+        Raises `NotFound` for a key that does not work any more.
+        """
+        secret = new_secret()
+        named = name_of(secret, self._settings.pepper_bytes)
+        row = await self._roll_key(key_id, named.id, named.digest, hint_of(secret), ms(grace))
+        if not row:
+            raise NotFound(f"no key {key_id!r} that works")
+        return read_key(named.id, pairs(row)), secret
 
     async def keys(self, account_id: str) -> list[ApiKey]:
-        """The account's keys, revoked ones too, oldest first."""
+        """The account's keys, revoked and expired ones too, oldest first."""
         ids: list[str] = await self._redis.zrange(key("keys", account_id), 0, -1)
         pipeline = self._redis.pipeline()
         for key_id in ids:
@@ -138,7 +145,7 @@ class AccountStore:
     async def gate(self, secret: str, variant: Variant, *, counted: bool) -> Gate:
         """Who is calling and whether the plan has room, in one script. A counted request is counted before its body is read.
 
-        An unknown, revoked, disabled or wrong-interface key has no caller and the lowest plan's window; nothing is counted.
+        An unknown, revoked, expired, disabled or wrong-interface key has no caller and the lowest plan's window; nothing is counted.
         """
         if not is_well_formed(secret):
             return stranger(self._plans(variant)[0])

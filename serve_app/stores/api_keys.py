@@ -57,6 +57,7 @@ def read_key(key_id: str, row: Mapping[str, str]) -> ApiKey:
         interfaces=frozenset(Variant(letter) for letter in row["interfaces"]),
         created_at=when(row["created"]),
         last_used_at=when(row["used"]) if "used" in row else None,
+        expires_at=when(row["expires"]) if "expires" in row else None,
         revoked="revoked" in row,
     )
 

@@ -65,9 +65,8 @@ def read_snapshot(answer: Sequence[Any]) -> Job | None:
     """A job from a script's snapshot, with the time it is expected to end while it has not."""
     if not answer:
         return None
-    job_id, pairs, standing = answer
-    fields = dict(zip(pairs[::2], pairs[1::2], strict=True))
-    return read_job(job_id, fields, _standing(standing))
+    job_id, fields, standing = answer
+    return read_job(job_id, pairs(fields), _standing(standing))
 
 
 def read_job(job_id: str, fields: Mapping[str, str], standing: Standing | None = None) -> Job:
@@ -88,6 +87,11 @@ def read_job(job_id: str, fields: Mapping[str, str], standing: Standing | None =
         images=read_images(fields["images"]) if state is JobState.COMPLETED else (),
         failure=Failure(code=FailureCode(fields["code"]), message=fields["message"]) if "code" in fields else None,
     )
+
+
+def pairs(flat: Sequence[str]) -> Mapping[str, str]:
+    """A hash as scripts answer with it: names and values in turn."""
+    return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
 def when(ms: str | int) -> datetime:

@@ -105,7 +105,7 @@ KEY_MAP: tuple[Key, ...] = (
     Key("account:*", "hash", "permanent", "an account: name, plans, password hash"),
     Key("accounts", "zset", "permanent", "account ids by creation (ms)"),
     Key("name:*", "string", "permanent", "account name → account id"),
-    Key("key:*", "hash", "permanent", "an API key: digest, account, interfaces, hint; never the secret"),
+    Key("key:*", "hash", "permanent", "an API key: digest, account, interfaces, expiry; never the secret"),
     Key("keys:*", "zset", "permanent", "account → key ids by creation (ms)"),
     Key("session:*", "hash", "idle 30 min, at most 12 h", "digest of a console session's token → account"),
     Key("sessions:*", "set", "12 h", "account → digests of its sessions"),

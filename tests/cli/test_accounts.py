@@ -1,8 +1,11 @@
 """Accounts, keys and adapters, as an operator keeps them."""
 
+import asyncio
+from datetime import datetime, timedelta
+
 from serve_app.domain.requests import Variant
 from tests.cli.conftest import Atelier
-from tests.support import PRIVATE_ADAPTER, adapter_id
+from tests.support import PRIVATE_ADAPTER, adapter_id, wait_until
 
 PASSWORD = "correct horse battery"
 
@@ -81,6 +84,34 @@ def test_a_revoked_key_stops_and_is_still_listed(atelier: Atelier) -> None:
     assert key["revoked"] is True
 
 
+def test_a_key_can_end_by_itself(atelier: Atelier) -> None:
+    atelier("accounts", "create", "acme")
+    made = atelier.json("keys", "create", "acme", "--expires-in", "30d")
+    life = datetime.fromisoformat(made["expires_at"]) - datetime.fromisoformat(made["created_at"])
+    assert life == timedelta(days=30)
+    assert atelier.json("keys", "create", "acme")["expires_at"] is None
+    atelier("keys", "create", "acme", "--expires-in", "1s")
+    asyncio.run(wait_until(lambda: asyncio.to_thread(lambda: _states(atelier) == ["active", "active", "expired"])))
+    table = atelier("keys", "list", "acme").out
+    assert f"{datetime.fromisoformat(made['expires_at']):%Y-%m-%d %H:%M}" in table
+    assert "expired" in table
+
+
+def test_a_key_is_rolled_under_its_name(atelier: Atelier) -> None:
+    atelier("accounts", "create", "acme")
+    old = atelier.json("keys", "create", "acme", "--interfaces", "b", "--name", "ci")
+    new = atelier.json("keys", "roll", old["id"], "--grace", "2h")
+    assert (new["name"], new["interfaces"], new["replaces"]) == ("ci", ["b"], old["id"])
+    assert new["key"] != old["key"]
+    listed = {key["id"]: key for key in atelier.json("keys", "list", "acme")["keys"]}
+    grace = datetime.fromisoformat(listed[old["id"]]["expires_at"]) - datetime.fromisoformat(new["created_at"])
+    assert grace == timedelta(hours=2)
+    again = atelier("keys", "roll", new["id"]).out.strip()
+    assert atelier.stores(lambda resources: resources.accounts.gate(again, Variant.B, counted=False)).caller
+    assert atelier("keys", "revoke", new["id"]).code == 0
+    assert atelier("keys", "roll", new["id"]).code == 1
+
+
 def test_adapters_are_listed_granted_and_revoked(atelier: Atelier) -> None:
     account = atelier.json("accounts", "create", "acme")
     everything = {row["id"]: row for row in atelier.json("loras", "list")["loras"]}
@@ -91,6 +122,10 @@ def test_adapters_are_listed_granted_and_revoked(atelier: Atelier) -> None:
     assert PRIVATE_ADAPTER in _usable(atelier)
     assert atelier.json("loras", "revoke", "private", account["id"])["allowed"] is False, "by name, in any case"
     assert PRIVATE_ADAPTER not in _usable(atelier)
+
+
+def _states(atelier: Atelier) -> list[str]:
+    return [key["state"] for key in atelier.json("keys", "list", "acme")["keys"]]
 
 
 def _usable(atelier: Atelier) -> set[str]:

@@ -12,7 +12,7 @@ from tests.support import write_catalog
 
 COMMANDS = [
     "accounts create", "accounts list", "accounts set-plan", "accounts disable", "accounts enable",
-    "accounts set-password", "keys create", "keys list", "keys revoke", "loras list", "loras grant", "loras revoke",
+    "accounts set-password", "keys create", "keys list", "keys roll", "keys revoke", "loras list", "loras grant", "loras revoke",
     "jobs list", "jobs show", "jobs cancel", "jobs dead", "jobs requeue", "generate", "upscale", "doctor",
 ]  # fmt: skip
 
@@ -39,6 +39,12 @@ def test_every_command_takes_the_shared_options_and_says_what_it_does(atelier: A
         ("keys create nobody", 1, "no account 'nobody'"),
         ("keys create x --interfaces a,c", 2, "--interfaces"),
         ("keys create x --interfaces ,", 2, "--interfaces"),
+        ("keys create x --expires-in soon", 2, "--expires-in"),
+        ("keys create x --expires-in 0d", 2, "--expires-in"),
+        ("keys create x --expires-in -1d", 2, "--expires-in"),
+        ("keys create x --expires-in P30D", 2, "--expires-in"),
+        ("keys roll key_x", 1, "no key 'key_x'"),
+        ("keys roll key_x --grace 1", 2, "--grace"),
         ("keys revoke key_x", 1, "no key 'key_x'"),
         ("loras grant nothing x", 1, "no adapter 'nothing'"),
         ("jobs show gen_x", 1, "no job 'gen_x'"),

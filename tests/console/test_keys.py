@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from datetime import timedelta
 
 import httpx
 import pytest
@@ -113,6 +114,20 @@ async def test_the_list_says_when_a_key_was_last_used(browser: Browser, resource
     assert "never" in (await browser.open("/console/settings/api")).text
     await resources.accounts.gate(secret, Variant.A, counted=True)
     assert "never" not in (await browser.open("/console/settings/api")).text
+
+
+async def test_the_list_says_when_a_key_expires(browser: Browser, resources: Resources, owner: Account) -> None:
+    for name, life in (("for ever", None), ("for a day", timedelta(days=1))):
+        await resources.accounts.create_key(owner.id, name=name, interfaces=frozenset({Variant.A}), expires_in=life)
+    _, passing = await resources.accounts.keys(owner.id)
+    assert passing.expires_at is not None
+    page = await browser.open("/console/settings/api")
+    assert f"{passing.expires_at:%-d %b %Y, %H:%M}" in page.text
+    assert "expired" not in page.text
+    await resources.accounts.roll_key(passing.id, grace=timedelta())
+    page = await browser.open("/console/settings/api")
+    assert "expired" in page.text
+    assert len([form for form in page.forms if "Revoke this key" in form.buttons]) == 2, "what is over needs no button"
 
 
 async def test_revoking_stops_the_key_at_once(browser: Browser, resources: Resources, owner: Account) -> None:

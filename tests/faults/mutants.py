@@ -19,7 +19,7 @@ from tests.stores.world import play
 
 SCRIPTS = Path(__file__).parents[2] / "serve_app" / "stores" / "scripts"
 SEEDS = range(40)
-AT_THE_GATE = ("caller", "poll")
+AT_THE_GATE = ("caller", "poll", "keys", "make_key", "roll_key")
 """Scripts whose defects the gate's story has to notice."""
 DEFECTS = (AssertionError, ResponseError, TypeError, ValueError, KeyError, IndexError)
 """How a planted defect shows itself: a broken promise, a script that stops, an answer that makes no sense."""
@@ -263,7 +263,13 @@ MUTANTS: tuple[Mutant, ...] = (
     # the gate
     Mutant("a forged digest passes", "caller", "held[1] ~= digest or", "not held[1] or"),
     Mutant("a revoked key passes", "caller", "or held[4] or", "or"),
-    Mutant("a key passes on any interface", "caller", " or not string.find(held[3], variant, 1, true)", ""),
+    Mutant("an expired key passes", "caller", " or num(held[6], math.huge) <= now", ""),
+    Mutant(
+        "a key passes on any interface",
+        "caller",
+        "if not string.find(held[3], variant, 1, true) then return unknown() end",
+        "",
+    ),
     Mutant("a disabled account passes", "caller", "not account[1] or account[2]", "not account[1]"),
     Mutant("a key without an account passes", "caller", "not account[1] or account[2]", "account[2]"),
     Mutant("one request too many", "caller", "used >= limit", "used > limit"),
@@ -278,6 +284,19 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("an unopened window ends at once", "caller", "num(first[2], now + window)", "num(first[2], now)"),
     Mutant("everyone is on the lowest plan", "caller", "if ARGV[i] == name then", "if false then"),
     Mutant("the last use is never known", "caller", "if now - num(held[5], 0) >= USED_EVERY", "if false"),
+    # the life of a key
+    Mutant("a key never expires", "keys", "'expires', now + life", "'expires', now + 10 * life"),
+    Mutant(
+        "a key is made for nobody", "make_key", "if redis.call('EXISTS', K('account:' .. account)) == 0", "if false"
+    ),
+    Mutant("a key is made twice", "make_key", "if redis.call('EXISTS', K('key:' .. id)) == 0", "if true"),
+    Mutant("a key is rolled twice", "roll_key", "if redis.call('EXISTS', K('key:' .. id)) == 1", "if false"),
+    Mutant("a rolled key goes on", "roll_key", "redis.call('HSET', old, 'expires', math.min(ends, now + ARGV[5]))", ""),
+    Mutant("rolling lengthens a key's life", "roll_key", "math.min(ends, now + ARGV[5])", "now + ARGV[5]"),
+    Mutant("the grace is not given", "roll_key", "math.min(ends, now + ARGV[5])", "now"),
+    Mutant("a revoked key is rolled", "roll_key", "or held[6] or", "or"),
+    Mutant("an expired key is rolled", "roll_key", " or ends <= now", ""),
+    Mutant("a rolled key's successor never expires", "roll_key", "tonumber(held[4])", "false"),
     # the poll
     Mutant("another account's job is shown", "poll", "job.account ~= who[2] or", ""),
     Mutant("a job is shown on any interface", "poll", " or (variant ~= '' and job.variant ~= variant)", ""),

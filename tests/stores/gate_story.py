@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import redis
 
+from serve_app.domain.errors import NotFound
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.settings import Settings
 from serve_app.stores.accounts import AccountStore
@@ -16,6 +17,7 @@ from tests.audit import key_problems
 BOTH = frozenset(Variant)
 HOUR_MS = 3_600_000
 SOON_MS = 20_000
+START_MS = 1_800_000_000_000
 
 
 async def tell_the_gates_story(url: str, folder: Path, rewrite: Rewrite | None = None) -> None:
@@ -28,6 +30,8 @@ async def tell_the_gates_story(url: str, folder: Path, rewrite: Rewrite | None =
         await _counting(accounts, sync)
         await _turning_away(accounts, sync)
         await _polling(accounts, JobStore(client, settings))
+        await _ending(accounts, sync)
+        await _making_again(accounts, sync, Script(client, "make_key", rewrite), Script(client, "roll_key", rewrite))
         await _asking_again(accounts, sync, Script(client, "gate", rewrite))
         assert key_problems(sync) == []
     finally:
@@ -129,6 +133,56 @@ async def _polling(accounts: AccountStore, jobs: JobStore) -> None:
         assert not await seen(key_that_was, None), "a job was shown to nobody"
         gate, _ = await accounts.poll(key_that_was, Variant.A, made.job.id, of=None)
         assert gate.caller is None, "a poll passed with a key that does not work any more"
+
+
+async def _ending(accounts: AccountStore, sync: Any) -> None:
+    """A key stops when its time is over, and so does one that was rolled: by the server's clock, and never later."""
+    account = await accounts.create_account("ending")
+    hour = timedelta(hours=1)
+    made, secret = await accounts.create_key(account.id, name="ci", interfaces=frozenset({Variant.A}), expires_in=hour)
+
+    async def passes(key_that_is: str) -> bool:
+        return (await accounts.gate(key_that_is, Variant.A, counted=False)).caller is not None
+
+    def ends_in(key_id: str) -> float:
+        seconds, micros = sync.time()
+        return (int(sync.hget(key("key", key_id), "expires")) - seconds * 1000 - micros / 1000) / 60_000
+
+    assert 59 < ends_in(made.id) <= 60, "a key does not end when it was to"
+    assert await passes(secret)
+    successor, next_secret = await accounts.roll_key(made.id, grace=timedelta(minutes=10))
+    assert 9 < ends_in(made.id) <= 10, "a rolled key does not end after its grace"
+    assert 59 < ends_in(successor.id) <= 60, "a rolled key's successor has another length of life"
+    assert (successor.name, successor.interfaces, successor.account_id) == ("ci", {Variant.A}, account.id)
+    assert await passes(secret), "a rolled key has no grace"
+    assert await passes(next_secret)
+    await accounts.roll_key(made.id, grace=hour)
+    assert ends_in(made.id) <= 10, "rolling again lengthened a key's life"
+    seconds, _ = sync.time()
+    sync.hset(key("key", made.id), "expires", seconds * 1000)
+    assert not await passes(secret), "an expired key passed"
+    await accounts.revoke_key(successor.id)
+    for key_id in (made.id, successor.id, "key_unknown"):
+        try:
+            await accounts.roll_key(key_id, grace=hour)
+        except NotFound:
+            continue
+        raise AssertionError("a key that does not work was rolled")
+    assert len(await accounts.keys(account.id)) == 3
+
+
+async def _making_again(accounts: AccountStore, sync: Any, make: Script, roll: Script) -> None:
+    """As redis-py does when a reply was lost."""
+    account = await accounts.create_account("making again")
+    words = ("key_first", "d1", "hint", account.id, "name", "a", HOUR_MS)
+    assert await make(*words) == (first := await make(*words)), "a repeated call made another record"
+    sync.hset(key("key", "key_first"), "expires", 10 * START_MS)
+    assert await make(*words) != first, "a repeated call wrote the record again"
+    assert await make("key_lost", "d", "hint", "acct_nobody", "name", "a", "") == []
+    rolled = ("key_first", "key_second", "d2", "hint", 0)
+    second = await roll(*rolled)
+    assert await roll(*rolled) == second, "a repeated roll did not find its own successor"
+    assert {found.id for found in await accounts.keys(account.id)} == {"key_first", "key_second"}
 
 
 async def _asking_again(accounts: AccountStore, sync: Any, gate: Script) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -178,7 +178,8 @@ class Pages:
         made: ApiKey | None = None, secret: str = "",
     ) -> Response:  # fmt: skip
         keys = [key for key in await self.resources.accounts.keys(session.account.id) if page.variant in key.interfaces]
-        keys.sort(key=lambda key: (not key.revoked, key.created_at), reverse=True)
+        now = datetime.now(UTC)
+        keys.sort(key=lambda key: (key.state(now) == "active", key.created_at), reverse=True)
         adapters = await self.resources.catalog.adapters(session.account.id)
         return self._page(
             request,
@@ -188,6 +189,7 @@ class Pages:
             here=page.slug,
             page=page,
             keys=keys,
+            now=now,
             docs=f"{request.scope.get('app_root_path', '')}/docs/{page.variant}",
             notice=notice,
             made=made,

@@ -19,8 +19,9 @@ end
 -- {status, account id, account name, plan name, used, the window's end, now}; status: ok, limited, unknown. Times are in ms.
 local function caller()
   local key_id, digest, variant, receipt = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-  local held = redis.call('HMGET', K('key:' .. key_id), 'digest', 'account', 'interfaces', 'revoked', 'used')
-  if held[1] ~= digest or held[4] or not string.find(held[3], variant, 1, true) then return unknown() end
+  local held = redis.call('HMGET', K('key:' .. key_id), 'digest', 'account', 'interfaces', 'revoked', 'used', 'expires')
+  if held[1] ~= digest or held[4] or num(held[6], math.huge) <= now then return unknown() end
+  if not string.find(held[3], variant, 1, true) then return unknown() end
   local account = redis.call('HMGET', K('account:' .. held[2]), 'name', 'disabled', 'plan_' .. variant)
   if not account[1] or account[2] then return unknown() end
 
