@@ -27,19 +27,22 @@ async def reap_forever(
 
 
 async def _reap_loop(resources: Resources, every: timedelta) -> None:
-    while not _is_cancelled():
+    while True:
         try:
             await _reap_all(resources)
         except Exception as error:  # noqa: BLE001 - the reaper must outlive whatever one round met
             _log.warning("reaping failed, trying again: %s", error)
             await _revive(resources)
-        await asyncio.sleep(every.total_seconds())
+        await _pause(every)
 
 
-def _is_cancelled() -> bool:
-    """Asked between rounds too: a client that is cancelled while its connection breaks may report only the broken connection."""
+async def _pause(length: timedelta) -> None:
+    """Between two rounds; no pause for who was cancelled in the last. The Redis client may answer a cancel with its reply, or
+    with its broken connection: `asyncio.wait_for` under it swallows one that meets its end (CPython issue 86296)."""
     task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+    await asyncio.sleep(length.total_seconds())
 
 
 async def _reap_all(resources: Resources) -> None:
@@ -56,14 +59,14 @@ async def _revive(resources: Resources) -> None:
 
 
 async def _sweep_loop(resources: Resources, every: timedelta) -> None:
-    while not _is_cancelled():
+    while True:
         try:
             if await resources.jobs.take_sweep(every):
                 removed = await sweep(resources)
                 _log.info("the sweeper removed %d objects", removed)
         except Exception as error:  # noqa: BLE001 - a storage that is down today is swept tomorrow
             _log.warning("sweeping failed, trying again in %s: %s", every, error)
-        await asyncio.sleep(every.total_seconds())
+        await _pause(every)
 
 
 async def sweep(resources: Resources) -> int:

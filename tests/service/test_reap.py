@@ -77,6 +77,17 @@ async def test_the_reaper_outlives_a_dead_redis_and_brings_the_embedded_one_back
     stop_redis(settings.data_dir)
 
 
+async def test_it_ends_whenever_it_is_told_to(resources: Resources) -> None:
+    """Told after any number of turns of the loop, among them those in which the Redis client swallows the cancel."""
+    for turns in range(60):
+        reaping = asyncio.create_task(reap_forever(resources, every=OFTEN))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        reaping.cancel()
+        ended, _ = await asyncio.wait({reaping}, timeout=20)
+        assert ended, f"cancelled after {turns} turns, and still there"
+
+
 async def _answers(resources: Resources, job_id: str) -> bool:
     try:
         return await _state(resources, job_id) is JobState.QUEUED
