@@ -141,13 +141,15 @@ async def open_scene(folder: Path, **changes: Any) -> AsyncGenerator[Scene]:
     }
     register_faulty()
     settings = Settings.model_validate(fields)
-    async with open_resources(settings) as resources:
-        scene = Scene(settings, resources)
-        try:
-            yield scene
-        finally:
-            scene.end_processes()
-    stop_redis(settings.data_dir)
+    try:
+        async with open_resources(settings) as resources:
+            scene = Scene(settings, resources)
+            try:
+                yield scene
+            finally:
+                scene.end_processes()
+    finally:
+        stop_redis(settings.data_dir)
 
 
 def picture(*, steps: int, seed: int, prompt: str, lora: str, size: int) -> GenerationRequest:
