@@ -105,6 +105,11 @@ class Scene:
 
         await wait_until(is_over, timeout=timeout)
 
+    async def cancel_all(self) -> None:
+        """The cheapest way to end every acknowledged job."""
+        for job_id in self.ledger.all:
+            await self.resources.jobs.cancel(job_id, account_id=None)
+
     async def audit(self) -> list[str]:
         return await audit_service(self.resources, self.ledger)
 

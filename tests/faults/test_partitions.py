@@ -201,7 +201,7 @@ async def test_an_ingress_cut_off_refuses_in_time_and_takes_the_request_later(
     again = await asyncio.gather(*(door.post(f"key-{n}") for n in range(40)))
     assert {answer.status_code for answer in again} == {200}
     assert len(set(scene.ledger.all)) == 41
-    await _cancel_all(scene)
+    await scene.cancel_all()
     assert not await scene.audit()
 
 
@@ -210,7 +210,7 @@ async def test_a_slow_wire_slows_and_refuses_nobody(scene: Scene, wire: Wire, do
     wire.slow(0.2)
     answers = await asyncio.gather(*(door.post(f"key-{n}") for n in range(10)))
     assert {answer.status_code for answer in answers} == {200}
-    await _cancel_all(scene)
+    await scene.cancel_all()
     assert not await scene.audit()
 
 
@@ -219,15 +219,10 @@ async def test_replies_lost_at_the_door_make_no_second_job(scene: Scene, wire: W
     wire.lose_reply_to(_teach(scene, scene.resources.jobs, "accept"))
     assert (await door.post("second")).is_success
     assert wire.lost_replies == 1
-    await _cancel_all(scene)
+    await scene.cancel_all()
     assert len(scene.ledger.all) == 2
     assert (await scene.resources.jobs.counts())["accepted"] == 2
     assert not await scene.audit()
-
-
-async def _cancel_all(scene: Scene) -> None:
-    for job_id in scene.ledger.all:
-        await scene.resources.jobs.cancel(job_id, account_id=None)
 
 
 @pytest.mark.soak

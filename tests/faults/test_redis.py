@@ -1,10 +1,8 @@
-"""Redis killed, paused, full, read-only, forgetful, torn: what was acknowledged stays, what was not is refused."""
+"""Redis killed, paused, full, read-only, forgetful: what was acknowledged stays, what was not is refused."""
 
 import asyncio
 import os
-import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -15,7 +13,7 @@ from redis.exceptions import NoScriptError
 
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import CommitReply, JobKind, JobState
-from serve_app.stores.embedded import ensure_redis, stop_redis
+from serve_app.stores.embedded import ensure_redis
 from serve_app.stores.jobs import JobStore, new_nonce
 from serve_app.stores.redis import connect
 from tests.faults.scene import LONG, Scene, open_scene
@@ -38,12 +36,6 @@ async def _insist(scene: Scene, number: int) -> None:
             await asyncio.to_thread(ensure_redis, scene.settings.data_dir)
 
 
-async def _cancel_all(scene: Scene) -> None:
-    """The cheapest way to end many jobs."""
-    for job_id in scene.ledger.all:
-        await scene.resources.jobs.cancel(job_id, account_id=None)
-
-
 async def _accept_under_kills(scene: Scene, *, jobs: int, callers: int, kills: int) -> None:
     numbers: Iterator[int] = iter(range(jobs))
 
@@ -63,7 +55,7 @@ async def _accept_under_kills(scene: Scene, *, jobs: int, callers: int, kills: i
 
 async def test_a_killed_redis_keeps_all_it_acknowledged(scene: Scene) -> None:
     await _accept_under_kills(scene, jobs=300, callers=8, kills=3)
-    await _cancel_all(scene)
+    await scene.cancel_all()
     assert len(set(scene.ledger.all)) == 300
     assert not await scene.audit()
 
@@ -75,7 +67,7 @@ async def test_without_its_file_the_auditor_finds_what_redis_forgot(scene: Scene
     await scene.accept(may_end_as=CANCELED)
     scene.kill_redis()
     await asyncio.to_thread(ensure_redis, scene.settings.data_dir)
-    await _cancel_all(scene)
+    await scene.cancel_all()
     assert any("there is no record of it" in problem for problem in await scene.audit())
 
 
@@ -106,7 +98,7 @@ async def test_a_paused_redis_is_refused_in_time_and_nothing_is_half_done(scene:
     assert took < 4, "a partition must turn into a refusal within about two seconds"
     again = await scene.accept(key="later", may_end_as=CANCELED)  # the pause may have let the first call in
     assert again != job_id
-    await _cancel_all(scene)
+    await scene.cancel_all()
     assert not await scene.audit()
 
 
@@ -185,91 +177,6 @@ async def test_both_versions_of_the_scripts_work_side_by_side(scene: Scene) -> N
         assert await scene.resources.jobs.hand_back(claim.lease) is CommitReply.REQUEUED
     await scene.until_ended()
     assert not await scene.audit()
-
-
-def _append_only_file(scene: Scene) -> Path:
-    home = scene.settings.data_dir / "redis"
-    files = [home / "appendonly.aof", *home.glob("appendonlydir/*.incr.aof")]
-    return max((file for file in files if file.exists()), key=lambda file: file.stat().st_mtime)
-
-
-async def _stopped(scene: Scene) -> Path:
-    scene.kill_redis()
-    file = _append_only_file(scene)
-    await wait_until(lambda: file.exists())
-    return file
-
-
-async def test_a_torn_last_write_costs_nothing_that_was_acknowledged(scene: Scene) -> None:
-    for seed in range(5):
-        await scene.accept(seed=seed, may_end_as=CANCELED)
-    file = await _stopped(scene)
-    with file.open("ab") as torn:
-        torn.write(b"*3\r\n$3\r\nSET\r\n$5\r\nhal")
-    await asyncio.to_thread(ensure_redis, scene.settings.data_dir)
-    await _cancel_all(scene)
-    assert not await scene.audit()
-
-
-async def test_the_auditor_finds_an_acknowledged_write_that_was_cut_off(scene: Scene) -> None:
-    for seed in range(3):
-        await scene.accept(seed=seed, may_end_as=CANCELED)
-    file = await _stopped(scene)
-    content = file.read_bytes()
-    file.write_bytes(content[: content.rindex(b"MULTI")])
-    await asyncio.to_thread(ensure_redis, scene.settings.data_dir)
-    await _cancel_all(scene)
-    assert any("there is no record of it" in problem for problem in await scene.audit())
-
-
-async def test_a_damaged_middle_is_named_and_not_skipped(scene: Scene) -> None:
-    for seed in range(3):
-        await scene.accept(seed=seed, may_end_as=CANCELED)
-    file = await _stopped(scene)
-    content = file.read_bytes()
-    middle = content.index(b"*", len(content) // 2)
-    file.write_bytes(content[:middle] + b"?" + content[middle + 1 :])
-    with pytest.raises(StoreUnavailable, match="Bad file format"):
-        await asyncio.to_thread(ensure_redis, scene.settings.data_dir)
-    file.write_bytes(content)
-    await asyncio.to_thread(ensure_redis, scene.settings.data_dir)
-    await _cancel_all(scene)
-    assert not await scene.audit()
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 4 MB that is really full when it is full."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    if os.geteuid() != 0 or shutil.which("mount") is None:
-        pytest.skip("mounting a tmpfs needs root")
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)], capture_output=True)
-    if mounted.returncode != 0:
-        pytest.skip(f"no tmpfs here: {mounted.stderr.decode().strip()}")
-    yield place
-    stop_redis(place / "var")
-    subprocess.run(["umount", "-l", str(place)], check=True)
-
-
-@pytest.mark.soak
-async def test_a_full_disk_stops_redis_and_loses_nothing(small_disk: Path) -> None:
-    async with open_scene(small_disk) as scene:
-        ballast = small_disk / "ballast"
-        ballast.write_bytes(b"0" * 1_000_000)
-        refused = 0
-        for number in range(4000):
-            try:
-                await scene.accept(prompt="x" * 2000, seed=number, key=f"k{number}", may_end_as=CANCELED)
-            except StoreUnavailable:
-                refused += 1
-                break
-        assert refused, "the disk never filled"
-        ballast.unlink()
-        await asyncio.to_thread(ensure_redis, scene.settings.data_dir)
-        await scene.accept(seed=1, key="afterwards", may_end_as=CANCELED)
-        await _cancel_all(scene)
-        assert not await scene.audit()
 
 
 @pytest.mark.soak
