@@ -32,16 +32,18 @@ def utc_text(moment: datetime) -> str:
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def time_left(moment: datetime | None) -> timedelta:
-    """How long until `moment`; never negative, and zero when there is none."""
-    if moment is None:
+def time_left(job: Job) -> timedelta:
+    """How long the job is expected to take from here, whatever this machine's clock says; zero once it has ended."""
+    if job.finish_estimate is None or job.read_at is None:
         return timedelta()
-    return max(timedelta(), moment - datetime.now(UTC))
+    return job.finish_estimate - job.read_at
 
 
-def eta_text(estimate: datetime | None) -> str:
-    """A time estimate as text: rounded up to the next whole second, so that it is not in the past when it is read."""
-    moment = datetime.now(UTC) + time_left(estimate)
+def eta_text(job: Job) -> str:
+    """When the job is expected to end, or that it has: rounded up to the next whole second, so that it is not in the past
+    when it is read."""
+    moment = job.finish_estimate or job.read_at
+    assert moment is not None, f"{job.id} was read without its standing"
     return utc_text(moment.replace(microsecond=0) + timedelta(seconds=1))
 
 

@@ -48,7 +48,8 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """A snapshot of the record. Times are aware UTC; `progress` is 0..100 and at most 99 until `COMPLETED`."""
+    """A snapshot of the record. Times are aware UTC, by the store's clock; `progress` is 0..100 and at most 99 until
+    `COMPLETED`. `finish_estimate` is for a job that has not ended, and is counted from `read_at`."""
 
     id: str
     kind: JobKind
@@ -61,6 +62,7 @@ class Job:
     created_at: datetime
     started_at: datetime | None = None
     finished_at: datetime | None = None
+    read_at: datetime | None = None
     finish_estimate: datetime | None = None
     images: tuple[StoredImage, ...] = ()
     failure: Failure | None = None

@@ -95,7 +95,8 @@ class ImageStore:
         return [row["name"].rstrip("/").removeprefix(self._path("")) for row in rows if row["type"] == "directory"]
 
     def url(self, image_uri: str, *, base_url: str) -> str:
-        """An address that opens without a key for as long as `image_url_life`: ours for local storage, else presigned."""
+        """An address that opens without a key for as long as `image_url_life`: ours for local storage, else presigned.
+        By this machine's clock, both here and where it is verified."""
         name = self.name(image_uri)
         life = int(self._settings.image_url_life.total_seconds())
         if self._is_presigned:

@@ -83,6 +83,7 @@ def read_job(job_id: str, fields: Mapping[str, str], standing: Standing | None =
         created_at=when(fields["created"]),
         started_at=when(fields["started"]) if "started" in fields else None,
         finished_at=when(fields["finished"]) if state.is_terminal else None,
+        read_at=None if standing is None else standing.now,
         finish_estimate=None if state.is_terminal or standing is None else _estimate(kind, state, fields, standing),
         images=read_images(fields["images"]) if state is JobState.COMPLETED else (),
         failure=Failure(code=FailureCode(fields["code"]), message=fields["message"]) if "code" in fields else None,

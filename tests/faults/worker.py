@@ -21,6 +21,7 @@ from serve_app.service.work import Unhealthy, Worker
 from serve_app.settings import Settings
 from serve_app.stores.jobs import JobStore
 from serve_app.stores.redis import Rewrite, connect
+from tests.faults.clock import clock_off_by
 from tests.faults.log_disk import log_to_a_full_disk
 from tests.faults.storage import register_faulty
 
@@ -51,6 +52,8 @@ class Orders:
     """Its decoder gives no numbers."""
     is_log_full: bool = False
     """Its log is on a full disk."""
+    clock_error: timedelta = timedelta()
+    """How far its wall clock is ahead."""
     pace: Pace = field(default_factory=lambda: QUICK)
     drain_s: float = 5.0
 
@@ -86,7 +89,8 @@ def _main(fields: dict[str, Any], name: str, orders: Orders) -> None:
     register_faulty()
     if orders.is_log_full:
         log_to_a_full_disk()
-    asyncio.run(_work(Settings.model_validate(fields), name, orders))
+    with clock_off_by(orders.clock_error):
+        asyncio.run(_work(Settings.model_validate(fields), name, orders))
 
 
 async def _work(settings: Settings, name: str, orders: Orders) -> None:

@@ -27,7 +27,7 @@ def job_record(job: Job, url_of: UrlOf) -> dict[str, Any]:
     if job.finished_at is not None:
         record["finished_at"] = utc_text(job.finished_at)
     if job.finish_estimate is not None:
-        record["estimated_completion_time"] = eta_text(job.finish_estimate)
+        record["estimated_completion_time"] = eta_text(job)
     if job.state is JobState.COMPLETED:
         record["images"] = _images(job, url_of)
     elif job.state.is_terminal:

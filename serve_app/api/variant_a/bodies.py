@@ -14,7 +14,7 @@ def acknowledgement(job: Job) -> dict[str, Any]:
     return {
         "request_id": job.id,
         "status": "processing",
-        "estimated_completion_time": eta_text(job.finish_estimate),
+        "estimated_completion_time": eta_text(job),
     }
 
 
@@ -28,7 +28,7 @@ def status_record(job: Job, url_of: UrlOf) -> dict[str, Any]:
         "request_id": job.id,
         "status": "processing",
         "progress": job.progress,
-        "estimated_completion_time": eta_text(job.finish_estimate),
+        "estimated_completion_time": eta_text(job),
     }
 
 

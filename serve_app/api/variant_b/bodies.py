@@ -14,7 +14,7 @@ UrlOf = Callable[[str], str]
 
 def acknowledgement(job: Job) -> dict[str, Any]:
     """`queued`, whatever has happened since; the estimate is in whole seconds, at least one."""
-    seconds = time_left(job.finish_estimate).total_seconds()
+    seconds = time_left(job).total_seconds()
     return {"run_id": job.id, "status": "queued", "estimated_time": max(1, ceil(seconds))}
 
 
