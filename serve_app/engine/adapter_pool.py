@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from serve_app.engine.adapters_file import AdapterWeights, LayerTable, read_adapter
-from serve_app.engine.lora import NO_SLOT, LayerWeights, PackedRow, SlotBank
+from serve_app.engine.lora import NO_SLOT, PackedRow, SlotBank, ranks_of
 from serve_app.engine.run import AdapterFile
 
 LOADERS = 4
@@ -104,6 +104,23 @@ class AdapterPool:
         """Whether the adapter in `slot` changes a text encoder."""
         return any(bank.rank_of((slot,)) for name, bank in self._banks.items() if name != "unet")
 
+    def reserve(self, component: str, ranks: Mapping[str, int]) -> None:
+        """Widens one bank's slots so that adapters of these ranks fit, by layer. Where memory then holds fewer slots, the
+        highest unused ones go, in every bank."""
+        layouts = {name: bank.layout for name, bank in self._banks.items()} | {
+            component: self._banks[component].grown(ranks)
+        }
+        slot_bytes = sum(layout.size for layout in layouts.values()) * self._dtype.itemsize
+        highest_used = max((slot for slot, users in self._users.items() if users), default=NO_SLOT)
+        fit = max(self._slot_memory // slot_bytes, self._min_slots, 1 + highest_used)
+        slots = min(fit, self._banks[component].slots)
+        with self._lock:
+            self._slots = OrderedDict((id, slot) for id, slot in self._slots.items() if slot < slots)
+        self._free = [slot for slot in self._free if slot < slots]
+        for name, bank in self._banks.items():
+            if name == component or bank.slots != slots:
+                bank.change_layout(layouts[name], slots)
+
     def wait_for_loader(self) -> None:
         """Returns once every adapter expected so far has been read."""
         with self._lock:
@@ -124,8 +141,8 @@ class AdapterPool:
                 del self._host[adapter.id]  # a later run may try again: the file may have come back
         ready = future.result()
         for component, weights in ready.weights.items():
-            if not self._banks[component].layout.covers(weights):
-                self._grow(component, weights)
+            if not self._banks[component].layout.covers(ranks_of(weights)):
+                self.reserve(component, ranks_of(weights))
         slot = self._free_slot()
         if slot is None:
             return None
@@ -148,22 +165,6 @@ class AdapterPool:
             assert row is not None, "the bank was grown for these weights"
             ready.rows[component] = row
         bank.put(slot, row)
-
-    def _grow(self, component: str, weights: LayerWeights) -> None:
-        """Widens one bank's slots; where memory then holds fewer of them, the highest unused ones go, in every bank."""
-        layouts = {name: bank.layout for name, bank in self._banks.items()} | {
-            component: self._banks[component].grown(weights)
-        }
-        slot_bytes = sum(layout.size for layout in layouts.values()) * self._dtype.itemsize
-        highest_used = max((slot for slot, users in self._users.items() if users), default=NO_SLOT)
-        fit = max(self._slot_memory // slot_bytes, self._min_slots, 1 + highest_used)
-        slots = min(fit, self._banks[component].slots)
-        with self._lock:
-            self._slots = OrderedDict((id, slot) for id, slot in self._slots.items() if slot < slots)
-        self._free = [slot for slot in self._free if slot < slots]
-        for name, bank in self._banks.items():
-            if name == component or bank.slots != slots:
-                bank.change_layout(layouts[name], slots)
 
     def _free_slot(self) -> int | None:
         if self._free:

@@ -16,6 +16,10 @@ from serve_app.engine.run import BatchKey, Run, RunRequest
 from serve_app.engine.runner import Runner, draw_noise
 from serve_app.engine.sampler import Schedule
 
+COMPILED_RANK = 32
+"""The highest rank that published adapters commonly have: under `compile`, one of a higher rank, or one that changes layers
+outside the transformer blocks, makes new graphs once."""
+
 
 class Lost(NamedTuple):
     """A run that could not be stepped."""
@@ -41,6 +45,9 @@ class BaseModel:
             max_rank=options.max_rank,
             on_loaded=on_loaded,
         )
+        if options.compile:
+            usual = dict.fromkeys(family.usual_targets, min(COMPILED_RANK, options.max_rank))
+            self.pool.reserve("unet", usual)
         self.runner = Runner(
             family, self.banks["unet"], max_rows=options.max_rows, exact=options.exact, static=bool(options.compile)
         )
@@ -107,6 +114,15 @@ class BaseModel:
             middle = len(batch) // 2
             return self.denoise(batch[:middle], narrow) + self.denoise(batch[middle:], narrow)
         return []
+
+    @torch.inference_mode()
+    def warm_up(self, width: int, height: int) -> None:
+        """Everything that the first image of this size would wait for."""
+        run = self.start(RunRequest(key="warm-up", prompt="", width=width, height=height, steps=2), 0.0)
+        assert run is not None, "only an adapter is ever waited for"
+        self.runner.warm_up(run)
+        self.runner.denoise([run])
+        self.decode(run)
 
     @torch.inference_mode()
     def decode(self, run: Run) -> np.ndarray:

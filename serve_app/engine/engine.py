@@ -156,9 +156,12 @@ class Engine:
         return engine
 
     def warm_up(self, width: int, height: int) -> None:
-        """Makes one short image of this size with every base model: measures its exact forward shapes, fills caches."""
-        for name in self.base_models:
-            self.generate("", seeds=(0,), steps=2, width=width, height=height, base_model=name)
+        """Does beforehand what the first image of this size would wait for, with every base model. The step thread's own.
+
+        Raises torch.OutOfMemoryError or MemoryError when one such image does not fit.
+        """
+        for model in self.base_models.values():
+            model.warm_up(width, height)
 
     def close(self) -> None:
         """Stops the background threads; live runs are dropped."""

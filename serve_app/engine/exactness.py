@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.families.unet import UNetFamily
+from serve_app.engine.layout import Layout
 from serve_app.engine.lora import SlotBank
 from serve_app.engine.memory import is_out_of_memory
 from serve_app.engine.run import BatchKey, Conditioning
@@ -19,17 +20,20 @@ PROBES = {1: (1, 3), 2: (2, 6), 4: (4, 12), 8: (8, 24)}
 """Granule → row counts that must agree with the widest."""
 NARROWEST = 2
 """Rows of one run with guidance."""
-MEASURED_SHAPES = 4
-"""Latent shapes measured per process; later ones take the coarsest granule found, which on every machine seen was the same."""
 
 
 class Exactness:
-    """What is known so far about one base model on this machine."""
+    """What is known so far about one base model on this machine.
 
-    def __init__(self, family: UNetFamily, bank: SlotBank, max_rows: int) -> None:
+    Every batch key is measured, at its first use or by `Engine.warm_up`: what holds for one shape need not hold for the
+    next. It takes the time of two to four steps of the widest batch (28 to 52 rows where that has 16), once per process.
+    """
+
+    def __init__(self, family: UNetFamily, bank: SlotBank, *, max_rows: int, static: bool) -> None:
         self._family = family
         self._bank = bank
         self._max_rows = max_rows
+        self._static = static
         self._granules: dict[BatchKey, int] = {}
         self._fitting: dict[BatchKey, int] = {}
         """Row counts for keys whose widest shape did not fit in memory."""
@@ -38,8 +42,6 @@ class Exactness:
     def granule(self, key: BatchKey, like: Conditioning) -> int:
         """Rows are padded to a multiple of this. `like` shows which further inputs the denoiser takes."""
         if key not in self._granules:
-            if len(self._granules) >= MEASURED_SHAPES and key not in self._fitting:
-                return max(self._granules.values())
             self._granules[key] = self._measured(key, like)
         return self._granules[key]
 
@@ -55,27 +57,40 @@ class Exactness:
     def ranks_agree(self, key: BatchKey, like: Conditioning) -> bool:
         """Whether a low-rank adapter may be computed at the width of a higher one beside it."""
         known = (key, self._bank.layout.rank)
-        if known not in self._ranks_agree and len(self._ranks_agree) >= MEASURED_SHAPES:
-            return all(self._ranks_agree.values())
         if known not in self._ranks_agree:
-            probe = _Probe(self._family, self._bank, key, like, self._widest(key))
-            self._ranks_agree[known] = probe.ranks_agree()
+            rows = min(4, self._widest(key))
+            rehearsal = Rehearsal(self._family, self._bank, key, like, rows)
+            low, high = (rehearsal.answer(rows, layout) for layout in (self._bank.lowest_layout, self._bank.layout))
+            self._ranks_agree[known] = torch.equal(low, high)
         return self._ranks_agree[known]
 
     def _measured(self, key: BatchKey, like: Conditioning) -> int:
         while True:
             try:
-                return _Probe(self._family, self._bank, key, like, self._widest(key)).granule()
+                return self._find_granule(key, like)
             except Exception as error:
                 if not is_out_of_memory(error) or not self.narrow(key, NARROWEST):
                     raise
+
+    def _find_granule(self, key: BatchKey, like: Conditioning) -> int:
+        widest = self._widest(key)
+        layout = self._bank.widest_layout
+        rehearsal = Rehearsal(self._family, self._bank, key, like, widest)
+        expected = rehearsal.answer(widest, layout)
+        for granule, counts in PROBES.items():
+            if self._static:
+                counts = static_widths(widest, least=granule)
+            counts = [rows for rows in counts if rows < widest]
+            if counts and all(torch.equal(rehearsal.answer(rows, layout), expected[:rows]) for rows in counts):
+                return granule
+        return widest
 
     def _widest(self, key: BatchKey) -> int:
         return self._fitting.get(key, self._max_rows)
 
 
-class _Probe:
-    """Random rows of one batch key, each with a random adapter of the lowest rank bucket."""
+class Rehearsal:
+    """Random rows of one batch key, each with a random adapter."""
 
     def __init__(self, family: UNetFamily, bank: SlotBank, key: BatchKey, like: Conditioning, max_rows: int) -> None:
         self._family = family
@@ -91,19 +106,13 @@ class _Probe:
         self._context = noise(*like.context.shape[1:]).to(like.context.dtype)
         self._added = {name: noise(*tensor.shape[1:]).to(tensor.dtype) for name, tensor in like.added.items()}
 
-    def granule(self) -> int:
-        widest = self._answer(self._max_rows)
-        for granule, counts in PROBES.items():
-            counts = [rows for rows in counts if rows < self._max_rows]
-            if counts and all(torch.equal(self._answer(rows), widest[:rows]) for rows in counts):
-                return granule
-        return self._max_rows
-
-    def ranks_agree(self) -> bool:
-        rows = min(4, self._max_rows)
-        return torch.equal(self._answer(rows), self._answer(rows, wide=True))
-
-    def _answer(self, rows: int, *, wide: bool = False) -> Tensor:
-        self._bank.bind_noise(rows, self._max_rows, wide=wide)
+    def answer(self, rows: int, layout: Layout) -> Tensor:
+        """The denoiser's answer for the first `rows` rows, their adapters bound by `layout`."""
+        self._bank.bind_noise(rows, self._max_rows, layout)
         added = {name: tensor[:rows] for name, tensor in self._added.items()}
         return self._family.denoise(self._latents[:rows], self._timesteps[:rows], self._context[:rows], added)
+
+
+def static_widths(widest: int, *, least: int = 1) -> list[int]:
+    """The row counts of compiled forward passes: powers of two from `least` up, then the widest."""
+    return [1 << power for power in range(widest.bit_length()) if least <= 1 << power < widest] + [widest]

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.layers import SlotLayer, Spans
+from serve_app.engine.layout import RANK_BUCKETS, Layout, bucket_rank
 
 NO_SLOT = 0
 """The slot of zeros, for rows without an adapter and for padding."""
-RANK_BUCKETS = (16, 32, 64, 128, 256)
-"""From 16 up a sum padded with zeros keeps its bits (measured on CPU; 8 differs), so ranks may mix in exact mode."""
 
 
 class ModuleWeights(NamedTuple):
@@ -39,6 +38,10 @@ LayerWeights = Mapping[str, ModuleWeights]
 """An adapter's weights for one module, by layer."""
 
 
+def ranks_of(weights: LayerWeights) -> dict[str, int]:
+    return {name: part.rank for name, part in weights.items()}
+
+
 class Contents(NamedTuple):
     """What a slot holds."""
 
@@ -49,23 +52,6 @@ class Contents(NamedTuple):
 
 
 EMPTY = Contents({}, frozenset())
-
-
-class Layout(NamedTuple):
-    """Where each layer's part lies in a flat row: all downs first, then all ups. Never changed, only replaced."""
-
-    version: int
-    rank: int
-    downs: dict[str, int]
-    ups: dict[str, int]
-    size: int
-
-    def covers(self, weights: LayerWeights) -> bool:
-        return all(name in self.downs and part.rank <= self.rank for name, part in weights.items())
-
-    @property
-    def ups_start(self) -> int:
-        return min(self.ups.values(), default=self.size)
 
 
 class PackedRow(NamedTuple):
@@ -99,7 +85,7 @@ class SlotBank:
     def pack(self, weights: LayerWeights) -> PackedRow | None:
         """`weights` ready for the present layout, in host memory; None when it does not cover them. For any thread."""
         layout = self.layout
-        if not layout.covers(weights):
+        if not layout.covers(ranks_of(weights)):
             return None
         row = torch.zeros(1, layout.size, dtype=self.dtype)
         for name, part in weights.items():
@@ -109,7 +95,7 @@ class SlotBank:
         norms = {
             name: self._norm_coefficients(name, part) for name, part in weights.items() if part.magnitude is not None
         }
-        contents = Contents({name: part.rank for name, part in weights.items()}, frozenset(norms))
+        contents = Contents(ranks_of(weights), frozenset(norms))
         flat = row[0].pin_memory() if self.device.type == "cuda" else row[0]
         return PackedRow(layout.version, flat, norms, contents)
 
@@ -130,16 +116,10 @@ class SlotBank:
         self._contents[slot] = EMPTY
         self._bound = None
 
-    def grown(self, weights: LayerWeights) -> Layout:
-        """The layout that covers `weights` beside what the present one covers."""
-        old = self.layout
-        rank = bucket_rank(max([old.rank, *(part.rank for part in weights.values())]))
-        names = [name for name in self.layers if name in old.downs or name in weights]
-        ends = [0]
-        for fan in [self.layers[name].fan_in for name in names] + [self.layers[name].fan_out for name in names]:
-            ends.append(ends[-1] + fan * rank)
-        downs, ups = dict(zip(names, ends, strict=False)), dict(zip(names, ends[len(names) :], strict=False))
-        return Layout(old.version + 1, rank, downs, ups, ends[-1])
+    def grown(self, ranks: Mapping[str, int]) -> Layout:
+        """The layout that covers layers of these ranks beside what the present one covers."""
+        rank = bucket_rank(max([self.layout.rank, *ranks.values()]))
+        return self._laid_out({*self.layout.downs, *ranks}, rank)
 
     def change_layout(self, layout: Layout, slots: int) -> None:
         """Takes a grown layout and so many slots; what those slots hold stays."""
@@ -176,20 +156,32 @@ class SlotBank:
                 layer.unbind()
         self._bound = wanted
 
-    def bind_noise(self, rows: int, max_rows: int, *, wide: bool) -> None:
-        """Random adapters of the lowest rank on every row and layer, the first `rows` of `max_rows`; `wide` computes them
-        at the layout's full rank. For measuring: the next `bind` replaces them."""
+    def bind_noise(self, rows: int, max_rows: int, layout: Layout) -> None:
+        """Random adapters of the lowest rank on every row and layer of `layout`, computed at its rank; the first `rows` of
+        `max_rows`. For measuring: the next `bind` replaces them."""
         generator = torch.Generator().manual_seed(1)
-        flat = torch.zeros(1, self.layout.size)
-        for name in self.layout.downs:
-            for view in self._views(self.layout, name, flat, RANK_BUCKETS[0]):
+        flat = torch.zeros(1, layout.size)
+        for name in layout.downs:
+            for view in self._views(layout, name, flat, RANK_BUCKETS[0]):
                 view.copy_(torch.randn(view.shape, generator=generator) * 0.05)
         strengths = torch.linspace(0.5, 1.5, max_rows)[:rows, None]
         stacked = (flat * strengths).to(self.device, self.dtype)
-        for name in self.layout.downs:
-            down, up = self._views(self.layout, name, stacked, self.layout.rank if wide else RANK_BUCKETS[0])
-            self.layers[name].bind(down, up, None, [(0, rows)])
+        for name, layer in self.layers.items():
+            if name in layout.downs:
+                layer.bind(*self._views(layout, name, stacked, layout.rank), None, [(0, rows)])
+            else:
+                layer.unbind()
         self._bound = None
+
+    @property
+    def widest_layout(self) -> Layout:
+        """Every layer that an adapter may change, at the lowest rank; where batches are all bound alike, the present layout."""
+        return self.layout if self._uniform else self._laid_out(self.layers, RANK_BUCKETS[0])
+
+    @property
+    def lowest_layout(self) -> Layout:
+        """The present layers at the lowest rank."""
+        return self._laid_out(self.layout.downs, RANK_BUCKETS[0])
 
     def rank_of(self, slots: Iterable[int]) -> int:
         """The rank bucket that the adapters in `slots` need together; 0 when they change nothing here."""
@@ -202,12 +194,10 @@ class SlotBank:
         return rows
 
     def _views(self, layout: Layout, name: str, rows: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-        """A layer's down and up in flat rows, narrowed to `rank`: rank comes first in both, so a lower one is a prefix."""
-        layer, down, up = self.layers[name], layout.downs[name], layout.ups[name]
-        return (
-            layer.view_down(rows[:, down : down + layer.fan_in * rank], rank),
-            layer.view_up(rows[:, up : up + layer.fan_out * rank], rank),
-        )
+        return layout.views(name, self.layers[name], rows, rank)
+
+    def _laid_out(self, names: Iterable[str], rank: int) -> Layout:
+        return Layout.over(self.layers, names, rank, version=self.layout.version + 1)
 
     # -- DoRA ------------------------------------------------------------------------------------------------------
 
@@ -230,7 +220,3 @@ class SlotBank:
                 n0, n1, n2, square = self._norms[name][slot]
                 gains[row] = (square / (n0 + s * n1 + s * s * n2)).sqrt()
         return gains.to(self.dtype)
-
-
-def bucket_rank(rank: int) -> int:
-    return next(bucket for bucket in RANK_BUCKETS if bucket >= rank)

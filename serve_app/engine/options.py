@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from serve_app.engine.lora import RANK_BUCKETS
+from serve_app.engine.layout import RANK_BUCKETS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

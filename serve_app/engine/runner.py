@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from serve_app.engine.exactness import Exactness
+from serve_app.engine.exactness import Exactness, Rehearsal, static_widths
 from serve_app.engine.families.unet import UNetFamily
 from serve_app.engine.lora import NO_SLOT, SlotBank
 from serve_app.engine.run import BatchKey, Run
@@ -39,14 +39,23 @@ class Runner:
         self.bank = bank
         self.max_rows = max_rows
         self.static = static
-        """Few forward shapes, for compiled ones: rows are padded to a power of two."""
-        self.exactness = Exactness(family, bank, max_rows) if exact else None
+        """Few forward shapes, for compiled ones: rows are padded to the next of `static_widths`."""
+        self.exactness = Exactness(family, bank, max_rows=max_rows, static=static) if exact else None
         self._company: Company | None = None
 
     def denoise(self, runs: Sequence[Run]) -> None:
         """Moves every run one step on; a run is changed only once its own step has been computed."""
         for company in self._companies(runs):
             self._step(company)
+
+    def warm_up(self, run: Run) -> None:
+        """Does now what batches of this run's key would else do at first use: measure exact shapes, compile all shapes."""
+        if self.exactness is not None:
+            self.exactness.granule(run.key, run.conditioning)  # goes through every static width
+        elif self.static:
+            rehearsal = Rehearsal(self.family, self.bank, run.key, run.conditioning, self.max_rows)
+            for rows in static_widths(self.max_rows):
+                rehearsal.answer(rows, self.bank.widest_layout)
 
     def forget(self) -> None:
         """Drops what is kept of the last company."""
@@ -119,9 +128,8 @@ class Runner:
         if self.exactness is not None:
             granule = self.exactness.granule(like.key, like.conditioning)
             rows = -(-rows // granule) * granule
-        if self.static:
-            rows = 1 << (rows - 1).bit_length()
-        return min(rows, self.max_rows)
+        rows = min(rows, self.max_rows)
+        return next(width for width in static_widths(self.max_rows) if width >= rows) if self.static else rows
 
 
 def draw_noise(run: Run) -> Tensor:

@@ -1,7 +1,9 @@
 """C8: a compiled denoiser has one graph per forward shape and makes no other, whatever the company."""
 
+import importlib
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +74,31 @@ def test_no_graph_is_made_after_warm_up_over_a_thousand_compositions(sd: Path, t
             compose()
     assert 1 <= warm <= 3
     assert len(graphs) == warm
+
+
+@pytest.mark.timeout(600)
+def test_a_warm_size_has_all_its_graphs(sd: Path, tmp_path: Path) -> None:
+    """Also past the number of graphs at which torch gives up by default."""
+    graphs: list[fx.GraphModule] = []
+
+    def counting(graph: fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph
+
+    dynamo: Any = importlib.import_module("torch._dynamo")
+    dynamo.register_backend(counting, name="counting-all")
+    with dynamo.config.patch(recompile_limit=1, accumulated_recompile_limit=1):
+        options = EngineOptions(device="cpu", dtype="float32", compile="counting-all", max_rows=4, exact=False)
+        model = BaseModel.load("m", sd, options, lambda: None)
+        model.warm_up(64, 64)
+        assert len(graphs) == 3, "one, two and four rows"
+        file = tiny.write_adapter(tmp_path / "a.safetensors", tiny.random_lora(sd, rank=20, seed=1))
+        request = RunRequest(key="k", prompt="a cat", adapter=file, steps=50, width=64, height=64)
+        runs = [start(model, replace(request, key=f"{i}", guidance=(1.0, 5.0)[i % 2])) for i in range(4)]
+        with torch.inference_mode():
+            for company in (runs[:1], runs[1:2], runs[:2], runs[1::2]):
+                model.runner.denoise(company)
+    assert len(graphs) == 3
 
 
 def test_compiled_and_eager_agree(sd: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
 
 from serve_app.engine.layers import wrap_layers
-from serve_app.engine.lora import LayerWeights, ModuleWeights, SlotBank
+from serve_app.engine.lora import LayerWeights, ModuleWeights, SlotBank, ranks_of
 
 
 class Net(nn.Module):
@@ -67,8 +67,8 @@ def by_peft(weights: LayerWeights, strength: float) -> Callable[[Tensor], Tensor
 
 
 def place(bank: SlotBank, slot: int, weights: LayerWeights) -> None:
-    if not bank.layout.covers(weights):
-        bank.change_layout(bank.grown(weights), bank.slots)
+    if not bank.layout.covers(ranks_of(weights)):
+        bank.change_layout(bank.grown(ranks_of(weights)), bank.slots)
     row = bank.pack(weights)
     assert row is not None
     bank.put(slot, row)
@@ -116,10 +116,10 @@ def test_a_slot_filled_again_wears_only_the_new_adapter() -> None:
 def test_a_row_packed_for_another_layout_is_refused() -> None:
     _, bank = banked()
     small = random_weights(3, 1)
-    bank.change_layout(bank.grown(small), bank.slots)
+    bank.change_layout(bank.grown(ranks_of(small)), bank.slots)
     row = bank.pack(small)
     assert row is not None
-    bank.change_layout(bank.grown(random_weights(40, 2)), bank.slots)
+    bank.change_layout(bank.grown(ranks_of(random_weights(40, 2))), bank.slots)
     with pytest.raises(AssertionError, match="layout"):
         bank.put(1, row)
 

@@ -23,6 +23,8 @@ from serve_app.engine.sampler import Sampler, Schedule, make_schedule, sampler_o
 from serve_app.engine.text import Encoded, TextEncoder, encode_prompt, pad_chunks
 
 ENCODED_PROMPTS_KEPT = 256
+GRAPHS = 1024
+"""Compiled forward shapes kept: batch keys (latent shape, prompt length) times row counts."""
 
 
 class UNetFamily:
@@ -45,9 +47,7 @@ class UNetFamily:
             for name, encoder in zip(("text_encoder", "text_encoder_2"), self.encoders, strict=False)
         }
         self.layers = {name: wrap_layers(module) for name, module in modules.items()}
-        self._denoiser = (
-            torch.compile(self.unet, backend=options.compile, dynamic=False) if options.compile else self.unet
-        )
+        self._denoiser = _compiled(self.unet, options.compile) if options.compile else self.unet
         self.table = LayerTable(self.layers, sgm_aliases(self.layers["unet"], self.unet.config.layers_per_block))
 
     @classmethod
@@ -101,6 +101,11 @@ class UNetFamily:
             added["timestep_cond"] = guidance_embedding(request.guidance - 1, self.unet.config.time_cond_proj_dim)
             added["timestep_cond"] = added["timestep_cond"].expand(len(sides), -1).to(self.device, self.dtype)
         return Conditioning(context, added)
+
+    @property
+    def usual_targets(self) -> list[str]:
+        """The UNet's layers that most adapters change: those of the transformer blocks."""
+        return [name for name in self.layers["unet"] if ".attentions." in name]
 
     # -- noise and steps -------------------------------------------------------------------------------------------
 
@@ -178,6 +183,14 @@ class UNetFamily:
     def _own_sampler(scheduler: Any) -> Sampler:
         """The folder's own where we have it; DPM++ 2M for the multistep schedulers of old folders (PNDM, LMS)."""
         return sampler_of(type(scheduler).__name__) or Sampler.DPMPP_2M
+
+
+def _compiled(unet: nn.Module, backend: str) -> Any:
+    """One graph for every shape: by default torch gives up after eight and goes on without, and says so only in its log."""
+    limits = torch._dynamo.config  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage, reportAttributeAccessIssue]
+    limits.recompile_limit = max(limits.recompile_limit, GRAPHS)
+    limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, GRAPHS)
+    return torch.compile(unet, backend=backend, dynamic=False)
 
 
 def guidance_embedding(guidance: float, width: int) -> Tensor:
