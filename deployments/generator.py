@@ -1,7 +1,12 @@
 """The generator deployment: one engine, one worker, as much of a card as its args ask for."""
 
 import asyncio
+import logging
+import math
+import time
 from pathlib import Path
+
+import torch
 
 from deployments.args import GeneratorArgs
 from deployments.benches import GenerationBench
@@ -11,6 +16,11 @@ from serve_app.domain.catalog import BaseModel
 from serve_app.engine import Checkpoint, Engine, EngineOptions
 from serve_app.service.bench import Bench
 from serve_app.service.resources import Resources
+
+log = logging.getLogger(__name__)
+
+SIZES = ((512, 512), (512, 768), (768, 512), (768, 768))
+"""Width and height of the images that both interfaces offer."""
 
 
 class Generator(WorkReplica):
@@ -24,7 +34,27 @@ class Generator(WorkReplica):
 def load_engine(args: GeneratorArgs, resources: Resources) -> Engine:
     prepare_device(args)
     sources = {model.id: _source(model) for model in resources.catalog.base_models()}
-    return Engine.load(sources, EngineOptions(**args.engine))
+    engine = Engine.load(sources, EngineOptions(**args.engine))
+    warm_up(engine, args.warm_up_s)
+    return engine
+
+
+def warm_up(engine: Engine, seconds: float | None) -> None:
+    """Does beforehand what the first image of each size would wait for; see `GeneratorArgs.warm_up_s`."""
+    sizes = SIZES
+    if seconds is None:
+        seconds = math.inf
+        sizes = SIZES[:1] if engine.options.torch_device.type == "cpu" else SIZES
+    began = time.monotonic()
+    for width, height in sizes:
+        if time.monotonic() - began >= seconds:
+            return
+        try:
+            engine.warm_up(width, height)
+        except (torch.OutOfMemoryError, MemoryError):
+            log.warning("images of %dx%d do not fit this device: jobs for them will fail by name", width, height)
+        else:
+            log.info("ready for %dx%d after %.1f s", width, height, time.monotonic() - began)
 
 
 def _source(model: BaseModel) -> Path | Checkpoint:

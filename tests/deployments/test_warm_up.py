@@ -1,0 +1,75 @@
+"""A generator replica is ready for the sizes on offer before it takes its first job, as far as its args allow."""
+
+import typing
+from collections.abc import Iterator
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from deployments.args import GeneratorArgs
+from deployments.generator import SIZES, load_engine, warm_up
+from serve_app.api.variant_a.fields import Side
+from serve_app.engine import Engine, EngineOptions
+from serve_app.service.resources import Resources
+from tests.support import POCKET
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    with Engine.load({"pocket": POCKET}, EngineOptions(max_rows=2, threads=1)) as engine:
+        yield engine
+
+
+def passes(engine: Engine) -> list[tuple[int, int]]:
+    """Filled with the latent height and width of every forward pass from now on."""
+    seen: list[tuple[int, int]] = []
+    (model,) = engine.base_models.values()
+    model.family.unet.register_forward_pre_hook(lambda _, inputs: seen.append(tuple(inputs[0].shape[2:])))
+    return seen
+
+
+def test_the_sizes_are_those_of_the_interfaces() -> None:
+    sides = typing.get_args(typing.get_args(Side)[0])
+    assert set(SIZES) == {(width, height) for width in sides for height in sides}
+
+
+def test_a_cpu_prepares_for_the_smallest_size_alone(engine: Engine) -> None:
+    seen = passes(engine)
+    warm_up(engine, None)
+    assert len(set(seen)) == 1
+    seen.clear()
+    engine.generate("a cat", steps=1)
+    assert len(seen) == 1, "the first image waited for something else than its step"
+
+
+@pytest.mark.parametrize(("seconds", "sizes"), [(0, 0), (600, 4)])
+def test_the_operator_may_say_how_long(engine: Engine, seconds: float, sizes: int) -> None:
+    seen = passes(engine)
+    warm_up(engine, seconds)
+    assert len(set(seen)) == sizes
+
+
+def test_a_size_that_does_not_fit_does_not_keep_the_replica_from_starting(engine: Engine) -> None:
+    def refuse_wide(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        if inputs[0].shape[3] > inputs[0].shape[2]:
+            raise torch.OutOfMemoryError("no room")
+
+    seen = passes(engine)
+    (model,) = engine.base_models.values()
+    model.family.unet.register_forward_pre_hook(refuse_wide)
+    warm_up(engine, 600)
+    assert len(set(seen)) == 4
+
+
+async def test_a_replica_warms_up_before_it_works(resources: Resources) -> None:
+    engine = load_engine(GeneratorArgs(engine={"max_rows": 2}, threads=1), resources)
+    seen = passes(engine)
+    engine.generate("a cat", steps=1)
+    engine.close()
+    assert len(seen) == 1
+
+
+def test_a_negative_time_is_refused() -> None:
+    with pytest.raises(ValidationError, match="warm_up_s"):
+        GeneratorArgs(warm_up_s=-1)
