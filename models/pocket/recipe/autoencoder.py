@@ -2,21 +2,19 @@
 
 import random
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 from diffusers import AutoencoderTiny
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .drawing import draw_scene, pixels
+from .pictures import as_tensor, random_picture, renewed_pool
 from .plan import Plan
-from .scenes import training_scene
-from .styles import STYLES, styled_scene
 from .training import Checkpoint, Progress, half_precision, pick_device, warm_then_cosine
 
 LATENT_CHANNELS = 8
-STYLED_SHARE = 0.3
+PICTURE_SIDES = (256, 384, 512, 512)
+STYLED_SHARE = 0.45
 """Pictures in a LoRA's style: the decoder must be able to show what a LoRA paints."""
 NOISE = 0.05
 """Noise on the latents, so that the decoder forgives the UNet's small errors."""
@@ -105,17 +103,12 @@ def _train(plan: Plan, steps: int, counter: str, encoder_learns: bool) -> None:
 
 
 def _batches(plan: Plan, counter: str, start: int, steps: int) -> Iterator[tuple[int, Tensor]]:
-    """The next batch is drawn while the last one is learned."""
-    with ThreadPoolExecutor(1) as painter:
+    def draw(number: int) -> Tensor:
+        rng = random.Random(f"{plan.seed} {counter} {number}")
+        return as_tensor(random_picture(rng, rng.choice(PICTURE_SIDES), STYLED_SHARE))
 
-        def paint(step: int) -> Future[Tensor]:
-            rng = random.Random(f"{plan.seed} {counter} {step}")
-            return painter.submit(random_crops, rng, plan.autoencoder_batch, plan.autoencoder_crop)
-
-        upcoming = paint(start)
-        for step in range(start, steps):
-            batch, upcoming = upcoming.result(), paint(step + 1)
-            yield step, batch
+    for step, pictures in renewed_pool(draw, plan.pool, start, steps):
+        yield step, random_crops(random.Random(f"{step}"), pictures, plan.autoencoder_batch, plan.autoencoder_crop)
 
 
 def trained_autoencoder() -> AutoencoderTiny:
@@ -129,21 +122,15 @@ def trained_autoencoder() -> AutoencoderTiny:
     return model.eval().requires_grad_(False)
 
 
-def random_crops(rng: random.Random, count: int, side: int) -> Tensor:
-    """Crops of freshly drawn pictures, most of them with an edge in them: (count, 3, side, side) in -1..1."""
-    crops: list[Tensor] = []
-    while len(crops) < count:
-        size = rng.choice((256, 256, 384, 512))
-        scene = training_scene(rng)
-        styled = rng.random() < STYLED_SHARE
-        picture = (
-            styled_scene(scene, rng.choice(tuple(STYLES)), size, size, rng) if styled else draw_scene(scene, size, size)
-        )
-        whole = torch.from_numpy(pixels(picture))
-        tries = [_crop(whole, rng, side) for _ in range(6)]
-        tries.sort(key=lambda crop: float(crop[:, ::8, ::8].std((1, 2)).sum()), reverse=True)
-        crops += [*tries[:2], tries[5]]
-    return torch.stack(crops[:count]).contiguous(memory_format=torch.channels_last)
+def random_crops(rng: random.Random, pictures: list[Tensor], count: int, side: int) -> Tensor:
+    """Crops of the pictures, most of them with an edge in them: (count, 3, side, side) in -1..1."""
+    crops = [_busiest(rng.choice(pictures), rng, side, tries=1 + 3 * (i % 3 > 0)) for i in range(count)]
+    return (torch.stack(crops) / 127.5 - 1).contiguous(memory_format=torch.channels_last)
+
+
+def _busiest(picture: Tensor, rng: random.Random, side: int, tries: int) -> Tensor:
+    crops = [_crop(picture, rng, side).float() for _ in range(tries)]
+    return max(crops, key=lambda crop: float(crop[:, ::8, ::8].std((1, 2)).sum()))
 
 
 def _crop(picture: Tensor, rng: random.Random, side: int) -> Tensor:

@@ -27,6 +27,8 @@ class Plan:
     threads: int = 2
     save_every: int = 250
     save_seconds: float = 60.0
+    pool: int = 384
+    """Pictures that crops are taken from at any moment."""
     compile_from: int = 1000
     """Phases of at least so many steps fuse small operators by torch.compile: twice as fast a step on 2 cores, after
     minutes of compiling (measured); it needs a C++ compiler."""

@@ -92,7 +92,7 @@ def measure_following(sample: Sample) -> Figures:
         "768 guidance 7.5": (768, 7.5),
         "768 guidance 4": (768, 4.0),
     }
-    return {name: _following(pipeline, scenes, side, guidance) for name, (side, guidance) in cases.items()}
+    return {name: _following(pipeline, scenes, side, guidance, name) for name, (side, guidance) in cases.items()}
 
 
 def held_out_scenes(count: int) -> list[Scene]:
@@ -106,8 +106,11 @@ def held_out_scenes(count: int) -> list[Scene]:
     return scenes
 
 
-def _following(pipeline: StableDiffusionPipeline, scenes: list[Scene], side: int, guidance: float) -> Figures:
-    pictures = generate(pipeline, [plain_caption(s) for s in scenes], size=(side, side), guidance=guidance, seed=100)
+def _following(
+    pipeline: StableDiffusionPipeline, scenes: list[Scene], side: int, guidance: float, label: str
+) -> Figures:
+    prompts = [plain_caption(scene) for scene in scenes]
+    pictures = generate(pipeline, prompts, size=(side, side), guidance=guidance, seed=100, label=label)
     verdicts = [check(picture, scene) for picture, scene in zip(pictures, scenes, strict=True)]
     singles = [v for v in verdicts if len(v.objects) == 1]
     pairs = [v for v in verdicts if len(v.objects) == 2]
@@ -144,7 +147,7 @@ def measure_loras(sample: Sample) -> Figures:
         last = np.zeros(len(prompts))
         for weight in WEIGHTS:
             pipeline.set_adapters([style], [weight])
-            styled = generate(pipeline, prompts, seed=500)
+            styled = generate(pipeline, prompts, seed=500, label=f"{style} {weight}")
             change = np.array([_difference(a, b) for a, b in zip(base, styled, strict=True)])
             moved[str(weight)] = round(float(change.mean()), 2)
             growing &= change > last
@@ -188,7 +191,7 @@ def measure_guidance(sample: Sample) -> Figures:
         }
     }
     for guidance in (1.0, 7.5, 20.0):
-        pictures = generate(pipeline, texts, guidance=guidance, seed=100)
+        pictures = generate(pipeline, texts, guidance=guidance, seed=100, label=f"guidance {guidance:g}")
         accepted = [check(picture, scene).accepted for picture, scene in zip(pictures, scenes, strict=True)]
         figures[f"guidance {guidance:g}"] = {
             "accepted": round(float(np.mean(accepted)), 3),

@@ -1,5 +1,6 @@
 """Pictures from the published folder through plain diffusers, several prompts at a time."""
 
+import time
 from pathlib import Path
 
 import torch
@@ -30,9 +31,11 @@ def generate(
     negative: str | None = None,
     steps: int = STEPS,
     batch: int = 4,
+    label: str = "",
 ) -> list[Image.Image]:
-    """One picture for each prompt; the i-th starts from seed + i, whatever the batch."""
+    """One picture for each prompt; the i-th starts from seed + i, whatever the batch. A label asks for progress lines."""
     pictures: list[Image.Image] = []
+    began = time.monotonic()
     for first in range(0, len(prompts), batch):
         some = prompts[first : first + batch]
         generators = [torch.Generator().manual_seed(seed + first + i) for i in range(len(some))]
@@ -46,4 +49,7 @@ def generate(
             guidance_scale=guidance,
             num_inference_steps=steps,
         ).images
+        if label and len(pictures) % 20 < len(some):
+            pace = (time.monotonic() - began) / len(pictures)
+            print(f"{label:<24} {len(pictures):>4}/{len(prompts)}  {pace:.2f} s/picture", flush=True)
     return pictures

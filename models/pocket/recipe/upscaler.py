@@ -1,7 +1,7 @@
 """Super-resolution by Real-ESRGAN's compact network (Wang et al. 2021), trained on the pocket model's world."""
 
 import random
-from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import torch
 from PIL import Image
@@ -9,15 +9,15 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .drawing import draw_scene, pixels
 from .export import export_upscaler
+from .pictures import as_tensor, random_picture, renewed_pool
 from .plan import ROOT, Plan
-from .scenes import training_scene
-from .styles import STYLES, styled_scene
 from .training import Checkpoint, Progress, half_precision, pick_device, warm_then_cosine
 
 SCALES = (2, 4)
 STYLED_SHARE = 0.4
+
+Pair = tuple[Tensor, Tensor]
 
 
 class CompactUpscaler(nn.Module):
@@ -64,14 +64,8 @@ def _train_upscaler(plan: Plan, scale: int) -> None:
         optimiser.load_state_dict(state["optimiser"])
         start = state["step"]
     progress = Progress(f"upscaler x{scale}", plan.upscaler_steps, start)
-    painter = ThreadPoolExecutor(1)
-
-    def paint(step: int) -> Future[tuple[Tensor, Tensor]]:
-        return painter.submit(_pairs, random.Random(f"{plan.seed} upscaler {scale} {step}"), plan, scale)
-
-    upcoming = paint(start)
-    for step in range(start, plan.upscaler_steps):
-        (low, high), upcoming = upcoming.result(), paint(step + 1)
+    for step, pairs in renewed_pool(partial(_draw_pair, plan, scale), plan.pool, start, plan.upscaler_steps):
+        low, high = _crops(random.Random(f"{step}"), pairs, plan, scale)
         for group in optimiser.param_groups:
             group["lr"] = warm_then_cosine(step, plan.upscaler_steps, plan.upscaler_rate)
         with half_precision(device):
@@ -87,25 +81,24 @@ def _train_upscaler(plan: Plan, scale: int) -> None:
     export_upscaler(scale, model.state_dict())
 
 
-def _pairs(rng: random.Random, plan: Plan, scale: int) -> tuple[Tensor, Tensor]:
-    """Crops with an edge in them, small and large: (batch, 3, side, side) and (batch, 3, side·scale, side·scale)."""
+def _draw_pair(plan: Plan, scale: int, number: int) -> Pair:
+    """A picture shrunk and whole: (3, height/scale, width/scale) and (3, height, width) in 0..255."""
+    rng = random.Random(f"{plan.seed} upscaler {scale} {number}")
+    picture = random_picture(rng, rng.choice((384, 512)), STYLED_SHARE)
+    return as_tensor(shrunk(picture, scale)), as_tensor(picture)
+
+
+def _crops(rng: random.Random, pairs: list[Pair], plan: Plan, scale: int) -> Pair:
+    """The busiest of a few crops of each of some pictures: (batch, 3, side, side) and (batch, 3, side·scale, side·scale) in 0..1."""
+    side = plan.upscaler_crop
     low: list[Tensor] = []
     high: list[Tensor] = []
-    side = plan.upscaler_crop
-    while len(low) < plan.upscaler_batch:
-        size = rng.choice((384, 512))
-        scene = training_scene(rng)
-        styled = rng.random() < STYLED_SHARE
-        picture = (
-            styled_scene(scene, rng.choice(tuple(STYLES)), size, size, rng) if styled else draw_scene(scene, size, size)
-        )
-        large, small = (torch.from_numpy((pixels(p) + 1) / 2) for p in (picture, shrunk(picture, scale)))
-        corners = [[rng.randrange(0, small.shape[-1] - side + 1) for _ in range(2)] for _ in range(6)]
-        corners.sort(key=lambda c: float(small[:, c[1] : c[1] + side, c[0] : c[0] + side].std()), reverse=True)
-        for x, y in corners[:2]:
-            low.append(small[:, y : y + side, x : x + side])
-            high.append(large[:, y * scale : (y + side) * scale, x * scale : (x + side) * scale])
-    return torch.stack(low[: plan.upscaler_batch]), torch.stack(high[: plan.upscaler_batch])
+    for small, large in rng.choices(pairs, k=plan.upscaler_batch):
+        corners = [[rng.randrange(0, small.shape[-1] - side + 1) for _ in range(2)] for _ in range(4)]
+        x, y = max(corners, key=lambda c: float(small[:, c[1] : c[1] + side, c[0] : c[0] + side].float().std()))
+        low.append(small[:, y : y + side, x : x + side])
+        high.append(large[:, y * scale : (y + side) * scale, x * scale : (x + side) * scale])
+    return torch.stack(low) / 255, torch.stack(high) / 255
 
 
 def load_upscaler(scale: int) -> CompactUpscaler:
