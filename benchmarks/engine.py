@@ -2,7 +2,8 @@
 
 Every comparison is made in one process and one run, rounds interleaved, warm-up excluded, medians told with their spread, and
 every image is checked: ours byte for byte against a run made alone, the rivals' against ours. Writes JSON and a plot.
-On a GPU machine: `python -m benchmarks.engine --device cuda --model sdxl --random-weights`.
+One check alone, with its progress: `--distinct --checks C9`.
+On a GPU machine, with torch, transformers, peft and diffusers: `--device cuda --model sdxl --random-weights` gives G1 to G8.
 """
 
 import argparse
@@ -17,26 +18,44 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.engine_checks import CHECKS
-from benchmarks.engine_rivals import Result, Rival, load_per_job, one_adapter_per_batch, ours, set_adapters_per_job
+from benchmarks.engine_goals import goals
+from benchmarks.engine_rivals import (
+    Result,
+    Rival,
+    bare,
+    load_per_job,
+    one_adapter_per_batch,
+    ours,
+    set_adapters_per_job,
+)
 from benchmarks.engine_subjects import ROOT, Subject, make_subject
 from serve_app.engine import EngineOptions, RunRequest
 
 RIVALS: dict[str, Callable[[Subject], Rival]] = {
     "ours": ours,
+    "no adapters": bare,
     "B1 set_adapters per job": set_adapters_per_job,
     "B2 one adapter per batch": one_adapter_per_batch,
     "B3 load per job": load_per_job,
 }
 SIZES = {"pocket": 512, "sd15": 512, "sdxl": 1024}
+GPU_SETUP = {"distinct": [1, 16, 64], "jobs": 16, "adapters": 64, "rank": 32, "repeats": 1, "checks": "none", "solo": 8}
+CPU_SETUP = {"distinct": [1, 8, 16], "jobs": 8, "adapters": 16, "rank": 8, "repeats": 3, "checks": "all", "solo": 16}
+"""What is taken where nothing else is said: on a GPU what the goals ask for, in minutes rather than hours."""
 
 
 def main() -> None:
     args = _arguments()
     torch.set_num_threads(args.threads)
-    options = EngineOptions(device=args.device, max_rows=args.rows, compile=args.compile, exact=not args.inexact)
+    options = EngineOptions(
+        device=args.device,
+        max_rows=args.rows,
+        adapter_slots=args.adapters,
+        compile=args.compile,
+        exact=not args.inexact,
+    )
     with tempfile.TemporaryDirectory() as folder:
         subject = make_subject(
             args.model,
@@ -51,18 +70,20 @@ def main() -> None:
         report["checks"] = {
             name: check(subject, args) for name, check in CHECKS.items() if args.checks in ("all", name)
         }
-        if args.device.startswith("cuda"):
-            report["roof"] = roof(subject, report["throughput"], args)
+        if args.goals and report["throughput"]:
+            report["goals"] = goals(subject, report["throughput"], args)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(report, indent=2, default=str) + "\n")
-    print(json.dumps(report["throughput"] | report["checks"], indent=2, default=str))
+    print(json.dumps(report["throughput"] | report["checks"] | report.get("goals", {}), indent=2, default=str))
     if args.plot and len(report["throughput"]) > 1:
-        plot(report["throughput"], args.plot, f"{args.model} {subject.side}², {args.steps} steps")
+        unit = "images_per_s" if args.device.startswith("cuda") else "images_per_cpu_s"
+        plot(report["throughput"], args.plot, f"{args.model} {subject.side}², {args.steps} steps", unit)
 
 
 def throughput(subject: Subject, args: argparse.Namespace) -> dict[str, Any]:
     """Images per second of a closed set of jobs for each number of distinct adapters, every rival in every round."""
-    rivals = {name: make(subject) for name, make in RIVALS.items()} if args.distinct else {}
+    wanted = [name for name in RIVALS if name[:2] in args.rivals or not name.startswith("B")]
+    rivals = {name: RIVALS[name](subject) for name in wanted} if args.distinct else {}
     table: dict[str, Any] = {}
     for adapters in args.distinct:
         jobs = max(args.jobs, adapters)
@@ -70,11 +91,12 @@ def throughput(subject: Subject, args: argparse.Namespace) -> dict[str, Any]:
         for rival in rivals.values():
             rival(subject.requests(2, adapters=adapters, steps=2))
         rounds: dict[str, list[Result]] = {name: [] for name in rivals}
-        for _ in range(args.repeats):
+        for number in range(args.repeats):
             for name, rival in rivals.items():
                 rounds[name].append(rival(requests))
+                print(f"{adapters} adapters, round {number + 1}: {name} {rounds[name][-1].wall_s:.1f} s", flush=True)
         table[str(adapters)] = {name: _speed(results, jobs) for name, results in rounds.items()} | _ratios(rounds)
-        table[str(adapters)]["images"] = _compare(rounds, rivals["ours"], requests)
+        table[str(adapters)]["images"] = _compare(rounds, rivals["ours"], requests[: args.solo])
         print(adapters, json.dumps(table[str(adapters)]), flush=True)
     return table
 
@@ -94,7 +116,7 @@ def _speed(results: Sequence[Result], jobs: int) -> dict[str, Any]:
 def _ratios(rounds: Mapping[str, Sequence[Result]]) -> dict[str, Any]:
     """Ours over each rival, round by round (neighbours in time), the median and the spread."""
     ratios: dict[str, Any] = {}
-    for name in [name for name in rounds if name != "ours"]:
+    for name in [name for name in rounds if name.startswith("B")]:
         pairs = list(zip(rounds["ours"], rounds[name], strict=True))
         walls, cpus = (
             [theirs.wall_s / own.wall_s for own, theirs in pairs],
@@ -113,39 +135,16 @@ def _compare(rounds: Mapping[str, Sequence[Result]], alone: Rival, requests: Seq
     """How many of our images are byte for byte those of a run alone, and how far each rival's are from ours (8-bit levels)."""
     mixed = rounds["ours"][-1].images
     solo = {request.key: alone([request]).images[request.key] for request in requests}
-    same = sum(np.array_equal(mixed[key], solo[key]) for key in mixed)
+    same = sum(np.array_equal(mixed[key], solo[key]) for key in solo)
     far = {
         name[:2]: max(int(abs(results[-1].images[key].astype(int) - mixed[key]).max()) for key in mixed)
         for name, results in rounds.items()
-        if name != "ours"
+        if name.startswith("B")
     }
-    return {"identical_to_alone": f"{same}/{len(mixed)}", "largest_difference": far}
+    return {"identical_to_alone": f"{same}/{len(solo)}", "largest_difference": far}
 
 
-def roof(subject: Subject, table: Mapping[str, Any], args: argparse.Namespace) -> dict[str, Any]:
-    """Our useful FLOPs (denoiser only, adapters and padding not counted) as a share of this device's own matrix speed."""
-    side = 8192
-    a, b = (torch.randn(side, side, device=args.device, dtype=subject.options.torch_dtype) for _ in range(2))
-    best = 0.0
-    for _ in range(20):
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        for _ in range(10):
-            torch.mm(a, b)
-        torch.cuda.synchronize()
-        best = max(best, 10 * 2 * side**3 / (time.perf_counter() - began))
-    with FlopCounterMode(display=False) as counter:
-        subject.pipeline("x", num_inference_steps=1, width=subject.side, height=subject.side, output_type="latent")
-    per_image = counter.get_total_flops() * args.steps
-    speed = {adapters: row["ours"]["images_per_s"] for adapters, row in table.items()}
-    return {
-        "matrix_tflops": best / 1e12,
-        "tflop_per_image": per_image / 1e12,
-        "share": {adapters: round(images * per_image / best, 3) for adapters, images in speed.items()},
-    }
-
-
-def plot(table: Mapping[str, Any], path: Path, title: str) -> None:
+def plot(table: Mapping[str, Any], path: Path, title: str, unit: str) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -153,13 +152,13 @@ def plot(table: Mapping[str, Any], path: Path, title: str) -> None:
 
     figure, axes = pyplot.subplots(figsize=(7, 4.2))
     counts = [int(adapters) for adapters in table]
-    for name in RIVALS:
-        axes.plot(counts, [table[str(count)][name]["images_per_cpu_s"] for count in counts], marker="o", label=name)
+    for name in [name for name in RIVALS if name in table[str(counts[0])]]:
+        axes.plot(counts, [table[str(count)][name][unit] for count in counts], marker="o", label=name)
     axes.set_xscale("log", base=2)
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.set_ylim(bottom=0)
     axes.set_xlabel("distinct LoRA adapters among the jobs")
-    axes.set_ylabel("images per processor second")
+    axes.set_ylabel("images per processor second" if unit == "images_per_cpu_s" else "images per second")
     axes.set_title(title)
     axes.grid(alpha=0.3)
     axes.legend()
@@ -189,19 +188,37 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--side", type=int, default=0, help="pixels; 0 takes the model's own")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--jobs", type=int, default=8)
-    parser.add_argument("--adapters", type=int, default=16)
-    parser.add_argument("--distinct", type=int, nargs="*", default=[1, 8, 16])
-    parser.add_argument("--rank", type=int, default=8)
+    parser.add_argument("--jobs", type=int, help="at least one per adapter")
+    parser.add_argument("--adapters", type=int)
+    parser.add_argument(
+        "--distinct", type=int, nargs="*", help="adapters among the jobs, a round of each; none: no throughput"
+    )
+    parser.add_argument("--rivals", nargs="*", choices=["B1", "B2", "B3"], default=["B1", "B2", "B3"])
+    parser.add_argument("--rank", type=int)
     parser.add_argument("--rows", type=int, default=16)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int)
+    parser.add_argument(
+        "--solo", type=int, default=1000, help="so many images of a round are made again alone and compared"
+    )
+    parser.add_argument("--resident", type=int, default=64, help="adapters placed to show that slots hold them (G7)")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--compile", default="")
     parser.add_argument("--inexact", action="store_true")
-    parser.add_argument("--checks", default="all", help="all, none, or one of " + ", ".join(CHECKS))
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "engine.json")
-    parser.add_argument("--plot", type=Path, default=ROOT / "benchmarks" / "plots" / "engine.png")
-    return parser.parse_args()
+    parser.add_argument("--checks", choices=["all", "none", *CHECKS])
+    parser.add_argument("--goals", action="store_true", help="G1 to G8 also on a CPU, to rehearse them")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--plot", type=Path)
+    args = parser.parse_args()
+    on_gpu = args.device.startswith("cuda")
+    for name, value in (GPU_SETUP if on_gpu else CPU_SETUP).items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    args.goals |= on_gpu
+    what = "engine" if args.distinct else f"engine-{args.checks}"
+    label = f"{what}-{args.model}" if on_gpu else what
+    args.out = args.out or ROOT / "benchmarks" / "results" / f"{label}.json"
+    args.plot = args.plot or ROOT / "benchmarks" / "plots" / f"{label}.png"
+    return args
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The engine's other promises, measured: latency, joining, overhead, loading, exactness, cancelling, parity, poison."""
+"""The engine's other promises, measured: latency, joining, overhead, loading, exactness, cancelling, poison."""
 
 import argparse
 import statistics
@@ -10,9 +10,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks.engine_parity import parity
 from benchmarks.engine_rivals import Rival, ours, set_adapters_per_job
 from benchmarks.engine_subjects import Subject
 from serve_app.engine import AdapterFile, Engine, RunRequest
@@ -50,7 +50,7 @@ def enqueue_to_first_step(subject: Subject, _: argparse.Namespace) -> dict[str, 
     waits: list[float] = []
     for i in range(20):
         late = subject.requests(1, adapters=4, steps=50, first=1000 + i)[0]
-        typical = _timed(engine.step)
+        typical = _timed(engine.step, subject.wall)
         added = list[float]()
 
         def add(late: RunRequest = late, added: list[float] = added) -> None:
@@ -60,7 +60,7 @@ def enqueue_to_first_step(subject: Subject, _: argparse.Namespace) -> dict[str, 
         threading.Timer(typical * chance.random(), add).start()
         while engine.progress().get(late.key, (0, 0))[0] == 0:
             engine.step()
-        waits.append((time.perf_counter() - added[0]) / typical)
+        waits.append((subject.wall() - added[0]) / typical)
         engine.abort(late.key)
         engine.step()
     return {
@@ -72,14 +72,14 @@ def enqueue_to_first_step(subject: Subject, _: argparse.Namespace) -> dict[str, 
 def mixed_over_bare(subject: Subject, args: argparse.Namespace) -> dict[str, Any]:
     """C6: a full batch with eight adapters over the same batch with none."""
     mixed, bare = _loaded(subject, runs=8), _loaded(subject, runs=8, adapters=0)
-    ratios = [_cpu(mixed.step) / _cpu(bare.step) for _ in range(5 * args.repeats)]
+    ratios = [_timed(mixed.step, subject.work) / _timed(bare.step, subject.work) for _ in range(5 * args.repeats)]
     return {"ratio": round(statistics.median(ratios), 3), "spread": [round(min(ratios), 3), round(max(ratios), 3)]}
 
 
 def loading_stalls_nobody(subject: Subject, args: argparse.Namespace) -> dict[str, Any]:
     """C7: the step thread's own processor time per step, with and without an unseen adapter being read and placed."""
     engine = _loaded(subject, runs=7)
-    quiet = [_thread_cpu(engine.step) for _ in range(30)]
+    quiet = [_timed(engine.step, subject.thread_work) for _ in range(30)]
     busy: list[float] = []
     with TemporaryDirectory() as folder:
         for i in range(10):
@@ -87,7 +87,7 @@ def loading_stalls_nobody(subject: Subject, args: argparse.Namespace) -> dict[st
             request = replace(subject.requests(1, adapters=0, steps=50, first=2000 + i)[0], adapter=unseen)
             (model,) = engine.base_models.values()
             model.pool.expect(unseen)
-            busy += [_thread_cpu(engine.step) for _ in range(3)]
+            busy += [_timed(engine.step, subject.thread_work) for _ in range(3)]
             engine.add(request)
             engine.abort(request.key)
     level = {"quiet_ms": _percentiles(quiet), "while_loading_ms": _percentiles(busy)}
@@ -108,9 +108,14 @@ def same_bytes_in_any_company(subject: Subject, _: argparse.Namespace, jobs: int
     while waiting or engine.has_work:
         for _joins in range(min(len(waiting), chance.randint(0, 3))):
             engine.add(waiting.pop())
-        crowd |= {one.key: one.image for one in engine.step() if one.image is not None}
-    alone = ours(small)
-    same = sum(np.array_equal(crowd[one.key], alone([one]).images[one.key]) for one in requests)
+        for ended in engine.step():
+            assert ended.image is not None, ended.failure
+            crowd[ended.key] = ended.image
+            _tell("C9: in company", len(crowd), jobs)
+    alone, same = ours(small), 0
+    for i, one in enumerate(requests, start=1):
+        same += np.array_equal(crowd[one.key], alone([one]).images[one.key])
+        _tell(f"C9: alone, {same} identical", i, jobs)
     return {"identical": f"{same}/{jobs}"}
 
 
@@ -125,33 +130,6 @@ def cancel_to_freed_row(subject: Subject, _: argparse.Namespace) -> dict[str, An
     engine.abort("0")
     engine.step()
     return {"rows_before": rows[0], "rows_in_next_step": rows[1], "steps": 1 if rows[1] < rows[0] else "more"}
-
-
-def parity(subject: Subject, _: argparse.Namespace) -> dict[str, Any]:
-    """C11: our final latents in mixed company against diffusers' pipeline one at a time, per sampler; adapters at three weights."""
-    from serve_app.engine.sampler import DIFFUSERS_CLASS, Sampler
-
-    small = subject._replace(side=min(subject.side, SMALL))
-    pipeline_of: Any = _pipeline_with_adapters(small)
-    library: Any = __import__("diffusers")
-    worst: dict[str, float] = {}
-    config = pipeline_of.scheduler.config
-    for sampler in Sampler:
-        requests = [
-            replace(one, weight=weight, sampler=sampler, steps=20, guidance=guidance, key=f"{sampler}{i}")
-            for i, (one, weight, guidance) in enumerate(zip(small.requests(6, adapters=6, steps=20), (0.1, 0.75, 1.0) * 2, (5.0, 5.0, 5.0, 1.0, 1.0, 1.0), strict=True))
-        ]  # fmt: skip
-        made = _latents(small, requests)
-        pipeline_of.scheduler = getattr(library, DIFFUSERS_CLASS[sampler]).from_config(config)
-        errors: list[float] = []
-        for one in requests:
-            assert one.adapter is not None
-            pipeline_of.set_adapters(one.adapter.id[:8], one.weight)
-            theirs = pipeline_of(one.prompt, generator=torch.Generator().manual_seed(one.seed), num_inference_steps=one.steps,
-                                 guidance_scale=one.guidance, width=one.width, height=one.height, output_type="latent").images[0]  # fmt: skip
-            errors.append(float((theirs - made[one.key]).abs().max()))
-        worst[sampler] = max(errors)
-    return {"largest_latent_error": worst}
 
 
 def poison(subject: Subject, _: argparse.Namespace) -> dict[str, Any]:
@@ -210,49 +188,22 @@ def _finish(engine: Engine, requests: list[RunRequest]) -> list[Any]:
     return ended
 
 
-@torch.inference_mode()
-def _latents(subject: Subject, requests: list[RunRequest]) -> dict[str, torch.Tensor]:
-    (model,) = subject.engine().base_models.values()
-    for request in requests:
-        assert request.adapter is not None
-        model.pool.expect(request.adapter)
-    model.pool.wait_for_loader()
-    runs = [model.start(request, 0.0) for request in requests]
-    live = [run for run in runs if run is not None]
-    while running := [run for run in live if not run.is_done]:
-        model.runner.denoise(running)
-    return {run.request.key: run.latents for run in live}
-
-
-def _pipeline_with_adapters(subject: Subject) -> Any:
-    import copy
-
-    pipeline = copy.deepcopy(subject.pipeline)
-    pipeline.set_progress_bar_config(disable=True)
-    for file in subject.adapters[:6]:
-        pipeline.load_lora_weights(str(file.path.parent), weight_name=file.path.name, adapter_name=file.id[:8])
-    return pipeline
-
-
 def _copy_of(adapter: AdapterFile, path: Path, factor: float) -> AdapterFile:
     """The same adapter with its numbers times `factor`: another identity."""
     save_file({name: (tensor.float() * factor).contiguous() for name, tensor in load_file(adapter.path).items()}, path)
     return AdapterFile(f"{adapter.id}*{factor}", path)
 
 
+def _tell(what: str, done: int, total: int) -> None:
+    if done % 20 == 0 or done == total:
+        print(f"{what} {done}/{total}", flush=True)
+
+
 def _percentiles(seconds: list[float]) -> dict[str, float]:
     return {f"p{p}": round(float(np.percentile(seconds, p)) * 1e3, 2) for p in (50, 99)}
 
 
-def _timed(work: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+def _timed(work: Callable[[], object], clock: Callable[[], float]) -> float:
     began = clock()
     work()
     return clock() - began
-
-
-def _cpu(work: Callable[[], object]) -> float:
-    return _timed(work, time.process_time)
-
-
-def _thread_cpu(work: Callable[[], object]) -> float:
-    return _timed(work, time.thread_time)

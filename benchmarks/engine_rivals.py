@@ -1,7 +1,9 @@
 """What the engine is compared with, each as well as its policy allows: B1, B2 and B3, beside ours."""
 
+import copy
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +33,12 @@ def ours(subject: Subject) -> Rival:
     """Any adapters in one batch."""
     engine = subject.engine()
     return lambda requests: _drive(engine, requests)
+
+
+def bare(subject: Subject) -> Rival:
+    """Ours with the adapters left out: what they cost. No rival, and its images are others."""
+    engine = subject.engine()
+    return lambda requests: _drive(engine, [replace(request, adapter=None) for request in requests])
 
 
 def one_adapter_per_batch(subject: Subject) -> Rival:
@@ -84,8 +92,6 @@ def load_per_job(subject: Subject) -> Rival:
 
 
 def _pipeline(subject: Subject) -> Any:
-    import copy
-
     pipeline = copy.deepcopy(subject.pipeline)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline

@@ -5,6 +5,7 @@ import hashlib
 import importlib
 import itertools
 import shutil
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -43,12 +44,33 @@ class Subject(NamedTuple):
     options: EngineOptions
 
     def engine(self, **changes: Any) -> Engine:
-        """A fresh engine over a copy of the model, so that no two subjects share state."""
+        """A fresh engine over a copy of the model, so that no two engines share state."""
         options = replace(self.options, **changes)
         engine = Engine(options)
         family = UNetFamily(copy.deepcopy(self.pipeline), options)
         engine.base_models = {self.name: BaseModel(self.name, family, options, lambda: None)}
         return engine
+
+    def wall(self) -> float:
+        """Seconds by the clock, once the device has done what it was told."""
+        self._wait()
+        return time.perf_counter()
+
+    def work(self) -> float:
+        """Seconds of processor time; on a GPU, which has no such clock, by the clock."""
+        return self.wall() if self._is_gpu else time.process_time()
+
+    def thread_work(self) -> float:
+        """As `work`, of this thread alone."""
+        return self.wall() if self._is_gpu else time.thread_time()
+
+    @property
+    def _is_gpu(self) -> bool:
+        return self.options.torch_device.type == "cuda"
+
+    def _wait(self) -> None:
+        if self._is_gpu:
+            torch.cuda.synchronize()
 
     def requests(self, count: int, *, adapters: int, steps: int, first: int = 0) -> list[RunRequest]:
         """`count` runs over `adapters` adapters in turn, with different prompts, seeds and guidance."""
@@ -74,6 +96,8 @@ def make_subject(name: str, options: EngineOptions, into: Path, *, adapters: int
     torch.manual_seed(0)
     pipeline = load_pipeline(POCKET, options.torch_dtype) if name == "pocket" else _RANDOM[name]()
     pipeline.to(options.torch_device, options.torch_dtype)
+    for part in (pipeline.unet, pipeline.vae):  # for every rival alike
+        part.to(memory_format=torch.channels_last)
     pipeline.set_progress_bar_config(disable=True)
     own = sorted((POCKET / "loras").glob("*.safetensors")) if name == "pocket" else []
     files = [Path(shutil.copy(file, into)) for file in own]  # the same bytes to the end, whatever is trained meanwhile
@@ -103,7 +127,7 @@ def _random_adapter(unet: torch.nn.Module, path: Path, rank: int, seed: int, tar
             torch.randn(weight.shape[0], rank, *(1,) * (weight.dim() - 2), generator=generator) * 0.02
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, path)
+    save_file({name: tensor.half() for name, tensor in tensors.items()}, path)
     return path
 
 
