@@ -12,7 +12,11 @@ from serve_app.service.bench import Bench, FinishedRun
 log = logging.getLogger(__name__)
 
 MAX_STRIKES = 3
-"""Failed steps in a row after which the bench is called broken: by then it is not one job's fault."""
+"""Failed steps without an image between them after which the bench is called broken: by then it is not one job's fault.
+A step that only clears lost runs away, or waits for an adapter, succeeds on a broken device too and proves nothing."""
+
+CLEARING_S = 5.0
+"""How long the event loop may take to take lost runs off the bench: until then they are not stepped again."""
 
 
 class StepFailed(Exception):
@@ -86,24 +90,33 @@ class StepThread:
             if not self._bench.has_work:
                 self._awake.wait()
                 continue
-            self._step()
+            error = self._step()
+            if error is not None:
+                self._give_up(error)
 
-    def _step(self) -> None:
+    def _step(self) -> Exception | None:
+        """What went wrong with it."""
         live = self._bench.progress()
         began = self._step_began = time.monotonic()
         try:
             finished = self._bench.step()
-        except Exception as error:
-            log.exception("a step failed; every run on the %s bench starts over", self._bench.kind)
-            self._strikes += 1
-            self._call(self._fail_all, error)
-        else:
-            self._strikes = 0
-            if finished:
-                self._call(self._deliver, finished)
+        except Exception as error:  # noqa: BLE001 - the thread must outlive any step
+            return error
         finally:
             self._step_began = None
             self._share_out(time.monotonic() - began, list(live))
+        if any(run.image is not None for run in finished):
+            self._strikes = 0
+        if finished:
+            self._call(self._deliver, finished)
+        return None
+
+    def _give_up(self, error: Exception) -> None:
+        log.error("a step failed; every run on the %s bench starts over", self._bench.kind, exc_info=error)
+        self._strikes += 1
+        cleared = threading.Event()
+        self._call(self._fail_all, error, cleared)
+        cleared.wait(CLEARING_S)
 
     def _share_out(self, seconds: float, live: Sequence[str]) -> None:
         for key in live:
@@ -121,9 +134,10 @@ class StepThread:
                 future.set_result(run)
         self._on_finished()
 
-    def _fail_all(self, error: Exception) -> None:
+    def _fail_all(self, error: Exception, cleared: threading.Event) -> None:
         for key, future in self._expected.items():
             if not future.done():
                 self._bench.abort(key)
                 future.set_exception(StepFailed(type(error).__name__))
+        cleared.set()
         self._on_finished()

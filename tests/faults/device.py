@@ -1,4 +1,4 @@
-"""A device that runs out of memory, or of numbers: hooks on the real networks raise and spoil as a card does."""
+"""A device that runs out of memory or of numbers, or is lost: hooks on the real networks raise and spoil as a card does."""
 
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,16 @@ def limit_memory(engine: Engine, rows: int, note: Path) -> None:
             raise torch.OutOfMemoryError(f"out of memory: {wanted} of {cells} cells")
 
     model.family.unet.register_forward_pre_hook(refuse_what_does_not_fit)
+
+
+def lose_device(engine: Engine) -> None:
+    """Every forward pass fails from now on, as after an illegal access: nothing but a new process helps."""
+    (model,) = engine.base_models.values()
+
+    def fail(*_: object) -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    model.family.unet.register_forward_pre_hook(fail)
 
 
 def spoil_decoder(engine: Engine) -> None:

@@ -26,7 +26,12 @@ from tests.support import adapter_id, wait_until, write_catalog
 ACCOUNT = "acct_faults"
 SHORT, LONG = 3, 40
 """Steps of 256x256: over in half a second, and long enough to be met while running."""
-LEASE = timedelta(seconds=1.5)
+ENDLESS = 400
+"""Steps that outlast any lease of a second or two."""
+LEASE = timedelta(seconds=20)
+"""Far longer than any pause of a crowded machine: only who is dead or cut off loses it."""
+HASTY = timedelta(seconds=1.5)
+"""For a worker that is to lose its jobs."""
 SETTLE_S = 100.0
 
 
@@ -67,9 +72,13 @@ class Scene:
         self.ledger.note(account, acceptance.job.id, may_end_as=may_end_as)
         return acceptance.job.id
 
-    def worker(self, orders: Orders | None = None, *, settings: Settings | None = None) -> BaseProcess:
+    def worker(
+        self, orders: Orders | None = None, *, settings: Settings | None = None, lease: timedelta | None = None
+    ) -> BaseProcess:
+        """A worker claims and beats with the lease of its own settings."""
         name = f"w{len(self.processes) + 1}"
-        process = start_worker(settings or self.settings, name, orders)
+        known = settings or self.settings
+        process = start_worker(known if lease is None else known.model_copy(update={"lease": lease}), name, orders)
         self.processes.append(process)
         return process
 

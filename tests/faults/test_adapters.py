@@ -4,7 +4,6 @@ import hashlib
 import json
 import struct
 from collections.abc import AsyncIterator, Sequence
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -71,7 +70,7 @@ async def shelf(tmp_path: Path) -> AsyncIterator[Scene]:
     ]
     catalog = folder / "catalog.yaml"
     catalog.write_text(yaml.safe_dump({"base_models": [{"id": "pocket", "folder": str(POCKET)}], "adapters": rows}))
-    async with open_scene(tmp_path, catalog=catalog, lease=timedelta(seconds=20)) as scene:
+    async with open_scene(tmp_path, catalog=catalog) as scene:
         files["missing"].unlink()
         content = bytearray(files["damaged"].read_bytes())
         content[-1] ^= 1

@@ -77,7 +77,8 @@ async def cluster(tmp_path: Path, waits_for: int) -> AsyncIterator[Cluster]:
 @pytest.mark.parametrize("waits_for", [1])
 async def test_a_replica_that_lags_holds_all_that_was_acknowledged(cluster: Cluster) -> None:
     cluster.wire.slow(0.1)
-    assert all([await cluster.accept(number) for number in BEFORE])
+    for number in BEFORE:
+        await wait_until(lambda number=number: cluster.accept(number))
     cluster.wire.blackhole()
     assert not any([await cluster.accept(number) for number in BEHIND])
     assert not await cluster.fail_over()

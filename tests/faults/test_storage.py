@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from serve_app.domain.jobs import JobState
-from tests.faults.scene import Scene, open_scene
+from tests.faults.scene import HASTY, Scene, open_scene
 from tests.faults.storage import ERROR, FLIP, FULL, SLOW, TRUNCATE, set_fault
 from tests.faults.worker import Orders
 from tests.support import wait_until
@@ -24,7 +24,7 @@ def bucket(tmp_path: Path) -> Path:
 async def stored(tmp_path: Path, bucket: Path) -> AsyncIterator[Scene]:
     """A scene whose images lie in a bucket that fails on command."""
     (bucket / "images").mkdir(parents=True)
-    async with open_scene(tmp_path, storage_url=f"faulty://{bucket}", lease=timedelta(seconds=0.8)) as scene:
+    async with open_scene(tmp_path, storage_url=f"faulty://{bucket}", lease=HASTY) as scene:
         yield scene
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from serve_app.domain.jobs import JobState
-from tests.faults.scene import LONG, Scene, open_scene
+from tests.faults.scene import ENDLESS, HASTY, LONG, Scene, open_scene
 from tests.faults.worker import POISON, QUICK, UNHEALTHY, Orders, Point
 from tests.support import wait_until
 
@@ -30,7 +30,7 @@ POINTS = [
 @pytest.mark.parametrize(("point", "attempt"), POINTS)
 async def test_a_killed_workers_job_is_finished_by_another(scene: Scene, point: Point, attempt: int) -> None:
     job_id = await scene.accept(steps=8)
-    killed = scene.worker(Orders(die=point))
+    killed = scene.worker(Orders(die=point), lease=HASTY)
     await wait_until(lambda: killed.exitcode == -signal.SIGKILL, timeout=60)
     scene.worker()
     await scene.until_ended()
@@ -49,7 +49,7 @@ async def test_without_a_reaper_the_auditor_finds_the_killed_workers_job(scene: 
 async def _frozen_past_its_lease(scene: Scene, orders: Orders) -> BaseProcess:
     """A worker that sleeps through the loss of its lease and wakes up when another has committed the job."""
     job_id = await scene.accept(steps=LONG)
-    zombie = scene.worker(orders)
+    zombie = scene.worker(orders, lease=HASTY)
     await scene.until_running(job_id)
     assert zombie.pid is not None
     os.kill(zombie.pid, signal.SIGSTOP)
@@ -87,7 +87,7 @@ async def test_without_fences_the_auditor_finds_the_zombie(scene: Scene) -> None
 async def test_a_hung_step_loses_its_job_and_its_process(scene: Scene) -> None:
     strict = replace(QUICK, step_limit=timedelta(seconds=0.5))
     job_id = await scene.accept()
-    hung = scene.worker(Orders(hangs=True, pace=strict))
+    hung = scene.worker(Orders(hangs=True, pace=strict), lease=HASTY)
     await wait_until(lambda: hung.exitcode == UNHEALTHY, timeout=60)
     scene.worker()
     await scene.until_ended()
@@ -98,18 +98,18 @@ async def test_a_hung_step_loses_its_job_and_its_process(scene: Scene) -> None:
 @pytest.mark.soak
 async def test_without_a_watchdog_the_auditor_finds_the_hung_job(scene: Scene) -> None:
     job_id = await scene.accept()
-    scene.worker(Orders(hangs=True))
+    scene.worker(Orders(hangs=True), lease=HASTY)
     await scene.until(job_id, JobState.RUNNING)
     scene.worker()
     with pytest.raises(TimeoutError):
-        await scene.until_ended(timeout=3 * scene.settings.lease.total_seconds())
+        await scene.until_ended(timeout=3 * HASTY.total_seconds())
     assert any("still running" in problem for problem in await scene.audit())
 
 
 @pytest.mark.soak
 async def test_beats_keep_a_job_that_takes_longer_than_its_lease(tmp_path: Path) -> None:
-    async with open_scene(tmp_path, lease=timedelta(seconds=0.6), max_attempts=1) as scene:
-        await scene.accept(steps=LONG)
+    async with open_scene(tmp_path, lease=HASTY, max_attempts=1) as scene:
+        await scene.accept(steps=ENDLESS)
         scene.worker(Orders(reaps=True))
         await scene.until_ended()
         assert not await scene.audit()
@@ -117,8 +117,8 @@ async def test_beats_keep_a_job_that_takes_longer_than_its_lease(tmp_path: Path)
 
 @pytest.mark.soak
 async def test_without_beats_the_auditor_finds_the_lost_job(tmp_path: Path) -> None:
-    async with open_scene(tmp_path, lease=timedelta(seconds=0.6), max_attempts=1) as scene:
-        await scene.accept(steps=LONG)
+    async with open_scene(tmp_path, lease=HASTY, max_attempts=1) as scene:
+        await scene.accept(steps=ENDLESS)
         scene.worker(Orders(beats=False, reaps=True))
         await scene.until_ended()
         assert any("ended failed" in problem for problem in await scene.audit())
@@ -142,7 +142,7 @@ async def _until_dead(scene: Scene, poison: str) -> None:
 
 @pytest.mark.soak
 async def test_a_job_that_kills_its_workers_becomes_a_dead_letter(tmp_path: Path) -> None:
-    async with open_scene(tmp_path, lease=timedelta(seconds=0.8), max_attempts=2) as scene:
+    async with open_scene(tmp_path, lease=HASTY, max_attempts=2) as scene:
         poison = await scene.accept(prompt=f"a cup of {POISON}", may_end_as=[JobState.FAILED])
         await _until_dead(scene, poison)
         for seed in range(3):
@@ -153,7 +153,7 @@ async def test_a_job_that_kills_its_workers_becomes_a_dead_letter(tmp_path: Path
 
 @pytest.mark.soak
 async def test_jobs_drawn_beside_one_that_kills_its_workers_are_completed(tmp_path: Path) -> None:
-    async with open_scene(tmp_path, lease=timedelta(seconds=0.8), max_attempts=3) as scene:
+    async with open_scene(tmp_path, lease=HASTY, max_attempts=3) as scene:
         poison = await scene.accept(prompt=f"a cup of {POISON}", may_end_as=[JobState.FAILED])
         for seed in range(3):
             await scene.accept(seed=seed, account=f"acct_{seed}")
@@ -163,7 +163,7 @@ async def test_jobs_drawn_beside_one_that_kills_its_workers_are_completed(tmp_pa
 @pytest.mark.soak
 async def test_a_worker_told_to_stop_hands_its_job_back_at_once(tmp_path: Path) -> None:
     async with open_scene(tmp_path, lease=timedelta(seconds=60), max_attempts=1) as scene:
-        job_id = await scene.accept(steps=400)
+        job_id = await scene.accept(steps=ENDLESS)
         leaving = scene.worker(Orders(drain_s=2.2))
         await scene.until_running(job_id)
         leaving.terminate()
@@ -179,20 +179,19 @@ async def test_a_worker_told_to_stop_hands_its_job_back_at_once(tmp_path: Path) 
 async def test_jobs_wait_for_a_reaper_that_was_away(scene: Scene) -> None:
     for seed in range(3):
         await scene.accept(seed=seed)
-    killed = scene.worker(Orders(die="denoising"))
+    killed = scene.worker(Orders(die="denoising"), lease=HASTY)
     await wait_until(lambda: killed.exitcode == -signal.SIGKILL, timeout=60)
     scene.worker(Orders(reaps=True))  # any process may reap; this one also draws
     await scene.until_ended()
     assert not await scene.audit()
 
 
-async def test_a_worker_whose_log_disk_is_full_completes_its_jobs(tmp_path: Path) -> None:
-    async with open_scene(tmp_path, lease=timedelta(seconds=20)) as scene:
-        await scene.accept()
-        await scene.accept(lora="no-such", may_end_as=[JobState.FAILED])
-        scene.worker(Orders(is_log_full=True))
-        await scene.until_ended()
-        assert not await scene.audit()
+async def test_a_worker_whose_log_disk_is_full_completes_its_jobs(scene: Scene) -> None:
+    await scene.accept()
+    await scene.accept(lora="no-such", may_end_as=[JobState.FAILED])
+    scene.worker(Orders(is_log_full=True))
+    await scene.until_ended()
+    assert not await scene.audit()
 
 
 @pytest.mark.soak

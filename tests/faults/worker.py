@@ -48,6 +48,7 @@ class Orders:
     reaps: bool = False
     device_rows: int = 0
     """Rows of 256x256 that fit its device; 0 is no limit."""
+    is_device_lost: bool = False
     is_blind: bool = False
     """Its decoder gives no numbers."""
     is_log_full: bool = False
@@ -95,7 +96,7 @@ def _main(fields: dict[str, Any], name: str, orders: Orders) -> None:
 
 async def _work(settings: Settings, name: str, orders: Orders) -> None:
     from deployments.benches import GenerationBench  # the forked process has it; the test that forks need not
-    from tests.faults.device import limit_memory, spoil_decoder
+    from tests.faults.device import limit_memory, lose_device, spoil_decoder
     from tests.faults.forge import ENGINE
 
     leave = asyncio.Event()
@@ -104,6 +105,8 @@ async def _work(settings: Settings, name: str, orders: Orders) -> None:
         resources = _tampered(opened, orders)
         if orders.device_rows:
             limit_memory(ENGINE, orders.device_rows, settings.data_dir / OUT_OF_MEMORY)
+        if orders.is_device_lost:
+            lose_device(ENGINE)
         if orders.is_blind:
             spoil_decoder(ENGINE)
         bench = TamperedBench(GenerationBench(ENGINE, resources), orders)
