@@ -1,8 +1,10 @@
-"""What tests share: waiting without sleeping, a small catalog, tiny adapter files."""
+"""What tests share: waiting without sleeping, a free port, a small catalog, tiny adapter files."""
 
 import asyncio
 import inspect
 import json
+import secrets
+import socket
 import struct
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -16,7 +18,7 @@ PRIVATE_ADAPTER = "model_" + "private".ljust(26, "2")
 """In the test catalog; only the account named `owner` may use it."""
 
 
-async def wait_until(predicate: Callable[[], object | Awaitable[object]], timeout: float = 10) -> None:  # noqa: ASYNC109 - it is what callers set
+async def wait_until(predicate: Callable[[], object | Awaitable[object]], timeout: float = 30) -> None:  # noqa: ASYNC109 - it is what callers set
     """Return as soon as `predicate` (plain or async) holds; fail after `timeout` seconds."""
     async with asyncio.timeout(timeout):
         while True:
@@ -26,6 +28,16 @@ async def wait_until(predicate: Callable[[], object | Awaitable[object]], timeou
             if answer:
                 return
             await asyncio.sleep(0.01)
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on. It is none of those that the kernel gives to clients, nor of those
+    that `deployments/runtime.py` picks, so that it is still free when its user gets to it."""
+    while True:
+        port = 10_000 + secrets.randbelow(10_000)
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                return port
 
 
 def adapter_id(name: str) -> str:

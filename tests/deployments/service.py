@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,7 +13,7 @@ from typing import Any
 import httpx
 import psutil
 
-from tests.support import ROOT
+from tests.support import ROOT, free_port
 
 ATELIER = str(Path(sys.executable).with_name("atelier"))
 START_LIMIT_S, JOB_LIMIT_S, STOP_LIMIT_S = 300.0, 120.0, 15.0
@@ -139,12 +138,6 @@ def start_up(*arguments: str, output: Path, **environment: str) -> subprocess.Po
             stdout=file,
             stderr=subprocess.STDOUT,
         )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _command(process: psutil.Process) -> list[str]:

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from deployments.local import app, only_one
 from deployments.runtime import runtime_home
-from tests.deployments.service import free_port, start_up
-from tests.support import ROOT
+from tests.deployments.service import start_up
+from tests.support import ROOT, free_port
 
 
 @pytest.fixture(autouse=True)

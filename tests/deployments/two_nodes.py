@@ -23,7 +23,7 @@ from serve_app.service.resources import open_resources
 from serve_app.settings import Settings
 from serve_app.stores.embedded import ensure_redis
 from serve_app.stores.redis import connect_sync, key
-from tests.deployments.service import free_port
+from tests.support import free_port
 
 JOBS = 6
 ARGS = {

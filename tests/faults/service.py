@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ import yaml
 from deployments.runtime import kill_all_of, runtime_home
 from serve_app.settings import ROOT, Settings
 from tests.faults import processes
-from tests.support import wait_until
+from tests.support import free_port, wait_until
 
 START_LIMIT_S = 300.0
 STOP_LIMIT_S = 60.0
@@ -27,7 +26,7 @@ class Service:
     def __init__(self, folder: Path, *, generators: int = 2, ingresses: int = 2, lease_s: int = 10) -> None:
         self.data_dir = folder / "d"
         self.data_dir.mkdir(parents=True)
-        self.port = _free_port()
+        self.port = free_port()
         self.base_url = f"http://127.0.0.1:{self.port}"
         self._config = folder / "serve.yaml"
         self._config.write_text(yaml.safe_dump(_serve_config(self.port, generators, ingresses)))
@@ -107,9 +106,3 @@ def _serve_config(port: int, generators: int, ingresses: int) -> dict[str, Any]:
         "http_options": {"host": "127.0.0.1", "port": port},
         "applications": [application],
     }
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

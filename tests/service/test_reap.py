@@ -32,10 +32,12 @@ async def _accept(resources: Resources) -> str:
 @asynccontextmanager
 async def _reaping(resources: Resources) -> AsyncGenerator[asyncio.Task[None]]:
     task = asyncio.create_task(reap_forever(resources, every=OFTEN, sweep_every=OFTEN))
-    yield task
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    try:
+        yield task
+    finally:
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
 
 
 async def _state(resources: Resources, job_id: str) -> JobState:
@@ -45,12 +47,14 @@ async def _state(resources: Resources, job_id: str) -> JobState:
 
 
 async def test_a_lost_worker_loses_its_job_and_a_long_wait_ends(settings: Settings, resources: Resources) -> None:
-    changes = {"lease": timedelta(milliseconds=30), "queue_age_limit": timedelta(milliseconds=400)}
+    changes = {"lease": timedelta(milliseconds=30)}
     async with open_resources(settings.model_copy(update=changes)) as quick, _reaping(quick):
         job_id = await _accept(quick)
-        await quick.jobs.claim("w", kind=JobKind.GENERATION, nonce="n")
+        assert await quick.jobs.claim("w", kind=JobKind.GENERATION, nonce="n")
         await wait_until(lambda: _is(quick, job_id, JobState.QUEUED))
-        await wait_until(lambda: _is(quick, job_id, JobState.EXPIRED))
+    changes = {"queue_age_limit": timedelta(milliseconds=1)}
+    async with open_resources(settings.model_copy(update=changes)) as strict, _reaping(strict):
+        await wait_until(lambda: _is(strict, job_id, JobState.EXPIRED))
 
 
 async def _is(resources: Resources, job_id: str, state: JobState) -> bool:
@@ -68,13 +72,15 @@ async def test_more_than_one_batch_is_reaped_at_once(settings: Settings, resourc
 
 async def test_the_reaper_outlives_a_dead_redis_and_brings_the_embedded_one_back(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path / "var", redis_url="", catalog=write_catalog(tmp_path))
-    async with open_resources(settings) as resources, _reaping(resources) as reaping:
-        job_id = await _accept(resources)
-        for _ in range(2):
-            os.kill(ensure_redis(settings.data_dir).pid, signal.SIGKILL)
-            await wait_until(lambda: _answers(resources, job_id), timeout=30)
-        assert not reaping.done()
-    stop_redis(settings.data_dir)
+    try:
+        async with open_resources(settings) as resources, _reaping(resources) as reaping:
+            job_id = await _accept(resources)
+            for _ in range(2):
+                os.kill(ensure_redis(settings.data_dir).pid, signal.SIGKILL)
+                await wait_until(lambda: _answers(resources, job_id))
+            assert not reaping.done()
+    finally:
+        stop_redis(settings.data_dir)
 
 
 async def test_it_ends_whenever_it_is_told_to(resources: Resources) -> None:

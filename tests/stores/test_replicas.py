@@ -1,7 +1,6 @@
 """With `accept_replicas`, a job is acknowledged only when replicas hold it: it survives the primary's loss."""
 
 import asyncio
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from serve_app.settings import Settings
 from serve_app.stores.embedded import server_binary
 from serve_app.stores.jobs import JobStore
 from serve_app.stores.redis import connect
-from tests.support import wait_until
+from tests.support import free_port, wait_until
 
 REQUEST = GenerationRequest(prompt="a boat", lora_id="model_x", seeds=(1,))
 
@@ -26,7 +25,7 @@ class Pair:
     """A primary and its replica on local ports: replication needs TCP, which the embedded server never opens."""
 
     def __init__(self, folder: Path) -> None:
-        self.ports = (_free_port(), _free_port())
+        self.ports = (free_port(), free_port())
         self._processes = [_serve(port, folder / str(port)) for port in self.ports]
         self.primary, self.replica = (
             cast(Any, redis.Redis(port=port, decode_responses=True, socket_timeout=5)) for port in self.ports
@@ -96,12 +95,6 @@ def _serve(port: int, folder: Path) -> subprocess.Popen[bytes]:
     options = {"port": port, "bind": "127.0.0.1", "dir": folder, "save": "", "appendonly": "no"}
     words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
     return subprocess.Popen([server_binary(), *words], stdout=subprocess.DEVNULL)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _answers(client: Any) -> bool:
