@@ -29,7 +29,16 @@ class Lost(NamedTuple):
 
 
 class BaseModel:
-    def __init__(self, name: str, family: UNetFamily, options: EngineOptions, on_loaded: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        family: UNetFamily,
+        options: EngineOptions,
+        on_loaded: Callable[[], None],
+        *,
+        base_models: int = 1,
+    ) -> None:
+        """`base_models` share the device's memory; `on_loaded` is called on another thread when an adapter has been read."""
         self.name = name
         self.family = family
         self.banks = {
@@ -40,7 +49,7 @@ class BaseModel:
             self.banks,
             family.table,
             min_slots=1 + min(options.runs, options.adapter_slots),
-            slot_memory=options.adapter_memory or spare_memory(family.device),
+            slot_memory=options.adapter_memory or spare_memory(family.device, base_models=base_models),
             host_memory=options.host_memory,
             max_rank=options.max_rank,
             on_loaded=on_loaded,
@@ -53,8 +62,16 @@ class BaseModel:
         )
 
     @classmethod
-    def load(cls, name: str, source: Source, options: EngineOptions, on_loaded: Callable[[], None]) -> "BaseModel":
-        return cls(name, UNetFamily.load(source, options), options, on_loaded)
+    def load(
+        cls,
+        name: str,
+        source: Source,
+        options: EngineOptions,
+        on_loaded: Callable[[], None],
+        *,
+        base_models: int = 1,
+    ) -> "BaseModel":
+        return cls(name, UNetFamily.load(source, options), options, on_loaded, base_models=base_models)
 
     def start(self, request: RunRequest, added_at: float) -> Run | None:
         """A run at its first step, holding its adapter's slot; None while the adapter is being read or no slot is free.

@@ -151,7 +151,8 @@ class Engine:
             raise ValueError("base_models: at least one base model is needed")
         engine = cls(options)
         engine.base_models = {
-            name: BaseModel.load(name, source, options, engine.live.wake) for name, source in sources.items()
+            name: BaseModel.load(name, source, options, engine.live.wake, base_models=len(sources))
+            for name, source in sources.items()
         }
         return engine
 

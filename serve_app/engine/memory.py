@@ -12,5 +12,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in str(error)
 
 
-def spare_memory(device: torch.device) -> int:
-    return CPU_ADAPTER_MEMORY if device.type == "cpu" else torch.cuda.mem_get_info(device)[0] // 2
+def spare_memory(device: torch.device, *, base_models: int) -> int:
+    """Bytes for the adapter slots of one of so many base models. A third of what a GPU leaves this process, since a bank that
+    is widened lies beside the old one for a moment, and images need room too."""
+    if device.type == "cpu":
+        return CPU_ADAPTER_MEMORY // base_models
+    free, total = torch.cuda.mem_get_info(device)
+    share = int(total * torch.cuda.get_per_process_memory_fraction(device)) - torch.cuda.memory_reserved(device)
+    return min(free, share) // 3 // base_models

@@ -24,7 +24,8 @@ class EngineOptions:
     adapter_slots: int = 256
     """At most this many adapters are kept where the model computes, fewer where they do not fit `adapter_memory`."""
     adapter_memory: int = 0
-    """Bytes of the model's device that adapter slots may fill; 0 means 1 GiB of a CPU's, half of what a GPU has free."""
+    """Bytes of the device that each base model's adapter slots may fill; 0 shares 1 GiB of a CPU's memory, or a third of what
+    a GPU leaves this process, among the base models."""
     host_memory: int = 4 * 2**30
     """Bytes of host memory for packed adapters that are not in a slot."""
     max_rank: int = 128

@@ -74,6 +74,21 @@ def test_slots_give_way_to_the_memory_they_were_given(sd: Path, loras: list[Adap
         assert all(one.image is not None for one in ended.values())
 
 
+def test_base_models_share_the_devices_memory(
+    sd: Path, loras: list[AdapterFile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = 4 * 2**20
+    monkeypatch.setattr("serve_app.engine.memory.CPU_ADAPTER_MEMORY", memory)
+    with Engine.load({"a": sd, "b": sd}, replace(EXACT_FLOAT32, max_runs=1)) as engine:
+        for name in "ab":
+            finish(engine, [replace(SHORT, base_model=name, adapter=loras[0])])
+        held = [
+            sum(bank.layout.size * 4 * bank.slots for bank in model.banks.values())
+            for model in engine.base_models.values()
+        ]
+    assert memory / 4 < sum(held) <= memory
+
+
 def test_host_memory_is_bounded_and_evicted_adapters_are_read_again(sd: Path, loras: list[AdapterFile]) -> None:
     with Engine.load(sd, replace(EXACT_FLOAT32, adapter_slots=1, host_memory=1)) as engine:
         for _ in range(2):
