@@ -21,10 +21,9 @@ from serve_app.service.resources import Resources, open_resources
 from serve_app.settings import Settings
 from serve_app.stores.embedded import ensure_redis, stop_redis
 from tests.api.house import BODY_A, House, Member, client_of, house_settings
-from tests.faults.bodies import Hostile
 from tests.faults.books import Ledger, audit_service
+from tests.faults.hostile import Hostile, send
 from tests.faults.ingress import Fault, start_ingress
-from tests.faults.test_fuzz import send
 from tests.support import wait_until
 
 SEED = 20261121
