@@ -106,8 +106,7 @@ def free(subject: Subject) -> None:
 
 
 def _place(pool: Any, file: AdapterFile) -> None:
-    pool.expect(file)
-    pool.wait_for_loader()
-    slot = pool.acquire(file)
-    assert slot is not None, f"no slot for {file.id}"
+    """Into a slot, however often it has to be read or packed first."""
+    while (slot := pool.acquire(file)) is None:
+        pool.wait_for_loader()
     pool.release(slot)

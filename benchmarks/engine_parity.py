@@ -9,6 +9,8 @@ import torch
 
 from benchmarks.engine_subjects import Subject, diffusers
 from serve_app.engine import RunRequest
+from serve_app.engine.base_model import BaseModel
+from serve_app.engine.run import Run
 from serve_app.engine.sampler import DIFFUSERS_CLASS, Sampler
 
 SMALL = 256
@@ -42,15 +44,16 @@ def parity(subject: Subject, _: argparse.Namespace) -> dict[str, Any]:
 @torch.inference_mode()
 def _latents(subject: Subject, requests: list[RunRequest]) -> dict[str, torch.Tensor]:
     (model,) = subject.engine().base_models.values()
-    for request in requests:
-        assert request.adapter is not None
-        model.pool.expect(request.adapter)
-    model.pool.wait_for_loader()
-    runs = [model.start(request, 0.0) for request in requests]
-    live = [run for run in runs if run is not None]
+    live = [_start(model, request) for request in requests]
     while running := [run for run in live if not run.is_done]:
         model.runner.denoise(running)
     return {run.request.key: run.latents for run in live}
+
+
+def _start(model: BaseModel, request: RunRequest) -> Run:
+    while (run := model.start(request, 0.0)) is None:
+        model.pool.wait_for_loader()
+    return run
 
 
 def _pipeline_with_adapters(subject: Subject) -> Any:

@@ -9,6 +9,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -20,7 +21,7 @@ LOADERS = 4
 """Adapters read at once: one on a slow disk must not hold up the others."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Ready:
     """An adapter in host memory: its weights as read, and packed for each component's bank."""
 
@@ -57,7 +58,7 @@ class AdapterPool:
         self._max_rank = max_rank
         self._on_loaded = on_loaded
         self._loader = ThreadPoolExecutor(LOADERS, thread_name_prefix="adapter-loader")
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._host: OrderedDict[str, Future[_Ready]] = OrderedDict()
         self._slots: OrderedDict[str, int] = OrderedDict()
         slots = next(iter(banks.values())).slots
@@ -76,9 +77,7 @@ class AdapterPool:
             known = self._host.get(adapter.id)
             if adapter.id in self._slots or (known is not None and not _failed(known)):
                 return
-            future = self._loader.submit(self._load, adapter)
-            self._host[adapter.id] = future
-        future.add_done_callback(lambda _: self._on_loaded())
+            self._submit(adapter.id, partial(self._load, adapter))
 
     def acquire(self, adapter: AdapterFile | None) -> int | None:
         """The adapter's slot, held until `release`; None while it is being read or no slot is free.
@@ -143,28 +142,29 @@ class AdapterPool:
         for component, weights in ready.weights.items():
             if not self._banks[component].layout.covers(ranks_of(weights)):
                 self.reserve(component, ranks_of(weights))
+        if not self._is_packed(ready):
+            self._submit(adapter.id, partial(self._pack, ready.weights))
+            return None
         slot = self._free_slot()
         if slot is None:
             return None
         for component, bank in self._banks.items():
-            self._fill(bank, slot, component, ready)
+            if component in ready.rows:
+                bank.put(slot, ready.rows[component])
+            else:
+                bank.clear(slot)
         with self._lock:
             self._slots[adapter.id] = slot
             self._host.move_to_end(adapter.id)
         self._shrink_host(keep=adapter.id)
         return slot
 
-    def _fill(self, bank: SlotBank, slot: int, component: str, ready: _Ready) -> None:
-        weights = ready.weights.get(component)
-        if not weights:
-            bank.clear(slot)
-            return
-        row = ready.rows.get(component)
-        if row is None or row.version != bank.layout.version:  # the bank has grown since the adapter was read
-            row = bank.pack(weights)
-            assert row is not None, "the bank was grown for these weights"
-            ready.rows[component] = row
-        bank.put(slot, row)
+    def _is_packed(self, ready: _Ready) -> bool:
+        """Not so where a bank has grown since: then the adapter is packed again, on a loader's thread like the first time."""
+        return all(
+            component in ready.rows and ready.rows[component].version == self._banks[component].layout.version
+            for component in ready.weights
+        )
 
     def _free_slot(self) -> int | None:
         if self._free:
@@ -175,9 +175,17 @@ class AdapterPool:
         with self._lock:
             return self._slots.pop(unused)
 
+    def _submit(self, id: str, work: Callable[[], _Ready]) -> None:
+        future = self._loader.submit(work)
+        with self._lock:
+            self._host[id] = future
+        future.add_done_callback(lambda _: self._on_loaded())
+
     def _load(self, adapter: AdapterFile) -> _Ready:
-        """On the loader's thread: reads, and packs what the present layout covers; the step thread packs the rest."""
-        weights = read_adapter(adapter.path, self._table, max_rank=self._max_rank, dtype=self._dtype)
+        return self._pack(read_adapter(adapter.path, self._table, max_rank=self._max_rank, dtype=self._dtype))
+
+    def _pack(self, weights: AdapterWeights) -> _Ready:
+        """For the banks' present layouts, as far as those cover it."""
         rows = {name: self._banks[name].pack(parts) for name, parts in weights.items()}
         return _Ready(weights, {name: row for name, row in rows.items() if row is not None})
 

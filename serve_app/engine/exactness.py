@@ -56,6 +56,8 @@ class Exactness:
 
     def ranks_agree(self, key: BatchKey, like: Conditioning) -> bool:
         """Whether a low-rank adapter may be computed at the width of a higher one beside it."""
+        if self._static:
+            return True  # every adapter is always computed at the widest rank
         known = (key, self._bank.layout.rank)
         if known not in self._ranks_agree:
             rows = min(4, self._widest(key))

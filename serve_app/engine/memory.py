@@ -17,6 +17,7 @@ def spare_memory(device: torch.device, *, base_models: int) -> int:
     is widened lies beside the old one for a moment, and images need room too."""
     if device.type == "cpu":
         return CPU_ADAPTER_MEMORY // base_models
-    free, total = torch.cuda.mem_get_info(device)
-    share = int(total * torch.cuda.get_per_process_memory_fraction(device)) - torch.cuda.memory_reserved(device)
+    card = torch.cuda.device(device).idx  # also of a device without a number, which some calls refuse
+    free, total = torch.cuda.mem_get_info(card)
+    share = int(total * torch.cuda.get_per_process_memory_fraction(card)) - torch.cuda.memory_reserved(card)
     return min(free, share) // 3 // base_models

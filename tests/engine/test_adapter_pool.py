@@ -5,10 +5,12 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from serve_app.engine import AdapterFile, Engine, Finished, RunRequest
 from serve_app.engine.base_model import BaseModel
+from serve_app.engine.lora import LayerWeights, PackedRow, SlotBank
 from tests.engine import tiny
 from tests.engine.conftest import EXACT_FLOAT32
 from tests.engine.rig import finish, start
@@ -107,6 +109,27 @@ def test_runs_go_on_while_an_adapter_is_being_read(sd: Path, loras: list[Adapter
         assert engine.progress() == {"slow": (0, 2)}
         threading.Thread(target=pipe.write_bytes, args=(b"",)).start()
         assert finish(engine)["slow"].failure is not None
+
+
+def test_adapters_are_packed_again_after_growth_without_the_step_thread(
+    sd: Path, loras: list[AdapterFile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    big = tiny.write_adapter(tmp_path / "big.safetensors", tiny.random_lora(sd, rank=40, seed=9))
+    packers: list[str] = []
+    pack = SlotBank.pack
+
+    def watched(bank: SlotBank, weights: LayerWeights) -> PackedRow | None:
+        packers.append(threading.current_thread().name)
+        return pack(bank, weights)
+
+    monkeypatch.setattr(SlotBank, "pack", watched)
+    with Engine.load(sd, replace(EXACT_FLOAT32, adapter_slots=1)) as engine:
+        before = finish(engine, [replace(SHORT, adapter=loras[0])])["short"].image
+        finish(engine, [replace(SHORT, adapter=big)])
+        after = finish(engine, [replace(SHORT, adapter=loras[0])])["short"].image
+    assert np.array_equal(np.asarray(before), np.asarray(after))
+    assert len(packers) > 3
+    assert all(name.startswith("adapter-loader") for name in packers)
 
 
 def finish_one(engine: Engine, request: RunRequest) -> list[Finished]:

@@ -88,15 +88,21 @@ def test_a_warm_size_has_all_its_graphs(sd: Path, tmp_path: Path) -> None:
     dynamo: Any = importlib.import_module("torch._dynamo")
     dynamo.register_backend(counting, name="counting-all")
     with dynamo.config.patch(recompile_limit=1, accumulated_recompile_limit=1):
-        options = EngineOptions(device="cpu", dtype="float32", compile="counting-all", max_rows=4, exact=False)
+        options = EngineOptions(device="cpu", dtype="float32", compile="counting-all", max_rows=4)
         model = BaseModel.load("m", sd, options, lambda: None)
         model.warm_up(64, 64)
         assert len(graphs) == 3, "one, two and four rows"
-        file = tiny.write_adapter(tmp_path / "a.safetensors", tiny.random_lora(sd, rank=20, seed=1))
-        request = RunRequest(key="k", prompt="a cat", adapter=file, steps=50, width=64, height=64)
-        runs = [start(model, replace(request, key=f"{i}", guidance=(1.0, 5.0)[i % 2])) for i in range(4)]
+        files = [
+            tiny.write_adapter(tmp_path / f"{rank}.safetensors", tiny.random_lora(sd, rank=rank, seed=rank))
+            for rank in (4, 20)
+        ]
+        request = RunRequest(key="k", prompt="a cat", steps=50, width=64, height=64)
+        runs = [
+            start(model, replace(request, key=f"{i}", adapter=files[i // 2], guidance=(1.0, 5.0)[i % 2]))
+            for i in range(4)
+        ]
         with torch.inference_mode():
-            for company in (runs[:1], runs[1:2], runs[:2], runs[1::2]):
+            for company in (runs[:1], runs[1:2], runs[:2], runs[1::2], runs[1:3]):
                 model.runner.denoise(company)
     assert len(graphs) == 3
 
