@@ -33,7 +33,9 @@ class EngineOptions:
     sampler: str = ""
     """`euler`, `ddim`, `dpm++2m` or `lcm` for every run that names none; empty takes the base model's own."""
     compile: str = ""
-    """A `torch.compile` backend (`inductor`) for the denoiser: one graph per forward shape, none after those; empty is eager."""
+    """A `torch.compile` backend (`inductor`) for the denoiser, empty is eager. One graph per forward shape, made at warm-up;
+    a prompt beyond the encoder's window, or an adapter of a rank above 32 or on layers outside the transformer blocks, makes
+    new ones at its first use, within one step: leave time for that in `step_limit_s`."""
     threads: int = 0
     """CPU threads of torch for the whole process; 0 leaves them as they are."""
 
