@@ -1,4 +1,4 @@
-"""The bundled model: it loads offline, its LoRAs change pictures, and its files are the published ones."""
+"""The bundled model: it loads offline, draws what it is told, and its files are the published ones."""
 
 import hashlib
 import random
@@ -8,15 +8,20 @@ from typing import Any
 import pytest
 import torch
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
+from diffusers.schedulers.scheduling_ddim import DDIMScheduler
+from diffusers.schedulers.scheduling_dpmsolver_multistep import DPMSolverMultistepScheduler
+from diffusers.schedulers.scheduling_euler_discrete import EulerDiscreteScheduler
 from PIL import Image
 
+from models.pocket.recipe.captions import plain_caption
 from models.pocket.recipe.checker import check
 from models.pocket.recipe.drawing import draw_scene
-from models.pocket.recipe.scenes import held_out_scene
+from models.pocket.recipe.scenes import Scene, Thing, held_out_scene
 from models.pocket.recipe.styles import STYLES
 
 POCKET = Path(__file__).resolve().parents[2] / "models" / "pocket"
 MAX_BYTES = 40 * 2**20
+SAMPLERS = (DDIMScheduler, EulerDiscreteScheduler, DPMSolverMultistepScheduler)
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +46,13 @@ def test_the_folder_loads_offline_as_a_plain_stable_diffusion_pipeline(pipeline:
 
 def test_a_picture_has_the_asked_size(pipeline: Any) -> None:
     assert picture_of(pipeline, "a red star", steps=1, width=768, height=512).size == (768, 512)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_each_usual_sampler_draws_what_the_prompt_says(pipeline: Any, sampler: Any) -> None:
+    scene = Scene("white", (Thing("circle", "red", "large", 0.5, 0.5, 0.25, "center"),))
+    pipeline.scheduler = sampler.from_config(pipeline.scheduler.config)
+    assert check(picture_of(pipeline, plain_caption(scene)), scene).accepted
 
 
 @pytest.mark.parametrize("style", sorted(STYLES))
@@ -71,3 +83,4 @@ def test_every_file_is_as_published() -> None:
 def test_the_folder_stays_small() -> None:
     published = [path for path in POCKET.rglob("*") if path.is_file() and ".work" not in path.parts]
     assert sum(path.stat().st_size for path in published) <= MAX_BYTES
+    assert (POCKET / "contact_sheet.png").stat().st_size <= 2**20

@@ -19,6 +19,8 @@ PROMPTS = (
 SEED = 4
 TILE = 176
 MARGIN, TITLE = 4, 18
+PALETTE = 200
+"""Colours of the file: flat pictures need no more, and it stays below 1 MB."""
 PATH = ROOT / "contact_sheet.png"
 
 
@@ -36,5 +38,5 @@ def write_contact_sheet(pipeline: StableDiffusionPipeline, path: Path = PATH) ->
         canvas.text((x, 3), name, fill="black")
         for row, picture in enumerate(pictures):
             sheet.paste(picture.resize((TILE, TILE), Image.Resampling.LANCZOS), (x, TITLE + row * (TILE + MARGIN)))
-    sheet.save(path, optimize=True)
+    sheet.quantize(PALETTE, dither=Image.Dither.NONE).save(path, optimize=True)
     return path
