@@ -7,9 +7,12 @@ import secrets
 import socket
 import struct
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import yaml
+
+from serve_app.domain.errors import StoreUnavailable
 
 ROOT = Path(__file__).resolve().parent.parent
 POCKET = ROOT / "models" / "pocket"
@@ -19,14 +22,16 @@ PRIVATE_ADAPTER = "model_" + "private".ljust(26, "2")
 
 
 async def wait_until(predicate: Callable[[], object | Awaitable[object]], timeout: float = 30) -> None:  # noqa: ASYNC109 - it is what callers set
-    """Return as soon as `predicate` (plain or async) holds; fail after `timeout` seconds."""
+    """Return as soon as `predicate` (plain or async) holds; fail after `timeout` seconds. A store that does not answer is
+    asked again: it may be down, or this machine crowded."""
     async with asyncio.timeout(timeout):
         while True:
-            answer = predicate()
-            if inspect.isawaitable(answer):
-                answer = await answer
-            if answer:
-                return
+            with suppress(StoreUnavailable):
+                answer = predicate()
+                if inspect.isawaitable(answer):
+                    answer = await answer
+                if answer:
+                    return
             await asyncio.sleep(0.01)
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import redis
 
-from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import Job, JobKind, JobState, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant, image_seeds
+from serve_app.service.attempt import patiently
 from serve_app.service.resources import Resources, open_resources
 from serve_app.settings import Settings
 from serve_app.stores.embedded import ensure_redis, stop_redis
@@ -32,7 +32,8 @@ LEASE = timedelta(seconds=20)
 """Far longer than any pause of a crowded machine: only who is dead or cut off loses it."""
 HASTY = timedelta(seconds=1.5)
 """For a worker that is to lose its jobs."""
-SETTLE_S = 100.0
+SETTLE = timedelta(seconds=100)
+"""For whatever a service does by itself, on a crowded machine."""
 
 
 class Scene:
@@ -44,9 +45,15 @@ class Scene:
         self.ledger = Ledger()
         self.processes: list[BaseProcess] = []
 
-    async def accept(
+    async def accept(self, **words: Any) -> str:
+        """Ask until it is acknowledged, always for the same job; `words` are those of `ask`."""
+        job_id = new_job_id(JobKind.GENERATION)
+        return await patiently(lambda: self.ask(job_id=job_id, **words), within=SETTLE)
+
+    async def ask(
         self,
         *,
+        job_id: str = "",
         steps: int = SHORT,
         seed: int = 7,
         prompt: str = "a red circle",
@@ -61,7 +68,7 @@ class Scene:
         request = picture(steps=steps, seed=seed, prompt=prompt, lora=lora, size=size)
         adapter = self.resources.catalog.adapter(request.lora_id)
         acceptance = await (jobs or self.resources.jobs).accept(
-            job_id=new_job_id(JobKind.GENERATION),
+            job_id=job_id or new_job_id(JobKind.GENERATION),
             variant=Variant.A,
             account_id=account,
             request=request,
@@ -83,7 +90,7 @@ class Scene:
         return process
 
     async def job(self, job_id: str) -> Job:
-        found = await self.resources.jobs.show(job_id)
+        found = await patiently(lambda: self.resources.jobs.show(job_id), within=SETTLE)
         assert found is not None, job_id
         return found
 
@@ -91,7 +98,7 @@ class Scene:
         async def is_there() -> bool:
             return (await self.job(job_id)).state is state
 
-        await wait_until(is_there, timeout=SETTLE_S)
+        await wait_until(is_there, timeout=SETTLE.total_seconds())
         return await self.job(job_id)
 
     async def until_running(self, job_id: str) -> None:
@@ -100,27 +107,24 @@ class Scene:
         async def has_progress() -> bool:
             return (await self.job(job_id)).progress > 0
 
-        await wait_until(has_progress, timeout=SETTLE_S)
+        await wait_until(has_progress, timeout=SETTLE.total_seconds())
 
-    async def until_ended(self, *, timeout: float = SETTLE_S) -> None:  # noqa: ASYNC109 - passed on to `wait_until`
+    async def until_ended(self, *, timeout: float = SETTLE.total_seconds()) -> None:  # noqa: ASYNC109 - passed on to `wait_until`
         """Every acknowledged job has ended. Leases are reaped meanwhile."""
 
         async def is_over() -> bool:
-            try:
-                await self.resources.jobs.reap()
-                return not await unfinished(self.resources, self.ledger)
-            except StoreUnavailable:
-                return False
+            await self.resources.jobs.reap()
+            return not await unfinished(self.resources, self.ledger)
 
         await wait_until(is_over, timeout=timeout)
 
     async def cancel_all(self) -> None:
         """The cheapest way to end every acknowledged job."""
         for job_id in self.ledger.all:
-            await self.resources.jobs.cancel(job_id, account_id=None)
+            await patiently(lambda job_id=job_id: self.resources.jobs.cancel(job_id, account_id=None), within=SETTLE)
 
     async def audit(self) -> list[str]:
-        return await audit_service(self.resources, self.ledger)
+        return await patiently(lambda: audit_service(self.resources, self.ledger), within=SETTLE)
 
     @property
     def images(self) -> list[Path]:

@@ -93,7 +93,7 @@ async def test_a_full_disk_stops_redis_and_loses_nothing(small_disk: Path) -> No
         refused = 0
         for number in range(4000):
             try:
-                await scene.accept(prompt="x" * 2000, seed=number, key=f"k{number}", may_end_as=CANCELED)
+                await scene.ask(prompt="x" * 2000, seed=number, key=f"k{number}", may_end_as=CANCELED)
             except StoreUnavailable:
                 refused += 1
                 break

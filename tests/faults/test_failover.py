@@ -1,6 +1,8 @@
 """The primary Redis dies, and a replica that lags behind takes over: what was acknowledged is there, what was not is refused."""
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
@@ -11,7 +13,7 @@ import redis
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import JobState
 from serve_app.service.resources import open_resources
-from serve_app.stores.embedded import ensure_redis, stop_redis
+from serve_app.stores.embedded import ensure_redis
 from tests.faults.books import audit_service
 from tests.faults.scene import Scene, open_scene
 from tests.faults.wire import Wire, wire_to
@@ -39,7 +41,7 @@ class Cluster:
     async def accept(self, number: int) -> bool:
         """Whether it was acknowledged."""
         try:
-            await self.scene.accept(seed=number, key=f"key-{number}", may_end_as=CANCELED)
+            await self.scene.ask(seed=number, key=f"key-{number}", may_end_as=CANCELED)
         except StoreUnavailable:
             return False
         return True
@@ -62,16 +64,15 @@ class Cluster:
 
 @pytest.fixture
 async def cluster(tmp_path: Path, waits_for: int) -> AsyncIterator[Cluster]:
-    standby = tmp_path / "standby"
-    replica_url = (await asyncio.to_thread(ensure_redis, standby)).url
+    standby = await asyncio.to_thread(ensure_redis, tmp_path / "standby")
     try:
         async with open_scene(tmp_path, accept_replicas=waits_for) as scene, wire_to(scene.redis_url) as wire:
-            opened = Cluster(scene, wire, replica_url)
+            opened = Cluster(scene, wire, standby.url)
             await opened.replicate()
             yield opened
             opened.close()
     finally:
-        stop_redis(standby)
+        os.kill(standby.pid, signal.SIGKILL)  # it may be writing its first file, and then refuses to stop
 
 
 @pytest.mark.parametrize("waits_for", [1])

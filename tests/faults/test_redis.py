@@ -30,7 +30,7 @@ async def _insist(scene: Scene, number: int) -> None:
     """What a caller does who wants one job: ask under one key until there is an answer."""
     while True:
         try:
-            await scene.accept(seed=number, key=f"key-{number}", may_end_as=CANCELED, account=f"acct_{number % 5}")
+            await scene.ask(seed=number, key=f"key-{number}", may_end_as=CANCELED, account=f"acct_{number % 5}")
             return
         except StoreUnavailable:
             await asyncio.to_thread(ensure_redis, scene.settings.data_dir)
@@ -91,7 +91,7 @@ async def test_a_paused_redis_is_refused_in_time_and_nothing_is_half_done(scene:
     began = time.monotonic()
     try:
         with pytest.raises(StoreUnavailable):
-            await scene.accept(key="later")
+            await scene.ask(key="later")
         took = time.monotonic() - began
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -111,7 +111,7 @@ async def test_a_full_redis_takes_nothing_in_and_lets_running_jobs_end(tmp_path:
         with scene.redis() as client:
             client.config_set("maxmemory", 1)
             with pytest.raises(StoreUnavailable):
-                await scene.accept()
+                await scene.ask()
             await scene.until_ended()
             client.config_set("maxmemory", 0)
         assert not await scene.audit()
@@ -140,7 +140,7 @@ async def test_a_read_only_redis_accepts_nothing_until_it_is_primary_again(scene
         client.execute_command("REPLICAOF", "127.0.0.1", "1")
         for seed in range(5):
             with pytest.raises(StoreUnavailable):
-                await scene.accept(seed=seed)
+                await scene.ask(seed=seed)
         client.execute_command("REPLICAOF", "NO", "ONE")
     await scene.accept(seed=9)
     await scene.until_ended()

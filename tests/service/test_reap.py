@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import JobKind, JobState, StoredImage, new_image_id, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.service.reap import reap_forever, sweep
@@ -77,7 +76,7 @@ async def test_the_reaper_outlives_a_dead_redis_and_brings_the_embedded_one_back
             job_id = await _accept(resources)
             for _ in range(2):
                 os.kill(ensure_redis(settings.data_dir).pid, signal.SIGKILL)
-                await wait_until(lambda: _answers(resources, job_id))
+                await wait_until(lambda: _is(resources, job_id, JobState.QUEUED))
             assert not reaping.done()
     finally:
         stop_redis(settings.data_dir)
@@ -92,13 +91,6 @@ async def test_it_ends_whenever_it_is_told_to(resources: Resources) -> None:
         reaping.cancel()
         ended, _ = await asyncio.wait({reaping}, timeout=20)
         assert ended, f"cancelled after {turns} turns, and still there"
-
-
-async def _answers(resources: Resources, job_id: str) -> bool:
-    try:
-        return await _state(resources, job_id) is JobState.QUEUED
-    except StoreUnavailable:
-        return False
 
 
 async def _put(resources: Resources, job_id: str, attempt: int, *, when: datetime | None = None) -> str:
