@@ -12,7 +12,9 @@ from tests.deployments.service import Service
 @pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     running = Service(tmp_path_factory.mktemp("service"))
-    running.start()
-    yield running
-    running.stop()
-    shutil.rmtree(runtime_home(running.data_dir))
+    try:
+        running.start()
+        yield running
+    finally:
+        running.end()
+        shutil.rmtree(runtime_home(running.data_dir))

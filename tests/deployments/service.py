@@ -13,6 +13,8 @@ from typing import Any
 import httpx
 import psutil
 
+from deployments.runtime import kill_all_of, runtime_home
+from serve_app.stores.embedded import stop_redis
 from tests.support import ROOT, free_port
 
 ATELIER = str(Path(sys.executable).with_name("atelier"))
@@ -33,6 +35,7 @@ class Service:
         self.data_dir = home / "var"
         self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
+        self.client = httpx.Client()
 
     def start(self) -> None:
         ready_file = self.home / "ready.json"
@@ -60,6 +63,16 @@ class Service:
         self._process.send_signal(signal.SIGTERM)
         code = self._process.wait(timeout=60)
         return code, time.monotonic() - began
+
+    def end(self) -> None:
+        """Leaves nothing running, however far the service had come."""
+        if self._process is not None and self._process.poll() is None:
+            try:
+                self.stop()
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+        kill_all_of(runtime_home(self.data_dir))
+        stop_redis(self.data_dir)
 
     def post(self, body: Mapping[str, object], path: str = "/v1/generate") -> str:
         """Accepted through interface A; the request's id. A service on its way back is asked again, under one key."""
