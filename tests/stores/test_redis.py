@@ -21,7 +21,7 @@ async def test_a_server_that_is_not_there_is_an_outage_and_soon(tmp_path: Path) 
     began = time.monotonic()
     with pytest.raises(StoreUnavailable):
         await client.ping()
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 15
     await client.aclose()
 
 
@@ -34,7 +34,7 @@ async def test_a_server_that_does_not_answer_is_an_outage_and_soon(tmp_path: Pat
     began = time.monotonic()
     with pytest.raises(StoreUnavailable):
         await client.ping()
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 15
     await client.aclose()
     server.close()
 
