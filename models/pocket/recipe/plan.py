@@ -51,7 +51,7 @@ class Plan:
     lora_steps: int = 300
     lora_batch: int = 8
     lora_rate: float = 2e-3
-    upscaler_steps: int = 2000
+    upscaler_steps: int = 8000
     upscaler_batch: int = 8
     upscaler_crop: int = 48
     upscaler_rate: float = 1e-3
