@@ -81,10 +81,8 @@ class RoomA:
         return _acknowledge(request, acceptance)
 
     async def _poll(self, request: Request) -> Response:
-        key, job_id = (
-            credentials.bearer_key(request.headers),
-            answers.job_id(request.path_params["request_id"], "gen", "up"),
-        )
+        key = credentials.bearer_key(request.headers)
+        job_id = answers.job_id(request.path_params["request_id"], "gen", "up")
         job = await door.look(self._resources.accounts, request, key, Variant.A, job_id, of=Variant.A)
         if job is None:
             raise NotFound("There is no such request.")
