@@ -75,17 +75,14 @@ class Plan:
 
 BRIEF = replace(
     Plan(),
-    autoencoder_steps=1500,
-    autoencoder_batch=12,
-    text_steps=1000,
-    text_batch=48,
+    autoencoder_steps=7500,
     phases=(
-        Phase("small", ((256, 256),), pictures=5000, steps=750, batch=32, rate=1.2e-3),
-        Phase("base", ((512, 512),), pictures=320, steps=250, batch=8, rate=6e-4),
+        Phase("small", ((256, 256),), pictures=12000, steps=6000, batch=32, rate=1.2e-3),
+        Phase("base", ((512, 512),), pictures=3000, steps=1000, batch=16, rate=6e-4),
+        Phase("wide", ((512, 512), (512, 768), (768, 512), (768, 768)), pictures=1000, steps=600, batch=8, rate=2e-4),
     ),
-    lora_pictures=64,
-    lora_steps=40,
-    lora_batch=4,
-    upscaler_steps=300,
+    lora_pictures=160,
+    lora_steps=140,
+    upscaler_steps=1500,
 )
-"""What an hour on two cores allows that others use at the same time: pictures begin to follow the text."""
+"""What made the weights that are published now: some two hours on two cores."""
