@@ -22,5 +22,5 @@ def adopt_published(plan: Plan) -> None:
     Checkpoint("text").save(encoder=encoder.state_dict(), pooling=unet.add_embedding.state_dict())
     average = [parameter.detach().clone() for parameter in (*unet.parameters(), *encoder.parameters())]
     Checkpoint("unet").save(
-        unet=unet.state_dict(), text_encoder=encoder.state_dict(), average=average, phase=0, step=0, optimiser=None
+        unet=unet.state_dict(), text_encoder=encoder.state_dict(), average=average, phase=0, step=0, optimisers=None
     )

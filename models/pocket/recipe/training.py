@@ -28,6 +28,47 @@ def warm_then_cosine(step: int, steps: int, top: float, warmup: int = 100) -> fl
     return top * rise * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, step / max(1, steps)))))
 
 
+class Optimisers:
+    """Muon (Jordan et al. 2024) for the UNet's matrices, convolutions taken as matrices of one row per output channel;
+    AdamW for its first and last convolution, its biases, its norms and the text encoder. On the half-trained UNet Muon
+    lowered the loss at all but the highest noise in 200 steps in which AdamW raised it, at a sixth more time a step."""
+
+    def __init__(self, unet: nn.Module, text_encoder: nn.Module, text_share: float) -> None:
+        ends = ("conv_in", "conv_out")
+        named = list(unet.named_parameters())
+        self.matrices = [value for name, value in named if value.ndim > 1 and not name.startswith(ends)]
+        others = [value for name, value in named if value.ndim < 2 or name.startswith(ends)]
+        self.flat = [nn.Parameter(_as_matrix(value.detach())) for value in self.matrices]
+        groups = [{"params": others}, {"params": list(text_encoder.parameters()), "share": text_share}]
+        self.muon = torch.optim.Muon(self.flat, lr=0.0, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
+        self.adamw = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.99), weight_decay=0.01, fused=True)
+
+    def descend(self, loss: torch.Tensor, parameters: list[nn.Parameter], rate: float) -> None:
+        """One step down the loss's gradient, clipped to norm 1, at the learning rate."""
+        for parameter in parameters:
+            parameter.grad = None
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        for flat, matrix in zip(self.flat, self.matrices, strict=True):
+            flat.grad = None if matrix.grad is None else _as_matrix(matrix.grad)
+        for optimiser in (self.muon, self.adamw):
+            for group in optimiser.param_groups:
+                group["lr"] = group.get("share", 1.0) * rate
+            optimiser.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"muon": self.muon.state_dict(), "adamw": self.adamw.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.muon.load_state_dict(state["muon"])
+        self.adamw.load_state_dict(state["adamw"])
+
+
+def _as_matrix(value: torch.Tensor) -> torch.Tensor:
+    """The same memory as a matrix: (out, height·width·in) of a channels-last convolution's (out, in, height, width)."""
+    return value.permute(0, 2, 3, 1).flatten(1) if value.ndim == 4 else value
+
+
 class AveragedWeights:
     """An exponential moving average of parameters, which samples better than the last step's weights."""
 
