@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from deployments.args import GeneratorArgs
-from deployments.benches import GenerationBench
 from deployments.device import prepare_device
+from deployments.generation_bench import GenerationBench
 from deployments.replica import WorkReplica
 from serve_app.domain.catalog import BaseModel
 from serve_app.engine import Checkpoint, Engine, EngineOptions

@@ -6,12 +6,12 @@ from pathlib import Path
 import torch
 
 from deployments.args import UpscalerArgs
-from deployments.benches import UpscaleBench
 from deployments.device import prepare_device
 from deployments.replica import WorkReplica
-from serve_app.engine.upscale import Upscaler as Enlarger
+from deployments.upscale_bench import UpscaleBench
 from serve_app.service.bench import Bench
 from serve_app.service.resources import Resources
+from serve_app.upscale.upscaler import Upscaler as Enlarger
 
 
 class Upscaler(WorkReplica):

@@ -28,6 +28,10 @@ def test_the_engine_runs_alone() -> None:
     assert not loaded_by("serve_app.engine") & {"ray", "fastapi", "starlette", "redis"}
 
 
+def test_an_upscaler_replica_waits_for_no_diffusion_library() -> None:
+    assert not loaded_by("deployments.upscaler") & {"diffusers", "transformers", "peft"}
+
+
 def test_the_client_stands_alone() -> None:
     assert not loaded_by("serve_app.client") & {*HEAVY, "redis", "fastapi", "starlette", "pydantic"}
 

@@ -95,7 +95,7 @@ def _main(fields: dict[str, Any], name: str, orders: Orders) -> None:
 
 
 async def _work(settings: Settings, name: str, orders: Orders) -> None:
-    from deployments.benches import GenerationBench  # the forked process has it; the test that forks need not
+    from deployments.generation_bench import GenerationBench  # the forked process has it; the test that forks need not
     from tests.faults.device import limit_memory, lose_device, spoil_decoder
     from tests.faults.forge import ENGINE
 

@@ -14,12 +14,12 @@ import pytest
 import redis
 from PIL import Image
 
-from deployments.benches import GenerationBench, UpscaleBench
+from deployments.generation_bench import GenerationBench
+from deployments.upscale_bench import UpscaleBench
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Claim, Job, JobKind, JobState, new_job_id
 from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest, Variant, image_seeds
 from serve_app.engine import Engine, EngineOptions
-from serve_app.engine.upscale import Upscaler
 from serve_app.service.attempt import Pace
 from serve_app.service.bench import Bench, FinishedRun
 from serve_app.service.resources import Resources, open_resources
@@ -27,6 +27,7 @@ from serve_app.service.work import Unhealthy, Worker
 from serve_app.settings import Settings
 from serve_app.stores.embedded import ensure_redis, stop_redis
 from serve_app.stores.redis import key
+from serve_app.upscale.upscaler import Upscaler
 from tests.support import POCKET, adapter_id, wait_until, write_catalog
 
 ACCOUNT = "acct_worker"

@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from serve_app.engine.tiles import Canvas, Tile, cut, tile_count
+from serve_app.upscale.tiles import Canvas, Tile, cut, tile_count
 
 TILE_SIDE = 256
 """Pixels of the source per tile; bounds memory whatever the picture's size."""

@@ -7,9 +7,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from serve_app.engine import upscale
-from serve_app.engine.tiles import cut
-from serve_app.engine.upscale import CompactNetwork, Upscaler
+from serve_app.upscale.tiles import cut
+from serve_app.upscale.upscaler import CompactNetwork, Upscaler
 
 
 def picture(height: int, width: int) -> np.ndarray:
@@ -32,7 +31,7 @@ def test_tiles_join_to_what_the_whole_picture_gives(tmp_path: Path, monkeypatch:
     upscaler = Upscaler.load(weights(tmp_path, "x4", 4))
     source = picture(150, 170)
     whole = upscaler.upscale(source, 4)
-    monkeypatch.setattr(upscale, "TILE_SIDE", 64)
+    monkeypatch.setattr("serve_app.upscale.upscaler.TILE_SIDE", 64)
     seen: list[tuple[int, int]] = []
     tiled = upscaler.upscale(source, 4, on_progress=lambda done, total: seen.append((done, total)))
     assert whole.shape == (600, 680, 3)

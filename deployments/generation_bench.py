@@ -1,0 +1,94 @@
+"""The bench at which images are drawn: the engine, told what to draw in the words of a job."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from serve_app.domain.catalog import Adapter
+from serve_app.domain.errors import AdapterUnavailable, FailureCode, StoreUnavailable
+from serve_app.domain.jobs import Claim, Failure, JobKind
+from serve_app.domain.requests import GenerationRequest
+from serve_app.engine import AdapterFile, Engine, Finished, RunRequest
+from serve_app.service.bench import CannotStart
+from serve_app.service.resources import Resources
+
+
+class GenerationBench:
+    """Many runs at once, each at its own step; an adapter is fetched before its runs are added."""
+
+    kind = JobKind.GENERATION
+
+    def __init__(self, engine: Engine, resources: Resources) -> None:
+        self._engine = engine
+        self._resources = resources
+        self._fetching: dict[str, int] = {}
+
+    @property
+    def free_rows(self) -> int:
+        return self._engine.free_rows
+
+    @property
+    def resident(self) -> Sequence[str]:
+        """Adapters in the engine, and those on their way to it."""
+        return sorted({*self._engine.resident_adapters, *self._fetching})
+
+    @property
+    def has_work(self) -> bool:
+        return self._engine.has_work
+
+    async def start(self, claim: Claim, keys: Sequence[str]) -> None:
+        request = claim.request
+        assert isinstance(request, GenerationRequest)
+        adapter, base_model = await self._fetch(request.lora_id, claim.group)
+        for key, seed in zip(keys, request.seeds, strict=True):
+            self._engine.add(
+                RunRequest(
+                    key=key,
+                    prompt=request.prompt,
+                    negative_prompt=request.negative_prompt,
+                    adapter=adapter,
+                    weight=request.lora_weight,
+                    seed=seed,
+                    steps=request.steps,
+                    guidance=request.guidance_scale,
+                    width=request.width,
+                    height=request.height,
+                    base_model=base_model,
+                )
+            )
+
+    def step(self) -> Sequence[Finished]:
+        return self._engine.step()
+
+    def abort(self, key: str) -> bool:
+        return self._engine.abort(key)
+
+    def progress(self) -> Mapping[str, tuple[int, int]]:
+        return self._engine.progress()
+
+    async def _fetch(self, lora_id: str, group: str) -> tuple[AdapterFile, str]:
+        """The adapter's file on this machine, and the base model it belongs to."""
+        adapter = await self._adapter(lora_id)
+        if adapter is None:
+            raise CannotStart(_lora_unavailable("The LoRA is no longer in the catalog."), retry=False)
+        self._fetching[group] = self._fetching.get(group, 0) + 1
+        try:
+            path = await self._resources.weights.fetch(adapter)
+        except AdapterUnavailable as error:
+            outage = isinstance(error.__cause__, StoreUnavailable)  # then another try may find the storage back
+            raise CannotStart(_lora_unavailable(error.message), retry=outage) from error
+        finally:
+            self._fetching[group] -= 1
+            if not self._fetching[group]:
+                del self._fetching[group]
+        return AdapterFile(id=adapter.sha256, path=path), adapter.base_model
+
+    async def _adapter(self, lora_id: str) -> Adapter | None:
+        """From the catalog, read again when a LoRA is newer than this replica."""
+        catalog = self._resources.catalog
+        if catalog.adapter(lora_id) is None:
+            await asyncio.to_thread(catalog.reload)
+        return catalog.adapter(lora_id)
+
+
+def _lora_unavailable(message: str) -> Failure:
+    return Failure(code=FailureCode.LORA_UNAVAILABLE, message=message)
