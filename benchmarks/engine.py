@@ -76,8 +76,8 @@ def main() -> None:
     args.out.write_text(json.dumps(report, indent=2, default=str) + "\n")
     print(json.dumps(report["throughput"] | report["checks"] | report.get("goals", {}), indent=2, default=str))
     if args.plot and len(report["throughput"]) > 1:
-        unit = "images_per_s" if args.device.startswith("cuda") else "images_per_cpu_s"
-        plot(report["throughput"], args.plot, f"{args.model} {subject.side}², {args.steps} steps", unit)
+        threads = "" if args.device.startswith("cuda") else f", threads: {torch.get_num_threads()}"
+        plot(report["throughput"], args.plot, f"{args.model} {subject.side}², {args.steps} steps{threads}")
 
 
 def throughput(subject: Subject, args: argparse.Namespace) -> dict[str, Any]:
@@ -144,24 +144,24 @@ def _compare(rounds: Mapping[str, Sequence[Result]], alone: Rival, requests: Seq
     return {"identical_to_alone": f"{same}/{len(solo)}", "largest_difference": far}
 
 
-def plot(table: Mapping[str, Any], path: Path, title: str, unit: str) -> None:
+def plot(table: Mapping[str, Any], path: Path, title: str) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7, 4.2))
+    figure, axes = pyplot.subplots(figsize=(9, 4.2))
     counts = [int(adapters) for adapters in table]
     for name in [name for name in RIVALS if name in table[str(counts[0])]]:
-        axes.plot(counts, [table[str(count)][name][unit] for count in counts], marker="o", label=name)
+        axes.plot(counts, [table[str(count)][name]["images_per_s"] for count in counts], marker="o", label=name)
     axes.set_xscale("log", base=2)
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.set_ylim(bottom=0)
     axes.set_xlabel("distinct LoRA adapters among the jobs")
-    axes.set_ylabel("images per processor second" if unit == "images_per_cpu_s" else "images per second")
+    axes.set_ylabel("images per second")
     axes.set_title(title)
     axes.grid(alpha=0.3)
-    axes.legend()
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
