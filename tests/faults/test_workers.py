@@ -1,15 +1,21 @@
 """Workers that die, freeze, hang or leave: every accepted job still ends once, with its own images."""
 
+import asyncio
 import os
 import signal
+import sys
+import time
 from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from statistics import median
 
 import pytest
 
 from serve_app.domain.jobs import JobState
+from serve_app.service.attempt import Pace
+from serve_app.service.reap import reap_forever
 from tests.faults.scene import ENDLESS, HASTY, LONG, Scene, open_scene
 from tests.faults.worker import POISON, QUICK, UNHEALTHY, Orders, Point
 from tests.support import wait_until
@@ -17,6 +23,7 @@ from tests.support import wait_until
 pytestmark = pytest.mark.timeout(300)
 
 soak = pytest.mark.soak
+KILLS = 20
 POINTS = [
     pytest.param("claimed", 2, marks=soak),
     ("denoising", 2),
@@ -36,6 +43,38 @@ async def test_a_killed_workers_job_is_finished_by_another(scene: Scene, point: 
     await scene.until_ended()
     assert not await scene.audit()
     assert (await scene.job(job_id)).attempt == attempt
+
+
+@pytest.mark.soak
+async def test_a_dead_workers_job_is_taken_within_its_lease_and_two_seconds(scene: Scene) -> None:
+    """At the shipped pace of workers and reaper. Prints each time from the kill to the next attempt's claim."""
+    limit_s = HASTY.total_seconds() + 2
+    orders = Orders(pace=Pace())
+    took: list[float] = []
+    async with asyncio.TaskGroup() as group:
+        reaping = group.create_task(reap_forever(scene.resources))
+        heir = scene.worker(orders, lease=HASTY)
+        for _ in range(KILLS):
+            job_id, busy = await scene.accept(steps=ENDLESS, may_end_as=[JobState.CANCELED]), heir
+            await scene.until_running(job_id)
+            heir = scene.worker(orders, lease=HASTY)
+            busy.kill()
+            killed_at = time.monotonic()
+            await wait_until(lambda job_id=job_id: _is_second_attempt(scene, job_id), timeout=60)
+            took.append(time.monotonic() - killed_at)
+            await scene.cancel_all()
+            await scene.until_ended()
+        reaping.cancel()
+    sys.stdout.write(
+        f"\n{KILLS} kills, lease {HASTY.total_seconds()} s: {median(took):.2f} s, at most {max(took):.2f} s\n"
+    )
+    assert max(took) <= limit_s
+    assert not await scene.audit()
+
+
+async def _is_second_attempt(scene: Scene, job_id: str) -> bool:
+    job = await scene.job(job_id)
+    return job.state is JobState.RUNNING and job.attempt == 2
 
 
 @pytest.mark.soak
