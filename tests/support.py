@@ -23,9 +23,10 @@ PRIVATE_ADAPTER = "model_" + "private".ljust(26, "2")
 
 async def wait_until(predicate: Callable[[], object | Awaitable[object]], timeout: float = 30) -> None:  # noqa: ASYNC109 - it is what callers set
     """Return as soon as `predicate` (plain or async) holds; fail after `timeout` seconds. A store that does not answer is
-    asked again: it may be down, or this machine crowded."""
-    async with asyncio.timeout(timeout):
-        while True:
+    asked again: it may be down, or this machine crowded. What is awaited may swallow the timeout's one cancel, as a Redis
+    call that is answered at that moment does (CPython issue 86296): then it is asked no more all the same."""
+    async with asyncio.timeout(timeout) as limit:
+        while not limit.expired():
             with suppress(StoreUnavailable):
                 answer = predicate()
                 if inspect.isawaitable(answer):
@@ -33,6 +34,7 @@ async def wait_until(predicate: Callable[[], object | Awaitable[object]], timeou
                 if answer:
                     return
             await asyncio.sleep(0.01)
+        raise TimeoutError
 
 
 def free_port() -> int:
