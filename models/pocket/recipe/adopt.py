@@ -11,7 +11,7 @@ from .training import Checkpoint
 
 
 def adopt_published(plan: Plan) -> None:
-    """Autoencoder and text count as finished; the UNet begins its first phase with the published weights."""
+    """The autoencoder counts as finished; the text stage and the UNet's first phase begin with the published weights."""
     shutil.copytree(ROOT / "tokenizer", WORK / "tokenizer", dirs_exist_ok=True)
     vae = AutoencoderTiny.from_pretrained(ROOT / "vae")
     Checkpoint("autoencoder").save(
@@ -19,8 +19,6 @@ def adopt_published(plan: Plan) -> None:
     )
     unet = UNet2DConditionModel.from_pretrained(ROOT / "unet")
     encoder = CLIPTextModel.from_pretrained(ROOT / "text_encoder")
+    Checkpoint("adopted").save(unet=unet.state_dict())
     Checkpoint("text").save(encoder=encoder.state_dict(), pooling=unet.add_embedding.state_dict())
-    average = [parameter.detach().clone() for parameter in (*unet.parameters(), *encoder.parameters())]
-    Checkpoint("unet").save(
-        unet=unet.state_dict(), text_encoder=encoder.state_dict(), average=average, phase=0, step=0, optimisers=None
-    )
+    Checkpoint("unet").path.unlink(missing_ok=True)

@@ -15,13 +15,15 @@ from .latents import cached_latents, scene_number
 from .plan import Phase, Plan
 from .scenes import Scene
 from .schedule import noise_schedule
-from .text import WIDTH, build_text_encoder, load_tokenizer, tokens_of
+from .text import WIDTH, FactReader, build_text_encoder, load_tokenizer, tokens_of
 from .training import AveragedWeights, Checkpoint, Optimisers, Progress, half_precision, pick_device, warm_then_cosine
 
 CAPTION_DROPOUT = 0.1
 SNR_CEILING = 5.0
-TEXT_RATE = 0.1
+TEXT_RATE = 0.3
 """The text encoder, trained before, learns at this share of the UNet's rate."""
+FACTS_SHARE = 0.05
+"""Of the text stage's loss beside the UNet's, so that no fact fades from the text while the UNet learns."""
 AVERAGE_DECAY = 0.998
 
 MIDDLE_SHARE, MIDDLE = 0.7, 0.3
@@ -86,6 +88,8 @@ class UnetTraining:
         self.unet, self.text_encoder = starting_models(self.tokenizer)
         self.unet.to(self.device, memory_format=torch.channels_last)
         self.text_encoder.to(self.device)
+        self.reader = FactReader(self.unet.add_embedding.proj.out_features).to(self.device).requires_grad_(False)
+        self.reader.load_state_dict(Checkpoint("text").require()["reader"])
         self.parameters = [*self.unet.parameters(), *self.text_encoder.parameters()]
         self.optimisers = Optimisers(self.unet, self.text_encoder, TEXT_RATE)
         self.average = AveragedWeights(self.parameters, AVERAGE_DECAY)
@@ -125,6 +129,9 @@ class UnetTraining:
         words = ["" if rng.random() < CAPTION_DROPOUT else caption(scene, rng) for scene in scenes]
         embeddings = self.text_encoder(tokens_of(self.tokenizer, words).to(self.device)).last_hidden_state
         loss = self.loss(self.forward, batch, embeddings)
+        told = [i for i, word in enumerate(words) if word]
+        pooled = self.unet.add_embedding(embeddings[told])
+        loss = loss + FACTS_SHARE * self.reader.loss(pooled, embeddings[told], [scenes[i] for i in told])
         self.optimisers.descend(loss, self.parameters, warm_then_cosine(step, phase.steps, phase.rate))
         self.average.update(step if self.phase == 0 else 10**6)
         return loss.item()
@@ -154,8 +161,10 @@ def train_unet(plan: Plan) -> None:
 
 
 def starting_models(tokenizer: CLIPTokenizer) -> tuple[UNet2DConditionModel, CLIPTextModel]:
-    """An untrained UNet that pools text as the text stage learned to, and that stage's text encoder."""
+    """A UNet, untrained or adopted, that pools text as the text stage learned to, and that stage's text encoder."""
     unet, text_encoder = build_unet(), build_text_encoder(tokenizer)
+    if adopted := Checkpoint("adopted").load():
+        unet.load_state_dict(adopted["unet"])
     state = Checkpoint("text").require()
     unet.add_embedding.load_state_dict(state["pooling"])
     text_encoder.load_state_dict(state["encoder"])
