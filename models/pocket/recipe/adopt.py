@@ -7,11 +7,13 @@ from transformers import CLIPTextModel
 
 from .autoencoder import LATENT_CHANNELS, Standardiser
 from .plan import ROOT, WORK, Plan
+from .styles import STYLES
 from .training import Checkpoint
+from .upscaler import SCALES, load_upscaler
 
 
 def adopt_published(plan: Plan) -> None:
-    """The autoencoder counts as finished; the text stage and the UNet's first phase begin with the published weights."""
+    """The autoencoder counts as finished; text, UNet and upscalers begin anew with the published weights, LoRAs with nothing."""
     shutil.copytree(ROOT / "tokenizer", WORK / "tokenizer", dirs_exist_ok=True)
     vae = AutoencoderTiny.from_pretrained(ROOT / "vae")
     Checkpoint("autoencoder").save(
@@ -21,4 +23,7 @@ def adopt_published(plan: Plan) -> None:
     encoder = CLIPTextModel.from_pretrained(ROOT / "text_encoder")
     Checkpoint("adopted").save(unet=unet.state_dict())
     Checkpoint("text").save(encoder=encoder.state_dict(), pooling=unet.add_embedding.state_dict())
-    Checkpoint("unet").path.unlink(missing_ok=True)
+    for scale in SCALES:
+        Checkpoint(f"upscaler-x{scale}").save(model=load_upscaler(scale).state_dict(), optimiser=None, step=0)
+    for done in ("unet", *(f"lora-{style}" for style in STYLES)):
+        Checkpoint(done).path.unlink(missing_ok=True)

@@ -85,4 +85,4 @@ BRIEF = replace(
     lora_steps=140,
     upscaler_steps=1500,
 )
-"""What made the weights that are published now: some two hours on two cores."""
+"""A short plan, of some two hours on two cores. The present weights began with it; the model card tells what followed."""

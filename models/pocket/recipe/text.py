@@ -141,7 +141,10 @@ def train_text_encoder(plan: Plan) -> None:
         with half_precision(device):
             hidden = encoder(tokens).last_hidden_state
         hidden = hidden.float()
-        loss = reader.loss(pooling(hidden), hidden, scenes)
+        pooled = pooling(hidden)
+        if adopted is not None and step < plan.text_steps // 4:
+            hidden, pooled = hidden.detach(), pooled.detach()  # the reader first learns how the adopted text says it
+        loss = reader.loss(pooled, hidden, scenes)
         optimiser.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)

@@ -61,7 +61,8 @@ def _train_upscaler(plan: Plan, scale: int) -> None:
     checkpoint, start = Checkpoint(f"upscaler-x{scale}"), 0
     if state := checkpoint.load():
         model.load_state_dict(state["model"])
-        optimiser.load_state_dict(state["optimiser"])
+        if state["optimiser"]:
+            optimiser.load_state_dict(state["optimiser"])
         start = state["step"]
     progress = Progress(f"upscaler x{scale}", plan.upscaler_steps, start)
     for step, pairs in renewed_pool(partial(_draw_pair, plan, scale), plan.pool, start, plan.upscaler_steps):
