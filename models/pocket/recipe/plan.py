@@ -41,7 +41,7 @@ class Plan:
     text_batch: int = 64
     text_rate: float = 1.5e-3
     phases: tuple[Phase, ...] = (
-        Phase("small", ((256, 256),), pictures=20000, steps=12000, batch=32, rate=1.2e-3),
+        Phase("small", ((256, 256),), pictures=20000, steps=12000, batch=32, rate=1e-3),
         Phase("base", ((512, 512),), pictures=8000, steps=5000, batch=16, rate=6e-4),
         Phase("wide", ((512, 512), (512, 768), (768, 512), (768, 768)), pictures=2000, steps=2000, batch=8, rate=2e-4),
     )
@@ -77,7 +77,7 @@ BRIEF = replace(
     Plan(),
     autoencoder_steps=7500,
     phases=(
-        Phase("small", ((256, 256),), pictures=12000, steps=6000, batch=32, rate=1.2e-3),
+        Phase("small", ((256, 256),), pictures=12000, steps=6000, batch=32, rate=1e-3),
         Phase("base", ((512, 512),), pictures=3000, steps=1000, batch=16, rate=6e-4),
         Phase("wide", ((512, 512), (512, 768), (768, 512), (768, 768)), pictures=1000, steps=600, batch=8, rate=2e-4),
     ),
