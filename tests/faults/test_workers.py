@@ -47,7 +47,7 @@ async def test_a_killed_workers_job_is_finished_by_another(scene: Scene, point: 
 
 @pytest.mark.soak
 async def test_a_dead_workers_job_is_taken_within_its_lease_and_two_seconds(scene: Scene) -> None:
-    """At the shipped pace of workers and reaper. Prints each time from the kill to the next attempt's claim."""
+    """At the shipped pace of workers and reaper. Prints the median and the longest time from the kill to the next attempt."""
     limit_s = HASTY.total_seconds() + 2
     orders = Orders(pace=Pace())
     took: list[float] = []

@@ -85,4 +85,5 @@ BRIEF = replace(
     lora_steps=140,
     upscaler_steps=1500,
 )
-"""A short plan, of some two hours on two cores. The present weights began with it; the model card tells what followed."""
+"""A short plan, of some two hours on two cores. The present weights began with one like it, by other optimisers:
+the model card tells how, and what followed."""

@@ -114,13 +114,15 @@ def tokens_of(tokenizer: CLIPTokenizer, captions: list[str]) -> Tensor:
 
 
 def train_text_encoder(plan: Plan) -> None:
-    """From nothing, or from the adopted encoder."""
+    """From nothing, or from the adopted encoder. Once it has a reader it is over: the UNet goes on with that very reader."""
     from .unet import build_unet
 
     device = pick_device(plan.threads)
     torch.manual_seed(plan.seed)
     checkpoint = Checkpoint("text")
     adopted = checkpoint.load()
+    if adopted is not None and "reader" in adopted:
+        return
     if adopted is None:
         train_tokenizer(seed=plan.seed)
     tokenizer = load_tokenizer()

@@ -150,8 +150,7 @@ class UnetTraining:
         if state := self.checkpoint.load():
             self.unet.load_state_dict(state["unet"])
             self.text_encoder.load_state_dict(state["text_encoder"])
-            if state["optimisers"]:
-                self.optimisers.load_state_dict(state["optimisers"])
+            self.optimisers.load_state_dict(state["optimisers"])
             self.average.average = [value.to(self.device) for value in state["average"]]
             self.phase, self.step = state["phase"], state["step"]
 
