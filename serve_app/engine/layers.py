@@ -5,14 +5,11 @@ the batch touches has rank 0 and costs its base alone. DoRA (Liu et al. 2024) mu
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-Spans = Sequence[tuple[int, int]]
-"""(first row, row after the last) of each run in a batch; rows of a span share one adapter."""
 
 
 class SlotLayer(nn.Module):
@@ -21,7 +18,6 @@ class SlotLayer(nn.Module):
     down: Tensor
     up: Tensor
     gain: Tensor
-    spans: Spans
 
     def __init__(self, base: nn.Linear | nn.Conv2d) -> None:
         super().__init__()
@@ -33,9 +29,9 @@ class SlotLayer(nn.Module):
         self.rank = 0
         self.has_gain = False
 
-    def bind(self, down: Tensor, up: Tensor, gain: Tensor | None, spans: Spans) -> None:
-        """Rows for the next forward pass; gain is [rows, out]."""
-        self.down, self.up, self.rank, self.spans = down, up, up.shape[1], spans
+    def bind(self, down: Tensor, up: Tensor, gain: Tensor | None) -> None:
+        """Rows for the next forward pass; gain is [rows, out]. `up` may be padded with zeros to a higher rank than `down`."""
+        self.down, self.up, self.rank = down, up, up.shape[1]
         self.has_gain = gain is not None
         if gain is not None:
             self.gain = gain
@@ -69,8 +65,8 @@ class SlotLayer(nn.Module):
         raise NotImplementedError
 
     def _add(self, y: Tensor, shrunk: Tensor) -> Tensor:
-        """y + shrunk·up for y [rows, positions, out], times the gain where a row has one."""
-        y.baddbmm_(shrunk, self.up)
+        """y + shrunk·up for y [rows, positions, out] and shrunk [rows, positions, rank], times the gain where a row has one."""
+        y.baddbmm_(F.pad(shrunk, (0, self.rank - shrunk.shape[2])), self.up)
         if not self.has_gain:
             return y
         bias = 0.0 if self.bias is None else self.bias
@@ -114,34 +110,45 @@ class SlotConv(SlotLayer):
         if not self.rank:
             return y
         last = y.permute(0, 2, 3, 1)
-        out = self._add(last.reshape(x.shape[0], -1, self.fan_out), self._shrink(x).flatten(1, 2))
+        shrunk = (self._shrink_by_fold if self._folds else self._shrink_by_groups)(x)
+        out = self._add(last.reshape(x.shape[0], -1, self.fan_out), shrunk.flatten(2).transpose(1, 2))
         return out.view(last.shape).permute(0, 3, 1, 2)
 
-    def _shrink(self, x: Tensor) -> Tensor:
-        """[rows, height, width, rank]: every run's rows through that run's own kernels, always in a call of their own,
-        so that a run's bits do not depend on its company. On a GPU, and compiled, one call with a group per row does less."""
-        if x.device.type != "cpu" or torch.compiler.is_compiling():
-            return self._shrink_grouped(x)
-        parts = [self._convolve(x[first:end], self.down[first], 1) for first, end in self.spans]
-        return torch.cat(parts).permute(0, 2, 3, 1)
+    @property
+    def _folds(self) -> bool:
+        return self.weight.device.type == "cpu"
 
-    def _shrink_grouped(self, x: Tensor) -> Tensor:
-        rows, channels, height, width = x.shape
-        stacked = x.reshape(1, rows * channels, height, width)
-        shrunk = self._convolve(stacked, self.down.flatten(0, 1), rows)
-        return shrunk.view(rows, self.rank, *shrunk.shape[2:]).permute(0, 2, 3, 1)
+    def _shrink_by_fold(self, x: Tensor) -> Tensor:
+        """[rows, rank, height, width]: a batched product takes every pixel to every place of the kernels, `fold` adds up
+        what belongs together. On a CPU it takes half to two thirds of the time of a convolution per run (measured)."""
+        rows, channels, *sides = x.shape
+        spread = torch.bmm(self.down, x.permute(0, 2, 3, 1).reshape(rows, -1, channels).transpose(1, 2))
+        _, padding, dilation = _sliding(self.base)
+        reach = [d * (k - 1) for d, k in zip(dilation, self.base.kernel_size, strict=True)]
+        unstrided = tuple(side + 2 * p - r for side, p, r in zip(sides, padding, reach, strict=True))
+        cut = tuple(r - p for r, p in zip(reach, padding, strict=True))
+        whole = F.fold(spread, unstrided, self.base.kernel_size, dilation, cut)
+        return whole[..., :: self.base.stride[0], :: self.base.stride[1]]
 
-    def _convolve(self, x: Tensor, kernels: Tensor, groups: int) -> Tensor:
-        base = self.base
-        return F.conv2d(x, kernels, None, base.stride, base.padding, base.dilation, groups)  # pyright: ignore[reportArgumentType]
+    def _shrink_by_groups(self, x: Tensor) -> Tensor:
+        """The same by one convolution with a group per row, which on a GPU is one kernel."""
+        rows, channels, *sides = x.shape
+        stacked = x.reshape(1, rows * channels, *sides)
+        shrunk = F.conv2d(stacked, self.down.flatten(0, 1), None, *_sliding(self.base), rows)
+        return shrunk.view(rows, -1, *shrunk.shape[2:])
 
     def view_down(self, flat: Tensor, rank: int) -> Tensor:
-        """[rows, rank, channels, kernel, kernel], channels last in memory."""
-        height, width = self.base.kernel_size
-        return flat.view(-1, rank, height, width, self.weight.shape[1]).permute(0, 1, 4, 2, 3)
+        """[rows, rank · kernel places, channels] to fold; else [rows, rank, channels, kernel, kernel], channels last in memory."""
+        channels = self.weight.shape[1]
+        if self._folds:
+            return flat.view(-1, rank * math.prod(self.base.kernel_size), channels)
+        return flat.view(-1, rank, *self.base.kernel_size, channels).permute(0, 1, 4, 2, 3)
 
     def arrange_down(self, down: Tensor) -> Tensor:
-        return down.view(-1, *self.weight.shape[1:])
+        kernels = down.view(-1, *self.weight.shape[1:])
+        if not self._folds:
+            return kernels
+        return kernels.flip(2, 3).permute(0, 2, 3, 1).flatten(0, 2)  # fold puts where a convolution takes
 
 
 def wrap_layers(module: nn.Module) -> Mapping[str, SlotLayer]:
@@ -170,6 +177,12 @@ def _has_onednn_linear(weight: Tensor) -> bool:
         and torch.backends.mkldnn.is_available()
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     )
+
+
+def _sliding(layer: nn.Conv2d) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Stride, padding, dilation."""
+    assert not isinstance(layer.padding, str)
+    return layer.stride, layer.padding, layer.dilation
 
 
 def _is_pointwise(layer: nn.Conv2d) -> bool:

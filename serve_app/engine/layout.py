@@ -7,8 +7,11 @@ from torch import Tensor
 
 from serve_app.engine.layers import SlotLayer
 
-RANK_BUCKETS = (16, 32, 64, 128, 256)
-"""From 16 up a sum padded with zeros keeps its bits (measured on CPU; 8 differs), so ranks may mix in exact mode."""
+RANK_BUCKETS = (8, 16, 32, 64, 128, 256)
+"""What a batch's highest rank is rounded up to: lower ranks are computed beside it, padded with zeros."""
+LEAST_SUMMED = 16
+"""Ups, over whose rank a sum runs, are padded to this: from here on zeros leave a sum's bits alone (measured on CPU; at 8
+they do not), so that ranks may mix in exact mode."""
 
 
 class Layout(NamedTuple):
@@ -26,10 +29,11 @@ class Layout(NamedTuple):
         wanted = set(names)
         chosen = [name for name in layers if name in wanted]
         ends = [0]
-        for fan in [layers[name].fan_in for name in chosen] + [layers[name].fan_out for name in chosen]:
-            ends.append(ends[-1] + fan * rank)
-        downs, ups = dict(zip(chosen, ends, strict=False)), dict(zip(chosen, ends[len(chosen) :], strict=False))
-        return cls(version, rank, downs, ups, ends[-1])
+        downs = [layers[name].fan_in * rank for name in chosen]
+        for length in downs + [layers[name].fan_out * summed_rank(rank) for name in chosen]:
+            ends.append(ends[-1] + length)
+        starts = dict(zip(chosen, ends, strict=False)), dict(zip(chosen, ends[len(chosen) :], strict=False))
+        return cls(version, rank, *starts, ends[-1])
 
     def covers(self, ranks: Mapping[str, int]) -> bool:
         return all(name in self.downs and rank <= self.rank for name, rank in ranks.items())
@@ -40,11 +44,15 @@ class Layout(NamedTuple):
 
     def views(self, name: str, layer: SlotLayer, rows: Tensor, rank: int) -> tuple[Tensor, Tensor]:
         """A layer's down and up in flat rows, narrowed to `rank`: rank comes first in both, so a lower one is a prefix."""
-        down, up = self.downs[name], self.ups[name]
+        down, up, summed = self.downs[name], self.ups[name], summed_rank(rank)
         return (
             layer.view_down(rows[:, down : down + layer.fan_in * rank], rank),
-            layer.view_up(rows[:, up : up + layer.fan_out * rank], rank),
+            layer.view_up(rows[:, up : up + layer.fan_out * summed], summed),
         )
+
+
+def summed_rank(rank: int) -> int:
+    return max(rank, LEAST_SUMMED)
 
 
 def bucket_rank(rank: int) -> int:

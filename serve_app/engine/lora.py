@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from serve_app.engine.layers import SlotLayer, Spans
+from serve_app.engine.layers import SlotLayer
 from serve_app.engine.layout import RANK_BUCKETS, Layout, bucket_rank
 
 NO_SLOT = 0
@@ -91,7 +91,7 @@ class SlotBank:
         for name, part in weights.items():
             down, up = self._views(layout, name, row, part.rank)
             down[0] = self.layers[name].arrange_down(part.down)
-            up[0] = (part.up * part.scale).T
+            up[0, : part.rank] = (part.up * part.scale).T
         norms = {
             name: self._norm_coefficients(name, part) for name, part in weights.items() if part.magnitude is not None
         }
@@ -139,9 +139,9 @@ class SlotBank:
 
     # -- binding rows ----------------------------------------------------------------------------------------------
 
-    def bind(self, slots: Sequence[int], weights: Sequence[float], spans: Spans) -> None:
-        """Row i of the next forward pass wears the adapter of `slots[i]` times `weights[i]`; `spans` are the runs' rows."""
-        wanted = (tuple(slots), tuple(weights), tuple(spans))
+    def bind(self, slots: Sequence[int], weights: Sequence[float]) -> None:
+        """Row i of the next forward pass wears the adapter of `slots[i]` times `weights[i]`."""
+        wanted = (tuple(slots), tuple(weights))
         if wanted == self._bound:
             return
         worn = set[str]().union(*(self._contents[slot].ranks for slot in set(slots)))
@@ -151,7 +151,7 @@ class SlotBank:
         for name, layer in self.layers.items():
             if name in targets:
                 down, up = self._views(self.layout, name, rows, rank)
-                layer.bind(down, up, self._gains(name, slots, weights), spans)
+                layer.bind(down, up, self._gains(name, slots, weights))
             elif layer.rank:
                 layer.unbind()
         self._bound = wanted
@@ -168,7 +168,7 @@ class SlotBank:
         stacked = (flat * strengths).to(self.device, self.dtype)
         for name, layer in self.layers.items():
             if name in layout.downs:
-                layer.bind(*self._views(layout, name, stacked, layout.rank), None, [(0, rows)])
+                layer.bind(*self._views(layout, name, stacked, layout.rank), None)
             else:
                 layer.unbind()
         self._bound = None

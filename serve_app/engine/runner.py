@@ -30,7 +30,6 @@ class Company(NamedTuple):
     added: dict[str, Tensor]
     slots: list[int]
     weights: list[float]
-    spans: list[tuple[int, int]]
 
 
 class Runner:
@@ -71,7 +70,7 @@ class Runner:
         table = torch.stack([run.schedule.table[run.step] for run in runs])
         timesteps = torch.stack([run.schedule.timesteps[run.step] for run in runs])
         inputs = latents * table[:, 0, None, None, None]
-        self.bank.bind(company.slots, company.weights, company.spans)
+        self.bank.bind(company.slots, company.weights)
         answer = self.family.denoise(
             inputs[company.run_of_row], timesteps[company.run_of_row], company.context, company.added
         )
@@ -120,7 +119,6 @@ class Runner:
             },
             slots=[runs[i].slot for i in owners] + [NO_SLOT] * padding,
             weights=[runs[i].request.weight for i in owners] + [0.0] * padding,
-            spans=list(zip(starts, ends, strict=True)) + [(rows, rows + padding)] * bool(padding),
         )
 
     def _padded(self, rows: int, like: Run) -> int:

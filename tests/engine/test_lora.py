@@ -82,7 +82,7 @@ def test_rows_with_different_ranks_strengths_and_none_match_peft_one_at_a_time()
         place(bank, slot, weights)  # slot 2 makes the bank grow in rank while slot 1 is held
     slots, strengths = [2, 2, 0, 1, 3], [0.7, 0.7, 0.0, 1.3, 0.4]
     x = torch.randn(5, 4, 6, 6)
-    bank.bind(slots, strengths, [(0, 2), (2, 3), (3, 4), (4, 5)])
+    bank.bind(slots, strengths)
     y = net(x)
     for row, (slot, strength) in enumerate(zip(slots, strengths, strict=True)):
         expected = by_peft(adapters[slot], strength)(x[row : row + 1]) if slot else Net().eval()(x[row : row + 1])
@@ -94,7 +94,7 @@ def test_a_cleared_slot_adds_nothing() -> None:
     net, bank = banked()
     place(bank, 1, random_weights(4, 1))
     bank.clear(1)
-    bank.bind([1], [1.0], [(0, 1)])
+    bank.bind([1], [1.0])
     x = torch.randn(1, 4, 6, 6)
     assert torch.allclose(net(x), Net().eval()(x), atol=1e-6)
 
@@ -109,7 +109,7 @@ def test_a_slot_filled_again_wears_only_the_new_adapter() -> None:
     place(fresh, 1, only_linear)
     x = torch.randn(1, 4, 6, 6)
     for one in (bank, fresh):
-        one.bind([1], [1.0], [(0, 1)])
+        one.bind([1], [1.0])
     assert torch.allclose(net(x), fresh_net(x), atol=1e-6)
 
 
@@ -127,3 +127,30 @@ def test_a_row_packed_for_another_layout_is_refused() -> None:
 def test_layers_outside_the_layout_are_not_packed() -> None:
     _, bank = banked()
     assert bank.pack(random_weights(3, 1)) is None
+
+
+@pytest.mark.parametrize(
+    "sliding",
+    [
+        {"kernel_size": 3, "padding": 1},
+        {"kernel_size": 3, "padding": 0},
+        {"kernel_size": (3, 5), "padding": (1, 2)},
+        {"kernel_size": 3, "padding": 2, "dilation": 2},
+        {"kernel_size": 3, "padding": 1, "stride": 2},
+        {"kernel_size": 1, "padding": 0, "stride": 2},
+    ],
+    ids=str,
+)
+@torch.inference_mode()
+def test_a_convolution_of_any_kernel_takes_an_adapter_as_two_convolutions_would(sliding: dict[str, Any]) -> None:
+    base = nn.Conv2d(4, 8, **sliding)
+    net = nn.Sequential(base)
+    bank = SlotBank(wrap_layers(net), 2)
+    down, up = torch.randn(5, 4, *base.kernel_size), torch.randn(8, 5)
+    place(bank, 1, {"0": ModuleWeights(down, up, 0.5)})
+    x = torch.randn(2, 4, 9, 10).to(memory_format=torch.channels_last)
+    bank.bind([1, 0], [0.8, 0.0])
+    change = nn.functional.conv2d(x[:1], down, None, base.stride, base.padding, base.dilation)  # pyright: ignore[reportArgumentType]
+    expected = base(x)
+    expected[:1] += 0.4 * nn.functional.conv2d(change, up[:, :, None, None])
+    assert torch.allclose(net(x), expected, rtol=1e-5, atol=1e-5)

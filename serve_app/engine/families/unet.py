@@ -60,7 +60,7 @@ class UNetFamily:
         """What the denoiser is told for this run. `adapter_id` is empty where the adapter leaves the text encoders alone."""
         for name, bank in banks.items():
             if name != "unet":
-                bank.bind([slot], [request.weight], [(0, 1)])
+                bank.bind([slot], [request.weight])
 
         def encoded(text: str) -> Encoded:
             return self._encode_cached(text, adapter_id, request.weight)
