@@ -24,11 +24,13 @@ from benchmarks.engine_goals import goals
 from benchmarks.engine_rivals import (
     Result,
     Rival,
+    at_its_best,
     bare,
     load_per_job,
     one_adapter_per_batch,
     ours,
     set_adapters_per_job,
+    with_threads,
 )
 from benchmarks.engine_subjects import ROOT, Subject, make_subject
 from serve_app.engine import EngineOptions, RunRequest
@@ -90,12 +92,22 @@ def throughput(subject: Subject, args: argparse.Namespace) -> dict[str, Any]:
         requests = subject.requests(jobs, adapters=adapters, steps=args.steps)
         for rival in rivals.values():
             rival(subject.requests(2, adapters=adapters, steps=2))
-        rounds: dict[str, list[Result]] = {name: [] for name in rivals}
+        tried: dict[str, dict[int, list[Result]]] = {
+            name: {threads: [] for threads in (args.rival_threads if name.startswith("B") else [args.threads])}
+            for name in rivals
+        }
+        entries = [(name, threads) for name, counts in tried.items() for threads in counts]
         for number in range(args.repeats):
-            for name, rival in rivals.items():
-                rounds[name].append(rival(requests))
-                print(f"{adapters} adapters, round {number + 1}: {name} {rounds[name][-1].wall_s:.1f} s", flush=True)
-        table[str(adapters)] = {name: _speed(results, jobs) for name, results in rounds.items()} | _ratios(rounds)
+            for name, threads in entries:
+                result = with_threads(rivals[name], threads)(requests)
+                tried[name][threads].append(result)
+                print(f"{adapters} adapters, round {number + 1}: {name} {result.wall_s:.1f} s", flush=True)
+        best = {name: at_its_best(results) for name, results in tried.items()}
+        rounds = {name: results for name, (_, results) in best.items()}
+        table[str(adapters)] = {
+            name: _speed(results, jobs) | {"threads": threads} for name, (threads, results) in best.items()
+        }
+        table[str(adapters)] |= _ratios(rounds)
         table[str(adapters)]["images"] = _compare(rounds, rivals["ours"], requests[: args.solo])
         print(adapters, json.dumps(table[str(adapters)]), flush=True)
     return table
@@ -202,6 +214,9 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--resident", type=int, default=64, help="adapters placed to show that slots hold them (G7)")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--rival-threads", type=int, nargs="*", help="each rival runs with each, its fastest counts; none: as ours"
+    )
     parser.add_argument("--compile", default="")
     parser.add_argument("--inexact", action="store_true")
     parser.add_argument("--checks", choices=["all", "none", *CHECKS])
@@ -214,6 +229,7 @@ def _arguments() -> argparse.Namespace:
         if getattr(args, name) is None:
             setattr(args, name, value)
     args.goals |= on_gpu
+    args.rival_threads = args.rival_threads or [args.threads]
     what = "engine" if args.distinct else f"engine-{args.checks}"
     label = f"{what}-{args.model}" if on_gpu else what
     args.out = args.out or ROOT / "benchmarks" / "results" / f"{label}.json"

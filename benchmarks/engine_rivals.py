@@ -1,8 +1,9 @@
 """What the engine is compared with, each as well as its policy allows: B1, B2 and B3, beside ours."""
 
 import copy
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -27,6 +28,25 @@ class Result(NamedTuple):
 
 
 Rival = Callable[[Sequence[RunRequest]], Result]
+
+
+def with_threads(rival: Rival, threads: int) -> Rival:
+    """The rival under its own number of CPU threads: small forwards may be faster with fewer."""
+
+    def run(requests: Sequence[RunRequest]) -> Result:
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            return rival(requests)
+        finally:
+            torch.set_num_threads(before)
+
+    return run
+
+
+def at_its_best(results: Mapping[int, Sequence[Result]]) -> tuple[int, Sequence[Result]]:
+    """Of one rival's results by threads: the number of threads whose median is fastest, and its results."""
+    return min(results.items(), key=lambda item: statistics.median(result.wall_s for result in item[1]))
 
 
 def ours(subject: Subject) -> Rival:
