@@ -23,16 +23,16 @@ def draw_scene(scene: Scene, width: int, height: int) -> Image.Image:
     if scene.landscape:
         _LANDSCAPES[scene.landscape](canvas, scene, *big)
     for thing in scene.things:
-        _draw_thing(canvas, thing, *big)
+        draw_thing(canvas, thing, *big, fill=COLOURS[thing.colour])
     return _lit(image.reduce(OVERSAMPLING))
 
 
 def silhouette(shape: str, side: int = 64) -> np.ndarray:
     """The shape alone as a boolean mask of side by side pixels."""
-    image = Image.new("RGB", (side, side))
+    image = Image.new("L", (side, side))
     thing = Thing(shape, "white", "medium", 0.5, 0.5, 0.42)
-    _draw_thing(ImageDraw.Draw(image), thing, side, side)
-    return np.asarray(image)[:, :, 0] > 127
+    draw_thing(ImageDraw.Draw(image), thing, side, side, fill=255)
+    return np.asarray(image) > 127
 
 
 def pixels(image: Image.Image) -> np.ndarray:
@@ -45,15 +45,14 @@ def _lit(image: Image.Image) -> Image.Image:
     return Image.fromarray(np.clip(np.asarray(image, dtype=np.float32) * light, 0, 255).astype(np.uint8))
 
 
-def _draw_thing(canvas: ImageDraw.ImageDraw, thing: Thing, width: int, height: int) -> None:
+def draw_thing(canvas: ImageDraw.ImageDraw, thing: Thing, width: int, height: int, *, fill: Rgb | int) -> None:
     x, y, r = thing.x * width, thing.y * height, thing.radius * min(width, height)
-    colour = COLOURS[thing.colour]
     if thing.shape == "circle":
-        canvas.ellipse(_box(x, y, r), fill=colour)
+        canvas.ellipse(_box(x, y, r), fill=fill)
     elif thing.shape == "ring":
-        canvas.ellipse(_box(x, y, r), outline=colour, width=max(1, round(r * 0.36)))
+        canvas.ellipse(_box(x, y, r), outline=fill, width=max(1, round(r * 0.36)))
     else:
-        canvas.polygon([(x + r * px, y + r * py) for px, py in OUTLINES[thing.shape]], fill=colour)
+        canvas.polygon([(x + r * px, y + r * py) for px, py in OUTLINES[thing.shape]], fill=fill)
 
 
 def _box(x: float, y: float, r: float) -> tuple[float, float, float, float]:

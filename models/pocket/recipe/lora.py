@@ -30,7 +30,9 @@ def train_loras(plan: Plan) -> None:
         if checkpoint.load() is not None:
             continue
         torch.manual_seed(plan.seed)
-        phase = Phase("lora", plan.lora_sizes, plan.lora_pictures, plan.lora_steps, plan.lora_batch, plan.lora_rate)
+        phase = Phase(
+            "lora", plan.lora_sizes, plan.lora_pictures, plan.lora_steps, plan.lora_batch, plan.lora_rate, 0.5
+        )
         latents = [cached_latents(autoencoder, plan, phase, size, style) for size in phase.sizes]
         unet.add_adapter(lora_config(plan.lora_rank), adapter_name=style)
         _train_one(plan, phase, style, unet, text_encoder, latents, loss)
@@ -60,7 +62,7 @@ def _train_one(
         words = ["" if rng.random() < CAPTION_DROPOUT else caption(scene, rng) for scene in scenes]
         with torch.no_grad():
             embeddings = text_encoder(tokens_of(tokenizer, words).to(device)).last_hidden_state
-        error = loss(unet, latents[step % len(latents)][chosen].to(device).float(), embeddings)
+        error = loss(unet, latents[step % len(latents)][chosen].to(device).float(), embeddings, phase.middle)
         optimiser.zero_grad()
         error.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)

@@ -9,9 +9,16 @@ WORK = Path(__file__).resolve().parent / ".work"
 """Checkpoints and cached latents: ignored by git, safe to delete, needed to go on where a run stopped."""
 
 
+SIDES = ((512, 512), (512, 768), (768, 512), (768, 768))
+
+
 @dataclass(frozen=True)
 class Phase:
-    """One part of the UNet's curriculum: picture sizes as (width, height), steps, rows per step, top learning rate."""
+    """One part of the UNet's curriculum: picture sizes as (width, height), steps, rows per step, top learning rate.
+
+    `middle` is the logit of the noise level (0 none, 1 all) about which most levels gather. Where places are decided, and
+    with the size of the picture, it is high: the same noise leaves more of a large picture to be seen.
+    """
 
     name: str
     sizes: tuple[tuple[int, int], ...]
@@ -19,6 +26,7 @@ class Phase:
     steps: int
     batch: int
     rate: float
+    middle: float
 
 
 @dataclass(frozen=True)
@@ -41,9 +49,10 @@ class Plan:
     text_batch: int = 64
     text_rate: float = 1.5e-3
     phases: tuple[Phase, ...] = (
-        Phase("small", ((256, 256),), pictures=20000, steps=12000, batch=32, rate=1e-3),
-        Phase("base", ((512, 512),), pictures=8000, steps=5000, batch=16, rate=6e-4),
-        Phase("wide", ((512, 512), (512, 768), (768, 512), (768, 768)), pictures=2000, steps=2000, batch=8, rate=2e-4),
+        Phase("tiny", ((128, 128),), pictures=16000, steps=4000, batch=128, rate=1.2e-3, middle=2.0),
+        Phase("small", ((256, 256),), pictures=20000, steps=10000, batch=32, rate=1e-3, middle=1.0),
+        Phase("base", ((512, 512),), pictures=8000, steps=5000, batch=16, rate=1e-3, middle=1.2),
+        Phase("wide", SIDES, pictures=2000, steps=2000, batch=8, rate=2e-4, middle=1.2),
     )
     lora_rank: int = 8
     lora_sizes: tuple[tuple[int, int], ...] = ((512, 512),)
@@ -77,9 +86,10 @@ BRIEF = replace(
     Plan(),
     autoencoder_steps=7500,
     phases=(
-        Phase("small", ((256, 256),), pictures=12000, steps=6000, batch=32, rate=1e-3),
-        Phase("base", ((512, 512),), pictures=3000, steps=1000, batch=16, rate=6e-4),
-        Phase("wide", ((512, 512), (512, 768), (768, 512), (768, 768)), pictures=1000, steps=600, batch=8, rate=2e-4),
+        Phase("tiny", ((128, 128),), pictures=16000, steps=1500, batch=128, rate=1.2e-3, middle=2.0),
+        Phase("small", ((256, 256),), pictures=12000, steps=4000, batch=32, rate=1e-3, middle=1.0),
+        Phase("base", ((512, 512),), pictures=3000, steps=1000, batch=16, rate=1e-3, middle=1.2),
+        Phase("wide", SIDES, pictures=1000, steps=600, batch=8, rate=2e-4, middle=1.2),
     ),
     lora_pictures=160,
     lora_steps=140,

@@ -30,21 +30,25 @@ def warm_then_cosine(step: int, steps: int, top: float, warmup: int = 100) -> fl
 
 class Optimisers:
     """Muon (Jordan et al. 2024) for the UNet's matrices, convolutions taken as matrices of one row per output channel;
-    AdamW for its first and last convolution, its biases, its norms and the text encoder. On the half-trained UNet Muon
+    AdamW for its first and last convolution, its biases, its norms, the text encoder and the helpers. On the half-trained UNet Muon
     lowered the loss at all but the highest noise in 200 steps in which AdamW raised it, at a sixth more time a step."""
 
-    def __init__(self, unet: nn.Module, text_encoder: nn.Module, text_share: float) -> None:
+    def __init__(self, unet: nn.Module, text_encoder: nn.Module, text_share: float, *, helpers: nn.Module) -> None:
         ends = ("conv_in", "conv_out")
         named = list(unet.named_parameters())
         self.matrices = [value for name, value in named if value.ndim > 1 and not name.startswith(ends)]
         others = [value for name, value in named if value.ndim < 2 or name.startswith(ends)]
         self.flat = [nn.Parameter(_as_matrix(value.detach())) for value in self.matrices]
-        groups = [{"params": others}, {"params": list(text_encoder.parameters()), "share": text_share}]
+        groups = [
+            {"params": [*others, *helpers.parameters()]},
+            {"params": list(text_encoder.parameters()), "share": text_share},
+        ]
         self.muon = torch.optim.Muon(self.flat, lr=0.0, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
         self.adamw = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.99), weight_decay=0.01, fused=True)
 
     def descend(self, loss: torch.Tensor, parameters: list[nn.Parameter], rate: float) -> None:
         """One step down the loss's gradient, clipped to norm 1, at the learning rate."""
+        self.adamw.zero_grad()
         for parameter in parameters:
             parameter.grad = None
         loss.backward()

@@ -12,6 +12,7 @@ from transformers import CLIPTextModel, CLIPTokenizer
 from .autoencoder import LATENT_CHANNELS, trained_autoencoder
 from .captions import caption
 from .latents import cached_latents, scene_number
+from .layout import AttentionGuide, LayoutReader
 from .plan import Phase, Plan
 from .scenes import Scene
 from .schedule import noise_schedule
@@ -24,10 +25,12 @@ TEXT_RATE = 0.3
 """The text encoder, trained before, learns at this share of the UNet's rate."""
 FACTS_SHARE = 0.05
 """Of the text stage's loss beside the UNet's, so that no fact fades from the text while the UNet learns."""
+LAYOUT_SHARE, LOOKS_SHARE = 0.3, 0.1
+"""Of the side tasks' losses (`layout.py`)."""
 AVERAGE_DECAY = 0.998
 
-MIDDLE_SHARE, MIDDLE = 0.7, 0.3
-"""So many of the noise levels gather where shapes and places are decided: logit-normal (Esser et al. 2024), moved up."""
+MIDDLE_SHARE = 0.8
+"""So many of the noise levels gather about a phase's middle: logit-normal (Esser et al. 2024)."""
 
 Forward = Callable[..., tuple[Tensor]]
 
@@ -58,9 +61,10 @@ class VelocityLoss:
         kept = self.schedule.alphas_cumprod.to(device)
         self.weights = (SNR_CEILING / (kept / (1 - kept) + 1)).clamp(max=1.0)
 
-    def __call__(self, forward: Forward, latents: Tensor, embeddings: Tensor) -> Tensor:
+    def __call__(self, forward: Forward, latents: Tensor, embeddings: Tensor, middle: float) -> Tensor:
+        """Noise levels gather about `middle` (see `Phase.middle`)."""
         count, device = len(latents), latents.device
-        timesteps = random_timesteps(count).to(device)
+        timesteps = random_timesteps(count, middle).to(device)
         noise = torch.randn_like(latents)
         noisy = self.schedule.add_noise(latents, noise, timesteps).contiguous(memory_format=torch.channels_last)
         target = self.schedule.get_velocity(latents, noise, timesteps)
@@ -70,11 +74,11 @@ class VelocityLoss:
         return (error * self.weights[timesteps]).mean()
 
 
-def random_timesteps(count: int) -> Tensor:
+def random_timesteps(count: int, middle: float) -> Tensor:
     """Spread evenly over their distribution within one batch: (count,) in 0..999."""
     spread = (torch.rand(1) + torch.randperm(count) / count) % 1
-    middle = torch.sigmoid(torch.special.ndtri(spread.clamp(1e-3, 1 - 1e-3)) + MIDDLE)
-    return (torch.where(torch.rand(count) < MIDDLE_SHARE, middle, spread) * 1000).long()
+    gathered = torch.sigmoid(torch.special.ndtri(spread.clamp(1e-3, 1 - 1e-3)) + middle)
+    return (torch.where(torch.rand(count) < MIDDLE_SHARE, gathered, spread) * 1000).long()
 
 
 class UnetTraining:
@@ -90,8 +94,10 @@ class UnetTraining:
         self.text_encoder.to(self.device)
         self.reader = FactReader(self.unet.add_embedding.proj.out_features).to(self.device).requires_grad_(False)
         self.reader.load_state_dict(Checkpoint("text").require()["reader"])
+        self.layout = LayoutReader(self.unet).to(self.device)
+        self.guide = AttentionGuide(self.unet)
         self.parameters = [*self.unet.parameters(), *self.text_encoder.parameters()]
-        self.optimisers = Optimisers(self.unet, self.text_encoder, TEXT_RATE)
+        self.optimisers = Optimisers(self.unet, self.text_encoder, TEXT_RATE, helpers=self.layout)
         self.average = AveragedWeights(self.parameters, AVERAGE_DECAY)
         self.loss = VelocityLoss(self.device)
         self.forward: Forward = self.unet
@@ -128,7 +134,9 @@ class UnetTraining:
     def descend(self, phase: Phase, step: int, batch: Tensor, scenes: list[Scene], rng: random.Random) -> float:
         words = ["" if rng.random() < CAPTION_DROPOUT else caption(scene, rng) for scene in scenes]
         embeddings = self.text_encoder(tokens_of(self.tokenizer, words).to(self.device)).last_hidden_state
-        loss = self.loss(self.forward, batch, embeddings)
+        loss = self.loss(self.forward, batch, embeddings, phase.middle)
+        loss = loss + LAYOUT_SHARE * self.layout.loss(scenes)
+        loss = loss + LOOKS_SHARE * self.guide.loss(embeddings, scenes, batch.shape[3], batch.shape[2])
         told = [i for i, word in enumerate(words) if word]
         pooled = self.unet.add_embedding(embeddings[told])
         loss = loss + FACTS_SHARE * self.reader.loss(pooled, embeddings[told], [scenes[i] for i in told])
@@ -140,6 +148,7 @@ class UnetTraining:
         self.checkpoint.save(
             unet=self.unet.state_dict(),
             text_encoder=self.text_encoder.state_dict(),
+            layout=self.layout.state_dict(),
             optimisers=self.optimisers.state_dict(),
             average=self.average.average,
             phase=self.phase,
@@ -150,6 +159,7 @@ class UnetTraining:
         if state := self.checkpoint.load():
             self.unet.load_state_dict(state["unet"])
             self.text_encoder.load_state_dict(state["text_encoder"])
+            self.layout.load_state_dict(state["layout"])
             self.optimisers.load_state_dict(state["optimisers"])
             self.average.average = [value.to(self.device) for value in state["average"]]
             self.phase, self.step = state["phase"], state["step"]
