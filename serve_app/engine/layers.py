@@ -57,7 +57,7 @@ class SlotLayer(nn.Module):
         return flat.view(-1, rank, self.fan_out)
 
     def view_down(self, flat: Tensor, rank: int) -> Tensor:
-        """Rank in the second dimension, then the layer's input, in the order its kernel reads it."""
+        """Rank outermost in the second dimension, then the layer's input, in the order in which it is read."""
         raise NotImplementedError
 
     def arrange_down(self, down: Tensor) -> Tensor:
@@ -105,18 +105,19 @@ class SlotPointwise(SlotLinear):
 class SlotConv(SlotLayer):
     base: nn.Conv2d
 
+    def __init__(self, base: nn.Conv2d) -> None:
+        super().__init__(base)
+        self.folds = base.weight.device.type == "cpu"
+        """How `down` is kept and applied: by a fold, or by a convolution of groups."""
+
     def forward(self, x: Tensor) -> Tensor:
         y = self.base(x)
         if not self.rank:
             return y
         last = y.permute(0, 2, 3, 1)
-        shrunk = (self._shrink_by_fold if self._folds else self._shrink_by_groups)(x)
+        shrunk = (self._shrink_by_fold if self.folds else self._shrink_by_groups)(x)
         out = self._add(last.reshape(x.shape[0], -1, self.fan_out), shrunk.flatten(2).transpose(1, 2))
         return out.view(last.shape).permute(0, 3, 1, 2)
-
-    @property
-    def _folds(self) -> bool:
-        return self.weight.device.type == "cpu"
 
     def _shrink_by_fold(self, x: Tensor) -> Tensor:
         """[rows, rank, height, width]: a batched product takes every pixel to every place of the kernels, `fold` adds up
@@ -140,13 +141,13 @@ class SlotConv(SlotLayer):
     def view_down(self, flat: Tensor, rank: int) -> Tensor:
         """[rows, rank · kernel places, channels] to fold; else [rows, rank, channels, kernel, kernel], channels last in memory."""
         channels = self.weight.shape[1]
-        if self._folds:
+        if self.folds:
             return flat.view(-1, rank * math.prod(self.base.kernel_size), channels)
         return flat.view(-1, rank, *self.base.kernel_size, channels).permute(0, 1, 4, 2, 3)
 
     def arrange_down(self, down: Tensor) -> Tensor:
         kernels = down.view(-1, *self.weight.shape[1:])
-        if not self._folds:
+        if not self.folds:
             return kernels
         return kernels.flip(2, 3).permute(0, 2, 3, 1).flatten(0, 2)  # fold puts where a convolution takes
 

@@ -8,7 +8,7 @@ import torch
 from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
 
-from serve_app.engine.layers import wrap_layers
+from serve_app.engine.layers import SlotConv, wrap_layers
 from serve_app.engine.lora import LayerWeights, ModuleWeights, SlotBank, ranks_of
 
 
@@ -129,6 +129,7 @@ def test_layers_outside_the_layout_are_not_packed() -> None:
     assert bank.pack(random_weights(3, 1)) is None
 
 
+@pytest.mark.parametrize("folds", [True, False], ids=["on a CPU", "as on a GPU"])
 @pytest.mark.parametrize(
     "sliding",
     [
@@ -142,10 +143,17 @@ def test_layers_outside_the_layout_are_not_packed() -> None:
     ids=str,
 )
 @torch.inference_mode()
-def test_a_convolution_of_any_kernel_takes_an_adapter_as_two_convolutions_would(sliding: dict[str, Any]) -> None:
+def test_a_convolution_of_any_kernel_takes_an_adapter_as_two_convolutions_would(
+    sliding: dict[str, Any], folds: bool
+) -> None:
     base = nn.Conv2d(4, 8, **sliding)
     net = nn.Sequential(base)
-    bank = SlotBank(wrap_layers(net), 2)
+    layers = wrap_layers(net)
+    layer = layers["0"]
+    assert isinstance(layer, SlotConv)
+    assert layer.folds
+    layer.folds = folds
+    bank = SlotBank(layers, 2)
     down, up = torch.randn(5, 4, *base.kernel_size), torch.randn(8, 5)
     place(bank, 1, {"0": ModuleWeights(down, up, 0.5)})
     x = torch.randn(2, 4, 9, 10).to(memory_format=torch.channels_last)

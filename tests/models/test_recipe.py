@@ -4,9 +4,10 @@ import random
 
 import torch
 
-from models.pocket.recipe.layout import shape_cover
-from models.pocket.recipe.scenes import POSITIONS, SHAPES, random_scene
-from models.pocket.recipe.text import ABSENT, ANSWERS, facts
+from models.pocket.recipe.layout import AttentionGuide, LayoutReader, place_cover, shape_cover
+from models.pocket.recipe.scenes import POSITIONS, SHAPES, random_pair, random_scene
+from models.pocket.recipe.text import ABSENT, ANSWERS, MAX_TOKENS, WIDTH, facts, places_of
+from models.pocket.recipe.unet import build_unet
 
 CELLS = 40
 
@@ -26,3 +27,34 @@ def test_the_object_told_at_a_place_is_drawn_there() -> None:
             assert SHAPES[int(around.argmax())] == shape, scene
             told += 1
     assert told > 200
+
+
+def test_the_cover_of_places_is_the_objects_own() -> None:
+    rng = random.Random(4)
+    for scene in (random_pair(rng) for _ in range(50)):
+        shapes, places = shape_cover(scene, CELLS, CELLS), place_cover(scene, CELLS, CELLS)
+        assert torch.equal(shapes[0], places[0])
+        assert {place for place, _ in places_of(scene)} == {
+            place for place, cover in zip(POSITIONS, places[1:], strict=True) if cover.any()
+        }
+
+
+def test_the_unet_learns_its_side_tasks() -> None:
+    """On one batch: what a shape covers, from the features; where to look, from the queries and keys."""
+    torch.manual_seed(0)
+    rng = random.Random(5)
+    scenes = [random_pair(rng) for _ in range(4)]
+    unet = build_unet()
+    layout, guide = LayoutReader(unet), AttentionGuide(unet)
+    optimiser = torch.optim.Adam([*unet.parameters(), *layout.parameters()], lr=1e-3)
+    latents, text = torch.randn(4, unet.config["in_channels"], 8, 12), torch.randn(4, MAX_TOKENS, WIDTH)
+    losses: list[tuple[float, float]] = []
+    for _ in range(20):
+        unet(latents, 900, text)
+        shape, looks = layout.loss(scenes), guide.loss(text, scenes, columns=12, rows=8)
+        optimiser.zero_grad()
+        (shape + looks).backward()
+        optimiser.step()
+        losses.append((shape.item(), looks.item()))
+    assert losses[-1][0] < 0.5 * losses[0][0]
+    assert losses[-1][1] < 0.5 * losses[0][1]

@@ -67,7 +67,8 @@ class AttentionGuide:
     """Teaches the first head of every cross attention to look, from where an object is, at the token that says what is at
     that place (`FactReader`), and from elsewhere at the last token, which says the rest.
 
-    Without it the UNet soon knew where two objects belong, and gave both the mean of their colours (measured).
+    Without it the UNet soon knew where two objects belong, and gave both the mean of their colours (seen in its
+    predictions at high noise).
     """
 
     def __init__(self, unet: UNet2DConditionModel) -> None:

@@ -31,7 +31,7 @@ def train_loras(plan: Plan) -> None:
             continue
         torch.manual_seed(plan.seed)
         phase = Phase(
-            "lora", plan.lora_sizes, plan.lora_pictures, plan.lora_steps, plan.lora_batch, plan.lora_rate, 0.5
+            "lora", plan.lora_sizes, plan.lora_pictures, plan.lora_steps, plan.lora_batch, plan.lora_rate, middle=0.5
         )
         latents = [cached_latents(autoencoder, plan, phase, size, style) for size in phase.sizes]
         unet.add_adapter(lora_config(plan.lora_rank), adapter_name=style)

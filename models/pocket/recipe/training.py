@@ -30,8 +30,9 @@ def warm_then_cosine(step: int, steps: int, top: float, warmup: int = 100) -> fl
 
 class Optimisers:
     """Muon (Jordan et al. 2024) for the UNet's matrices, convolutions taken as matrices of one row per output channel;
-    AdamW for its first and last convolution, its biases, its norms, the text encoder and the helpers. On the half-trained UNet Muon
-    lowered the loss at all but the highest noise in 200 steps in which AdamW raised it, at a sixth more time a step."""
+    AdamW for its first and last convolution, its biases, its norms, the text encoder and the helpers. On the half-trained
+    UNet Muon lowered the loss at all but the highest noise in 200 steps in which AdamW raised it, at a sixth more time a
+    step."""
 
     def __init__(self, unet: nn.Module, text_encoder: nn.Module, text_share: float, *, helpers: nn.Module) -> None:
         ends = ("conv_in", "conv_out")
