@@ -7,7 +7,9 @@ import torch
 from models.pocket.recipe.layout import AttentionGuide, LayoutReader, place_cover, shape_cover
 from models.pocket.recipe.scenes import POSITIONS, SHAPES, random_pair, random_scene
 from models.pocket.recipe.text import ABSENT, ANSWERS, MAX_TOKENS, WIDTH, facts, places_of
+from models.pocket.recipe.training import Optimisers
 from models.pocket.recipe.unet import build_unet
+from models.pocket.recipe.upscaler import CompactUpscaler
 
 CELLS = 40
 
@@ -58,3 +60,20 @@ def test_the_unet_learns_its_side_tasks() -> None:
         losses.append((shape.item(), looks.item()))
     assert losses[-1][0] < 0.5 * losses[0][0]
     assert losses[-1][1] < 0.5 * losses[0][1]
+
+
+def test_the_optimisers_move_every_weight_and_the_upscaler_learns() -> None:
+    """Muon steps flat views of the convolutions: if one were a copy, its weight would stay."""
+    torch.manual_seed(0)
+    model = CompactUpscaler(2, features=16, layers=2).to(memory_format=torch.channels_last)
+    before, parameters = [value.detach().clone() for value in model.parameters()], list(model.parameters())
+    optimisers = Optimisers(model, ("body.0.", f"body.{len(model.body) - 1}."))
+    small = torch.rand(4, 3, 16, 16)
+    large = torch.nn.functional.interpolate(small, scale_factor=2, mode="bicubic")
+    losses: list[float] = []
+    for _ in range(30):
+        loss = (model(small) - large).square().mean().sqrt()
+        optimisers.descend(loss, parameters, 5e-3)
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+    assert not any(torch.equal(old, new) for old, new in zip(before, parameters, strict=True))

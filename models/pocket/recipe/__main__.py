@@ -37,7 +37,7 @@ def main() -> None:
         help=f"any of: {', '.join((*STAGES, *ON_REQUEST))} (all but the last two when none is named)",
     )
     parser.add_argument("--share", type=float, default=1.0, help="scale every length of the plan, for trials")
-    parser.add_argument("--brief", action="store_true", help="the short plan: some two hours on two cores")
+    parser.add_argument("--brief", action="store_true", help="the short plan: some three hours on two cores")
     options = parser.parse_args()
     plan = BRIEF if options.brief else Plan()
     if options.share != 1.0:

@@ -24,6 +24,6 @@ def adopt_published(plan: Plan) -> None:
     Checkpoint("adopted").save(unet=unet.state_dict())
     Checkpoint("text").save(encoder=encoder.state_dict(), pooling=unet.add_embedding.state_dict())
     for scale in SCALES:
-        Checkpoint(f"upscaler-x{scale}").save(model=load_upscaler(scale).state_dict(), optimiser=None, step=0)
+        Checkpoint(f"upscaler-x{scale}").save(model=load_upscaler(scale).state_dict(), optimisers=None, step=0)
     for done in ("unet", *(f"lora-{style}" for style in STYLES)):
         Checkpoint(done).path.unlink(missing_ok=True)

@@ -52,7 +52,8 @@ class Plan:
         Phase("tiny", ((128, 128),), pictures=16000, steps=4000, batch=128, rate=1.2e-3, middle=2.0),
         Phase("small", ((256, 256),), pictures=20000, steps=10000, batch=32, rate=1e-3, middle=1.0),
         Phase("base", ((512, 512),), pictures=8000, steps=5000, batch=16, rate=1e-3, middle=1.2),
-        Phase("wide", SIDES, pictures=2000, steps=2000, batch=8, rate=2e-4, middle=1.2),
+        Phase("fine", ((512, 512),), pictures=4000, steps=2000, batch=16, rate=5e-4, middle=0.2),
+        Phase("wide", SIDES, pictures=2000, steps=2000, batch=8, rate=2e-4, middle=0.7),
     )
     lora_rank: int = 8
     lora_sizes: tuple[tuple[int, int], ...] = ((512, 512),)
@@ -63,7 +64,7 @@ class Plan:
     upscaler_steps: int = 8000
     upscaler_batch: int = 8
     upscaler_crop: int = 48
-    upscaler_rate: float = 1e-3
+    upscaler_rate: float = 2e-3
 
     def shortened(self, share: float) -> "Plan":
         """The same plan with every number of steps and pictures scaled by the share, for trials."""
@@ -88,12 +89,13 @@ BRIEF = replace(
     phases=(
         Phase("tiny", ((128, 128),), pictures=16000, steps=1500, batch=128, rate=1.2e-3, middle=2.0),
         Phase("small", ((256, 256),), pictures=12000, steps=4000, batch=32, rate=1e-3, middle=1.0),
-        Phase("base", ((512, 512),), pictures=3000, steps=1000, batch=16, rate=1e-3, middle=1.2),
-        Phase("wide", SIDES, pictures=1000, steps=600, batch=8, rate=2e-4, middle=1.2),
+        Phase("base", ((512, 512),), pictures=6000, steps=3000, batch=16, rate=1e-3, middle=1.2),
+        Phase("fine", ((512, 512),), pictures=2000, steps=1300, batch=16, rate=5e-4, middle=0.2),
+        Phase("wide", SIDES, pictures=400, steps=200, batch=8, rate=2e-4, middle=0.7),
     ),
     lora_pictures=160,
     lora_steps=140,
-    upscaler_steps=1500,
+    upscaler_steps=2500,
 )
-"""A short plan, of some two hours on two cores. The present weights began with one like it, by other optimisers:
+"""A short plan, of some three hours on two cores. The present weights began with one like it, by other optimisers:
 the model card tells how, and what followed."""

@@ -27,7 +27,7 @@ FACTS_SHARE = 0.05
 """Of the text stage's loss beside the UNet's, so that no fact fades from the text while the UNet learns."""
 LAYOUT_SHARE, LOOKS_SHARE = 0.3, 0.1
 """Of the side tasks' losses (`layout.py`)."""
-AVERAGE_DECAY = 0.998
+AVERAGE_DECAY = 0.99
 
 MIDDLE_SHARE = 0.8
 """So many of the noise levels gather about a phase's middle: logit-normal (Esser et al. 2024)."""
@@ -97,7 +97,13 @@ class UnetTraining:
         self.layout = LayoutReader(self.unet).to(self.device)
         self.guide = AttentionGuide(self.unet)
         self.parameters = [*self.unet.parameters(), *self.text_encoder.parameters()]
-        self.optimisers = Optimisers(self.unet, self.text_encoder, TEXT_RATE, helpers=self.layout)
+        self.optimisers = Optimisers(
+            self.unet,
+            ("conv_in", "conv_out"),
+            helpers=self.layout.parameters(),
+            slow=self.text_encoder.parameters(),
+            share=TEXT_RATE,
+        )
         self.average = AveragedWeights(self.parameters, AVERAGE_DECAY)
         self.loss = VelocityLoss(self.device)
         self.forward: Forward = self.unet

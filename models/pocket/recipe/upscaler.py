@@ -12,7 +12,7 @@ from torch.nn import functional
 from .export import export_upscaler
 from .pictures import as_tensor, random_picture, renewed_pool
 from .plan import ROOT, Plan
-from .training import Checkpoint, Progress, pick_device, warm_then_cosine
+from .training import Checkpoint, Optimisers, Progress, pick_device, warm_then_cosine
 
 SCALES = (2, 4)
 STYLED_SHARE = 0.4
@@ -57,27 +57,22 @@ def _train_upscaler(plan: Plan, scale: int) -> None:
     model = CompactUpscaler(scale).to(device, memory_format=torch.channels_last)
     with torch.no_grad():
         model.body[-1].weight.mul_(0.1)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=plan.upscaler_rate, betas=(0.9, 0.99), weight_decay=0.0)
+    optimisers, parameters = Optimisers(model, ("body.0.", f"body.{len(model.body) - 1}.")), list(model.parameters())
     checkpoint, start = Checkpoint(f"upscaler-x{scale}"), 0
     if state := checkpoint.load():
         model.load_state_dict(state["model"])
-        if state["optimiser"]:
-            optimiser.load_state_dict(state["optimiser"])
+        if state["optimisers"]:
+            optimisers.load_state_dict(state["optimisers"])
         start = state["step"]
     progress = Progress(f"upscaler x{scale}", plan.upscaler_steps, start)
     for step, pairs in renewed_pool(partial(_draw_pair, plan, scale), plan.pool, start, plan.upscaler_steps):
         low, high = _crops(random.Random(f"{step}"), pairs, plan, scale)
-        for group in optimiser.param_groups:
-            group["lr"] = warm_then_cosine(step, plan.upscaler_steps, plan.upscaler_rate)
         enlarged = model(low.to(device, memory_format=torch.channels_last))  # bfloat16 would round at 50 dB
-        difference = enlarged - high.to(device)
-        loss = difference.abs().mean() + 4 * difference.square().mean()
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
+        loss = (enlarged - high.to(device)).square().mean((1, 2, 3)).sqrt().mean()
+        optimisers.descend(loss, parameters, warm_then_cosine(step, plan.upscaler_steps, plan.upscaler_rate))
         progress.report(step, loss.item())
         if (step + 1) % plan.save_every == 0 or step + 1 == plan.upscaler_steps:
-            checkpoint.save(model=model.state_dict(), optimiser=optimiser.state_dict(), step=step + 1)
+            checkpoint.save(model=model.state_dict(), optimisers=optimisers.state_dict(), step=step + 1)
     export_upscaler(scale, model.state_dict())
 
 
