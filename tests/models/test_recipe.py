@@ -2,6 +2,7 @@
 
 import random
 
+import pytest
 import torch
 
 from models.pocket.recipe.layout import AttentionGuide, LayoutReader, place_cover, shape_cover
@@ -65,7 +66,10 @@ def test_the_unet_learns_its_side_tasks() -> None:
 def test_the_optimisers_move_every_weight_and_the_upscaler_learns() -> None:
     """Muon steps flat views of the convolutions: if one were a copy, its weight would stay."""
     torch.manual_seed(0)
-    model = CompactUpscaler(2, features=16, layers=2).to(memory_format=torch.channels_last)
+    model = CompactUpscaler(2, features=16, layers=2)
+    with pytest.raises(ValueError, match="channels_last"):
+        Optimisers(model, ("body.0.",))
+    model.to("cpu", memory_format=torch.channels_last)  # type: ignore[call-overload]
     before, parameters = [value.detach().clone() for value in model.parameters()], list(model.parameters())
     optimisers = Optimisers(model, ("body.0.", f"body.{len(model.body) - 1}."))
     small = torch.rand(4, 3, 16, 16)

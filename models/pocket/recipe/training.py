@@ -51,6 +51,8 @@ class Optimisers:
         self.matrices = [value for name, value in named if value.ndim > 1 and not name.startswith(ends)]
         others = [value for name, value in named if value.ndim < 2 or name.startswith(ends)]
         self.flat = [nn.Parameter(_as_matrix(value.detach())) for value in self.matrices]
+        if any(flat.data_ptr() != value.data_ptr() for flat, value in zip(self.flat, self.matrices, strict=True)):
+            raise ValueError("the model is not in channels_last: a copy of its weights would learn in their stead")
         groups: list[dict[str, Any]] = [{"params": [*others, *helpers]}]
         if slow := list(slow):
             groups.append({"params": slow, "share": share})
