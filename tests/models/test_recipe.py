@@ -7,10 +7,9 @@ import torch
 
 from models.pocket.recipe.layout import AttentionGuide, LayoutReader, place_cover, shape_cover
 from models.pocket.recipe.scenes import POSITIONS, SHAPES, random_pair, random_scene
-from models.pocket.recipe.schedule import noise_schedule
 from models.pocket.recipe.text import ABSENT, ANSWERS, MAX_TOKENS, WIDTH, facts, places_of
 from models.pocket.recipe.training import Optimisers
-from models.pocket.recipe.unet import VelocityLoss, build_unet
+from models.pocket.recipe.unet import build_unet
 from models.pocket.recipe.upscaler import CompactUpscaler
 
 CELLS = 40
@@ -82,20 +81,3 @@ def test_the_optimisers_move_every_weight_and_the_upscaler_learns() -> None:
         losses.append(loss.item())
     assert losses[-1] < 0.5 * losses[0]
     assert not any(torch.equal(old, new) for old, new in zip(before, parameters, strict=True))
-
-
-def test_the_velocity_leads_to_the_picture_however_exaggerated() -> None:
-    """Without exaggeration both are the scheduler's own."""
-    schedule, loss = noise_schedule(), VelocityLoss(torch.device("cpu"))
-    latents, timesteps = torch.randn(5, 8, 6, 4), torch.tensor([20, 200, 500, 800, 999])
-    kept = schedule.alphas_cumprod[timesteps].view(-1, 1, 1, 1)
-
-    torch.manual_seed(3)
-    noisy, velocity = loss.noisy(latents, timesteps, torch.ones(5))
-    torch.manual_seed(3)
-    noise = torch.randn_like(latents)
-    torch.testing.assert_close(noisy, schedule.add_noise(latents, noise, timesteps))
-    torch.testing.assert_close(velocity, schedule.get_velocity(latents, noise, timesteps), atol=1e-4, rtol=0)
-
-    noisy, velocity = loss.noisy(latents, timesteps, torch.full((5,), 6.0))
-    torch.testing.assert_close(kept.sqrt() * noisy - (1 - kept).sqrt() * velocity, latents, atol=1e-4, rtol=0)

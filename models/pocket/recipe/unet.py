@@ -28,8 +28,6 @@ FACTS_SHARE = 0.05
 LAYOUT_SHARE, LOOKS_SHARE = 0.3, 0.1
 """Of the side tasks' losses (`layout.py`)."""
 AVERAGE_DECAY = 0.99
-EXAGGERATED_SHARE, MOST_EXAGGERATED = 0.5, 6.0
-"""In so many of the noisy latents the picture stands out up to so many times too much, as guidance makes it."""
 
 MIDDLE_SHARE = 0.8
 """So many of the noise levels gather about a phase's middle: logit-normal (Esser et al. 2024)."""
@@ -56,38 +54,24 @@ def build_unet() -> UNet2DConditionModel:
 
 
 class VelocityLoss:
-    """Mean squared error of the predicted velocity (Salimans & Ho 2022), details held down as by min-SNR (Hang et al. 2023).
-
-    At high noise the words alone decide, and guidance 7.5 exaggerates the whole picture that much. What a later step then
-    sees was never shown in training, and colours broke up: a red circle got a purple middle, the more guidance the more
-    (seen). So some pictures are exaggerated here, the more the higher the noise, and the right answer stays the picture.
-    """
+    """Mean squared error of the predicted velocity (Salimans & Ho 2022), details held down as by min-SNR (Hang et al. 2023)."""
 
     def __init__(self, device: torch.device) -> None:
-        self.kept = noise_schedule().alphas_cumprod.to(device)
-        self.weights = (SNR_CEILING / (self.kept / (1 - self.kept) + 1)).clamp(max=1.0)
+        self.schedule = noise_schedule()
+        kept = self.schedule.alphas_cumprod.to(device)
+        self.weights = (SNR_CEILING / (kept / (1 - kept) + 1)).clamp(max=1.0)
 
     def __call__(self, forward: Forward, latents: Tensor, embeddings: Tensor, middle: float) -> Tensor:
         """Noise levels gather about `middle` (see `Phase.middle`)."""
-        timesteps = random_timesteps(len(latents), middle).to(latents.device)
-        noisy, target = self.noisy(latents, timesteps, random_exaggeration(len(latents)).to(latents.device))
-        with half_precision(latents.device):
+        count, device = len(latents), latents.device
+        timesteps = random_timesteps(count, middle).to(device)
+        noise = torch.randn_like(latents)
+        noisy = self.schedule.add_noise(latents, noise, timesteps).contiguous(memory_format=torch.channels_last)
+        target = self.schedule.get_velocity(latents, noise, timesteps)
+        with half_precision(device):
             predicted = forward(noisy, timesteps, embeddings, return_dict=False)[0]
         error = (predicted.float() - target).square().mean((1, 2, 3))
         return (error * self.weights[timesteps]).mean()
-
-    def noisy(self, latents: Tensor, timesteps: Tensor, exaggeration: Tensor) -> tuple[Tensor, Tensor]:
-        """Noisy latents, and the velocity that leads from them to the latents: both like latents (rows, channels, height, width)."""
-        kept = self.kept[timesteps].view(-1, 1, 1, 1)
-        shown = latents * (1 + (exaggeration.view(-1, 1, 1, 1) - 1) * (1 - kept))
-        noisy = kept.sqrt() * shown + (1 - kept).sqrt() * torch.randn_like(latents)
-        return noisy.contiguous(memory_format=torch.channels_last), (kept.sqrt() * noisy - latents) / (1 - kept).sqrt()
-
-
-def random_exaggeration(count: int) -> Tensor:
-    """Factors (count,): mostly 1, the rest spread evenly over the logarithm up to the most."""
-    spread = MOST_EXAGGERATED ** torch.rand(count)
-    return torch.where(torch.rand(count) < EXAGGERATED_SHARE, spread, 1.0)
 
 
 def random_timesteps(count: int, middle: float) -> Tensor:
