@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from serve_app.domain.jobs import Backlog, JobKind
 from serve_app.settings import Settings
+from serve_app.stores.backlog import read_backlog
 from serve_app.stores.embedded import ensure_redis
-from serve_app.stores.jobs import read_backlog
 
 log = logging.getLogger(__name__)
 

@@ -27,9 +27,9 @@ from serve_app.domain.jobs import (
 )
 from serve_app.domain.requests import Request, Variant
 from serve_app.settings import Settings
+from serve_app.stores.backlog import ask_backlog, backlog_from
 from serve_app.stores.records import (
     DEFAULT_PACE,
-    MILLI,
     images_of,
     read_job,
     read_request,
@@ -39,7 +39,7 @@ from serve_app.stores.records import (
     write_images,
     write_request,
 )
-from serve_app.stores.redis import Rewrite, Script, connect_sync, key, reaching_redis
+from serve_app.stores.redis import Rewrite, Script, key
 
 WORKER_LIFE = timedelta(seconds=60)
 """A worker not heard of for this long counts neither for estimates nor as the owner of an adapter."""
@@ -262,8 +262,8 @@ class JobStore:
 
     async def backlog(self, kind: JobKind) -> Backlog:
         pipeline = self._redis.pipeline(transaction=False)
-        _ask_backlog(pipeline, kind)
-        return _backlog(kind, await pipeline.execute())
+        ask_backlog(pipeline, kind)
+        return backlog_from(kind, await pipeline.execute())
 
     async def dead(self, limit: int = 50) -> Jobs:
         """Dead letters: jobs that failed for good, newest first."""
@@ -308,34 +308,6 @@ class JobStore:
 def new_nonce() -> str:
     """One per claim, kept for its repeats."""
     return secrets.token_hex(8)
-
-
-def read_backlog(redis_url: str, kind: JobKind) -> Backlog:
-    """The backlog through a blocking client, for the autoscaling thread. Raises `StoreUnavailable`."""
-    with reaching_redis(), connect_sync(redis_url) as client:
-        pipeline = client.pipeline(transaction=False)
-        _ask_backlog(pipeline, kind)
-        return _backlog(kind, pipeline.execute())
-
-
-def _ask_backlog(pipeline: Any, kind: JobKind) -> None:
-    pipeline.hmget(key("load", kind), "ready", "work", "pace")
-    pipeline.zcard(key("lease", kind))
-    pipeline.zcard(key("delay", kind))
-    pipeline.zrange(key("age", kind), 0, 0, withscores=True)
-    pipeline.time()
-
-
-def _backlog(kind: JobKind, answer: Sequence[Any]) -> Backlog:
-    (ready, work, pace), leased, delayed, oldest, (seconds, micros) = answer
-    now_ms = seconds * 1000 + micros // 1000
-    return Backlog(
-        ready=int(ready or 0),
-        leased=leased,
-        delayed=delayed,
-        seconds=int(work or 0) / MILLI * (float(pace) if pace else DEFAULT_PACE[kind]),
-        oldest_age_s=max(0.0, (now_ms - oldest[0][1]) / 1000) if oldest else 0.0,
-    )
 
 
 def _claim(kind: JobKind, job_id: str, attempt: int, group: str, account_id: str, request: str, created: str) -> Claim:

@@ -23,7 +23,8 @@ from serve_app.domain.jobs import (
 from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest, Variant
 from serve_app.service.resources import Resources
 from serve_app.settings import Settings
-from serve_app.stores.jobs import Acceptance, JobStore, new_nonce, read_backlog
+from serve_app.stores.backlog import read_backlog
+from serve_app.stores.jobs import Acceptance, JobStore, new_nonce
 from serve_app.stores.redis import connect
 from tests.audit import audit
 from tests.support import wait_until

@@ -10,8 +10,8 @@ import redis
 
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import JobKind
+from serve_app.stores.backlog import read_backlog
 from serve_app.stores.embedded import ensure_redis, stop_redis
-from serve_app.stores.jobs import read_backlog
 from serve_app.stores.redis import KEY_MAP, PREFIX, Script, connect, key, script_text
 from tests.audit import key_problems
 
