@@ -11,6 +11,7 @@ from models.pocket.recipe.text import ABSENT, ANSWERS, MAX_TOKENS, WIDTH, facts,
 from models.pocket.recipe.training import Optimisers
 from models.pocket.recipe.unet import build_unet
 from models.pocket.recipe.upscaler import CompactUpscaler
+from models.pocket.recipe.velocity import VelocityLoss, with_twins, words_for
 
 CELLS = 40
 
@@ -61,6 +62,35 @@ def test_the_unet_learns_its_side_tasks() -> None:
         losses.append((shape.item(), looks.item()))
     assert losses[-1][0] < 0.5 * losses[0][0]
     assert losses[-1][1] < 0.5 * losses[0][1]
+
+
+def test_twins_differ_in_their_words_alone_and_must_agree_where_little_noise_is() -> None:
+    rng = random.Random(1)
+    chosen = with_twins(rng, 1000, 10)
+    words = words_for(rng, [random_pair(rng) for _ in chosen])
+    assert chosen[6:] == chosen[:4]
+    assert all(words[:6])
+    assert not any(words[6:])
+
+    told = torch.tensor([0.1] * 6 + [-0.1] * 4).view(10, 1, 1, 1)
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def forward(noisy: torch.Tensor, timesteps: torch.Tensor, words: torch.Tensor, **_: bool) -> tuple[torch.Tensor]:
+        seen.append((noisy, timesteps))
+        return (words.expand_as(noisy),)
+
+    latents = torch.randn(6, 8, 4, 4)
+    latents = torch.cat([latents, latents[:4]])
+
+    def loss(words: torch.Tensor, middle: float) -> float:
+        torch.manual_seed(0)
+        return VelocityLoss(torch.device("cpu"))(forward, latents, words, middle).item()
+
+    assert loss(told, -9.0) > loss(0 * told, -9.0) + 0.1
+    assert loss(told, 9.0) < loss(0 * told, 9.0) + 0.1
+    for noisy, timesteps in seen:
+        assert torch.equal(noisy[6:], noisy[:4])
+        assert torch.equal(timesteps[6:], timesteps[:4])
 
 
 def test_the_optimisers_move_every_weight_and_the_upscaler_learns() -> None:

@@ -8,14 +8,14 @@ from torch import nn
 from transformers import CLIPTextModel
 
 from .autoencoder import trained_autoencoder
-from .captions import caption
 from .export import export_lora, lora_config
 from .latents import cached_latents, scene_number
 from .plan import Phase, Plan
 from .styles import STYLES
 from .text import load_tokenizer, tokens_of
 from .training import Checkpoint, Progress, pick_device, warm_then_cosine
-from .unet import CAPTION_DROPOUT, VelocityLoss, trained_models
+from .unet import trained_models
+from .velocity import VelocityLoss, with_twins, words_for
 
 
 def train_loras(plan: Plan) -> None:
@@ -57,9 +57,9 @@ def _train_one(
     progress = Progress(f"lora {style}", phase.steps)
     for step in range(phase.steps):
         rng = random.Random(f"{plan.seed} {style} step {step}")
-        chosen = rng.choices(range(phase.pictures), k=phase.batch)
+        chosen = with_twins(rng, phase.pictures, phase.batch)
         scenes = [scene_number(n, phase.name, plan.seed) for n in chosen]
-        words = ["" if rng.random() < CAPTION_DROPOUT else caption(scene, rng) for scene in scenes]
+        words = words_for(rng, scenes)
         with torch.no_grad():
             embeddings = text_encoder(tokens_of(tokenizer, words).to(device)).last_hidden_state
         error = loss(unet, latents[step % len(latents)][chosen].to(device).float(), embeddings, phase.middle)

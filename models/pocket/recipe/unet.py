@@ -2,7 +2,6 @@
 
 import random
 import time
-from collections.abc import Callable
 
 import torch
 from diffusers import UNet2DConditionModel
@@ -10,20 +9,14 @@ from torch import Tensor
 from transformers import CLIPTextModel, CLIPTokenizer
 
 from .autoencoder import LATENT_CHANNELS, trained_autoencoder
-from .captions import caption
 from .latents import cached_latents, scene_number
 from .layout import AttentionGuide, LayoutReader
 from .plan import Phase, Plan
 from .scenes import Scene
-from .schedule import noise_schedule
 from .text import WIDTH, FactReader, build_text_encoder, load_tokenizer, tokens_of
-from .training import AveragedWeights, Checkpoint, Optimisers, Progress, half_precision, pick_device, warm_then_cosine
+from .training import AveragedWeights, Checkpoint, Optimisers, Progress, pick_device, warm_then_cosine
+from .velocity import Forward, VelocityLoss, with_twins, words_for
 
-CAPTION_DROPOUT = 0.3
-"""Guidance multiplies the difference of two predictions, and so the error of the one without words, which one caption in ten
-hardly trained. 600 more steps with four in ten gave some of eight pictures their colours back at guidance 4 (seen; whether
-the dropout or the steps did it was not told apart)."""
-SNR_CEILING = 5.0
 TEXT_RATE = 0.3
 """The text encoder, trained before, learns at this share of the UNet's rate."""
 FACTS_SHARE = 0.05
@@ -31,11 +24,6 @@ FACTS_SHARE = 0.05
 LAYOUT_SHARE, LOOKS_SHARE = 0.3, 0.1
 """Of the side tasks' losses (`layout.py`)."""
 AVERAGE_DECAY = 0.99
-
-MIDDLE_SHARE = 0.8
-"""So many of the noise levels gather about a phase's middle: logit-normal (Esser et al. 2024)."""
-
-Forward = Callable[..., tuple[Tensor]]
 
 
 def build_unet() -> UNet2DConditionModel:
@@ -54,34 +42,6 @@ def build_unet() -> UNet2DConditionModel:
         addition_embed_type="text",
         addition_embed_type_num_heads=4,
     )
-
-
-class VelocityLoss:
-    """Mean squared error of the predicted velocity (Salimans & Ho 2022), details held down as by min-SNR (Hang et al. 2023)."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.schedule = noise_schedule()
-        kept = self.schedule.alphas_cumprod.to(device)
-        self.weights = (SNR_CEILING / (kept / (1 - kept) + 1)).clamp(max=1.0)
-
-    def __call__(self, forward: Forward, latents: Tensor, embeddings: Tensor, middle: float) -> Tensor:
-        """Noise levels gather about `middle` (see `Phase.middle`)."""
-        count, device = len(latents), latents.device
-        timesteps = random_timesteps(count, middle).to(device)
-        noise = torch.randn_like(latents)
-        noisy = self.schedule.add_noise(latents, noise, timesteps).contiguous(memory_format=torch.channels_last)
-        target = self.schedule.get_velocity(latents, noise, timesteps)
-        with half_precision(device):
-            predicted = forward(noisy, timesteps, embeddings, return_dict=False)[0]
-        error = (predicted.float() - target).square().mean((1, 2, 3))
-        return (error * self.weights[timesteps]).mean()
-
-
-def random_timesteps(count: int, middle: float) -> Tensor:
-    """Spread evenly over their distribution within one batch: (count,) in 0..999."""
-    spread = (torch.rand(1) + torch.randperm(count) / count) % 1
-    gathered = torch.sigmoid(torch.special.ndtri(spread.clamp(1e-3, 1 - 1e-3)) + middle)
-    return (torch.where(torch.rand(count) < MIDDLE_SHARE, gathered, spread) * 1000).long()
 
 
 class UnetTraining:
@@ -120,7 +80,9 @@ class UnetTraining:
             if i < self.phase:
                 continue
             latents = {size: cached_latents(autoencoder, self.plan, phase, size) for size in phase.sizes}
-            self.forward = torch.compile(self.unet) if phase.steps >= self.plan.compile_from else self.unet
+            self.forward = (
+                torch.compile(self.unet, dynamic=False) if phase.steps >= self.plan.compile_from else self.unet
+            )
             scenes = [scene_number(n, phase.name, self.plan.seed) for n in range(phase.pictures)]
             self.run_phase(phase, latents, scenes)
             self.phase, self.step = i + 1, 0
@@ -132,7 +94,7 @@ class UnetTraining:
         for step in range(self.step, phase.steps):
             rng = random.Random(f"{self.plan.seed} {phase.name} step {step}")
             size = phase.sizes[step % len(phase.sizes)]
-            chosen = rng.choices(range(phase.pictures), k=phase.batch)
+            chosen = with_twins(rng, phase.pictures, phase.batch)
             batch = latents[size][chosen].to(self.device).float()
             progress.report(step, self.descend(phase, step, batch, [scenes[n] for n in chosen], rng))
             self.step = step + 1
@@ -141,7 +103,7 @@ class UnetTraining:
                 saved = time.monotonic()
 
     def descend(self, phase: Phase, step: int, batch: Tensor, scenes: list[Scene], rng: random.Random) -> float:
-        words = ["" if rng.random() < CAPTION_DROPOUT else caption(scene, rng) for scene in scenes]
+        words = words_for(rng, scenes)
         embeddings = self.text_encoder(tokens_of(self.tokenizer, words).to(self.device)).last_hidden_state
         loss = self.loss(self.forward, batch, embeddings, phase.middle)
         loss = loss + LAYOUT_SHARE * self.layout.loss(scenes)
