@@ -16,12 +16,11 @@ import socket
 import sys
 import threading
 from collections.abc import Generator
-from contextlib import ExitStack
 from pathlib import Path
 
 from deployments.config import ServeConfig
 
-REPLICA_PORTS = 100
+PROXY_PORTS, REPLICA_PORTS = 4, 100
 """Ports kept for ingress replicas: a port that a replaced replica leaves rests for minutes before it is used again."""
 LOOPBACK = "127.0.0.2" if sys.platform == "linux" else "127.0.0.1"
 """Ray's own address: nothing outside this machine reaches it. (Ray replaces 127.0.0.1 by a public address.)"""
@@ -128,8 +127,8 @@ def ray_environment(home: Path) -> dict[str, str]:
     """What Ray and Serve should find in the environment before they are imported; a variable that the operator has set stays as it is."""
     proxy = home / "p"
     proxy.mkdir(mode=0o700, exist_ok=True)
-    stats, metrics, fallback_http, fallback_grpc = _free_ports(4)
-    replicas = _free_block(REPLICA_PORTS)
+    stats = _free_block(PROXY_PORTS + REPLICA_PORTS)
+    metrics, fallback_http, fallback_grpc, replicas = range(stats + 1, stats + 1 + PROXY_PORTS)
     wanted = {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "token",  # else any user of this machine could run code in our replicas
@@ -145,7 +144,7 @@ def ray_environment(home: Path) -> dict[str, str]:
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback_http),
         "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(fallback_grpc),
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(replicas),
-        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(replicas + REPLICA_PORTS),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(replicas + REPLICA_PORTS - 1),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",  # 30 s otherwise: longer than our whole stop may take
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",  # a killed proxy is back in 5 s instead of 29 s
         "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "2",
@@ -165,19 +164,9 @@ def _haproxy_is_here() -> bool:
     return False
 
 
-def _free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now, all different."""
-    with ExitStack() as probes:
-        found: list[int] = []
-        for _ in range(count):
-            probe = probes.enter_context(socket.socket())
-            probe.bind(("127.0.0.1", 0))
-            found.append(probe.getsockname()[1])
-        return found
-
-
 def _free_block(count: int) -> int:
-    """The first of `count` neighbouring ports that are free now, below the range the kernel gives to clients."""
+    """The first of `count` neighbouring ports that are free now, below the range the kernel gives to clients: one of those
+    may be gone before we listen on it."""
     for _ in range(100):
         first = 20_000 + secrets.randbelow(12_000 // count) * count
         if not any(cannot_listen("127.0.0.1", port) for port in range(first, first + count)):
