@@ -20,7 +20,8 @@ from pathlib import Path
 
 from deployments.config import ServeConfig
 
-PROXY_PORTS, REPLICA_PORTS = 4, 100
+PROXY_PORTS = 4
+REPLICA_PORTS = 100
 """Ports kept for ingress replicas: a port that a replaced replica leaves rests for minutes before it is used again."""
 LOOPBACK = "127.0.0.2" if sys.platform == "linux" else "127.0.0.1"
 """Ray's own address: nothing outside this machine reaches it. (Ray replaces 127.0.0.1 by a public address.)"""
@@ -127,8 +128,9 @@ def ray_environment(home: Path) -> dict[str, str]:
     """What Ray and Serve should find in the environment before they are imported; a variable that the operator has set stays as it is."""
     proxy = home / "p"
     proxy.mkdir(mode=0o700, exist_ok=True)
-    stats = _free_block(PROXY_PORTS + REPLICA_PORTS)
-    metrics, fallback_http, fallback_grpc, replicas = range(stats + 1, stats + 1 + PROXY_PORTS)
+    first = _free_block(PROXY_PORTS + REPLICA_PORTS)
+    stats, metrics, fallback_http, fallback_grpc = range(first, first + PROXY_PORTS)
+    replicas = first + PROXY_PORTS
     wanted = {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "token",  # else any user of this machine could run code in our replicas
