@@ -1,17 +1,20 @@
 """The recipe's side tasks teach what the pictures show."""
 
 import random
+from pathlib import Path
 
 import pytest
 import torch
+from peft.utils import set_peft_model_state_dict
 
-from models.pocket.recipe.layout import AttentionGuide, LayoutReader, place_cover, shape_cover
+from models.pocket.recipe.export import export_lora, lora_config, published_lora
+from models.pocket.recipe.layout import AttentionGuide, LayoutReader, focus_on_objects, place_cover, shape_cover
 from models.pocket.recipe.scenes import POSITIONS, SHAPES, random_pair, random_scene
 from models.pocket.recipe.text import ABSENT, ANSWERS, MAX_TOKENS, WIDTH, facts, places_of
 from models.pocket.recipe.training import Optimisers
 from models.pocket.recipe.unet import build_unet
 from models.pocket.recipe.upscaler import CompactUpscaler
-from models.pocket.recipe.velocity import VelocityLoss, with_twins, words_for
+from models.pocket.recipe.velocity import VelocityLoss, random_pictures, with_twins, words_for
 
 CELLS = 40
 
@@ -43,6 +46,17 @@ def test_the_cover_of_places_is_the_objects_own() -> None:
         }
 
 
+def test_each_object_counts_as_much_in_the_loss_whatever_its_size() -> None:
+    rng = random.Random(8)
+    for scene in (random_pair(rng) for _ in range(50)):
+        focus, cover = focus_on_objects(scene, CELLS, CELLS), place_cover(scene, CELLS, CELLS)
+        assert focus.mean().item() == pytest.approx(1.0, abs=1e-5)
+        assert focus[cover[0] == 1].min() == focus.min() < focus[cover[0] == 0].min()
+        across = scene.relation not in ("above", "below")
+        halves = (focus - focus.min()).split(CELLS // 2, dim=1 if across else 0)
+        assert halves[0].sum().item() == pytest.approx(halves[1].sum().item(), rel=0.1)
+
+
 def test_the_unet_learns_its_side_tasks() -> None:
     """On one batch: what a shape covers, from the features; where to look, from the queries and keys."""
     torch.manual_seed(0)
@@ -66,21 +80,20 @@ def test_the_unet_learns_its_side_tasks() -> None:
 
 def test_twins_differ_in_their_words_alone_and_must_agree_where_little_noise_is() -> None:
     rng = random.Random(1)
-    chosen = with_twins(rng, 1000, 10)
-    words = words_for(rng, [random_pair(rng) for _ in chosen])
-    assert chosen[6:] == chosen[:4]
-    assert all(words[:6])
-    assert not any(words[6:])
+    chosen = random_pictures(rng, 1000, 10)
+    words = words_for(rng, [random_pair(rng) for _ in chosen], 10)
+    assert len(chosen) == 7
+    assert all(words[:7])
+    assert words[7:] == [""] * 3
 
-    told = torch.tensor([0.1] * 6 + [-0.1] * 4).view(10, 1, 1, 1)
+    told = torch.tensor([0.1] * 7 + [-0.1] * 3).view(10, 1, 1, 1)
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def forward(noisy: torch.Tensor, timesteps: torch.Tensor, words: torch.Tensor, **_: bool) -> tuple[torch.Tensor]:
         seen.append((noisy, timesteps))
         return (words.expand_as(noisy),)
 
-    latents = torch.randn(6, 8, 4, 4)
-    latents = torch.cat([latents, latents[:4]])
+    latents = with_twins(torch.randn(7, 8, 4, 4), 10)
 
     def loss(words: torch.Tensor, middle: float) -> float:
         torch.manual_seed(0)
@@ -89,8 +102,25 @@ def test_twins_differ_in_their_words_alone_and_must_agree_where_little_noise_is(
     assert loss(told, -9.0) > loss(0 * told, -9.0) + 0.1
     assert loss(told, 9.0) < loss(0 * told, 9.0) + 0.1
     for noisy, timesteps in seen:
-        assert torch.equal(noisy[6:], noisy[:4])
-        assert torch.equal(timesteps[6:], timesteps[:4])
+        assert torch.equal(noisy[7:], noisy[:3])
+        assert torch.equal(timesteps[7:], timesteps[:3])
+
+
+def test_a_lora_goes_on_from_its_published_weights(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    unet, other = build_unet(), build_unet()
+    for model in (unet, other):
+        model.add_adapter(lora_config(4), adapter_name="style")
+    for name, value in unet.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(value)
+    export_lora("style", unet, 4, tmp_path)
+    set_peft_model_state_dict(other, published_lora("style", tmp_path), adapter_name="style")
+    adapters = [
+        {name: value.half() for name, value in model.named_parameters() if "lora_" in name} for model in (unet, other)
+    ]
+    assert adapters[0].keys() == adapters[1].keys()
+    assert all(torch.equal(value, adapters[1][name]) for name, value in adapters[0].items())
 
 
 def test_the_optimisers_move_every_weight_and_the_upscaler_learns() -> None:

@@ -6,6 +6,7 @@ from diffusers import AutoencoderTiny, UNet2DConditionModel
 from transformers import CLIPTextModel
 
 from .autoencoder import LATENT_CHANNELS, Standardiser
+from .export import published_lora
 from .plan import ROOT, WORK, Plan
 from .styles import STYLES
 from .training import Checkpoint
@@ -13,7 +14,7 @@ from .upscaler import SCALES, load_upscaler
 
 
 def adopt_published(plan: Plan) -> None:
-    """The autoencoder counts as finished; text, UNet and upscalers begin anew with the published weights, LoRAs with nothing."""
+    """The autoencoder counts as finished; text, UNet, LoRAs and upscalers begin anew with the published weights."""
     shutil.copytree(ROOT / "tokenizer", WORK / "tokenizer", dirs_exist_ok=True)
     vae = AutoencoderTiny.from_pretrained(ROOT / "vae")
     Checkpoint("autoencoder").save(
@@ -25,5 +26,6 @@ def adopt_published(plan: Plan) -> None:
     Checkpoint("text").save(encoder=encoder.state_dict(), pooling=unet.add_embedding.state_dict())
     for scale in SCALES:
         Checkpoint(f"upscaler-x{scale}").save(model=load_upscaler(scale).state_dict(), optimisers=None, step=0)
-    for done in ("unet", *(f"lora-{style}" for style in STYLES)):
-        Checkpoint(done).path.unlink(missing_ok=True)
+    for style in STYLES:
+        Checkpoint(f"lora-{style}").save(adapter=published_lora(style))
+    Checkpoint("unet").path.unlink(missing_ok=True)

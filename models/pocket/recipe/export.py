@@ -9,7 +9,7 @@ import torch
 from diffusers import AutoencoderTiny, StableDiffusionPipeline, UNet2DConditionModel
 from peft import LoraConfig
 from peft.utils import get_peft_model_state_dict
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import CLIPTextModel
 
 from .plan import ROOT, WORK
@@ -59,6 +59,12 @@ def export_lora(name: str, unet: UNet2DConditionModel, rank: int, folder: Path =
     }
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / f"{name}.safetensors", metadata=metadata)
+
+
+def published_lora(name: str, folder: Path = ROOT / "loras") -> dict[str, torch.Tensor]:
+    """What `export_lora` wrote, as `set_peft_model_state_dict` of the UNet takes it."""
+    tensors = load_file(folder / f"{name}.safetensors")
+    return {key.removeprefix("unet."): value.float() for key, value in tensors.items()}
 
 
 def export_upscaler(scale: int, state: dict[str, torch.Tensor], folder: Path = ROOT / "upscaler") -> None:

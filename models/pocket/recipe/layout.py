@@ -14,6 +14,8 @@ from .drawing import OVERSAMPLING, draw_thing
 from .scenes import POSITIONS, SHAPES, Scene, Thing
 from .text import places_of
 
+FOCUS = 0.5
+
 
 def shape_cover(scene: Scene, columns: int, rows: int) -> Tensor:
     """How much of each cell each shape covers, the uncovered rest first: (1 + shapes, rows, columns), sums of 1."""
@@ -24,6 +26,19 @@ def place_cover(scene: Scene, columns: int, rows: int) -> Tensor:
     """The same by the objects' places, the rest and objects without a place first: (1 + places, rows, columns)."""
     places = tuple(POSITIONS)
     return _cover([(1 + places.index(at), thing) for at, thing in places_of(scene)], 1 + len(places), columns, rows)
+
+
+def focus_on_objects(scene: Scene, columns: int, rows: int) -> Tensor:
+    """Weights of the cells in the diffusion loss, a mean of 1: the objects and the cells about them, each object as much as
+    the other, weigh as much in all as the whole picture. Four cells in five are plain background, soon learned, and what is
+    wrong with a small object hardly counts beside them: (rows, columns)."""
+    if not scene.things:
+        return torch.ones(rows, columns)
+    spots: list[Tensor] = []
+    for thing in scene.things:
+        near = functional.max_pool2d(_cover([(1, thing)], 2, columns, rows)[1:], 3, stride=1, padding=1)[0]
+        spots.append(near / near.mean())
+    return (1 - FOCUS) + FOCUS * torch.stack(spots).mean(dim=0)
 
 
 def _cover(things: list[tuple[int, Thing]], classes: int, columns: int, rows: int) -> Tensor:
@@ -55,8 +70,8 @@ class LayoutReader(nn.Module):
         self.features[:] = [features]
 
     def loss(self, scenes: list[Scene]) -> Tensor:
-        """Mean cross entropy over the cells of the scenes just forwarded; scenes without objects count as nought."""
-        scores = self.head(self.features.pop().float()).log_softmax(dim=1)
+        """Mean cross entropy over the cells of the scenes, the first rows just forwarded; scenes without objects count as nought."""
+        scores = self.head(self.features.pop()[: len(scenes)].float()).log_softmax(dim=1)
         rows, columns = scores.shape[-2:]
         cover = torch.stack([shape_cover(scene, columns, rows) for scene in scenes]).to(scores.device)
         holds_things = torch.tensor([bool(scene.things) for scene in scenes], device=scores.device)
@@ -81,11 +96,11 @@ class AttentionGuide:
         self.asking[i] = arguments[0]
 
     def loss(self, embeddings: Tensor, scenes: list[Scene], columns: int, rows: int) -> Tensor:
-        """Mean cross entropy over layers and tokens; of the scenes just forwarded, on latents of rows by columns."""
+        """Mean cross entropy over layers and tokens; of the scenes, the first rows just forwarded, on latents of rows by columns."""
         cover = torch.stack([place_cover(scene, columns, rows) for scene in scenes]).to(embeddings.device)
         losses: list[Tensor] = []
         for i, layer in enumerate(self.layers):
-            asking = self.asking.pop(i).float()
+            asking = self.asking.pop(i)[: len(scenes)].float()
             width = layer.to_q.out_features // layer.heads
             queries, keys = layer.to_q(asking)[..., :width], layer.to_k(embeddings)[..., :width]
             looks = (queries @ keys.transpose(1, 2) * layer.scale).log_softmax(dim=2)[..., -cover.shape[1] :].flip(2)

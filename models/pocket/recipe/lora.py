@@ -1,9 +1,10 @@
-"""Trains the eight style LoRAs on filtered scenes, each from nothing over the frozen UNet."""
+"""Trains the eight style LoRAs on filtered scenes over the frozen UNet, each from nothing or from the adopted one."""
 
 import random
 
 import torch
 from diffusers import UNet2DConditionModel
+from peft.utils import set_peft_model_state_dict
 from torch import nn
 from transformers import CLIPTextModel
 
@@ -15,7 +16,7 @@ from .styles import STYLES
 from .text import load_tokenizer, tokens_of
 from .training import Checkpoint, Progress, pick_device, warm_then_cosine
 from .unet import trained_models
-from .velocity import VelocityLoss, with_twins, words_for
+from .velocity import VelocityLoss, random_pictures, with_twins, words_for
 
 
 def train_loras(plan: Plan) -> None:
@@ -27,7 +28,8 @@ def train_loras(plan: Plan) -> None:
     loss = VelocityLoss(device)
     for style in STYLES:
         checkpoint = Checkpoint(f"lora-{style}")
-        if checkpoint.load() is not None:
+        state = checkpoint.load()
+        if state is not None and "finished" in state:
             continue
         torch.manual_seed(plan.seed)
         phase = Phase(
@@ -35,6 +37,8 @@ def train_loras(plan: Plan) -> None:
         )
         latents = [cached_latents(autoencoder, plan, phase, size, style) for size in phase.sizes]
         unet.add_adapter(lora_config(plan.lora_rank), adapter_name=style)
+        if state is not None:
+            set_peft_model_state_dict(unet, state["adapter"], adapter_name=style)
         _train_one(plan, phase, style, unet, text_encoder, latents, loss)
         export_lora(style, unet, plan.lora_rank)
         checkpoint.save(finished=True)
@@ -57,12 +61,12 @@ def _train_one(
     progress = Progress(f"lora {style}", phase.steps)
     for step in range(phase.steps):
         rng = random.Random(f"{plan.seed} {style} step {step}")
-        chosen = with_twins(rng, phase.pictures, phase.batch)
-        scenes = [scene_number(n, phase.name, plan.seed) for n in chosen]
-        words = words_for(rng, scenes)
+        chosen = random_pictures(rng, phase.pictures, phase.batch)
+        words = words_for(rng, [scene_number(n, phase.name, plan.seed) for n in chosen], phase.batch)
+        batch = with_twins(latents[step % len(latents)][chosen], phase.batch).to(device).float()
         with torch.no_grad():
             embeddings = text_encoder(tokens_of(tokenizer, words).to(device)).last_hidden_state
-        error = loss(unet, latents[step % len(latents)][chosen].to(device).float(), embeddings, phase.middle)
+        error = loss(unet, batch, embeddings, phase.middle)
         optimiser.zero_grad()
         error.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)

@@ -9,8 +9,9 @@ WORK = Path(__file__).resolve().parent / ".work"
 """Checkpoints and cached latents: ignored by git, safe to delete, needed to go on where a run stopped."""
 
 
-SIDES = ((512, 512), (768, 768), (512, 512), (512, 768), (768, 768), (768, 512))
-"""As they take turns: the squares, which are measured, twice as often."""
+SQUARE, LARGE, WIDE, TALL = (512, 512), (768, 768), (768, 512), (512, 768)
+SIDES = (SQUARE, LARGE, SQUARE, LARGE, SQUARE, WIDE, SQUARE, LARGE, LARGE, TALL)
+"""As they take turns: the squares, which are measured, four times as often."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,8 @@ class Plan:
         Phase("tiny", ((128, 128),), pictures=16000, steps=4000, batch=128, rate=1.2e-3, middle=2.0),
         Phase("small", ((256, 256),), pictures=20000, steps=10000, batch=32, rate=1e-3, middle=1.0),
         Phase("base", ((512, 512),), pictures=8000, steps=5000, batch=16, rate=1e-3, middle=1.2),
-        Phase("fine", ((512, 512),), pictures=6000, steps=4000, batch=16, rate=1e-3, middle=0.3),
-        Phase("wide", SIDES, pictures=2000, steps=4000, batch=12, rate=7e-4, middle=0.3),
+        Phase("fine", ((512, 512),), pictures=6000, steps=4000, batch=16, rate=1e-3, middle=0.0),
+        Phase("wide", SIDES, pictures=4000, steps=6000, batch=12, rate=8e-4, middle=0.0),
     )
     lora_rank: int = 8
     lora_sizes: tuple[tuple[int, int], ...] = ((512, 512),)

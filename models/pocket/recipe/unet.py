@@ -10,12 +10,12 @@ from transformers import CLIPTextModel, CLIPTokenizer
 
 from .autoencoder import LATENT_CHANNELS, trained_autoencoder
 from .latents import cached_latents, scene_number
-from .layout import AttentionGuide, LayoutReader
+from .layout import AttentionGuide, LayoutReader, focus_on_objects
 from .plan import Phase, Plan
 from .scenes import Scene
 from .text import WIDTH, FactReader, build_text_encoder, load_tokenizer, tokens_of
 from .training import AveragedWeights, Checkpoint, Optimisers, Progress, pick_device, warm_then_cosine
-from .velocity import Forward, VelocityLoss, with_twins, words_for
+from .velocity import Forward, VelocityLoss, random_pictures, with_twins, words_for
 
 TEXT_RATE = 0.3
 """The text encoder, trained before, learns at this share of the UNet's rate."""
@@ -94,8 +94,8 @@ class UnetTraining:
         for step in range(self.step, phase.steps):
             rng = random.Random(f"{self.plan.seed} {phase.name} step {step}")
             size = phase.sizes[step % len(phase.sizes)]
-            chosen = with_twins(rng, phase.pictures, phase.batch)
-            batch = latents[size][chosen].to(self.device).float()
+            chosen = random_pictures(rng, phase.pictures, phase.batch)
+            batch = with_twins(latents[size][chosen], phase.batch).to(self.device).float()
             progress.report(step, self.descend(phase, step, batch, [scenes[n] for n in chosen], rng))
             self.step = step + 1
             if time.monotonic() - saved > self.plan.save_seconds:
@@ -103,14 +103,15 @@ class UnetTraining:
                 saved = time.monotonic()
 
     def descend(self, phase: Phase, step: int, batch: Tensor, scenes: list[Scene], rng: random.Random) -> float:
-        words = words_for(rng, scenes)
+        rows, columns = batch.shape[2:]
+        words = words_for(rng, scenes, len(batch))
         embeddings = self.text_encoder(tokens_of(self.tokenizer, words).to(self.device)).last_hidden_state
-        loss = self.loss(self.forward, batch, embeddings, phase.middle)
+        focus = with_twins(torch.stack([focus_on_objects(scene, columns, rows) for scene in scenes]), len(batch))
+        loss = self.loss(self.forward, batch, embeddings, phase.middle, focus.to(self.device))
+        told = embeddings[: len(scenes)]
         loss = loss + LAYOUT_SHARE * self.layout.loss(scenes)
-        loss = loss + LOOKS_SHARE * self.guide.loss(embeddings, scenes, batch.shape[3], batch.shape[2])
-        told = [i for i, word in enumerate(words) if word]
-        pooled = self.unet.add_embedding(embeddings[told])
-        loss = loss + FACTS_SHARE * self.reader.loss(pooled, embeddings[told], [scenes[i] for i in told])
+        loss = loss + LOOKS_SHARE * self.guide.loss(told, scenes, columns, rows)
+        loss = loss + FACTS_SHARE * self.reader.loss(self.unet.add_embedding(told), told, scenes)
         self.optimisers.descend(loss, self.parameters, warm_then_cosine(step, phase.steps, phase.rate))
         self.average.update(step if self.phase == 0 else 10**6)
         return loss.item()
