@@ -15,6 +15,7 @@ from .scenes import POSITIONS, SHAPES, Scene, Thing
 from .text import places_of
 
 FOCUS = 0.5
+"""The objects' share of the diffusion loss's weight beside the whole picture's."""
 
 
 def shape_cover(scene: Scene, columns: int, rows: int) -> Tensor:

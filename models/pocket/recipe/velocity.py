@@ -46,9 +46,9 @@ class VelocityLoss:
         `focus` weighs the cells, (rows, height, width): in full up to `FOCUSED`, where the layout is all but decided, not at
         all from `UNFOCUSED`, where it would draw objects to where they are likely only.
 
-        The twin without words learns to agree with the one that has them, which is held to the picture alone: while both
-        were drawn towards each other, words had less effect at t = 400 to 500 than they have something to tell (300 steps
-        later the error of two objects at t = 500 was 0.062 instead of 0.070).
+        The twin without words learns to agree with the one that has them, which is held to the picture alone. While both
+        were drawn towards each other, words had less effect at t = 400 to 500 than they have something to tell: 300 steps of
+        this, with the focus, brought the error of two objects at t = 500 from 0.070 to 0.062 (48 held-out scenes, 512²).
         """
         device, twins = latents.device, twins_among(len(latents))
         single = len(latents) - twins
