@@ -106,6 +106,40 @@ def test_twins_differ_in_their_words_alone_and_must_agree_where_little_noise_is(
         assert torch.equal(timesteps[7:], timesteps[:3])
 
 
+def test_agreement_teaches_only_the_twin_without_words() -> None:
+    latents = with_twins(torch.randn(7, 8, 4, 4), 10)
+
+    def pull(untold: float) -> torch.Tensor:
+        """The loss's gradient by row, where the twins without words predict `untold` and everyone else nought."""
+        torch.manual_seed(0)
+        said = torch.tensor([0.0] * 7 + [untold] * 3).view(10, 1, 1, 1).requires_grad_()
+        VelocityLoss(torch.device("cpu"))(
+            lambda noisy, *_, **__: (said.expand_as(noisy),), latents, said, -9.0
+        ).backward()
+        assert said.grad is not None
+        return said.grad.flatten()
+
+    agreeing, disputing = pull(0.0), pull(1.0)
+    assert torch.equal(agreeing[:7], disputing[:7])
+    assert (disputing[7:] > agreeing[7:] + 0.1).all()
+
+
+def test_the_focus_counts_where_the_layout_is_decided() -> None:
+    latents, focus = torch.randn(10, 8, 4, 4), torch.ones(10, 4, 4)
+    focus[:, :, :2], focus[:, :, 2:] = 2.0, 0.0
+
+    def loss(middle: float, focus: torch.Tensor | None) -> float:
+        def forward(noisy: torch.Tensor, *_: torch.Tensor, **__: bool) -> tuple[torch.Tensor]:
+            return (torch.cat([torch.full_like(noisy[..., :2], 5.0), torch.zeros_like(noisy[..., 2:])], dim=3),)
+
+        torch.manual_seed(0)
+        return VelocityLoss(torch.device("cpu"))(forward, latents, latents, middle, focus).item()
+
+    little, much = (loss(middle, focus) / loss(middle, None) - 1 for middle in (-0.5, 9.0))
+    assert little > 0.2
+    assert much < little / 2  # a fifth of the noise levels is spread evenly, whatever the middle
+
+
 def test_a_lora_goes_on_from_its_published_weights(tmp_path: Path) -> None:
     torch.manual_seed(0)
     unet, other = build_unet(), build_unet()
