@@ -24,7 +24,7 @@ POSITIONS: dict[str, tuple[float, float]] = {
     "center": (0.5, 0.5),
 }
 SIZES = {"small": 0.12, "medium": 0.18, "large": 0.25}
-SIZES_OF_TWO = {"small": 0.10, "medium": 0.145, "large": 0.195}
+SIZES_OF_TWO = {"small": 0.13, "medium": 0.165, "large": 0.20}
 """Radii as a share of the picture's shorter side; two objects are drawn smaller so that they never touch."""
 RELATIONS = ("left of", "right of", "above", "below")
 LANDSCAPES: dict[str, tuple[str, ...]] = {
@@ -79,11 +79,11 @@ class Scene:
 
 
 def random_scene(rng: random.Random) -> Scene:
-    """Half the scenes hold one object, a third two, the rest are landscapes."""
+    """Three scenes in five hold two objects, which are learned last, one in four one object, the rest are landscapes."""
     draw = rng.random()
-    if draw < 0.50:
+    if draw < 0.25:
         return random_single(rng)
-    return random_pair(rng) if draw < 0.82 else random_landscape(rng)
+    return random_pair(rng) if draw < 0.85 else random_landscape(rng)
 
 
 def training_scene(rng: random.Random) -> Scene:
@@ -121,9 +121,9 @@ def random_single(rng: random.Random) -> Scene:
 def random_pair(rng: random.Random) -> Scene:
     background = rng.choice(tuple(COLOURS))
     relation = rng.choice((*RELATIONS, "and"))
-    near, far = (0.28, 0.5), (0.72, 0.5)
+    near, far = (0.26, 0.5), (0.74, 0.5)
     if relation in ("above", "below"):
-        near, far = (0.5, 0.28), (0.5, 0.72)
+        near, far = (0.5, 0.26), (0.5, 0.74)
     if relation in ("right of", "below"):
         near, far = far, near
     things = []
