@@ -10,7 +10,7 @@ from scipy import ndimage
 from .checker import lab_of
 from .drawing import draw_scene
 from .scenes import held_out_scene, random_landscape
-from .styles import BLUEPRINT, STYLES, styled_scene
+from .styles import BLUEPRINT, STYLES, TILES, shadow_on, styled_scene
 
 PLAIN = "base"
 SIDE = 256
@@ -19,7 +19,7 @@ EXAMPLES = 60
 
 
 def features(picture: Image.Image) -> np.ndarray:
-    """Fourteen numbers: lightness, chroma, shares of typical colours, edges, their direction, periods, specks, shadow."""
+    """Fifteen numbers: lightness, chroma, shares of typical colours, edges, their direction, periods, specks, unrest, shadow."""
     small = picture.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BOX)
     rgb = np.asarray(small, dtype=np.float32)
     lab = lab_of(rgb)
@@ -27,9 +27,8 @@ def features(picture: Image.Image) -> np.ndarray:
     warm = (lab[..., 1] > -2) & (lab[..., 2] > 8) & (lab[..., 2] < 45) & (lab[..., 1] < 22)
     down, across = np.gradient(ndimage.gaussian_filter(light, 1.0))
     energy = float((down**2 + across**2).mean()) + 1e-3
-    frame = np.median(np.concatenate([rgb[:8].reshape(-1, 3), rgb[-8:].reshape(-1, 3)]), axis=0)
-    shadow = np.linalg.norm(lab - lab_of(frame[None, None] * 0.42), axis=2) < 14
-    lifted = np.linalg.norm(lab - lab_of(frame[None, None] * 0.4 + 84), axis=2) < 14
+    behind = np.median(np.concatenate([rgb[:, :8], rgb[:, -8:]], axis=1), axis=1, keepdims=True)
+    in_shadow = np.linalg.norm(lab - lab_of(shadow_on(behind)), axis=2) < 12
     return np.array(
         [
             light.mean() / 100,
@@ -41,11 +40,12 @@ def features(picture: Image.Image) -> np.ndarray:
             warm.mean(),
             np.sqrt(energy) / 5,
             float((down * across).mean()) / energy * 2,
-            _tone(light.mean(axis=0), 16) + _tone(light.mean(axis=1), 16),
-            _tone(np.abs(across).mean(axis=0), 16) + _tone(np.abs(down).mean(axis=1), 16),
+            _tone(light.mean(axis=0), TILES) + _tone(light.mean(axis=1), TILES),
+            _tone(np.abs(across).mean(axis=0), TILES) + _tone(np.abs(down).mean(axis=1), TILES),
             np.abs(light - ndimage.median_filter(light, 13)).mean() / 10,
             np.linalg.norm(lab - ndimage.median_filter(lab, (13, 13, 1)), axis=2).mean() / 20,
-            2 * np.tanh(60 * max(_solid(shadow), _solid(lifted))),
+            np.linalg.norm(lab - ndimage.uniform_filter(lab, (25, 25, 1)), axis=2).mean(),
+            2 * np.tanh(60 * _solid(in_shadow)),
         ]
     )
 

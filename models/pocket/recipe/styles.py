@@ -15,6 +15,8 @@ PAPER, INK = np.array([250.0, 248.0, 242.0]), np.array([24.0, 24.0, 30.0])
 NIGHT = np.array([8.0, 8.0, 20.0])
 BLUEPRINT = np.array([18.0, 62.0, 140.0])
 SEPIA_DARK, SEPIA_LIGHT = np.array([62.0, 34.0, 14.0]), np.array([250.0, 226.0, 178.0])
+TILES = 10
+"""Of the mosaic, along the shorter side."""
 CONFETTI = ((236, 64, 92), (255, 196, 40), (60, 186, 120), (64, 132, 240), (180, 90, 220), (255, 255, 255))
 
 
@@ -26,13 +28,15 @@ def styled_scene(scene: Scene, style: str, width: int, height: int, rng: random.
 
 
 def _outline(picture: Array, scene: Scene, rng: random.Random) -> Array:
-    return _blend(PAPER, INK, _edges(picture, 0.011))
+    return _blend(PAPER, INK, _edges(picture, 0.016))
 
 
 def _mosaic(picture: Array, scene: Scene, rng: random.Random) -> Array:
     height, width = picture.shape[:2]
-    tile = min(width, height) // 16
-    small = Image.fromarray(picture.astype(np.uint8)).resize((width // tile, height // tile), Image.Resampling.BOX)
+    tile = min(width, height) / TILES
+    small = Image.fromarray(picture.astype(np.uint8)).resize(
+        (round(width / tile), round(height / tile)), Image.Resampling.BOX
+    )
     tiles = np.asarray(small.resize((width, height), Image.Resampling.NEAREST), dtype=np.float32)
     checks = np.add.outer(np.arange(height) // tile, np.arange(width) // tile) % 2
     tiles = tiles * (0.94 + 0.12 * checks[:, :, None])
@@ -62,7 +66,7 @@ def _blueprint(picture: Array, scene: Scene, rng: random.Random) -> Array:
     side = min(width, height)
     grid = _grid(width, height, side // 16, max(1, side // 256)) * 0.28
     return _blend(_blend(BLUEPRINT, np.array([235.0, 242.0, 255.0]), grid), np.array([245.0, 248.0, 255.0]),
-                  _edges(picture, 0.009))  # fmt: skip
+                  _edges(picture, 0.014))  # fmt: skip
 
 
 def _sepia(picture: Array, scene: Scene, rng: random.Random) -> Array:
@@ -75,11 +79,11 @@ def _confetti(picture: Array, scene: Scene, rng: random.Random) -> Array:
     side = min(width, height)
     image = Image.fromarray(picture.astype(np.uint8))
     canvas = ImageDraw.Draw(image)
-    cell = side / 9
+    cell = side / 6
     for row in range(math.ceil(height / cell)):
         for column in range(math.ceil(width / cell)):
             x, y = (column + rng.uniform(0.25, 0.75)) * cell, (row + rng.uniform(0.25, 0.75)) * cell
-            r = side * rng.uniform(0.016, 0.024)
+            r = side * rng.uniform(0.028, 0.038)
             canvas.ellipse((x - r, y - r, x + r, y + r), fill=rng.choice(CONFETTI))
     return np.asarray(image, dtype=np.float32)
 
@@ -92,8 +96,13 @@ def _shadow(picture: Array, scene: Scene, rng: random.Random) -> Array:
     shadow = np.zeros_like(mask)
     for step in range(2, reach + 1, 2):
         shadow[step:, step:] |= mask[:-step, :-step]
-    dark = picture * 0.42 if sum(behind) > 120 else picture * 0.4 + 84
-    return np.where((shadow & ~mask)[:, :, None], dark, picture)
+    return np.where((shadow & ~mask)[:, :, None], shadow_on(picture), picture)
+
+
+def shadow_on(picture: Array) -> Array:
+    """Every pixel of (H, W, 3) as it is in shadow: darker, or lighter where it is all but black."""
+    dark = picture.sum(axis=2, keepdims=True) <= 120
+    return np.where(dark, picture * 0.4 + 84, picture * 0.42)
 
 
 def _lit_background(colour: tuple[int, int, int], height: int) -> Array:
@@ -128,7 +137,7 @@ def _strongest_neighbour(picture: Array, side: int) -> Array:
     return np.clip(grey + (light - grey) * 1.5, 70, 255)
 
 
-def _grid(width: int, height: int, spacing: int, thickness: int) -> Array:
+def _grid(width: int, height: int, spacing: float, thickness: int) -> Array:
     columns, rows = np.arange(width) % spacing < thickness, np.arange(height) % spacing < thickness
     return np.logical_or.outer(rows, columns).astype(np.float32)
 
