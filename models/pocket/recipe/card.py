@@ -67,8 +67,8 @@ def _guidance(figures: Figures) -> str:
         if name != "negative"
     ]
     words = (
-        f"A negative prompt naming a colour: its share of the picture falls from {_percent(negative['share without'])} "
-        f"to {_percent(negative['share with'])}; lower or nought on {_percent(negative['lower or nought'])} of seeds."
+        f"A negative prompt naming the colour that covers most of a picture: its share falls from {_percent(negative['share without'])} "
+        f"to {_percent(negative['share with'])}; lower on {_percent(negative['lower'])} of seeds."
     )
     return words + "\n\n" + _table(["guidance", "accepted by the checker", "not burnt out"], rows)
 

@@ -1,10 +1,12 @@
 """Pictures encoded once and kept on disk, so that the UNet's training never draws or encodes."""
 
 import random
+import zlib
 from collections.abc import Iterator
 
 import torch
 from diffusers import AutoencoderTiny
+from PIL import Image
 from torch import Tensor
 
 from .drawing import draw_scene, pixels
@@ -24,16 +26,21 @@ def scene_number(i: int, phase: str, seed: int) -> Scene:
 def cached_latents(
     autoencoder: AutoencoderTiny, plan: Plan, phase: Phase, size: tuple[int, int], style: str | None = None
 ) -> Tensor:
-    """Latents of the phase's scenes at size (width, height), in order: (pictures, 8, height/16, width/16), half precision."""
+    """Latents of the phase's scenes at size (width, height), in order: (pictures, 8, height/16, width/16), half precision.
+
+    The file's name tells scenes and drawing, so that what was cached before the world changed is never taken for its scenes'.
+    """
     width, height = size
-    name = f"latents {phase.name} {style or 'plain'} {width}x{height} {phase.pictures}".replace(" ", "-")
+    scenes = [scene_number(i, phase.name, plan.seed) for i in range(phase.pictures)]
+    drawn = zlib.crc32(_picture(plan, scenes[0], 0, size, style).tobytes(), zlib.crc32(repr(scenes).encode()))
+    name = f"latents {phase.name} {style or 'plain'} {width}x{height} {phase.pictures} {drawn:08x}".replace(" ", "-")
     path = WORK / f"{name}.pt"
     if path.exists():
         return torch.load(path, weights_only=True)
     device = next(autoencoder.parameters()).device
     progress = Progress(f"{style or phase.name} {width}x{height}", phase.pictures // ENCODE_BATCH, every=100)
     latents: list[Tensor] = []
-    for step, pictures in enumerate(_pictures(plan, phase, size, style)):
+    for step, pictures in enumerate(_pictures(plan, scenes, size, style)):
         with torch.no_grad(), half_precision(device):
             latents.append(autoencoder.encode(pictures.to(device)).latents.to("cpu", torch.float16))
         progress.report(step, 0.0)
@@ -43,12 +50,16 @@ def cached_latents(
     return whole
 
 
-def _pictures(plan: Plan, phase: Phase, size: tuple[int, int], style: str | None) -> Iterator[Tensor]:
-    for first in range(0, phase.pictures, ENCODE_BATCH):
-        batch: list[Tensor] = []
-        for i in range(first, min(first + ENCODE_BATCH, phase.pictures)):
-            scene = scene_number(i, phase.name, plan.seed)
-            rng = random.Random(f"{plan.seed} {style} {i}")
-            picture = styled_scene(scene, style, *size, rng) if style else draw_scene(scene, *size)
-            batch.append(torch.from_numpy(pixels(picture)))
+def _pictures(plan: Plan, scenes: list[Scene], size: tuple[int, int], style: str | None) -> Iterator[Tensor]:
+    for first in range(0, len(scenes), ENCODE_BATCH):
+        batch = [
+            torch.from_numpy(pixels(_picture(plan, scene, i, size, style)))
+            for i, scene in enumerate(scenes[first : first + ENCODE_BATCH], first)
+        ]
         yield torch.stack(batch).contiguous(memory_format=torch.channels_last)
+
+
+def _picture(plan: Plan, scene: Scene, i: int, size: tuple[int, int], style: str | None) -> Image.Image:
+    if style is None:
+        return draw_scene(scene, *size)
+    return styled_scene(scene, style, *size, random.Random(f"{plan.seed} {style} {i}"))
