@@ -1,5 +1,6 @@
 """The recipe's side tasks teach what the pictures show."""
 
+import copy
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ import torch
 from diffusers.models.autoencoders.autoencoder_tiny import AutoencoderTiny
 from peft.utils import set_peft_model_state_dict
 
+from models.pocket.recipe.agreement import EARLY_SHARE, OPEN, SETTLED, AgreementLoss, early_timesteps
 from models.pocket.recipe.drawing import draw_scene
 from models.pocket.recipe.export import export_lora, lora_config, published_lora
 from models.pocket.recipe.latents import cached_latents
@@ -38,7 +40,7 @@ from models.pocket.recipe.text import ABSENT, ANSWERS, MAX_TOKENS, WIDTH, facts,
 from models.pocket.recipe.training import Optimisers
 from models.pocket.recipe.unet import build_unet
 from models.pocket.recipe.upscaler import CompactUpscaler
-from models.pocket.recipe.velocity import VelocityLoss, random_pictures, with_twins, words_for
+from models.pocket.recipe.velocity import Forward, VelocityLoss, random_pictures, with_twins, words_for
 
 CELLS = 40
 
@@ -230,6 +232,60 @@ def test_the_focus_counts_where_the_layout_is_decided() -> None:
     little, much = (loss(middle, focus) / loss(middle, None) - 1 for middle in (-0.5, 9.0))
     assert little > 0.2
     assert much < little / 2  # a fifth of the noise levels is spread evenly, whatever the middle
+
+
+def _says(told: float, untold: float) -> Forward:
+    """A model that predicts the first with words, and the second without."""
+
+    def forward(noisy: torch.Tensor, *_: torch.Tensor, **__: bool) -> tuple[torch.Tensor]:
+        half = torch.ones_like(noisy[: len(noisy) // 2])
+        return (torch.cat([told * half, untold * half]),)
+
+    return forward
+
+
+@pytest.mark.parametrize(
+    ("timestep", "wanted"), [(0, 1.0), (SETTLED, 1.0), ((SETTLED + OPEN) // 2, 0.5), (OPEN, 0.0), (999, 0.0)]
+)
+def test_words_change_nothing_where_the_picture_is_decided(timestep: int, wanted: float) -> None:
+    """The student is to say what its teacher says with words; without them it comes so much of the way from 0 to 1."""
+    loss = AgreementLoss(_says(1.0, 0.0), torch.device("cpu"))
+    latents, focus, timesteps = torch.randn(2, 8, 4, 4), torch.ones(2, 4, 4), torch.full((2,), timestep)
+
+    def of(told: float, untold: float) -> float:
+        return loss(_says(told, untold), latents, timesteps, latents, focus).item()
+
+    assert of(1.0, wanted) == pytest.approx(0.0, abs=1e-6)
+    assert all(of(told, untold) > 0.01 for told, untold in ((0.9, wanted), (1.0, wanted + 0.1), (1.0, wanted - 0.1)))
+
+
+def test_agreement_draws_most_of_its_noise_levels_where_it_has_work() -> None:
+    timesteps = early_timesteps(4000)
+    assert timesteps.min() >= 0
+    assert timesteps.max() <= 999
+    assert (timesteps < OPEN).float().mean().item() == pytest.approx(EARLY_SHARE, abs=0.01)
+
+
+def test_a_unet_learns_to_agree() -> None:
+    """A few steps lessen what words change at t = 300, in pictures and under noise that were not learned from."""
+    torch.manual_seed(0)
+    unet = build_unet().to(memory_format=torch.channels_last)  # type: ignore[call-arg]
+    before, embeddings = copy.deepcopy(unet), torch.randn(6, MAX_TOKENS, WIDTH)
+    timesteps, focus, unseen = torch.full((3,), 300), torch.ones(3, 16, 16), torch.randn(3, 8, 16, 16)
+
+    def changed_by_words(model: Forward) -> float:
+        with torch.no_grad():
+            told, untold = model(unseen.repeat(2, 1, 1, 1), timesteps.repeat(2), embeddings, return_dict=False)[
+                0
+            ].chunk(2)
+        return (told - untold).square().mean().item()
+
+    loss, parameters = AgreementLoss(before, torch.device("cpu")), list(unet.parameters())
+    optimisers = Optimisers(unet, ("conv_in", "conv_out"))
+    for _ in range(8):
+        loss_now = loss(unet, torch.randn_like(unseen), timesteps, embeddings, focus)
+        optimisers.descend(loss_now, parameters, 1e-3)
+    assert changed_by_words(unet) < 0.5 * changed_by_words(before)
 
 
 def test_a_lora_goes_on_from_its_published_weights(tmp_path: Path) -> None:

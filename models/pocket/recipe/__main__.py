@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Callable
 
 from .adopt import adopt_published
+from .agreement import train_agreement
 from .autoencoder import train_autoencoder, train_decoder
 from .lora import train_loras
 from .plan import BRIEF, Plan
@@ -16,6 +17,7 @@ STAGES: dict[str, Callable[[Plan], None]] = {
     "autoencoder": train_autoencoder,
     "text": train_text_encoder,
     "unet": train_unet,
+    "agreement": train_agreement,
     "loras": train_loras,
     "upscalers": train_upscalers,
     "publish": publish,

@@ -28,4 +28,5 @@ def adopt_published(plan: Plan) -> None:
         Checkpoint(f"upscaler-x{scale}").save(model=load_upscaler(scale).state_dict(), optimisers=None, step=0)
     for style in STYLES:
         Checkpoint(f"lora-{style}").save(adapter=published_lora(style))
-    Checkpoint("unet").path.unlink(missing_ok=True)
+    for stage in ("unet", "agreed"):
+        Checkpoint(stage).path.unlink(missing_ok=True)

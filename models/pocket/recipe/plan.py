@@ -57,6 +57,8 @@ class Plan:
         Phase("fine", ((512, 512),), pictures=6000, steps=4000, batch=16, rate=1e-3, middle=0.0),
         Phase("wide", SIDES, pictures=4000, steps=6000, batch=12, rate=8e-4, middle=0.0),
     )
+    agreement_steps: int = 1500
+    agreement_rate: float = 2e-4
     lora_rank: int = 8
     lora_sizes: tuple[tuple[int, int], ...] = ((512, 512),)
     lora_pictures: int = 400
@@ -79,6 +81,7 @@ class Plan:
             autoencoder_steps=cut(self.autoencoder_steps),
             text_steps=cut(self.text_steps),
             phases=tuple(replace(p, steps=cut(p.steps), pictures=max(p.batch, cut(p.pictures))) for p in self.phases),
+            agreement_steps=cut(self.agreement_steps),
             lora_steps=cut(self.lora_steps),
             lora_pictures=max(self.lora_batch, cut(self.lora_pictures)),
             upscaler_steps=cut(self.upscaler_steps),

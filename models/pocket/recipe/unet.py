@@ -126,6 +126,7 @@ class UnetTraining:
             phase=self.phase,
             step=self.step,
         )
+        Checkpoint("agreed").path.unlink(missing_ok=True)  # was made of earlier weights
 
     def resume(self) -> None:
         if state := self.checkpoint.load():
@@ -152,11 +153,11 @@ def starting_models(tokenizer: CLIPTokenizer) -> tuple[UNet2DConditionModel, CLI
     return unet, text_encoder
 
 
-def trained_models() -> tuple[UNet2DConditionModel, CLIPTextModel]:
-    """The checkpoint's UNet and text encoder with averaged weights."""
+def trained_models(stage: str = "agreed") -> tuple[UNet2DConditionModel, CLIPTextModel]:
+    """The UNet and text encoder of the stage's checkpoint, with averaged weights."""
     tokenizer = load_tokenizer()
     unet, text_encoder = build_unet(), build_text_encoder(tokenizer)
-    average = Checkpoint("unet").require()["average"]
+    average = Checkpoint(stage).require()["average"]
     with torch.no_grad():
         torch._foreach_copy_([*unet.parameters(), *text_encoder.parameters()], average)
     return unet.eval().requires_grad_(False), text_encoder.eval().requires_grad_(False)

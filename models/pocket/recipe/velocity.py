@@ -46,8 +46,7 @@ class VelocityLoss:
     ) -> Tensor:
         """Noise levels gather about `middle` (see `Phase.middle`); the last rows are twins of the first (`with_twins`).
 
-        `focus` weighs the cells, (rows, height, width): in full up to `FOCUSED`, where the layout is all but decided, not at
-        all from `UNFOCUSED`, where it would draw objects to where they are likely only.
+        `focus` weighs the cells, (rows, height, width), as far as the noise lets it (`focused`).
 
         The twin without words learns to agree with the one that has them, which is held to the picture alone. While both
         were drawn towards each other, words had less effect at t = 400 to 500 than they have something to tell: 300 steps of
@@ -64,13 +63,19 @@ class VelocityLoss:
         error = (predicted - target).square().mean(1)
         difference = (predicted[:twins].detach() - predicted[single:]).square().mean(1)
         if focus is not None:
-            focused = ((UNFOCUSED - timesteps) / (UNFOCUSED - FOCUSED)).clamp(0.0, 1.0)
-            cells = torch.lerp(torch.ones_like(focus), focus, focused[:, None, None])
+            cells = focused(focus, timesteps)
             error, difference = error * cells, difference * cells[single:]
         error, difference = error.mean((1, 2)), difference.mean((1, 2))
         agreed = ((DISPUTED - timesteps[:twins]) / (DISPUTED - AGREED)).clamp(0.0, 1.0)
         agreement = DISPUTE + (AGREEMENT - DISPUTE) * agreed
         return (error * self.weights[timesteps]).mean() + (difference * agreement).sum() / rows
+
+
+def focused(focus: Tensor, timesteps: Tensor) -> Tensor:
+    """Weights of the cells, (rows, height, width): the focus up to `FOCUSED`, where the layout is all but decided; 1 from
+    `UNFOCUSED`, where it would draw objects to where they are likely only."""
+    share = ((UNFOCUSED - timesteps) / (UNFOCUSED - FOCUSED)).clamp(0.0, 1.0)
+    return torch.lerp(torch.ones_like(focus), focus, share[:, None, None])
 
 
 def twins_among(rows: int) -> int:
