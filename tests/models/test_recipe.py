@@ -5,12 +5,14 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from diffusers.models.autoencoders.autoencoder_tiny import AutoencoderTiny
 from peft.utils import set_peft_model_state_dict
 
 from models.pocket.recipe.agreement import EARLY_SHARE, OPEN, SETTLED, AgreementLoss, early_timesteps
+from models.pocket.recipe.checker import lab_of
 from models.pocket.recipe.drawing import draw_scene
 from models.pocket.recipe.export import export_lora, lora_config, published_lora
 from models.pocket.recipe.latents import cached_latents
@@ -29,18 +31,20 @@ from models.pocket.recipe.scenes import (
     SHAPES,
     SIZES,
     SIZES_OF_TWO,
+    Scene,
     held_out_scene,
     random_landscape,
     random_pair,
     random_scene,
 )
-from models.pocket.recipe.style_statistics import fit_discriminant
-from models.pocket.recipe.styles import STYLES, styled_scene
+from models.pocket.recipe.style_statistics import IN_SHADOW, fit_discriminant
+from models.pocket.recipe.styles import STYLES, shadow_on, styled_scene
 from models.pocket.recipe.text import ABSENT, ANSWERS, MAX_TOKENS, WIDTH, facts, places_of
 from models.pocket.recipe.training import Optimisers
 from models.pocket.recipe.unet import build_unet
 from models.pocket.recipe.upscaler import CompactUpscaler
 from models.pocket.recipe.velocity import Forward, VelocityLoss, random_pictures, with_twins, words_for
+from tests.support import POCKET
 
 CELLS = 40
 
@@ -112,6 +116,23 @@ def test_the_discriminant_names_drawn_pictures() -> None:
         assert right >= 19, name
 
 
+def test_the_autoencoder_can_draw_a_shadow_on_every_background() -> None:
+    vae = AutoencoderTiny.from_pretrained(POCKET / "vae").float()
+    for behind in COLOURS:
+        picture = draw_scene(Scene(behind), 128, 128)
+        light = np.asarray(picture, dtype=np.float32)
+        shadow = shadow_on(light)
+        light[32:96, 32:96] = shadow[32:96, 32:96]
+        with torch.no_grad():
+            inputs = torch.from_numpy(light.transpose(2, 0, 1))[None] / 127.5 - 1
+            latents = vae.encode(inputs, return_dict=False)[0]  # type: ignore[arg-type]
+            seen = vae.decode(latents, return_dict=False)[0]  # type: ignore[arg-type]
+        decoded = ((seen[0].numpy().transpose(1, 2, 0) + 1) * 127.5).clip(0, 255)
+        inside = np.s_[48:80, 48:80]
+        apart = np.linalg.norm(np.median(lab_of(decoded)[inside] - lab_of(shadow)[inside], axis=(0, 1)))
+        assert apart < IN_SHADOW, behind
+
+
 def test_the_cover_of_colours_names_objects_and_background() -> None:
     rng = random.Random(6)
     names = tuple(COLOURS)
@@ -122,6 +143,21 @@ def test_the_cover_of_colours_names_objects_and_background() -> None:
             whole = places[1 + tuple(POSITIONS).index(place)] == 1
             assert whole.any()
             assert (colours[names.index(thing.colour)][whole] == 1).all()
+
+
+def test_the_cover_of_colours_names_a_landscapes_parts_shaded_ones_too() -> None:
+    rng = random.Random(10)
+    names = tuple(COLOURS)
+    for scene in (random_landscape(rng) for _ in range(60)):
+        colours, focus = colour_cover(scene, CELLS, CELLS), focus_on_objects(scene, CELLS, CELLS)
+        assert torch.allclose(colours.sum(dim=0), torch.ones(CELLS, CELLS))
+        sky, *parts = (colours[names.index(colour)] for colour in (scene.background, *scene.parts))
+        assert (sky[0, [0, -1]] == 1).all()
+        assert all((part == 1).any() for part in parts), scene
+        if scene.landscape in ("hills", "house", "boat", "tree"):
+            assert (parts[-1][-1] == 1).all(), scene  # the ground, from one side to the other, in the shade or not
+        assert focus.mean().item() == pytest.approx(1.0, abs=1e-5)
+        assert all(focus[part == 1].min() > focus[0, 0] == focus.min() for part in parts)
 
 
 def test_each_object_counts_as_much_in_the_loss_whatever_its_size() -> None:

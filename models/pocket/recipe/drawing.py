@@ -17,14 +17,18 @@ Rgb = tuple[int, int, int]
 
 def draw_scene(scene: Scene, width: int, height: int) -> Image.Image:
     """The scene as an RGB picture of width by height pixels."""
-    big = (width * OVERSAMPLING, height * OVERSAMPLING)
-    image = Image.new("RGB", big, COLOURS[scene.background])
+    return _lit(draw_flat(scene, width * OVERSAMPLING, height * OVERSAMPLING).reduce(OVERSAMPLING))
+
+
+def draw_flat(scene: Scene, width: int, height: int) -> Image.Image:
+    """The same in its plain colours, neither lit nor smoothed."""
+    image = Image.new("RGB", (width, height), COLOURS[scene.background])
     canvas = ImageDraw.Draw(image)
     if scene.landscape:
-        _LANDSCAPES[scene.landscape](canvas, scene, *big)
+        _LANDSCAPES[scene.landscape](canvas, scene, width, height)
     for thing in scene.things:
-        draw_thing(canvas, thing, *big, fill=COLOURS[thing.colour])
-    return _lit(image.reduce(OVERSAMPLING))
+        draw_thing(canvas, thing, width, height, fill=COLOURS[thing.colour])
+    return image
 
 
 def silhouette(shape: str, side: int = 64) -> np.ndarray:

@@ -17,6 +17,8 @@ from .schedule import noise_schedule
 from .text import MAX_TOKENS, load_tokenizer
 
 CHECKSUMS = ROOT / "SHA256SUMS"
+ADAPTER = "style"
+"""What the UNet calls the LoRA in training, whichever it is."""
 LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0", "conv1", "conv2")
 
 
@@ -45,8 +47,8 @@ def lora_config(rank: int) -> LoraConfig:
 
 
 def export_lora(name: str, unet: UNet2DConditionModel, rank: int, folder: Path = ROOT / "loras") -> None:
-    """The UNet's adapter `name` in diffusers' naming (`unet.….lora_A.weight`); alpha is in the metadata and equals rank."""
-    state = get_peft_model_state_dict(unet, adapter_name=name)
+    """The UNet's adapter in diffusers' naming (`unet.….lora_A.weight`); alpha is in the metadata and equals rank."""
+    state = get_peft_model_state_dict(unet, adapter_name=ADAPTER)
     tensors = {f"unet.{key}": value.to(torch.float16).contiguous().cpu() for key, value in state.items()}
     adapter = {"r": rank, "lora_alpha": rank, "target_modules": list(LORA_TARGETS)}
     metadata = {

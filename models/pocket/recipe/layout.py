@@ -10,12 +10,14 @@ from PIL import Image, ImageDraw
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .drawing import OVERSAMPLING, draw_thing
+from .drawing import OVERSAMPLING, draw_flat, draw_thing
 from .scenes import COLOURS, POSITIONS, SHAPES, Scene, Thing
 from .text import places_of
 
 FOCUS = 0.5
 """The objects' share of the diffusion loss's weight beside the whole picture's."""
+SHADED = 0.8
+"""About as dark as drawings make a landscape's shaded parts."""
 
 
 def shape_cover(scene: Scene, columns: int, rows: int) -> Tensor:
@@ -24,10 +26,13 @@ def shape_cover(scene: Scene, columns: int, rows: int) -> Tensor:
 
 
 def colour_cover(scene: Scene, columns: int, rows: int) -> Tensor:
-    """The same by colours, the background's too: (colours, rows, columns)."""
-    colours = tuple(COLOURS)
-    things = [(colours.index(thing.colour), thing) for thing in scene.things]
-    return _cover(things, len(colours), columns, rows, behind=colours.index(scene.background))
+    """The same by colours, the background's too, a shaded part's as the colour it is a shade of: (colours, rows, columns)."""
+    width, height = columns * OVERSAMPLING, rows * OVERSAMPLING
+    drawn = np.asarray(draw_flat(scene, width, height)).reshape(-1, 3)
+    _, first, same = np.unique(drawn @ (1 << 16, 1 << 8, 1), return_index=True, return_inverse=True)
+    known = np.array([*COLOURS.values()]) * np.array([1.0, SHADED])[:, None, None]
+    nearest = np.square(drawn[first, None, None] - known).sum(-1).min(1).argmin(1)
+    return _shares(torch.from_numpy(nearest[same].reshape(height, width)), len(COLOURS))
 
 
 def place_cover(scene: Scene, columns: int, rows: int) -> Tensor:
@@ -37,26 +42,29 @@ def place_cover(scene: Scene, columns: int, rows: int) -> Tensor:
 
 
 def focus_on_objects(scene: Scene, columns: int, rows: int) -> Tensor:
-    """Weights of the cells in the diffusion loss, a mean of 1: the objects and the cells about them, each object as much as
-    the other, weigh as much in all as the whole picture. Four cells in five are plain background, soon learned, and what is
-    wrong with a small object hardly counts beside them: (rows, columns)."""
-    if not scene.things:
-        return torch.ones(rows, columns)
-    spots: list[Tensor] = []
-    for thing in scene.things:
-        near = functional.max_pool2d(_cover([(1, thing)], 2, columns, rows)[1:], 3, stride=1, padding=1)[0]
-        spots.append(near / near.mean())
-    return (1 - FOCUS) + FOCUS * torch.stack(spots).mean(dim=0)
+    """Weights of the cells in the diffusion loss, a mean of 1: the objects, or a landscape's parts, and the cells about them,
+    each as much as the other, weigh as much in all as the whole picture. Four cells in five are plain background, soon
+    learned, and what is wrong with a small object hardly counts beside them: (rows, columns)."""
+    if scene.landscape:
+        colours, cover = tuple(COLOURS), colour_cover(scene, columns, rows)
+        covers = [cover[[colours.index(colour)]] for colour in scene.parts]
+    else:
+        covers = [_cover([(1, thing)], 2, columns, rows)[1:] for thing in scene.things]
+    near = [functional.max_pool2d(cover, 3, stride=1, padding=1)[0] for cover in covers]
+    return (1 - FOCUS) + FOCUS * torch.stack([spot / spot.mean() for spot in near]).mean(dim=0)
 
 
-def _cover(things: list[tuple[int, Thing]], classes: int, columns: int, rows: int, behind: int = 0) -> Tensor:
+def _cover(things: list[tuple[int, Thing]], classes: int, columns: int, rows: int) -> Tensor:
     big = (columns * OVERSAMPLING, rows * OVERSAMPLING)
-    image = Image.new("L", big, behind)
+    image = Image.new("L", big)
     canvas = ImageDraw.Draw(image)
     for kind, thing in things:
         draw_thing(canvas, thing, *big, fill=kind)
-    chosen = functional.one_hot(torch.from_numpy(np.array(image)).long(), classes).permute(2, 0, 1).float()
-    return functional.avg_pool2d(chosen, OVERSAMPLING)
+    return _shares(torch.from_numpy(np.array(image)).long(), classes)
+
+
+def _shares(kinds: Tensor, classes: int) -> Tensor:
+    return functional.avg_pool2d(functional.one_hot(kinds, classes).permute(2, 0, 1).float(), OVERSAMPLING)
 
 
 class LayoutReader(nn.Module):
@@ -79,15 +87,15 @@ class LayoutReader(nn.Module):
         self.features[:] = [features]
 
     def loss(self, scenes: list[Scene]) -> Tensor:
-        """Mean cross entropies over the cells of the scenes, the first rows just forwarded; scenes without objects count as nought."""
+        """Mean cross entropies over the cells of the scenes, the first rows just forwarded; landscapes have no shapes to know."""
         scores = self.head(self.features.pop()[: len(scenes)].float())
         rows, columns = scores.shape[-2:]
         holds_things = torch.tensor([bool(scene.things) for scene in scenes], device=scores.device)
         loss = torch.zeros((), device=scores.device)
         shapes, colours = scores.split((1 + len(SHAPES), len(COLOURS)), dim=1)
-        for cover, said in ((shape_cover, shapes), (colour_cover, colours)):
+        for cover, said, counts in ((shape_cover, shapes, holds_things), (colour_cover, colours, 1)):
             truth = torch.stack([cover(scene, columns, rows) for scene in scenes]).to(scores.device)
-            loss = loss - ((truth * said.log_softmax(dim=1)).sum(dim=1).mean((1, 2)) * holds_things).mean()
+            loss = loss - ((truth * said.log_softmax(dim=1)).sum(dim=1).mean((1, 2)) * counts).mean()
         return loss
 
 

@@ -1,22 +1,23 @@
 """Trains the eight style LoRAs on filtered scenes over the frozen UNet, each from nothing or from the adopted one."""
 
 import random
+from typing import Any
 
 import torch
 from diffusers import UNet2DConditionModel
-from peft.utils import set_peft_model_state_dict
+from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 from torch import nn
 from transformers import CLIPTextModel
 
 from .autoencoder import trained_autoencoder
-from .export import export_lora, lora_config
+from .export import ADAPTER, export_lora, lora_config
 from .latents import cached_latents, scene_number
 from .plan import Phase, Plan
 from .styles import STYLES
 from .text import load_tokenizer, tokens_of
 from .training import Checkpoint, Progress, pick_device, warm_then_cosine
 from .unet import trained_models
-from .velocity import VelocityLoss, random_pictures, with_twins, words_for
+from .velocity import Forward, VelocityLoss, random_pictures, with_twins, words_for
 
 
 def train_loras(plan: Plan) -> None:
@@ -25,24 +26,25 @@ def train_loras(plan: Plan) -> None:
     unet, text_encoder = trained_models()
     unet.to(device, memory_format=torch.channels_last)
     text_encoder.to(device)
-    loss = VelocityLoss(device)
+    torch.manual_seed(plan.seed)
+    unet.add_adapter(lora_config(plan.lora_rank), adapter_name=ADAPTER)
+    untrained = {name: value.clone() for name, value in get_peft_model_state_dict(unet, adapter_name=ADAPTER).items()}
+    compiles = plan.lora_steps * len(STYLES) >= plan.compile_from
+    forward: Any = torch.compile(unet, dynamic=False) if compiles else unet
+    phase = Phase(
+        "lora", plan.lora_sizes, plan.lora_pictures, plan.lora_steps, plan.lora_batch, plan.lora_rate, middle=0.5
+    )
     for style in STYLES:
         checkpoint = Checkpoint(f"lora-{style}")
-        state = checkpoint.load()
-        if state is not None and "finished" in state:
+        state = checkpoint.load() or {"adapter": untrained}
+        if "finished" in state:
             continue
         torch.manual_seed(plan.seed)
-        phase = Phase(
-            "lora", plan.lora_sizes, plan.lora_pictures, plan.lora_steps, plan.lora_batch, plan.lora_rate, middle=0.5
-        )
         latents = [cached_latents(autoencoder, plan, phase, size, style) for size in phase.sizes]
-        unet.add_adapter(lora_config(plan.lora_rank), adapter_name=style)
-        if state is not None:
-            set_peft_model_state_dict(unet, state["adapter"], adapter_name=style)
-        _train_one(plan, phase, style, unet, text_encoder, latents, loss)
+        set_peft_model_state_dict(unet, state["adapter"], adapter_name=ADAPTER)
+        _train_one(plan, phase, style, unet, forward, text_encoder, latents)
         export_lora(style, unet, plan.lora_rank)
         checkpoint.save(finished=True)
-        unet.delete_adapters(style)
 
 
 def _train_one(
@@ -50,12 +52,13 @@ def _train_one(
     phase: Phase,
     style: str,
     unet: UNet2DConditionModel,
+    forward: Forward,
     text_encoder: CLIPTextModel,
     latents: list[torch.Tensor],
-    loss: VelocityLoss,
 ) -> None:
     """Captions never name the style: it belongs to the weights, and their scale alone says how much of it shows."""
     device, tokenizer = unet.device, load_tokenizer()
+    loss = VelocityLoss(device)
     parameters = [parameter for parameter in unet.parameters() if parameter.requires_grad]
     optimiser = torch.optim.AdamW(parameters, lr=phase.rate, betas=(0.9, 0.99), weight_decay=0.0, fused=True)
     progress = Progress(f"lora {style}", phase.steps)
@@ -66,7 +69,7 @@ def _train_one(
         batch = with_twins(latents[step % len(latents)][chosen], phase.batch).to(device).float()
         with torch.no_grad():
             embeddings = text_encoder(tokens_of(tokenizer, words).to(device)).last_hidden_state
-        error = loss(unet, batch, embeddings, phase.middle)
+        error = loss(forward, batch, embeddings, phase.middle)
         optimiser.zero_grad()
         error.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)

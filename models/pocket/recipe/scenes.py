@@ -79,11 +79,12 @@ class Scene:
 
 
 def random_scene(rng: random.Random) -> Scene:
-    """Three scenes in five hold two objects, which are learned last, one in four one object, the rest are landscapes."""
+    """Half of the scenes hold two objects, which are learned last, three in ten are landscapes, which have many parts, the
+    rest hold one object."""
     draw = rng.random()
-    if draw < 0.25:
+    if draw < 0.18:
         return random_single(rng)
-    return random_pair(rng) if draw < 0.85 else random_landscape(rng)
+    return random_pair(rng) if draw < 0.7 else random_landscape(rng)
 
 
 def training_scene(rng: random.Random) -> Scene:

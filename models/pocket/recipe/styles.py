@@ -15,9 +15,10 @@ PAPER, INK = np.array([250.0, 248.0, 242.0]), np.array([24.0, 24.0, 30.0])
 NIGHT = np.array([8.0, 8.0, 20.0])
 BLUEPRINT = np.array([18.0, 62.0, 140.0])
 SEPIA_DARK, SEPIA_LIGHT = np.array([62.0, 34.0, 14.0]), np.array([250.0, 226.0, 178.0])
-TILES = 10
-"""Of the mosaic, along the shorter side."""
-CONFETTI = ((236, 64, 92), (255, 196, 40), (60, 186, 120), (64, 132, 240), (180, 90, 220), (255, 255, 255))
+TILES, STRIPES, DOTS = 16, 8, 5
+"""Along the shorter side. Tiles and stripes repeat every two and every four cells of a 512² picture's latents: patterns that
+do not fit the cells (10 tiles, 9.9 stripes) were learned badly, as broken lines."""
+CONFETTI = tuple(COLOURS[name] for name in ("red", "yellow", "green", "blue", "purple", "white"))
 
 
 def styled_scene(scene: Scene, style: str, width: int, height: int, rng: random.Random) -> Image.Image:
@@ -40,7 +41,7 @@ def _mosaic(picture: Array, scene: Scene, rng: random.Random) -> Array:
     tiles = np.asarray(small.resize((width, height), Image.Resampling.NEAREST), dtype=np.float32)
     checks = np.add.outer(np.arange(height) // tile, np.arange(width) // tile) % 2
     tiles = tiles * (0.94 + 0.12 * checks[:, :, None])
-    grout = _grid(width, height, tile, max(1, round(tile * 0.1)))
+    grout = _grid(width, height, tile, max(1, round(tile * 0.125)))
     return _blend(tiles, np.array([232.0, 228.0, 220.0]), grout)
 
 
@@ -55,7 +56,7 @@ def _neon(picture: Array, scene: Scene, rng: random.Random) -> Array:
 
 def _stripes(picture: Array, scene: Scene, rng: random.Random) -> Array:
     height, width = picture.shape[:2]
-    period = min(width, height) / 14
+    period = min(width, height) / STRIPES / math.sqrt(2)
     phase = np.add.outer(np.arange(height), np.arange(width)) * (2 * math.pi / period / math.sqrt(2))
     bands = np.clip(np.sin(phase) * 3 + 0.5, 0, 1)
     return _blend(picture, picture * 0.35 + 165, bands * 0.72)
@@ -79,11 +80,11 @@ def _confetti(picture: Array, scene: Scene, rng: random.Random) -> Array:
     side = min(width, height)
     image = Image.fromarray(picture.astype(np.uint8))
     canvas = ImageDraw.Draw(image)
-    cell = side / 6
+    cell = side / DOTS
     for row in range(math.ceil(height / cell)):
         for column in range(math.ceil(width / cell)):
-            x, y = (column + rng.uniform(0.25, 0.75)) * cell, (row + rng.uniform(0.25, 0.75)) * cell
-            r = side * rng.uniform(0.028, 0.038)
+            x, y = (column + rng.uniform(0.3, 0.7)) * cell, (row + rng.uniform(0.3, 0.7)) * cell
+            r = side * rng.uniform(0.042, 0.052)
             canvas.ellipse((x - r, y - r, x + r, y + r), fill=rng.choice(CONFETTI))
     return np.asarray(image, dtype=np.float32)
 
@@ -92,7 +93,7 @@ def _shadow(picture: Array, scene: Scene, rng: random.Random) -> Array:
     height, width = picture.shape[:2]
     behind = COLOURS[scene.background]
     mask = np.abs(picture - _lit_background(behind, height)).max(axis=2) > 24
-    reach = round(min(width, height) * 0.075)
+    reach = round(min(width, height) * 0.1)
     shadow = np.zeros_like(mask)
     for step in range(2, reach + 1, 2):
         shadow[step:, step:] |= mask[:-step, :-step]
@@ -100,9 +101,11 @@ def _shadow(picture: Array, scene: Scene, rng: random.Random) -> Array:
 
 
 def shadow_on(picture: Array) -> Array:
-    """Every pixel of (H, W, 3) as it is in shadow: darker, or lighter where it is all but black."""
-    dark = picture.sum(axis=2, keepdims=True) <= 120
-    return np.where(dark, picture * 0.4 + 84, picture * 0.42)
+    """Every pixel of (H, W, 3) as it is in shadow: darker, or lighter where it is all but black. The autoencoder knows no
+    very dark green."""
+    red, green, blue = np.split(picture, 3, axis=2)
+    darker = np.where(green > 1.5 * np.maximum(red, blue), 0.62, 0.42)
+    return np.where(red + green + blue <= 120, picture * 0.4 + 84, picture * darker)
 
 
 def _lit_background(colour: tuple[int, int, int], height: int) -> Array:
