@@ -1,9 +1,10 @@
 """A wire to Redis that is cut, slow, or loses one reply: for workers, and for the ingress."""
 
 import asyncio
+import gc
 import hashlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,8 @@ from tests.support import wait_until
 pytestmark = pytest.mark.timeout(300)
 
 BODY = {"positive_prompt": "a lighthouse", "model_id": ""}
-REFUSED_WITHIN_S = 40.0
-"""One call's limit of three seconds, and what a crowded test machine adds: of some 90 runs one took 20 s longer than the
-others, and nobody knows yet where."""
-KEYS = [f"key-{n}" for n in range(40)]
+REFUSED_WITHIN_S = 15.0
+"""One call's limit of three seconds, and what a crowded test machine adds."""
 
 
 @pytest.fixture
@@ -175,15 +174,14 @@ class Door:
             )
         return answer
 
-    async def post_until_taken(self, key: str) -> None:
-        """Ask as a client does that was told to come back: the disk of a crowded test machine may stall a call past its limit."""
 
-        async def is_taken() -> bool:
-            answer = await self.post(key)
-            assert answer.status_code in (200, 503), answer.text
-            return answer.is_success
-
-        await wait_until(is_taken)
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """A full collection of all that a test session has made stops its only thread for 0.6 s, for 1.5 s on a busy machine
+    (measured), and then calls that have their answer are out of time together."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture
@@ -196,6 +194,7 @@ async def door(scene: Scene, wire: Wire, tmp_path: Path) -> AsyncIterator[Door]:
         yield Door(client, await House(resources, client).member(), scene)
 
 
+@pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize("fault", ["blackhole", "refuse"])
 async def test_an_ingress_cut_off_refuses_in_time_and_takes_the_request_later(
     scene: Scene, wire: Wire, door: Door, fault: str
@@ -203,14 +202,15 @@ async def test_an_ingress_cut_off_refuses_in_time_and_takes_the_request_later(
     assert (await door.post("first")).is_success
     getattr(wire, fault)()
     began = time.monotonic()
-    answers = await asyncio.gather(*map(door.post, KEYS))
+    answers = await asyncio.gather(*(door.post(f"key-{n}") for n in range(40)))
     took = time.monotonic() - began
     assert {answer.status_code for answer in answers} == {503}
     assert all(int(answer.headers["Retry-After"]) > 0 for answer in answers)
     assert all(answer.json()["error"]["code"] == "unavailable" for answer in answers)
     assert took < REFUSED_WITHIN_S
     wire.heal()
-    await asyncio.gather(*map(door.post_until_taken, KEYS))
+    again = await asyncio.gather(*(door.post(f"key-{n}") for n in range(40)))
+    assert [answer.text for answer in again if not answer.is_success] == []
     assert len(set(scene.ledger.all)) == 41
     await scene.cancel_all()
     assert not await scene.audit()
@@ -219,7 +219,7 @@ async def test_an_ingress_cut_off_refuses_in_time_and_takes_the_request_later(
 @pytest.mark.soak
 async def test_a_slow_wire_slows_and_refuses_nobody(scene: Scene, wire: Wire, door: Door) -> None:
     wire.slow(0.2)
-    answers = await asyncio.gather(*map(door.post, KEYS[:10]))
+    answers = await asyncio.gather(*(door.post(f"key-{n}") for n in range(10)))
     assert {answer.status_code for answer in answers} == {200}
     await scene.cancel_all()
     assert not await scene.audit()
