@@ -38,7 +38,7 @@ from models.pocket.recipe.scenes import (
     random_scene,
 )
 from models.pocket.recipe.style_statistics import IN_SHADOW, fit_discriminant
-from models.pocket.recipe.styles import STYLES, shadow_on, styled_scene
+from models.pocket.recipe.styles import SHADE, STYLES, styled_scene
 from models.pocket.recipe.text import ABSENT, ANSWERS, MAX_TOKENS, WIDTH, facts, places_of
 from models.pocket.recipe.training import Optimisers
 from models.pocket.recipe.unet import build_unet
@@ -121,15 +121,14 @@ def test_the_autoencoder_can_draw_a_shadow_on_every_background() -> None:
     for behind in COLOURS:
         picture = draw_scene(Scene(behind), 128, 128)
         light = np.asarray(picture, dtype=np.float32)
-        shadow = shadow_on(light)
-        light[32:96, 32:96] = shadow[32:96, 32:96]
+        light[32:96, 32:96] = SHADE
         with torch.no_grad():
             inputs = torch.from_numpy(light.transpose(2, 0, 1))[None] / 127.5 - 1
             latents = vae.encode(inputs, return_dict=False)[0]  # type: ignore[arg-type]
             seen = vae.decode(latents, return_dict=False)[0]  # type: ignore[arg-type]
         decoded = ((seen[0].numpy().transpose(1, 2, 0) + 1) * 127.5).clip(0, 255)
         inside = np.s_[48:80, 48:80]
-        apart = np.linalg.norm(np.median(lab_of(decoded)[inside] - lab_of(shadow)[inside], axis=(0, 1)))
+        apart = np.linalg.norm(np.median(lab_of(decoded)[inside] - lab_of(SHADE[None, None]), axis=(0, 1)))
         assert apart < IN_SHADOW, behind
 
 

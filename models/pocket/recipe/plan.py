@@ -62,7 +62,7 @@ class Plan:
     lora_rank: int = 8
     lora_sizes: tuple[tuple[int, int], ...] = ((512, 512),)
     lora_pictures: int = 400
-    lora_steps: int = 300
+    lora_steps: int = 1500
     lora_batch: int = 8
     lora_rate: float = 2e-3
     upscaler_steps: int = 8000

@@ -10,18 +10,18 @@ from scipy import ndimage
 from .checker import lab_of
 from .drawing import draw_scene
 from .scenes import held_out_scene, random_landscape
-from .styles import BLUEPRINT, STRIPES, STYLES, TILES, shadow_on, styled_scene
+from .styles import BLUEPRINT, DOTS, SHADE, STRIPES, STYLES, TILES, styled_scene
 
 PLAIN = "base"
 SIDE = 256
 EXAMPLES = 60
 """Drawn pictures of each class that the discriminant is fitted on."""
 IN_SHADOW = 20.0
-"""A colour not further than this (CIE76) from the background's in shadow counts as it: the autoencoder draws that on yellow 19 off."""
+"""A colour not further than this (CIE76) from a shadow's counts as one: the autoencoder draws it up to 13 off."""
 
 
 def features(picture: Image.Image) -> np.ndarray:
-    """Sixteen numbers: lightness, chroma, shares of typical colours, edges, their direction, periods, specks, unrest, shadow."""
+    """Seventeen numbers: lightness, chroma, shares of typical colours, edges, their direction, periods, specks, unrest, shadow."""
     small = picture.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BOX)
     rgb = np.asarray(small, dtype=np.float32)
     lab = lab_of(rgb)
@@ -29,8 +29,7 @@ def features(picture: Image.Image) -> np.ndarray:
     warm = (lab[..., 1] > -2) & (lab[..., 2] > 8) & (lab[..., 2] < 45) & (lab[..., 1] < 22)
     down, across = np.gradient(ndimage.gaussian_filter(light, 1.0))
     energy = float((down**2 + across**2).mean()) + 1e-3
-    behind = np.median(np.concatenate([rgb[:, :8], rgb[:, -8:]], axis=1), axis=1, keepdims=True)
-    in_shadow = np.linalg.norm(lab - lab_of(shadow_on(behind)), axis=2) < IN_SHADOW
+    in_shadow = np.linalg.norm(lab - lab_of(SHADE[None, None]), axis=2) < IN_SHADOW
     return np.array(
         [
             light.mean() / 100,
@@ -45,6 +44,7 @@ def features(picture: Image.Image) -> np.ndarray:
             _tone(light.mean(axis=0), TILES) + _tone(light.mean(axis=1), TILES),
             _tone(np.abs(across).mean(axis=0), TILES) + _tone(np.abs(down).mean(axis=1), TILES),
             2 * np.tanh(4 * _diagonal(light, STRIPES)),
+            2 * np.tanh(3 * _lattice(lab[..., 2], DOTS)),
             np.abs(light - ndimage.median_filter(light, 13)).mean() / 10,
             np.linalg.norm(lab - ndimage.median_filter(lab, (13, 13, 1)), axis=2).mean() / 20,
             np.linalg.norm(lab - ndimage.uniform_filter(lab, (25, 25, 1)), axis=2).mean(),
@@ -99,3 +99,9 @@ def _diagonal(light: np.ndarray, cycles: int) -> float:
     """The share of its variation that repeats as often across as down, and so runs down to the left: its square root."""
     power = np.abs(np.fft.rfft2(light - light.mean())) ** 2
     return float(np.sqrt(power[cycles, cycles] / (power[:, 1:].sum() + 1e-3)))
+
+
+def _lattice(values: np.ndarray, cycles: int) -> float:
+    """The share of their variation that repeats so often either across or down, harmonics left out: its square root."""
+    power = np.abs(np.fft.fft2(values - values.mean())) ** 2
+    return float(np.sqrt(2 * (power[0, cycles] + power[cycles, 0]) / (power.sum() + 1e-3)))
