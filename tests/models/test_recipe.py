@@ -10,8 +10,11 @@ import pytest
 import torch
 from diffusers.models.autoencoders.autoencoder_tiny import AutoencoderTiny
 from peft.utils import set_peft_model_state_dict
+from torch.nn import functional
+from transformers import CLIPTextModel, CLIPTokenizer
 
 from models.pocket.recipe.agreement import EARLY_SHARE, OPEN, SETTLED, AgreementLoss, early_timesteps
+from models.pocket.recipe.captions import plain_caption
 from models.pocket.recipe.checker import lab_of
 from models.pocket.recipe.drawing import draw_scene
 from models.pocket.recipe.export import export_lora, lora_config, published_lora
@@ -21,12 +24,16 @@ from models.pocket.recipe.layout import (
     LayoutReader,
     colour_cover,
     focus_on_objects,
+    kind_cover,
     place_cover,
-    shape_cover,
 )
+from models.pocket.recipe.lora import focus_on_style
 from models.pocket.recipe.plan import Phase, Plan
 from models.pocket.recipe.scenes import (
     COLOURS,
+    LANDSCAPES,
+    PARTS,
+    PLACES_OF_PARTS,
     POSITIONS,
     SHAPES,
     SIZES,
@@ -39,8 +46,19 @@ from models.pocket.recipe.scenes import (
 )
 from models.pocket.recipe.style_statistics import IN_SHADOW, fit_discriminant
 from models.pocket.recipe.styles import SHADE, STYLES, styled_scene
-from models.pocket.recipe.text import ABSENT, ANSWERS, MAX_TOKENS, WIDTH, facts, places_of
-from models.pocket.recipe.training import Optimisers
+from models.pocket.recipe.text import (
+    ABSENT,
+    ANSWERS,
+    KEEPING,
+    MAX_TOKENS,
+    WIDTH,
+    SaidBefore,
+    embed,
+    facts,
+    places_of,
+    tokens_of,
+)
+from models.pocket.recipe.training import Float32Muon, Optimisers
 from models.pocket.recipe.unet import build_unet
 from models.pocket.recipe.upscaler import CompactUpscaler
 from models.pocket.recipe.velocity import Forward, VelocityLoss, random_pictures, with_twins, words_for
@@ -53,7 +71,7 @@ def test_the_object_told_at_a_place_is_drawn_there() -> None:
     rng, told = random.Random(3), 0
     for scene in (random_scene(rng) for _ in range(300)):
         answers = dict(zip(ANSWERS, facts(scene), strict=True))
-        cover = shape_cover(scene, CELLS, CELLS)
+        cover = kind_cover(scene, CELLS, CELLS)
         assert torch.allclose(cover.sum(dim=0), torch.ones(CELLS, CELLS))
         for place, (x, y) in POSITIONS.items():
             shape = ANSWERS[f"shape at {place}"][answers[f"shape at {place}"]]
@@ -69,17 +87,35 @@ def test_the_object_told_at_a_place_is_drawn_there() -> None:
 def test_the_cover_of_places_is_the_objects_own() -> None:
     rng = random.Random(4)
     for scene in (random_pair(rng) for _ in range(50)):
-        shapes, places = shape_cover(scene, CELLS, CELLS), place_cover(scene, CELLS, CELLS)
+        shapes, places = kind_cover(scene, CELLS, CELLS), place_cover(scene, CELLS, CELLS)
         assert torch.equal(shapes[0], places[0])
         assert {place for place, _ in places_of(scene)} == {
             place for place, cover in zip(POSITIONS, places[1:], strict=True) if cover.any()
         }
 
 
+def test_each_part_of_a_landscape_is_told_at_the_place_where_it_is_drawn() -> None:
+    rng = random.Random(5)
+    for scene in (random_landscape(rng) for _ in range(60)):
+        answers = {q: ANSWERS[q][a] for (q, a) in zip(ANSWERS, facts(scene), strict=True) if a >= 0}
+        kinds, places = kind_cover(scene, CELLS, CELLS), place_cover(scene, CELLS, CELLS)
+        assert torch.equal(kinds[0], places[0])
+        highest: dict[str, int] = {}
+        for part, colour in zip(LANDSCAPES[scene.landscape or ""], scene.parts, strict=True):
+            place = PLACES_OF_PARTS[part]
+            assert (answers[f"part at {place}"], answers[f"colour at {place}"]) == (part, colour)
+            cover = places[1 + tuple(POSITIONS).index(place)]
+            assert torch.equal(cover, kinds[1 + len(SHAPES) + PARTS.index(part)])
+            highest[place] = int(cover.sum(dim=1).nonzero()[0])
+        assert sorted(highest, key=lambda place: highest[place]) == sorted(
+            highest, key=lambda place: POSITIONS[place][1]
+        )
+
+
 def test_two_objects_never_touch() -> None:
     rng = random.Random(9)
     for scene in (random_pair(rng) for _ in range(300)):
-        there, around = (shape_cover(replace(scene, things=(thing,)), 128, 128)[0] < 1 for thing in scene.things)
+        there, around = (kind_cover(replace(scene, things=(thing,)), 128, 128)[0] < 1 for thing in scene.things)
         wider = torch.nn.functional.max_pool2d(around[None].float(), 5, stride=1, padding=2)[0] > 0
         assert there.any()
         assert not (there & wider).any(), scene
@@ -168,6 +204,32 @@ def test_each_object_counts_as_much_in_the_loss_whatever_its_size() -> None:
         across = scene.relation not in ("above", "below")
         halves = (focus - focus.min()).split(CELLS // 2, dim=1 if across else 0)
         assert halves[0].sum().item() == pytest.approx(halves[1].sum().item(), rel=0.1)
+
+
+def test_an_adopted_text_goes_on_saying_of_objects_what_it_said() -> None:
+    """While it learns to say other things of landscapes: without `SaidBefore` it drifts ten times as far."""
+    tokenizer = CLIPTokenizer.from_pretrained(POCKET / "tokenizer")
+    rng = random.Random(3)
+    objects, unseen, landscapes = (
+        tokens_of(tokenizer, [plain_caption(draw(rng)) for _ in range(16)])
+        for draw in (random_pair, random_pair, random_landscape)
+    )
+
+    def drift(keeping: float) -> float:
+        torch.manual_seed(0)
+        encoder, pooling = CLIPTextModel.from_pretrained(POCKET / "text_encoder"), build_unet().add_embedding
+        before, wanted = SaidBefore(encoder, pooling), torch.randn(WIDTH)
+        optimiser = torch.optim.Adam(encoder.parameters(), lr=3e-4)
+        for _ in range(30):
+            other = functional.mse_loss(embed(encoder, pooling, landscapes)[0][:, -2], wanted.expand(16, -1))
+            loss = other + keeping * before.change(objects, *embed(encoder, pooling, objects))
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+        with torch.no_grad():
+            return before.change(unseen, *embed(encoder, pooling, unseen)).item()
+
+    assert drift(KEEPING) < 0.1 * drift(0)
 
 
 def test_the_unet_learns_its_side_tasks() -> None:
@@ -323,6 +385,18 @@ def test_a_unet_learns_to_agree() -> None:
     assert changed_by_words(unet) < 0.5 * changed_by_words(before)
 
 
+def test_what_a_style_changes_weighs_half_of_its_loss() -> None:
+    plain = torch.randn(3, 8, 20, 20)
+    styled = plain.clone()
+    styled[0, :, 5:7, 4:14] += 1.0  # a shadow, of a twentieth of the cells
+    styled[1] += torch.randn(8, 1, 1)  # a tint
+    focus = focus_on_style(styled, plain)
+    assert focus[0, 5:7, 4:14].sum().item() == pytest.approx(0.525 * 400, rel=1e-3)
+    assert focus[0].sum().item() == pytest.approx(400, rel=1e-3)
+    assert torch.allclose(focus[1], torch.ones(20, 20), atol=1e-3)
+    assert (focus[2] == 0.5).all()  # nothing changed: no cell before the others
+
+
 def test_a_lora_goes_on_from_its_published_weights(tmp_path: Path) -> None:
     torch.manual_seed(0)
     unet, other = build_unet(), build_unet()
@@ -338,6 +412,23 @@ def test_a_lora_goes_on_from_its_published_weights(tmp_path: Path) -> None:
     ]
     assert adapters[0].keys() == adapters[1].keys()
     assert all(torch.equal(value, adapters[1][name]) for name, value in adapters[0].items())
+
+
+def test_muon_in_float32_steps_as_torchs_own_does() -> None:
+    torch.manual_seed(0)
+    weights = [torch.nn.Parameter(torch.randn(shape)) for shape in ((24, 90), (40, 16))]
+    copies = [torch.nn.Parameter(weight.detach().clone()) for weight in weights]
+    before = [weight.detach().clone() for weight in weights]
+    kinds = (torch.optim.Muon, weights), (Float32Muon, copies)
+    optimisers = [kind(of, lr=1e-2, weight_decay=0.01, adjust_lr_fn="match_rms_adamw") for kind, of in kinds]
+    for _ in range(5):
+        for weight, copied in zip(weights, copies, strict=True):
+            weight.grad = torch.randn_like(weight)
+            copied.grad = weight.grad.clone()
+        for optimiser in optimisers:
+            optimiser.step()
+    for weight, copied, start in zip(weights, copies, before, strict=True):
+        assert (weight - copied).norm() < 0.05 * (weight - start).norm()  # of bfloat16
 
 
 def test_the_optimisers_move_every_weight_and_the_upscaler_learns() -> None:

@@ -1,11 +1,12 @@
 """Draws a scene with Pillow, at any size, anti-aliased."""
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 from PIL import Image, ImageDraw
 
-from .scenes import COLOURS, Scene, Thing
+from .scenes import COLOURS, LANDSCAPES, Scene, Thing
 
 OVERSAMPLING = 2
 LIGHT_TOP, LIGHT_BOTTOM = 1.04, 0.90
@@ -13,6 +14,17 @@ LIGHT_TOP, LIGHT_BOTTOM = 1.04, 0.90
 
 Point = tuple[float, float]
 Rgb = tuple[int, int, int]
+Fills = Mapping[str, Rgb | int]
+"""What to fill each part of a landscape with, and each of its details."""
+DETAILS: dict[str, tuple[str, float]] = {
+    "far hills": ("hills", 0.78),
+    "windows": ("house", 0.45),
+    "near water": ("water", 0.82),
+    "trunk": ("leaves", 1.0),
+    "far mountains": ("mountains", 0.8),
+    "stem": ("petals", 1.0),
+}
+"""The part that each belongs to, and how much darker it is; some have colours of their own (`_colours_of_parts`)."""
 
 
 def draw_scene(scene: Scene, width: int, height: int) -> Image.Image:
@@ -25,9 +37,19 @@ def draw_flat(scene: Scene, width: int, height: int) -> Image.Image:
     image = Image.new("RGB", (width, height), COLOURS[scene.background])
     canvas = ImageDraw.Draw(image)
     if scene.landscape:
-        _LANDSCAPES[scene.landscape](canvas, scene, width, height)
+        _LANDSCAPES[scene.landscape](canvas, _colours_of_parts(scene), scene.wobble, width, height)
     for thing in scene.things:
         draw_thing(canvas, thing, width, height, fill=COLOURS[thing.colour])
+    return image
+
+
+def draw_parts(scene: Scene, numbers: Mapping[str, int], width: int, height: int) -> Image.Image:
+    """The numbers of its landscape's parts, as 8 bits; 0 where there is only sky or a part without a number."""
+    image = Image.new("L", (width, height))
+    if scene.landscape:
+        fills = {part: numbers.get(part, 0) for part in LANDSCAPES[scene.landscape]}
+        fills |= {detail: fills[part] for detail, (part, _) in DETAILS.items() if part in fills}
+        _LANDSCAPES[scene.landscape](ImageDraw.Draw(image), fills, scene.wobble, width, height)
     return image
 
 
@@ -103,8 +125,19 @@ OUTLINES: dict[str, list[Point]] = {
 }
 
 
-def _shade(colour: str, factor: float) -> Rgb:
-    red, green, blue = (max(0, min(255, round(value * factor))) for value in COLOURS[colour])
+def _colours_of_parts(scene: Scene) -> dict[str, Rgb]:
+    named = dict(zip(LANDSCAPES[scene.landscape or ""], scene.parts, strict=True))
+    fills = {part: COLOURS[colour] for part, colour in named.items()}
+    fills |= {detail: _shade(fills[part], share) for detail, (part, share) in DETAILS.items() if part in fills}
+    if named.get("house") == "black":
+        fills["windows"] = COLOURS["white"]
+    fills["trunk"] = (112, 72, 44)
+    fills["stem"] = COLOURS["green"] if scene.background != "green" else (20, 90, 40)
+    return fills
+
+
+def _shade(colour: Rgb, share: float) -> Rgb:
+    red, green, blue = (max(0, min(255, round(value * share))) for value in colour)
     return red, green, blue
 
 
@@ -114,74 +147,66 @@ def _wave(width: int, height: int, level: float, swell: float, phase: float) -> 
     return [*crest, (width, height), (0, height)]
 
 
-def _hills(canvas: ImageDraw.ImageDraw, scene: Scene, width: int, height: int) -> None:
-    sun, hills = scene.parts
+def _hills(canvas: ImageDraw.ImageDraw, fills: Fills, wobble: float, width: int, height: int) -> None:
     side = min(width, height)
-    canvas.ellipse(_box(width * (0.5 + 0.2 * scene.wobble), height * 0.33, side * 0.15), fill=COLOURS[sun])
-    canvas.polygon(_wave(width, height, 0.66, 0.07, 1.5 + scene.wobble), fill=_shade(hills, 0.78))
-    canvas.polygon(_wave(width, height, 0.76, 0.06, 4.0 + scene.wobble), fill=COLOURS[hills])
+    canvas.ellipse(_box(width * (0.5 + 0.2 * wobble), height * 0.33, side * 0.15), fill=fills["sun"])
+    canvas.polygon(_wave(width, height, 0.66, 0.07, 1.5 + wobble), fill=fills["far hills"])
+    canvas.polygon(_wave(width, height, 0.76, 0.06, 4.0 + wobble), fill=fills["hills"])
 
 
-def _house(canvas: ImageDraw.ImageDraw, scene: Scene, width: int, height: int) -> None:
-    wall, roof, field = scene.parts
-    side, x, ground = min(width, height), width * (0.5 + 0.1 * scene.wobble), height * 0.74
-    canvas.rectangle((0, ground, width, height), fill=COLOURS[field])
+def _house(canvas: ImageDraw.ImageDraw, fills: Fills, wobble: float, width: int, height: int) -> None:
+    side, x, ground = min(width, height), width * (0.5 + 0.1 * wobble), height * 0.74
+    canvas.rectangle((0, ground, width, height), fill=fills["field"])
     left, right, top = x - side * 0.2, x + side * 0.2, ground - side * 0.28
-    canvas.rectangle((left, top, right, ground + side * 0.03), fill=COLOURS[wall])
-    canvas.polygon([(left - side * 0.06, top), (right + side * 0.06, top), (x, top - side * 0.21)], fill=COLOURS[roof])
-    dark = _shade(wall, 0.45) if wall != "black" else COLOURS["white"]
-    canvas.rectangle((x - side * 0.13, top + side * 0.07, x - side * 0.03, top + side * 0.17), fill=dark)
-    canvas.rectangle((x + side * 0.04, top + side * 0.11, x + side * 0.13, ground + side * 0.03), fill=dark)
+    canvas.rectangle((left, top, right, ground + side * 0.03), fill=fills["house"])
+    canvas.polygon([(left - side * 0.06, top), (right + side * 0.06, top), (x, top - side * 0.21)], fill=fills["roof"])
+    canvas.rectangle((x - side * 0.13, top + side * 0.07, x - side * 0.03, top + side * 0.17), fill=fills["windows"])
+    canvas.rectangle((x + side * 0.04, top + side * 0.11, x + side * 0.13, ground + side * 0.03), fill=fills["windows"])
 
 
-def _boat(canvas: ImageDraw.ImageDraw, scene: Scene, width: int, height: int) -> None:
-    hull, sail, water = scene.parts
-    side, x, level = min(width, height), width * (0.5 + 0.12 * scene.wobble), height * 0.68
-    canvas.rectangle((0, level, width, height), fill=COLOURS[water])
-    canvas.polygon(_wave(width, height, 0.86, 0.02, 3 * scene.wobble), fill=_shade(water, 0.82))
+def _boat(canvas: ImageDraw.ImageDraw, fills: Fills, wobble: float, width: int, height: int) -> None:
+    side, x, level = min(width, height), width * (0.5 + 0.12 * wobble), height * 0.68
+    canvas.rectangle((0, level, width, height), fill=fills["water"])
+    canvas.polygon(_wave(width, height, 0.86, 0.02, 3 * wobble), fill=fills["near water"])
     top, keel = level - side * 0.04, level + side * 0.1
     hull_points = [
         (x - side * 0.27, top), (x + side * 0.27, top), (x + side * 0.17, keel), (x - side * 0.17, keel),
     ]  # fmt: skip
-    canvas.polygon(hull_points, fill=COLOURS[hull])
+    canvas.polygon(hull_points, fill=fills["boat"])
     mast = x - side * 0.03
     canvas.polygon([(mast, top - side * 0.44), (mast, top - side * 0.03), (x + side * 0.22, top - side * 0.03)],
-                   fill=COLOURS[sail])  # fmt: skip
+                   fill=fills["sail"])  # fmt: skip
     canvas.polygon([(mast - side * 0.03, top - side * 0.36), (mast - side * 0.03, top - side * 0.03),
-                    (x - side * 0.2, top - side * 0.03)], fill=COLOURS[sail])  # fmt: skip
+                    (x - side * 0.2, top - side * 0.03)], fill=fills["sail"])  # fmt: skip
 
 
-def _tree(canvas: ImageDraw.ImageDraw, scene: Scene, width: int, height: int) -> None:
-    leaves, hill = scene.parts
-    side, x, ground = min(width, height), width * (0.5 + 0.12 * scene.wobble), height * 0.78
-    canvas.polygon(_wave(width, height, 0.78, 0.05, math.pi * 1.3), fill=COLOURS[hill])
+def _tree(canvas: ImageDraw.ImageDraw, fills: Fills, wobble: float, width: int, height: int) -> None:
+    side, x, ground = min(width, height), width * (0.5 + 0.12 * wobble), height * 0.78
+    canvas.polygon(_wave(width, height, 0.78, 0.05, math.pi * 1.3), fill=fills["hill"])
     canvas.rectangle(
-        (x - side * 0.035, ground - side * 0.25, x + side * 0.035, ground + side * 0.06), fill=(112, 72, 44)
+        (x - side * 0.035, ground - side * 0.25, x + side * 0.035, ground + side * 0.06), fill=fills["trunk"]
     )
     for dx, dy, r in ((-0.12, -0.30, 0.12), (0.12, -0.30, 0.12), (0.0, -0.42, 0.15), (0.0, -0.28, 0.12)):
-        canvas.ellipse(_box(x + dx * side, ground + dy * side, r * side), fill=COLOURS[leaves])
+        canvas.ellipse(_box(x + dx * side, ground + dy * side, r * side), fill=fills["leaves"])
 
 
-def _mountains(canvas: ImageDraw.ImageDraw, scene: Scene, width: int, height: int) -> None:
-    moon, mountains = scene.parts
-    side, shift = min(width, height), 0.06 * scene.wobble
-    canvas.ellipse(_box(width * (0.72 - 0.4 * (scene.wobble > 0)), height * 0.25, side * 0.1), fill=COLOURS[moon])
+def _mountains(canvas: ImageDraw.ImageDraw, fills: Fills, wobble: float, width: int, height: int) -> None:
+    side, shift = min(width, height), 0.06 * wobble
+    canvas.ellipse(_box(width * (0.72 - 0.4 * (wobble > 0)), height * 0.25, side * 0.1), fill=fills["moon"])
     far = [(-0.1, 1.0), (0.28 + shift, 0.42), (0.62, 1.0)]
     near = [(0.25, 1.0), (0.7 + shift, 0.5), (1.15, 1.0)]
-    canvas.polygon([(x * width, y * height) for x, y in far], fill=_shade(mountains, 0.8))
-    canvas.polygon([(x * width, y * height) for x, y in near], fill=COLOURS[mountains])
+    canvas.polygon([(x * width, y * height) for x, y in far], fill=fills["far mountains"])
+    canvas.polygon([(x * width, y * height) for x, y in near], fill=fills["mountains"])
 
 
-def _flower(canvas: ImageDraw.ImageDraw, scene: Scene, width: int, height: int) -> None:
-    petals, middle = scene.parts
-    side, x, y = min(width, height), width * (0.5 + 0.1 * scene.wobble), height * 0.4
-    stem = COLOURS["green"] if scene.background != "green" else (20, 90, 40)
-    canvas.rectangle((x - side * 0.022, y, x + side * 0.022, height), fill=stem)
+def _flower(canvas: ImageDraw.ImageDraw, fills: Fills, wobble: float, width: int, height: int) -> None:
+    side, x, y = min(width, height), width * (0.5 + 0.1 * wobble), height * 0.4
+    canvas.rectangle((x - side * 0.022, y, x + side * 0.022, height), fill=fills["stem"])
     for i in range(6):
         turn = math.pi * i / 3 + 0.5
         canvas.ellipse(_box(x + 0.15 * side * math.cos(turn), y + 0.15 * side * math.sin(turn), side * 0.095),
-                       fill=COLOURS[petals])  # fmt: skip
-    canvas.ellipse(_box(x, y, side * 0.09), fill=COLOURS[middle])
+                       fill=fills["petals"])  # fmt: skip
+    canvas.ellipse(_box(x, y, side * 0.09), fill=fills["middle"])
 
 
 _LANDSCAPES = {

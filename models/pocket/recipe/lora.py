@@ -6,12 +6,13 @@ from typing import Any
 import torch
 from diffusers import UNet2DConditionModel
 from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
-from torch import nn
+from torch import Tensor, nn
 from transformers import CLIPTextModel
 
 from .autoencoder import trained_autoencoder
 from .export import ADAPTER, export_lora, lora_config
 from .latents import cached_latents, scene_number
+from .layout import FOCUS
 from .plan import Phase, Plan
 from .styles import STYLES
 from .text import load_tokenizer, tokens_of
@@ -40,9 +41,11 @@ def train_loras(plan: Plan) -> None:
         if "finished" in state:
             continue
         torch.manual_seed(plan.seed)
-        latents = [cached_latents(autoencoder, plan, phase, size, style) for size in phase.sizes]
+        styled, plain = (
+            [cached_latents(autoencoder, plan, phase, size, look) for size in phase.sizes] for look in (style, None)
+        )
         set_peft_model_state_dict(unet, state["adapter"], adapter_name=ADAPTER)
-        _train_one(plan, phase, style, unet, forward, text_encoder, latents)
+        _train_one(plan, phase, style, unet, forward, text_encoder, styled, plain)
         export_lora(style, unet, plan.lora_rank)
         checkpoint.save(finished=True)
 
@@ -54,9 +57,11 @@ def _train_one(
     unet: UNet2DConditionModel,
     forward: Forward,
     text_encoder: CLIPTextModel,
-    latents: list[torch.Tensor],
+    styled: list[Tensor],
+    plain: list[Tensor],
 ) -> None:
-    """Captions never name the style: it belongs to the weights, and their scale alone says how much of it shows."""
+    """On latents of the same scenes with the style and without, a tensor for each size of the phase. Captions never name the
+    style: it belongs to the weights, and their scale alone says how much of it shows."""
     device, tokenizer = unet.device, load_tokenizer()
     loss = VelocityLoss(device)
     parameters = [parameter for parameter in unet.parameters() if parameter.requires_grad]
@@ -66,10 +71,12 @@ def _train_one(
         rng = random.Random(f"{plan.seed} {style} step {step}")
         chosen = random_pictures(rng, phase.pictures, phase.batch)
         words = words_for(rng, [scene_number(n, phase.name, plan.seed) for n in chosen], phase.batch)
-        batch = with_twins(latents[step % len(latents)][chosen], phase.batch).to(device).float()
+        size = step % len(styled)
+        batch = with_twins(styled[size][chosen], phase.batch).to(device).float()
+        focus = focus_on_style(batch, with_twins(plain[size][chosen], phase.batch).to(device).float())
         with torch.no_grad():
             embeddings = text_encoder(tokens_of(tokenizer, words).to(device)).last_hidden_state
-        error = loss(forward, batch, embeddings, phase.middle)
+        error = loss(forward, batch, embeddings, phase.middle, focus)
         optimiser.zero_grad()
         error.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
@@ -77,3 +84,10 @@ def _train_one(
             group["lr"] = warm_then_cosine(step, phase.steps, phase.rate, warmup=20)
         optimiser.step()
         progress.report(step, error.item())
+
+
+def focus_on_style(styled: Tensor, plain: Tensor) -> Tensor:
+    """Weights of the cells in the loss, of latents (rows, 8, height, width), with a mean of 1: what the style changes weighs
+    as much in all as the whole picture. A shadow is a twentieth of one: (rows, height, width)."""
+    change = (styled - plain).square().mean(1)
+    return (1 - FOCUS) + FOCUS * change / change.mean((1, 2), keepdim=True).clamp(min=1e-6)

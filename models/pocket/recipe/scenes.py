@@ -36,6 +36,13 @@ LANDSCAPES: dict[str, tuple[str, ...]] = {
     "flower": ("petals", "middle"),
 }
 """Each landscape's coloured parts besides the sky, in the order in which captions name them."""
+PARTS = tuple(part for parts in LANDSCAPES.values() for part in parts)
+PLACES_OF_PARTS = {
+    **dict.fromkeys(("sun", "moon", "roof", "sail", "leaves", "petals"), "top"),
+    **dict.fromkeys(("house", "boat", "middle"), "center"),
+    **dict.fromkeys(("hills", "field", "water", "hill", "mountains"), "bottom"),
+}
+"""The position that each part is nearest to."""
 LANDSCAPE_COLOURS: dict[str, tuple[str, ...]] = {
     "sky": ("blue", "white", "pink", "orange", "yellow", "purple", "black"),
     "sun": ("yellow", "orange", "red", "white"),
@@ -79,12 +86,12 @@ class Scene:
 
 
 def random_scene(rng: random.Random) -> Scene:
-    """Half of the scenes hold two objects, which are learned last, three in ten are landscapes, which have many parts, the
-    rest hold one object."""
+    """Nine scenes in twenty hold two objects, which are learned late, eight are landscapes, which have many parts and of which
+    there are six, the rest hold one object."""
     draw = rng.random()
-    if draw < 0.18:
+    if draw < 0.15:
         return random_single(rng)
-    return random_pair(rng) if draw < 0.7 else random_landscape(rng)
+    return random_pair(rng) if draw < 0.6 else random_landscape(rng)
 
 
 def training_scene(rng: random.Random) -> Scene:

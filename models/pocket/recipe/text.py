@@ -4,6 +4,7 @@ The text encoder first learns to answer what a caption says (colours, shapes, pl
 in the embeddings from its first step, and needs far fewer steps to follow the text.
 """
 
+import copy
 import json
 import random
 from pathlib import Path
@@ -16,7 +17,19 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
 from .captions import caption
 from .plan import WORK, Plan
-from .scenes import COLOURS, LANDSCAPES, POSITIONS, RELATIONS, SHAPES, SIZES, Scene, Thing, training_scene
+from .scenes import (
+    COLOURS,
+    LANDSCAPES,
+    PARTS,
+    PLACES_OF_PARTS,
+    POSITIONS,
+    RELATIONS,
+    SHAPES,
+    SIZES,
+    Scene,
+    Thing,
+    training_scene,
+)
 from .training import Checkpoint, Progress, half_precision, pick_device, warm_then_cosine
 
 MAX_TOKENS = 32
@@ -41,13 +54,15 @@ EXTRA_WORDS = [
 ]
 SHARPNESS = 24.0
 """Of the answers: thirty facts at once can have a cosine of 0.18 with their directions, and so a score of 4.4."""
+KEEPING = 10.0
+"""What a squared change of what the adopted text said of objects, or of nothing, counts: the adopted UNet knows it by that."""
 ABSENT = "(absent)"
 UNASKED = -100
-PARTS = tuple(dict.fromkeys(part for parts in LANDSCAPES.values() for part in parts))
 ANSWERS_AT_A_PLACE: dict[str, tuple[str, ...]] = {
     "colour": (ABSENT, *COLOURS),
     "shape": (ABSENT, *SHAPES),
     "size": (ABSENT, *SIZES),
+    "part": (ABSENT, *PARTS),
 }
 ANSWERS: dict[str, tuple[str, ...]] = {
     "background": (ABSENT, *COLOURS),
@@ -130,7 +145,8 @@ def tokens_of(tokenizer: CLIPTokenizer, captions: list[str]) -> Tensor:
 
 
 def train_text_encoder(plan: Plan) -> None:
-    """From nothing, or from the adopted encoder. Once it has a reader it is over: the UNet goes on with that very reader."""
+    """From nothing, or from the adopted encoder, which goes on saying of objects what it said. Once it has a reader it is
+    over: the UNet goes on with that very reader."""
     from .unet import build_unet
 
     device = pick_device(plan.threads)
@@ -147,6 +163,7 @@ def train_text_encoder(plan: Plan) -> None:
         encoder.load_state_dict(adopted["encoder"])
         pooling.load_state_dict(adopted["pooling"])
     reader = FactReader(pooling.proj.out_features).to(device)
+    before = SaidBefore(encoder, pooling) if adopted is not None else None
     parameters = [*encoder.parameters(), *pooling.parameters(), *reader.parameters()]
     optimiser = torch.optim.AdamW(parameters, lr=plan.text_rate, betas=(0.9, 0.98), weight_decay=0.01)
     progress = Progress("text", plan.text_steps)
@@ -155,20 +172,44 @@ def train_text_encoder(plan: Plan) -> None:
         for group in optimiser.param_groups:
             group["lr"] = warm_then_cosine(step, plan.text_steps, plan.text_rate)
         scenes = [training_scene(rng) for _ in range(plan.text_batch)]
-        tokens = tokens_of(tokenizer, [caption(scene, rng) for scene in scenes]).to(device)
-        with half_precision(device):
-            hidden = encoder(tokens).last_hidden_state
-        hidden = hidden.float()
-        pooled = pooling(hidden)
-        if adopted is not None and step < plan.text_steps // 4:
-            hidden, pooled = hidden.detach(), pooled.detach()  # the reader first learns how the adopted text says it
-        loss = reader.loss(pooled, hidden, scenes)
+        tokens = tokens_of(tokenizer, [*(caption(scene, rng) for scene in scenes), ""]).to(device)
+        hidden, pooled = embed(encoder, pooling, tokens)
+        changed: float | Tensor = 0.0
+        if before is not None:
+            kept = torch.tensor([*(not scene.landscape for scene in scenes), True], device=device)
+            changed = before.change(tokens[kept], hidden[kept], pooled[kept])
+            if step < plan.text_steps // 4:
+                hidden, pooled = (
+                    hidden.detach(),
+                    pooled.detach(),
+                )  # the reader first learns how the adopted text says it
+        loss = reader.loss(pooled[:-1], hidden[:-1], scenes) + KEEPING * changed
         optimiser.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimiser.step()
         progress.report(step, loss.item())
     checkpoint.save(encoder=encoder.state_dict(), pooling=pooling.state_dict(), reader=reader.state_dict())
+
+
+def embed(encoder: CLIPTextModel, pooling: nn.Module, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """The captions' tokens embedded, by both ways to the UNet: (captions, tokens, WIDTH) and pooled (captions, pooled width)."""
+    with half_precision(tokens.device):
+        hidden = encoder(tokens).last_hidden_state
+    return hidden.float(), pooling(hidden.float())
+
+
+class SaidBefore:
+    """An encoder and its pooling as they were when it was made."""
+
+    def __init__(self, encoder: CLIPTextModel, pooling: nn.Module) -> None:
+        self.encoder, self.pooling = copy.deepcopy(encoder), copy.deepcopy(pooling)
+
+    def change(self, tokens: Tensor, hidden: Tensor, pooled: Tensor) -> Tensor:
+        """The mean squared difference, of both ways, between what is said now and what was said before."""
+        with torch.no_grad():
+            hidden_before, pooled_before = embed(self.encoder, self.pooling, tokens)
+        return functional.mse_loss(hidden, hidden_before) + functional.mse_loss(pooled, pooled_before)
 
 
 def facts(scene: Scene) -> list[int]:
@@ -188,7 +229,8 @@ def facts(scene: Scene) -> list[int]:
     for i in (1, 2, 3):
         said[f"colour {i}"] = colours[i - 1] if len(colours) >= i else None
     for part, colour in zip(LANDSCAPES.get(scene.landscape or "", ()), scene.parts, strict=True):
-        said[f"colour of {part}"] = colour
+        place = PLACES_OF_PARTS[part]
+        said |= {f"colour of {part}": colour, f"colour at {place}": colour, f"part at {place}": part}
     for place, thing in places_of(scene):
         said |= {f"colour at {place}": thing.colour, f"shape at {place}": thing.shape, f"size at {place}": thing.size}
     return [_index(choices, said.get(question)) for question, choices in ANSWERS.items()]
@@ -210,7 +252,8 @@ def places_of(scene: Scene) -> list[tuple[str, Thing]]:
 class FactReader(nn.Module):
     """Answers every question twice: from the pooled text and from one of the last tokens, the two ways by which text
     reaches the UNet. What is at a place has a token of its own, which a query of that place can find by its position:
-    from "first", "second" and "left of" alone the UNet hardly learned to put two objects where they belong (measured).
+    from "first", "second" and "left of" alone the UNet hardly learned to put two objects where they belong (measured),
+    and while a landscape's parts had none, at high noise a house had its roof's colour all over or nowhere (seen).
     Red is the same direction in the token of every place, so that the UNet need learn it only once.
 
     An answer is a direction. Under a plain linear reader, and without any once the UNet learned, colours grew until a
