@@ -23,7 +23,7 @@ FACTS_SHARE = 0.05
 """Of the text stage's loss beside the UNet's, so that no fact fades from the text while the UNet learns."""
 LAYOUT_SHARE, LOOKS_SHARE = 0.02, 0.1
 """Of the side tasks' losses (`layout.py`). A share of 0.3 gave the layout's gradient a norm of 28 where the diffusion loss had
-2.2 (12 pictures of 512², published UNet): clipped and by Muon, which takes directions, it then led every step."""
+2.2 (12 pictures of 512², published UNet, a head fitted anew): clipped and by Muon, which takes directions, it led the steps."""
 AVERAGE_DECAY = 0.99
 
 
