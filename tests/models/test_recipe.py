@@ -431,6 +431,13 @@ def test_muon_in_float32_steps_as_torchs_own_does() -> None:
         assert (weight - copied).norm() < 0.05 * (weight - start).norm()  # of bfloat16
 
 
+def test_a_phases_noise_moves_to_where_it_ends() -> None:
+    still = Phase("still", ((64, 64),), pictures=3, steps=200, batch=2, rate=1e-3, middle=0.5)
+    assert still.middle_at(0) == still.middle_at(199) == 0.5
+    falling = replace(still, last_middle=-0.5)
+    assert (falling.middle_at(0), falling.middle_at(100), falling.middle_at(200)) == (0.5, 0.0, -0.5)
+
+
 def test_the_optimisers_move_every_weight_and_the_upscaler_learns() -> None:
     """Muon steps flat views of the convolutions: if one were a copy, its weight would stay."""
     torch.manual_seed(0)

@@ -19,7 +19,8 @@ class Phase:
     """One part of the UNet's curriculum: picture sizes as (width, height), steps, rows per step, top learning rate.
 
     `middle` is the logit of the noise level (0 none, 1 all) about which most levels gather. Where places are decided, and
-    with the size of the picture, it is high: the same noise leaves more of a large picture to be seen.
+    with the size of the picture, it is high: the same noise leaves more of a large picture to be seen. It moves evenly to
+    `last_middle` where that is given: what is where is learned first, then how it is drawn.
     """
 
     name: str
@@ -29,6 +30,11 @@ class Phase:
     batch: int
     rate: float
     middle: float
+    last_middle: float | None = None
+
+    def middle_at(self, step: int) -> float:
+        last = self.middle if self.last_middle is None else self.last_middle
+        return self.middle + (last - self.middle) * step / self.steps
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,7 @@ class Plan:
         Phase("small", ((256, 256),), pictures=20000, steps=10000, batch=32, rate=1e-3, middle=1.0),
         Phase("base", ((512, 512),), pictures=8000, steps=5000, batch=16, rate=1e-3, middle=1.2),
         Phase("fine", ((512, 512),), pictures=6000, steps=4000, batch=16, rate=1e-3, middle=0.0),
-        Phase("wide", SIDES, pictures=4000, steps=6000, batch=12, rate=8e-4, middle=0.0),
+        Phase("wide", SIDES, pictures=4000, steps=6000, batch=12, rate=8e-4, middle=0.9, last_middle=-0.2),
     )
     agreement_steps: int = 1500
     agreement_rate: float = 2e-4

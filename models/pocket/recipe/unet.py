@@ -108,7 +108,7 @@ class UnetTraining:
         words = words_for(rng, scenes, len(batch))
         embeddings = self.text_encoder(tokens_of(self.tokenizer, words).to(self.device)).last_hidden_state
         focus = with_twins(torch.stack([focus_on_objects(scene, columns, rows) for scene in scenes]), len(batch))
-        loss = self.loss(self.forward, batch, embeddings, phase.middle, focus.to(self.device))
+        loss = self.loss(self.forward, batch, embeddings, phase.middle_at(step), focus.to(self.device))
         told = embeddings[: len(scenes)]
         loss = loss + LAYOUT_SHARE * self.layout.loss(scenes)
         loss = loss + LOOKS_SHARE * self.guide.loss(told, scenes, columns, rows)
