@@ -1,4 +1,5 @@
-"""Side tasks while the UNet learns: know which shape or part and which colour cover each cell of the latents, and ask the text what is at each place."""
+"""Side tasks while the UNet learns: know which shape or part and which colour cover each cell of the latents, and ask the text
+what is at each place."""
 
 from functools import partial
 from typing import Any
@@ -110,8 +111,8 @@ class LayoutReader(nn.Module):
 
 
 class AttentionGuide:
-    """Teaches the first head of every cross attention to look, from where an object is, at the token that says what is at
-    that place (`FactReader`), and from elsewhere at the last token, which says the rest.
+    """Teaches the first head of every cross attention to look, from where an object or a landscape's part is, at the token
+    that says what is at that place (`FactReader`), and from elsewhere at the last token, which says the rest.
 
     Without it the UNet soon knew where two objects belong, and gave both the mean of their colours (seen in its
     predictions at high noise).
