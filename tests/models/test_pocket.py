@@ -55,6 +55,17 @@ def test_each_usual_sampler_draws_what_the_prompt_says(pipeline: Any, sampler: A
     assert check(picture_of(pipeline, plain_caption(scene)), scene).accepted
 
 
+@pytest.mark.parametrize(
+    ("colour", "shape", "background"),
+    [("red", "star", "white"), ("blue", "ring", "black"), ("green", "heart", "yellow")],
+)
+def test_an_object_whose_place_is_not_told_is_drawn_in_the_center(
+    pipeline: Any, colour: str, shape: str, background: str
+) -> None:
+    scene = Scene(background, (Thing(shape, colour, "medium", 0.5, 0.5, 0.18, "center"),))
+    assert check(picture_of(pipeline, f"a {colour} {shape} on a {background} background"), scene).accepted
+
+
 @pytest.mark.parametrize("style", sorted(STYLES))
 def test_each_lora_loads_and_changes_the_picture(pipeline: Any, style: str) -> None:
     before = picture_of(pipeline, "a red star", steps=2)

@@ -14,7 +14,7 @@ from torch.nn import functional
 from transformers import CLIPTextModel, CLIPTokenizer
 
 from models.pocket.recipe.agreement import EARLY_SHARE, OPEN, SETTLED, AgreementLoss, early_timesteps
-from models.pocket.recipe.captions import plain_caption
+from models.pocket.recipe.captions import full_caption, plain_caption
 from models.pocket.recipe.checker import lab_of
 from models.pocket.recipe.drawing import draw_scene
 from models.pocket.recipe.export import export_lora, lora_config, published_lora
@@ -27,7 +27,8 @@ from models.pocket.recipe.layout import (
     kind_cover,
     place_cover,
 )
-from models.pocket.recipe.lora import focus_on_style
+from models.pocket.recipe.lora import OPEN as OPEN_TO_WORDS
+from models.pocket.recipe.lora import StyleLoss, focus_on_style
 from models.pocket.recipe.plan import Phase, Plan
 from models.pocket.recipe.scenes import (
     COLOURS,
@@ -43,6 +44,7 @@ from models.pocket.recipe.scenes import (
     random_landscape,
     random_pair,
     random_scene,
+    random_single,
 )
 from models.pocket.recipe.style_statistics import IN_SHADOW, fit_discriminant
 from models.pocket.recipe.styles import SHADE, STYLES, styled_scene
@@ -51,12 +53,14 @@ from models.pocket.recipe.text import (
     ANSWERS,
     KEEPING,
     MAX_TOKENS,
+    TELLING,
     WIDTH,
     SaidBefore,
     embed,
     facts,
     places_of,
     tokens_of,
+    with_place_told,
 )
 from models.pocket.recipe.training import Float32Muon, Optimisers
 from models.pocket.recipe.unet import build_unet
@@ -206,7 +210,7 @@ def test_each_object_counts_as_much_in_the_loss_whatever_its_size() -> None:
         assert halves[0].sum().item() == pytest.approx(halves[1].sum().item(), rel=0.1)
 
 
-def test_an_adopted_text_goes_on_saying_of_objects_what_it_said() -> None:
+def test_an_adopted_text_goes_on_saying_what_it_said() -> None:
     """While it learns to say other things of landscapes: without `SaidBefore` it drifts ten times as far."""
     tokenizer = CLIPTokenizer.from_pretrained(POCKET / "tokenizer")
     rng = random.Random(3)
@@ -222,14 +226,38 @@ def test_an_adopted_text_goes_on_saying_of_objects_what_it_said() -> None:
         optimiser = torch.optim.Adam(encoder.parameters(), lr=3e-4)
         for _ in range(30):
             other = functional.mse_loss(embed(encoder, pooling, landscapes)[0][:, -2], wanted.expand(16, -1))
-            loss = other + keeping * before.change(objects, *embed(encoder, pooling, objects))
+            loss = other + keeping * before.change(objects, objects, *embed(encoder, pooling, objects))
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
         with torch.no_grad():
-            return before.change(unseen, *embed(encoder, pooling, unseen)).item()
+            return before.change(unseen, unseen, *embed(encoder, pooling, unseen)).item()
 
     assert drift(KEEPING) < 0.1 * drift(0)
+
+
+def test_an_object_whose_place_is_not_told_is_in_the_center_and_said_to_be() -> None:
+    rng = random.Random(4)
+    singles = [random_single(rng) for _ in range(80)]
+    untold = [scene for scene in singles if scene.things[0].position is None]
+    assert untold
+    for scene in untold:
+        (thing,) = scene.things
+        assert (thing.x, thing.y) == pytest.approx(POSITIONS["center"], abs=0.07)
+        told = with_place_told(scene)
+        assert told.things[0].position == "center"
+        assert "center" in plain_caption(told)
+        assert "center" not in plain_caption(scene)
+        assert facts(scene) == facts(told)
+        assert torch.equal(place_cover(scene, CELLS, CELLS), place_cover(told, CELLS, CELLS))
+
+
+def test_no_caption_of_one_object_reaches_the_tokens_that_tell() -> None:
+    """So that what they say of one caption can be what they say of the same with a place (`SaidBefore.change`)."""
+    tokenizer = CLIPTokenizer.from_pretrained(POCKET / "tokenizer")
+    rng = random.Random(5)
+    longest = max(len(tokenizer(full_caption(random_single(rng), rng)).input_ids) for _ in range(2000))
+    assert longest <= MAX_TOKENS - TELLING
 
 
 def test_the_unet_learns_its_side_tasks() -> None:
@@ -395,6 +423,37 @@ def test_what_a_style_changes_weighs_half_of_its_loss() -> None:
     assert focus[0].sum().item() == pytest.approx(400, rel=1e-3)
     assert torch.allclose(focus[1], torch.ones(20, 20), atol=1e-3)
     assert (focus[2] == 0.5).all()  # nothing changed: no cell before the others
+
+
+def test_words_change_nothing_of_a_style_once_the_picture_is_decided() -> None:
+    rows, device = 10, torch.device("cpu")
+    latents, focus = with_twins(torch.randn(8, 8, 8, 8), rows), torch.ones(rows, 8, 8)
+    embeddings = torch.randn(rows, 4, WIDTH)
+
+    def hearing(
+        noisy: torch.Tensor, timesteps: torch.Tensor, embeddings: torch.Tensor, **_: object
+    ) -> tuple[torch.Tensor]:
+        return (0.5 * noisy + embeddings.mean((1, 2))[:, None, None, None],)
+
+    def deaf(noisy: torch.Tensor, *_: object, **__: object) -> tuple[torch.Tensor]:
+        return (0.5 * noisy,)
+
+    def hearing_early(
+        noisy: torch.Tensor, timesteps: torch.Tensor, embeddings: torch.Tensor, **_: object
+    ) -> tuple[torch.Tensor]:
+        early = (timesteps >= OPEN_TO_WORDS)[:, None, None, None]
+        return (torch.where(early, hearing(noisy, timesteps, embeddings)[0], 0.5 * noisy),)
+
+    def excess(forward: Forward) -> float:
+        losses: list[float] = []
+        for loss in (VelocityLoss(device), StyleLoss(device)):
+            torch.manual_seed(1)
+            losses.append(loss(forward, latents, embeddings, 0.0, focus).item())
+        return losses[1] - losses[0]
+
+    assert excess(deaf) == pytest.approx(0.0, abs=1e-6)
+    assert excess(hearing_early) == pytest.approx(0.0, abs=1e-6)
+    assert excess(hearing) > 1e-3
 
 
 def test_a_lora_goes_on_from_its_published_weights(tmp_path: Path) -> None:

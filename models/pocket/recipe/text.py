@@ -7,6 +7,8 @@ in the embeddings from its first step, and needs far fewer steps to follow the t
 import copy
 import json
 import random
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -55,7 +57,11 @@ EXTRA_WORDS = [
 SHARPNESS = 24.0
 """Of the answers: thirty facts at once can have a cosine of 0.18 with their directions, and so a score of 4.4."""
 KEEPING = 10.0
-"""What a squared change of what the adopted text said of objects, or of nothing, counts: the adopted UNet knows it by that."""
+"""What a squared change of what the adopted text said counts: the adopted UNet knows it by that."""
+DEFAULT_POSITION = "center"
+"""Of an object whose place is not told."""
+TELLING = 12
+"""So many of the last tokens tell what a caption says as a whole; no caption of one object reaches as far."""
 ABSENT = "(absent)"
 UNASKED = -100
 ANSWERS_AT_A_PLACE: dict[str, tuple[str, ...]] = {
@@ -145,8 +151,8 @@ def tokens_of(tokenizer: CLIPTokenizer, captions: list[str]) -> Tensor:
 
 
 def train_text_encoder(plan: Plan) -> None:
-    """From nothing, or from the adopted encoder, which goes on saying of objects what it said. Once it has a reader it is
-    over: the UNet goes on with that very reader."""
+    """From nothing, or from the adopted encoder, which goes on saying what it said, and where no place is told what it said of
+    the default one. Once it has a reader it is over: the UNet goes on with that very reader."""
     from .unet import build_unet
 
     device = pick_device(plan.threads)
@@ -172,17 +178,16 @@ def train_text_encoder(plan: Plan) -> None:
         for group in optimiser.param_groups:
             group["lr"] = warm_then_cosine(step, plan.text_steps, plan.text_rate)
         scenes = [training_scene(rng) for _ in range(plan.text_batch)]
-        tokens = tokens_of(tokenizer, [*(caption(scene, rng) for scene in scenes), ""]).to(device)
+        seeds = [rng.random() for _ in scenes]
+        tokens = tokens_of(tokenizer, _captions(scenes, seeds)).to(device)
+        told = tokens_of(tokenizer, _captions(map(with_place_told, scenes), seeds)).to(device)
         hidden, pooled = embed(encoder, pooling, tokens)
         changed: float | Tensor = 0.0
         if before is not None:
-            kept = torch.tensor([*(not scene.landscape for scene in scenes), True], device=device)
-            changed = before.change(tokens[kept], hidden[kept], pooled[kept])
+            changed = before.change(tokens, told, hidden, pooled)
             if step < plan.text_steps // 4:
-                hidden, pooled = (
-                    hidden.detach(),
-                    pooled.detach(),
-                )  # the reader first learns how the adopted text says it
+                # the reader first learns how the adopted text says it
+                hidden, pooled = hidden.detach(), pooled.detach()
         loss = reader.loss(pooled[:-1], hidden[:-1], scenes) + KEEPING * changed
         optimiser.zero_grad()
         loss.backward()
@@ -190,6 +195,11 @@ def train_text_encoder(plan: Plan) -> None:
         optimiser.step()
         progress.report(step, loss.item())
     checkpoint.save(encoder=encoder.state_dict(), pooling=pooling.state_dict(), reader=reader.state_dict())
+
+
+def _captions(scenes: Iterable[Scene], seeds: list[float]) -> list[str]:
+    """One for each scene, in the words that its seed chooses, and one without words."""
+    return [*(caption(scene, random.Random(seed)) for scene, seed in zip(scenes, seeds, strict=True)), ""]
 
 
 def embed(encoder: CLIPTextModel, pooling: nn.Module, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -205,11 +215,14 @@ class SaidBefore:
     def __init__(self, encoder: CLIPTextModel, pooling: nn.Module) -> None:
         self.encoder, self.pooling = copy.deepcopy(encoder), copy.deepcopy(pooling)
 
-    def change(self, tokens: Tensor, hidden: Tensor, pooled: Tensor) -> Tensor:
-        """The mean squared difference, of both ways, between what is said now and what was said before."""
+    def change(self, tokens: Tensor, told: Tensor, hidden: Tensor, pooled: Tensor) -> Tensor:
+        """The mean squared difference, of both ways, between what is said now of the captions and what was said before: word by
+        word of the captions themselves, in the last `TELLING` tokens of the same captions as `told`, which tell more."""
         with torch.no_grad():
-            hidden_before, pooled_before = embed(self.encoder, self.pooling, tokens)
-        return functional.mse_loss(hidden, hidden_before) + functional.mse_loss(pooled, pooled_before)
+            before, of_told = (embed(self.encoder, self.pooling, some)[0] for some in (tokens, told))
+            before = torch.cat([before[:, :-TELLING], of_told[:, -TELLING:]], dim=1)
+            pooled_before = self.pooling(before)
+        return functional.mse_loss(hidden, before) + functional.mse_loss(pooled, pooled_before)
 
 
 def facts(scene: Scene) -> list[int]:
@@ -219,7 +232,7 @@ def facts(scene: Scene) -> list[int]:
         "background": scene.background,
         "landscape": scene.landscape,
         "relation": scene.relation,
-        "position": things[0].position if things else None,
+        "position": (things[0].position or DEFAULT_POSITION) if things else None,
     }
     for i in (1, 2):
         thing = things[i - 1] if len(things) >= i else None
@@ -243,10 +256,18 @@ def _index(choices: tuple[str, ...], answer: str | None) -> int:
 
 
 def places_of(scene: Scene) -> list[tuple[str, Thing]]:
-    """Which object is where, as far as the words say it."""
+    """Which object is where."""
     if len(scene.things) == 2:
         return list(zip(PLACES_OF_TWO.get(scene.relation or "", ("left", "right")), scene.things, strict=True))
-    return [(thing.position, thing) for thing in scene.things if thing.position]
+    return [(thing.position or DEFAULT_POSITION, thing) for thing in scene.things]
+
+
+def with_place_told(scene: Scene) -> Scene:
+    """The same scene, with the position of its one object as a position that is told."""
+    if len(scene.things) != 1:
+        return scene
+    ((position, thing),) = places_of(scene)
+    return replace(scene, things=(replace(thing, position=position),))
 
 
 class FactReader(nn.Module):
