@@ -7,7 +7,8 @@ from asyncio.subprocess import Process
 from pathlib import Path
 
 import pytest
-from diffusers import DiffusionPipeline, StableDiffusionPipeline
+from diffusers.pipelines.pipeline_utils import DiffusionPipeline
+from diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion import StableDiffusionPipeline
 from safetensors.torch import load_file
 
 from tests.support import POCKET, wait_until
