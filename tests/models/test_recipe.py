@@ -56,6 +56,7 @@ from models.pocket.recipe.text import (
     TELLING,
     WIDTH,
     SaidBefore,
+    build_text_encoder,
     embed,
     facts,
     places_of,
@@ -250,6 +251,21 @@ def test_an_object_whose_place_is_not_told_is_in_the_center_and_said_to_be() -> 
         assert "center" not in plain_caption(scene)
         assert facts(scene) == facts(told)
         assert torch.equal(place_cover(scene, CELLS, CELLS), place_cover(told, CELLS, CELLS))
+
+
+def test_an_adopted_text_comes_to_say_of_an_untold_place_what_it_said_of_the_told_one() -> None:
+    torch.manual_seed(0)
+    tokenizer = CLIPTokenizer.from_pretrained(POCKET / "tokenizer")
+    encoder, pooling = build_text_encoder(tokenizer), build_unet().add_embedding
+    untold = tokens_of(tokenizer, ["a red star on a white background"])
+    told = tokens_of(tokenizer, ["a red star in the center on a white background"])
+    before = SaidBefore(encoder, pooling)
+    with torch.no_grad():
+        (words, pooled), (of_told, _) = embed(encoder, pooling, untold), embed(encoder, pooling, told)
+        wanted = torch.cat([words[:, :-TELLING], of_told[:, -TELLING:]], dim=1)
+        assert before.change(untold, untold, words, pooled).item() == pytest.approx(0.0, abs=1e-9)
+        assert before.change(untold, told, wanted, pooling(wanted)).item() == pytest.approx(0.0, abs=1e-9)
+        assert before.change(untold, told, words, pooled).item() > 1e-4
 
 
 def test_no_caption_of_one_object_reaches_the_tokens_that_tell() -> None:
