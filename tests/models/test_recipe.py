@@ -2,13 +2,17 @@
 
 import copy
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from diffusers.models.autoencoders.autoencoder_tiny import AutoencoderTiny
+from diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion import StableDiffusionPipeline
+from peft.tuners.lora.layer import LoraLayer
 from peft.utils import set_peft_model_state_dict
 from torch.nn import functional
 from transformers import CLIPTextModel, CLIPTokenizer
@@ -17,7 +21,7 @@ from models.pocket.recipe.agreement import EARLY_SHARE, OPEN, SETTLED, Agreement
 from models.pocket.recipe.captions import full_caption, plain_caption
 from models.pocket.recipe.checker import lab_of
 from models.pocket.recipe.drawing import draw_scene
-from models.pocket.recipe.export import export_lora, lora_config, published_lora
+from models.pocket.recipe.export import ADAPTER, export_lora, lora_config, published_lora
 from models.pocket.recipe.latents import cached_latents
 from models.pocket.recipe.layout import (
     AttentionGuide,
@@ -27,7 +31,6 @@ from models.pocket.recipe.layout import (
     kind_cover,
     place_cover,
 )
-from models.pocket.recipe.lora import OPEN as OPEN_TO_WORDS
 from models.pocket.recipe.lora import StyleLoss, focus_on_style
 from models.pocket.recipe.plan import Phase, Plan
 from models.pocket.recipe.scenes import (
@@ -46,6 +49,7 @@ from models.pocket.recipe.scenes import (
     random_scene,
     random_single,
 )
+from models.pocket.recipe.style_map import StyleMap
 from models.pocket.recipe.style_statistics import IN_SHADOW, fit_discriminant
 from models.pocket.recipe.styles import SHADE, STYLES, styled_scene
 from models.pocket.recipe.text import (
@@ -441,35 +445,69 @@ def test_what_a_style_changes_weighs_half_of_its_loss() -> None:
     assert (focus[2] == 0.5).all()  # nothing changed: no cell before the others
 
 
-def test_words_change_nothing_of_a_style_once_the_picture_is_decided() -> None:
-    rows, device = 10, torch.device("cpu")
-    latents, focus = with_twins(torch.randn(8, 8, 8, 8), rows), torch.ones(rows, 8, 8)
-    embeddings = torch.randn(rows, 4, WIDTH)
+def test_a_styles_map_tells_what_a_difference_becomes() -> None:
+    """A style that repeats every two cells: dots that hide what is below, and between them colours turned and halved."""
+    torch.manual_seed(0)
+    plain = torch.randn(60, 8, 16, 16)
+    mixing = torch.linalg.qr(torch.randn(8, 8))[0] / 2
 
-    def hearing(
-        noisy: torch.Tensor, timesteps: torch.Tensor, embeddings: torch.Tensor, **_: object
-    ) -> tuple[torch.Tensor]:
-        return (0.5 * noisy + embeddings.mean((1, 2))[:, None, None, None],)
+    def styled(latents: torch.Tensor) -> torch.Tensor:
+        shown = torch.einsum("nihw,io->nohw", latents, mixing)
+        shown[:, :, ::2, ::2] = 3.0
+        return shown
 
-    def deaf(noisy: torch.Tensor, *_: object, **__: object) -> tuple[torch.Tensor]:
-        return (0.5 * noisy,)
+    style_map = StyleMap(plain, styled(plain))
+    one, other = torch.randn(2, 2, 8, 16, 16)
+    assert style_map.explained > 0.99
+    assert torch.allclose(style_map(one - other), styled(one) - styled(other), atol=0.02)
+    assert StyleMap(plain, torch.randn_like(plain)).explained < 0.1
 
-    def hearing_early(
-        noisy: torch.Tensor, timesteps: torch.Tensor, embeddings: torch.Tensor, **_: object
-    ) -> tuple[torch.Tensor]:
-        early = (timesteps >= OPEN_TO_WORDS)[:, None, None, None]
-        return (torch.where(early, hearing(noisy, timesteps, embeddings)[0], 0.5 * noisy),)
 
-    def excess(forward: Forward) -> float:
-        losses: list[float] = []
-        for loss in (VelocityLoss(device), StyleLoss(device)):
-            torch.manual_seed(1)
-            losses.append(loss(forward, latents, embeddings, 0.0, focus).item())
-        return losses[1] - losses[0]
+@pytest.fixture
+def style_loss() -> Callable[..., float]:
+    """The loss of a styled UNet that adds what the words are so many times, by cell, where the base adds it once."""
+    torch.manual_seed(7)
+    rows, drawn = 100, torch.randn(60, 8, 8, 8)
+    plain, embeddings = with_twins(torch.randn(80, 8, 8, 8), rows), torch.randn(rows, 1, 1)
+    halved, unknown = 0.5 * plain, torch.cat([plain[..., :4], torch.randn_like(plain[..., 4:])], 3)
+    styles = {
+        "linear": (halved, StyleMap(drawn, 0.5 * drawn)),
+        "not linear, the left half as it was": (unknown, StyleMap(drawn, torch.randn_like(drawn))),
+    }
 
-    assert excess(deaf) == pytest.approx(0.0, abs=1e-6)
-    assert excess(hearing_early) == pytest.approx(0.0, abs=1e-6)
-    assert excess(hearing) > 1e-3
+    def hearing(times: torch.Tensor) -> Forward:
+        def forward(
+            noisy: torch.Tensor, _: torch.Tensor, embeddings: torch.Tensor, **__: object
+        ) -> tuple[torch.Tensor]:
+            return (0.5 * noisy + times * embeddings.mean((1, 2))[:, None, None, None],)
+
+        return forward
+
+    def loss(style: str, middle: float, left: float, right: float) -> float:
+        torch.manual_seed(1)
+        styled, style_map = styles[style]
+        measured = StyleLoss(hearing(torch.ones(8)), style_map, torch.device("cpu"))
+        times = torch.tensor([left] * 4 + [right] * 4)
+        return measured(hearing(times), styled, plain, embeddings, middle, torch.ones(rows, 8, 8)).item()
+
+    return loss
+
+
+@pytest.mark.parametrize("middle", [-9.0, 9.0], ids=["little noise", "much noise"])
+def test_words_change_under_a_linear_style_what_they_change_without_it(
+    style_loss: Callable[..., float], middle: float
+) -> None:
+    assert min((0.0, 0.25, 0.5, 0.75, 1.0), key=lambda times: style_loss("linear", middle, times, times)) == 0.5
+
+
+def test_words_change_under_another_style_only_what_it_leaves_as_it_was(style_loss: Callable[..., float]) -> None:
+    style = "not linear, the left half as it was"
+    choices = [(left, right) for left in (0.0, 1.0) for right in (0.0, 1.0)]
+    assert min(choices, key=lambda halves: style_loss(style, -9.0, *halves)) == (1.0, 0.0)
+    decided, open_to_words = (
+        style_loss(style, middle, 1.0, 1.0) - style_loss(style, middle, 1.0, 0.0) for middle in (-9.0, 9.0)
+    )
+    assert decided > 4 * open_to_words
 
 
 def test_a_lora_goes_on_from_its_published_weights(tmp_path: Path) -> None:
@@ -487,6 +525,16 @@ def test_a_lora_goes_on_from_its_published_weights(tmp_path: Path) -> None:
     ]
     assert adapters[0].keys() == adapters[1].keys()
     assert all(torch.equal(value, adapters[1][name]) for name, value in adapters[0].items())
+
+
+def test_a_lora_is_loaded_with_the_strength_that_it_was_exported_with(tmp_path: Path) -> None:
+    unet, other = build_unet(), build_unet()
+    unet.add_adapter(lora_config(4), adapter_name=ADAPTER)
+    export_lora("style", unet, 4, tmp_path, strength=1.25)
+    loader: Any = StableDiffusionPipeline
+    state, alphas, metadata = loader.lora_state_dict(tmp_path / "style.safetensors", return_lora_metadata=True)
+    loader.load_lora_into_unet(state, alphas, other, "style", metadata=metadata)
+    assert {module.scaling["style"] for module in other.modules() if isinstance(module, LoraLayer)} == {1.25}
 
 
 def test_muon_in_float32_steps_as_torchs_own_does() -> None:

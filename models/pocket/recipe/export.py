@@ -46,17 +46,21 @@ def lora_config(rank: int) -> LoraConfig:
     return LoraConfig(r=rank, lora_alpha=rank, target_modules=list(LORA_TARGETS), init_lora_weights=True)
 
 
-def export_lora(name: str, unet: UNet2DConditionModel, rank: int, folder: Path = ROOT / "loras") -> None:
-    """The UNet's adapter in diffusers' naming (`unet.….lora_A.weight`); alpha is in the metadata and equals rank."""
+def export_lora(
+    name: str, unet: UNet2DConditionModel, rank: int, folder: Path = ROOT / "loras", strength: float = 1.0
+) -> None:
+    """The UNet's adapter in diffusers' naming (`unet.….lora_A.weight`). Alpha is in the metadata: the rank, so many times as
+    the adapter shall count more than in training."""
+    alpha = round(rank * strength)
     state = get_peft_model_state_dict(unet, adapter_name=ADAPTER)
     tensors = {f"unet.{key}": value.to(torch.float16).contiguous().cpu() for key, value in state.items()}
-    adapter = {"r": rank, "lora_alpha": rank, "target_modules": list(LORA_TARGETS)}
+    adapter = {"r": rank, "lora_alpha": alpha, "target_modules": list(LORA_TARGETS)}
     metadata = {
         "format": "pt",
         "name": name,
         "base_model": "pocket",
         "rank": str(rank),
-        "alpha": str(rank),
+        "alpha": str(alpha),
         "lora_adapter_metadata": json.dumps({f"unet.{key}": value for key, value in adapter.items()}),
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -64,7 +68,7 @@ def export_lora(name: str, unet: UNet2DConditionModel, rank: int, folder: Path =
 
 
 def published_lora(name: str, folder: Path = ROOT / "loras") -> dict[str, torch.Tensor]:
-    """What `export_lora` wrote, as `set_peft_model_state_dict` of the UNet takes it."""
+    """What `export_lora` wrote, its strength aside, as `set_peft_model_state_dict` of the UNet takes it."""
     tensors = load_file(folder / f"{name}.safetensors")
     return {key.removeprefix("unet."): value.float() for key, value in tensors.items()}
 

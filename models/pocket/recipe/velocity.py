@@ -52,23 +52,42 @@ class VelocityLoss:
         were drawn towards each other, words had less effect at t = 400 to 500 than they have something to tell: 300 steps of
         this, with the focus, brought the error of two objects at t = 500 from 0.070 to 0.062 (48 held-out scenes, 512²).
         """
-        device, rows, twins = latents.device, len(latents), twins_among(len(latents))
-        single = rows - twins
-        timesteps = with_twins(random_timesteps(single, middle).to(device), rows)
-        noise = with_twins(torch.randn_like(latents[:single]), rows)
+        noise, timesteps = noise_for(latents, middle)
+        predicted = self.predicted(forward, latents, noise, timesteps, embeddings)
+        cells = torch.ones_like(predicted[:, 0]) if focus is None else focused(focus, timesteps)
+        error = self.error(predicted, latents, noise, timesteps, cells)
+        return error + self.disagreement(predicted, timesteps, cells)
+
+    def predicted(
+        self, forward: Forward, latents: Tensor, noise: Tensor, timesteps: Tensor, embeddings: Tensor
+    ) -> Tensor:
+        """The velocity that `forward` sees in the latents made noisy, (rows, 8, height, width)."""
         noisy = self.schedule.add_noise(latents, noise, timesteps).contiguous(memory_format=torch.channels_last)
+        with half_precision(latents.device):
+            return forward(noisy, timesteps, embeddings, return_dict=False)[0].float()
+
+    def error(self, predicted: Tensor, latents: Tensor, noise: Tensor, timesteps: Tensor, cells: Tensor) -> Tensor:
         target = self.schedule.get_velocity(latents, noise, timesteps)
-        with half_precision(device):
-            predicted = forward(noisy, timesteps, embeddings, return_dict=False)[0].float()
-        error = (predicted - target).square().mean(1)
-        difference = (predicted[:twins].detach() - predicted[single:]).square().mean(1)
-        if focus is not None:
-            cells = focused(focus, timesteps)
-            error, difference = error * cells, difference * cells[single:]
-        error, difference = error.mean((1, 2)), difference.mean((1, 2))
-        agreed = ((DISPUTED - timesteps[:twins]) / (DISPUTED - AGREED)).clamp(0.0, 1.0)
+        return (squared(predicted - target, cells) * self.weights[timesteps]).mean()
+
+    def disagreement(self, predicted: Tensor, timesteps: Tensor, cells: Tensor) -> Tensor:
+        told, untold = twins_of(predicted)
+        agreed = ((DISPUTED - timesteps[: len(told)]) / (DISPUTED - AGREED)).clamp(0.0, 1.0)
         agreement = DISPUTE + (AGREEMENT - DISPUTE) * agreed
-        return (error * self.weights[timesteps]).mean() + (difference * agreement).sum() / rows
+        return (agreement * squared(told.detach() - untold, cells[: len(told)])).sum() / len(predicted)
+
+
+def noise_for(latents: Tensor, middle: float) -> tuple[Tensor, Tensor]:
+    """Noise like the latents, and the timestep of each row, of a middle like `Phase.middle`; twins have the same."""
+    rows = len(latents)
+    singles = latents[: rows - twins_among(rows)]
+    noise, timesteps = torch.randn_like(singles), random_timesteps(len(singles), middle).to(latents.device)
+    return with_twins(noise, rows), with_twins(timesteps, rows)
+
+
+def squared(difference: Tensor, cells: Tensor) -> Tensor:
+    """The mean square, (rows,), of a difference (rows, 8, height, width), its cells weighed, (rows, height, width)."""
+    return (difference.square().mean(1) * cells).mean((1, 2))
 
 
 def focused(focus: Tensor, timesteps: Tensor) -> Tensor:
@@ -80,6 +99,12 @@ def focused(focus: Tensor, timesteps: Tensor) -> Tensor:
 
 def twins_among(rows: int) -> int:
     return round(TWIN_SHARE * rows)
+
+
+def twins_of(batch: Tensor) -> tuple[Tensor, Tensor]:
+    """The twins with words, and without."""
+    twins = twins_among(len(batch))
+    return batch[:twins], batch[len(batch) - twins :]
 
 
 def random_pictures(rng: random.Random, pictures: int, rows: int) -> list[int]:
