@@ -461,6 +461,8 @@ def test_a_styles_map_tells_what_a_difference_becomes() -> None:
     assert style_map.explained > 0.99
     assert torch.allclose(style_map(one - other), styled(one) - styled(other), atol=0.02)
     assert StyleMap(plain, torch.randn_like(plain)).explained < 0.1
+    elsewhere = StyleMap(plain, styled(plain), "meta")  # cached latents lie on the CPU, wherever the training is
+    assert elsewhere(torch.empty(1, 8, 16, 16, device="meta")).device.type == "meta"
 
 
 @pytest.fixture

@@ -95,7 +95,7 @@ def _train_one(
     """On latents of the same scenes with the style and without, a tensor for each size of the phase. Captions never name the
     style: it belongs to the weights, and their scale alone says how much of it shows."""
     device, tokenizer = unet.device, load_tokenizer()
-    losses = [StyleLoss(base, StyleMap(*latents), device) for latents in zip(plain, styled, strict=True)]
+    losses = [StyleLoss(base, StyleMap(*latents, device), device) for latents in zip(plain, styled, strict=True)]
     parameters = [parameter for parameter in unet.parameters() if parameter.requires_grad]
     optimiser = torch.optim.AdamW(parameters, lr=phase.rate, betas=(0.9, 0.99), weight_decay=0.0, fused=True)
     progress = Progress(f"lora {style}", phase.steps)

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from .styles import DOTS
 
 RIDGE = 1e-3
+"""Of each cell: it keeps the fit solvable where a number hardly varies."""
 
 
 class StyleMap:
@@ -17,8 +18,8 @@ class StyleMap:
     in outline, neon and blueprint, which show where colours meet (80 pictures that it was not fitted on, 512²).
     """
 
-    def __init__(self, plain: Tensor, styled: Tensor) -> None:
-        """Of latents (pictures, 8, height, width)."""
+    def __init__(self, plain: Tensor, styled: Tensor, device: torch.device | str = "cpu") -> None:
+        """Of latents (pictures, 8, height, width) on the CPU, for differences on the device."""
         height, width = plain.shape[2:]
         self.period = max(1, min(height, width) // DOTS)
         around, styled = _neighbourhoods(plain.float()), styled.float()
@@ -35,7 +36,7 @@ class StyleMap:
                 weights[row :: self.period, column :: self.period] = best
                 left += float((shown - seen @ best).square().sum())
                 total += float(shown.square().sum())
-        self.weights = weights.to(plain.device)
+        self.weights = weights.to(device)
         self.explained = 1 - left / max(total, 1e-9)
 
     def __call__(self, difference: Tensor) -> Tensor:

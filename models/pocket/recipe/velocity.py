@@ -71,6 +71,7 @@ class VelocityLoss:
         return (squared(predicted - target, cells) * self.weights[timesteps]).mean()
 
     def disagreement(self, predicted: Tensor, timesteps: Tensor, cells: Tensor) -> Tensor:
+        """What it costs, a number, that twins' predictions differ: the one without words comes to the one that has them."""
         told, untold = twins_of(predicted)
         agreed = ((DISPUTED - timesteps[: len(told)]) / (DISPUTED - AGREED)).clamp(0.0, 1.0)
         agreement = DISPUTE + (AGREEMENT - DISPUTE) * agreed
