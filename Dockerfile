@@ -1,0 +1,66 @@
+# The image of every pod, and of a whole service in one container:
+#   docker build -t atelier:0.1.0 .
+#   docker run --rm --read-only --tmpfs /tmp:exec --shm-size 2g -v atelier:/var/lib/atelier -p 8000:8000 atelier:0.1.0
+#
+# Python packages are installed by the hashes of configs/image/requirements.txt. The base image is pinned by digest where it
+# is built for production; docs/deploy-kubernetes.md shows how to look the digest up:
+#   docker build --build-arg PYTHON_IMAGE=python:3.11-slim-bookworm@sha256:… .
+#
+# Weights come by a volume (/models), or baked in from an image, or from a folder given as a build context, that has /models:
+#   docker build --build-context weights=./weights --build-arg MODELS=weights .
+#
+# torch comes with its CUDA libraries, 5 GB of them. Where there is no GPU, an index with CPU builds makes a small image; that
+# torch is installed by version, without hashes:
+#   docker build --build-arg CPU_TORCH_INDEX=https://… .
+ARG PYTHON_IMAGE=python:3.11-slim-bookworm
+ARG MODELS=no-models
+
+FROM scratch AS no-models
+WORKDIR /models
+
+# hadolint ignore=DL3006
+FROM ${MODELS} AS models
+
+FROM ${PYTHON_IMAGE} AS build
+ARG CPU_TORCH_INDEX=""
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
+SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
+RUN python -m venv /opt/venv
+ENV PATH=/opt/venv/bin:$PATH
+COPY configs/image/requirements.txt /tmp/requirements.txt
+RUN if [ -n "$CPU_TORCH_INDEX" ]; then \
+      grep -oE '^torch==[0-9.]+' /tmp/requirements.txt > /tmp/torch.txt; \
+      awk '/^[a-z]/ {drop = /^(torch|triton|cuda-|nvidia-)/} !drop' /tmp/requirements.txt > /tmp/without-cuda.txt; \
+      pip install --require-hashes --no-deps -r /tmp/without-cuda.txt; \
+      pip install --no-deps --index-url "$CPU_TORCH_INDEX" -r /tmp/torch.txt; \
+    else \
+      pip install --require-hashes --no-deps -r /tmp/requirements.txt; \
+    fi
+COPY . /opt/atelier
+RUN pip install --no-deps --no-build-isolation --no-index --editable /opt/atelier \
+ && python -m compileall -q /opt/atelier
+
+FROM ${PYTHON_IMAGE}
+LABEL org.opencontainers.image.title="atelier" \
+      org.opencontainers.image.description="Self-hosted text-to-image generation with many LoRA adapters"
+RUN useradd --uid 1000 --user-group --no-create-home --home-dir /tmp atelier \
+ && install --directory --owner 1000 --group 1000 --mode 0700 /var/lib/atelier
+COPY --from=models /models /models
+COPY --from=build /opt/venv /opt/venv
+COPY --from=build /opt/atelier /opt/atelier
+# Nothing is written outside /tmp, /dev/shm and /var/lib/atelier, so that the root file system can be read-only.
+ENV PATH=/opt/venv/bin:$PATH \
+    HOME=/tmp \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    HF_HUB_OFFLINE=1 \
+    RAY_USAGE_STATS_ENABLED=0 \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    ATELIER_DATA_DIR=/var/lib/atelier
+WORKDIR /opt/atelier
+USER 1000:1000
+VOLUME /var/lib/atelier
+EXPOSE 8000
+HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 \
+  CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/readyz', timeout=4)"]
+CMD ["atelier", "up", "--host", "0.0.0.0"]

@@ -1,0 +1,93 @@
+{{/* Names and labels of objects. */}}
+
+{{- define "atelier.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+
+{{/* Short enough for KubeRay to add its own endings (RayService names may have 41 letters). */}}
+{{- define "atelier.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 35 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := include "atelier.name" . -}}
+{{- ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) | trunc 35 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "atelier.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{ include "atelier.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end -}}
+
+{{/* KubeRay sets app.kubernetes.io/name of its pods; these two it leaves alone. */}}
+{{- define "atelier.selectorLabels" -}}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/part-of: {{ include "atelier.name" . }}
+{{- end -}}
+
+{{/* Takes (list $ component). */}}
+{{- define "atelier.componentLabels" -}}
+{{ include "atelier.selectorLabels" (index . 0) }}
+app.kubernetes.io/component: {{ index . 1 }}
+{{- end -}}
+
+{{/* Selects every Ray pod of this release, of an old and a new cluster during an upgrade alike. */}}
+{{- define "atelier.rayLabels" -}}
+{{ include "atelier.selectorLabels" . }}
+ray.io/is-ray-node: "yes"
+{{- end -}}
+
+{{- define "atelier.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "atelier.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "atelier.headServiceAccountName" -}}
+{{- include "atelier.serviceAccountName" . }}{{ ternary "-head" "" .Values.serviceAccount.create }}
+{{- end -}}
+
+{{- define "atelier.image" -}}
+{{- $tag := default .Chart.AppVersion .Values.image.tag | toString -}}
+{{- if .Values.image.digest -}}
+{{- printf "%s@%s" .Values.image.repository .Values.image.digest -}}
+{{- else if eq $tag "latest" -}}
+{{- fail "image.tag: latest is not a version; name one, or a digest" -}}
+{{- else -}}
+{{- printf "%s:%s" .Values.image.repository $tag -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "atelier.secretName" -}}
+{{- if .Values.secrets.existingSecret -}}
+{{- .Values.secrets.existingSecret -}}
+{{- else if .Values.secrets.generate -}}
+{{- include "atelier.fullname" . }}-secrets
+{{- else -}}
+{{- fail "secrets.existingSecret: name a Secret with the keys pepper, signing-keys, redis-password and gcs-redis-password" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "atelier.modelsClaim" -}}
+{{- default (printf "%s-models" (include "atelier.fullname" .)) .Values.models.persistence.existingClaim -}}
+{{- end -}}
+
+{{- define "atelier.publicUrl" -}}
+{{- if .Values.publicUrl -}}
+{{- .Values.publicUrl | trimSuffix "/" -}}
+{{- else if and .Values.ingress.enabled .Values.ingress.host -}}
+https://{{ .Values.ingress.host }}
+{{- else if and .Values.gateway.enabled .Values.gateway.host -}}
+https://{{ .Values.gateway.host }}
+{{- else -}}
+{{- fail "publicUrl: image addresses need the address that customers use" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "atelier.serveService" -}}
+{{ include "atelier.fullname" . }}-serve-svc
+{{- end -}}

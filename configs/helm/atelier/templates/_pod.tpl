@@ -1,0 +1,126 @@
+{{/* Parts of the Ray pods. Each takes (dict "root" $ "places" {deployment: replicas} …). */}}
+
+{{/* Environment of a pod: what is the same everywhere from the ConfigMap, secrets by reference where its deployments need them. */}}
+{{- define "atelier.environment" -}}
+{{- $root := .root -}}
+{{- $secret := include "atelier.secretName" $root -}}
+{{- if $root.Values.redis.jobs.enabled }}
+- name: REDIS_JOBS_PASSWORD
+  valueFrom:
+    secretKeyRef: {name: {{ $secret }}, key: redis-password}
+- name: ATELIER_REDIS_URL
+  value: redis://:$(REDIS_JOBS_PASSWORD)@{{ include "atelier.fullname" $root }}-redis-jobs:6379/0
+{{- else }}
+- name: ATELIER_REDIS_URL
+  valueFrom:
+    secretKeyRef: {{ toYaml $root.Values.redis.jobs.urlSecret | nindent 6 }}
+{{- end }}
+{{- if or .places .pepper }}
+- name: ATELIER_PEPPER
+  valueFrom:
+    secretKeyRef: {name: {{ $secret }}, key: pepper}
+{{- end }}
+{{- if .places }}
+{{- include "atelier.storageCredentials" $root }}
+{{- end }}
+{{- if hasKey .places "ingress" }}
+- name: ATELIER_SIGNING_KEYS
+  valueFrom:
+    secretKeyRef: {name: {{ $secret }}, key: signing-keys}
+{{- end }}
+{{- end -}}
+
+{{- define "atelier.storageCredentials" -}}
+{{- $secret := .Values.storage.credentialsSecret -}}
+{{- range $key := list "AWS_ACCESS_KEY_ID" "AWS_SECRET_ACCESS_KEY" }}
+{{- if $secret }}
+- name: {{ $key }}
+  valueFrom:
+    secretKeyRef: {name: {{ $secret }}, key: {{ $key }}}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "atelier.volumeMounts" -}}
+- {name: tmp, mountPath: /tmp}
+- {name: data, mountPath: /var/lib/atelier}
+{{- if or .root.Values.catalog .root.Values.plans }}
+- {name: catalog, mountPath: /etc/atelier, readOnly: true}
+{{- end }}
+{{- if .models }}
+- {name: models, mountPath: {{ .root.Values.models.mountPath }}, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- define "atelier.volumes" -}}
+- name: tmp
+  emptyDir: {}
+- name: data
+{{- if and .root.Values.storage.persistence.enabled (hasKey .places "ingress") }}
+  persistentVolumeClaim: {claimName: {{ include "atelier.fullname" .root }}-images}
+{{- else }}
+  emptyDir: {}
+{{- end }}
+{{- if or .root.Values.catalog .root.Values.plans }}
+- name: catalog
+  configMap: {name: {{ include "atelier.fullname" .root }}-catalog}
+{{- end }}
+{{- if .models }}
+- name: models
+  persistentVolumeClaim: {claimName: {{ include "atelier.modelsClaim" .root }}, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{/* Custom resources of the Ray node. */}}
+{{- define "atelier.places" -}}
+{{- range $deployment, $replicas := . }}
+{{ $deployment }}: {{ $replicas | quote }}
+{{- end }}
+{{- end -}}
+
+{{/* GPU pods start when every model of `models.downloads` is in the volume. */}}
+{{- define "atelier.waitForModels" -}}
+- name: wait-for-models
+  image: {{ include "atelier.image" .root }}
+  imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+  command: [timeout, "{{ .root.Values.models.waitSeconds }}", python, /etc/atelier-models/fetch_models.py, --wait, /etc/atelier-models/models.json, {{ .root.Values.models.mountPath }}]
+  securityContext: {{- toYaml .root.Values.containerSecurityContext | nindent 4 }}
+  resources:
+    requests: {cpu: 50m, memory: 128Mi}
+    limits: {cpu: 200m, memory: 256Mi}
+  volumeMounts:
+    - {name: models, mountPath: {{ .root.Values.models.mountPath }}, readOnly: true}
+    - {name: fetch-models, mountPath: /etc/atelier-models, readOnly: true}
+{{- end -}}
+
+{{/* The ray container's readiness: KubeRay's own would ask every worker for an HTTP proxy, and wants wget for it. */}}
+{{- define "atelier.readinessProbe" -}}
+readinessProbe:
+  httpGet: {{ if hasKey .places "ingress" }}{path: /-/healthz, port: serve}{{ else }}{path: /api/healthz, port: 52365}{{ end }}
+  initialDelaySeconds: 10
+  periodSeconds: 5
+  timeoutSeconds: 5
+  failureThreshold: 2
+{{- end -}}
+
+{{/* A changed environment or catalog makes new pods, by a new cluster. */}}
+{{- define "atelier.podAnnotations" -}}
+checksum/environment: {{ include (print .Template.BasePath "/configmap-environment.yaml") . | sha256sum }}
+{{- if or .Values.catalog .Values.plans }}
+checksum/catalog: {{ include (print .Template.BasePath "/configmap-catalog.yaml") . | sha256sum }}
+{{- end }}
+{{- end -}}
+
+{{/* Takes (list $ group). */}}
+{{- define "atelier.scheduling" -}}
+{{- $root := index . 0 -}}
+{{- $group := index . 1 -}}
+{{- with $root.Values.image.pullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- range $key := list "nodeSelector" "tolerations" "affinity" "priorityClassName" "runtimeClassName" }}
+{{- with get $group $key }}
+{{ $key }}: {{- if kindIs "string" . }} {{ . }}{{ else }}{{ toYaml . | nindent 2 }}{{ end }}
+{{- end }}
+{{- end }}
+{{- end -}}

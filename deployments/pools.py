@@ -1,0 +1,124 @@
+"""Checks that every replica finds a place at `max_replicas` on the declared pools of nodes.
+
+Ray places a fraction of a GPU on one card and never moves it, so a sum that fits is not enough: two upscalers of 0.3 on one
+card leave no space there for a generator of 0.7. The check places all replicas in every order of the deployments, tightly
+and spread out, and reports the deployments that are left without a node.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import permutations
+from typing import NamedTuple
+
+GRAIN = 10_000
+"""Ray counts resources in ten thousandths."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pool:
+    """Nodes of one kind, as many as there may be at most. `cpus` is unlimited when None."""
+
+    name: str
+    nodes: int
+    gpus: int = 0
+    cpus: float | None = None
+    resources: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Custom resources that each node declares (`ray start --resources`)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Demand:
+    """What a deployment asks for at its largest, per replica."""
+
+    deployment: str
+    replicas: int
+    gpus: float = 0
+    cpus: float = 0
+    resources: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+class Shortfall(NamedTuple):
+    deployment: str
+    unplaced: int
+    replicas: int
+    first: tuple[str, ...]
+    """The deployments that scaled before it in the order that left it short."""
+
+    def __str__(self) -> str:
+        after = f" when {' and '.join(self.first)} scaled first" if self.first else ""
+        return f"{self.deployment}: {self.unplaced} of {self.replicas} replicas find no node of the pools{after}"
+
+
+def shortfalls(demands: Sequence[Demand], pools: Sequence[Pool]) -> list[Shortfall]:
+    """The worst case of each deployment that can be left without a node; empty when all always fit, or no pool is declared."""
+    if not pools:
+        return []
+    worst: dict[str, Shortfall] = {}
+    for order in permutations(demands):
+        for tight in (True, False):
+            for short in _place(order, pools, tight=tight):
+                known = worst.get(short.deployment)
+                if known is None or (short.unplaced, -len(short.first)) > (known.unplaced, -len(known.first)):
+                    worst[short.deployment] = short
+    return [worst[demand.deployment] for demand in demands if demand.deployment in worst]
+
+
+def _place(order: Sequence[Demand], pools: Sequence[Pool], *, tight: bool) -> Iterator[Shortfall]:
+    nodes = [_Node(pool) for pool in pools for _ in range(pool.nodes)]
+    for position, demand in enumerate(order):
+        unplaced = sum(not _take(demand, nodes, tight=tight) for _ in range(demand.replicas))
+        if unplaced:
+            first = tuple(before.deployment for before in order[:position])
+            yield Shortfall(demand.deployment, unplaced, demand.replicas, first)
+
+
+def _take(demand: Demand, nodes: "Sequence[_Node]", *, tight: bool) -> bool:
+    fitting = [node for node in nodes if node.fits(demand)]
+    if not fitting:
+        return False
+    (min if tight else max)(fitting, key=lambda node: node.free_gpu).take(demand, tight=tight)
+    return True
+
+
+class _Node:
+    """What is left of one node, in grains."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.cards = [GRAIN] * pool.gpus
+        self.cpus = None if pool.cpus is None else _grains(pool.cpus)
+        self.resources = {name: _grains(amount) for name, amount in pool.resources.items()}
+
+    @property
+    def free_gpu(self) -> int:
+        return sum(self.cards)
+
+    def fits(self, demand: Demand) -> bool:
+        enough_cpus = self.cpus is None or self.cpus >= _grains(demand.cpus)
+        named = all(self.resources.get(name, 0) >= _grains(amount) for name, amount in demand.resources.items())
+        return enough_cpus and named and len(self._cards_for(demand)) >= _cards(demand)
+
+    def take(self, demand: Demand, *, tight: bool) -> None:
+        if self.cpus is not None:
+            self.cpus -= _grains(demand.cpus)
+        for name, amount in demand.resources.items():
+            self.resources[name] -= _grains(amount)
+        chosen = sorted(self._cards_for(demand), key=lambda card: self.cards[card], reverse=not tight)
+        for card in chosen[: _cards(demand)]:
+            self.cards[card] -= _share(demand)
+
+    def _cards_for(self, demand: Demand) -> list[int]:
+        return [card for card, free in enumerate(self.cards) if free >= _share(demand)]
+
+
+def _cards(demand: Demand) -> int:
+    """Cards a replica touches: one for a fraction, else as many as it asks for."""
+    return 0 if demand.gpus == 0 else max(1, int(demand.gpus))
+
+
+def _share(demand: Demand) -> int:
+    """How much it takes of each of them."""
+    return _grains(min(demand.gpus, 1))
+
+
+def _grains(amount: float) -> int:
+    return round(amount * GRAIN)

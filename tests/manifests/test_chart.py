@@ -1,0 +1,322 @@
+"""The Helm chart: every shipped installation renders, is valid by every schema, breaks no rule and serves what configs/ says."""
+
+import copy
+import shutil
+from pathlib import Path
+from typing import Any, cast
+
+import helm_python
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ray.serve.schema import ServeDeploySchema
+
+from deployments.app import build
+from deployments.config import ServeConfig
+from deployments.proxy import LIMITS, WRAPPER
+from tests.manifests.chart import CHART, PROFILES, Document, find, merge, profile_values, render, rendered
+from tests.manifests.pods import Pod, pods
+from tests.manifests.rules import broken_rules
+from tests.manifests.schemas import CRD, mistakes
+from tests.support import ROOT
+
+profiles = pytest.mark.parametrize("profile", PROFILES)
+
+
+def serve_config(documents: list[Document]) -> dict[str, Any]:
+    return yaml.safe_load(find(documents, "RayService")["spec"]["serveConfigV2"])
+
+
+def worker_groups(documents: list[Document]) -> dict[str, dict[str, Any]]:
+    cluster = find(documents, "RayService")["spec"]["rayClusterConfig"]
+    return {group["groupName"]: group for group in cluster.get("workerGroupSpecs", [])}
+
+
+def ray_pods(documents: list[Document]) -> dict[str, Pod]:
+    return {pod.component: pod for pod in pods(documents) if pod.name.startswith("RayService/")}
+
+
+def variables(pod: Pod) -> dict[str, Any]:
+    return {variable["name"]: variable for variable in pod.spec["containers"][0]["env"]}
+
+
+@profiles
+def test_an_installation_is_valid_by_the_schema_of_each_kind(profile: str) -> None:
+    documents = rendered(profile)
+    assert [mistake for document in documents for mistake in mistakes(document)] == []
+
+
+@profiles
+def test_an_installation_breaks_no_rule(profile: str) -> None:
+    assert broken_rules(rendered(profile)) == []
+
+
+@profiles
+def test_helm_finds_nothing_to_warn_of(profile: str) -> None:
+    report = helm_python.lint(CHART, profile_values(profile), strict=True, namespace="atelier")
+    assert report["errors"] == []
+    assert [message for message in report["messages"] if message["severity"] > 1] == []
+
+
+TYPOS: dict[str, tuple[str | int, ...]] = {
+    "ConfigMap": ("data",),
+    "Gateway": ("spec", "listeners", 0, "tls"),
+    "HTTPRoute": ("spec", "rules", 0, "timeouts"),
+    "Ingress": ("spec", "rules", 0, "http", "paths", 0, "pathType"),
+    "Job": ("spec", "template", "spec", "containers", 0, "volumeMounts"),
+    "NetworkPolicy": ("spec", "policyTypes"),
+    "PersistentVolumeClaim": ("spec", "accessModes"),
+    "PodDisruptionBudget": ("spec", "selector"),
+    "RayService": ("spec", "rayClusterConfig", "headGroupSpec", "template", "spec", "containers", 0, "volumeMounts"),
+    "Role": ("rules", 0, "resourceNames"),
+    "RoleBinding": ("subjects",),
+    "Secret": ("type",),
+    "Service": ("spec", "ports", 0, "targetPort"),
+    "ServiceAccount": ("automountServiceAccountToken",),
+    "ServiceMonitor": ("spec", "endpoints", 0, "interval"),
+    "StatefulSet": ("spec", "template", "spec", "containers", 0, "readinessProbe"),
+}
+GATEWAY: dict[str, Any] = {
+    "ingress": {"enabled": False},
+    "gateway": {"enabled": True, "host": "images.example.com", "className": "envoy", "tlsSecret": "tls"},
+}
+
+
+def every_kind() -> list[Document]:
+    return [*rendered("production"), *render(merge(profile_values("production"), GATEWAY))]
+
+
+def test_every_kind_of_the_chart_has_a_typo_to_be_found() -> None:
+    assert {document["kind"] for document in every_kind()} == set(TYPOS)
+
+
+@pytest.mark.parametrize("kind", TYPOS)
+def test_a_typo_is_found_in_each_kind(kind: str) -> None:
+    for document in every_kind():
+        if document["kind"] != kind:
+            continue
+        assert mistakes(document) == []
+        *path, last = TYPOS[kind]
+        spoiled = copy.deepcopy(document)
+        node: Any = spoiled
+        for step in path:
+            node = node[step]
+        if last in node:
+            node[f"{last}s"] = node.pop(last)
+            assert mistakes(spoiled), f"{document['metadata']['name']}: {last}s"
+
+
+@pytest.mark.skipif(not CRD, reason="set KUBERAY_CRD to ray.io_rayservices.yaml of KubeRay 1.7 to check its own fields")
+def test_a_typo_in_a_field_of_kuberay_is_found() -> None:
+    service = find(rendered("production"), "RayService")
+    cluster = service["spec"]["rayClusterConfig"]
+    cluster["gcsFaultTolerance"] = cluster.pop("gcsFaultToleranceOptions")
+    assert mistakes(service)
+
+
+def test_the_serve_configuration_is_the_production_file() -> None:
+    """Not a copy of it: nothing is added, and the pools are those that the worker groups make."""
+    shipped = yaml.safe_load((ROOT / "configs" / "production.yaml").read_text())
+    deployed = serve_config(rendered("many-gpus"))
+    for config in (shipped, deployed):
+        config["pools"].sort(key=lambda pool: pool["name"])
+    assert deployed == shipped
+
+
+def test_a_change_of_the_production_file_is_deployed(tmp_path: Path) -> None:
+    folder = tmp_path / "configs" / "helm" / "atelier"
+    shutil.copytree(CHART, folder, symlinks=True)
+    text = (ROOT / "configs" / "production.yaml").read_text()
+    (tmp_path / "configs" / "production.yaml").write_text(text.replace("target_s: 30 ", "target_s: 31 "))
+    deployed = serve_config(render(profile_values("many-gpus"), folder=folder))
+    assert deployed["applications"][0]["args"]["generator"]["replicas"]["target_s"] == 31
+
+
+@profiles
+def test_serve_and_the_builder_take_the_configuration(profile: str) -> None:
+    content = serve_config(rendered(profile))
+    ServeDeploySchema.model_validate(content)
+    config = ServeConfig.model_validate(content)
+    assert config.pools, "without pools nothing was checked"
+    assert config.http_options.host == "0.0.0.0"
+    assert config.args.upscaler.weights, "an upscaler with weights in every shipped file"
+    build(config.args)
+
+
+@profiles
+def test_a_pod_outlives_the_drains_of_its_deployments(profile: str) -> None:
+    documents = rendered(profile)
+    args = ServeConfig.model_validate(serve_config(documents)).args
+    for group in worker_groups(documents).values():
+        grace = group["template"]["spec"]["terminationGracePeriodSeconds"]
+        environment = variables(ray_pods(documents)[group["groupName"]])
+        rays_own = float(environment["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"]["value"])
+        drains = [
+            getattr(args, name).drain_s for name in ("ingress", "generator", "upscaler") if name in group["resources"]
+        ]
+        assert max(drains) <= rays_own < grace
+
+
+def test_requests_of_customers_reach_no_gpu_pod() -> None:
+    """The Service takes its port by name, and only ingress pods have one of that name."""
+    documents = rendered("production")
+    (port,) = find(documents, "RayService")["spec"]["serveService"]["spec"]["ports"]
+    assert (port["targetPort"], port["name"]) == ("serve", "serve")
+    named = {
+        component
+        for component, pod in ray_pods(documents).items()
+        if "serve" in [port["name"] for port in pod.spec["containers"][0]["ports"]]
+    }
+    assert named == {"ingress", "head"}
+    assert find(documents, "RayService")["spec"]["excludeHeadPodFromServeSvc"] is True
+
+
+def test_a_pod_gets_the_secrets_of_its_deployments_and_no_other() -> None:
+    values = merge(profile_values("production"), {"storage": {"credentialsSecret": "bucket"}})
+    found = {
+        component: {name for name, variable in variables(pod).items() if "valueFrom" in variable}
+        for component, pod in ray_pods(render(values)).items()
+    }
+    worker = {"REDIS_JOBS_PASSWORD", "ATELIER_PEPPER", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
+    assert found == {
+        "head": {"REDIS_JOBS_PASSWORD"},
+        "generation": worker,
+        "upscaling": worker,
+        "ingress": worker | {"ATELIER_SIGNING_KEYS"},
+    }
+
+
+def test_only_the_edge_and_the_monitoring_reach_the_http_port() -> None:
+    documents = rendered("production")
+    policy = find(documents, "NetworkPolicy", "atelier-ingress")
+    peers = [
+        peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
+        for rule in policy["spec"]["ingress"]
+        if {"port": 8000, "protocol": "TCP"} in rule.get("ports", [])
+        for peer in rule["from"]
+    ]
+    assert peers == ["ingress-nginx", "monitoring"]
+    generation = find(documents, "NetworkPolicy", "atelier-generation")["spec"]["ingress"]
+    assert [rule["ports"] for rule in generation if "ports" in rule] == [[{"port": 8080, "protocol": "TCP"}]]
+
+
+def test_the_head_of_a_growing_cluster_runs_no_replica() -> None:
+    documents = rendered("production")
+    head = find(documents, "RayService")["spec"]["rayClusterConfig"]["headGroupSpec"]
+    assert head["rayStartParams"]["num-cpus"] == "0"
+    assert "resources" not in head
+
+
+def test_every_ray_pod_has_the_same_proxy_settings() -> None:
+    documents = rendered("production")
+    environment = find(documents, "ConfigMap", "atelier-environment")["data"]
+    assert environment["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
+    assert LIMITS.items() <= environment.items()
+    assert Path(environment["RAY_SERVE_HAPROXY_BINARY_PATH"]).relative_to("/opt/atelier") == WRAPPER.relative_to(ROOT)
+    for pod in ray_pods(documents).values():
+        assert pod.spec["containers"][0]["envFrom"] == [{"configMapRef": {"name": "atelier-environment"}}]
+        assert not [name for name in variables(pod) if name.startswith("RAY_SERVE_")]
+
+
+def test_addresses_of_images_begin_with_what_customers_open() -> None:
+    def address(**values: Any) -> str:
+        found = find(render(merge(profile_values("production"), values)), "ConfigMap", "atelier-environment")
+        return found["data"]["ATELIER_PUBLIC_URL"]
+
+    assert address() == "https://images.example.com"
+    assert address(**merge(GATEWAY, {"gateway": {"host": "other.example.com"}})) == "https://other.example.com"
+    assert address(publicUrl="https://cdn.example.com/") == "https://cdn.example.com"
+
+
+def test_a_changed_environment_makes_a_new_cluster() -> None:
+    """Environment and catalog are read once, when a process starts."""
+
+    def annotations(**values: Any) -> dict[str, str]:
+        service = find(render(merge(profile_values("production"), values)), "RayService")
+        return service["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["metadata"]["annotations"]
+
+    before = annotations()
+    assert annotations(limits={"requestSeconds": 70}) == before
+    assert annotations(environment={"ATELIER_LEASE": "PT20S"}) != before
+    assert annotations(plans=[{"interface": "a", "name": "studio", "limit": 5, "window_s": 1}]) != before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"imagee": {}}, "imagee"),
+        ({"image": {"tag": "latest", "digest": ""}}, "/image/tag"),
+        ({"image": {"digest": "sha256:0"}}, "/image/digest"),
+        ({"workerGroups": {"generation": {"gpu": 1}}}, "'gpu' not allowed"),
+        ({"workerGroups": {"generation": {"places": {"generators": 1}}}}, "'generators' not allowed"),
+        ({"environment": {"ATELIER_PEPPER": "x"}}, "ATELIER_PEPPER"),
+        ({"models": {"downloads": [{"name": "sdxl", "repository": "a/b", "revision": "main"}]}}, "revision"),
+        ({"redis": {"image": "valkey/valkey:latest"}}, "/redis/image"),
+        ({"secrets": {"existingSecret": ""}}, "secrets.existingSecret"),
+        ({"storage": {"url": ""}}, "storage.url: name the bucket"),
+        ({"storage": {"url": "file:///var/lib/images"}}, "several nodes need a bucket"),
+        ({"publicUrl": "", "ingress": {"enabled": False}}, "publicUrl"),
+        ({"ingress": {"tlsSecret": ""}}, "ingress.tlsSecret"),
+        ({"models": {"persistence": {"enabled": False}}}, "models.persistence.enabled"),
+        ({"redis": {"jobs": {"enabled": False}}}, "redis.jobs.urlSecret"),
+        ({"redis": {"jobs": {"resources": {"limits": {"memory": "4096M"}}}}}, "memory"),
+        ({"serve": {"args": {"generator": {"replicas": {"max_replicas": 9}}}}}, "generator: 9 replicas at most"),
+        ({"serve": {"args": {"upscaler": {"num_gpus": 0.5}}}}, "upscaling: its places ask for 2 GPUs, a pod has 1"),
+        ({"serve": {"args": {"generator": {"num_cpus": 9}}}}, "generation: its places ask for 9 CPUs, a pod has 8"),
+        ({"serve": {"args": {"housekeeper": {"resources": {"housekeeper": 2}}}}}, "a place on the pods meant for it"),
+        ({"workerGroups": {"upscaling": None}}, "upscaler: 4 replicas at most"),
+        ({"workerGroups": {"upscaling": {"minReplicas": 2}}}, "minReplicas 2 is above maxReplicas 1"),
+    ],
+)
+def test_values_that_cannot_work_are_refused_by_name(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(helm_python.HelmError) as refused:
+        render(merge(profile_values("production"), change))
+    assert message in str(refused.value)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    replicas=st.integers(1, 10),
+    gpus=st.sampled_from([0.25, 0.3, 0.5, 0.7, 1]),
+    nodes=st.integers(1, 5),
+    places=st.integers(1, 4),
+)
+def test_the_chart_refuses_at_least_what_cannot_be_placed(replicas: int, gpus: float, nodes: int, places: int) -> None:
+    """The chart's arithmetic against the placement that `atelier up` checks by."""
+    change: dict[str, Any] = {
+        "serve": {"args": {"upscaler": {"num_gpus": gpus, "num_cpus": 0.1, "replicas": {"max_replicas": replicas}}}},
+        "workerGroups": {"upscaling": {"maxReplicas": nodes, "places": {"upscaler": places}}},
+    }
+    fits = places * gpus <= 1 and nodes * places >= replicas
+    try:
+        content = serve_config(render(merge(profile_values("many-gpus"), change)))
+    except helm_python.HelmError:
+        assert not fits
+    else:
+        assert fits
+        ServeConfig.model_validate(content)
+
+
+def test_the_notes_say_how_to_go_on() -> None:
+    def notes(profile: str) -> str:
+        chart = helm_python.Chart.load(CHART)
+        return chart.render(profile_values(profile), name="atelier", namespace="demo")["atelier/templates/NOTES.txt"]
+
+    assert "kubectl port-forward -n demo service/atelier-serve-svc 8000:8000" in notes("cpu-demo")
+    assert "secret -n demo atelier-first-account" in notes("cpu-demo")
+    assert "https://images.example.com/console" in notes("production")
+    assert "atelier accounts create acme" in notes("many-gpus")
+
+
+def test_a_generated_secret_has_every_key_and_no_default() -> None:
+    first, second = (find(render(profile_values("cpu-demo")), "Secret", "atelier-secrets")["data"] for _ in range(2))
+    assert set(first) == {"pepper", "signing-keys", "redis-password", "gcs-redis-password"}
+    assert all(first[key] != second[key] for key in first)
+
+
+def test_the_values_of_the_chart_are_documented_by_its_schema() -> None:
+    """Every word of values.yaml is one that the schema knows, and the other way round."""
+    schema = cast(dict[str, Any], yaml.safe_load((CHART / "values.schema.json").read_text()))
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert set(values) == set(schema["properties"]) - {"global"}

