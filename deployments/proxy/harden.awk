@@ -1,0 +1,52 @@
+# Hardens a configuration of HAProxy that Serve has generated. Variables: folder (of the files to insert), host (to listen on,
+# if not Serve's), trusted (networks of trusted proxies), connections (of one address at a time), most (connections in all).
+# Ends with code 3 when the configuration does not look as expected: a proxy without its protection must not start.
+
+function insert(file,    line) {
+    while ((getline line < (folder "/" file)) > 0) {
+        gsub(/@TRUSTED_PROXIES@/, trusted, line)
+        gsub(/@CONNECTIONS_PER_ADDRESS@/, connections, line)
+        print line
+    }
+    close(folder "/" file)
+}
+
+NR == 1 { print "# hardened by atelier" }
+
+/^(global|defaults|frontend|backend|listen)/ { section = $1 " " $2 }
+
+section ~ /^global/ {
+    if ($1 == "log") next                                  # the access log: it would hold signed image addresses
+    if ($1 == "stats" && $2 == "socket") sockets += sub(/ mode 666 /, " mode 600 ")
+    if ($1 == "maxconn") { if (most && $2 > most) sub($2, most); print; print "    tune.http.maxhdr 400"; next }
+}
+
+section ~ /^defaults/ {
+    if ($1 == "errorfile" || $0 ~ /option httplog/) next
+    if ($1 == "mode") { print; insert("defaults.cfg"); defaults++; next }
+}
+
+section == "frontend prometheus" || section == "listen stats" {
+    if ($1 == "bind") statistics += sub(/bind [^ ]*:/, "bind 127.0.0.1:")
+}
+
+section == "frontend http_frontend" && $1 == "bind" {
+    if (host) sub(/bind [^ ]*:/, "bind " host ":")
+    print $0 " proto h1"
+    insert("frontend.cfg")
+    frontends++
+    next
+}
+
+# Serve's own error texts
+section == "backend default_backend" { sub(/return status 404/, "return status 503") }
+/http-request return status [45]/ { sub(/content-type text\/plain (lf-)?string "([^"\\]|\\.)*"/, "default-errorfiles") }
+
+{ print }
+
+END {
+    if (sockets != 1 || defaults != 1 || statistics != 2 || frontends != 1) {
+        print "atelier: this configuration of Serve is not known; HAProxy is not started without its protection" > "/dev/stderr"
+        exit 3
+    }
+}

@@ -1,0 +1,51 @@
+"""What Ray has no public interface for: the addresses it listens on, who may call it, and whether its processes live."""
+
+from importlib import import_module
+from typing import Any
+
+LOOPBACK = "127.0.0.1"
+LOOPBACK_ENVIRONMENT = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""Keeps Ray's node address on 127.0.0.1, where it listens on nothing else. Ray's own default for laptops: it does so on
+macOS and Windows, and elsewhere when this variable says so. With any other node address Ray listens on every interface."""
+
+CORE_PROCESSES = ("gcs_server", "raylet")
+
+
+def use_loopback() -> None:
+    """The same for a process that has already imported Ray, for the cluster that it starts."""
+    constants: Any = import_module("ray._private.ray_constants")
+    constants.ENABLE_RAY_CLUSTER = False
+
+
+def bind_replica_to_node_address() -> None:
+    """Bind this replica's server for calls between deployments to the node's own address. Called by every constructor.
+
+    Serve 2.60 binds that server to every interface, and it unpickles what it receives.
+    """
+    import ray
+
+    address = ray.util.get_node_ip_address()
+    host = f"[{address}]" if ":" in address else address
+    replica: Any = import_module("ray.serve._private.replica")
+    add_port = replica.add_port_to_grpc_server
+    replica.add_port_to_grpc_server = lambda server, wanted: add_port(server, wanted.replace("[::]:", f"{host}:"))
+
+
+def dead_core_process() -> str | None:
+    """Which process of the runtime that this process has started has ended, of those that Ray cannot do without."""
+    worker: Any = import_module("ray._private.worker")
+    node = worker._global_node
+    dead: list[tuple[str, Any]] = node.dead_processes() if node is not None else []
+    return next((f"{name}, exit code {process.returncode}" for name, process in dead if name in CORE_PROCESSES), None)
+
+
+def require_token_authentication() -> None:
+    """Raises `RuntimeError` when Ray, if it runs, takes calls without a token: whoever reaches one of its ports runs code."""
+    import ray
+
+    core: Any = import_module("ray._raylet")
+    if ray.is_initialized() and core.get_authentication_mode() != core.AuthenticationMode.TOKEN:
+        raise RuntimeError(
+            "Ray runs without token authentication: set RAY_AUTH_MODE=token, and the same RAY_AUTH_TOKEN_PATH or "
+            "RAY_AUTH_TOKEN on every node, before Ray starts (SECURITY.md)"
+        )

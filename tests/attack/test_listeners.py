@@ -1,0 +1,76 @@
+"""What can be reached of a service on one machine: from other machines its HTTP port alone, by other users nothing more."""
+
+import ipaddress
+import os
+import socket
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import pytest
+
+from deployments.runtime import runtime_home
+from tests.deployments.service import Service
+
+pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.timeout(400)]
+OTHER_USER = 65_534
+
+
+class Listener(NamedTuple):
+    process: str
+    kind: str
+    address: str
+    port: int
+
+    @property
+    def is_local(self) -> bool:
+        return ipaddress.ip_address(self.address.removeprefix("::ffff:")).is_loopback
+
+
+def listeners(pid: int) -> list[Listener]:
+    """The TCP and UDP sockets of a process and all its descendants that take what anybody sends."""
+    root = psutil.Process(pid)
+    return [found for process in [root, *root.children(recursive=True)] for found in listeners_of(process)]
+
+
+def listeners_of(process: psutil.Process) -> list[Listener]:
+    try:
+        name = program(process.cmdline())
+        connections = process.net_connections("inet")
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return []
+    return [
+        Listener(name, connection.type.name, connection.laddr.ip, connection.laddr.port)
+        for connection in connections
+        if connection.status == psutil.CONN_LISTEN or (connection.type == socket.SOCK_DGRAM and not connection.raddr)
+    ]
+
+
+def program(words: list[str]) -> str:
+    """What is running: a title of Ray, a program, or the script that Python runs."""
+    first = words[0].strip() if words else ""
+    scripts = [word for word in words[1:] if not word.startswith("-")]
+    is_script = Path(first).name.startswith("python") and bool(scripts)
+    return first if first.startswith("ray::") else Path(scripts[0] if is_script else first).name
+
+
+def test_every_listener_is_on_loopback(service: Service) -> None:
+    found = listeners(service.pid)
+    assert service.port in {listener.port for listener in found}
+    assert len(found) > 10, "Ray's own processes are among them"
+    reachable = [listener for listener in found if not listener.is_local]
+    assert not reachable, "\n".join(map(str, reachable))
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_another_user_of_the_machine_can_open_none_of_its_files(service: Service) -> None:
+    """HAProxy's admin socket could redirect the service to a server of theirs."""
+    home = runtime_home(service.data_dir)
+    sockets = list(home.glob("p/*/admin.sock"))
+    assert sockets
+    files = [*sockets, *home.glob("p/*/haproxy.cfg"), *(service.data_dir / "redis").glob("*.sock")]
+    for file in files:
+        seen = subprocess.run(["test", "-e", str(file)], user=OTHER_USER, group=OTHER_USER, extra_groups=[], cwd="/")
+        assert seen.returncode == 1, file
+    assert all(socket.stat().st_mode & 0o077 == 0 for socket in sockets)

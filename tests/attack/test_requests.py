@@ -1,0 +1,69 @@
+"""Hostile requests to the real port: every answer keeps the contract, and nothing fails inside."""
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.attack.kinds import Kind, kinds
+from tests.attack.raw import breach, exchange
+from tests.deployments.service import Service
+
+pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.timeout(400)]
+
+AT_ONCE = 32
+RATE_LIMITED = 429
+"""The plan of the key that the kinds share has an end."""
+
+
+def faults(port: int, kinds: Iterable[Kind]) -> list[str]:
+    """What is wrong in the answers to these kinds, one line each."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return [line for lines in pool.map(lambda kind: faults_of(port, kind), kinds) for line in lines]
+
+
+def faults_of(port: int, kind: Kind) -> list[str]:
+    try:
+        answers = exchange(port, *kind.parts)
+    except AssertionError as error:
+        return [f"{kind.name}: not HTTP: {error}"]
+    found = [f"{kind.name}: {fault}" for answer in answers if (fault := breach(answer))]
+    if kind.is_http and not answers:
+        found.append(f"{kind.name}: no answer")
+    wrong = {answer.status for answer in answers} - {*kind.statuses, RATE_LIMITED}
+    if kind.statuses and wrong:
+        found.append(f"{kind.name}: {wrong} instead of {kind.statuses}")
+    return found
+
+
+def test_every_answer_to_a_hostile_request_keeps_the_contract(service: Service) -> None:
+    every_kind = kinds(f"127.0.0.1:{service.port}", service.ready["keys"]["both"])
+    assert len(every_kind) >= 150
+    found = faults(service.port, every_kind)
+    assert not found, "\n".join(found)
+    assert service.client.get("/readyz").is_success
+
+
+def test_a_caller_cannot_shorten_the_time_of_a_request_that_is_accepted(service: Service) -> None:
+    """Serve would answer 408 and leave the job running unseen."""
+    headers = {**service.bearer, "x-request-timeout-seconds": "0.000001", "Idempotency-Key": "timed-out"}
+    body = {"prompt": "a red circle", "lora_id": service.lora_id, "steps": 20}
+    answer = service.client.post("/v1/generate", json=body, headers=headers)
+    assert answer.status_code == 202
+    service.result(answer.json()["request_id"])
+
+
+def test_the_id_in_the_text_of_an_error_is_the_one_in_its_header(service: Service) -> None:
+    for given in ("my-own-id-1", "two words", "x" * 300):
+        answer = service.client.get("/nowhere", headers={"X-Request-Id": given})
+        (header,) = answer.headers.get_list("x-request-id")
+        assert (header == given) == (given == "my-own-id-1")
+
+
+@pytest.mark.parametrize("version", ["HTTP/1.0", "HTTP/1.1"])
+def test_no_address_names_a_port_behind_the_proxy(service: Service, version: str) -> None:
+    """An HTTP/1.0 caller may leave Host out: the addresses it gets are those it has called."""
+    host = b"" if version == "HTTP/1.0" else b"Host: 127.0.0.1:%d\r\n" % service.port
+    request = f"GET /openapi/a.json {version}\r\n".encode() + host + b"Connection: close\r\n\r\n"
+    (answer,) = exchange(service.port, request)
+    assert f'"url":"http://127.0.0.1:{service.port}"'.encode() in answer.body.replace(b'": "', b'":"')
