@@ -9,18 +9,21 @@ import numpy as np
 import pytest
 
 from serve_app.engine import AdapterFile, Engine, Finished, RunRequest
+from serve_app.engine.adapter_slots import AdapterSlots, LayerWeights, PackedRow
 from serve_app.engine.base_model import BaseModel
-from serve_app.engine.lora import LayerWeights, PackedRow, SlotBank
-from tests.engine import tiny
+from tests.engine import tiny_models
 from tests.engine.conftest import EXACT_FLOAT32
-from tests.engine.rig import finish, start
+from tests.engine.run_engine import finish, start
 
-SHORT = RunRequest(key="short", prompt="a cat", steps=2, width=64, height=64)
+SHORT = RunRequest(run_id="short", prompt="a cat", steps=2, width=64, height=64)
 
 
 @pytest.fixture
 def loras(sd: Path, tmp_path: Path) -> list[AdapterFile]:
-    return [tiny.write_adapter(tmp_path / f"{i}.safetensors", tiny.random_lora(sd, rank=4, seed=i)) for i in range(5)]
+    return [
+        tiny_models.write_adapter(tmp_path / f"{i}.safetensors", tiny_models.random_lora(sd, rank=4, seed=i))
+        for i in range(5)
+    ]
 
 
 @pytest.fixture
@@ -35,7 +38,7 @@ def test_the_least_recently_used_adapter_leaves_and_one_in_use_never(
     pool = small.pool
     first = start(small, replace(SHORT, adapter=loras[0]))
     second = start(small, replace(SHORT, adapter=loras[1]))
-    pool.expect(loras[2])
+    pool.prefetch(loras[2])
     pool.wait_for_loader()
     assert pool.acquire(loras[2]) is None, "both slots are in use"
     pool.release(first.slot)
@@ -45,34 +48,37 @@ def test_the_least_recently_used_adapter_leaves_and_one_in_use_never(
 
 
 def test_an_adapter_in_a_slot_is_shared_by_its_runs(small: BaseModel, loras: list[AdapterFile]) -> None:
-    runs = [start(small, replace(SHORT, adapter=loras[0], weight=weight)) for weight in (0.1, 1.0)]
+    runs = [start(small, replace(SHORT, adapter=loras[0], scale=weight)) for weight in (0.1, 1.0)]
     assert runs[0].slot == runs[1].slot
     small.pool.release(runs[0].slot)
     start(small, replace(SHORT, adapter=loras[1]))
-    small.pool.expect(loras[2])
+    small.pool.prefetch(loras[2])
     small.pool.wait_for_loader()
     assert small.pool.acquire(loras[2]) is None, "one run still holds it"
 
 
 def test_more_adapters_than_slots_all_get_made(sd: Path, loras: list[AdapterFile]) -> None:
     with Engine.load(sd, replace(EXACT_FLOAT32, adapter_slots=2)) as engine:
-        ended = finish(engine, [replace(SHORT, key=f"{i}", adapter=lora) for i, lora in enumerate(loras)])
+        ended = finish(engine, [replace(SHORT, run_id=f"{i}", adapter=lora) for i, lora in enumerate(loras)])
     assert all(one.image is not None for one in ended.values())
 
 
 def test_slots_give_way_to_the_memory_they_were_given(sd: Path, loras: list[AdapterFile], tmp_path: Path) -> None:
-    big = tiny.write_adapter(
-        tmp_path / "big.safetensors", tiny.random_lora(sd, rank=60, seed=9, targets=tiny.EVERYTHING, text=True)
+    big = tiny_models.write_adapter(
+        tmp_path / "big.safetensors",
+        tiny_models.random_lora(sd, rank=60, seed=9, targets=tiny_models.EVERYTHING, text=True),
     )
     with Engine.load(sd, replace(EXACT_FLOAT32, max_runs=1, adapter_slots=64, adapter_memory=16 * 2**20)) as engine:
-        finish(engine, [replace(SHORT, key=f"{i}", adapter=lora) for i, lora in enumerate(loras)])
+        finish(engine, [replace(SHORT, run_id=f"{i}", adapter=lora) for i, lora in enumerate(loras)])
         assert len(engine.resident_adapters) == 5
         assert finish(engine, [replace(SHORT, adapter=big)])["short"].image is not None
         (model,) = engine.base_models.values()
-        held = sum(bank.layout.size * 4 * bank.slots for bank in model.banks.values())
+        held = sum(
+            adapter_slots.layout.size * 4 * adapter_slots.count for adapter_slots in model.component_slots.values()
+        )
         assert held <= 16 * 2**20
         assert big.id in engine.resident_adapters
-        ended = finish(engine, [replace(SHORT, key=f"{i}", adapter=lora) for i, lora in enumerate(loras)])
+        ended = finish(engine, [replace(SHORT, run_id=f"{i}", adapter=lora) for i, lora in enumerate(loras)])
         assert all(one.image is not None for one in ended.values())
 
 
@@ -85,7 +91,7 @@ def test_base_models_share_the_devices_memory(
         for name in "ab":
             finish(engine, [replace(SHORT, base_model=name, adapter=loras[0])])
         held = [
-            sum(bank.layout.size * 4 * bank.slots for bank in model.banks.values())
+            sum(adapter_slots.layout.size * 4 * adapter_slots.count for adapter_slots in model.component_slots.values())
             for model in engine.base_models.values()
         ]
     assert memory / 4 < sum(held) <= memory
@@ -94,17 +100,17 @@ def test_base_models_share_the_devices_memory(
 def test_host_memory_is_bounded_and_evicted_adapters_are_read_again(sd: Path, loras: list[AdapterFile]) -> None:
     with Engine.load(sd, replace(EXACT_FLOAT32, adapter_slots=1, host_memory=1)) as engine:
         for _ in range(2):
-            ended = finish(engine, [replace(SHORT, key=f"{i}", adapter=lora) for i, lora in enumerate(loras)])
+            ended = finish(engine, [replace(SHORT, run_id=f"{i}", adapter=lora) for i, lora in enumerate(loras)])
             assert all(one.image is not None for one in ended.values())
 
 
 def test_runs_go_on_while_an_adapter_is_being_read(sd: Path, loras: list[AdapterFile], tmp_path: Path) -> None:
-    """C7: the file is a pipe that gives nothing until the test lets it."""
+    """The file is a pipe that gives nothing until the test writes."""
     pipe = tmp_path / "slow.safetensors"
     os.mkfifo(pipe)
     with Engine.load(sd, EXACT_FLOAT32) as engine:
-        engine.add(replace(SHORT, key="slow", adapter=AdapterFile("slow", pipe)))
-        ended = {one.key: one for one in finish_one(engine, replace(SHORT, key="quick", adapter=loras[0]))}
+        engine.add(replace(SHORT, run_id="slow", adapter=AdapterFile("slow", pipe)))
+        ended = {one.run_id: one for one in finish_one(engine, replace(SHORT, run_id="quick", adapter=loras[0]))}
         assert ended["quick"].image is not None
         assert engine.progress() == {"slow": (0, 2)}
         threading.Thread(target=pipe.write_bytes, args=(b"",)).start()
@@ -114,15 +120,15 @@ def test_runs_go_on_while_an_adapter_is_being_read(sd: Path, loras: list[Adapter
 def test_adapters_are_packed_again_after_growth_without_the_step_thread(
     sd: Path, loras: list[AdapterFile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    big = tiny.write_adapter(tmp_path / "big.safetensors", tiny.random_lora(sd, rank=40, seed=9))
+    big = tiny_models.write_adapter(tmp_path / "big.safetensors", tiny_models.random_lora(sd, rank=40, seed=9))
     packers: list[str] = []
-    pack = SlotBank.pack
+    pack = AdapterSlots.pack
 
-    def watched(bank: SlotBank, weights: LayerWeights) -> PackedRow | None:
+    def watched(adapter_slots: AdapterSlots, weights: LayerWeights) -> PackedRow | None:
         packers.append(threading.current_thread().name)
-        return pack(bank, weights)
+        return pack(adapter_slots, weights)
 
-    monkeypatch.setattr(SlotBank, "pack", watched)
+    monkeypatch.setattr(AdapterSlots, "pack", watched)
     with Engine.load(sd, replace(EXACT_FLOAT32, adapter_slots=1)) as engine:
         before = finish(engine, [replace(SHORT, adapter=loras[0])])["short"].image
         finish(engine, [replace(SHORT, adapter=big)])
@@ -136,5 +142,5 @@ def finish_one(engine: Engine, request: RunRequest) -> list[Finished]:
     engine.add(request)
     while True:
         ended = engine.step()
-        if any(one.key == request.key for one in ended):
+        if any(one.run_id == request.run_id for one in ended):
             return ended

@@ -1,0 +1,179 @@
+"""One layer's parts, in any of the algorithms that trainers write, as one low-rank change and a gain.
+
+Sources: LoRA (Hu et al. 2021), DoRA (Liu et al. 2024), LoHa and LoKr (Yeh et al. 2023, LyCORIS), IA³ (Liu et al. 2022).
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from serve_app.engine.adapter_slots import ModuleWeights
+from serve_app.engine.adapters.errors import UnusableAdapter
+
+Parts = Mapping[str, Tensor]
+LowRank = tuple[Tensor, Tensor, int]
+"""down [rank, in…], up [out, rank], and the dimension that alpha is divided by."""
+IA3 = {"ia3_weight", "ia3_on_input"}
+
+
+def module_weights(
+    name: str, parts: Parts, base: Tensor, *, alpha: float | None, rank_stabilised: bool, max_rank: int
+) -> ModuleWeights:
+    """The change of a layer whose base weight is `base` [out, in…]; `alpha` None means the file's own, else its dimension.
+
+    Raises UnusableAdapter with the layer's name.
+    """
+    if parts.keys() <= IA3:
+        return _ia3(name, parts, base)
+    try:
+        down, up, dimension = _low_rank(name, parts, base.shape, max_rank)
+    except (RuntimeError, IndexError) as error:  # torch, of shapes that do not fit each other
+        raise UnusableAdapter(f"{name}: its tensors do not fit each other: {_shapes(parts)}") from error
+    if "scalar" in parts:
+        up = up * parts["scalar"].float()
+    if "alpha" in parts:
+        alpha = float(parts["alpha"])
+    alpha = dimension if alpha is None else alpha
+    scaling = alpha / (dimension**0.5 if rank_stabilised else dimension)
+    made = ModuleWeights(down, up, scaling)
+    if "peft_magnitude" in parts:
+        made = made._replace(magnitude=_per_output(name, parts["peft_magnitude"], base.shape[0]))
+    if "dora_scale" in parts:
+        made = made._replace(slope=_lycoris_dora(name, parts["dora_scale"], base, made), unscaled=True)
+    _require_finite(name, made)
+    return made
+
+
+def _low_rank(name: str, parts: Parts, shape: torch.Size, max_rank: int) -> LowRank:
+    kinds = {part.split("_")[0] for part in parts if part.startswith(("hada_", "lokr_"))}
+    if kinds == {"hada"}:
+        return _loha(name, parts, shape, max_rank)
+    if kinds == {"lokr"}:
+        return _lokr(name, parts, shape, max_rank)
+    return _lora(name, parts, shape, max_rank)
+
+
+def _lora(name: str, parts: Parts, shape: torch.Size, max_rank: int) -> LowRank:
+    _require(name, parts, "down", "up")
+    _require_rank(name, parts["down"].shape[0], max_rank)
+    down, up = parts["down"].float(), parts["up"].float()
+    if "mid" in parts:  # Tucker: a 1×1 convolution, one with the kernel, a 1×1
+        down = torch.einsum("i j ..., j c -> i c ...", parts["mid"].float(), down.flatten(1))
+    rank = down.shape[0]
+    if down[0].numel() == shape[1:].numel():
+        down = down.reshape(rank, *shape[1:])  # a linear may be written as a 1×1 convolution, and the other way round
+    if up.flatten(1).shape != (shape[0], rank) or down.shape[1:] != shape[1:]:
+        raise UnusableAdapter(
+            f"{name}: down {tuple(down.shape)} and up {tuple(up.shape)} do not fit a layer of {tuple(shape)}"
+        )
+    return down, up.flatten(1), rank
+
+
+def _loha(name: str, parts: Parts, shape: torch.Size, max_rank: int) -> LowRank:
+    """(w1_a·w1_b) ∘ (w2_a·w2_b): the product of two matrices, element by element, has rank r1·r2 at most."""
+    _require(name, parts, "hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b")
+    first = _factors(parts, "hada_w1_a", "hada_w1_b", "hada_t1")
+    second = _factors(parts, "hada_w2_a", "hada_w2_b", "hada_t2")
+    _require_rank(name, first[0].shape[1] * second[0].shape[1], max_rank)
+    up = (first[0][:, :, None] * second[0][:, None, :]).flatten(1)
+    if first[1].shape[1:] != second[1].shape[1:]:
+        raise UnusableAdapter(f"{name}: the two products of a LoHa differ in shape")
+    down = (first[1][:, None] * second[1][None]).flatten(0, 1)
+    return _fitted(name, "LoHa", down, up, shape, parts["hada_w1_b"].shape[0])
+
+
+def _lokr(name: str, parts: Parts, shape: torch.Size, max_rank: int) -> LowRank:
+    """w1 ⊗ w2: the Kronecker product has the product of their ranks."""
+    first = _kronecker_side(name, parts, "lokr_w1")
+    second = _kronecker_side(name, parts, "lokr_w2")
+    _require_rank(name, first[0].shape[1] * second[0].shape[1], max_rank)
+    up = torch.einsum("a p, o q -> a o p q", first[0], second[0]).flatten(0, 1).flatten(1)
+    down = torch.einsum("p b, q i ... -> p q b i ...", first[1], second[1]).flatten(0, 1).flatten(1, 2)
+    dimension = next((parts[part].shape[0] for part in ("lokr_w1_b", "lokr_w2_b") if part in parts), None)
+    if dimension is None:  # both sides whole: LyCORIS scales by one, whatever the file's alpha says
+        dimension = float(parts["alpha"]) if "alpha" in parts else 1
+    return _fitted(name, "LoKr", down, up, shape, dimension)  # pyright: ignore[reportArgumentType]
+
+
+def _kronecker_side(name: str, parts: Parts, side: str) -> tuple[Tensor, Tensor]:
+    """up [out, rank] and down [rank, in…] of one factor; a whole one is split by the identity on its shorter side."""
+    if side in parts:
+        whole = parts[side].float()
+        out, width = whole.shape[0], whole[0].numel()
+        if out <= width:
+            return torch.eye(out), whole
+        return whole.flatten(1), torch.eye(width).view(width, *whole.shape[1:])
+    _require(name, parts, f"{side}_a", f"{side}_b")
+    return _factors(parts, f"{side}_a", f"{side}_b", "lokr_t2" if side == "lokr_w2" else "")
+
+
+def _factors(parts: Parts, a: str, b: str, core: str) -> tuple[Tensor, Tensor]:
+    """up [out, rank] and down [rank, in…] of a·b, or of the Tucker core t[i, j, …]·a[i, out]·b[j, in]."""
+    if core in parts:
+        down = torch.einsum("i j ..., j c -> i c ...", parts[core].float(), parts[b].float())
+        return parts[a].float().T, down
+    return parts[a].float(), parts[b].float()
+
+
+def _fitted(name: str, kind: str, down: Tensor, up: Tensor, shape: torch.Size, dimension: int) -> LowRank:
+    rank = down.shape[0]
+    if up.shape != (shape[0], rank) or down[0].numel() != shape[1:].numel():
+        raise UnusableAdapter(
+            f"{name}: a {kind} of {tuple(up.shape)} by {tuple(down.shape)} does not fit {tuple(shape)}"
+        )
+    return down.reshape(rank, *shape[1:]), up, dimension
+
+
+def _ia3(name: str, parts: Parts, base: Tensor) -> ModuleWeights:
+    """A factor 1 + scale·w per output, on the product alone and not on the bias."""
+    _require(name, parts, "ia3_weight")
+    on_input = parts.get("ia3_on_input")
+    if on_input is not None and bool(on_input):
+        raise UnusableAdapter(f"{name}: IA³ on a layer's inputs is not supported, only on its outputs")
+    slope = parts["ia3_weight"].float().flatten()
+    if slope.shape[0] != base.shape[0]:
+        raise UnusableAdapter(f"{name}: IA³ of {slope.shape[0]} numbers does not fit {base.shape[0]} outputs")
+    made = ModuleWeights(torch.zeros(1, *base.shape[1:]), torch.zeros(base.shape[0], 1), 1.0, slope=slope)
+    _require_finite(name, made)
+    return made
+
+
+def _lycoris_dora(name: str, dora_scale: Tensor, base: Tensor, made: ModuleWeights) -> Tensor:
+    """m / ‖W + BA‖ − 1 per output: LyCORIS moves the gain by the weight and takes the whole BA at every weight but 0."""
+    magnitude = _per_output(name, dora_scale, base.shape[0])
+    changed = base.detach().flatten(1).float().cpu() + made.up @ made.down.flatten(1) * made.scaling
+    return magnitude / (changed.norm(dim=1) + torch.finfo(torch.float32).eps) - 1
+
+
+def _per_output(name: str, magnitude: Tensor, fan_out: int) -> Tensor:
+    """DoRA's m as [out]; LyCORIS can also keep one per input, which is another formula."""
+    per_input = magnitude.dim() > 1 and magnitude.shape[0] == 1 and fan_out != 1
+    if magnitude.numel() != fan_out or per_input:
+        raise UnusableAdapter(
+            f"{name}: a DoRA scale of {tuple(magnitude.shape)} is not one number per output ({fan_out})"
+        )
+    return magnitude.float().flatten()
+
+
+def _require(name: str, parts: Parts, *needed: str) -> None:
+    missing = [part for part in needed if part not in parts]
+    if missing:
+        wanted = ("both " if len(needed) == 2 else "") + " and ".join(needed)
+        raise UnusableAdapter(f"{name}: has {' and '.join(sorted(parts))} but needs {wanted}")
+
+
+def _shapes(parts: Parts) -> str:
+    return ", ".join(f"{part} {tuple(tensor.shape)}" for part, tensor in sorted(parts.items()))
+
+
+def _require_rank(name: str, rank: int, max_rank: int) -> None:
+    if rank > max_rank:
+        raise UnusableAdapter(f"rank {rank} ({name}), this server takes {max_rank}")
+
+
+def _require_finite(name: str, made: ModuleWeights) -> None:
+    numbers = [made.down, made.up, torch.tensor(made.scaling)]
+    numbers += [tensor for tensor in (made.magnitude, made.slope) if tensor is not None]
+    if not all(bool(tensor.isfinite().all()) for tensor in numbers):
+        raise UnusableAdapter(f"{name}: holds numbers that are not finite")

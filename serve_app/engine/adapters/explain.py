@@ -1,0 +1,84 @@
+"""Says in a person's words why a file does not fit: another base model, another kind of file, an algorithm that is not read."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from torch import Tensor
+
+from serve_app.engine.adapters.layer_table import LayerTable
+
+KINDS: Sequence[tuple[str, str]] = (
+    (r"\.(oft_blocks|oft_diag|oft_R|rescale)\b|\.oft_", "OFT"),
+    (r"\.boft_", "BOFT"),
+    (r"\.(a1|a2|b1|b2)\.weight$", "GLoRA"),
+    (r"\.(w_norm|b_norm)$", "normalisation layers (train_norm)"),
+    (r"\.(diff|diff_b)$", "full-weight difference"),
+    (r"lora_B\.(?:\w+\.)?bias$|lora_up\.bias$", "LoRA with a bias (lora_bias)"),
+    (r"^bundle_emb\.", "bundled textual-inversion embeddings (bundle_emb, OneTrainer)"),
+)
+"""What a name says of the algorithm: refused by its own name."""
+
+LOOKS: Sequence[tuple[str, str]] = (
+    (r"(?:^|[._])(double_blocks|single_blocks|single_transformer_blocks)[._]", "a Flux LoRA"),
+    (r"(?:^|[._])(joint_blocks|joint_transformer_blocks)[._]", "an SD 3 LoRA"),
+    (r"^(emb_params|string_to_param|clip_[lg])$", "a textual inversion"),
+    (r"^(control_model|controlnet|lora_controlnet)[._]", "a ControlNet"),
+    (r"^(first_stage_model|decoder|encoder|post_quant_conv)\.", "a VAE"),
+    (r"(?:^|[._])transformer_blocks[._]\d+[._](attn|img_mlp|txt_mlp)[._]", "a LoRA of a diffusion transformer"),
+    (r"^(transformer|lora_transformer)[._]", "a LoRA of a diffusion transformer"),
+    (r"(?:^|[._])blocks[._]\d+[._](self_attn|cross_attn|ffn)[._]", "a LoRA of a video model"),
+    (r"^(lora_prior)", "a Kandinsky or Cascade LoRA"),
+    (r"^(model\.)?diffusion_model\.(?!.*lora_).*\.(weight|bias)$", "a whole checkpoint"),
+    (r"^(conv_in|time_embedding\.linear_1|down_blocks\.0\.resnets\.0\.conv1)\.(weight|bias)$", "a whole UNet"),
+)
+FAMILIES = {768: "SD 1", 1024: "SD 2", 2048: "SDXL"}
+"""By the width of the text embeddings that cross attention reads."""
+_CROSS_ATTENTION = re.compile(
+    r"attn2[._]to_[kv]\.(?:lora_down|lora_A|lora\.down)(?:\.\w+)?\.weight|attn2[._]to_[kv]\.hada_w1_b"
+)
+_XL_TEXT = re.compile(r"^(lora_te2_|text_encoder_2\.|clip_g\.|text_encoders\.clip_g\.)")
+
+
+def explain(unplaced: Sequence[str], tensors: Mapping[str, Tensor], table: LayerTable) -> str:
+    """The message for keys that belong to no layer."""
+    shown = ", ".join(sorted(unplaced)[:5]) + (f" and {len(unplaced) - 5} more" if len(unplaced) > 5 else "")
+    kinds = _matches(KINDS, unplaced)
+    if kinds:
+        return f"{' and '.join(kinds)} weights are not supported: {shown}"
+    looks = _matches(LOOKS, unplaced)
+    if looks:
+        return f"looks like {looks[0]}, this base is {base_name(table)}: {shown}"
+    family = family_of(tensors)
+    if family and family != base_name(table):
+        return f"looks like an {family} LoRA, this base is {base_name(table)}: {shown}"
+    return f"the base model has no such layers: {shown}"
+
+
+def wrong_family(tensors: Mapping[str, Tensor], table: LayerTable) -> str | None:
+    """The message for a file of another family whose names all happen to fit, None when nothing speaks against it."""
+    family, own = family_of(tensors), base_name(table)
+    if family and own in FAMILIES.values() and family != own:
+        return f"looks like an {family} LoRA, this base is {own}"
+    names = list(tensors)
+    if "text_encoder_2" in table.components and any(name.startswith("lora_te_") for name in names):
+        return f"looks like an SD 1 LoRA (its text encoder is called lora_te), this base is {own}"
+    return None
+
+
+def family_of(tensors: Mapping[str, Tensor]) -> str | None:
+    """SD 1, SD 2 or SDXL by what the file's cross attention reads, or by a second text encoder."""
+    widths = {tensor.shape[1] for name, tensor in tensors.items() if tensor.dim() > 1 and _CROSS_ATTENTION.search(name)}
+    if len(widths) == 1 and (family := FAMILIES.get(widths.pop())):
+        return family
+    return "SDXL" if any(_XL_TEXT.match(name) for name in tensors) else None
+
+
+def base_name(table: LayerTable) -> str:
+    if "text_encoder_2" in table.components:
+        return "SDXL"
+    return FAMILIES.get(table.context_width or 0, "another model")
+
+
+def _matches(rules: Iterable[tuple[str, str]], names: Iterable[str]) -> list[str]:
+    names = list(names)
+    return [kind for pattern, kind in rules if any(re.search(pattern, name) for name in names)]

@@ -1,0 +1,70 @@
+"""A base model's layers by every name that adapter files use for them."""
+
+from collections.abc import Mapping
+
+import torch
+
+from serve_app.engine.families.family import Component
+
+BARE_PREFIXES = ("model.diffusion_model.", "diffusion_model.", "lycoris_")
+"""ComfyUI and whole checkpoints; LyCORIS without a trainer. They say nothing of the component."""
+TEXT_PREFIXES = {
+    "text_encoders.clip_l.transformer.": "text_encoder",
+    "text_encoders.clip_g.transformer.": "text_encoder_2",
+    "clip_l.": "text_encoder",
+    "clip_g.": "text_encoder_2",
+}
+"""ComfyUI and OneTrainer."""
+
+
+class LayerTable:
+    """Finds a layer by the name that a file gives it. kohya writes underscores for dots."""
+
+    def __init__(self, components: Mapping[str, Component], denoiser: str) -> None:
+        self.components = components
+        self.denoiser = denoiser
+        self.shapes: dict[tuple[str, str], torch.Size] = {}
+        self._names: dict[tuple[str, str], str] = {}
+        for name, component in components.items():
+            for layer, module in component.layers.items():
+                self.shapes[name, layer] = module.weight.shape
+                self._add(name, {layer, layer.removesuffix(".0") if layer.endswith("to_out.0") else layer}, layer)
+            for alias, layer in component.aliases.items():
+                self._add(name, {alias}, layer)
+        self._prefixes = self._component_prefixes()
+
+    def find(self, stem: str, *, unprefixed_text: str = "text_encoder") -> tuple[str, str] | None:
+        """Component and layer of `lora_te1_text_model_…`, `text_encoder.text_model.…` and the like; None where there is none.
+
+        A name without a prefix is the denoiser's, or that of the text encoder `unprefixed_text`.
+        """
+        for prefix, component in self._prefixes.items():
+            if stem.startswith(prefix):
+                return self._layer(component, stem[len(prefix) :])
+        bare = next((stem.removeprefix(prefix) for prefix in BARE_PREFIXES if stem.startswith(prefix)), stem)
+        return self._layer(self.denoiser, bare) or self._layer(unprefixed_text, bare)
+
+    def base_weight(self, component: str, layer: str) -> torch.Tensor:
+        """The base model's weight of a layer, [out, in…]."""
+        return self.components[component].layers[layer].weight
+
+    @property
+    def context_width(self) -> int | None:
+        """Width of the text embeddings that cross attention reads: 768 in SD 1, 1024 in SD 2, 2048 in SDXL."""
+        widths = {shape[1] for (_, name), shape in self.shapes.items() if name.endswith("attn2.to_k")}
+        return widths.pop() if len(widths) == 1 else None
+
+    def _layer(self, component: str, name: str) -> tuple[str, str] | None:
+        layer = self._names.get((component, name))
+        return None if layer is None else (component, layer)
+
+    def _component_prefixes(self) -> dict[str, str]:
+        """Longest first: `lora_te1_` before `lora_te_`."""
+        prefixes = {f"{prefix}_": name for name, part in self.components.items() for prefix in part.kohya_prefixes}
+        prefixes |= {f"{name}.": name for name in self.components}
+        prefixes |= {prefix: name for prefix, name in TEXT_PREFIXES.items() if name in self.components}
+        return dict(sorted(prefixes.items(), key=lambda item: -len(item[0])))
+
+    def _add(self, component: str, spellings: set[str], layer: str) -> None:
+        for spelling in spellings | {spelling.replace(".", "_") for spelling in spellings}:
+            self._names[component, spelling] = layer

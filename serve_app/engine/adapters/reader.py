@@ -1,0 +1,97 @@
+"""Reads an adapter into layer weights. Every key is placed or the file is refused: a weight is never dropped in silence."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from serve_app.engine.adapter_slots import ModuleWeights
+from serve_app.engine.adapters.convert import module_weights
+from serve_app.engine.adapters.errors import UnusableAdapter
+from serve_app.engine.adapters.explain import explain, wrong_family
+from serve_app.engine.adapters.keys import Key, parse
+from serve_app.engine.adapters.layer_table import LayerTable
+from serve_app.engine.adapters.scaling import scaling_rules
+from serve_app.engine.adapters.source import Source, open_source
+
+AdapterWeights = dict[str, dict[str, ModuleWeights]]
+"""component (such as `unet`, `text_encoder`) → layer → weights."""
+Layer = tuple[str, str]
+
+
+def read_adapter(path: Path, table: LayerTable, *, max_rank: int, dtype: torch.dtype) -> AdapterWeights:
+    """The adapter in `path` (a file, or a folder of PEFT or diffusers), ready to pack.
+
+    Raises UnusableAdapter with the reason, OSError when it cannot be read.
+    """
+    source = open_source(path)
+    found = _place(source, table)
+    rules = scaling_rules(source.metadata, source.peft_config)
+    weights: AdapterWeights = {}
+    for (component, layer), parts in found.items():
+        scaling = rules.of(component, layer)
+        made = module_weights(
+            f"{component}.{layer}",
+            parts,
+            table.base_weight(component, layer),
+            alpha=scaling.alpha,
+            rank_stabilised=scaling.rank_stabilised,
+            max_rank=max_rank,
+        )
+        weights.setdefault(component, {})[layer] = made._replace(down=made.down.to(dtype), up=made.up.to(dtype))
+    if not weights:
+        raise UnusableAdapter("the file holds no LoRA weights")
+    return weights
+
+
+def _place(source: Source, table: LayerTable) -> dict[Layer, dict[str, Tensor]]:
+    """Every tensor at its layer and part."""
+    found: dict[Layer, dict[str, Tensor]] = {}
+    keys: dict[Layer, Key] = {}
+    unplaced: list[str] = []
+    unprefixed_text = _unprefixed_text(source, table)
+    for name, tensor in source.tensors.items():
+        key = parse(name, table, unprefixed_text=unprefixed_text)
+        if key is None:
+            unplaced.append(name)
+            continue
+        if name.startswith("base_model.model.") and source.peft_config is None:
+            raise UnusableAdapter(
+                "a PEFT adapter without its adapter_config.json, which says how strongly it acts: bring the whole folder"
+            )
+        place = (key.component, key.layer)
+        _require_one_spelling(keys.setdefault(place, key), key)
+        found.setdefault(place, {})[key.part] = tensor
+    unplaced += _weights_of_no_algorithm(found, keys)
+    if unplaced:
+        raise UnusableAdapter(explain(unplaced, source.tensors, table))
+    if reason := wrong_family(source.tensors, table):
+        raise UnusableAdapter(reason)
+    return found
+
+
+def _require_one_spelling(first: Key, key: Key) -> None:
+    if first.stem != key.stem:
+        raise UnusableAdapter(f"one layer under two names: {first.stem} and {key.stem}")
+    if key.adapter and first.adapter and first.adapter != key.adapter:
+        raise UnusableAdapter(f"two adapters in one file: {first.adapter} and {key.adapter}")
+
+
+def _weights_of_no_algorithm(found: Mapping[Layer, Mapping[str, Tensor]], keys: Mapping[Layer, Key]) -> list[str]:
+    """`….weight` is IA³'s only beside `….on_input`: alone it is a layer of a whole checkpoint."""
+    return [
+        f"{keys[place].stem}.weight"
+        for place, parts in found.items()
+        if "ia3_weight" in parts and "ia3_on_input" not in parts
+    ]
+
+
+def _unprefixed_text(source: Source, table: LayerTable) -> str:
+    """Which of two text encoders names without a prefix are of, by their width."""
+    for name, tensor in source.tensors.items():
+        if "q_proj" in name and name.endswith(("lora_A.weight", "lora_down.weight")):
+            for (component, layer), shape in table.shapes.items():
+                if component != table.denoiser and layer.endswith("q_proj") and shape[1:] == tensor.shape[1:]:
+                    return component
+    return "text_encoder"

@@ -1,0 +1,477 @@
+"""Adapters as trainers write them: kohya's names, PEFT, diffusers, LyCORIS, each against the writer's own result.
+
+A row is a writer, a base model and a format; at every weight the latents equal those that the writing library makes with the
+adapter in place, or those of its changes merged into the base by hand where the format is a set of names.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from lycoris import kohya as lycoris_kohya
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from serve_app.engine import AdapterFile, EngineOptions, RunRequest
+from serve_app.engine.adapters import UnusableAdapter
+from serve_app.engine.base_model import BaseModel
+from serve_app.engine.families.sgm import sgm_aliases
+from tests.engine.diffusers_reference import open_pipeline
+from tests.engine.run_engine import final_latents
+
+SOME_WEIGHTS, EVERY_WEIGHT = (0.0, 0.75), (0.0, 0.1, 0.75, 1.0, 1.5)
+TOLERANCE, EFFECT = 1e-4, 1e-2
+pytestmark = pytest.mark.slow
+OPTIONS = EngineOptions(device="cpu", dtype="float32", exact=False, max_rank=128)
+ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
+LINEARS = (*ATTENTION, "ff.net.0.proj", "ff.net.2", "proj_in", "proj_out")
+TEXT = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
+Module = tuple[str, str]
+"""Component and layer."""
+
+
+class Base:
+    """A base model in the engine and in diffusers' pipeline."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name = name
+        self.engine_model = BaseModel.load(name, folder, OPTIONS, lambda: None)
+        self.pipeline = open_pipeline(folder)
+        present = ("unet", "text_encoder", "text_encoder_2")
+        self.components: dict[str, Any] = {
+            part: module for part in present if (module := getattr(self.pipeline, part, None)) is not None
+        }
+        self.original = {part: copy.deepcopy(module.state_dict()) for part, module in self.components.items()}
+        self.plain = self.latents()
+
+    def latents(self) -> Tensor:
+        """What the pipeline makes with whatever is in place: [channels, height, width]."""
+        return self.pipeline(
+            "a red cat",
+            negative_prompt="dull",
+            generator=torch.Generator().manual_seed(7),
+            num_inference_steps=2,
+            guidance_scale=4.0,
+            width=32,
+            height=32,
+            output_type="latent",
+        ).images[0]
+
+    def with_adapter(self, path: Path, weights: Sequence[float] = SOME_WEIGHTS) -> list[Tensor]:
+        """The engine's latents at each weight, all in one batch."""
+        adapter = AdapterFile(id=str(path), path=path)
+        requests = [
+            RunRequest(
+                run_id=f"{weight}", prompt="a red cat", negative_prompt="dull", adapter=adapter, scale=weight, seed=7,
+                steps=2, guidance=4.0, width=32, height=32,
+            )
+            for weight in weights
+        ]  # fmt: skip
+        made = final_latents(self.engine_model, requests)
+        return [made[request.run_id] for request in requests]
+
+    def merged(self, changes: Mapping[Module, Tensor], weight: float) -> Tensor:
+        """The latents with the changes times the weight added to the base's own weights."""
+        with torch.no_grad():
+            for (component, layer), change in changes.items():
+                parameter = self.components[component].get_submodule(layer).weight
+                parameter.add_(change.reshape(parameter.shape) * weight)
+        made = self.latents()
+        self.restore()
+        return made
+
+    def restore(self) -> None:
+        for part, module in self.components.items():
+            module.load_state_dict(self.original[part])
+
+    def layers(self, component: str, endings: tuple[str, ...]) -> Iterator[tuple[str, nn.Linear | nn.Conv2d]]:
+        for name, module in self.components[component].named_modules():
+            if isinstance(module, (nn.Linear, nn.Conv2d)) and name.endswith(endings):
+                yield name, module
+
+
+@pytest.fixture(scope="module")
+def bases(sd: Path, sd2: Path, sdxl: Path) -> Callable[[str], Base]:
+    folders, opened = {"sd": sd, "sd2": sd2, "sdxl": sdxl}, dict[str, Base]()
+
+    def base(name: str) -> Base:
+        if name not in opened:
+            opened[name] = Base(name, folders[name])
+        return opened[name]
+
+    return base
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(SOME_WEIGHTS, id="some-weights"),
+        pytest.param(EVERY_WEIGHT, id="every-weight", marks=pytest.mark.soak),
+    ]
+)
+def weights(request: pytest.FixtureRequest) -> Sequence[float]:
+    return request.param
+
+
+def require_equal(base: Base, path: Path, weights: Sequence[float], expected: Callable[[float], Tensor]) -> None:
+    """The engine's latents are the writer's at each weight, and the adapter does something."""
+    wanted = [expected(weight) for weight in weights]
+    effect = max(float((latents - base.plain).abs().max()) for latents in wanted)
+    assert effect > EFFECT, "the reference shows no effect"
+    for weight, made, want in zip(weights, base.with_adapter(path, weights), wanted, strict=True):
+        assert float((made - want).abs().max()) <= TOLERANCE, f"at weight {weight}, of an effect of {effect:.3f}"
+
+
+# -- names: one set of changes under every spelling ------------------------------------------------------------------------
+
+
+class Pair(NamedTuple):
+    down: Tensor
+    up: Tensor
+
+
+Pairs = dict[Module, Pair]
+
+
+def random_pairs(base: Base, component: str, endings: tuple[str, ...], *, rank: int | None = 4, seed: int = 1) -> Pairs:
+    """Rank None mixes ranks of 1 to 9."""
+    generator = torch.Generator().manual_seed(seed)
+    pairs: Pairs = {}
+    for number, (name, module) in enumerate(base.layers(component, endings)):
+        r, shape = rank or 1 + number % 9, module.weight.shape
+        down = torch.randn(r, *shape[1:], generator=generator) * 0.15
+        up = torch.randn(shape[0], r, *(1,) * (len(shape) - 2), generator=generator) * 0.15
+        pairs[component, name] = Pair(down, up)
+    return pairs
+
+
+def unet(base: Base) -> Pairs:
+    return random_pairs(base, "unet", LINEARS)
+
+
+def all_components(base: Base) -> Pairs:
+    pairs = unet(base)
+    for component in base.components.keys() - {"unet"}:
+        pairs |= random_pairs(base, component, TEXT, seed=5)
+    return pairs
+
+
+def locon(base: Base) -> Pairs:
+    return all_components(base) | random_pairs(base, "unet", ("conv1", "conv2", "conv_shortcut"), rank=3, seed=9)
+
+
+def mixed_ranks(base: Base) -> Pairs:
+    return random_pairs(base, "unet", LINEARS, rank=None)
+
+
+def attention(base: Base) -> Pairs:
+    return random_pairs(base, "unet", ATTENTION)
+
+
+def text(base: Base) -> Pairs:
+    return random_pairs(base, "text_encoder", TEXT, seed=5)
+
+
+def kohya(base: Base, component: str, layer: str) -> tuple[str, str, str]:
+    encoder = {"sdxl": "lora_te1"}.get(base.name, "lora_te")
+    prefix = {"unet": "lora_unet", "text_encoder": encoder, "text_encoder_2": "lora_te2"}[component]
+    named = layer if component == "unet" or layer == "text_projection" else _with_text_model(layer)
+    stem = f"{prefix}_{named}".replace(".", "_")
+    return f"{stem}.lora_down.weight", f"{stem}.lora_up.weight", f"{stem}.alpha"
+
+
+def _with_text_model(layer: str) -> str:
+    return "text_model." + layer.removeprefix("text_model.")
+
+
+def dotted(prefix: str, down: str, up: str) -> Callable[[Base, str, str], tuple[str, str, str]]:
+    def named(base: Base, component: str, layer: str) -> tuple[str, str, str]:
+        stem = prefix.format(component=component) + (layer if component == "unet" else _with_text_model(layer))
+        return stem + down, stem + up, stem + ".alpha"
+
+    return named
+
+
+def old_processor(base: Base, component: str, layer: str) -> tuple[str, str, str]:
+    head, _, leaf = layer.rpartition(".attn")
+    number, _, projection = leaf.partition(".")
+    stem = f"unet.{head}.attn{number}.processor.{projection.replace('to_out.0', 'to_out')}_lora"
+    return stem + ".down.weight", stem + ".up.weight", stem + ".alpha"
+
+
+def original_names(prefix: str) -> Callable[[Base, str, str], tuple[str, str, str]]:
+    """The names of the original code (`input_blocks.4.1.…`), as ComfyUI and SDXL trainers write them."""
+
+    def named(base: Base, component: str, layer: str) -> tuple[str, str, str]:
+        unet = base.components["unet"]
+        aliases = sgm_aliases([name for name, _ in base.layers("unet", ("",))], unet.config.layers_per_block)
+        spelled = next(alias for alias, ours in aliases.items() if ours == layer and "." in alias)
+        spelled = spelled if prefix.endswith(".") else spelled.replace(".", "_")
+        return tuple(f"{prefix}{spelled}{part}" for part in (".lora_down.weight", ".lora_up.weight", ".alpha"))  # type: ignore[return-value]
+
+    return named
+
+
+class Naming(NamedTuple):
+    label: str
+    bases: str
+    pairs: Callable[[Base], Pairs]
+    names: Callable[[Base, str, str], tuple[str, str, str]]
+    alpha: float | None = None
+    dtype: torch.dtype = torch.float32
+    alpha_dtype: torch.dtype | None = None
+
+
+NAMINGS = (
+    Naming("kohya", "sd sd2 sdxl", unet, kohya, alpha=1),
+    Naming("kohya fp16 with text encoders", "sd sd2 sdxl", all_components, kohya, alpha=2, dtype=torch.float16),
+    Naming("kohya bf16 with text encoders", "sd sd2 sdxl", all_components, kohya, alpha=2, dtype=torch.bfloat16),
+    Naming("kohya LoCon", "sd sd2 sdxl", locon, kohya, alpha=1),
+    Naming("kohya without alpha", "sd sd2 sdxl", all_components, kohya),
+    Naming("kohya integer alpha", "sd sd2 sdxl", unet, kohya, alpha=1, alpha_dtype=torch.int64),
+    Naming("kohya mixed ranks", "sd sd2 sdxl", mixed_ranks, kohya, alpha=2),
+    Naming("kohya fp64", "sd sd2 sdxl", unet, kohya, alpha=1, dtype=torch.float64),
+    Naming("fp8 E4M3", "sd", attention, kohya, dtype=torch.float8_e4m3fn),
+    Naming("fp8 E5M2", "sd", attention, kohya, dtype=torch.float8_e5m2),
+    Naming("diffusers, PEFT keys", "sd sdxl", unet, dotted("{component}.", ".lora_A.weight", ".lora_B.weight")),
+    Naming("diffusers, a named adapter", "sd", unet, dotted("unet.", ".lora_A.style.weight", ".lora_B.style.weight")),
+    Naming("diffusers, lora.down", "sd sdxl", unet, dotted("unet.", ".lora.down.weight", ".lora.up.weight")),
+    Naming("diffusers, old processors", "sd sd2 sdxl", attention, old_processor),
+    Naming("diffusers, lora_linear_layer", "sd", text,
+           dotted("text_encoder.", ".lora_linear_layer.down.weight", ".lora_linear_layer.up.weight")),
+    Naming("OneTrainer clip_l", "sd", text, dotted("clip_l.", ".lora_down.weight", ".lora_up.weight"), alpha=2),
+    Naming("ComfyUI diffusion_model", "sdxl", unet, original_names("diffusion_model."), alpha=2),
+    Naming("original names under kohya's prefix", "sdxl", unet, original_names("lora_unet_"), alpha=2),
+    Naming("LyCORIS standalone", "sd sd2", unet, lambda _, _component, layer: tuple(
+        f"lycoris_{layer.replace('.', '_')}{part}" for part in (".lora_down.weight", ".lora_up.weight", ".alpha")
+    ), alpha=2),  # type: ignore[return-value]
+)  # fmt: skip
+NAMED_ROWS = [(naming, base) for naming in NAMINGS for base in naming.bases.split()]
+
+
+@pytest.mark.parametrize(("naming", "base_name"), NAMED_ROWS, ids=[f"{n.label}-{b}" for n, b in NAMED_ROWS])
+def test_every_spelling_gives_the_merged_result(
+    bases: Callable[[str], Base], tmp_path: Path, weights: Sequence[float], naming: Naming, base_name: str
+) -> None:
+    base = bases(base_name)
+    tensors: dict[str, Tensor] = {}
+    changes: dict[Module, Tensor] = {}
+    for (component, layer), pair in naming.pairs(base).items():
+        down, up = (tensor.to(naming.dtype) for tensor in pair)
+        down_key, up_key, alpha_key = naming.names(base, component, layer)
+        tensors |= {down_key: down, up_key: up}
+        scale = 1.0
+        if naming.alpha is not None:
+            tensors[alpha_key] = torch.tensor(naming.alpha).to(naming.alpha_dtype or naming.dtype)
+            scale = naming.alpha / down.shape[0]
+        changes[component, layer] = up.float().flatten(1) @ down.float().flatten(1) * scale
+    path = tmp_path / "adapter.safetensors"
+    save_file(tensors, path)
+    require_equal(base, path, weights, lambda weight: base.merged(changes, weight))
+
+
+# -- PEFT's folders --------------------------------------------------------------------------------------------------------
+
+PEFT_CONFIGS: dict[str, dict[str, Any]] = {
+    "alpha is the rank": {"r": 4, "lora_alpha": 4},
+    "alpha 16 of rank 4": {"r": 4, "lora_alpha": 16},
+    "rank-stabilised": {"r": 4, "lora_alpha": 4, "use_rslora": True},
+    "patterns": {
+        "r": 4,
+        "lora_alpha": 4,
+        "rank_pattern": {"attn1.to_q": 8},
+        "alpha_pattern": {"attn1.to_q": 2, "to_v": 9},
+    },
+    "DoRA": {"r": 4, "lora_alpha": 8, "use_dora": True},
+}
+PEFT_ROWS = [(name, base, "unet") for name in PEFT_CONFIGS for base in ("sd", "sd2", "sdxl")] + [
+    ("alpha 16 of rank 4", "sd", "text_encoder"),
+    ("alpha 16 of rank 4", "sdxl", "text_encoder_2"),
+    ("alpha 16 of rank 4", "sdxl", "text_encoder"),
+]
+
+
+def peft_model(base: Base, component: str, config: Mapping[str, Any]) -> Any:
+    targets = ["to_q", "to_k", "to_v", "to_out.0", "ff.net.2"] if component == "unet" else ["q_proj", "v_proj", "fc1"]
+    module = copy.deepcopy(base.components[component])
+    model = get_peft_model(module, LoraConfig(target_modules=targets, **config))
+    randomise(model)
+    return model
+
+
+def randomise(model: nn.Module) -> None:
+    """LoRA weights that change something: libraries start them at no change."""
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_magnitude" in name:
+                parameter.mul_(1 + 0.2 * torch.randn(parameter.shape, generator=generator))
+            elif "lora_" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.12)
+
+
+def scaled_latents(base: Base, component: str, model: Any, module: nn.Module, weight: float) -> Tensor:
+    """The pipeline with PEFT's model in place, its layers' own scaling times the weight."""
+    layers: list[Any] = [layer for layer in model.modules() if isinstance(getattr(layer, "scaling", None), dict)]
+    before = [dict(layer.scaling) for layer in layers]
+    for layer, scaling in zip(layers, before, strict=True):
+        layer.scaling = {name: value * weight for name, value in scaling.items()}
+    setattr(base.pipeline, component, module)
+    try:
+        return base.latents()
+    finally:
+        setattr(base.pipeline, component, base.components[component])
+        for layer, scaling in zip(layers, before, strict=True):
+            layer.scaling = scaling
+
+
+@pytest.mark.parametrize(("config", "base_name", "component"), PEFT_ROWS)
+def test_a_peft_folder_gives_what_peft_makes(
+    bases: Callable[[str], Base], tmp_path: Path, weights: Sequence[float], config: str, base_name: str, component: str
+) -> None:
+    base = bases(base_name)
+    model = peft_model(base, component, PEFT_CONFIGS[config])
+    model.save_pretrained(str(tmp_path / "folder"))
+    module = model.base_model.model
+    require_equal(
+        base, tmp_path / "folder", weights, lambda weight: scaled_latents(base, component, model, module, weight)
+    )
+
+
+# -- diffusers' own writer -------------------------------------------------------------------------------------------------
+
+DIFFUSERS_ROWS = [
+    (name, base)
+    for name in ("alpha 16 of rank 4", "patterns", "DoRA", "rank-stabilised")
+    for base in ("sd", "sd2", "sdxl")
+]
+
+
+@pytest.mark.parametrize(("config", "base_name"), DIFFUSERS_ROWS)
+def test_what_diffusers_saves_gives_what_peft_makes(
+    bases: Callable[[str], Base], tmp_path: Path, weights: Sequence[float], config: str, base_name: str
+) -> None:
+    base = bases(base_name)
+    module: Any = copy.deepcopy(base.components["unet"])
+    module.add_adapter(LoraConfig(target_modules=["to_q", "to_k", "to_v", "to_out.0"], **PEFT_CONFIGS[config]))
+    randomise(module)
+    saved: Any = type(base.pipeline)
+    saved.save_lora_weights(
+        str(tmp_path),
+        unet_lora_layers=get_peft_model_state_dict(module),
+        unet_lora_adapter_metadata=module.peft_config["default"].to_dict(),
+    )
+    path = tmp_path / "pytorch_lora_weights.safetensors"
+    require_equal(base, path, weights, lambda weight: scaled_latents(base, "unet", module, module, weight))
+    assert torch.equal(base.with_adapter(tmp_path)[-1], base.with_adapter(path)[-1]), "the folder differs from its file"
+
+
+# -- LyCORIS ---------------------------------------------------------------------------------------------------------------
+
+LYCORIS: dict[str, dict[str, Any]] = {
+    "locon": {"algo": "locon", "preset": "attn-mlp"},
+    "locon with convolutions": {"algo": "locon", "conv_dim": 4, "conv_alpha": 1.0, "preset": "unet-convblock-only"},
+    "locon Tucker": {"algo": "locon", "use_tucker": True, "conv_dim": 4, "conv_alpha": 1.0, "preset": "unet-convblock-only"},
+    "locon DoRA": {"algo": "locon", "dora_wd": True, "preset": "attn-mlp"},
+    "locon rank-stabilised": {"algo": "locon", "rs_lora": True, "preset": "attn-mlp"},
+    "locon scalar": {"algo": "locon", "use_scalar": True, "preset": "attn-mlp"},
+    "LoHa": {"algo": "loha", "preset": "attn-mlp"},
+    "LoHa convolutions": {"algo": "loha", "conv_dim": 3, "conv_alpha": 1.0, "preset": "unet-convblock-only"},
+    "LoHa Tucker": {"algo": "loha", "use_tucker": True, "conv_dim": 3, "conv_alpha": 1.0, "preset": "unet-convblock-only"},
+    "LoHa DoRA": {"algo": "loha", "dora_wd": True, "preset": "attn-mlp"},
+    "LoKr": {"algo": "lokr", "factor": 4, "preset": "attn-mlp"},
+    "LoKr low-rank": {"algo": "lokr", "factor": 4, "dim": 2, "preset": "attn-mlp"},
+    "LoKr both low-rank": {"algo": "lokr", "factor": 8, "dim": 1, "decompose_both": True, "preset": "attn-mlp"},
+    "LoKr convolutions": {"algo": "lokr", "factor": 4, "dim": 2, "conv_dim": 2, "preset": "unet-convblock-only"},
+    "LoKr Tucker": {
+        "algo": "lokr", "factor": 4, "dim": 2, "conv_dim": 2, "use_tucker": True, "preset": "unet-convblock-only",
+    },
+    "IA3": {"algo": "ia3", "preset": "attn-mlp"},
+}  # fmt: skip
+LYCORIS_ROWS = [(name, base) for name in LYCORIS for base in ("sd", "sdxl")]
+
+
+def lycoris_network(base: Base, *, dim: int = 4, **options: Any) -> Any:
+    encoders = [module for part, module in base.components.items() if part != "unet"]
+    text = encoders if len(encoders) > 1 else encoders[0]
+    torch.manual_seed(0)
+    network = lycoris_kohya.create_network(1.0, dim, 2.0, None, text, base.components["unet"], **options)
+    network.apply_to(text, base.components["unet"], True, True)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            size = 0.3 if "lokr" in name or "hada" in name else 0.15
+            if "dora_scale" in name:
+                parameter.mul_(1 + 0.2 * torch.randn(parameter.shape, generator=generator))
+            elif name.endswith("scalar"):
+                parameter.fill_(0.7)
+            else:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * size)
+    return network
+
+
+def remove_network(base: Base, network: Any) -> None:
+    for layer in network.loras:
+        layer.restore()
+    for component in base.components.values():
+        for module in component.modules():
+            module.__dict__.pop("forward", None)
+    base.restore()
+
+
+@pytest.mark.parametrize(("algorithm", "base_name"), LYCORIS_ROWS)
+def test_what_lycoris_saves_gives_what_lycoris_makes(
+    bases: Callable[[str], Base], tmp_path: Path, weights: Sequence[float], algorithm: str, base_name: str
+) -> None:
+    base = bases(base_name)
+    network = lycoris_network(base, **LYCORIS[algorithm])
+    try:
+        path = tmp_path / "adapter.safetensors"
+        network.save_weights(str(path), None, {"ss_network_module": "lycoris.kohya"})
+
+        def expected(weight: float) -> Tensor:
+            if weight == 0:  # LyCORIS' own DoRA keeps the whole change at 0: no weight means no adapter here
+                return base.plain
+            for layer in network.loras:
+                layer.multiplier = weight
+            network.set_multiplier(weight)
+            return base.latents()
+
+        require_equal(base, path, weights, expected)
+    finally:
+        remove_network(base, network)
+
+
+@pytest.mark.parametrize(("options", "reason"), [
+    ({"algo": "full", "preset": "attn-mlp"}, "full-weight difference"),
+    ({"algo": "glora", "preset": "attn-mlp"}, "GLoRA"),
+    ({"algo": "diag-oft", "preset": "attn-mlp"}, "OFT"),
+    ({"algo": "boft", "preset": "attn-mlp"}, "OFT"),
+    ({"algo": "locon", "train_norm": True, "preset": "unet-convblock-only", "conv_dim": 4}, "train_norm"),
+    ({"algo": "locon", "dora_wd": True, "wd_on_output": False, "preset": "attn-mlp"}, "one number per output"),
+])  # fmt: skip
+def test_lycoris_algorithms_that_are_not_read_are_refused_by_name(
+    bases: Callable[[str], Base], tmp_path: Path, options: dict[str, Any], reason: str
+) -> None:
+    base = bases("sd")
+    network = lycoris_network(base, **options)
+    try:
+        path = tmp_path / "adapter.safetensors"
+        network.save_weights(str(path), None, {})
+    finally:
+        remove_network(base, network)
+    with pytest.raises(UnusableAdapter, match=reason):
+        base.with_adapter(path)
+
+
+def test_ia3_on_inputs_is_refused_by_name(bases: Callable[[str], Base], tmp_path: Path) -> None:
+    """As LyCORIS' own preset trains the second linear of each feed-forward."""
+    base, layer = bases("sd"), "down_blocks.0.attentions.0.transformer_blocks.0.ff.net.2"
+    width = base.components["unet"].get_submodule(layer).weight.shape[1]
+    stem, path = "lora_unet_" + layer.replace(".", "_"), tmp_path / "adapter.safetensors"
+    save_file({f"{stem}.weight": torch.ones(width), f"{stem}.on_input": torch.tensor(1)}, path)
+    with pytest.raises(UnusableAdapter, match="on a layer's inputs"):
+        base.with_adapter(path)

@@ -1,0 +1,235 @@
+"""LoRA files of every spelling become the same weights; what cannot be placed is refused by name."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from serve_app.engine.adapters import AdapterWeights, LayerTable, UnusableAdapter, read_adapter
+from serve_app.engine.families.registry import load_family
+from tests.engine import tiny_models
+from tests.engine.conftest import EXACT_FLOAT32
+
+Q = "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q"
+
+
+def layer_table(folder: Path) -> LayerTable:
+    family = load_family(folder, EXACT_FLOAT32)
+    return LayerTable(family.components, family.denoiser)
+
+
+@pytest.fixture(scope="module")
+def table(sd: Path) -> LayerTable:
+    return layer_table(sd)
+
+
+@pytest.fixture(scope="module")
+def xl_table(sdxl: Path) -> LayerTable:
+    return layer_table(sdxl)
+
+
+def read(path: Path, table: LayerTable, max_rank: int = 64) -> AdapterWeights:
+    return read_adapter(path, table, max_rank=max_rank, dtype=torch.float32)
+
+
+def saved(path: Path, tensors: dict[str, torch.Tensor]) -> Path:
+    save_file(tensors, path)
+    return path
+
+
+def pair(stem: str, down: str, up: str) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        f"{stem}{down}": torch.randn(4, 32, generator=generator),
+        f"{stem}{up}": torch.randn(32, 4, generator=generator),
+    }
+
+
+@pytest.mark.parametrize(("stem", "down", "up"), [
+    (f"unet.{Q}", ".lora_A.weight", ".lora_B.weight"),
+    (Q, ".lora_A.weight", ".lora_B.weight"),
+    (f"unet.{Q}", ".lora_A.default.weight", ".lora_B.default.weight"),
+    (f"unet.{Q}", ".lora.down.weight", ".lora.up.weight"),
+    (f"unet.{Q.replace('.to_q', '.processor.to_q')}_lora", ".down.weight", ".up.weight"),
+    ("lora_unet_" + Q.replace(".", "_"), ".lora_down.weight", ".lora_up.weight"),
+])  # fmt: skip
+def test_every_spelling_names_the_same_layer(table: LayerTable, tmp_path: Path, stem: str, down: str, up: str) -> None:
+    weights = read(saved(tmp_path / "a.safetensors", pair(stem, down, up)), table)
+    assert weights.keys() == {"unet"}
+    assert weights["unet"].keys() == {Q}
+    assert weights["unet"][Q].scaling == 1  # no alpha means alpha = rank
+
+
+@pytest.mark.parametrize("stem", [
+    "text_encoder.text_model.encoder.layers.0.self_attn.q_proj",
+    "text_encoder.encoder.layers.0.self_attn.q_proj",
+    "lora_te_text_model_encoder_layers_0_self_attn_q_proj",
+    "lora_te1_text_model_encoder_layers_0_self_attn_q_proj",
+])  # fmt: skip
+def test_text_encoder_layers_are_found(table: LayerTable, tmp_path: Path, stem: str) -> None:
+    weights = read(saved(tmp_path / "a.safetensors", pair(stem, ".lora_down.weight", ".lora_up.weight")), table)
+    assert [len(layers) for component, layers in weights.items() if component == "text_encoder"] == [1]
+
+
+@pytest.mark.parametrize(("sgm", "ours"), [
+    ("lora_unet_input_blocks_4_1_transformer_blocks_0_attn1_to_q", "down_blocks.1.attentions.0.transformer_blocks.0.attn1.to_q"),
+    ("lora_unet_input_blocks_5_1_proj_in", "down_blocks.1.attentions.1.proj_in"),
+    ("lora_unet_input_blocks_1_0_emb_layers_1", "down_blocks.0.resnets.0.time_emb_proj"),
+    ("lora_unet_middle_block_1_transformer_blocks_1_attn2_to_k", "mid_block.attentions.0.transformer_blocks.1.attn2.to_k"),
+    ("lora_unet_output_blocks_2_1_transformer_blocks_0_ff_net_0_proj", "up_blocks.0.attentions.2.transformer_blocks.0.ff.net.0.proj"),
+    ("lora_unet_output_blocks_2_2_conv", "up_blocks.0.upsamplers.0.conv"),
+    ("lora_unet_input_blocks_3_0_op", "down_blocks.0.downsamplers.0.conv"),
+    ("lora_unet_time_embed_0", "time_embedding.linear_1"),
+])  # fmt: skip
+def test_names_of_the_original_sdxl_code_are_found(xl_table: LayerTable, sgm: str, ours: str) -> None:
+    assert xl_table.find(sgm) == ("unet", ours)
+
+
+def test_alpha_scales_and_per_layer_alphas_win(table: LayerTable, tmp_path: Path) -> None:
+    stem = "lora_unet_" + Q.replace(".", "_")
+    tensors = pair(stem, ".lora_down.weight", ".lora_up.weight") | {f"{stem}.alpha": torch.tensor(1.0)}
+    assert read(saved(tmp_path / "a.safetensors", tensors), table)["unet"][Q].scaling == 0.25
+    peft = tiny_models.write_adapter(
+        tmp_path / "b.safetensors",
+        pair(f"unet.{Q}", ".lora_A.weight", ".lora_B.weight"),
+        {"unet.lora_alpha": 8, "unet.alpha_pattern": {"attn1.to_q": 2}},
+    )
+    assert read(peft.path, table)["unet"][Q].scaling == 0.5
+
+
+@pytest.mark.parametrize(("name", "reason"), [
+    (f"lora_unet_{Q.replace('.', '_')}.diff", "full-weight difference"),
+    (f"lora_unet_{Q.replace('.', '_')}.oft_blocks", "OFT"),
+    (f"lora_unet_{Q.replace('.', '_')}.b1.weight", "GLoRA"),
+    (f"lora_unet_{Q.replace('.', '_')}.w_norm", "train_norm"),
+    (f"unet.{Q}.lora_B.bias", "bias"),
+    ("bundle_emb.word.string_to_param", "bundled textual-inversion embeddings"),
+    ("lora_unet_double_blocks_0_img_attn_qkv.lora_down.weight", "looks like a Flux LoRA, this base is"),
+    ("transformer.single_transformer_blocks.0.attn.to_q.lora_A.weight", "looks like a Flux LoRA"),
+    ("lora_unet_joint_blocks_0_x_block_attn_qkv.lora_down.weight", "looks like an SD 3 LoRA"),
+    ("transformer.transformer_blocks.0.attn.to_q.lora_A.weight", "looks like a LoRA of a diffusion transformer"),
+    ("blocks.0.self_attn.q.lora_A.weight", "looks like a LoRA of a video model"),
+    ("emb_params", "looks like a textual inversion"),
+    ("conv_in.weight", "looks like a whole UNet"),
+    ("model.diffusion_model.input_blocks.0.0.weight", "looks like a whole checkpoint"),
+    ("unet.no_such_block.to_q.lora_A.weight", "no such layers"),
+    ("unet.something_else", "unet.something_else"),
+])  # fmt: skip
+def test_a_key_that_cannot_be_placed_refuses_the_file_by_name(
+    table: LayerTable, tmp_path: Path, name: str, reason: str
+) -> None:
+    tensors = pair(f"unet.{Q}", ".lora_A.weight", ".lora_B.weight") | {name: torch.zeros(4, 4)}
+    with pytest.raises(UnusableAdapter, match=reason):
+        read(saved(tmp_path / "a.safetensors", tensors), table)
+
+
+@pytest.mark.parametrize(("change", "reason"), [
+    ({"down": torch.full((4, 32), float("nan"))}, "not finite"),
+    ({"up": torch.full((32, 4), float("inf"))}, "not finite"),
+    ({"down": torch.zeros(4, 31)}, "do not fit"),
+    ({"down": torch.zeros(5, 32)}, "do not fit"),
+    ({"up": None}, "needs both"),
+])  # fmt: skip
+def test_weights_that_could_poison_or_do_not_fit_are_refused(
+    table: LayerTable, tmp_path: Path, change: dict[str, torch.Tensor | None], reason: str
+) -> None:
+    parts: dict[str, torch.Tensor | None] = {"down": torch.ones(4, 32), "up": torch.ones(32, 4)} | change
+    tensors = {
+        f"unet.{Q}.lora_{'A' if name == 'down' else 'B'}.weight": tensor
+        for name, tensor in parts.items()
+        if tensor is not None
+    }
+    with pytest.raises(UnusableAdapter, match=reason):
+        read(saved(tmp_path / "a.safetensors", tensors), table)
+
+
+def test_a_rank_above_the_limit_is_refused(table: LayerTable, tmp_path: Path) -> None:
+    path = saved(tmp_path / "a.safetensors", pair(f"unet.{Q}", ".lora_A.weight", ".lora_B.weight"))
+    with pytest.raises(UnusableAdapter, match=r"rank 4 .*, this server takes 2"):
+        read(path, table, max_rank=2)
+
+
+@pytest.mark.parametrize(("config", "reason"), [
+    ({"peft_type": "LOHA"}, "a PEFT LOHA adapter, only LORA"),
+    ({"lora_bias": True}, "lora_bias not supported"),
+    ({"modules_to_save": ["conv_in"]}, "modules_to_save not supported"),
+    ({"bias": "all"}, "bias 'all' is not supported"),
+    ({"init_lora_weights": "pissa"}, "changed base weights"),
+])  # fmt: skip
+def test_a_peft_configuration_that_is_not_computed_is_refused_by_name(
+    table: LayerTable, tmp_path: Path, config: dict[str, object], reason: str
+) -> None:
+    saved(tmp_path / "adapter_model.safetensors", pair(f"base_model.model.{Q}", ".lora_A.weight", ".lora_B.weight"))
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, **config}))
+    with pytest.raises(UnusableAdapter, match=reason):
+        read(tmp_path, table)
+
+
+def test_pefts_names_without_its_configuration_are_refused(table: LayerTable, tmp_path: Path) -> None:
+    path = saved(tmp_path / "a.safetensors", pair(f"base_model.model.{Q}", ".lora_A.weight", ".lora_B.weight"))
+    with pytest.raises(UnusableAdapter, match=r"without its adapter_config\.json"):
+        read(path, table)
+
+
+@pytest.mark.parametrize("files", [(), ("adapter_model.bin",), ("adapter_model.safetensors",)])
+def test_a_folder_that_is_no_adapter_is_refused(table: LayerTable, tmp_path: Path, files: tuple[str, ...]) -> None:
+    for name in files:
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(UnusableAdapter, match="the folder"):
+        read(tmp_path, table)
+
+
+def test_a_layer_under_two_names_is_refused(table: LayerTable, tmp_path: Path) -> None:
+    tensors = pair(f"unet.{Q}", ".lora_A.weight", ".lora_B.weight")
+    tensors |= pair("lora_unet_" + Q.replace(".", "_"), ".lora_down.weight", ".lora_up.weight")
+    with pytest.raises(UnusableAdapter, match="one layer under two names"):
+        read(saved(tmp_path / "a.safetensors", tensors), table)
+
+
+def test_two_adapters_in_one_file_are_refused(table: LayerTable, tmp_path: Path) -> None:
+    tensors = pair(f"unet.{Q}", ".lora_A.one.weight", ".lora_B.two.weight")
+    with pytest.raises(UnusableAdapter, match="two adapters in one file: "):
+        read(saved(tmp_path / "a.safetensors", tensors), table)
+
+
+def test_a_text_encoder_of_sd_1_is_refused_by_sdxl(xl_table: LayerTable, tmp_path: Path) -> None:
+    stem = "lora_te_text_model_encoder_layers_0_self_attn_q_proj"
+    path = saved(tmp_path / "a.safetensors", pair(stem, ".lora_down.weight", ".lora_up.weight"))
+    with pytest.raises(UnusableAdapter, match=r"looks like an SD 1 LoRA .* this base is SDXL"):
+        read(path, xl_table)
+
+
+@pytest.mark.parametrize(("width", "family"), [(768, "SD 1"), (1024, "SD 2")])
+def test_an_adapter_of_another_base_is_named_by_its_cross_attention(
+    xl_table: LayerTable, tmp_path: Path, width: int, family: str
+) -> None:
+    stem = "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn2_to_k"
+    tensors = {f"{stem}.lora_down.weight": torch.ones(4, width), f"{stem}.lora_up.weight": torch.ones(320, 4)}
+    with pytest.raises(UnusableAdapter, match=f"looks like an {family} LoRA, this base is SDXL"):
+        read(saved(tmp_path / "a.safetensors", tensors), xl_table)
+
+
+@pytest.mark.parametrize("parts", [
+    {"hada_w1_a": (32, 2), "hada_w1_b": (2, 32), "hada_w2_a": (31, 2), "hada_w2_b": (2, 32)},
+    {"hada_w1_a": (32, 2), "hada_w1_b": (2, 32), "hada_w2_a": (32, 2)},
+    {"hada_w1_a": (32, 100), "hada_w1_b": (100, 32), "hada_w2_a": (32, 100), "hada_w2_b": (100, 32)},
+    {"lokr_w1": (4, 4), "lokr_w2": (8, 7)},
+    {"lokr_w1": (4, 4)},
+    {"lokr_w1_a": (4, 2), "lokr_w1_b": (3, 4), "lokr_w2": (8, 8)},
+    {"lora_down.weight": (4, 32), "lora_up.weight": (32, 4), "lora_mid.weight": (4, 3, 3, 3)},
+])  # fmt: skip
+def test_parts_of_lycoris_that_do_not_fit_are_refused_by_layer(
+    table: LayerTable, tmp_path: Path, parts: dict[str, tuple[int, ...]]
+) -> None:
+    stem = "lora_unet_" + Q.replace(".", "_")
+    path = saved(tmp_path / "a.safetensors", {f"{stem}.{part}": torch.ones(shape) for part, shape in parts.items()})
+    with pytest.raises(UnusableAdapter, match=Q):
+        read(path, table)
+
+
+def test_a_file_that_is_not_safetensors_is_refused(table: LayerTable, tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").write_bytes(b"not at all")
+    with pytest.raises(UnusableAdapter, match="no safetensors file"):
+        read(tmp_path / "a.safetensors", table)

@@ -1,0 +1,169 @@
+"""Every field of a request reaches the engine, from both interfaces, and an adapter's absence is named."""
+
+import dataclasses
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pytest
+
+from serve_app.domain.errors import FailureCode
+from serve_app.domain.jobs import Claim, JobKind, Lease, new_job_id
+from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.engine import Engine, EngineOptions
+from serve_app.executors.generation import GenerationExecutor
+from serve_app.service.executor import Pixels, StartError
+from serve_app.service.resources import Resources
+from serve_app.stores.job_queue import new_nonce
+from tests.api.app import BODY_A, BODY_B, TestService, open_service
+from tests.support import POCKET, adapter_id
+
+REQUEST = GenerationRequest(
+    prompt="a red circle", lora_id=adapter_id("outline"), width=256, height=256, steps=2, seeds=(1,)
+)
+CHANGES: dict[str, Any] = {
+    "prompt": "a blue star",
+    "negative_prompt": "a red circle",
+    "lora_id": adapter_id("neon"),
+    "lora_weight": 0.25,
+    "width": 320,
+    "height": 320,
+    "guidance_scale": 2.0,
+    "steps": 3,
+    "seeds": (2,),
+}
+"""Another value for every field of a request."""
+INTERFACES: list[tuple[Variant, str, Any, str, Any]] = [
+    (Variant.A, "prompt", "a blue star", "prompt", "a blue star"),
+    (Variant.A, "lora_id", adapter_id("neon"), "lora_id", adapter_id("neon")),
+    (Variant.A, "lora_weight", 0.25, "lora_weight", 0.25),
+    (Variant.A, "width", 768, "width", 768),
+    (Variant.A, "height", 768, "height", 768),
+    (Variant.A, "guidance_scale", 2.0, "guidance_scale", 2.0),
+    (Variant.A, "steps", 21, "steps", 21),
+    (Variant.A, "seed", 5, "seeds", (5,)),
+    (Variant.A, "num_images", 2, "seeds", (1, 2)),
+    (Variant.B, "positive_prompt", "a blue star", "prompt", "a blue star"),
+    (Variant.B, "negative_prompt", "a red circle", "negative_prompt", "a red circle"),
+    (Variant.B, "model_id", adapter_id("neon"), "lora_id", adapter_id("neon")),
+    (Variant.B, "lora_weight", 0.25, "lora_weight", 0.25),
+    (Variant.B, "width", 320, "width", 320),
+    (Variant.B, "height", 320, "height", 320),
+    (Variant.B, "guidance", 2.0, "guidance_scale", 2.0),
+    (Variant.B, "seed", 5, "seeds", (5,)),
+]
+"""Interface, field and value of a body → field and value of the request that a worker claims."""
+FIXED = {Variant.A: {"negative_prompt"}, Variant.B: {"steps"}}
+"""Fields of a request that an interface has no field for."""
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine.load({"pocket": POCKET}, EngineOptions(max_rows=2, exact=False)) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TestService]:
+    async with open_service(tmp_path_factory.mktemp("service")) as opened:
+        yield opened
+
+
+def claim_of(request: GenerationRequest) -> Claim:
+    lease = Lease(job_id=new_job_id(JobKind.GENERATION), attempt=1)
+    return Claim(lease=lease, group="g", account_id="acct", request=request, created_at=datetime.now(UTC))
+
+
+async def images_of(executor: GenerationExecutor, request: GenerationRequest) -> list[Pixels]:
+    run_ids = [f"{i}" for i in range(request.num_images)]
+    await executor.start(claim_of(request), run_ids)
+    images: dict[str, Pixels] = {}
+    while executor.has_work:
+        for run in executor.step():
+            assert run.image is not None, run.failure
+            images[run.run_id] = run.image
+    return [images[run_id] for run_id in run_ids]
+
+
+@pytest.fixture
+async def executor(engine: Engine, resources: Resources) -> GenerationExecutor:
+    return GenerationExecutor(engine, resources)
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(GenerationRequest)])
+async def test_every_field_of_a_request_changes_the_image(executor: GenerationExecutor, name: str) -> None:
+    (image,) = await images_of(executor, REQUEST)
+    (changed,) = await images_of(executor, dataclasses.replace(REQUEST, **{name: CHANGES[name]}))
+    assert not np.array_equal(image, changed)
+    assert changed.shape == (CHANGES["height"] if name == "height" else 256, CHANGES["width"] if name == "width" else 256, 3)  # fmt: skip
+
+
+async def test_every_seed_makes_an_image(executor: GenerationExecutor) -> None:
+    first, second = await images_of(executor, dataclasses.replace(REQUEST, seeds=(1, 2)))
+    (alone,) = await images_of(executor, dataclasses.replace(REQUEST, seeds=(2,)))
+    assert np.array_equal(second, alone)
+    assert not np.array_equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("variant", "field", "value", "name", "expected"), INTERFACES, ids=lambda it: it if isinstance(it, str) else ""
+)
+async def test_every_field_of_an_interface_reaches_the_claimed_request(
+    service: TestService, variant: Variant, field: str, value: Any, name: str, expected: Any
+) -> None:
+    member = await service.member(interfaces=frozenset({variant}))
+    plain = await claimed(service, await service.submit(member, variant, seed=1))
+    fields: dict[str, Any] = {"seed": 1} | {field: value}
+    changed = await claimed(service, await service.submit(member, variant, **fields))
+    assert getattr(changed, name) == expected
+    assert dataclasses.replace(plain, **{name: expected}) == changed != plain
+
+
+@pytest.mark.parametrize("variant", Variant)
+def test_the_tables_above_name_every_field(variant: Variant) -> None:
+    fields = {field.name for field in dataclasses.fields(GenerationRequest)}
+    assert set(CHANGES) == fields
+    assert {name for interface, _, _, name, _ in INTERFACES if interface is variant} == fields - FIXED[variant]
+    assert set(BODY_A if variant is Variant.A else BODY_B) <= {field for one, field, *_ in INTERFACES if one is variant}
+
+
+async def claimed(service: TestService, job_id: str) -> GenerationRequest:
+    """The request as a worker gets it."""
+    while True:
+        claims = await service.resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce(), limit=64)
+        assert claims, f"{job_id} is not waiting"
+        for claim in claims:
+            if claim.lease.job_id == job_id:
+                assert isinstance(claim.request, GenerationRequest)
+                return claim.request
+
+
+async def test_a_lora_that_left_the_catalog_is_no_reason_to_retry(executor: GenerationExecutor) -> None:
+    with pytest.raises(StartError) as refused:
+        await executor.start(claim_of(dataclasses.replace(REQUEST, lora_id=adapter_id("gone"))), ["1"])
+    assert refused.value.failure.code is FailureCode.LORA_UNAVAILABLE
+    assert not refused.value.retry
+    assert not executor.has_work
+
+
+async def test_an_adapter_is_resident_while_it_is_fetched_and_after(
+    executor: GenerationExecutor, resources: Resources, engine: Engine
+) -> None:
+    adapter = resources.catalog.adapter(REQUEST.lora_id)
+    assert adapter is not None
+    claim = dataclasses.replace(claim_of(REQUEST), group=adapter.sha256)
+    await executor.start(claim, ["1"])
+    while executor.has_work:
+        executor.step()
+    assert adapter.sha256 in executor.resident
+    assert executor.free_runs == engine.free_runs == 1
+
+
+async def test_an_aborted_run_leaves_the_executor(executor: GenerationExecutor) -> None:
+    await executor.start(claim_of(REQUEST), ["1"])
+    assert executor.progress() == {"1": (0, 2)}
+    assert executor.abort("1")
+    assert not executor.abort("1")
+    assert executor.step() == []
+    assert not executor.has_work

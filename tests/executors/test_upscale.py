@@ -1,0 +1,128 @@
+"""Upscale jobs on the upscaler: every field of the request, aborts between tiles, sources that cannot be read."""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from datetime import UTC, datetime
+from io import BytesIO
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from serve_app.domain.errors import FailureCode
+from serve_app.domain.jobs import Claim, JobKind, Lease, new_job_id
+from serve_app.domain.requests import UpscaleRequest
+from serve_app.executors.upscale import UpscaleExecutor
+from serve_app.service.executor import Pixels, StartError
+from serve_app.service.resources import Resources
+from serve_app.upscale.upscaler import Upscaler
+
+
+async def stored(resources: Resources, color: tuple[int, int, int]) -> str:
+    out = BytesIO()
+    Image.new("RGB", (20, 10), color).save(out, "png")
+    name = resources.images.object_name("acct", new_job_id(JobKind.GENERATION), 1, 0, datetime.now(UTC))
+    return await resources.images.put(name, out.getvalue())
+
+
+def claim_of(source_uri: str, *, factor: int = 2) -> Claim:
+    request = UpscaleRequest(
+        image_id="img", scale_factor=factor, source_uri=source_uri, source_width=20, source_height=10
+    )
+    lease = Lease(job_id=new_job_id(JobKind.UPSCALE), attempt=1)
+    return Claim(lease=lease, group="", account_id="acct", request=request, created_at=datetime.now(UTC))
+
+
+async def image_of(executor: UpscaleExecutor, claim: Claim) -> Pixels:
+    await executor.start(claim, ["1"])
+    (run,) = executor.step()
+    assert run.run_id == "1"
+    assert run.image is not None
+    return run.image
+
+
+async def test_factor_and_source_reach_the_upscaler(resources: Resources) -> None:
+    executor = UpscaleExecutor(Upscaler.load(None), resources)
+    red, blue = await stored(resources, (255, 0, 0)), await stored(resources, (0, 0, 255))
+    twice = await image_of(executor, claim_of(red))
+    assert twice.shape == (20, 40, 3)
+    assert (await image_of(executor, claim_of(red, factor=4))).shape == (40, 80, 3)
+    assert not np.array_equal(twice, await image_of(executor, claim_of(blue)))
+
+
+async def test_waiting_and_running_images_take_the_free_runs(resources: Resources) -> None:
+    executor = UpscaleExecutor(Upscaler.load(None), resources, max_runs=2)
+    red = await stored(resources, (255, 0, 0))
+    assert not executor.has_work
+    assert executor.step() == ()
+    for run_id in "12":
+        await executor.start(claim_of(red), [run_id])
+    assert executor.free_runs == 0
+    assert executor.progress() == {"1": (0, 1), "2": (0, 1)}
+    assert executor.abort("2")
+    assert not executor.abort("2")
+    assert [run.run_id for run in executor.step()] == ["1"]
+    assert executor.free_runs == 2
+    assert executor.progress() == {}
+
+
+class PausedUpscaler:
+    """Reports its first tile of two, and goes on when it is allowed."""
+
+    def __init__(self) -> None:
+        self.began, self.go = asyncio.Event(), asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def upscale(self, rgb: Pixels, factor: int, on_progress: Callable[[int, int], None] | None = None) -> Pixels:
+        assert on_progress is not None
+        on_progress(1, 2)
+        self._loop.call_soon_threadsafe(self.began.set)
+        asyncio.run_coroutine_threadsafe(self.go.wait(), self._loop).result(30)
+        on_progress(2, 2)
+        return rgb
+
+
+@pytest.mark.parametrize("abort", [True, False])
+async def test_a_running_image_is_stopped_between_tiles(resources: Resources, abort: bool) -> None:
+    upscaler = PausedUpscaler()
+    executor = UpscaleExecutor(upscaler, resources)
+    await executor.start(claim_of(await stored(resources, (255, 0, 0))), ["1"])
+    step = asyncio.create_task(asyncio.to_thread(executor.step))
+    await asyncio.wait_for(upscaler.began.wait(), 30)
+    assert executor.progress() == {"1": (1, 2)}
+    assert executor.free_runs == 1
+    if abort:
+        assert executor.abort("1")
+    upscaler.go.set()
+    assert [run.run_id for run in await step] == ([] if abort else ["1"])
+    assert executor.free_runs == 2
+    assert not executor.abort("1")
+
+
+async def test_a_source_that_is_gone_is_no_reason_to_retry(resources: Resources) -> None:
+    executor = UpscaleExecutor(Upscaler.load(None), resources)
+    uri = await stored(resources, (255, 0, 0))
+    await resources.images.delete(uri)
+    with pytest.raises(StartError, match="no longer stored") as refused:
+        await executor.start(claim_of(uri), ["1"])
+    assert refused.value.failure.code is FailureCode.GENERATION_FAILED
+    assert not refused.value.retry
+    assert not executor.has_work
+
+
+async def test_a_source_that_cannot_be_read_now_is_tried_again(resources: Resources) -> None:
+    executor = UpscaleExecutor(Upscaler.load(None), resources)
+    uri = await stored(resources, (255, 0, 0))
+    folder = resources.settings.data_dir / "images"
+    folder.rename(folder.with_name("away"))
+    folder.write_text("not a folder")
+    with pytest.raises(StartError, match="cannot be read") as refused:
+        await executor.start(claim_of(uri), ["1"])
+    assert refused.value.retry
+
+
+def test_no_field_of_a_request_is_forgotten_here() -> None:
+    """The size is the source's own, and the id names it to callers."""
+    fields = {field.name for field in dataclasses.fields(UpscaleRequest)}
+    assert fields == {"image_id", "scale_factor", "source_uri", "source_width", "source_height"}
