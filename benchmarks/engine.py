@@ -1,9 +1,9 @@
 """The engine against three ways of serving many adapters: `python -m benchmarks.engine --model pocket`.
 
-Every comparison is made in one process and one run, rounds interleaved, warm-up excluded, medians told with their spread, and
-every image is checked: ours byte for byte against a run made alone, the rivals' against ours. Writes JSON and a plot.
-One check alone, with its progress: `--distinct --checks C9`.
-On a GPU machine, with torch, transformers, peft and diffusers: `--device cuda --model sdxl --random-weights` gives G1 to G8.
+Every comparison is made in one process and one run, rounds interleaved, warm-up excluded, medians given with their spread, and
+every image is checked: ours byte for byte against a run made alone, the policies' against ours. Writes JSON and a plot.
+One check alone, with its progress: `--distinct --checks batch-invariance`.
+On a GPU machine, with torch, transformers, peft and diffusers: `--device cuda --model sdxl --random-weights` gives the figures with goals.
 """
 
 import argparse
@@ -21,9 +21,10 @@ import torch
 
 from benchmarks.engine_checks import CHECKS
 from benchmarks.engine_goals import goals
-from benchmarks.engine_rivals import (
+from benchmarks.engine_models import ROOT, BenchmarkModel, make_model
+from benchmarks.engine_policies import (
+    Policy,
     Result,
-    Rival,
     at_its_best,
     bare,
     load_per_job,
@@ -32,16 +33,22 @@ from benchmarks.engine_rivals import (
     set_adapters_per_job,
     with_threads,
 )
-from benchmarks.engine_subjects import ROOT, Subject, make_subject
 from serve_app.engine import EngineOptions, RunRequest
 
-RIVALS: dict[str, Callable[[Subject], Rival]] = {
-    "ours": ours,
-    "no adapters": bare,
-    "B1 set_adapters per job": set_adapters_per_job,
-    "B2 one adapter per batch": one_adapter_per_batch,
-    "B3 load per job": load_per_job,
+OURS: dict[str, Callable[[BenchmarkModel], Policy]] = {"ours": ours, "no adapters": bare}
+COMPARED: dict[str, Callable[[BenchmarkModel], Policy]] = {
+    "preloaded": set_adapters_per_job,
+    "one-per-batch": one_adapter_per_batch,
+    "load-per-job": load_per_job,
 }
+LABELS = {
+    "ours": "Atelier, any adapters in one batch",
+    "no adapters": "Atelier, no adapters",
+    "preloaded": "diffusers per job, adapters preloaded",
+    "one-per-batch": "Atelier's engine, one adapter per batch",
+    "load-per-job": "diffusers, load and unload per job",
+}
+"""What the plot calls each."""
 SIZES = {"pocket": 512, "sd15": 512, "sdxl": 1024}
 GPU_SETUP = {"distinct": [1, 16, 64], "jobs": 16, "adapters": 64, "rank": 32, "repeats": 1, "checks": "none", "solo": 8}
 CPU_SETUP = {"distinct": [1, 8, 16], "jobs": 8, "adapters": 16, "rank": 8, "repeats": 3, "checks": "all", "solo": 16}
@@ -59,7 +66,7 @@ def main() -> None:
         exact=not args.inexact,
     )
     with tempfile.TemporaryDirectory() as folder:
-        subject = make_subject(
+        benchmark = make_model(
             args.model,
             options,
             Path(folder),
@@ -68,38 +75,38 @@ def main() -> None:
             side=args.side or SIZES[args.model],
         )
         report: dict[str, Any] = {"machine": _machine(args), "arguments": vars(args)}
-        report["throughput"] = throughput(subject, args)
+        report["throughput"] = throughput(benchmark, args)
         report["checks"] = {
-            name: check(subject, args) for name, check in CHECKS.items() if args.checks in ("all", name)
+            name: check(benchmark, args) for name, check in CHECKS.items() if args.checks in ("all", name)
         }
         if args.goals and report["throughput"]:
-            report["goals"] = goals(subject, report["throughput"], args)
+            report["goals"] = goals(benchmark, report["throughput"], args)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(report, indent=2, default=str) + "\n")
     print(json.dumps(report["throughput"] | report["checks"] | report.get("goals", {}), indent=2, default=str))
     if args.plot and len(report["throughput"]) > 1:
         threads = "" if args.device.startswith("cuda") else f", threads: {torch.get_num_threads()}"
-        plot(report["throughput"], args.plot, f"{args.model} {subject.side}², {args.steps} steps{threads}")
+        plot(report["throughput"], args.plot, f"{args.model} {benchmark.side}², {args.steps} steps{threads}")
 
 
-def throughput(subject: Subject, args: argparse.Namespace) -> dict[str, Any]:
-    """Images per second of a closed set of jobs for each number of distinct adapters, every rival in every round."""
-    wanted = [name for name in RIVALS if name[:2] in args.rivals or not name.startswith("B")]
-    rivals = {name: RIVALS[name](subject) for name in wanted} if args.distinct else {}
+def throughput(benchmark: BenchmarkModel, args: argparse.Namespace) -> dict[str, Any]:
+    """Images per second of a closed set of jobs for each number of distinct adapters, every policy in every round."""
+    wanted = OURS | {name: COMPARED[name] for name in args.policies}
+    policies = {name: make(benchmark) for name, make in wanted.items()} if args.distinct else {}
     table: dict[str, Any] = {}
     for adapters in args.distinct:
         jobs = max(args.jobs, adapters)
-        requests = subject.requests(jobs, adapters=adapters, steps=args.steps)
-        for rival in rivals.values():
-            rival(subject.requests(2, adapters=adapters, steps=2))
+        requests = benchmark.requests(jobs, adapters=adapters, steps=args.steps)
+        for policy in policies.values():
+            policy(benchmark.requests(2, adapters=adapters, steps=2))
         tried: dict[str, dict[int, list[Result]]] = {
-            name: {threads: [] for threads in (args.rival_threads if name.startswith("B") else [args.threads])}
-            for name in rivals
+            name: {threads: [] for threads in (args.policy_threads if name in COMPARED else [args.threads])}
+            for name in policies
         }
         entries = [(name, threads) for name, counts in tried.items() for threads in counts]
         for number in range(args.repeats):
             for name, threads in entries:
-                result = with_threads(rivals[name], threads)(requests)
+                result = with_threads(policies[name], threads)(requests)
                 tried[name][threads].append(result)
                 print(f"{adapters} adapters, round {number + 1}: {name} {result.wall_s:.1f} s", flush=True)
         best = {name: at_its_best(results) for name, results in tried.items()}
@@ -108,7 +115,7 @@ def throughput(subject: Subject, args: argparse.Namespace) -> dict[str, Any]:
             name: _speed(results, jobs) | {"threads": threads} for name, (threads, results) in best.items()
         }
         table[str(adapters)] |= _ratios(rounds)
-        table[str(adapters)]["images"] = _compare(rounds, rivals["ours"], requests[: args.solo])
+        table[str(adapters)]["images"] = _compare(rounds, policies["ours"], requests[: args.solo])
         print(adapters, json.dumps(table[str(adapters)]), flush=True)
     return table
 
@@ -126,15 +133,15 @@ def _speed(results: Sequence[Result], jobs: int) -> dict[str, Any]:
 
 
 def _ratios(rounds: Mapping[str, Sequence[Result]]) -> dict[str, Any]:
-    """Ours over each rival, round by round (neighbours in time), the median and the spread."""
+    """Ours over each policy, round by round (neighbours in time), the median and the spread."""
     ratios: dict[str, Any] = {}
-    for name in [name for name in rounds if name.startswith("B")]:
+    for name in [name for name in rounds if name in COMPARED]:
         pairs = list(zip(rounds["ours"], rounds[name], strict=True))
         walls, cpus = (
             [theirs.wall_s / own.wall_s for own, theirs in pairs],
             [theirs.cpu_s / own.cpu_s for own, theirs in pairs],
         )
-        ratios[f"ours / {name[:2]}"] = {
+        ratios[f"ours / {name}"] = {
             "wall": round(statistics.median(walls), 2),
             "wall_spread": [round(min(walls), 2), round(max(walls), 2)],
             "cpu": round(statistics.median(cpus), 2),
@@ -143,15 +150,15 @@ def _ratios(rounds: Mapping[str, Sequence[Result]]) -> dict[str, Any]:
     return ratios
 
 
-def _compare(rounds: Mapping[str, Sequence[Result]], alone: Rival, requests: Sequence[RunRequest]) -> dict[str, Any]:
-    """How many of our images are byte for byte those of a run alone, and how far each rival's are from ours (8-bit levels)."""
+def _compare(rounds: Mapping[str, Sequence[Result]], alone: Policy, requests: Sequence[RunRequest]) -> dict[str, Any]:
+    """How many of our images are byte for byte those of a run alone, and how far each policy's are from ours (8-bit levels)."""
     mixed = rounds["ours"][-1].images
-    solo = {request.key: alone([request]).images[request.key] for request in requests}
+    solo = {request.run_id: alone([request]).images[request.run_id] for request in requests}
     same = sum(np.array_equal(mixed[key], solo[key]) for key in solo)
     far = {
-        name[:2]: max(int(abs(results[-1].images[key].astype(int) - mixed[key]).max()) for key in mixed)
+        name: max(int(abs(results[-1].images[key].astype(int) - mixed[key]).max()) for key in mixed)
         for name, results in rounds.items()
-        if name.startswith("B")
+        if name in COMPARED
     }
     return {"identical_to_alone": f"{same}/{len(solo)}", "largest_difference": far}
 
@@ -164,8 +171,9 @@ def plot(table: Mapping[str, Any], path: Path, title: str) -> None:
 
     figure, axes = pyplot.subplots(figsize=(9, 4.2))
     counts = [int(adapters) for adapters in table]
-    for name in [name for name in RIVALS if name in table[str(counts[0])]]:
-        axes.plot(counts, [table[str(count)][name]["images_per_s"] for count in counts], marker="o", label=name)
+    for name, label in LABELS.items():
+        if name in table[str(counts[0])]:
+            axes.plot(counts, [table[str(count)][name]["images_per_s"] for count in counts], marker="o", label=label)
     axes.set_xscale("log", base=2)
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.set_ylim(bottom=0)
@@ -205,22 +213,22 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--distinct", type=int, nargs="*", help="adapters among the jobs, a round of each; none: no throughput"
     )
-    parser.add_argument("--rivals", nargs="*", choices=["B1", "B2", "B3"], default=["B1", "B2", "B3"])
+    parser.add_argument("--policies", nargs="*", choices=list(COMPARED), default=list(COMPARED))
     parser.add_argument("--rank", type=int)
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--repeats", type=int)
     parser.add_argument(
         "--solo", type=int, default=1000, help="so many images of a round are made again alone and compared"
     )
-    parser.add_argument("--resident", type=int, default=64, help="adapters placed to show that slots hold them (G7)")
+    parser.add_argument("--resident", type=int, default=64, help="adapters placed to show that slots hold them")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument(
-        "--rival-threads", type=int, nargs="*", help="each rival runs with each, its fastest counts; none: as ours"
+        "--policy-threads", type=int, nargs="*", help="each policy runs with each, its fastest counts; none: as ours"
     )
     parser.add_argument("--compile", default="")
     parser.add_argument("--inexact", action="store_true")
     parser.add_argument("--checks", choices=["all", "none", *CHECKS])
-    parser.add_argument("--goals", action="store_true", help="G1 to G8 also on a CPU, to rehearse them")
+    parser.add_argument("--goals", action="store_true", help="the figures with goals also on a CPU, to rehearse them")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
@@ -229,7 +237,7 @@ def _arguments() -> argparse.Namespace:
         if getattr(args, name) is None:
             setattr(args, name, value)
     args.goals |= on_gpu
-    args.rival_threads = args.rival_threads or [args.threads]
+    args.policy_threads = args.policy_threads or [args.threads]
     what = "engine" if args.distinct else f"engine-{args.checks}"
     label = f"{what}-{args.model}" if on_gpu else what
     args.out = args.out or ROOT / "benchmarks" / "results" / f"{label}.json"

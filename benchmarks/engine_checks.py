@@ -1,4 +1,4 @@
-"""The engine's other promises, measured: latency, joining, overhead, loading, exactness, cancelling, poison."""
+"""The engine's other properties, measured: latency, joining, overhead, loading, invariance, cancelling, poison."""
 
 import argparse
 import statistics
@@ -12,56 +12,56 @@ from typing import Any
 import numpy as np
 from safetensors.torch import load_file, save_file
 
+from benchmarks.engine_models import BenchmarkModel
 from benchmarks.engine_parity import parity
-from benchmarks.engine_rivals import ours, set_adapters_per_job, with_threads
-from benchmarks.engine_subjects import Subject
+from benchmarks.engine_policies import ours, set_adapters_per_job, with_threads
 from serve_app.engine import AdapterFile, Engine, RunRequest
 
 SMALL = 256
 """Pixels of the checks that are about order and bytes, not speed."""
 
 
-def short_job_behind_long_ones(subject: Subject, args: argparse.Namespace) -> dict[str, Any]:
-    """C4: a 20-step job that arrives behind seven 50-step jobs; its image against one made alone and against B1's."""
-    small = subject._replace(side=min(subject.side, SMALL))
+def short_job_behind_long_ones(benchmark: BenchmarkModel, args: argparse.Namespace) -> dict[str, Any]:
+    """A 20-step job that arrives behind seven 50-step jobs; its image against one made alone and diffusers'."""
+    small = benchmark._replace(side=min(benchmark.side, SMALL))
     jobs = [
         *small.requests(7, adapters=7, steps=50),
-        replace(small.requests(1, adapters=1, steps=20, first=99)[0], adapter=subject.adapters[7]),
+        replace(small.requests(1, adapters=1, steps=20, first=99)[0], adapter=benchmark.adapters[7]),
     ]
-    engine, rival = ours(small), set_adapters_per_job(small)
-    for one in (engine, rival):
+    engine, policy = ours(small), set_adapters_per_job(small)
+    for one in (engine, policy):
         one(small.requests(2, adapters=2, steps=2))
-    rivals = {threads: with_threads(rival, threads) for threads in args.rival_threads}
-    waits, latencies = list[float](), {threads: list[float]() for threads in rivals}
+    policies = {threads: with_threads(policy, threads) for threads in args.policy_threads}
+    waits, latencies = list[float](), {threads: list[float]() for threads in policies}
     images: dict[str, np.ndarray] = {}
     for _ in range(args.repeats):
         made = engine(jobs)
         waits.append(made.latencies["99"])
         images["ours"] = made.images["99"]
-        for threads, one in rivals.items():
+        for threads, one in policies.items():
             made = one(jobs)
             latencies[threads].append(made.latencies["99"])
-            images["B1"] = made.images["99"]
+            images["diffusers"] = made.images["99"]
     latency = statistics.median(waits)
-    medians = {f"B1, threads: {threads}": statistics.median(values) for threads, values in latencies.items()}
+    medians = {f"diffusers, threads: {threads}": statistics.median(values) for threads, values in latencies.items()}
     return {
         "p50_s": {f"ours, threads: {args.threads}": round(latency, 2)} | {k: round(v, 2) for k, v in medians.items()},
         "times_lower": {name: round(median / latency, 1) for name, median in medians.items()},
         "identical_to_alone": np.array_equal(images["ours"], engine(jobs[-1:]).images["99"]),
-        "largest_difference": int(abs(images["ours"].astype(int) - images["B1"]).max()),
+        "largest_difference": int(abs(images["ours"].astype(int) - images["diffusers"]).max()),
     }
 
 
-def enqueue_to_first_step(subject: Subject, _: argparse.Namespace) -> dict[str, Any]:
-    """C5: time from `add`, at a random moment of a step, to the end of the new run's first step, in steps."""
+def enqueue_to_first_step(benchmark: BenchmarkModel, _: argparse.Namespace) -> dict[str, Any]:
+    """Time from `add`, at a random moment of a step, to the end of the new run's first step, in steps."""
     import random
     import threading
 
-    engine, chance = _loaded(subject, runs=4), random.Random(0)
+    engine, chance = _loaded(benchmark, runs=4), random.Random(0)
     waits: list[float] = []
     for i in range(20):
-        late = subject.requests(1, adapters=4, steps=50, first=1000 + i)[0]
-        typical = _timed(engine.step, subject.wall)
+        late = benchmark.requests(1, adapters=4, steps=50, first=1000 + i)[0]
+        typical = _timed(engine.step, benchmark.wall)
         added = list[float]()
 
         def add(late: RunRequest = late, added: list[float] = added) -> None:
@@ -69,10 +69,10 @@ def enqueue_to_first_step(subject: Subject, _: argparse.Namespace) -> dict[str, 
             engine.add(late)
 
         threading.Timer(typical * chance.random(), add).start()
-        while engine.progress().get(late.key, (0, 0))[0] == 0:
+        while engine.progress().get(late.run_id, (0, 0))[0] == 0:
             engine.step()
-        waits.append((subject.wall() - added[0]) / typical)
-        engine.abort(late.key)
+        waits.append((benchmark.wall() - added[0]) / typical)
+        engine.abort(late.run_id)
         engine.step()
     return {
         "median_steps_to_end_of_first": round(statistics.median(waits), 2),
@@ -80,91 +80,93 @@ def enqueue_to_first_step(subject: Subject, _: argparse.Namespace) -> dict[str, 
     }
 
 
-def mixed_over_bare(subject: Subject, args: argparse.Namespace) -> dict[str, Any]:
-    """C6: a full batch with eight adapters over the same batch with none."""
-    mixed, bare = _loaded(subject, runs=8), _loaded(subject, runs=8, adapters=0)
-    ratios = [_timed(mixed.step, subject.work) / _timed(bare.step, subject.work) for _ in range(5 * args.repeats)]
+def mixed_over_bare(benchmark: BenchmarkModel, args: argparse.Namespace) -> dict[str, Any]:
+    """A full batch with eight adapters over the same batch with none."""
+    mixed, bare = _loaded(benchmark, runs=8), _loaded(benchmark, runs=8, adapters=0)
+    ratios = [_timed(mixed.step, benchmark.work) / _timed(bare.step, benchmark.work) for _ in range(5 * args.repeats)]
     return {"ratio": round(statistics.median(ratios), 3), "spread": [round(min(ratios), 3), round(max(ratios), 3)]}
 
 
-def loading_stalls_nobody(subject: Subject, args: argparse.Namespace) -> dict[str, Any]:
-    """C7: the step thread's own processor time per step, with and without an unseen adapter being read and placed."""
-    engine = _loaded(subject, runs=7)
-    rounds = [_stall(subject, engine, number) for number in range(args.repeats)]
+def loading_during_steps(benchmark: BenchmarkModel, args: argparse.Namespace) -> dict[str, Any]:
+    """The step thread's own processor time per step, with and without an unseen adapter being read and placed."""
+    engine = _loaded(benchmark, runs=7)
+    rounds = [_stall(benchmark, engine, number) for number in range(args.repeats)]
     ratios = [one["while_loading_ms"]["p99"] / one["quiet_ms"]["p99"] for one in rounds]
     spread = [round(min(ratios), 3), round(max(ratios), 3)]
     return {"rounds": rounds, "p99_ratio": round(statistics.median(ratios), 3), "spread": spread}
 
 
-def _stall(subject: Subject, engine: Engine, number: int) -> dict[str, dict[str, float]]:
+def _stall(benchmark: BenchmarkModel, engine: Engine, number: int) -> dict[str, dict[str, float]]:
     """Thirty steps in peace, and thirty during which ten adapters come in, one after the other."""
-    quiet = [_timed(engine.step, subject.thread_work) for _ in range(30)]
+    quiet = [_timed(engine.step, benchmark.thread_work) for _ in range(30)]
     busy: list[float] = []
     with TemporaryDirectory() as folder:
         for i in range(10):
-            unseen = _copy_of(subject.adapters[0], Path(folder) / f"{i}.safetensors", 1 + number + i / 100)
-            request = replace(subject.requests(1, adapters=0, steps=50, first=2000 + i)[0], adapter=unseen)
+            unseen = _copy_of(benchmark.adapters[0], Path(folder) / f"{i}.safetensors", 1 + number + i / 100)
+            request = replace(benchmark.requests(1, adapters=0, steps=50, first=2000 + i)[0], adapter=unseen)
             (model,) = engine.base_models.values()
-            model.pool.expect(unseen)
-            busy += [_timed(engine.step, subject.thread_work) for _ in range(3)]
+            model.pool.prefetch(unseen)
+            busy += [_timed(engine.step, benchmark.thread_work) for _ in range(3)]
             engine.add(request)
-            engine.abort(request.key)
+            engine.abort(request.run_id)
     return {"quiet_ms": _percentiles(quiet), "while_loading_ms": _percentiles(busy)}
 
 
-def same_bytes_in_any_company(subject: Subject, _: argparse.Namespace, jobs: int = 200) -> dict[str, Any]:
-    """C9: random steps, guidance, weights, adapters, joining at random steps, against each run alone on a second engine."""
+def same_bytes_in_random_batches(benchmark: BenchmarkModel, _: argparse.Namespace, jobs: int = 200) -> dict[str, Any]:
+    """Random steps, guidance, weights, adapters, joining at random steps, against each run alone on a second engine."""
     import random
 
-    chance, small = random.Random(1), subject._replace(side=min(subject.side, SMALL))
+    chance, small = random.Random(1), benchmark._replace(side=min(benchmark.side, SMALL))
     requests = [
-        replace(one, steps=chance.randint(2, 6), guidance=chance.choice([1.0, 5.0, 9.0]), weight=chance.choice([0.1, 0.75, 2.0]), adapter=chance.choice([None, *subject.adapters]))
+        replace(one, steps=chance.randint(2, 6), guidance=chance.choice([1.0, 5.0, 9.0]), scale=chance.choice([0.1, 0.75, 2.0]), adapter=chance.choice([None, *benchmark.adapters]))
         for one in small.requests(jobs, adapters=1, steps=2)
     ]  # fmt: skip
-    crowd: dict[str, np.ndarray] = {}
+    together: dict[str, np.ndarray] = {}
     engine, waiting = small.engine(), list(requests)
     while waiting or engine.has_work:
         for _joins in range(min(len(waiting), chance.randint(0, 3))):
             engine.add(waiting.pop())
         for ended in engine.step():
             assert ended.image is not None, ended.failure
-            crowd[ended.key] = ended.image
-            _tell("C9: in company", len(crowd), jobs)
+            together[ended.run_id] = ended.image
+            _report("batch-invariance: together", len(together), jobs)
     alone, same = ours(small), 0
     for i, one in enumerate(requests, start=1):
-        same += np.array_equal(crowd[one.key], alone([one]).images[one.key])
-        _tell(f"C9: alone, {same} identical", i, jobs)
+        same += np.array_equal(together[one.run_id], alone([one]).images[one.run_id])
+        _report(f"batch-invariance: alone, {same} identical", i, jobs)
     return {"identical": f"{same}/{jobs}"}
 
 
-def cancel_to_freed_row(subject: Subject, _: argparse.Namespace) -> dict[str, Any]:
-    """C10: steps from `abort` until the run is out of the forward pass."""
-    small = subject._replace(side=min(subject.side, SMALL))
+def cancel_to_freed_row(benchmark: BenchmarkModel, _: argparse.Namespace) -> dict[str, Any]:
+    """Steps from `abort` until the run is out of the forward pass."""
+    small = benchmark._replace(side=min(benchmark.side, SMALL))
     engine = _loaded(small, runs=8)
     rows: list[int] = []
     (model,) = engine.base_models.values()
-    model.family.unet.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].shape[0]))
+    model.denoiser.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].shape[0]))
     engine.step()
     engine.abort("0")
     engine.step()
     return {"rows_before": rows[0], "rows_in_next_step": rows[1], "steps": 1 if rows[1] < rows[0] else "more"}
 
 
-def poison(subject: Subject, _: argparse.Namespace) -> dict[str, Any]:
-    """C12: an exploding adapter and one of NaN beside six good jobs."""
-    small = subject._replace(side=min(subject.side, SMALL))
+def failing_neighbours(benchmark: BenchmarkModel, _: argparse.Namespace) -> dict[str, Any]:
+    """An exploding adapter and one of NaN beside six good jobs."""
+    small = benchmark._replace(side=min(benchmark.side, SMALL))
     good = small.requests(6, adapters=6, steps=6)
     alone = ours(small)
-    expected = {one.key: alone([one]).images[one.key] for one in good}
+    expected = {one.run_id: alone([one]).images[one.run_id] for one in good}
     with TemporaryDirectory() as folder:
         bad = [
             replace(
-                good[0], key=f"bad{i}", adapter=_copy_of(subject.adapters[0], Path(folder) / f"{i}.safetensors", factor)
+                good[0],
+                run_id=f"bad{i}",
+                adapter=_copy_of(benchmark.adapters[0], Path(folder) / f"{i}.safetensors", factor),
             )
             for i, factor in enumerate((1e20, float("nan")))
         ]
         engine = small.engine()
-        ended = {one.key: one for one in _finish(engine, bad + good)}
+        ended = {one.run_id: one for one in _finish(engine, bad + good)}
     touched = sum(not np.array_equal(expected[key], np.asarray(ended[key].image)) for key in expected)
     failures = {key: ended[key].failure for key in ("bad0", "bad1")}
     return {
@@ -173,23 +175,23 @@ def poison(subject: Subject, _: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-CHECKS: dict[str, Callable[[Subject, argparse.Namespace], dict[str, Any]]] = {
-    "C4": short_job_behind_long_ones,
-    "C5": enqueue_to_first_step,
-    "C6": mixed_over_bare,
-    "C7": loading_stalls_nobody,
-    "C9": same_bytes_in_any_company,
-    "C10": cancel_to_freed_row,
-    "C11": parity,
-    "C12": poison,
+CHECKS: dict[str, Callable[[BenchmarkModel, argparse.Namespace], dict[str, Any]]] = {
+    "late-arrival": short_job_behind_long_ones,
+    "first-step": enqueue_to_first_step,
+    "adapter-cost": mixed_over_bare,
+    "adapter-loading": loading_during_steps,
+    "batch-invariance": same_bytes_in_random_batches,
+    "abort": cancel_to_freed_row,
+    "parity": parity,
+    "isolation": failing_neighbours,
 }
 
 
-def _loaded(subject: Subject, *, runs: int, adapters: int = 8) -> Engine:
+def _loaded(benchmark: BenchmarkModel, *, runs: int, adapters: int = 8) -> Engine:
     """An engine in the middle of long runs, warm."""
-    engine = subject.engine()
-    for request in subject.requests(
-        runs, adapters=adapters and min(adapters, runs), steps=1000 if subject.name == "pocket" else 999
+    engine = benchmark.engine()
+    for request in benchmark.requests(
+        runs, adapters=adapters and min(adapters, runs), steps=1000 if benchmark.name == "pocket" else 999
     ):
         engine.add(request)
     while min(done for done, _ in engine.progress().values()) < 2:
@@ -212,7 +214,7 @@ def _copy_of(adapter: AdapterFile, path: Path, factor: float) -> AdapterFile:
     return AdapterFile(f"{adapter.id}*{factor}", path)
 
 
-def _tell(what: str, done: int, total: int) -> None:
+def _report(what: str, done: int, total: int) -> None:
     if done % 20 == 0 or done == total:
         print(f"{what} {done}/{total}", flush=True)
 

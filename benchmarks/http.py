@@ -78,45 +78,45 @@ def _settings(folder: Path) -> Settings:
 
 async def _measure(settings: Settings, rounds: int, seconds: float, connections: int) -> None:
     async with open_resources(settings) as resources:
-        account = await resources.accounts.create_account("bench", plan_a="roomy")
-        _, secret = await resources.accounts.create_key(account.id, interfaces=frozenset({Variant.A}))
+        account = await resources.accounts.create("benchmark", plan_a="roomy")
+        _, secret = await resources.api_keys.create(account.id, interfaces=frozenset({Variant.A}))
         lora_id = resources.catalog.all()[0].id
         plain = redis.Redis.from_url(resources.redis_url, decode_responses=True)
     with socket.create_server(("127.0.0.1", 0), backlog=256) as listening:
         server = _start_server(settings, listening)
         port = listening.getsockname()[1]
         assert server.pid is not None
-        bench = Bench(port, server.pid, secret, lora_id, connections)
+        callers = Callers(port, server.pid, secret, lora_id, connections)
         accepts: dict[str, list[Measured]] = {mode: [] for mode in MODES}
         polls: dict[str, list[Measured]] = {mode: [] for mode in MODES}
-        await bench.accept(WARM_UP_S)
+        await callers.accept(WARM_UP_S)
         for number in range(rounds):
-            for mode, words in MODES.items():
-                _set_durability(plain, words)
-                accepts[mode].append(await bench.accept(seconds))
-                polls[mode].append(await bench.poll(seconds))
-                _say(
+            for mode, config in MODES.items():
+                _set_durability(plain, config)
+                accepts[mode].append(await callers.accept(seconds))
+                polls[mode].append(await callers.poll(seconds))
+                _print(
                     f"round {number + 1}, {mode}: {accepts[mode][-1].per_s:.0f} accepts/s, {polls[mode][-1].per_s:.0f} polls/s\n"
                 )
         server.kill()
-    _say(_report(accepts, polls, rounds, seconds, connections, len(bench.ids)))
+    _print(_report(accepts, polls, rounds, seconds, connections, len(callers.ids)))
 
 
-def _set_durability(plain: redis.Redis, words: dict[str, str]) -> None:
-    for name, value in words.items():
+def _set_durability(plain: redis.Redis, config: dict[str, str]) -> None:
+    for name, value in config.items():
         plain.config_set(name, value)
     while plain.info("persistence")["aof_rewrite_in_progress"]:  # switching the file on writes it anew
         time.sleep(0.05)
 
 
-class Bench:
+class Callers:
     """Callers on keep-alive connections, each with one request under way."""
 
     def __init__(self, port: int, server: int, secret: str, lora_id: str, connections: int) -> None:
         self._port = port
         self._server = server
         self._connections = connections
-        self._credential = f"Host: bench\r\nAuthorization: Bearer {secret}\r\n"
+        self._credential = f"Host: benchmark\r\nAuthorization: Bearer {secret}\r\n"
         self._lora_id = lora_id
         self._numbers = count()
         self.ids: list[str] = []
@@ -131,7 +131,7 @@ class Bench:
         number = next(self._numbers)
         body = json.dumps({"prompt": f"lighthouse {number}", "lora_id": self._lora_id, "seed": number})
         return (
-            f"POST /v1/generate HTTP/1.1\r\n{self._credential}Idempotency-Key: bench-{number}\r\n"
+            f"POST /v1/generate HTTP/1.1\r\n{self._credential}Idempotency-Key: benchmark-{number}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}"
         ).encode()
 
@@ -142,10 +142,8 @@ class Bench:
     async def _run(self, request: Callable[[], bytes], seconds: float, *, remember: bool) -> Measured:
         times: list[float] = []
         began, cpu = time.perf_counter(), cpu_seconds(self._server)
-        callers = (
-            self._call_until(began + seconds, request, times, remember=remember) for _ in range(self._connections)
-        )
-        await asyncio.gather(*callers)
+        calls = (self._call_until(began + seconds, request, times, remember=remember) for _ in range(self._connections))
+        await asyncio.gather(*calls)
         took = time.perf_counter() - began
         cuts = statistics.quantiles(times, n=100)
         cpu_ms = 1000 * (cpu_seconds(self._server) - cpu) / len(times)
@@ -232,7 +230,7 @@ def _spread(values: list[float], digits: int) -> str:
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}–{max(values):.{digits}f})"
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
 

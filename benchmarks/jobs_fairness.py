@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 from serve_app.domain.jobs import CommitReply, JobKind
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.stores.embedded import ensure_redis, stop_redis
-from serve_app.stores.jobs import Fairness
-from serve_app.stores.redis import PREFIX
-from tests.stores.logical import Bench, model_settings
+from serve_app.stores.job_queue import Fairness
+from serve_app.stores.redis_keys import PREFIX
+from tests.stores.logical_queue import LogicalQueue, model_settings
 
 RUN_MS, SWAP_MS = 4_000, 1_500
 """A job's time on a worker, and what loading an adapter adds (`research/reliability.md`, 2.10)."""
@@ -95,10 +95,10 @@ class SimulatedWorker:
         return is_new
 
 
-async def simulate(bench: Bench, plan: Plan, *, fair: bool, grouped: bool, seed: int = 1) -> Outcome:
+async def simulate(queue: LogicalQueue, plan: Plan, *, fair: bool, grouped: bool, seed: int = 1) -> Outcome:
     rnd = random.Random(seed)
     arrivals = sorted(_arrivals(plan, rnd), key=lambda arrival: arrival.at)
-    outcome, start = Outcome(), bench.now
+    outcome, start = Outcome(), queue.now
     workers = [_warm_worker(f"w{number}", plan, rnd) for number in range(plan.workers)]
     free = [(0, number) for number in range(plan.workers)]
     next_arrival = 0
@@ -107,14 +107,14 @@ async def simulate(bench: Bench, plan: Plan, *, fair: bool, grouped: bool, seed:
         first = next_arrival
         while next_arrival < len(arrivals) and arrivals[next_arrival].at <= at:
             next_arrival += 1
-        await _accept_all(bench, arrivals, range(first, next_arrival), start, fair=fair)
-        _set_clock(bench, start + at)
+        await _accept_all(queue, arrivals, range(first, next_arrival), start, fair=fair)
+        _set_clock(queue, start + at)
         asking: list[int] = []
         while free and free[0][0] < at + INSTANT_MS:
             asking.append(heapq.heappop(free)[1])
         for some in _batches(asking):
             busy = await asyncio.gather(
-                *(_serve_one(bench, workers[number], arrivals, at, outcome, grouped=grouped) for number in some)
+                *(_serve_one(queue, workers[number], arrivals, at, outcome, grouped=grouped) for number in some)
             )
             for number, busy_ms in zip(some, busy, strict=True):
                 heapq.heappush(free, (at + (busy_ms or POLL_MS), number))
@@ -122,11 +122,17 @@ async def simulate(bench: Bench, plan: Plan, *, fair: bool, grouped: bool, seed:
 
 
 async def _serve_one(
-    bench: Bench, worker: SimulatedWorker, arrivals: Sequence[Arrival], at: int, outcome: Outcome, *, grouped: bool
+    queue: LogicalQueue,
+    worker: SimulatedWorker,
+    arrivals: Sequence[Arrival],
+    at: int,
+    outcome: Outcome,
+    *,
+    grouped: bool,
 ) -> int | None:
     """How long the worker is busy with what it got; None when it got nothing."""
     resident = tuple(worker.held) if grouped else ()
-    claims = await bench.store.claim(worker.name, kind=JobKind.GENERATION, nonce=f"{at}", resident=resident, limit=1)
+    claims = await queue.claim(worker.name, kind=JobKind.GENERATION, nonce=f"{at}", resident=resident, limit=1)
     if not claims:
         return None
     (claim,) = claims
@@ -136,9 +142,9 @@ async def _serve_one(
     outcome.served += 1
     outcome.swaps += is_swap
     outcome.waits[BUSY if arrival.account == BUSY else "small"].append((at - arrival.at) / 1000)
-    outcome.skips = max(outcome.skips, int(await _skips(bench, claim.lease.job_id)))
-    # committed at once, on the books at its measured time: what follows is only that the worker is busy until then
-    assert await bench.store.finish(claim.lease, [], seconds=busy_ms / 1000) is CommitReply.OK
+    outcome.skips = max(outcome.skips, int(await _skips(queue, claim.lease.job_id)))
+    # committed at once with its measured time; the worker is busy until then
+    assert await queue.finish(claim.lease, [], seconds=busy_ms / 1000) is CommitReply.OK
     outcome.makespan = max(outcome.makespan, (at + busy_ms) / 1000)
     return busy_ms
 
@@ -167,11 +173,11 @@ async def _compare(plan: Plan, seeds: Sequence[int]) -> None:
         try:
             for seed in seeds:
                 for name, (fair, grouped, fairness) in policies.items():
-                    bench = Bench(server.url, settings, fairness=fairness)
-                    bench.sync.config_set("appendonly", "no")
-                    outcome = await simulate(bench, plan, fair=fair, grouped=grouped, seed=seed)
+                    queue = LogicalQueue(server.url, settings, fairness=fairness)
+                    queue.sync.config_set("appendonly", "no")
+                    outcome = await simulate(queue, plan, fair=fair, grouped=grouped, seed=seed)
                     print(outcome.line(name), flush=True)
-                    await bench.close()
+                    await queue.close()
         finally:
             stop_redis(Path(folder))
 
@@ -197,16 +203,18 @@ def _warm_worker(name: str, plan: Plan, rnd: random.Random) -> SimulatedWorker:
     return worker
 
 
-async def _accept_all(bench: Bench, arrivals: Sequence[Arrival], numbers: range, start: int, *, fair: bool) -> None:
+async def _accept_all(
+    queue: LogicalQueue, arrivals: Sequence[Arrival], numbers: range, start: int, *, fair: bool
+) -> None:
     """In their order, so that waiting jobs stand in it too; those of one millisecond together."""
     for at, together in groupby(numbers, key=lambda number: arrivals[number].at):
-        _set_clock(bench, start + at)
+        _set_clock(queue, start + at)
         for some in _batches(together):
-            await asyncio.gather(*(_accept(bench, number, arrivals[number], fair=fair) for number in some))
+            await asyncio.gather(*(_accept(queue, number, arrivals[number], fair=fair) for number in some))
 
 
-async def _accept(bench: Bench, number: int, arrival: Arrival, *, fair: bool) -> None:
-    await bench.store.accept(
+async def _accept(queue: LogicalQueue, number: int, arrival: Arrival, *, fair: bool) -> None:
+    await queue.accept(
         job_id=f"j{number}",
         variant=Variant.A,
         account_id=arrival.account if fair else "everyone",
@@ -215,8 +223,8 @@ async def _accept(bench: Bench, number: int, arrival: Arrival, *, fair: bool) ->
     )
 
 
-async def _skips(bench: Bench, job_id: str) -> str:
-    client: Any = bench.client
+async def _skips(queue: LogicalQueue, job_id: str) -> str:
+    client: Any = queue.client
     return await client.hget(f"{PREFIX}job:{job_id}", "skips") or "0"
 
 
@@ -227,8 +235,8 @@ def _batches(numbers: Iterable[int]) -> Iterator[tuple[int, ...]]:
         yield some
 
 
-def _set_clock(bench: Bench, at: int) -> None:
-    bench.advance(at - bench.now)
+def _set_clock(queue: LogicalQueue, at: int) -> None:
+    queue.advance(at - queue.now)
 
 
 def _quantile(values: Sequence[float], share: float) -> float:

@@ -17,13 +17,17 @@ from typing import Any, NamedTuple, cast
 
 import redis
 
+from serve_app.domain.durations import milliseconds
 from serve_app.domain.jobs import JobKind, new_job_id
-from serve_app.domain.requests import GenerationRequest
+from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.stores.embedded import ensure_redis, stop_redis
-from serve_app.stores.jobs import Fairness
-from serve_app.stores.records import DEFAULT_PACE, images_of, work_of, write_request
-from serve_app.stores.redis import PREFIX, key, script_text
+from serve_app.stores.estimates import DEFAULT_SECONDS_PER_UNIT
+from serve_app.stores.job_queue import WORKER_LIFE, Fairness
+from serve_app.stores.records import RECORD_VERSION, work_of, write_request
+from serve_app.stores.redis_keys import PREFIX, redis_key
+from serve_app.stores.script import load_script
 
+ACCEPT, CLAIM = load_script("accept"), load_script("claim")
 CLAIMS = 2_000
 PROMPT = "a lighthouse on a cliff at dusk, waves below, gulls in the wind, long exposure, film grain, " * 4
 """About 370 characters: a long ordinary prompt."""
@@ -40,7 +44,7 @@ class Shape:
     accounts: int
     adapters: int
     resident: int
-    room: int = 1
+    capacity: int = 1
 
 
 class Cost(NamedTuple):
@@ -57,7 +61,7 @@ SHAPES: dict[str, Sequence[Shape]] = {
     "accounts": [Shape(20_000, accounts, 1_000, 32) for accounts in (1, 100, 10_000)],
     "adapters": [Shape(20_000, 1_000, adapters, 32) for adapters in (1, 100, 10_000)],
     "adapters held": [Shape(20_000, 1_000, 10_000, resident) for resident in (0, 8, 128, 1_000)],
-    "images asked for": [Shape(20_000, 1_000, 1_000, 32, room) for room in (1, 8, 32)],
+    "images asked for": [Shape(20_000, 1_000, 1_000, 32, capacity) for capacity in (1, 8, 32)],
 }
 
 
@@ -73,24 +77,22 @@ class Server:
 
     def fill(self, shape: Shape) -> None:
         self.client.flushall()
-        self.accept = self.client.script_load(script_text("accept"))
-        self.claim = self.client.script_load(script_text("claim"))
+        accept = self.client.script_load(ACCEPT.text)
         for start in range(0, shape.queued, FILL_STRIDE):
             pipeline = self.client.pipeline(transaction=False)
             for number in range(start, min(start + FILL_STRIDE, shape.queued)):
-                pipeline.evalsha(self.accept, 1, PREFIX, *_accept_words(number, shape))
+                pipeline.evalsha(accept, 1, PREFIX, *_accept_args(number, shape))
             pipeline.execute()
 
     def claims(self, shape: Shape, number: int) -> Cost:
         resident = [_group(index) for index in range(shape.resident)]
-        words = _claim_words()
+        claim = self.client.script_load(CLAIM.text)
+        args = [_claim_args(turn, shape.capacity, resident) for turn in range(number)]
         self.client.config_set("slowlog-log-slower-than", UNMEASURED_US)  # 0 would log the commands inside, too
         self.client.slowlog_reset()
         before = self._processor_seconds
-        for turn in range(number):
-            self.client.evalsha(
-                self.claim, 1, PREFIX, JobKind.GENERATION, f"w{turn % 64}", turn, shape.room, *words, *resident
-            )
+        for each in args:
+            self.client.evalsha(claim, 1, PREFIX, *each)
         spent = self._processor_seconds - before
         self.client.config_set("slowlog-log-slower-than", -1)
         times = sorted(_claim_times(self.client))
@@ -128,10 +130,10 @@ def main() -> None:
 
 def _report(what: str, shape: Shape, server: Server) -> None:
     server.fill(shape)
-    cost = server.claims(shape, min(CLAIMS, shape.queued // (2 * shape.room)))
+    cost = server.claims(shape, min(CLAIMS, shape.queued // (2 * shape.capacity)))
     print(
         f"{what:16} | {shape.queued:9,} jobs {shape.accounts:6,} accounts {shape.adapters:6,} adapters"
-        f" {shape.resident:5,} held, room {shape.room:2} | cpu {cost.processor:.3f} p50 {cost.p50:.3f} p99 {cost.p99:.3f} ms",
+        f" {shape.resident:5,} held, capacity {shape.capacity:2} | cpu {cost.processor:.3f} p50 {cost.p50:.3f} p99 {cost.p99:.3f} ms",
         flush=True,
     )
 
@@ -152,44 +154,52 @@ def _claim_times(client: Any) -> Iterator[float]:
             yield entry["duration"] / 1000
 
 
-def _accept_words(number: int, shape: Shape) -> list[str | int | float]:
+def _accept_args(number: int, shape: Shape) -> list[str | int | float]:
     request = GenerationRequest(prompt=PROMPT, lora_id="model_" + "x" * 26, seeds=(number,))
-    account = f"acct_{number % shape.accounts:026}"
-    group = _group(number * 7919 % shape.adapters)
     day, month = 86_400_000, 30 * 86_400_000
-    return [
-        new_job_id(JobKind.GENERATION),
-        JobKind.GENERATION,
-        "a",
-        account,
-        group,
-        work_of(request),
-        1.0,
-        images_of(request),
-        write_request(request),
-        "r" * 16,
-        "",
-        "",
-        10**9,
-        10**9,
-        day,
-        month,
-        "",
-        1,
-    ]
+    return ACCEPT.encode(
+        {
+            "job_id": new_job_id(JobKind.GENERATION),
+            "kind": JobKind.GENERATION,
+            "variant": Variant.A,
+            "account": f"acct_{number % shape.accounts:026}",
+            "group": _group(number * 7919 % shape.adapters),
+            "work": work_of(request),
+            "share": 1.0,
+            "num_images": request.num_images,
+            "request": write_request(request),
+            "rate_token": "r" * 16,
+            "idempotency_digest": None,
+            "body_digest": None,
+            "max_queued": 10**9,
+            "max_unfinished": 10**9,
+            "idempotency_ms": day,
+            "index_ms": month,
+            "adapter": None,
+            "is_open": True,
+            "version": RECORD_VERSION,
+        }
+    )
 
 
-def _claim_words() -> list[float]:
+def _claim_args(turn: int, capacity: int, resident: list[str]) -> list[str | int | float]:
     fairness, hour = Fairness(), 3_600_000
-    return [
-        hour,
-        fairness.max_skips,
-        fairness.max_wait.total_seconds() * 1000,
-        fairness.max_lead,
-        fairness.owner_wait.total_seconds() * 1000,
-        60_000,
-        DEFAULT_PACE[JobKind.GENERATION],
-    ]
+    return CLAIM.encode(
+        {
+            "kind": JobKind.GENERATION,
+            "worker": f"w{turn % 64}",
+            "nonce": str(turn),
+            "capacity": capacity,
+            "lease_ms": hour,
+            "max_skips": fairness.max_skips,
+            "max_wait_ms": milliseconds(fairness.max_wait),
+            "max_lead": fairness.max_lead,
+            "owner_wait_ms": milliseconds(fairness.owner_wait),
+            "worker_life_ms": milliseconds(WORKER_LIFE),
+            "default_seconds_per_unit": DEFAULT_SECONDS_PER_UNIT[JobKind.GENERATION],
+            "resident_groups": resident,
+        }
+    )
 
 
 def _group(index: int) -> str:
@@ -197,5 +207,5 @@ def _group(index: int) -> str:
 
 
 if __name__ == "__main__":
-    assert key("x").startswith(PREFIX)
+    assert redis_key("x").startswith(PREFIX)
     main()

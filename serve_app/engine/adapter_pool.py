@@ -1,7 +1,7 @@
-"""Where adapters live: slots beside the model, packed rows in host memory, files on disk; each level forgets the least recently used.
+"""Storage of adapters on three levels: slots beside the model, packed rows in host memory, files on disk.
 
-Reading and packing happen on background threads. Only a finished row is copied into a slot, between two steps, so a run
-that waits for its adapter never delays a run that has its own.
+Each level evicts the least recently used. Reading and packing happen on background threads; only a finished row is copied
+into a slot, between two steps, so that a run which waits for its adapter never delays a run that has its own.
 """
 
 import threading
@@ -13,17 +13,17 @@ from functools import partial
 
 import torch
 
-from serve_app.engine.adapters_file import AdapterWeights, LayerTable, read_adapter
-from serve_app.engine.lora import NO_SLOT, PackedRow, SlotBank, ranks_of
+from serve_app.engine.adapter_slots import NO_SLOT, AdapterSlots, PackedRow, ranks_of
+from serve_app.engine.adapters import AdapterWeights, LayerTable, read_adapter
 from serve_app.engine.run import AdapterFile
 
 LOADERS = 4
-"""Adapters read at once: one on a slow disk must not hold up the others."""
+"""Adapters read at once: one on a slow disk must not delay the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """An adapter in host memory: its weights as read, and packed for each component's bank."""
+    """An adapter in host memory: its weights as read, and packed for each component's slots."""
 
     weights: AdapterWeights
     rows: dict[str, PackedRow]
@@ -37,11 +37,11 @@ class _Ready:
 
 
 class AdapterPool:
-    """Gives runs their adapter's slot and takes it back. `expect` is for any thread; the rest is the step thread's."""
+    """Assigns slots to adapters. `prefetch` and `resident` are for any thread, all else for the step thread."""
 
     def __init__(
         self,
-        banks: Mapping[str, SlotBank],
+        component_slots: Mapping[str, AdapterSlots],
         table: LayerTable,
         *,
         min_slots: int,
@@ -50,7 +50,7 @@ class AdapterPool:
         max_rank: int,
         on_loaded: Callable[[], None],
     ) -> None:
-        self._banks = banks
+        self._component_slots = component_slots
         self._table = table
         self._min_slots = min_slots
         self._slot_memory = slot_memory
@@ -61,18 +61,18 @@ class AdapterPool:
         self._lock = threading.RLock()
         self._host: OrderedDict[str, Future[_Ready]] = OrderedDict()
         self._slots: OrderedDict[str, int] = OrderedDict()
-        slots = next(iter(banks.values())).slots
-        self._free = list(range(slots - 1, NO_SLOT, -1))
+        count = next(iter(component_slots.values())).count
+        self._free = list(range(count - 1, NO_SLOT, -1))
         self._users: Counter[int] = Counter()
 
     @property
     def resident(self) -> frozenset[str]:
-        """Ids of the adapters in slots: a run with one of them starts without a copy."""
+        """Ids of the adapters in slots: a run with one of them starts at once."""
         with self._lock:
             return frozenset(self._slots)
 
-    def expect(self, adapter: AdapterFile) -> None:
-        """Starts reading an adapter that a run will need, unless it is here already."""
+    def prefetch(self, adapter: AdapterFile) -> None:
+        """Start reading an adapter that a run will need, unless it is in memory already."""
         with self._lock:
             known = self._host.get(adapter.id)
             if adapter.id in self._slots or (known is not None and not _failed(known)):
@@ -80,15 +80,15 @@ class AdapterPool:
             self._submit(adapter.id, partial(self._load, adapter))
 
     def acquire(self, adapter: AdapterFile | None) -> int | None:
-        """The adapter's slot, held until `release`; None while it is being read or no slot is free.
+        """Acquire the adapter's slot until `release`; None while it is being read or no slot is free.
 
-        Raises UnusableAdapter or OSError when the file cannot be worn.
+        Raises UnusableAdapter or OSError when the file cannot be used.
         """
         if adapter is None:
             return NO_SLOT
         slot = self._slots.get(adapter.id)
         if slot is None:
-            slot = self._settle(adapter)
+            slot = self._fill_slot(adapter)
         if slot is not None:
             with self._lock:
                 self._slots.move_to_end(adapter.id)
@@ -99,29 +99,27 @@ class AdapterPool:
         if slot != NO_SLOT:
             self._users[slot] -= 1
 
-    def has_text(self, slot: int) -> bool:
-        """Whether the adapter in `slot` changes a text encoder."""
-        return any(bank.rank_of((slot,)) for name, bank in self._banks.items() if name != "unet")
-
     def reserve(self, component: str, ranks: Mapping[str, int]) -> None:
-        """Widens one bank's slots so that adapters of these ranks fit, by layer. Where memory then holds fewer slots, the
-        highest unused ones go, in every bank."""
-        layouts = {name: bank.layout for name, bank in self._banks.items()} | {
-            component: self._banks[component].grown(ranks)
+        """Widen one component's slots for adapters of these ranks, by layer.
+
+        Where memory then holds fewer slots, the highest unused ones are dropped, in every component.
+        """
+        layouts = {name: slots.layout for name, slots in self._component_slots.items()} | {
+            component: self._component_slots[component].grow_layout(ranks)
         }
         slot_bytes = sum(layout.size for layout in layouts.values()) * self._dtype.itemsize
         highest_used = max((slot for slot, users in self._users.items() if users), default=NO_SLOT)
         fit = max(self._slot_memory // slot_bytes, self._min_slots, 1 + highest_used)
-        slots = min(fit, self._banks[component].slots)
+        count = min(fit, self._component_slots[component].count)
         with self._lock:
-            self._slots = OrderedDict((id, slot) for id, slot in self._slots.items() if slot < slots)
-        self._free = [slot for slot in self._free if slot < slots]
-        for name, bank in self._banks.items():
-            if name == component or bank.slots != slots:
-                bank.change_layout(layouts[name], slots)
+            self._slots = OrderedDict((id, slot) for id, slot in self._slots.items() if slot < count)
+        self._free = [slot for slot in self._free if slot < count]
+        for name, slots in self._component_slots.items():
+            if name == component or slots.count != count:
+                slots.change_layout(layouts[name], count)
 
     def wait_for_loader(self) -> None:
-        """Returns once every adapter expected so far has been read."""
+        """Return once every adapter prefetched so far has been read."""
         with self._lock:
             futures = list(self._host.values())
         wait(futures)
@@ -129,18 +127,18 @@ class AdapterPool:
     def close(self) -> None:
         self._loader.shutdown(cancel_futures=True)
 
-    def _settle(self, adapter: AdapterFile) -> int | None:
-        """Copies a read adapter into a free or unused slot."""
+    def _fill_slot(self, adapter: AdapterFile) -> int | None:
+        """Copy a read adapter into a free or unused slot."""
         future = self._host.get(adapter.id)
         if future is None or not future.done():
-            self.expect(adapter)
+            self.prefetch(adapter)
             return None
         if _failed(future):
             with self._lock:
                 del self._host[adapter.id]  # a later run may try again: the file may have come back
         ready = future.result()
         for component, weights in ready.weights.items():
-            if not self._banks[component].layout.covers(ranks_of(weights)):
+            if not self._component_slots[component].layout.covers(ranks_of(weights)):
                 self.reserve(component, ranks_of(weights))
         if not self._is_packed(ready):
             self._submit(adapter.id, partial(self._pack, ready.weights))
@@ -148,11 +146,11 @@ class AdapterPool:
         slot = self._free_slot()
         if slot is None:
             return None
-        for component, bank in self._banks.items():
+        for component, slots in self._component_slots.items():
             if component in ready.rows:
-                bank.put(slot, ready.rows[component])
+                slots.set(slot, ready.rows[component])
             else:
-                bank.clear(slot)
+                slots.reset(slot)
         with self._lock:
             self._slots[adapter.id] = slot
             self._host.move_to_end(adapter.id)
@@ -160,9 +158,9 @@ class AdapterPool:
         return slot
 
     def _is_packed(self, ready: _Ready) -> bool:
-        """Not so where a bank has grown since: then the adapter is packed again, on a loader's thread like the first time."""
+        """False where slots have grown since: then the adapter is packed again, on a loader thread like the first time."""
         return all(
-            component in ready.rows and ready.rows[component].version == self._banks[component].layout.version
+            component in ready.rows and ready.rows[component].version == self._component_slots[component].layout.version
             for component in ready.weights
         )
 
@@ -185,13 +183,13 @@ class AdapterPool:
         return self._pack(read_adapter(adapter.path, self._table, max_rank=self._max_rank, dtype=self._dtype))
 
     def _pack(self, weights: AdapterWeights) -> _Ready:
-        """For the banks' present layouts, as far as those cover it."""
-        rows = {name: self._banks[name].pack(parts) for name, parts in weights.items()}
+        """Pack for the present layouts, as far as those cover the adapter."""
+        rows = {name: self._component_slots[name].pack(parts) for name, parts in weights.items()}
         return _Ready(weights, {name: row for name, row in rows.items() if row is not None})
 
     @property
     def _dtype(self) -> torch.dtype:
-        return next(iter(self._banks.values())).dtype
+        return next(iter(self._component_slots.values())).dtype
 
     def _shrink_host(self, *, keep: str) -> None:
         with self._lock:

@@ -1,28 +1,32 @@
-"""A base model as the engine drives it: its family, the slot banks over its layers, the pool that fills them, its runner."""
+"""A loaded base model: its family, the adapter slots over its layers, the pool that fills them, and its runner."""
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import nn
 
 from serve_app.engine.adapter_pool import AdapterPool
+from serve_app.engine.adapter_slots import AdapterSlots
+from serve_app.engine.adapters import LayerTable
 from serve_app.engine.families.checkpoint import Source
-from serve_app.engine.families.unet import UNetFamily
-from serve_app.engine.lora import SlotBank
+from serve_app.engine.families.family import Family
+from serve_app.engine.families.registry import load_family
 from serve_app.engine.memory import is_out_of_memory, spare_memory
-from serve_app.engine.options import EngineOptions
 from serve_app.engine.run import BatchKey, Run, RunRequest
 from serve_app.engine.runner import Runner, draw_noise
 from serve_app.engine.sampler import Schedule
+from serve_app.engine.seeds import seeded_generator
+from serve_app.engine_options import EngineOptions
 
 COMPILED_RANK = 32
-"""The highest rank that published adapters commonly have: under `compile`, one of a higher rank, or one that changes layers
-outside the transformer blocks, makes new graphs once."""
+"""The highest rank that published adapters commonly have: under `compile`, an adapter of a higher rank, or one that changes
+layers outside the transformer blocks, compiles new graphs once."""
 
 
-class Lost(NamedTuple):
-    """A run that could not be stepped."""
+class FailedRun(NamedTuple):
+    """A run whose step raised."""
 
     run: Run
     error: Exception
@@ -32,7 +36,7 @@ class BaseModel:
     def __init__(
         self,
         name: str,
-        family: UNetFamily,
+        family: Family,
         options: EngineOptions,
         on_loaded: Callable[[], None],
         *,
@@ -41,13 +45,17 @@ class BaseModel:
         """`base_models` share the device's memory; `on_loaded` is called on another thread when an adapter has been read."""
         self.name = name
         self.family = family
-        self.banks = {
-            name: SlotBank(layers, 1 + options.adapter_slots, uniform=bool(options.compile) and name == "unet")
-            for name, layers in family.layers.items()
+        self.component_slots = {
+            name: AdapterSlots(
+                component.layers,
+                1 + options.adapter_slots,
+                uniform=bool(options.compile) and name == family.denoiser,
+            )
+            for name, component in family.components.items()
         }
         self.pool = AdapterPool(
-            self.banks,
-            family.table,
+            self.component_slots,
+            LayerTable(family.components, family.denoiser),
             min_slots=1 + min(options.runs, options.adapter_slots),
             slot_memory=options.adapter_memory or spare_memory(family.device, base_models=base_models),
             host_memory=options.host_memory,
@@ -55,10 +63,14 @@ class BaseModel:
             on_loaded=on_loaded,
         )
         if options.compile:
-            usual = dict.fromkeys(family.usual_targets, min(COMPILED_RANK, options.max_rank))
-            self.pool.reserve("unet", usual)
+            common = dict.fromkeys(family.common_targets, min(COMPILED_RANK, options.max_rank))
+            self.pool.reserve(family.denoiser, common)
         self.runner = Runner(
-            family, self.banks["unet"], max_rows=options.max_rows, exact=options.exact, static=bool(options.compile)
+            family,
+            self.component_slots[family.denoiser],
+            max_rows=options.max_rows,
+            exact=options.exact,
+            static=bool(options.compile),
         )
 
     @classmethod
@@ -71,35 +83,38 @@ class BaseModel:
         *,
         base_models: int = 1,
     ) -> "BaseModel":
-        return cls(name, UNetFamily.load(source, options), options, on_loaded, base_models=base_models)
+        return cls(name, load_family(source, options), options, on_loaded, base_models=base_models)
+
+    @property
+    def denoiser(self) -> nn.Module:
+        return self.family.components[self.family.denoiser].module
 
     def start(self, request: RunRequest, added_at: float) -> Run | None:
-        """A run at its first step, holding its adapter's slot; None while the adapter is being read or no slot is free.
+        """Start a run, which then holds its adapter's slot; None while the adapter is being read or no slot is free.
 
-        Raises UnusableAdapter, OSError, or ValueError for a sampler that cannot be had.
+        Raises UnusableAdapter or OSError for its adapter, ValueError for its sampler.
         """
-        schedule = self.family.schedule(request.sampler, request.steps)
+        schedule = self.family.schedule(request)
         slot = self.pool.acquire(request.adapter)
         if slot is None:
             return None
         try:
-            return self._prepared(request, added_at, schedule, slot)
+            return self._first_step(request, added_at, schedule, slot)
         except BaseException:
             self.pool.release(slot)
             raise
 
-    def _prepared(self, request: RunRequest, added_at: float, schedule: Schedule, slot: int) -> Run:
-        text_adapter = request.adapter.id if request.adapter and self.pool.has_text(slot) else ""
-        conditioning = self.family.encode(request, self.banks, slot, text_adapter)
-        channels, height, width = self.family.latent_shape(request)
-        empty = torch.zeros(channels, height, width, device=self.family.device)
+    def _first_step(self, request: RunRequest, added_at: float, schedule: Schedule, slot: int) -> Run:
+        conditioning = self.family.encode(request, self._apply_to_encoders(request, slot))
+        shape = self.family.latent_shape(request)
+        empty = torch.zeros(shape, device=self.family.device)
         run = Run(
             request=request,
-            key=BatchKey(self.name, height, width, conditioning.context.shape[1]),
+            batch_key=BatchKey(self.name, shape, conditioning.context.shape[1]),
             conditioning=conditioning,
             slot=slot,
             schedule=schedule,
-            generator=torch.Generator().manual_seed(request.seed),
+            generator=seeded_generator(request.seed),
             latents=empty,
             previous=empty,
             added_at=added_at,
@@ -107,10 +122,18 @@ class BaseModel:
         run.latents = draw_noise(run) * schedule.noise_scale
         return run
 
-    def denoise(self, batch: list[Run], narrow: Callable[[int], None]) -> list[Lost]:
-        """One step of every run; of a batch that fails, halves are tried, so that only the run at fault is lost.
+    def _apply_to_encoders(self, request: RunRequest, slot: int) -> str:
+        """Apply the adapter to the components other than the denoiser; return its id if it changes any of them."""
+        encoders = [slots for name, slots in self.component_slots.items() if name != self.family.denoiser]
+        for slots in encoders:
+            slots.bind([slot], [request.scale])
+        changed = request.adapter is not None and any(slots.rank_of((slot,)) for slots in encoders)
+        return request.adapter.id if request.adapter is not None and changed else ""
 
-        `narrow(rows)` is told when more rows than that do not fit in memory together. Raises AcceleratorError when the
+    def denoise(self, batch: list[Run], limit_rows: Callable[[int], None]) -> list[FailedRun]:
+        """Move every run one step on. Of a batch that fails, halves are tried, so that only the run at fault is lost.
+
+        Calls `limit_rows(rows)` when more rows than that do not fit in memory together. Raises AcceleratorError when the
         device takes no more work from this process.
         """
         steps = [run.step for run in batch]
@@ -122,20 +145,20 @@ class BaseModel:
             self._recover()
             batch = [run for run, step in zip(batch, steps, strict=True) if run.step == step]
             rows, lacks_memory = sum(run.rows for run in batch), is_out_of_memory(error)
-            if lacks_memory and self.runner.pads_less(batch[0].key, rows):
-                return self.denoise(batch, narrow)
+            if lacks_memory and self.runner.pads_less(batch[0].batch_key, rows):
+                return self.denoise(batch, limit_rows)
             if len(batch) == 1:
-                return [Lost(batch[0], error)]
+                return [FailedRun(batch[0], error)]
             if lacks_memory:
-                narrow(rows // 2)
+                limit_rows(rows // 2)
             middle = len(batch) // 2
-            return self.denoise(batch[:middle], narrow) + self.denoise(batch[middle:], narrow)
+            return self.denoise(batch[:middle], limit_rows) + self.denoise(batch[middle:], limit_rows)
         return []
 
     @torch.inference_mode()
     def warm_up(self, width: int, height: int) -> None:
-        """Everything that the first image of this size would wait for."""
-        run = self.start(RunRequest(key="warm-up", prompt="", width=width, height=height, steps=2), 0.0)
+        """Do now what the first image of this size would wait for."""
+        run = self.start(RunRequest(run_id="warm-up", prompt="", width=width, height=height, steps=2), 0.0)
         assert run is not None, "only an adapter is ever waited for"
         self.runner.warm_up(run)
         self.runner.denoise([run])
@@ -143,15 +166,15 @@ class BaseModel:
 
     @torch.inference_mode()
     def decode(self, run: Run) -> np.ndarray:
-        """The finished image. Raises FloatingPointError when the latents are no numbers, which is the run's own doing."""
+        """Decode the finished image. Raises FloatingPointError when the latents are not finite."""
         if not bool(run.latents.isfinite().all()):
             raise FloatingPointError(
                 "the image came out as numbers that are not finite; the adapter or its weight is too strong"
             )
-        return self.family.decode(run.latents, run.request.width, run.request.height)
+        return self.family.decode(run.latents, run.request)
 
     def _recover(self) -> None:
-        """After a failed step: nothing of it is kept, and cached device memory is given back."""
-        self.runner.forget()
+        """Drop what a failed step left behind, cached device memory included."""
+        self.runner.invalidate()
         if self.family.device.type == "cuda":
             torch.cuda.empty_cache()

@@ -1,33 +1,33 @@
-"""The engine: runs join and leave between steps, and every step is one forward pass for all that fit together.
+"""The engine: runs join and leave between steps, and one step is one forward pass for all that fit together.
 
 add ──▶ waiting ──admit──▶ running ──denoise, step by step──▶ decoding ──▶ finished
-        (its adapter        (a slot, latents,                 (its own
-         is being read)      a place in a batch)               thread)
+        (its adapter        (a slot, latents,                 (on its
+         is being read)      rows in a batch)                  own thread)
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from PIL import Image
 
 from serve_app.engine.base_model import BaseModel
-from serve_app.engine.ending import decoded, failed
+from serve_app.engine.device import torch_device
 from serve_app.engine.families.checkpoint import Source, name_of
 from serve_app.engine.live_runs import LiveRuns, Waiting
-from serve_app.engine.options import EngineOptions
+from serve_app.engine.outcomes import failure_outcome, outcome_of_decoding
 from serve_app.engine.run import AdapterFile, Finished, Run, RunRequest
 from serve_app.engine.scheduler import Scheduler
+from serve_app.engine_options import EngineOptions
 
 IDLE_WAIT_S = 0.05
 """A step with nothing to denoise waits this long for a read adapter, a decoded image or a new run."""
 
 
 class Engine:
-    """Makes images, many at once. `step` belongs to one thread; `add`, `abort`, `progress` and the counts to any."""
+    """Generates images, many at once. `step` is for one thread; `add`, `abort`, `progress` and the counts for any."""
 
     def __init__(self, options: EngineOptions) -> None:
         self.options = options
@@ -38,40 +38,40 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Finished]:
-        """Moves one batch on by one denoising step; returns what ended meanwhile, each run exactly once.
+        """Move one batch on by one denoising step; return the runs that ended meanwhile, each exactly once.
 
-        Raises AcceleratorError when the device takes no more work from this process: every live run is lost here.
+        Raises AcceleratorError when the device takes no more work from this process: every live run is then lost.
         """
-        self._drop_aborted()
+        self._remove_aborted()
         ended = self._admit()
         batch = self.scheduler.next_batch()  # runs that share a batch key, each at its own step
         ended += self._denoise(batch)
-        for run in self.scheduler.finished(batch):
+        for run in self.scheduler.pop_finished(batch):
             self._decode(run)
         return ended + self._retire(wait=not batch and not ended)
 
-    def _drop_aborted(self) -> None:
-        for run in self.live.take_aborted():
+    def _remove_aborted(self) -> None:
+        for run in self.live.pop_aborted():
             self.scheduler.remove(run)
             self._model(run.request).pool.release(run.slot)
 
     def _admit(self) -> list[Finished]:
-        """Takes waiting runs in order while there is room, passing over those whose adapter is still being read."""
+        """Start waiting runs in order while more may join, passing over those whose adapter is still being read."""
         ended: list[Finished] = []
         for waiting in self.live.waiting():
-            if not self.scheduler.room:
+            if not self.scheduler.free_runs:
                 break
             try:
                 self._start(waiting)
-            except Exception as error:  # noqa: BLE001  what cannot be started must not hold up the others
+            except Exception as error:  # noqa: BLE001  a run that cannot start must not delay the others
                 if self.live.drop(waiting):
-                    ended.append(failed(waiting.request.key, waiting.since, error))
+                    ended.append(failure_outcome(waiting.request.run_id, waiting.added_at, error))
         return ended
 
     def _start(self, waiting: Waiting) -> None:
-        """Encodes the prompt and takes the adapter's slot, unless the adapter is not there yet."""
+        """Encode the prompt and acquire the adapter's slot, if the adapter has been read."""
         model = self._model(waiting.request)
-        run = model.start(waiting.request, waiting.since)
+        run = model.start(waiting.request, waiting.added_at)
         if run is None:
             return
         if self.live.start(waiting, run):
@@ -80,27 +80,29 @@ class Engine:
             model.pool.release(run.slot)
 
     def _denoise(self, batch: list[Run]) -> list[Finished]:
-        """One forward pass and one sampler step for the whole batch."""
+        """Compute one forward pass and one sampler step for the whole batch."""
         if not batch:
             return []
         model = self._model(batch[0].request)
         ended: list[Finished] = []
-        for run, error in model.denoise(batch, narrow=partial(self.scheduler.narrow, batch[0].key)):
+        for run, error in model.denoise(batch, limit_rows=partial(self.scheduler.limit_rows, batch[0].batch_key)):
             self.scheduler.remove(run)
             model.pool.release(run.slot)
             if self.live.end(run):
-                ended.append(failed(run.request.key, run.added_at, error))
+                ended.append(failure_outcome(run.request.run_id, run.added_at, error))
         return ended
 
     def _decode(self, run: Run) -> None:
-        """Hands finished latents to the decoder's thread; the next step does not wait for it."""
+        """Start decoding finished latents on the decoder thread; the next step does not wait for it."""
         model = self._model(run.request)
         model.pool.release(run.slot)
-        self.live.decode(run, start=lambda: self._decoder.submit(model.decode, run))
+        self.live.start_decoding(run, start=lambda: self._decoder.submit(model.decode, run))
 
     def _retire(self, *, wait: bool) -> list[Finished]:
-        """Images that are decoded by now; with `wait`, gives the other threads a moment first."""
-        return [decoded(run, image) for run, image in self.live.take_decoded(within_s=IDLE_WAIT_S if wait else 0)]
+        """Collect decoded images; with `wait`, wait a moment for other threads first."""
+        return [
+            outcome_of_decoding(run, image) for run, image in self.live.pop_decoded(within_s=IDLE_WAIT_S if wait else 0)
+        ]
 
     def _model(self, request: RunRequest) -> BaseModel:
         if request.base_model and request.base_model not in self.base_models:
@@ -110,22 +112,26 @@ class Engine:
     # -- any thread ------------------------------------------------------------------------------------------------
 
     def add(self, request: RunRequest) -> None:
-        """Queues a run and starts reading its adapter. Never blocks. Raises ValueError on a key that is live."""
+        """Queue a run and start reading its adapter. Never blocks. Raises ValueError on an id that is live."""
         self.live.add(request)
         is_known = not request.base_model or request.base_model in self.base_models
         if is_known and request.adapter is not None:
-            self._model(request).pool.expect(request.adapter)
+            self._model(request).pool.prefetch(request.adapter)
 
-    def abort(self, key: str) -> bool:
-        """Removes a run before the next step; it will not be returned. False when no such run is live."""
-        return self.live.abort(key)
+    def abort(self, run_id: str) -> bool:
+        """Remove a run before the next step; it will not be returned. False when no such run is live."""
+        return self.live.abort(run_id)
+
+    @property
+    def device(self) -> torch.device:
+        return torch_device(self.options)
 
     @property
     def has_work(self) -> bool:
         return self.live.any
 
     @property
-    def free_rows(self) -> int:
+    def free_runs(self) -> int:
         """How many more runs could start at the next step."""
         return max(0, self.options.runs - self.live.to_denoise)
 
@@ -142,7 +148,7 @@ class Engine:
 
     @classmethod
     def load(cls, base_models: Source | Mapping[str, Source], options: EngineOptions | None = None) -> "Engine":
-        """Loads several base models by name, or one, called as its folder or file is. Raises OSError, ValueError."""
+        """Load base models by name, or one that is named after its folder or file. Raises OSError, ValueError."""
         options = options or EngineOptions()
         if options.threads:
             torch.set_num_threads(options.threads)
@@ -157,7 +163,7 @@ class Engine:
         return engine
 
     def warm_up(self, width: int, height: int) -> None:
-        """Does beforehand what the first image of this size would wait for, with every base model. The step thread's own.
+        """Do now what the first image of this size would wait for, with every base model. For the step thread alone.
 
         Raises torch.OutOfMemoryError or MemoryError when one such image does not fit.
         """
@@ -165,7 +171,7 @@ class Engine:
             model.warm_up(width, height)
 
     def close(self) -> None:
-        """Stops the background threads; live runs are dropped."""
+        """Stop the background threads; live runs are dropped."""
         self._decoder.shutdown(cancel_futures=True)
         for model in self.base_models.values():
             model.pool.close()
@@ -184,17 +190,37 @@ class Engine:
         *,
         seeds: Iterable[int] = (0,),
         adapter: Path | AdapterFile | None = None,
+        weight: float = 0.75,
+        negative_prompt: str = "",
+        steps: int = 30,
+        guidance: float = 7.5,
+        width: int = 512,
+        height: int = 512,
+        base_model: str = "",
+        sampler: str | None = None,
         on_progress: Callable[[int, int], None] | None = None,
-        **how: Any,
     ) -> list[Image.Image]:
-        """One image per seed, for notebooks; `how` are further fields of RunRequest (steps, guidance, weight, width…).
+        """Generate one image per seed; `weight` is the adapter's scale. Raises RuntimeError when a run fails.
 
-        `on_progress(done, total)` is told the steps of all images after each step. Raises RuntimeError when a run fails.
+        `on_progress(done, total)` receives the steps of all images after each step.
         """
         if isinstance(adapter, Path):
             adapter = AdapterFile(id=str(adapter.resolve()), path=adapter)
         requests = [
-            RunRequest(key=f"generate-{i}", prompt=prompt, seed=seed, adapter=adapter, **how)
+            RunRequest(
+                run_id=f"generate-{i}",
+                prompt=prompt,
+                negative_prompt=negative_prompt,
+                adapter=adapter,
+                scale=weight,
+                seed=seed,
+                steps=steps,
+                guidance=guidance,
+                width=width,
+                height=height,
+                base_model=base_model,
+                sampler=sampler,
+            )
             for i, seed in enumerate(seeds)
         ]
         for request in requests:
@@ -204,9 +230,9 @@ class Engine:
         while len(images) < len(requests):
             for ended in self.step():
                 if ended.image is None:
-                    raise RuntimeError(f"{ended.key}: {ended.failure.message if ended.failure else 'no image'}")
-                images[ended.key] = Image.fromarray(ended.image)
+                    raise RuntimeError(f"{ended.run_id}: {ended.failure.message if ended.failure else 'no image'}")
+                images[ended.run_id] = Image.fromarray(ended.image)
             if on_progress is not None:
                 ahead = sum(steps - done for done, steps in self.progress().values())
                 on_progress(total - ahead, total)
-        return [images[request.key] for request in requests]
+        return [images[request.run_id] for request in requests]

@@ -1,17 +1,18 @@
-"""Where each layer's part of an adapter lies in one flat row of numbers: all downs first, then all ups."""
+"""Offsets of every layer's part of an adapter in one flat row of numbers: all downs first, then all ups."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from torch import Tensor
 
-from serve_app.engine.layers import SlotLayer
+from serve_app.engine.lora_layers import LoRALayer
+from serve_app.engine_options import MAX_RANK
 
-RANK_BUCKETS = (8, 16, 32, 64, 128, 256)
-"""What a batch's highest rank is rounded up to: lower ranks are computed beside it, padded with zeros."""
+RANK_BUCKETS = (8, 16, 32, 64, 128, MAX_RANK)
+"""A batch's highest rank is rounded up to one of these: lower ranks are computed beside it, padded with zeros."""
 LEAST_SUMMED = 16
-"""Ups, over whose rank a sum runs, are padded to this: from here on zeros leave a sum's bits alone (measured on CPU; at 8
-they do not), so that ranks may mix in exact mode."""
+"""Ups, over whose rank a sum runs, are padded to this rank: from here on zeros leave a sum's bits alone (measured on CPU; at
+8 they do not), so that ranks may mix in exact mode."""
 
 
 class Layout(NamedTuple):
@@ -24,8 +25,8 @@ class Layout(NamedTuple):
     size: int
 
     @classmethod
-    def over(cls, layers: Mapping[str, SlotLayer], names: Iterable[str], rank: int, *, version: int) -> "Layout":
-        """Of those `layers` that `names` names, in the layers' own order."""
+    def over(cls, layers: Mapping[str, LoRALayer], names: Iterable[str], rank: int, *, version: int) -> "Layout":
+        """The layout of the named `layers`, in the layers' own order."""
         wanted = set(names)
         chosen = [name for name in layers if name in wanted]
         ends = [0]
@@ -42,8 +43,8 @@ class Layout(NamedTuple):
     def ups_start(self) -> int:
         return min(self.ups.values(), default=self.size)
 
-    def views(self, name: str, layer: SlotLayer, rows: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-        """A layer's down and up in flat rows, narrowed to `rank`: rank comes first in both, so a lower one is a prefix."""
+    def views(self, name: str, layer: LoRALayer, rows: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+        """A layer's down and up in flat rows, cut to `rank`: rank comes first in both, so a lower one is a prefix."""
         down, up, summed = self.downs[name], self.ups[name], summed_rank(rank)
         return (
             layer.view_down(rows[:, down : down + layer.fan_in * rank], rank),

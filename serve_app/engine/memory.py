@@ -1,20 +1,23 @@
-"""A device's memory: how much of it adapters may fill, and what its lack looks like."""
+"""Adapter memory budget and out-of-memory detection."""
 
 import torch
 
 CPU_ADAPTER_MEMORY = 2**30
-NO_ROOM = "The device has no memory left for this image."
-"""What a caller is told: torch's own words are about the machine."""
+OUT_OF_MEMORY_MESSAGE = "The device has no memory left for this image."
+"""Shown to callers: torch's own message describes the machine."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """torch raises its own error on a GPU, and a RuntimeError that names the CPU allocator on a CPU."""
+    """Recognise torch's own error on a GPU, and a RuntimeError that names the CPU allocator on a CPU."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in str(error)
 
 
 def spare_memory(device: torch.device, *, base_models: int) -> int:
-    """Bytes for the adapter slots of one of so many base models. A third of what a GPU leaves this process, since a bank that
-    is widened lies beside the old one for a moment, and images need room too."""
+    """Bytes for the adapter slots of one of `base_models` base models.
+
+    On a GPU it is a third of what this process may still take: a slot store that grows lies beside the old one for a
+    moment, and images need memory too.
+    """
     if device.type == "cpu":
         return CPU_ADAPTER_MEMORY // base_models
     card = torch.cuda.device(device).idx  # also of a device without a number, which some calls refuse

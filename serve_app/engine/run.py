@@ -1,6 +1,7 @@
-"""One image being made: what was asked, where it stands, and how it ended."""
+"""Data of one image: the request, the run while it is denoised, and the result."""
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from serve_app.engine.sampler import Schedule
 
 @dataclass(frozen=True, slots=True)
 class AdapterFile:
-    """A LoRA adapter on this machine's disk. `id` is the sha256 (hex) of its bytes: the identity of its weights."""
+    """A LoRA adapter on this machine's disk. `id` is the sha256 (hex) of its bytes and identifies its weights."""
 
     id: str
     path: Path
@@ -22,16 +23,16 @@ class AdapterFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRequest:
-    """One image to make. `key` is the caller's name for it, unique among live runs; `seed` is unsigned 64-bit.
+    """One image to make. `run_id` is the caller's, unique among live runs; `seed` is an unsigned 64-bit integer.
 
-    `base_model` empty means the engine's first; `sampler` None means the base model's own.
+    An empty `base_model` means the engine's first; `sampler` None means the base model's own.
     """
 
-    key: str
+    run_id: str
     prompt: str
     negative_prompt: str = ""
     adapter: AdapterFile | None = None
-    weight: float = 0.75
+    scale: float = 0.75
     seed: int = 0
     steps: int = 30
     guidance: float = 7.5
@@ -42,34 +43,35 @@ class RunRequest:
 
 
 class Finished(NamedTuple):
-    """How a run ended: an image (uint8 [height, width, 3]) or a failure, never both; `seconds` since it was added."""
+    """Result of a run: an image (uint8 [height, width, 3]) or a failure, never both; `seconds` since it was added."""
 
-    key: str
+    run_id: str
     image: np.ndarray | None
     failure: Failure | None
     seconds: float
 
 
 class BatchKey(NamedTuple):
-    """What must match for runs to share one forward pass."""
+    """Properties that runs must share to be denoised in one forward pass."""
 
     base_model: str
-    latent_height: int
-    latent_width: int
+    latent_shape: tuple[int, ...]
+    """Channels first."""
     context_length: int
 
     @property
     def cells(self) -> int:
-        return self.latent_height * self.latent_width
+        """Latent cells of one row: the unit of compute."""
+        return math.prod(self.latent_shape[1:])
 
 
 class Conditioning(NamedTuple):
-    """What the denoiser is told besides latents and time; one row without guidance, two (negative first) with it."""
+    """Inputs of the denoiser besides latents and time. A run has one row, or two (negative first) with guidance."""
 
     context: Tensor
     """[rows, tokens, width] encoder hidden states."""
     added: dict[str, Tensor]
-    """Further inputs by the denoiser's own name, each [rows, …]."""
+    """Further inputs by name, each [rows, …]."""
 
     @property
     def rows(self) -> int:
@@ -81,17 +83,17 @@ class Run:
     """A run inside the engine, from its admission to its last step."""
 
     request: RunRequest
-    key: BatchKey
+    batch_key: BatchKey
     conditioning: Conditioning
     slot: int
     schedule: Schedule
     generator: torch.Generator
     latents: Tensor
-    """[channels, height, width], float32."""
+    """[channels, …], float32."""
     previous: Tensor
-    """The last step's prediction of the finished latents, which second-order samplers look back at."""
+    """The last step's prediction of the finished latents, which second-order samplers read."""
     step: int = 0
-    added_at: float = field(default=0.0)
+    added_at: float = 0.0
 
     @property
     def rows(self) -> int:

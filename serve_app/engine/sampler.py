@@ -1,17 +1,16 @@
-"""The numerical step along the noise schedule, for many runs at once, each at its own step of its own sampler.
+"""Sampler steps along the noise schedule, for many runs at once, each at its own step of its own sampler.
 
-Every sampler here is linear in what it reads, so a step is seven numbers per run:
+Every sampler here is linear in its inputs, so a step is seven numbers per run:
 
     input = scale·x          x0 = p·x + q·output          x' = a·x + b·x0 + c·x0_before + d·noise
 
-where `output` is the denoiser's answer and `x0` the finished latents it predicts. The numbers are made once per (sampler,
-steps) in float64 and stacked per batch. Timesteps and sigmas are read from diffusers' scheduler of the same name, which is
-also the oracle of the tests.
+where `output` is the denoiser's output and `x0` the finished latents it predicts. The numbers are computed once per schedule
+in float64 and stacked per batch. Timesteps and sigmas come from diffusers' scheduler of the same name, which is also the
+reference in the tests.
 """
 
 import math
-from collections.abc import Callable, Mapping
-from enum import StrEnum
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -19,19 +18,14 @@ import diffusers
 import torch
 from torch import Tensor
 
-
-class Sampler(StrEnum):
-    EULER = "euler"
-    DDIM = "ddim"
-    DPMPP_2M = "dpm++2m"
-    LCM = "lcm"
-
+from serve_app.engine_options import Sampler
 
 DIFFUSERS_CLASS = {
     Sampler.EULER: "EulerDiscreteScheduler",
     Sampler.DDIM: "DDIMScheduler",
     Sampler.DPMPP_2M: "DPMSolverMultistepScheduler",
     Sampler.LCM: "LCMScheduler",
+    Sampler.FLOW_EULER: "FlowMatchEulerDiscreteScheduler",
 }
 
 
@@ -48,22 +42,25 @@ class Step(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """A sampler's whole way from noise to image: `table` is [steps, 7] float32, `timesteps` [steps] float32."""
+    """All steps of a sampler from noise to image: `table` is [steps, 7] float32, `timesteps` [steps] float32."""
 
     timesteps: Tensor
     table: Tensor
     noise_scale: float
     """The first latents are unit noise times this."""
     noisy: tuple[bool, ...]
-    """Which steps add fresh noise."""
+    """Whether each step adds fresh noise."""
 
     @property
-    def draws_noise(self) -> bool:
+    def adds_noise(self) -> bool:
         return any(self.noisy)
+
+    def to(self, device: torch.device) -> "Schedule":
+        return self._replace(table=self.table.to(device), timesteps=self.timesteps.to(device))
 
 
 def advance(x: Tensor, output: Tensor, before: Tensor, table: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
-    """One step of every run: x, output, before, noise are [runs, …], table [runs, 7]. Returns the new x, and x0."""
+    """Compute one step of every run: x, output, before, noise are [runs, …], table [runs, 7]. Returns the new x, and x0."""
     _, p, q, a, b, c, d = table.view(*table.shape, *(1,) * (x.dim() - 1)).unbind(1)
     x0 = p * x + q * output
     after = a * x + b * x0 + c * before
@@ -71,42 +68,56 @@ def advance(x: Tensor, output: Tensor, before: Tensor, table: Tensor, noise: Ten
 
 
 def sampler_of(scheduler_class: str) -> Sampler | None:
-    """Our sampler for a diffusers scheduler class, None where we have none."""
+    """The sampler that matches a diffusers scheduler class; None where there is none."""
     return next((ours for ours, theirs in DIFFUSERS_CLASS.items() if theirs == scheduler_class), None)
 
 
-def make_schedule(sampler: Sampler, config: Mapping[str, Any], steps: int) -> Schedule:
-    """The table of `steps` steps for a base model's scheduler `config`. Raises ValueError on a setting it cannot honour."""
-    oracle = make_oracle(sampler, config)
-    _refuse_unsupported(sampler, oracle.config)
-    oracle.set_timesteps(steps)
-    rows = _TABLES[sampler](oracle)
+def make_schedule(
+    sampler: Sampler,
+    config: Mapping[str, Any],
+    steps: int,
+    *,
+    sigmas: Sequence[float] | None = None,
+    mu: float | None = None,
+) -> Schedule:
+    """The table of `steps` steps for a base model's scheduler `config`. Raises ValueError on an unsupported setting.
+
+    `sigmas` and `mu` are for flow matching: the noise levels before shifting, and a shift that depends on the image size.
+    """
+    reference = diffusers_scheduler(sampler, config)
+    _refuse_unsupported(sampler, reference.config)
+    flow = {name: value for name, value in (("sigmas", sigmas), ("mu", mu)) if value is not None}
+    reference.set_timesteps(steps, **flow)
+    rows = _TABLES[sampler](reference)
     if len(rows) != steps:
         raise ValueError(f"sampler {sampler} cannot make {steps} steps of this model's schedule, only {len(rows)}")
     return Schedule(
-        timesteps=oracle.timesteps.to(torch.float32),
+        timesteps=reference.timesteps.to(torch.float32),
         table=torch.tensor(rows, dtype=torch.float64).to(torch.float32),
-        noise_scale=float(oracle.init_noise_sigma),
+        noise_scale=float(getattr(reference, "init_noise_sigma", 1.0)),
         noisy=tuple(bool(row.d) for row in rows),
     )
 
 
-def make_oracle(sampler: Sampler, config: Mapping[str, Any]) -> Any:
+def diffusers_scheduler(sampler: Sampler, config: Mapping[str, Any]) -> Any:
     """diffusers' scheduler object for `config`."""
     return getattr(diffusers, DIFFUSERS_CLASS[sampler]).from_config(dict(config))
 
 
+_SUPPORTED: dict[str, tuple[Any, ...]] = {
+    "clip_sample": (False, None),
+    "thresholding": (False, None),
+    "prediction_type": ("epsilon", "v_prediction", "sample"),
+    "algorithm_type": ("dpmsolver++", None),
+    "solver_type": ("midpoint", None),
+    "solver_order": (1, 2, None),
+}
+_SUPPORTED_FLOW: dict[str, tuple[Any, ...]] = {"stochastic_sampling": (False, None), "invert_sigmas": (False, None)}
+
+
 def _refuse_unsupported(sampler: Sampler, config: Mapping[str, Any]) -> None:
-    """Settings that would bend the linear step are named, not ignored."""
-    wanted: dict[str, tuple[Any, ...]] = {
-        "clip_sample": (False, None),
-        "thresholding": (False, None),
-        "prediction_type": ("epsilon", "v_prediction", "sample"),
-        "algorithm_type": ("dpmsolver++", None),
-        "solver_type": ("midpoint", None),
-        "solver_order": (1, 2, None),
-    }
-    for name, allowed in wanted.items():
+    """Raise on settings that the linear step cannot express."""
+    for name, allowed in (_SUPPORTED_FLOW if sampler is Sampler.FLOW_EULER else _SUPPORTED).items():
         if config.get(name) not in allowed:
             raise ValueError(f"sampler {sampler}: {name}={config.get(name)!r} is not supported, only {allowed}")
 
@@ -122,38 +133,38 @@ def _predicted(kind: str, alpha: float, sigma: float) -> tuple[float, float]:
             return 0.0, 1.0
 
 
-def _euler(oracle: Any) -> list[Step]:
+def _euler(reference: Any) -> list[Step]:
     """Karras et al. 2022, algorithm 2 without churn, on x = x0 + sigma·noise."""
-    sigmas = [float(sigma) for sigma in oracle.sigmas]
+    sigmas = [float(sigma) for sigma in reference.sigmas]
     rows: list[Step] = []
     for here, there in pairwise(sigmas):
         shrink = 1 / math.sqrt(here * here + 1)
-        p, q = _predicted(oracle.config.prediction_type, shrink, here * shrink)
-        if oracle.config.prediction_type != "sample":
+        p, q = _predicted(reference.config.prediction_type, shrink, here * shrink)
+        if reference.config.prediction_type != "sample":
             p *= shrink  # the prediction is of the scaled input
         rows.append(Step(shrink, p, q, there / here, 1 - there / here))
     return rows
 
 
-def _ddim(oracle: Any) -> list[Step]:
+def _ddim(reference: Any) -> list[Step]:
     """Song et al. 2020, equation 12 with eta 0."""
-    kept = oracle.alphas_cumprod.double()
-    stride = oracle.config.num_train_timesteps // oracle.num_inference_steps
+    kept = reference.alphas_cumprod.double()
+    stride = reference.config.num_train_timesteps // reference.num_inference_steps
     rows: list[Step] = []
-    for timestep in oracle.timesteps.tolist():
+    for timestep in reference.timesteps.tolist():
         here = float(kept[timestep])
-        there = float(kept[timestep - stride]) if timestep >= stride else float(oracle.final_alpha_cumprod)
-        p, q = _predicted(oracle.config.prediction_type, math.sqrt(here), math.sqrt(1 - here))
+        there = float(kept[timestep - stride]) if timestep >= stride else float(reference.final_alpha_cumprod)
+        p, q = _predicted(reference.config.prediction_type, math.sqrt(here), math.sqrt(1 - here))
         noise = math.sqrt((1 - there) / (1 - here))
         rows.append(Step(1.0, p, q, noise, math.sqrt(there) - noise * math.sqrt(here)))
     return rows
 
 
-def _dpmpp_2m(oracle: Any) -> list[Step]:
+def _dpmpp_2m(reference: Any) -> list[Step]:
     """Lu et al. 2022 (DPM-Solver++), algorithm 2, midpoint, data prediction."""
-    levels = [_Level.at(float(sigma)) for sigma in oracle.sigmas]
+    levels = [_Level.at(float(sigma)) for sigma in reference.sigmas]
     steps = len(levels) - 1
-    config = oracle.config
+    config = reference.config
     rows: list[Step] = []
     for i in range(steps):
         here, there = levels[i], levels[i + 1]
@@ -170,10 +181,10 @@ def _dpmpp_2m(oracle: Any) -> list[Step]:
     return rows
 
 
-def _lcm(oracle: Any) -> list[Step]:
+def _lcm(reference: Any) -> list[Step]:
     """Luo et al. 2023, multistep consistency sampling: jump to x0, then back to the next noise level."""
-    kept, config = oracle.alphas_cumprod.double(), oracle.config
-    timesteps: list[int] = oracle.timesteps.tolist()
+    kept, config = reference.alphas_cumprod.double(), reference.config
+    timesteps: list[int] = reference.timesteps.tolist()
     rows: list[Step] = []
     for i, timestep in enumerate(timesteps):
         alpha, sigma = math.sqrt(float(kept[timestep])), math.sqrt(1 - float(kept[timestep]))
@@ -186,6 +197,14 @@ def _lcm(oracle: Any) -> list[Step]:
         there = float(kept[timesteps[i + 1]])
         rows.append(Step(1.0, p, q, math.sqrt(there) * skip, math.sqrt(there) * out, 0.0, math.sqrt(1 - there)))
     return rows
+
+
+def _flow_euler(reference: Any) -> list[Step]:
+    """Euler steps of a rectified flow (Liu et al. 2022), x = (1 - sigma)·x0 + sigma·noise with velocity output."""
+    return [
+        Step(1.0, 1.0, -here, there / here, 1 - there / here)
+        for here, there in pairwise(float(sigma) for sigma in reference.sigmas)
+    ]
 
 
 class _Level(NamedTuple):
@@ -206,4 +225,5 @@ _TABLES: dict[Sampler, Callable[[Any], list[Step]]] = {
     Sampler.DDIM: _ddim,
     Sampler.DPMPP_2M: _dpmpp_2m,
     Sampler.LCM: _lcm,
+    Sampler.FLOW_EULER: _flow_euler,
 }

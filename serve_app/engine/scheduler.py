@@ -1,4 +1,4 @@
-"""Decides which runs step next: batch keys take turns by deficit round robin on compute, runs of a key by longest wait."""
+"""Chooses the runs of the next step: batch keys share the compute by deficit round robin, runs of a key take turns."""
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable
@@ -7,40 +7,41 @@ from serve_app.engine.run import BatchKey, Run
 
 
 class Scheduler:
-    """Holds the running set. Not thread-safe: the step thread's own."""
+    """The running set. Not thread-safe: for the step thread alone."""
 
     def __init__(self, *, max_runs: int, max_rows: int) -> None:
         self.max_runs = max_runs
         self.max_rows = max_rows
         self._queues: OrderedDict[BatchKey, deque[Run]] = OrderedDict()
         self._deficits: dict[BatchKey, int] = {}
-        self._narrowed: dict[BatchKey, int] = {}
+        self._row_limits: dict[BatchKey, int] = {}
 
     def __len__(self) -> int:
         return sum(len(queue) for queue in self._queues.values())
 
     @property
-    def room(self) -> int:
+    def free_runs(self) -> int:
+        """How many more runs may join."""
         return max(0, self.max_runs - len(self))
 
     def add(self, run: Run) -> None:
-        self._queues.setdefault(run.key, deque()).append(run)
+        self._queues.setdefault(run.batch_key, deque()).append(run)
 
     def remove(self, run: Run) -> None:
-        queue = self._queues[run.key]
+        queue = self._queues[run.batch_key]
         queue.remove(run)
         if not queue:
-            del self._queues[run.key]
-            self._deficits.pop(run.key, None)
+            del self._queues[run.batch_key]
+            self._deficits.pop(run.batch_key, None)
 
     def next_batch(self) -> list[Run]:
-        """Runs of one key that fit one forward pass, empty when nothing runs.
+        """Choose runs of one key that fit one forward pass; empty when nothing runs.
 
         Each key in turn earns the compute of the cheapest batch on offer and steps once it has earned its own
         (Shreedhar & Varghese 1995), so that over time every latent shape gets the same compute.
         """
         offers = {
-            key: self._offer(queue, self._narrowed.get(key, self.max_rows)) for key, queue in self._queues.items()
+            key: self._offer(queue, self._row_limits.get(key, self.max_rows)) for key, queue in self._queues.items()
         }
         if not offers:
             return []
@@ -54,12 +55,12 @@ class Scheduler:
                 self._queues[key].rotate(-len(offers[key]))
                 return offers[key]
 
-    def narrow(self, key: BatchKey, rows: int) -> None:
-        """Lets a batch key have at most `rows` rows from now on, but never less than one run: more did not fit in memory."""
-        self._narrowed[key] = max(2, rows)
+    def limit_rows(self, key: BatchKey, rows: int) -> None:
+        """Limit the batches of a key to `rows` rows, but never to less than one run: more did not fit in memory."""
+        self._row_limits[key] = max(2, rows)
 
-    def finished(self, batch: Iterable[Run]) -> list[Run]:
-        """The runs of `batch` that have made their last step, taken out of the running set."""
+    def pop_finished(self, batch: Iterable[Run]) -> list[Run]:
+        """Remove and return the runs of `batch` that have made their last step."""
         done = [run for run in batch if run.is_done]
         for run in done:
             self.remove(run)
@@ -77,5 +78,5 @@ class Scheduler:
 
 
 def _cost(batch: list[Run]) -> int:
-    """Cells of latent to denoise, the unit of compute in which shapes are kept equal."""
-    return sum(run.rows * run.key.cells for run in batch)
+    """Latent cells to denoise: the unit of compute that keys share equally."""
+    return sum(run.rows * run.batch_key.cells for run in batch)

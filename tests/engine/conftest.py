@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from serve_app.engine import Engine, EngineOptions
-from tests.engine import tiny
+from tests.engine import tiny_models
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 EXACT_FLOAT32 = EngineOptions(device="cpu", dtype="float32")
@@ -17,18 +17,24 @@ WIDE_FLOAT32 = EngineOptions(device="cpu", dtype="float32", max_rows=32)
 @pytest.fixture(scope="session")
 def sd(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Stable Diffusion 1.x."""
-    return tiny.write_sd(tmp_path_factory.mktemp("models") / "sd")
+    return tiny_models.write_sd(tmp_path_factory.mktemp("models") / "sd")
+
+
+@pytest.fixture(scope="session")
+def small_sd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a UNet of one level: half the layers, every kind but the downsampler."""
+    return tiny_models.write_sd(tmp_path_factory.mktemp("models") / "small", levels=1)
 
 
 @pytest.fixture(scope="session")
 def sd2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Stable Diffusion 2.x: v prediction, linear projections, a wider context."""
-    return tiny.write_sd(tmp_path_factory.mktemp("models") / "sd2", prediction="v_prediction", context=64)
+    return tiny_models.write_sd(tmp_path_factory.mktemp("models") / "sd2", prediction="v_prediction", context=64)
 
 
 @pytest.fixture(scope="session")
 def sdxl(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.write_sdxl(tmp_path_factory.mktemp("models") / "sdxl")
+    return tiny_models.write_sdxl(tmp_path_factory.mktemp("models") / "sdxl")
 
 
 @pytest.fixture

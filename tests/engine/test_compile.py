@@ -1,4 +1,4 @@
-"""C8: a compiled denoiser has one graph per forward shape and makes no other, whatever the company."""
+"""A compiled denoiser has one graph per forward shape and makes no other, whatever the batch holds."""
 
 import importlib
 import random
@@ -13,21 +13,22 @@ import torch
 from torch import fx
 
 from serve_app.engine.base_model import BaseModel
-from serve_app.engine.options import EngineOptions
 from serve_app.engine.run import RunRequest
-from tests.engine import tiny
+from serve_app.engine_options import EngineOptions
+from tests.engine import tiny_models
 from tests.engine.conftest import EXACT_FLOAT32
-from tests.engine.rig import start
+from tests.engine.run_engine import start
 
 COMPOSITIONS = 1000
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # tracing, not running, takes the time
-def test_no_graph_is_made_after_warm_up_over_a_thousand_compositions(sd: Path, tmp_path: Path) -> None:
+def test_no_graph_is_made_after_warm_up_over_a_thousand_compositions(small_sd: Path, tmp_path: Path) -> None:
     graphs: list[fx.GraphModule] = []
 
     def counting(graph: fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
-        """Runs a graph once and then repeats its answer: this test is about which graph is called, not what it computes."""
+        """Run a graph once and then repeat its output: the test counts graphs, whatever they compute."""
         graphs.append(graph)
         answers: list[Any] = []
 
@@ -40,17 +41,22 @@ def test_no_graph_is_made_after_warm_up_over_a_thousand_compositions(sd: Path, t
 
     torch._dynamo.register_backend(counting, name="counting")  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
     model = BaseModel.load(
-        "m", sd, EngineOptions(device="cpu", dtype="float32", compile="counting", max_rows=4, exact=False), lambda: None
+        "m",
+        small_sd,
+        EngineOptions(device="cpu", dtype="float32", compile="counting", max_rows=4, exact=False),
+        lambda: None,
     )
     files = [
-        tiny.write_adapter(
+        tiny_models.write_adapter(
             tmp_path / f"{i}.safetensors",
-            tiny.random_lora(sd, rank=4 + 6 * i, seed=i, targets=tiny.EVERYTHING if i else tiny.ATTENTION),
+            tiny_models.random_lora(
+                small_sd, rank=4 + 6 * i, seed=i, targets=tiny_models.EVERYTHING if i else tiny_models.ATTENTION
+            ),
         )
         for i in range(3)
     ]
     requests = [
-        RunRequest(key=f"{i}", prompt="a cat", adapter=files[i % 4] if i % 4 < 3 else None, weight=0.1 * i, guidance=[1.0, 5.0][i % 2], steps=50, width=64, height=64, sampler="euler")
+        RunRequest(run_id=f"{i}", prompt="a cat", adapter=files[i % 4] if i % 4 < 3 else None, scale=0.1 * i, guidance=[1.0, 5.0][i % 2], steps=50, width=64, height=64, sampler="euler")
         for i in range(8)
     ]  # fmt: skip
     chance = random.Random(0)
@@ -65,10 +71,10 @@ def test_no_graph_is_made_after_warm_up_over_a_thousand_compositions(sd: Path, t
             model.runner.denoise(batch)
 
     with torch.inference_mode():
-        for company in ([single[0]], double[:1], double[:2]):
-            for run in company:
+        for batch in ([single[0]], double[:1], double[:2]):
+            for run in batch:
                 run.step = 0
-            model.runner.denoise(company)
+            model.runner.denoise(batch)
         warm = len(graphs)
         for _ in range(COMPOSITIONS):
             compose()
@@ -76,8 +82,9 @@ def test_no_graph_is_made_after_warm_up_over_a_thousand_compositions(sd: Path, t
     assert len(graphs) == warm
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_warm_size_has_all_its_graphs(sd: Path, tmp_path: Path) -> None:
+def test_a_warm_size_has_all_its_graphs(small_sd: Path, tmp_path: Path) -> None:
     """Also past the number of graphs at which torch gives up by default."""
     graphs: list[fx.GraphModule] = []
 
@@ -89,30 +96,36 @@ def test_a_warm_size_has_all_its_graphs(sd: Path, tmp_path: Path) -> None:
     dynamo.register_backend(counting, name="counting-all")
     with dynamo.config.patch(recompile_limit=1, accumulated_recompile_limit=1):
         options = EngineOptions(device="cpu", dtype="float32", compile="counting-all", max_rows=4)
-        model = BaseModel.load("m", sd, options, lambda: None)
+        model = BaseModel.load("m", small_sd, options, lambda: None)
         model.warm_up(64, 64)
         assert len(graphs) == 3, "one, two and four rows"
         files = [
-            tiny.write_adapter(tmp_path / f"{rank}.safetensors", tiny.random_lora(sd, rank=rank, seed=rank))
+            tiny_models.write_adapter(
+                tmp_path / f"{rank}.safetensors", tiny_models.random_lora(small_sd, rank=rank, seed=rank)
+            )
             for rank in (4, 20)
         ]
-        request = RunRequest(key="k", prompt="a cat", steps=50, width=64, height=64)
+        request = RunRequest(run_id="k", prompt="a cat", steps=50, width=64, height=64)
         runs = [
-            start(model, replace(request, key=f"{i}", adapter=files[i // 2], guidance=(1.0, 5.0)[i % 2]))
+            start(model, replace(request, run_id=f"{i}", adapter=files[i // 2], guidance=(1.0, 5.0)[i % 2]))
             for i in range(4)
         ]
         with torch.inference_mode():
-            for company in (runs[:1], runs[1:2], runs[:2], runs[1::2], runs[1:3]):
-                model.runner.denoise(company)
+            for batch in (runs[:1], runs[1:2], runs[:2], runs[1::2], runs[1:3]):
+                model.runner.denoise(batch)
     assert len(graphs) == 3
 
 
-def test_compiled_and_eager_agree(sd: Path, tmp_path: Path) -> None:
-    file = tiny.write_adapter(tmp_path / "a.safetensors", tiny.random_lora(sd, rank=4, seed=1, targets=tiny.EVERYTHING))
-    request = RunRequest(key="k", prompt="a cat", adapter=file, steps=3, width=64, height=64)
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_compiled_and_eager_agree(small_sd: Path, tmp_path: Path) -> None:
+    file = tiny_models.write_adapter(
+        tmp_path / "a.safetensors", tiny_models.random_lora(small_sd, rank=4, seed=1, targets=tiny_models.EVERYTHING)
+    )
+    request = RunRequest(run_id="k", prompt="a cat", adapter=file, steps=3, width=64, height=64)
     latents: list[np.ndarray] = []
-    for options in (EngineOptions(device="cpu", dtype="float32", compile="eager"), EXACT_FLOAT32):
-        model = BaseModel.load("m", sd, options, lambda: None)
+    for options in (replace(EXACT_FLOAT32, compile="eager", max_rows=2), EXACT_FLOAT32):
+        model = BaseModel.load("m", small_sd, options, lambda: None)
         run = start(model, request)
         with torch.inference_mode():
             while not run.is_done:

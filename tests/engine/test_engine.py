@@ -1,4 +1,4 @@
-"""Joining, leaving and failing, through the engine's own door."""
+"""Joining, leaving and failing, through the engine's public interface."""
 
 import threading
 from dataclasses import replace
@@ -12,18 +12,22 @@ import torch
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Failure
 from serve_app.engine import AdapterFile, Engine, EngineOptions, Finished, RunRequest
-from serve_app.engine.memory import NO_ROOM
-from tests.engine import tiny
+from serve_app.engine.families.unet import UNetFamily
+from serve_app.engine.memory import OUT_OF_MEMORY_MESSAGE
+from tests.engine import tiny_models
 from tests.engine.conftest import EXACT_FLOAT32
-from tests.engine.rig import finish
+from tests.engine.run_engine import finish
 
-SHORT = RunRequest(key="short", prompt="a cat", steps=3, width=64, height=64)
-LONG = replace(SHORT, key="long", steps=40)
+SHORT = RunRequest(run_id="short", prompt="a cat", steps=3, width=64, height=64)
+LONG = replace(SHORT, run_id="long", steps=40)
 
 
 @pytest.fixture
 def loras(sd: Path, tmp_path: Path) -> list[AdapterFile]:
-    return [tiny.write_adapter(tmp_path / f"{i}.safetensors", tiny.random_lora(sd, rank=4, seed=i)) for i in range(6)]
+    return [
+        tiny_models.write_adapter(tmp_path / f"{i}.safetensors", tiny_models.random_lora(sd, rank=4, seed=i))
+        for i in range(6)
+    ]
 
 
 @pytest.fixture
@@ -47,7 +51,7 @@ def test_a_run_joining_mid_batch_gets_the_same_image_as_alone(engine: Engine, al
 
 
 def test_a_run_starts_at_the_step_after_it_was_added(engine: Engine) -> None:
-    """C5, with its adapter at hand."""
+    """With its adapter in memory."""
     engine.add(LONG)
     engine.step()
     engine.add(SHORT)
@@ -56,20 +60,19 @@ def test_a_run_starts_at_the_step_after_it_was_added(engine: Engine) -> None:
 
 
 def test_an_aborted_run_frees_its_place_within_a_step_and_is_not_returned(engine: Engine) -> None:
-    """C10."""
     engine.add(LONG)
     engine.step()
-    free = engine.free_rows
+    free = engine.free_runs
     assert engine.abort("long")
     assert not engine.abort("long")
-    assert engine.free_rows == free + 1
+    assert engine.free_runs == free + 1
     assert engine.step() == []
     assert not engine.has_work
     assert set(finish(engine, [SHORT])) == {"short"}
 
 
 def test_a_key_may_be_used_again_right_after_abort(engine: Engine, alone: Finished) -> None:
-    engine.add(replace(LONG, key="short"))
+    engine.add(replace(LONG, run_id="short"))
     engine.step()
     assert engine.abort("short")
     assert same(finish(engine, [SHORT])["short"], alone)
@@ -89,11 +92,11 @@ def test_abort_while_waiting_for_an_adapter(engine: Engine, loras: list[AdapterF
     assert not engine.has_work
 
 
-def test_runs_beyond_the_room_wait_their_turn(sd: Path) -> None:
+def test_runs_beyond_the_capacity_wait_their_turn(sd: Path) -> None:
     with Engine.load(sd, EngineOptions(device="cpu", dtype="float32", max_rows=4)) as engine:
         for i in range(5):
-            engine.add(replace(SHORT, key=f"{i}"))
-        assert engine.free_rows == 0
+            engine.add(replace(SHORT, run_id=f"{i}"))
+        assert engine.free_runs == 0
         engine.step()
         assert sum(done > 0 for done, _ in engine.progress().values()) == 2
         assert set(finish(engine)) == {"0", "1", "2", "3", "4"}
@@ -108,7 +111,7 @@ def test_runs_beyond_the_room_wait_their_turn(sd: Path) -> None:
 def test_what_cannot_be_made_fails_by_name_and_alone(
     engine: Engine, alone: Finished, request_: RunRequest, code: FailureCode, reason: str
 ) -> None:
-    ended = finish(engine, [replace(request_, key="bad"), SHORT])
+    ended = finish(engine, [replace(request_, run_id="bad"), SHORT])
     failure = ended["bad"].failure
     assert failure is not None
     assert failure.code is code
@@ -126,16 +129,18 @@ def test_an_adapter_that_comes_back_is_read_again(engine: Engine, loras: list[Ad
 def test_a_poisonous_adapter_fails_its_own_run_and_touches_no_other(
     engine: Engine, alone: Finished, sd: Path, tmp_path: Path
 ) -> None:
-    """C12: finite weights that overflow the forward pass, and weights that are no numbers."""
-    exploding = tiny.write_adapter(
-        tmp_path / "e.safetensors", tiny.random_lora(sd, rank=4, seed=1, targets=tiny.EVERYTHING, size=1e19)
+    """Finite weights that overflow the forward pass, and weights that are no numbers."""
+    exploding = tiny_models.write_adapter(
+        tmp_path / "e.safetensors",
+        tiny_models.random_lora(sd, rank=4, seed=1, targets=tiny_models.EVERYTHING, size=1e19),
     )
-    tensors = tiny.random_lora(sd, rank=4, seed=1)
-    poison = tiny.write_adapter(
+    tensors = tiny_models.random_lora(sd, rank=4, seed=1)
+    poison = tiny_models.write_adapter(
         tmp_path / "n.safetensors", {name: tensor * float("nan") for name, tensor in tensors.items()}
     )
     ended = finish(
-        engine, [replace(SHORT, key="exploding", adapter=exploding), replace(SHORT, key="nan", adapter=poison), SHORT]
+        engine,
+        [replace(SHORT, run_id="exploding", adapter=exploding), replace(SHORT, run_id="nan", adapter=poison), SHORT],
     )
     assert same(ended["short"], alone)
     failures = {key: one.failure.code for key, one in ended.items() if one.failure is not None}
@@ -143,10 +148,14 @@ def test_a_poisonous_adapter_fails_its_own_run_and_touches_no_other(
 
 
 def test_the_slot_of_a_poisonous_adapter_is_clean_for_the_next(sd: Path, tmp_path: Path) -> None:
-    exploding = tiny.write_adapter(
-        tmp_path / "e.safetensors", tiny.random_lora(sd, rank=4, seed=1, targets=tiny.EVERYTHING, size=1e19)
+    exploding = tiny_models.write_adapter(
+        tmp_path / "e.safetensors",
+        tiny_models.random_lora(sd, rank=4, seed=1, targets=tiny_models.EVERYTHING, size=1e19),
     )
-    good = replace(SHORT, adapter=tiny.write_adapter(tmp_path / "g.safetensors", tiny.random_lora(sd, rank=4, seed=2)))
+    good = replace(
+        SHORT,
+        adapter=tiny_models.write_adapter(tmp_path / "g.safetensors", tiny_models.random_lora(sd, rank=4, seed=2)),
+    )
     with Engine.load(sd, replace(EXACT_FLOAT32, adapter_slots=1)) as engine:
         finish(engine, [replace(SHORT, adapter=exploding)])
         after = finish(engine, [good])["short"]
@@ -160,7 +169,7 @@ class _Forward:
     def __init__(self, engine: Engine, error: Exception, *, rows_above: int) -> None:
         self.error, self.rows_above, self.widths = error, rows_above, list[int]()
         (model,) = engine.base_models.values()
-        model.family.unet.register_forward_pre_hook(self)
+        model.denoiser.register_forward_pre_hook(self)
 
     def __call__(self, _: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
         self.widths.append(inputs[0].shape[0])
@@ -169,13 +178,13 @@ class _Forward:
 
 
 @pytest.mark.parametrize(
-    "error", [torch.OutOfMemoryError("no room"), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+    "error", [torch.OutOfMemoryError("out of memory"), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
 )
 def test_out_of_memory_makes_batches_smaller_and_loses_nothing(sd: Path, error: Exception) -> None:
     with Engine.load(sd, replace(EXACT_FLOAT32, exact=False)) as engine:
-        expected = finish(engine, [replace(SHORT, key=f"{i}", seed=i) for i in range(4)])
+        expected = finish(engine, [replace(SHORT, run_id=f"{i}", seed=i) for i in range(4)])
         device = _Forward(engine, error, rows_above=4)
-        ended = finish(engine, [replace(SHORT, key=f"{i}", seed=i) for i in range(4)])
+        ended = finish(engine, [replace(SHORT, run_id=f"{i}", seed=i) for i in range(4)])
     assert all(one.image is not None for one in ended.values())
     for key, one in ended.items():
         assert abs(np.asarray(one.image, int) - np.asarray(expected[key].image, int)).max() <= 1
@@ -184,23 +193,23 @@ def test_out_of_memory_makes_batches_smaller_and_loses_nothing(sd: Path, error: 
 
 def test_out_of_memory_while_shapes_are_measured_makes_them_narrower(sd: Path) -> None:
     with Engine.load(sd, EXACT_FLOAT32) as engine:
-        device = _Forward(engine, torch.OutOfMemoryError("no room"), rows_above=4)
-        ended = finish(engine, [replace(SHORT, key=f"{i}", seed=i) for i in range(4)])
-        (alone,) = finish(engine, [replace(SHORT, key="2", seed=2)]).values()
+        device = _Forward(engine, torch.OutOfMemoryError("out of memory"), rows_above=4)
+        ended = finish(engine, [replace(SHORT, run_id=f"{i}", seed=i) for i in range(4)])
+        (alone,) = finish(engine, [replace(SHORT, run_id="2", seed=2)]).values()
     assert device.widths[0] > 4, "the widest shape was measured first"
     assert all(one.image is not None for one in ended.values())
     assert same(ended["2"], alone), "exact at the shapes that fit"
 
 
 def test_out_of_memory_in_padding_makes_it_less(sd: Path) -> None:
-    def depend_on_company(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...], answer: Any) -> Any:
+    def depend_on_batch(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...], answer: Any) -> Any:
         return (answer[0] * (1 + inputs[0].shape[0] * 1e-4), *answer[1:])
 
     with Engine.load(sd, EXACT_FLOAT32) as engine:
         (model,) = engine.base_models.values()
-        model.family.unet.register_forward_hook(depend_on_company)
+        model.denoiser.register_forward_hook(depend_on_batch)
         finish(engine, [SHORT])
-        device = _Forward(engine, torch.OutOfMemoryError("no room"), rows_above=4)
+        device = _Forward(engine, torch.OutOfMemoryError("out of memory"), rows_above=4)
         ended = finish(engine, [SHORT])
     assert device.widths[0] == EXACT_FLOAT32.max_rows, "no narrower shape agrees with the widest"
     assert ended["short"].image is not None
@@ -208,8 +217,8 @@ def test_out_of_memory_in_padding_makes_it_less(sd: Path) -> None:
 
 def test_out_of_memory_with_one_run_fails_that_run_by_name(sd: Path) -> None:
     with Engine.load(sd, replace(EXACT_FLOAT32, exact=False)) as engine:
-        _Forward(engine, torch.OutOfMemoryError("no room"), rows_above=1)
-        ended = finish(engine, [SHORT, replace(SHORT, key="one row", guidance=1.0)])
+        _Forward(engine, torch.OutOfMemoryError("out of memory"), rows_above=1)
+        ended = finish(engine, [SHORT, replace(SHORT, run_id="one row", guidance=1.0)])
     assert ended["short"].failure is not None
     assert ended["short"].failure.code is FailureCode.OUT_OF_MEMORY
     assert ended["one row"].image is not None
@@ -217,16 +226,16 @@ def test_out_of_memory_with_one_run_fails_that_run_by_name(sd: Path) -> None:
 
 def test_out_of_memory_at_the_start_fails_that_run_and_frees_its_slot(sd: Path, loras: list[AdapterFile]) -> None:
     def refuse(*_: object) -> None:
-        raise torch.OutOfMemoryError("no room")
+        raise torch.OutOfMemoryError("out of memory")
 
     with Engine.load(sd, replace(EXACT_FLOAT32, adapter_slots=1)) as engine:
         (model,) = engine.base_models.values()
-        hook = model.family.encoders[0].model.register_forward_pre_hook(refuse)
+        hook = model.family.components["text_encoder"].module.register_forward_pre_hook(refuse)
         ended = finish(engine, [replace(SHORT, adapter=loras[0])])
         hook.remove()
-        after = finish(engine, [replace(SHORT, key="after", adapter=loras[1])])
+        after = finish(engine, [replace(SHORT, run_id="after", adapter=loras[1])])
     assert ended["short"].failure is not None
-    assert ended["short"].failure == Failure(code=FailureCode.OUT_OF_MEMORY, message=NO_ROOM)
+    assert ended["short"].failure == Failure(code=FailureCode.OUT_OF_MEMORY, message=OUT_OF_MEMORY_MESSAGE)
     assert after["after"].image is not None
 
 
@@ -236,8 +245,8 @@ def test_a_text_encoder_that_fails_costs_one_run_alone(engine: Engine, alone: Fi
         raise RuntimeError("not today")
 
     (model,) = engine.base_models.values()
-    hook = model.family.encoders[0].model.register_forward_pre_hook(refuse)
-    ended = finish(engine, [replace(SHORT, key="first", prompt="a dog"), SHORT])
+    hook = model.family.components["text_encoder"].module.register_forward_pre_hook(refuse)
+    ended = finish(engine, [replace(SHORT, run_id="first", prompt="a dog"), SHORT])
     assert ended["first"].failure == Failure(
         code=FailureCode.GENERATION_FAILED, message="making the image failed: RuntimeError"
     )
@@ -245,13 +254,26 @@ def test_a_text_encoder_that_fails_costs_one_run_alone(engine: Engine, alone: Fi
 
 
 def test_a_lost_device_is_no_runs_fault(engine: Engine) -> None:
-    """Told as a run's own failure, it would fail every job this process ever claims."""
+    """Reported as a run's own failure, it would fail every job this process ever claims."""
     _Forward(engine, torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), rows_above=0)
     for request in (SHORT, LONG):
         engine.add(request)
     with pytest.raises(torch.AcceleratorError):
         finish(engine)
     assert set(engine.progress()) == {"short", "long"}
+
+
+@pytest.mark.parametrize("component", ["text encoder", "decoder"])
+def test_a_device_lost_outside_a_step_is_no_runs_fault(engine: Engine, component: str) -> None:
+    def fail(*_: object) -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    (model,) = engine.base_models.values()
+    assert isinstance(model.family, UNetFamily)
+    module = model.family.components["text_encoder"].module if component == "text encoder" else model.family.vae.decoder
+    module.register_forward_pre_hook(fail)
+    with pytest.raises(torch.AcceleratorError):
+        finish(engine, [SHORT])
 
 
 def test_a_size_the_factor_does_not_divide_is_cropped_from_the_next_one_up(engine: Engine) -> None:
@@ -271,7 +293,7 @@ def test_add_and_abort_from_many_threads_while_stepping(engine: Engine) -> None:
         barrier.wait()
         for i in range(5):
             key = f"{name}-{i}"
-            engine.add(replace(SHORT, key=key))
+            engine.add(replace(SHORT, run_id=key))
             if i % 2 and engine.abort(key):
                 aborted.append(key)
 
@@ -281,7 +303,7 @@ def test_add_and_abort_from_many_threads_while_stepping(engine: Engine) -> None:
     barrier.wait()
     ended: dict[str, Finished] = {}
     while any(thread.is_alive() for thread in threads) or engine.has_work:
-        ended |= {one.key: one for one in engine.step()}
+        ended |= {one.run_id: one for one in engine.step()}
     assert set(ended) | set(aborted) == {f"{name}-{i}" for name in range(3) for i in range(5)}
     assert not set(ended) & set(aborted)
 
@@ -296,6 +318,24 @@ def test_generate_needs_no_server(sd: Path, loras: list[AdapterFile]) -> None:
     assert [image.size for image in images] == [(64, 64), (64, 64)]
     assert seen[-1] == (6, 6)
     assert seen == sorted(seen)
+
+
+def test_generate_makes_one_image_without_being_watched(engine: Engine) -> None:
+    (image,) = engine.generate("a cat", steps=2, width=64, height=64)
+    assert image.size == (64, 64)
+    assert engine.device == torch.device("cpu")
+
+
+def test_an_engine_needs_a_base_model_and_takes_its_threads(sd: Path) -> None:
+    with pytest.raises(ValueError, match="base_models"):
+        Engine.load({})
+    before = torch.get_num_threads()
+    try:
+        with Engine.load({"a": sd}, replace(EXACT_FLOAT32, threads=before + 1)) as engine:
+            engine.warm_up(64, 64)
+            assert torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(

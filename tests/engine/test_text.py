@@ -7,14 +7,15 @@ import torch
 
 from serve_app.engine import Engine, RunRequest
 from serve_app.engine.base_model import BaseModel
-from serve_app.engine.text import tokenize
+from serve_app.engine.families.clip_text import tokenize
+from serve_app.engine.families.unet import UNetFamily
 from tests.engine.conftest import EXACT_FLOAT32
-from tests.engine.rig import finish, start
-from tests.engine.tiny import WINDOW
+from tests.engine.run_engine import finish, start
+from tests.engine.tiny_models import WINDOW
 
 
 def test_a_long_prompt_is_cut_into_windows_and_every_token_is_kept(sd: Path) -> None:
-    encoder = BaseModel.load("m", sd, EXACT_FLOAT32, lambda: None).family.encoders[0]
+    encoder = UNetFamily.load(sd, EXACT_FLOAT32).encoders["text_encoder"]
     begin, end = encoder.tokenizer.bos_token_id, encoder.tokenizer.eos_token_id
     words = "abcdefghijklmnopqrstuvwxyz" * 2
     chunks = tokenize(encoder, " ".join(words))
@@ -25,7 +26,7 @@ def test_a_long_prompt_is_cut_into_windows_and_every_token_is_kept(sd: Path) -> 
 
 
 def test_a_prompt_that_fits_is_encoded_as_diffusers_does(sd: Path) -> None:
-    encoder = BaseModel.load("m", sd, EXACT_FLOAT32, lambda: None).family.encoders[0]
+    encoder = UNetFamily.load(sd, EXACT_FLOAT32).encoders["text_encoder"]
     expected = encoder.tokenizer("a red cat", padding="max_length", max_length=WINDOW, truncation=True).input_ids
     assert tokenize(encoder, "a red cat") == [expected]
 
@@ -33,14 +34,14 @@ def test_a_prompt_that_fits_is_encoded_as_diffusers_does(sd: Path) -> None:
 def test_the_last_word_of_a_long_prompt_changes_the_image(engine: Engine) -> None:
     words = ["red"] * 40
     prompts = [" ".join(words), " ".join([*words[:-1], "cat"])]
-    ended = finish(engine, [RunRequest(key=p, prompt=p, steps=3, width=64, height=64) for p in prompts])
+    ended = finish(engine, [RunRequest(run_id=p, prompt=p, steps=3, width=64, height=64) for p in prompts])
     images = [ended[prompt].image for prompt in prompts]
     assert not np.array_equal(*images)  # pyright: ignore[reportArgumentType]
 
 
 def test_the_shorter_side_is_padded_with_empty_chunks(sd: Path) -> None:
     model = BaseModel.load("m", sd, EXACT_FLOAT32, lambda: None)
-    run = start(model, RunRequest(key="k", prompt="a " * 30, negative_prompt="b", steps=2, width=64, height=64))
-    empty = start(model, RunRequest(key="e", prompt="", steps=2, width=64, height=64))
+    run = start(model, RunRequest(run_id="k", prompt="a " * 30, negative_prompt="b", steps=2, width=64, height=64))
+    empty = start(model, RunRequest(run_id="e", prompt="", steps=2, width=64, height=64))
     assert run.conditioning.context.shape[1] == 3 * WINDOW
     assert torch.equal(run.conditioning.context[0, WINDOW : 2 * WINDOW], empty.conditioning.context[1])

@@ -1,1 +1,1 @@
-"""What an engine needs to know of an architecture: how it reads a prompt, one denoiser call, how latents become pixels."""
+"""Model architectures behind one protocol, and how their checkpoints are loaded."""

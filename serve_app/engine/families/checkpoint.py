@@ -1,4 +1,4 @@
-"""Where a base model's weights lie, and how diffusers' pipeline is made of them; nothing is ever fetched from a network."""
+"""Loads diffusers' pipeline of a base model from a folder or a single file. Nothing is ever fetched from a network."""
 
 import importlib
 from pathlib import Path
@@ -7,13 +7,15 @@ from typing import Any, NamedTuple
 import torch
 from diffusers.loaders.single_file_utils import SingleFileComponentError
 
+from serve_app.engine.families.quiet_loading import quiet_loading
+
 diffusers: Any = importlib.import_module("diffusers")  # its lazy modules and config objects have no usable types
 
 UNNEEDED = ("safety_checker", "feature_extractor", "image_encoder")
 
 
 class Checkpoint(NamedTuple):
-    """A safetensors file in the layout of the original SD code, and a folder that says what is in it."""
+    """A safetensors file in the layout of the original Stable Diffusion code, and a folder that describes its contents."""
 
     file: Path
     config: Path
@@ -21,22 +23,48 @@ class Checkpoint(NamedTuple):
 
 
 Source = Path | Checkpoint
-"""Where a base model comes from. A path is a diffusers folder, or a file whose config is the folder of its name beside it."""
+"""Origin of a base model. A path is a diffusers folder, or a file whose config is the folder of its name beside it."""
 
 
 def name_of(source: Source) -> str:
-    """What a base model is called that was given no name."""
+    """Name of a base model that was given none."""
     path = source if isinstance(source, Path) else source.file
     return path.stem if path.suffix == ".safetensors" else path.name
 
 
+def pipeline_class(source: Source) -> str:
+    """Name of diffusers' pipeline class for a base model. Raises OSError when its folder or file is missing."""
+    checkpoint = _as_checkpoint(source)
+    if checkpoint is None:
+        assert isinstance(source, Path)
+        folder = source
+    else:
+        file, folder = checkpoint
+        if file.suffix != ".safetensors" or not file.is_file():
+            raise FileNotFoundError(f"{file}: no such safetensors file")
+        if not (folder / "model_index.json").is_file():
+            raise FileNotFoundError(
+                f"{file}: a single file does not describe its contents, and {folder} holds no model_index.json. Give as "
+                f"its config a diffusers folder of the same architecture, or put one there; its weights are not needed"
+            )
+    return str(_read_index(folder).get("_class_name"))
+
+
 def load_pipeline(source: Source, dtype: torch.dtype) -> Any:
-    """diffusers' pipeline. Raises OSError when something is not there, ValueError when it is not what it should be."""
+    """Load diffusers' pipeline. Raises OSError when a file is missing, ValueError when one is of another architecture."""
+    checkpoint = _as_checkpoint(source)
+    with quiet_loading():
+        if checkpoint is not None:
+            return _load_file(checkpoint, pipeline_class(checkpoint), dtype)
+        assert isinstance(source, Path)
+        return _load_folder(source, dtype)
+
+
+def _as_checkpoint(source: Source) -> Checkpoint | None:
+    """None for a folder."""
     if isinstance(source, Checkpoint):
-        return _load_file(source, dtype)
-    if source.suffix == ".safetensors":
-        return _load_file(Checkpoint(source, source.with_suffix("")), dtype)
-    return _load_folder(source, dtype)
+        return source
+    return Checkpoint(source, source.with_suffix("")) if source.suffix == ".safetensors" else None
 
 
 def _load_folder(folder: Path, dtype: torch.dtype) -> Any:
@@ -47,29 +75,22 @@ def _load_folder(folder: Path, dtype: torch.dtype) -> Any:
     )
 
 
-def _load_file(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
+def _load_file(checkpoint: Checkpoint, class_name: str, dtype: torch.dtype) -> Any:
     file, config = checkpoint
-    if file.suffix != ".safetensors" or not file.is_file():
-        raise FileNotFoundError(f"{file}: no such safetensors file")
-    if not (config / "model_index.json").is_file():
-        raise FileNotFoundError(
-            f"{file}: a single file does not say how to read it, and {config} holds no model_index.json. Give as its "
-            f"config a diffusers folder of the same architecture, or put one there; its weights are not needed"
-        )
-    family = getattr(diffusers, _read_index(config)["_class_name"])
+    pipeline = getattr(diffusers, class_name)
     unneeded = dict.fromkeys(UNNEEDED)
     incomplete = ValueError(f"{file}: lacks weights that the architecture at {config} has")
     try:
-        pipeline = family.from_single_file(
+        loaded = pipeline.from_single_file(
             str(file), config=str(config), local_files_only=True, dtype=dtype, **unneeded
         )
     except NotImplementedError as error:  # raised where weights that were never filled in are moved
         raise incomplete from error
     except (ValueError, KeyError, AttributeError, SingleFileComponentError) as error:
         raise ValueError(f"{file}: is not of the architecture at {config}: {error}") from error
-    if any(_lacks_numbers(component) for component in pipeline.components.values()):
+    if any(_lacks_numbers(component) for component in loaded.components.values()):
         raise incomplete
-    return pipeline
+    return loaded
 
 
 def _lacks_numbers(component: object) -> bool:
@@ -77,9 +98,4 @@ def _lacks_numbers(component: object) -> bool:
 
 
 def _read_index(folder: Path) -> dict[str, Any]:
-    index: dict[str, Any] = diffusers.DiffusionPipeline.load_config(str(folder), local_files_only=True)
-    if "unet" not in index:
-        raise ValueError(
-            f"{folder}: {index.get('_class_name')} has no UNet; Stable Diffusion 1.x, 2.x and XL are supported"
-        )
-    return index
+    return diffusers.DiffusionPipeline.load_config(str(folder), local_files_only=True)

@@ -1,4 +1,4 @@
-"""The names that checkpoints of the original SD code (SGM) give a UNet's layers, which many SDXL LoRA files still use."""
+"""Layer names of the original Stable Diffusion code (SGM), which many SDXL LoRA files still use."""
 
 import re
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ _MIDDLE = re.compile(r"mid_block\.(resnets|attentions)\.(\d+)\.(.+)")
 
 
 def sgm_aliases(layers: Iterable[str], layers_per_block: int | list[int]) -> dict[str, str]:
-    """SGM name → our name, dotted and with underscores (kohya), for every layer that has one."""
+    """Map SGM names to our names for every layer that has one."""
     if not isinstance(layers_per_block, int):
         if len(set(layers_per_block)) != 1:
             return {}
@@ -35,7 +35,7 @@ def sgm_aliases(layers: Iterable[str], layers_per_block: int | list[int]) -> dic
     }
     aliases = {_sgm_name(name, layers_per_block, cross): name for name in names}
     aliases.pop("", None)
-    return aliases | {alias.replace(".", "_"): name for alias, name in aliases.items()}
+    return aliases
 
 
 def _sgm_name(name: str, depth: int, up_blocks_with_attention: set[str]) -> str:

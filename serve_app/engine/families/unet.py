@@ -1,72 +1,72 @@
 """Stable Diffusion 1.x, 2.x and XL: a UNet with cross attention, CLIP text encoders and a VAE.
 
-The only place that meets diffusers' and transformers' untyped objects, besides `checkpoint.py`, `sampler.py` and `text.py`.
+With `checkpoint.py`, `clip_text.py` and `sampler.py` the only place that meets diffusers' and transformers' untyped objects.
 """
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from serve_app.engine.adapters_file import LayerTable
+from serve_app.engine.device import torch_device, torch_dtype
 from serve_app.engine.families.checkpoint import Source, load_pipeline
+from serve_app.engine.families.clip_text import Encoded, TextEncoder, clip_aliases, encode_prompt, pad_chunks
+from serve_app.engine.families.compiled import compile_denoiser
+from serve_app.engine.families.family import Component
 from serve_app.engine.families.sgm import sgm_aliases
-from serve_app.engine.layers import wrap_layers
-from serve_app.engine.lora import SlotBank
-from serve_app.engine.options import EngineOptions
+from serve_app.engine.lora_layers import wrap_layers
 from serve_app.engine.run import Conditioning, RunRequest
-from serve_app.engine.sampler import Sampler, Schedule, make_schedule, sampler_of
-from serve_app.engine.text import Encoded, TextEncoder, encode_prompt, pad_chunks
+from serve_app.engine.sampler import Schedule, make_schedule, sampler_of
+from serve_app.engine_options import EngineOptions, Sampler
 
-ENCODED_PROMPTS_KEPT = 256
-GRAPHS = 1024
-"""Compiled forward shapes kept: batch keys (latent shape, prompt length) times row counts."""
+SAMPLERS = (Sampler.EULER, Sampler.DDIM, Sampler.DPMPP_2M, Sampler.LCM)
+KOHYA_PREFIXES = {
+    "unet": ("lora_unet",),
+    "text_encoder": ("lora_te", "lora_te1"),
+    "text_encoder_2": ("lora_te2",),
+}
+MAX_ENCODED_PROMPTS = 256
+"""Encoded prompts that are cached."""
 
 
 class UNetFamily:
-    """One loaded base model. Rows of every batch it is given keep to themselves."""
+    """One loaded base model of the family; see `Family`."""
+
+    denoiser = "unet"
 
     def __init__(self, pipeline: Any, options: EngineOptions) -> None:
-        self.device, self.dtype = options.torch_device, options.torch_dtype
+        self.device, self.dtype = torch_device(options), torch_dtype(options)
         self.unet = pipeline.unet.to(self.device, memory_format=torch.channels_last).eval().requires_grad_(False)
         self.vae = pipeline.vae.to(self.device, memory_format=torch.channels_last).eval().requires_grad_(False)
         if self.vae.dtype != self._vae_dtype(self.vae):
             self.vae.to(self._vae_dtype(self.vae))
-        self.encoders = self._encoders(pipeline)
+        self.encoders = self._load_encoders(pipeline)
         self._scheduler_config = dict(pipeline.scheduler.config)
         self.sampler = Sampler(options.sampler) if options.sampler else self._own_sampler(pipeline.scheduler)
+        self._require_supported(self.sampler)
         self._zero_negative = bool(pipeline.config.get("force_zeros_for_empty_prompt", False))
         self._schedules: dict[tuple[Sampler, int], Schedule] = {}
         self._encoded: OrderedDict[tuple[str, str, float], Encoded] = OrderedDict()
-        modules: dict[str, nn.Module] = {"unet": self.unet} | {
-            name: encoder.model
-            for name, encoder in zip(("text_encoder", "text_encoder_2"), self.encoders, strict=False)
-        }
-        self.layers = {name: wrap_layers(module) for name, module in modules.items()}
-        self._denoiser = _compiled(self.unet, options.compile) if options.compile else self.unet
-        self.table = LayerTable(self.layers, sgm_aliases(self.layers["unet"], self.unet.config.layers_per_block))
+        self.components = self._wrap_components()
+        self.common_targets = [name for name in self.components["unet"].layers if ".attentions." in name]
+        self._denoise = compile_denoiser(self.unet, options.compile) if options.compile else self.unet
 
     @classmethod
     def load(cls, source: Source, options: EngineOptions) -> "UNetFamily":
-        return cls(load_pipeline(source, options.torch_dtype), options)
+        return cls(load_pipeline(source, torch_dtype(options)), options)
 
     # -- prompts ---------------------------------------------------------------------------------------------------
 
-    def encode(self, request: RunRequest, banks: Mapping[str, SlotBank], slot: int, adapter_id: str) -> Conditioning:
-        """What the denoiser is told for this run. `adapter_id` is empty where the adapter leaves the text encoders alone."""
-        for name, bank in banks.items():
-            if name != "unet":
-                bank.bind([slot], [request.weight])
-
+    def encode(self, request: RunRequest, adapter_id: str) -> Conditioning:
         def encoded(text: str) -> Encoded:
-            return self._encode_cached(text, adapter_id, request.weight)
+            return self._encode_cached(text, adapter_id, request.scale)
 
         positive = encoded(request.prompt)
-        if not self.guided(request):
+        if not self._is_guided(request):
             return self._conditioning([positive], request)
         if self._zero_negative and not request.negative_prompt:
             pooled = None if positive.pooled is None else torch.zeros_like(positive.pooled)
@@ -76,16 +76,16 @@ class UNetFamily:
         both = [pad_chunks(side, chunks, lambda: encoded("")) for side in (negative, positive)]
         return self._conditioning(both, request)
 
-    def guided(self, request: RunRequest) -> bool:
-        """Whether a run takes two rows. A distilled UNet is told its guidance instead (Meng et al. 2023)."""
+    def _is_guided(self, request: RunRequest) -> bool:
+        """Whether a run needs two rows. A distilled UNet takes its guidance as an input instead (Meng et al. 2023)."""
         return request.guidance > 1 and self.unet.config.time_cond_proj_dim is None
 
-    def _encode_cached(self, text: str, adapter_id: str, weight: float) -> Encoded:
-        key = (text, adapter_id, weight if adapter_id else 0.0)
+    def _encode_cached(self, text: str, adapter_id: str, scale: float) -> Encoded:
+        key = (text, adapter_id, scale if adapter_id else 0.0)
         if key not in self._encoded:
-            self._encoded[key] = encode_prompt(self.encoders, text)
+            self._encoded[key] = encode_prompt(list(self.encoders.values()), text)
         self._encoded.move_to_end(key)
-        while len(self._encoded) > ENCODED_PROMPTS_KEPT:
+        while len(self._encoded) > MAX_ENCODED_PROMPTS:
             self._encoded.popitem(last=False)
         return self._encoded[key]
 
@@ -102,11 +102,6 @@ class UNetFamily:
             added["timestep_cond"] = added["timestep_cond"].expand(len(sides), -1).to(self.device, self.dtype)
         return Conditioning(context, added)
 
-    @property
-    def usual_targets(self) -> list[str]:
-        """The UNet's layers that most adapters change: those of the transformer blocks."""
-        return [name for name in self.layers["unet"] if ".attentions." in name]
-
     # -- noise and steps -------------------------------------------------------------------------------------------
 
     @property
@@ -114,83 +109,83 @@ class UNetFamily:
         return 2 ** (len(self.vae.config.block_out_channels) - 1)
 
     def latent_shape(self, request: RunRequest) -> tuple[int, int, int]:
-        """Channels, height, width; a size that the factor does not divide is made one up, and cropped after decoding."""
+        """Channels, height, width; a size that the factor does not divide is rounded up, and cropped after decoding."""
         factor = self.pixels_per_latent
         return self.unet.config.in_channels, math.ceil(request.height / factor), math.ceil(request.width / factor)
 
-    def schedule(self, name: str | None, steps: int) -> Schedule:
-        """Raises ValueError on an unknown sampler, or one that this model's schedule cannot drive."""
-        sampler = Sampler(name) if name else self.sampler
-        if (sampler, steps) not in self._schedules:
-            made = make_schedule(sampler, self._scheduler_config, steps)
-            self._schedules[sampler, steps] = made._replace(
-                table=made.table.to(self.device), timesteps=made.timesteps.to(self.device)
-            )
-        return self._schedules[sampler, steps]
+    def schedule(self, request: RunRequest) -> Schedule:
+        sampler = Sampler(request.sampler) if request.sampler else self.sampler
+        self._require_supported(sampler)
+        key = sampler, request.steps
+        if key not in self._schedules:
+            self._schedules[key] = make_schedule(sampler, self._scheduler_config, request.steps).to(self.device)
+        return self._schedules[key]
 
-    def denoise(self, latents: Tensor, timesteps: Tensor, context: Tensor, added: dict[str, Tensor]) -> Tensor:
-        """The UNet's answer, float32: latents [rows, channels, height, width], timesteps [rows], context [rows, tokens, width]."""
-        extra = {name: tensor for name, tensor in added.items() if name != "timestep_cond"}
-        answer = self._denoiser(
+    def denoise(self, latents: Tensor, timesteps: Tensor, conditioning: Conditioning) -> Tensor:
+        added = dict(conditioning.added)
+        timestep_cond = added.pop("timestep_cond", None)
+        answer = self._denoise(
             latents.to(self.dtype, memory_format=torch.channels_last),
             timesteps,
-            context,
-            timestep_cond=added.get("timestep_cond"),
-            added_cond_kwargs=extra or None,
+            conditioning.context,
+            timestep_cond=timestep_cond,
+            added_cond_kwargs=added or None,
             return_dict=False,
         )
         return answer[0].float()
 
     # -- pixels ----------------------------------------------------------------------------------------------------
 
-    def decode(self, latents: Tensor, width: int, height: int) -> np.ndarray:
-        """uint8 [height, width, 3] of latents [channels, …]. One image a call: its bits are the same in any company.
-
-        Raises FloatingPointError when the decoder overflows: clamped, its numbers would be a black image.
-        """
+    def decode(self, latents: Tensor, request: RunRequest) -> np.ndarray:
+        """One image a call, so that its bits never depend on other images."""
         scaled = latents[None] / self.vae.config.scaling_factor
         mean, std = getattr(self.vae.config, "latents_mean", None), getattr(self.vae.config, "latents_std", None)
         if mean is not None and std is not None:
             scaled = scaled * latents.new_tensor(std).view(1, -1, 1, 1) + latents.new_tensor(mean).view(1, -1, 1, 1)
         pixels = self.vae.decode(scaled.to(self.vae.dtype), return_dict=False)[0][0].float()
-        if not bool(pixels.isfinite().all()):
+        if not bool(pixels.isfinite().all()):  # clamped, these would be a black image
             raise FloatingPointError("the decoded image has numbers that are not finite")
         eight_bit = ((pixels / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy()
-        top, left = (eight_bit.shape[0] - height) // 2, (eight_bit.shape[1] - width) // 2
-        return np.ascontiguousarray(eight_bit[top : top + height, left : left + width])
+        top, left = (eight_bit.shape[0] - request.height) // 2, (eight_bit.shape[1] - request.width) // 2
+        return np.ascontiguousarray(eight_bit[top : top + request.height, left : left + request.width])
 
     # -- loading ---------------------------------------------------------------------------------------------------
 
     def _vae_dtype(self, vae: Any) -> torch.dtype:
-        """SDXL's VAE overflows in float16, and says so in its config."""
+        """SDXL's VAE overflows in float16, and its config says so."""
         return (
             torch.float32 if self.dtype == torch.float16 and getattr(vae.config, "force_upcast", False) else self.dtype
         )
 
-    def _encoders(self, pipeline: Any) -> list[TextEncoder]:
-        pairs = [(pipeline.tokenizer, pipeline.text_encoder)]
+    def _load_encoders(self, pipeline: Any) -> dict[str, TextEncoder]:
+        pairs = {"text_encoder": (pipeline.tokenizer, pipeline.text_encoder)}
         if hasattr(pipeline, "text_encoder_2"):
-            pairs.append((pipeline.tokenizer_2, pipeline.text_encoder_2))
+            pairs["text_encoder_2"] = (pipeline.tokenizer_2, pipeline.text_encoder_2)
         is_xl = len(pairs) == 2
-        ready = (
-            (tokenizer, model.to(self.device).eval().requires_grad_(False))
-            for tokenizer, model in pairs
+        return {
+            name: TextEncoder(tokenizer, model.to(self.device).eval().requires_grad_(False), penultimate=is_xl)
+            for name, (tokenizer, model) in pairs.items()
             if model is not None
-        )
-        return [TextEncoder(tokenizer, model, penultimate=is_xl) for tokenizer, model in ready]
+        }
+
+    def _wrap_components(self) -> dict[str, Component]:
+        layers = wrap_layers(self.unet)
+        aliases = sgm_aliases(layers, self.unet.config.layers_per_block)
+        components = {"unet": Component(self.unet, layers, aliases, KOHYA_PREFIXES["unet"])}
+        for name, encoder in self.encoders.items():
+            layers = wrap_layers(encoder.model)
+            components[name] = Component(encoder.model, layers, clip_aliases(layers), KOHYA_PREFIXES[name])
+        return components
 
     @staticmethod
     def _own_sampler(scheduler: Any) -> Sampler:
-        """The folder's own where we have it; DPM++ 2M for the multistep schedulers of old folders (PNDM, LMS)."""
+        """The checkpoint's own where there is one; DPM++ 2M for the multistep schedulers of old folders (PNDM, LMS)."""
         return sampler_of(type(scheduler).__name__) or Sampler.DPMPP_2M
 
-
-def _compiled(unet: nn.Module, backend: str) -> Any:
-    """One graph for every shape: by default torch gives up after eight and goes on without, and says so only in its log."""
-    limits = torch._dynamo.config  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage, reportAttributeAccessIssue]
-    limits.recompile_limit = max(limits.recompile_limit, GRAPHS)
-    limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, GRAPHS)
-    return torch.compile(unet, backend=backend, dynamic=False)
+    @staticmethod
+    def _require_supported(sampler: Sampler) -> None:
+        if sampler not in SAMPLERS:
+            raise ValueError(f"sampler {sampler}: this base model uses {', '.join(SAMPLERS)}")
 
 
 def guidance_embedding(guidance: float, width: int) -> Tensor:

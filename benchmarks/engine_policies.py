@@ -1,4 +1,4 @@
-"""What the engine is compared with, each as well as its policy allows: B1, B2 and B3, beside ours."""
+"""Three other ways to serve many adapters, each as fast as its policy allows, beside ours."""
 
 import copy
 import statistics
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.engine_subjects import Subject
+from benchmarks.engine_models import BenchmarkModel
 from serve_app.engine import Engine, RunRequest
 from serve_app.engine.run import Run
 from serve_app.engine.scheduler import Scheduler
@@ -27,17 +27,17 @@ class Result(NamedTuple):
     """Processor seconds of the whole process, every thread: on a shared machine the steadier of the two."""
 
 
-Rival = Callable[[Sequence[RunRequest]], Result]
+Policy = Callable[[Sequence[RunRequest]], Result]
 
 
-def with_threads(rival: Rival, threads: int) -> Rival:
-    """The rival under its own number of CPU threads: small forwards may be faster with fewer."""
+def with_threads(policy: Policy, threads: int) -> Policy:
+    """The policy under its own number of CPU threads: small forwards may be faster with fewer."""
 
     def run(requests: Sequence[RunRequest]) -> Result:
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         try:
-            return rival(requests)
+            return policy(requests)
         finally:
             torch.set_num_threads(before)
 
@@ -45,26 +45,26 @@ def with_threads(rival: Rival, threads: int) -> Rival:
 
 
 def at_its_best(results: Mapping[int, Sequence[Result]]) -> tuple[int, Sequence[Result]]:
-    """Of one rival's results by threads: the number of threads whose median is fastest, and its results."""
+    """Of one policy's results by threads: the number of threads whose median is fastest, and its results."""
     return min(results.items(), key=lambda item: statistics.median(result.wall_s for result in item[1]))
 
 
-def ours(subject: Subject) -> Rival:
+def ours(benchmark: BenchmarkModel) -> Policy:
     """Any adapters in one batch."""
-    engine = subject.engine()
+    engine = benchmark.engine()
     return lambda requests: _drive(engine, requests)
 
 
-def bare(subject: Subject) -> Rival:
-    """Ours with the adapters left out: what they cost. No rival, and its images are others."""
-    engine = subject.engine()
+def bare(benchmark: BenchmarkModel) -> Policy:
+    """Ours with the adapters left out: what they cost. No policy: its images differ."""
+    engine = benchmark.engine()
     return lambda requests: _drive(engine, [replace(request, adapter=None) for request in requests])
 
 
-def one_adapter_per_batch(subject: Subject) -> Rival:
-    """B2: our engine and kernels, its scheduler under vLLM-Omni's rule: the oldest run's adapter and weight choose the batch."""
-    engine = subject.engine()
-    engine.scheduler = OneAdapterPerBatch(max_runs=subject.options.runs, max_rows=subject.options.max_rows)
+def one_adapter_per_batch(benchmark: BenchmarkModel) -> Policy:
+    """Our engine and kernels, its scheduler under vLLM-Omni's rule: the oldest run's adapter and weight choose the batch."""
+    engine = benchmark.engine()
+    engine.scheduler = OneAdapterPerBatch(max_runs=benchmark.options.runs, max_rows=benchmark.options.max_rows)
     return lambda requests: _drive(engine, requests)
 
 
@@ -77,48 +77,48 @@ class OneAdapterPerBatch(Scheduler):
         return [
             run
             for run in batch
-            if run.request.adapter == head.request.adapter and run.request.weight == head.request.weight
+            if run.request.adapter == head.request.adapter and run.request.scale == head.request.scale
         ]
 
 
-def set_adapters_per_job(subject: Subject) -> Rival:
-    """B1: diffusers' pipeline, every adapter loaded beforehand, `set_adapters` before each job, first in first out."""
-    pipeline = _pipeline(subject)
-    names = {file.id: f"adapter{i}" for i, file in enumerate(subject.adapters)}
-    for file in subject.adapters:
+def set_adapters_per_job(benchmark: BenchmarkModel) -> Policy:
+    """Diffusers' pipeline, every adapter loaded beforehand, `set_adapters` before each job, first in first out."""
+    pipeline = _pipeline(benchmark)
+    names = {file.id: f"adapter{i}" for i, file in enumerate(benchmark.adapters)}
+    for file in benchmark.adapters:
         pipeline.load_lora_weights(str(file.path.parent), weight_name=file.path.name, adapter_name=names[file.id])
 
-    def wear(request: RunRequest) -> None:
+    def apply(request: RunRequest) -> None:
         if request.adapter is None:
             pipeline.disable_lora()
             return
         pipeline.enable_lora()
-        pipeline.set_adapters(names[request.adapter.id], request.weight)
+        pipeline.set_adapters(names[request.adapter.id], request.scale)
 
-    return lambda requests: _one_by_one(pipeline, requests, wear, lambda: None)
+    return lambda requests: _one_by_one(pipeline, requests, apply, lambda: None)
 
 
-def load_per_job(subject: Subject) -> Rival:
-    """B3: diffusers' pipeline, the job's adapter loaded before it and unloaded after it."""
-    pipeline = _pipeline(subject)
+def load_per_job(benchmark: BenchmarkModel) -> Policy:
+    """Diffusers' pipeline, the job's adapter loaded before it and unloaded after it."""
+    pipeline = _pipeline(benchmark)
 
-    def wear(request: RunRequest) -> None:
+    def apply(request: RunRequest) -> None:
         if request.adapter is not None:
             path = request.adapter.path
             pipeline.load_lora_weights(str(path.parent), weight_name=path.name, adapter_name="only")
-            pipeline.set_adapters("only", request.weight)
+            pipeline.set_adapters("only", request.scale)
 
-    return lambda requests: _one_by_one(pipeline, requests, wear, pipeline.unload_lora_weights)
+    return lambda requests: _one_by_one(pipeline, requests, apply, pipeline.unload_lora_weights)
 
 
-def _pipeline(subject: Subject) -> Any:
-    pipeline = copy.deepcopy(subject.pipeline)
+def _pipeline(benchmark: BenchmarkModel) -> Any:
+    pipeline = copy.deepcopy(benchmark.pipeline)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 
 
 def _drive(engine: Engine, requests: Sequence[RunRequest]) -> Result:
-    """All the requests at once; the engine takes them as it has room."""
+    """All the requests at once; the engine takes them as its capacity allows."""
     images: dict[str, np.ndarray] = {}
     latencies: dict[str, float] = {}
     wall, cpu = time.perf_counter(), time.process_time()
@@ -127,19 +127,19 @@ def _drive(engine: Engine, requests: Sequence[RunRequest]) -> Result:
     while engine.has_work:
         for ended in engine.step():
             assert ended.image is not None, ended.failure
-            images[ended.key] = ended.image
-            latencies[ended.key] = time.perf_counter() - wall
+            images[ended.run_id] = ended.image
+            latencies[ended.run_id] = time.perf_counter() - wall
     return Result(images, latencies, time.perf_counter() - wall, time.process_time() - cpu)
 
 
 def _one_by_one(
-    pipeline: Any, requests: Sequence[RunRequest], wear: Callable[[RunRequest], None], undress: Callable[[], None]
+    pipeline: Any, requests: Sequence[RunRequest], apply: Callable[[RunRequest], None], unload: Callable[[], None]
 ) -> Result:
     images: dict[str, np.ndarray] = {}
     latencies: dict[str, float] = {}
     wall, cpu = time.perf_counter(), time.process_time()
     for request in requests:
-        wear(request)
+        apply(request)
         made = pipeline(
             request.prompt,
             negative_prompt=request.negative_prompt or None,
@@ -149,7 +149,7 @@ def _one_by_one(
             width=request.width,
             height=request.height,
         ).images[0]
-        images[request.key] = np.asarray(made)
-        latencies[request.key] = time.perf_counter() - wall
-        undress()
+        images[request.run_id] = np.asarray(made)
+        latencies[request.run_id] = time.perf_counter() - wall
+        unload()
     return Result(images, latencies, time.perf_counter() - wall, time.process_time() - cpu)

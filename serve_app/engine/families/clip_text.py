@@ -1,6 +1,6 @@
-"""Turns a prompt into encoder hidden states, in chunks where it is longer than the encoder's window."""
+"""CLIP text encoders: prompts to hidden states, in chunks where a prompt is longer than the encoder's window."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -8,14 +8,14 @@ from torch import Tensor
 
 
 class Encoded(NamedTuple):
-    """Hidden states [chunks, window, width] of a prompt and, where the family wants it, the first chunk's pooled vector [width]."""
+    """Hidden states [chunks, window, width] of a prompt and, where the encoder has one, the first chunk's pooled vector."""
 
     chunks: Tensor
     pooled: Tensor | None
 
 
 class TextEncoder(NamedTuple):
-    """One tokenizer and its encoder; `penultimate` takes the hidden states before the last layer, as SDXL does."""
+    """A tokenizer and its encoder; `penultimate` reads the hidden states before the last layer, as SDXL does."""
 
     tokenizer: Any
     model: Any
@@ -28,7 +28,7 @@ class TextEncoder(NamedTuple):
 
 
 def encode_prompt(encoders: Sequence[TextEncoder], prompt: str) -> Encoded:
-    """The prompt through every encoder, side by side. A chunk is always encoded alone, so company cannot change its bits."""
+    """Encode a prompt with every encoder, side by side. A chunk is always encoded alone, so that its bits never vary."""
     tokens = [tokenize(encoder, prompt) for encoder in encoders]
     longest = max(len(chunks) for chunks in tokens)
     sides: list[Tensor] = []
@@ -42,7 +42,7 @@ def encode_prompt(encoders: Sequence[TextEncoder], prompt: str) -> Encoded:
 
 
 def pad_chunks(encoded: Encoded, chunks: int, encode_empty: Callable[[], Encoded]) -> Encoded:
-    """`encoded` followed by chunks of the empty prompt until there are `chunks`."""
+    """Extend `encoded` with chunks of the empty prompt until it has `chunks`."""
     missing = chunks - encoded.chunks.shape[0]
     if missing <= 0:
         return encoded
@@ -57,13 +57,26 @@ def tokenize(encoder: TextEncoder, prompt: str) -> list[list[int]]:
         return [_padded(tokenizer, whole, window)]
     head, tail = _special_tokens(tokenizer)
     body = whole[len(head) : len(whole) - len(tail)]
-    room = window - len(head) - len(tail)
-    pieces = [body[start : start + room] for start in range(0, len(body), room)]
+    capacity = window - len(head) - len(tail)
+    pieces = [body[start : start + capacity] for start in range(0, len(body), capacity)]
     return [_padded(tokenizer, [*head, *piece, *tail], window) for piece in pieces]
 
 
+def clip_aliases(layers: Iterable[str]) -> dict[str, str]:
+    """Names that adapter files give a CLIP encoder's layers: with or without `text_model.`, projections as `to_q`."""
+    aliases: dict[str, str] = {}
+    for layer in layers:
+        bare = layer.removeprefix("text_model.")
+        names = {layer, bare, "text_model." + bare}
+        names |= {name.replace(f".{p}_proj", f".to_{p}") for name in set(names) for p in "qkv"} | {
+            name.replace(".out_proj", ".to_out") for name in set(names)
+        }
+        aliases |= dict.fromkeys(names, layer)
+    return aliases
+
+
 def _special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """What the tokenizer puts before and after a prompt."""
+    """The tokens that the tokenizer puts before and after a prompt."""
     around: list[int] = tokenizer("").input_ids
     if len(around) == 1 and around[0] == tokenizer.eos_token_id:
         return [], around

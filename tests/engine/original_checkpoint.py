@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tests.engine.oracle import open_pipeline
+from tests.engine.diffusers_reference import open_pipeline
 
 Tensors = dict[str, Tensor]
 
@@ -156,7 +156,7 @@ def _by_layer(weights: Mapping[str, Tensor]) -> Iterator[tuple[int, Tensors]]:
 
 
 def _swap(name: str, table: Mapping[str, str]) -> str:
-    """The first beginning that the table knows, replaced."""
+    """Replace the first prefix that the table has."""
     found = next((old for old in table if name.startswith(old)), None)
     return name if found is None else table[found] + name.removeprefix(found)
 

@@ -1,4 +1,4 @@
-"""What the engine benchmark runs: the pocket model from its folder, or SD 1.5 and SDXL of the true size with random weights."""
+"""Models of the engine benchmark: the pocket model from its folder, or SD 1.5 and SDXL of the true size with random weights."""
 
 import copy
 import hashlib
@@ -16,9 +16,10 @@ from safetensors.torch import save_file
 
 from serve_app.engine import AdapterFile, Engine, EngineOptions, RunRequest
 from serve_app.engine.base_model import BaseModel
+from serve_app.engine.device import torch_device, torch_dtype
 from serve_app.engine.families.checkpoint import load_pipeline
 from serve_app.engine.families.unet import UNetFamily
-from serve_app.engine.layers import SlotLayer
+from serve_app.engine.lora_layers import LoRALayer
 
 diffusers: Any = importlib.import_module("diffusers")
 transformers: Any = importlib.import_module("transformers")
@@ -34,7 +35,7 @@ PROMPTS = (
 TRAINING = {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012, "clip_sample": False}
 
 
-class Subject(NamedTuple):
+class BenchmarkModel(NamedTuple):
     """A model, its adapters as files, and the size its images are made at."""
 
     name: str
@@ -52,7 +53,7 @@ class Subject(NamedTuple):
         return engine
 
     def wall(self) -> float:
-        """Seconds by the clock, once the device has done what it was told."""
+        """Seconds by the clock, once the device has finished."""
         self._wait()
         return time.perf_counter()
 
@@ -66,7 +67,7 @@ class Subject(NamedTuple):
 
     @property
     def _is_gpu(self) -> bool:
-        return self.options.torch_device.type == "cuda"
+        return torch_device(self.options).type == "cuda"
 
     def _wait(self) -> None:
         if self._is_gpu:
@@ -77,10 +78,10 @@ class Subject(NamedTuple):
         files = itertools.cycle(self.adapters[:adapters]) if adapters else itertools.repeat(None)
         return [
             RunRequest(
-                key=f"{first + i}",
+                run_id=f"{first + i}",
                 prompt=PROMPTS[i % len(PROMPTS)],
                 adapter=file,
-                weight=(0.75, 1.0, 0.5)[i % 3],
+                scale=(0.75, 1.0, 0.5)[i % 3],
                 seed=first + i,
                 steps=steps,
                 guidance=5.0 + i % 4,
@@ -91,12 +92,12 @@ class Subject(NamedTuple):
         ]
 
 
-def make_subject(name: str, options: EngineOptions, into: Path, *, adapters: int, rank: int, side: int) -> Subject:
+def make_model(name: str, options: EngineOptions, into: Path, *, adapters: int, rank: int, side: int) -> BenchmarkModel:
     """`name`: pocket, sd15 or sdxl. `rank` is that of the adapters made here; the pocket model brings eight of its own."""
     torch.manual_seed(0)
-    pipeline = load_pipeline(POCKET, options.torch_dtype) if name == "pocket" else _RANDOM[name]()
-    pipeline.to(options.torch_device, options.torch_dtype)
-    for part in (pipeline.unet, pipeline.vae):  # for every rival alike
+    pipeline = load_pipeline(POCKET, torch_dtype(options)) if name == "pocket" else _RANDOM[name]()
+    pipeline.to(torch_device(options), torch_dtype(options))
+    for part in (pipeline.unet, pipeline.vae):  # for every policy alike
         part.to(memory_format=torch.channels_last)
     pipeline.set_progress_bar_config(disable=True)
     own = sorted((POCKET / "loras").glob("*.safetensors")) if name == "pocket" else []
@@ -107,7 +108,7 @@ def make_subject(name: str, options: EngineOptions, into: Path, *, adapters: int
         for i in range(adapters - len(files))
     ]
     ready = [AdapterFile(hashlib.sha256(file.read_bytes()).hexdigest(), file) for file in files]
-    return Subject(name, pipeline, ready[:adapters], side, options)
+    return BenchmarkModel(name, pipeline, ready[:adapters], side, options)
 
 
 ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
@@ -118,7 +119,7 @@ def _random_adapter(unet: torch.nn.Module, path: Path, rank: int, seed: int, tar
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, torch.Tensor] = {}
     for name, module in unet.named_modules():
-        if not name.endswith(tuple(targets)) or isinstance(module, SlotLayer) or not hasattr(module, "weight"):
+        if not name.endswith(tuple(targets)) or isinstance(module, LoRALayer) or not hasattr(module, "weight"):
             continue
         weight = module.weight
         assert isinstance(weight, torch.Tensor)
@@ -200,7 +201,7 @@ def _vae(scaling: float, side: int) -> Any:
 
 
 def _tokenizer() -> Any:
-    """The pocket model's, told the window of CLIP: random weights read any ids."""
+    """The pocket model's, given CLIP's window: random weights read any ids."""
     return transformers.CLIPTokenizer.from_pretrained(str(POCKET / "tokenizer"), model_max_length=77)
 
 

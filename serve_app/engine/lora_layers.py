@@ -1,7 +1,7 @@
 """Linear and convolution layers that add a different low-rank change to every row of a batch: y = base(x) + (x·down)·up.
 
-`down` and `up` are bound before a forward pass, one per row, the row's weight already folded in; a layer that no adapter of
-the batch touches has rank 0 and costs its base alone. DoRA (Liu et al. 2024) multiplies the output by a gain per row.
+`down` and `up` are bound before a forward pass, one per row, already multiplied by the row's scale. A layer that no adapter of
+the batch changes has rank 0 and costs its base alone. DoRA (Liu et al. 2024) multiplies the output by a gain per row.
 """
 
 import math
@@ -12,12 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-class SlotLayer(nn.Module):
-    """What both kinds share. `down` and `up` are views that the bank made with this layer's own `view_*`."""
+class LoRALayer(nn.Module):
+    """A layer with a low-rank change per row. `down` and `up` are views made by this layer's own `view_*`."""
 
     down: Tensor
     up: Tensor
     gain: Tensor
+    offset: Tensor | None
 
     def __init__(self, base: nn.Linear | nn.Conv2d) -> None:
         super().__init__()
@@ -25,16 +26,17 @@ class SlotLayer(nn.Module):
         self.unbind()
 
     def unbind(self) -> None:
-        """No row has an adapter here."""
+        """Remove the change of every row."""
         self.rank = 0
         self.has_gain = False
 
     def bind(self, down: Tensor, up: Tensor, gain: Tensor | None) -> None:
-        """Rows for the next forward pass; gain is [rows, out]. `up` may be padded with zeros to a higher rank than `down`."""
+        """Set the change of each row; gain is [rows, out]. `up` may be padded with zeros to a higher rank than `down`."""
         self.down, self.up, self.rank = down, up, up.shape[1]
         self.has_gain = gain is not None
         if gain is not None:
-            self.gain = gain
+            self.gain = gain[:, None]
+            self.offset = None if self.bias is None else _offset(self.bias, gain)[:, None]
 
     @property
     def weight(self) -> Tensor:
@@ -53,27 +55,27 @@ class SlotLayer(nn.Module):
         return self.weight.shape[0]
 
     def view_up(self, flat: Tensor, rank: int) -> Tensor:
-        """[rows, rank, out] of flat rows."""
+        """View flat rows as [rows, rank, out]."""
         return flat.view(-1, rank, self.fan_out)
 
     def view_down(self, flat: Tensor, rank: int) -> Tensor:
-        """Rank outermost in the second dimension, then the layer's input, in the order in which it is read."""
+        """View flat rows with rank first in the second dimension, then the layer's input in the order it is read."""
         raise NotImplementedError
 
     def arrange_down(self, down: Tensor) -> Tensor:
-        """A file's down matrix [rank, in…] as one row of `view_down`."""
+        """Order a file's down matrix [rank, in…] as one row of `view_down`."""
         raise NotImplementedError
 
     def _add(self, y: Tensor, shrunk: Tensor) -> Tensor:
-        """y + shrunk·up for y [rows, positions, out] and shrunk [rows, positions, rank], times the gain where a row has one."""
+        """Add shrunk·up to y and apply the gain: y [rows, positions, out], shrunk [rows, positions, rank]."""
         y.baddbmm_(F.pad(shrunk, (0, self.rank - shrunk.shape[2])), self.up)
         if not self.has_gain:
             return y
-        bias = 0.0 if self.bias is None else self.bias
-        return (y - bias) * self.gain[:, None] + bias
+        y *= self.gain
+        return y if self.offset is None else y.add_(self.offset)
 
 
-class SlotLinear(SlotLayer):
+class LoRALinear(LoRALayer):
     def __init__(self, base: nn.Linear | nn.Conv2d) -> None:
         super().__init__(base)
         self._multiply = onednn_linear if _has_onednn_linear(base.weight) else F.linear
@@ -94,21 +96,23 @@ class SlotLinear(SlotLayer):
         return down.flatten(1)
 
 
-class SlotPointwise(SlotLinear):
-    """A 1×1 convolution as the linear over channels that it is. With one thread torch computes a small batch of them by
-    another kernel than a large one, and a row's bits would depend on its company."""
+class LoRAPointwise(LoRALinear):
+    """A 1×1 convolution, computed as a linear over channels.
+
+    With one thread torch computes a small batch of 1×1 convolutions by another kernel than a large one, and a row's bits
+    would depend on the other rows."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.permute(0, 2, 3, 1).contiguous()).permute(0, 3, 1, 2)
 
 
-class SlotConv(SlotLayer):
+class LoRAConv(LoRALayer):
     base: nn.Conv2d
 
     def __init__(self, base: nn.Conv2d) -> None:
         super().__init__(base)
         self.folds = base.weight.device.type == "cpu"
-        """How `down` is kept and applied: by a fold, or by a convolution of groups."""
+        """Whether `down` is stored for and applied by a fold, or by a convolution of groups."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.base(x)
@@ -120,8 +124,9 @@ class SlotConv(SlotLayer):
         return out.view(last.shape).permute(0, 3, 1, 2)
 
     def _shrink_by_fold(self, x: Tensor) -> Tensor:
-        """[rows, rank, height, width]: a batched product takes every pixel to every place of the kernels, `fold` adds up
-        what belongs together. On a CPU it takes half to two thirds of the time of a convolution per run (measured)."""
+        """Compute x·down as [rows, rank, height, width]: a batched product spreads pixels over the kernel, `fold` sums them.
+
+        On a CPU it takes half to two thirds of the time of a convolution per run (measured)."""
         rows, channels, *sides = x.shape
         spread = torch.bmm(self.down, x.permute(0, 2, 3, 1).reshape(rows, -1, channels).transpose(1, 2))
         _, padding, dilation = _sliding(self.base)
@@ -132,14 +137,14 @@ class SlotConv(SlotLayer):
         return whole[..., :: self.base.stride[0], :: self.base.stride[1]]
 
     def _shrink_by_groups(self, x: Tensor) -> Tensor:
-        """The same by one convolution with a group per row, which on a GPU is one kernel."""
+        """Compute the same by one convolution with a group per row, which on a GPU is one kernel."""
         rows, channels, *sides = x.shape
         stacked = x.reshape(1, rows * channels, *sides)
         shrunk = F.conv2d(stacked, self.down.flatten(0, 1), None, *_sliding(self.base), rows)
         return shrunk.view(rows, -1, *shrunk.shape[2:])
 
     def view_down(self, flat: Tensor, rank: int) -> Tensor:
-        """[rows, rank · kernel places, channels] to fold; else [rows, rank, channels, kernel, kernel], channels last in memory."""
+        """[rows, rank · kernel size, channels] to fold; else [rows, rank, channels, kernel, kernel], channels last in memory."""
         channels = self.weight.shape[1]
         if self.folds:
             return flat.view(-1, rank * math.prod(self.base.kernel_size), channels)
@@ -149,26 +154,37 @@ class SlotConv(SlotLayer):
         kernels = down.view(-1, *self.weight.shape[1:])
         if not self.folds:
             return kernels
-        return kernels.flip(2, 3).permute(0, 2, 3, 1).flatten(0, 2)  # fold puts where a convolution takes
+        return kernels.flip(2, 3).permute(0, 2, 3, 1).flatten(0, 2)  # fold writes where a convolution reads
 
 
-def wrap_layers(module: nn.Module) -> Mapping[str, SlotLayer]:
-    """Puts a slot layer around every linear and convolution inside `module`; returns them by the layers' own names."""
-    layers: dict[str, SlotLayer] = {}
+def wrap_layers(module: nn.Module) -> Mapping[str, LoRALayer]:
+    """Wrap every linear and convolution inside `module` in a LoRA layer; return them by the layers' own names."""
+    layers: dict[str, LoRALayer] = {}
     for name, child in list(module.named_modules()):
         if isinstance(child, nn.Linear):
-            layers[name] = SlotLinear(child)
+            layers[name] = LoRALinear(child)
         elif isinstance(child, nn.Conv2d) and child.groups == 1 and child.padding_mode == "zeros":
-            layers[name] = SlotPointwise(child) if _is_pointwise(child) else SlotConv(child)
+            layers[name] = LoRAPointwise(child) if _is_pointwise(child) else LoRAConv(child)
     for name, layer in layers.items():
         parent, _, leaf = name.rpartition(".")
         setattr(module.get_submodule(parent), leaf, layer)
     return layers
 
 
+def _offset(bias: Tensor, gain: Tensor) -> Tensor:
+    """The term that leaves the bias out of the gain: (y - bias)·gain + bias = y·gain + offset, [rows, out].
+
+    At a gain of 1 it is -0, the one number that changes no bit of what it is added to: a row without a gain must not
+    notice that it stands beside one with.
+    """
+    return torch.where(gain == 1, -torch.zeros_like(gain), bias * (1 - gain))
+
+
 def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The linear that torch.compile itself emits on CPUs. Beside F.linear (MKL) it is 2 to 3 times as fast on an AMD
-    processor, and its rows keep their bits at every batch size from two up (measured, see benchmarks/RESULTS.md)."""
+    """Multiply by the kernel that torch.compile emits on CPUs.
+
+    Beside F.linear (MKL) it is 2 to 3 times as fast on an AMD processor, and its rows keep their bits at every batch size
+    from two up (measured, see benchmarks/RESULTS.md)."""
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 

@@ -20,17 +20,17 @@ TRAINING = {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end":
 WINDOW = 16
 
 
-def write_sd(folder: Path, *, prediction: str = "epsilon", context: int = 32, seed: int = 0) -> Path:
-    """Stable Diffusion 1.x (or 2.x with v prediction), latents an eighth of the image."""
+def write_sd(folder: Path, *, prediction: str = "epsilon", context: int = 32, levels: int = 2, seed: int = 0) -> Path:
+    """Stable Diffusion 1.x (or 2.x with v prediction), latents an eighth of the image; `levels` of the UNet."""
     torch.manual_seed(seed)
     unet = diffusers.UNet2DConditionModel(
         sample_size=8,
         in_channels=4,
         out_channels=4,
         layers_per_block=1,
-        block_out_channels=(32, 64),
-        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
-        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+        block_out_channels=(32, 64)[:levels],
+        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D")[:levels],
+        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D")[-levels:],
         cross_attention_dim=context,
         attention_head_dim=8,
         norm_num_groups=8,
@@ -40,7 +40,7 @@ def write_sd(folder: Path, *, prediction: str = "epsilon", context: int = 32, se
         **TRAINING, prediction_type=prediction, clip_sample=False, set_alpha_to_one=False, steps_offset=1
     )
     diffusers.StableDiffusionPipeline(
-        vae=_vae(),
+        vae=tiny_vae(),
         text_encoder=transformers.CLIPTextModel(_text_config(context)),
         tokenizer=_tokenizer(folder / "vocabulary"),
         unet=unet,
@@ -73,7 +73,7 @@ def write_sdxl(folder: Path, *, seed: int = 0) -> Path:
         norm_num_groups=8,
     )
     diffusers.StableDiffusionXLPipeline(
-        vae=_vae(),
+        vae=tiny_vae(),
         text_encoder=transformers.CLIPTextModel(_text_config(32)),
         text_encoder_2=transformers.CLIPTextModelWithProjection(_text_config(48)),
         tokenizer=_tokenizer(folder / "vocabulary"),
@@ -85,7 +85,7 @@ def write_sdxl(folder: Path, *, seed: int = 0) -> Path:
     return folder
 
 
-def _vae() -> Any:
+def tiny_vae() -> Any:
     return diffusers.AutoencoderKL(
         block_out_channels=(8, 8, 16, 16),
         down_block_types=("DownEncoderBlock2D",) * 4,
@@ -95,6 +95,11 @@ def _vae() -> Any:
         scaling_factor=0.18215,
         sample_size=64,
     )
+
+
+def tiny_clip(folder: Path) -> tuple[Any, Any]:
+    """A text encoder with a pooled vector, and its tokenizer."""
+    return transformers.CLIPTextModelWithProjection(_text_config(32)), _tokenizer(folder)
 
 
 def _text_config(width: int) -> Any:
@@ -141,32 +146,43 @@ TEXT = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
 
 
 def random_lora(
-    folder: Path, *, rank: int, seed: int, targets: Sequence[str] = ATTENTION, text: bool = False, size: float = 0.15
+    folder: Path,
+    *,
+    rank: int,
+    seed: int,
+    targets: Sequence[str] = ATTENTION,
+    text: bool = False,
+    size: float = 0.15,
+    denoiser: str = "unet",
+    dora: bool = False,
 ) -> dict[str, torch.Tensor]:
-    """LoRA tensors for a model folder under PEFT's names, strong enough to change the image."""
+    """LoRA tensors for a model folder under PEFT's names, strong enough to change the image; `dora` adds magnitudes."""
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, torch.Tensor] = {}
-    for component in ("unet", "text_encoder", "text_encoder_2"):
-        if not (folder / component).is_dir() or (component != "unet" and not text):
+    for component in (denoiser, "text_encoder", "text_encoder_2"):
+        if not (folder / component).is_dir() or (component != denoiser and not text):
             continue
         for name, shape in _weights(folder / component).items():
-            if name.endswith(tuple(targets) if component == "unet" else TEXT):
+            if name.endswith(tuple(targets) if component == denoiser else TEXT):
                 down = torch.randn(rank, *shape[1:], generator=generator) * size
                 up = torch.randn(shape[0], rank, *(1,) * (len(shape) - 2), generator=generator) * size
                 tensors |= {f"{component}.{name}.lora_A.weight": down, f"{component}.{name}.lora_B.weight": up}
+                if dora:
+                    magnitude = torch.rand(shape[0], generator=generator) * 0.4 + 0.4
+                    tensors[f"{component}.{name}.lora_magnitude_vector.weight"] = magnitude
     return tensors
 
 
 def kohya_names(
-    tensors: Mapping[str, torch.Tensor], *, alpha: float, encoders: Mapping[str, str]
+    tensors: Mapping[str, torch.Tensor], *, alpha: float, prefixes: Mapping[str, str]
 ) -> dict[str, torch.Tensor]:
-    """The same weights under the names kohya's trainer writes, with an alpha."""
+    """The same weights under the names kohya's trainer writes, with an alpha; `prefixes` by component."""
     renamed: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         component, _, rest = name.partition(".")
         layer, _, part = rest.rpartition(".lora_")
-        layer = layer if component == "unet" else "text_model." + layer.removeprefix("text_model.")
-        stem = {"unet": "lora_unet", **encoders}[component] + "_" + layer.replace(".", "_")
+        layer = "text_model." + layer.removeprefix("text_model.") if component.startswith("text") else layer
+        stem = prefixes[component] + "_" + layer.replace(".", "_")
         renamed[f"{stem}.lora_{'down' if part.startswith('A') else 'up'}.weight"] = tensor
         renamed[f"{stem}.alpha"] = torch.tensor(alpha)
     return renamed

@@ -1,4 +1,4 @@
-"""Drives an engine the way its step thread does."""
+"""Runs requests on an engine as its step thread does."""
 
 from collections.abc import Iterable
 
@@ -18,8 +18,8 @@ def finish(engine: Engine, requests: Iterable[RunRequest] = ()) -> dict[str, Fin
     ended: dict[str, Finished] = {}
     for _ in range(STEP_LIMIT):
         for one in engine.step():
-            assert one.key not in ended, f"{one.key} ended twice"
-            ended[one.key] = one
+            assert one.run_id not in ended, f"{one.run_id} ended twice"
+            ended[one.run_id] = one
         if not engine.has_work:
             return ended
     raise AssertionError(f"still at work after {STEP_LIMIT} steps: {engine.progress()}")
@@ -29,7 +29,7 @@ def finish(engine: Engine, requests: Iterable[RunRequest] = ()) -> dict[str, Fin
 def start(model: BaseModel, request: RunRequest) -> Run:
     """A run at its first step, its adapter read and in a slot."""
     if request.adapter is not None:
-        model.pool.expect(request.adapter)
+        model.pool.prefetch(request.adapter)
     for _ in range(STEP_LIMIT):
         run = model.start(request, 0.0)
         if run is not None:
@@ -40,10 +40,10 @@ def start(model: BaseModel, request: RunRequest) -> Run:
 
 @torch.inference_mode()
 def final_latents(model: BaseModel, requests: Iterable[RunRequest]) -> dict[str, torch.Tensor]:
-    """The requests in one company, each at its own step, until the last has made its last step."""
+    """Final latents of the requests in one batch, each at its own step, by run id."""
     runs = [start(model, request) for request in requests]
     while live := [run for run in runs if not run.is_done]:
         model.runner.denoise(live)
     for run in runs:
         model.pool.release(run.slot)
-    return {run.request.key: run.latents for run in runs}
+    return {run.request.run_id: run.latents for run in runs}

@@ -1,4 +1,4 @@
-"""What diffusers' own pipelines make of a request: the reference the engine is compared with."""
+"""diffusers' own pipelines, one request at a time: the reference that the engine is compared with."""
 
 from pathlib import Path
 from typing import Any
@@ -7,19 +7,20 @@ import numpy as np
 import torch
 
 from serve_app.engine import RunRequest
-from serve_app.engine.sampler import DIFFUSERS_CLASS, Sampler
-from tests.engine.tiny import diffusers
+from serve_app.engine.sampler import DIFFUSERS_CLASS
+from serve_app.engine_options import Sampler
+from tests.engine.tiny_models import diffusers
 
 
 def open_pipeline(folder: Path) -> Any:
-    """The folder's pipeline, quiet."""
+    """Load the folder's pipeline, without progress bars."""
     name = diffusers.DiffusionPipeline.load_config(str(folder))["_class_name"]
     pipeline = getattr(diffusers, name).from_pretrained(str(folder), local_files_only=True)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 
 
-class Oracle:
+class DiffusersReference:
     """One pipeline, used for one request at a time, its adapters loaded by diffusers and PEFT."""
 
     def __init__(self, folder: Path) -> None:
@@ -39,7 +40,7 @@ class Oracle:
             self.pipeline.scheduler = getattr(diffusers, DIFFUSERS_CLASS[Sampler(request.sampler)]).from_config(
                 self._config
             )
-        self._wear(request)
+        self._apply_adapter(request)
         return self.pipeline(
             request.prompt,
             negative_prompt=request.negative_prompt or None,
@@ -51,7 +52,7 @@ class Oracle:
             output_type=output,
         ).images
 
-    def _wear(self, request: RunRequest) -> None:
+    def _apply_adapter(self, request: RunRequest) -> None:
         if request.adapter is None:
             if self._loaded:
                 self.pipeline.disable_lora()
@@ -63,4 +64,4 @@ class Oracle:
                 str(path.parent), weight_name=path.name, adapter_name=self._loaded[request.adapter.id]
             )
         self.pipeline.enable_lora()
-        self.pipeline.set_adapters(self._loaded[request.adapter.id], request.weight)
+        self.pipeline.set_adapters(self._loaded[request.adapter.id], request.scale)

@@ -1,5 +1,6 @@
-"""Slot layers against PEFT, one adapter at a time: linear, convolution, DoRA; what a slot held is forgotten."""
+"""LoRA layers against PEFT, one adapter at a time: linear, convolution, DoRA; a slot that is filled again."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -8,8 +9,8 @@ import torch
 from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
 
-from serve_app.engine.layers import SlotConv, wrap_layers
-from serve_app.engine.lora import LayerWeights, ModuleWeights, SlotBank, ranks_of
+from serve_app.engine.adapter_slots import AdapterSlots, LayerWeights, ModuleWeights, ranks_of
+from serve_app.engine.lora_layers import LoRAConv, wrap_layers
 
 
 class Net(nn.Module):
@@ -24,9 +25,9 @@ class Net(nn.Module):
         return self.linear(self.point(torch.relu(self.conv(x))).flatten(2).transpose(1, 2))
 
 
-def banked(slots: int = 4) -> tuple[Net, SlotBank]:
+def net_with_slots(slots: int = 4) -> tuple[Net, AdapterSlots]:
     net = Net().eval()
-    return net, SlotBank(wrap_layers(net), slots)
+    return net, AdapterSlots(wrap_layers(net), slots)
 
 
 def random_weights(rank: int, seed: int, *, dora: bool = False) -> LayerWeights:
@@ -43,7 +44,7 @@ def random_weights(rank: int, seed: int, *, dora: bool = False) -> LayerWeights:
     }
 
 
-def by_peft(weights: LayerWeights, strength: float) -> Callable[[Tensor], Tensor]:
+def by_peft(weights: LayerWeights, scale: float) -> Callable[[Tensor], Tensor]:
     rank = next(iter(weights.values())).rank
     dora = weights["linear"].magnitude is not None
     net = Net().eval()
@@ -56,77 +57,77 @@ def by_peft(weights: LayerWeights, strength: float) -> Callable[[Tensor], Tensor
         layer: Any = net.get_submodule(name)
         if dora and name != "linear":
             with torch.no_grad():
-                layer.weight.add_((part.up @ part.down.flatten(1)).view(layer.weight.shape) * part.scale * strength)
+                layer.weight.add_((part.up @ part.down.flatten(1)).view(layer.weight.shape) * part.scaling * scale)
             continue
         layer.lora_A["default"].weight.data = part.down
         layer.lora_B["default"].weight.data = part.up.view(*part.up.shape, 1, 1) if name != "linear" else part.up
-        layer.scaling["default"] = part.scale * strength
+        layer.scaling["default"] = part.scaling * scale
         if dora:
             layer.lora_magnitude_vector["default"].weight.data = part.magnitude
     return net.eval()
 
 
-def place(bank: SlotBank, slot: int, weights: LayerWeights) -> None:
-    if not bank.layout.covers(ranks_of(weights)):
-        bank.change_layout(bank.grown(ranks_of(weights)), bank.slots)
-    row = bank.pack(weights)
+def place(adapter_slots: AdapterSlots, slot: int, weights: LayerWeights) -> None:
+    if not adapter_slots.layout.covers(ranks_of(weights)):
+        adapter_slots.change_layout(adapter_slots.grow_layout(ranks_of(weights)), adapter_slots.count)
+    row = adapter_slots.pack(weights)
     assert row is not None
-    bank.put(slot, row)
+    adapter_slots.set(slot, row)
 
 
 @torch.inference_mode()
 def test_rows_with_different_ranks_strengths_and_none_match_peft_one_at_a_time() -> None:
-    net, bank = banked()
+    net, adapter_slots = net_with_slots()
     adapters = {1: random_weights(3, 1), 2: random_weights(20, 2), 3: random_weights(7, 3, dora=True)}
     for slot, weights in adapters.items():
-        place(bank, slot, weights)  # slot 2 makes the bank grow in rank while slot 1 is held
-    slots, strengths = [2, 2, 0, 1, 3], [0.7, 0.7, 0.0, 1.3, 0.4]
+        place(adapter_slots, slot, weights)  # slot 2 makes the adapter_slots grow in rank while slot 1 is held
+    slots, scales = [2, 2, 0, 1, 3], [0.7, 0.7, 0.0, 1.3, 0.4]
     x = torch.randn(5, 4, 6, 6)
-    bank.bind(slots, strengths)
+    adapter_slots.bind(slots, scales)
     y = net(x)
-    for row, (slot, strength) in enumerate(zip(slots, strengths, strict=True)):
-        expected = by_peft(adapters[slot], strength)(x[row : row + 1]) if slot else Net().eval()(x[row : row + 1])
+    for row, (slot, scale) in enumerate(zip(slots, scales, strict=True)):
+        expected = by_peft(adapters[slot], scale)(x[row : row + 1]) if slot else Net().eval()(x[row : row + 1])
         assert torch.allclose(y[row], expected[0], rtol=1e-5, atol=1e-4), row
 
 
 @torch.inference_mode()
 def test_a_cleared_slot_adds_nothing() -> None:
-    net, bank = banked()
-    place(bank, 1, random_weights(4, 1))
-    bank.clear(1)
-    bank.bind([1], [1.0])
+    net, adapter_slots = net_with_slots()
+    place(adapter_slots, 1, random_weights(4, 1))
+    adapter_slots.reset(1)
+    adapter_slots.bind([1], [1.0])
     x = torch.randn(1, 4, 6, 6)
     assert torch.allclose(net(x), Net().eval()(x), atol=1e-6)
 
 
 @torch.inference_mode()
-def test_a_slot_filled_again_wears_only_the_new_adapter() -> None:
-    net, bank = banked()
-    place(bank, 1, random_weights(20, 1))
+def test_a_slot_filled_again_applies_only_the_new_adapter() -> None:
+    net, adapter_slots = net_with_slots()
+    place(adapter_slots, 1, random_weights(20, 1))
     only_linear = {"linear": random_weights(3, 2)["linear"]}
-    place(bank, 1, only_linear)
-    fresh_net, fresh = banked()
+    place(adapter_slots, 1, only_linear)
+    fresh_net, fresh = net_with_slots()
     place(fresh, 1, only_linear)
     x = torch.randn(1, 4, 6, 6)
-    for one in (bank, fresh):
+    for one in (adapter_slots, fresh):
         one.bind([1], [1.0])
     assert torch.allclose(net(x), fresh_net(x), atol=1e-6)
 
 
 def test_a_row_packed_for_another_layout_is_refused() -> None:
-    _, bank = banked()
+    _, adapter_slots = net_with_slots()
     small = random_weights(3, 1)
-    bank.change_layout(bank.grown(ranks_of(small)), bank.slots)
-    row = bank.pack(small)
+    adapter_slots.change_layout(adapter_slots.grow_layout(ranks_of(small)), adapter_slots.count)
+    row = adapter_slots.pack(small)
     assert row is not None
-    bank.change_layout(bank.grown(ranks_of(random_weights(40, 2))), bank.slots)
+    adapter_slots.change_layout(adapter_slots.grow_layout(ranks_of(random_weights(40, 2))), adapter_slots.count)
     with pytest.raises(AssertionError, match="layout"):
-        bank.put(1, row)
+        adapter_slots.set(1, row)
 
 
 def test_layers_outside_the_layout_are_not_packed() -> None:
-    _, bank = banked()
-    assert bank.pack(random_weights(3, 1)) is None
+    _, adapter_slots = net_with_slots()
+    assert adapter_slots.pack(random_weights(3, 1)) is None
 
 
 @pytest.mark.parametrize("folds", [True, False], ids=["on a CPU", "as on a GPU"])
@@ -150,15 +151,43 @@ def test_a_convolution_of_any_kernel_takes_an_adapter_as_two_convolutions_would(
     net = nn.Sequential(base)
     layers = wrap_layers(net)
     layer = layers["0"]
-    assert isinstance(layer, SlotConv)
+    assert isinstance(layer, LoRAConv)
     assert layer.folds
     layer.folds = folds
-    bank = SlotBank(layers, 2)
+    adapter_slots = AdapterSlots(layers, 2)
     down, up = torch.randn(5, 4, *base.kernel_size), torch.randn(8, 5)
-    place(bank, 1, {"0": ModuleWeights(down, up, 0.5)})
+    place(adapter_slots, 1, {"0": ModuleWeights(down, up, 0.5)})
     x = torch.randn(2, 4, 9, 10).to(memory_format=torch.channels_last)
-    bank.bind([1, 0], [0.8, 0.0])
+    adapter_slots.bind([1, 0], [0.8, 0.0])
     change = nn.functional.conv2d(x[:1], down, None, base.stride, base.padding, base.dilation)  # pyright: ignore[reportArgumentType]
     expected = base(x)
     expected[:1] += 0.4 * nn.functional.conv2d(change, up[:, :, None, None])
     assert torch.allclose(net(x), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    "layer", [nn.Linear(6, 5), nn.Conv2d(6, 5, 3, padding=1), nn.Conv2d(6, 5, 1)], ids=["linear", "conv", "pointwise"]
+)
+@torch.inference_mode()
+def test_a_row_beside_one_with_a_gain_keeps_every_bit(layer: nn.Linear | nn.Conv2d, bias: bool) -> None:
+    base = copy.deepcopy(layer)
+    torch.nn.init.normal_(base.weight)
+    base.register_parameter("bias", nn.Parameter(torch.randn(5)) if bias else None)
+    net = nn.Sequential(base)
+    adapter_slots = AdapterSlots(wrap_layers(net), 3)
+    shape = base.weight.shape
+    plain = ModuleWeights(torch.randn(4, *shape[1:]), torch.randn(5, 4), 0.5)
+    place(adapter_slots, 1, {"0": plain})
+    place(adapter_slots, 2, {"0": plain._replace(magnitude=torch.rand(5) + 0.5)})
+    x = torch.randn(512, 6) if isinstance(base, nn.Linear) else torch.randn(512, 6, 4, 4)
+    beside = [1, 0, 2, 2] * 128
+    adapter_slots.bind(beside, [0.7] * 512)
+    with_gains = net(x).clone()
+    adapter_slots.bind([slot if slot == 1 else 0 for slot in beside], [0.7] * 512)
+    without = net(x)
+    for slot in (0, 1):
+        rows = [i for i, one in enumerate(beside) if one == slot]
+        assert torch.equal(with_gains[rows], without[rows])
+        assert torch.equal(with_gains[rows].signbit(), without[rows].signbit())
+    assert not torch.equal(with_gains, without)

@@ -1,0 +1,250 @@
+"""Adapter slots: many adapters packed beside a module, any of them on any row of the next forward pass.
+
+Each slot is one flat row of numbers, so filling it is one copy. `bind` gathers the rows that a batch needs into a buffer,
+multiplies each by its scale and gives every layer its views: after that a layer costs two small batched products more.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from serve_app.engine.layout import RANK_BUCKETS, Layout, bucket_rank
+from serve_app.engine.lora_layers import LoRALayer
+
+NO_SLOT = 0
+"""The slot of zeros, for rows without an adapter and for padding."""
+
+
+class ModuleWeights(NamedTuple):
+    """One layer's part of an adapter: the change of its weight is scaling · up @ down."""
+
+    down: Tensor
+    """[rank, in] or [rank, in, kernel, kernel]."""
+    up: Tensor
+    """[out, rank]."""
+    scaling: float
+    """alpha / rank."""
+    magnitude: Tensor | None = None
+    """PEFT's DoRA: m [out]; the output's gain is m / ‖W + scale·BA‖."""
+    slope: Tensor | None = None
+    """[out]; the output's gain is 1 + scale·slope (IA³, LyCORIS' DoRA)."""
+    unscaled: bool = False
+    """LyCORIS' DoRA: BA acts whole at every scale but 0, and only the gain follows the scale."""
+
+    @property
+    def rank(self) -> int:
+        return self.down.shape[0]
+
+
+LayerWeights = Mapping[str, ModuleWeights]
+"""An adapter's weights for one module, by layer."""
+
+
+def ranks_of(weights: LayerWeights) -> dict[str, int]:
+    return {name: part.rank for name, part in weights.items()}
+
+
+class Contents(NamedTuple):
+    """What a slot holds."""
+
+    ranks: dict[str, int]
+    """By layer."""
+    dora: frozenset[str] = frozenset()
+    """Layers whose gain is by PEFT's DoRA."""
+    sloped: frozenset[str] = frozenset()
+    """Layers whose gain is linear in the scale."""
+    unscaled: frozenset[str] = frozenset()
+    """Layers whose BA acts whole at every scale but 0."""
+
+
+EMPTY = Contents({})
+
+
+class PackedRow(NamedTuple):
+    """An adapter packed for one layout; `AdapterSlots.set` copies it into a slot."""
+
+    version: int
+    flat: Tensor
+    norms: dict[str, Tensor]
+    """Of layers with a gain [4, out]: the three coefficients of ‖W + scale·BA‖² as a polynomial of the scale, and m²; or
+    the slope and three rows of zeros."""
+    contents: Contents
+
+
+class AdapterSlots:
+    """Slots over one module's layers. They cover only layers and ranks that adapters have needed, and grow on demand."""
+
+    def __init__(self, layers: Mapping[str, LoRALayer], count: int, *, uniform: bool = False) -> None:
+        """`uniform` binds every layer at the full rank whatever a batch applies, so that a compiled forward never changes."""
+        self.layers = layers
+        self.count = count
+        self._uniform = uniform
+        weight = next(iter(layers.values())).weight
+        self.device, self.dtype = weight.device, weight.dtype
+        self.layout = Layout(0, 0, {}, {}, 0)
+        self._store = torch.zeros(count, 0, device=self.device, dtype=self.dtype)
+        self._contents = [EMPTY] * count
+        self._norms: dict[str, Tensor] = {}
+        self._bound: object = None
+
+    # -- filling slots ---------------------------------------------------------------------------------------------
+
+    def pack(self, weights: LayerWeights) -> PackedRow | None:
+        """Pack `weights` for the present layout, in host memory; None when it does not cover them. For any thread."""
+        layout = self.layout
+        if not layout.covers(ranks_of(weights)):
+            return None
+        row = torch.zeros(1, layout.size, dtype=self.dtype)
+        for name, part in weights.items():
+            down, up = self._views(layout, name, row, part.rank)
+            down[0] = self.layers[name].arrange_down(part.down)
+            up[0, : part.rank] = (part.up * part.scaling).T
+        dora = {
+            name: self._norm_coefficients(name, part) for name, part in weights.items() if part.magnitude is not None
+        }
+        sloped = {name: _slope_rows(part.slope) for name, part in weights.items() if part.slope is not None}
+        norms = dora | sloped
+        unscaled = frozenset(name for name, part in weights.items() if part.unscaled)
+        contents = Contents(ranks_of(weights), frozenset(dora), frozenset(sloped), unscaled)
+        flat = row[0].pin_memory() if self.device.type == "cuda" else row[0]
+        return PackedRow(layout.version, flat, norms, contents)
+
+    def set(self, slot: int, row: PackedRow) -> None:
+        """Copy a row packed for the present layout into a slot."""
+        assert row.version == self.layout.version, f"row of layout {row.version}, slots of layout {self.layout.version}"
+        self._store[slot].copy_(row.flat, non_blocking=True)
+        for name, norms in row.norms.items():
+            if name not in self._norms:
+                self._norms[name] = torch.zeros(self.count, *norms.shape, device=self.device)
+            self._norms[name][slot] = norms
+        self._contents[slot] = row.contents
+        self._bound = None
+
+    def reset(self, slot: int) -> None:
+        """Zero a slot, so that no row can read its old adapter."""
+        self._store[slot].zero_()
+        self._contents[slot] = EMPTY
+        self._bound = None
+
+    def grow_layout(self, ranks: Mapping[str, int]) -> Layout:
+        """A layout that covers layers of these ranks and all that the present one covers."""
+        rank = bucket_rank(max([self.layout.rank, *ranks.values()]))
+        return self._laid_out({*self.layout.downs, *ranks}, rank)
+
+    def change_layout(self, layout: Layout, count: int) -> None:
+        """Change to a grown layout and `count` slots, which keep their contents."""
+        old, kept = self.layout, self._store[: min(count, self.count)]
+        store = torch.zeros(count, layout.size, device=self.device, dtype=self.dtype)
+        for name in old.downs:
+            views = zip(
+                self._views(layout, name, store[: len(kept)], old.rank),
+                self._views(old, name, kept, old.rank),
+                strict=True,
+            )
+            for new, held in views:
+                new.copy_(held)
+        self.layout, self.count, self._store, self._bound = layout, count, store, None
+        self._contents = (self._contents + [EMPTY] * count)[:count]
+        self._norms = {name: norms[:count] for name, norms in self._norms.items()}
+
+    # -- binding rows ----------------------------------------------------------------------------------------------
+
+    def bind(self, slots: Sequence[int], scales: Sequence[float]) -> None:
+        """Apply the adapter of `slots[i]` times `scales[i]` to row i of the next forward pass."""
+        rows = (tuple(slots), tuple(scales))
+        if rows == self._bound:
+            return
+        changed = set[str]().union(*(self._contents[slot].ranks for slot in set(slots)))
+        targets = set(self.layout.downs) if self._uniform else changed
+        rank = self.layout.rank if self._uniform else self.rank_of(slots)
+        gathered = self._gather(slots, scales)
+        for name, layer in self.layers.items():
+            if name in targets:
+                down, up = self._views(self.layout, name, gathered, rank)
+                self._undo_scale(name, up, slots, scales)
+                layer.bind(down, up, self._gains(name, slots, scales))
+            elif layer.rank:
+                layer.unbind()
+        self._bound = rows
+
+    def bind_random(self, rows: int, max_rows: int, layout: Layout) -> None:
+        """Apply random adapters of the lowest rank to every layer of `layout`, computed at its rank, until the next `bind`.
+
+        Row i gets the same adapter whatever `rows` is, up to `max_rows`.
+        """
+        generator = torch.Generator().manual_seed(1)
+        flat = torch.zeros(1, layout.size)
+        for name in layout.downs:
+            for view in self._views(layout, name, flat, RANK_BUCKETS[0]):
+                view.copy_(torch.randn(view.shape, generator=generator) * 0.05)
+        scales = torch.linspace(0.5, 1.5, max_rows)[:rows, None]
+        stacked = (flat * scales).to(self.device, self.dtype)
+        for name, layer in self.layers.items():
+            if name in layout.downs:
+                layer.bind(*self._views(layout, name, stacked, layout.rank), None)
+            else:
+                layer.unbind()
+        self._bound = None
+
+    @property
+    def widest_layout(self) -> Layout:
+        """Every layer that an adapter may change, at the lowest rank; the present layout where binding is uniform."""
+        return self.layout if self._uniform else self._laid_out(self.layers, RANK_BUCKETS[0])
+
+    @property
+    def lowest_layout(self) -> Layout:
+        """The present layers at the lowest rank."""
+        return self._laid_out(self.layout.downs, RANK_BUCKETS[0])
+
+    def rank_of(self, slots: Iterable[int]) -> int:
+        """The rank bucket that the adapters in `slots` need together; 0 when they change nothing here."""
+        highest = max((rank for slot in set(slots) for rank in self._contents[slot].ranks.values()), default=0)
+        return bucket_rank(highest) if highest else 0
+
+    def _gather(self, slots: Sequence[int], scales: Sequence[float]) -> Tensor:
+        rows = self._store.index_select(0, torch.tensor(slots, device=self.device))
+        rows[:, self.layout.ups_start :] *= torch.tensor(scales, device=self.device, dtype=self.dtype)[:, None]
+        return rows
+
+    def _views(self, layout: Layout, name: str, rows: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+        return layout.views(name, self.layers[name], rows, rank)
+
+    def _laid_out(self, names: Iterable[str], rank: int) -> Layout:
+        return Layout.over(self.layers, names, rank, version=self.layout.version + 1)
+
+    # -- DoRA ------------------------------------------------------------------------------------------------------
+
+    def _norm_coefficients(self, name: str, part: ModuleWeights) -> Tensor:
+        assert part.magnitude is not None
+        base = self.layers[name].weight.detach().flatten(1).float().cpu()
+        change = part.up.float() @ part.down.flatten(1).float() * part.scaling
+        return torch.stack(
+            [base.square().sum(1), 2 * (base * change).sum(1), change.square().sum(1), part.magnitude.float() ** 2]
+        )
+
+    def _gains(self, name: str, slots: Sequence[int], scales: Sequence[float]) -> Tensor | None:
+        """The factor of each row's output [rows, out], 1 for rows without a gain; None when no row has one."""
+        contents = [self._contents[slot] for slot in slots]
+        has_gain = any(name in each.dora or name in each.sloped for each in contents)
+        if not has_gain and not (self._uniform and name in self._norms):
+            return None
+        gains = torch.ones(len(slots), self.layers[name].fan_out, device=self.device)
+        for row, (slot, scale) in enumerate(zip(slots, scales, strict=True)):
+            if name in self._contents[slot].dora:
+                n0, n1, n2, square = self._norms[name][slot]
+                gains[row] = (square / (n0 + scale * n1 + scale * scale * n2)).sqrt()
+            elif name in self._contents[slot].sloped:
+                gains[row] = 1 + scale * self._norms[name][slot][0]
+        return gains.to(self.dtype)
+
+    def _undo_scale(self, name: str, up: Tensor, slots: Sequence[int], scales: Sequence[float]) -> None:
+        """Take the scale out of the rows whose BA acts whole in this layer."""
+        for row, (slot, scale) in enumerate(zip(slots, scales, strict=True)):
+            if scale not in (0, 1) and name in self._contents[slot].unscaled:
+                up[row] /= scale
+
+
+def _slope_rows(slope: Tensor) -> Tensor:
+    return torch.cat([slope.float()[None], torch.zeros(3, slope.shape[0])])

@@ -1,0 +1,165 @@
+"""The same seed gives the same bytes alone, in any batch, in any row, on any engine of the same machine."""
+
+import hashlib
+import itertools
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from serve_app.engine import AdapterFile, Engine, RunRequest
+from serve_app.engine.base_model import BaseModel
+from tests.engine import tiny_models
+from tests.engine.conftest import EXACT_FLOAT32
+from tests.engine.run_engine import final_latents, finish, start
+
+SIZES = ((64, 64), (96, 64))
+
+
+class Adapter(NamedTuple):
+    """An adapter that may stand beside another in a batch."""
+
+    rank: int
+    targets: tuple[str, ...]
+    text: bool = False
+    dora: bool = False
+
+
+ADAPTERS = {
+    "low rank": Adapter(4, tiny_models.ATTENTION),
+    "convolutions": Adapter(16, tiny_models.EVERYTHING),
+    "text encoder": Adapter(24, tiny_models.ATTENTION, text=True),
+    "high rank, everything": Adapter(40, tiny_models.EVERYTHING, text=True),
+    "DoRA": Adapter(8, tiny_models.ATTENTION, dora=True),
+    "DoRA, everything": Adapter(20, tiny_models.EVERYTHING, text=True, dora=True),
+}
+"""Ranks of every bucket, layers of every kind, text encoders, gains."""
+
+
+@pytest.fixture(scope="module")
+def files(sd: Path, tmp_path_factory: pytest.TempPathFactory) -> list[AdapterFile]:
+    into = tmp_path_factory.mktemp("adapters")
+    return [
+        tiny_models.write_adapter(
+            into / f"{i}.safetensors",
+            tiny_models.random_lora(
+                sd, rank=one.rank, seed=i, targets=one.targets, text=one.text, dora=one.dora, size=0.05
+            ),
+        )
+        for i, one in enumerate(ADAPTERS.values())
+    ]
+
+
+def random_request(chance: random.Random, run_id: str, files: list[AdapterFile]) -> RunRequest:
+    """Any of the things that a run may differ in from the runs beside it."""
+    width, height = chance.choice(SIZES)
+    return RunRequest(
+        run_id=run_id,
+        prompt=" ".join(chance.choices(["red", "cat", "on", "a", "mat"], k=chance.choice([1, 3, 12]))),
+        negative_prompt=chance.choice(["", "dull"]),
+        adapter=chance.choice([None, *files]),
+        scale=chance.choice([0.1, 0.75, 1.0, 2.0]),
+        seed=chance.getrandbits(64),
+        steps=chance.randint(1, 5),
+        guidance=chance.choice([1.0, 4.0, 7.5]),
+        width=width,
+        height=height,
+        sampler=chance.choice([None, "euler", "ddim", "dpm++2m", "lcm"]),
+    )
+
+
+def digest(image: object) -> str:
+    return hashlib.sha256(bytes(memoryview(image))).hexdigest()  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("runs", [60, pytest.param(400, marks=pytest.mark.soak)])
+def test_runs_keep_their_bytes_in_random_batches(sd: Path, files: list[AdapterFile], runs: int) -> None:
+    chance = random.Random(9)
+    requests = [random_request(chance, f"{i}", files) for i in range(runs)]
+    together: dict[str, str] = {}
+    waiting = list(requests)
+    with Engine.load(sd, EXACT_FLOAT32) as engine:
+        while waiting or engine.has_work:
+            for _ in range(min(len(waiting), chance.randint(0, 3))):
+                engine.add(waiting.pop())  # joins between two steps of the others
+            together |= {one.run_id: digest(one.image) for one in engine.step()}
+    with Engine.load(sd, EXACT_FLOAT32) as engine:  # another replica, whose slots fill in another order
+        alone = {request.run_id: digest(finish(engine, [request])[request.run_id].image) for request in requests}
+    assert [run_id for run_id in alone if alone[run_id] != together[run_id]] == []
+
+
+@pytest.mark.slow
+def test_every_adapter_keeps_its_latents_beside_every_other(sd: Path, files: list[AdapterFile]) -> None:
+    """To the last bit of float32, which 8-bit pixels may hide."""
+    model = BaseModel.load("m", sd, EXACT_FLOAT32, lambda: None)
+    request = RunRequest(run_id="none", prompt="a cat", steps=2, width=64, height=64)
+    runs = [request, *(replace(request, run_id=n, seed=1, adapter=f) for n, f in zip(ADAPTERS, files, strict=True))]
+    alone = {run.run_id: final_latents(model, [run])[run.run_id] for run in runs}
+    for batch in [runs, runs[::-1], *itertools.combinations(runs, 2)]:
+        beside = final_latents(model, batch)
+        assert [run_id for run_id in beside if not torch.equal(beside[run_id], alone[run_id])] == [], list(beside)
+
+
+def depend_on_batch(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...], answer: torch.Tensor) -> torch.Tensor:
+    """Depends on the row count as a kernel that adds in another order does, only more."""
+    return answer * (1 + inputs[0].shape[0] / 32)
+
+
+def alone_and_beside_others(engine: Engine, request: RunRequest) -> tuple[str, str]:
+    others = [replace(request, run_id=f"{i}", seed=i) for i in range(3)]
+    alone = digest(finish(engine, [request])[request.run_id].image)
+    return alone, digest(finish(engine, [*others, request])[request.run_id].image)
+
+
+@pytest.mark.slow
+def test_every_shape_is_measured(engine: Engine) -> None:
+    def depend_when_tall(net: torch.nn.Module, inputs: tuple[torch.Tensor, ...], answer: Any) -> Any:
+        tall = inputs[0].shape[2] > inputs[0].shape[3]
+        return (depend_on_batch(net, inputs, answer[0]),) if tall else answer
+
+    (model,) = engine.base_models.values()
+    model.denoiser.register_forward_hook(depend_when_tall)
+    request = RunRequest(run_id="k", prompt="a cat", steps=2, width=64, height=96)
+    for side in (64, 96, 112, 128):
+        finish(engine, [replace(request, width=side, height=side)])
+    alone, together = alone_and_beside_others(engine, request)
+    assert alone == together
+
+
+def test_layers_that_no_adapter_has_changed_yet_are_measured(engine: Engine, files: list[AdapterFile]) -> None:
+    """A replica warms up before it knows any adapter."""
+    (model,) = engine.base_models.values()
+    layer = model.family.components["unet"].layers["mid_block.attentions.0.transformer_blocks.0.attn1.to_q"]
+
+    def depend_with_adapter(net: torch.nn.Module, inputs: tuple[torch.Tensor, ...], answer: torch.Tensor) -> Any:
+        return depend_on_batch(net, inputs, answer) if layer.rank else answer
+
+    layer.register_forward_hook(depend_with_adapter)
+    engine.warm_up(64, 64)
+    alone, together = alone_and_beside_others(
+        engine, RunRequest(run_id="k", prompt="a cat", adapter=files[0], steps=2, width=64, height=64)
+    )
+    assert alone == together
+
+
+def test_the_first_image_of_a_warm_size_waits_only_for_its_steps(engine: Engine) -> None:
+    passes: list[int] = []
+    (model,) = engine.base_models.values()
+    model.denoiser.register_forward_pre_hook(lambda _, inputs: passes.append(inputs[0].shape[0]))
+    engine.warm_up(64, 64)
+    assert EXACT_FLOAT32.max_rows in passes
+    passes.clear()
+    finish(engine, [RunRequest(run_id="k", prompt="a cat", steps=3, width=64, height=64)])
+    assert len(passes) == 3
+
+
+def test_rows_are_padded_to_a_measured_multiple(sd: Path, files: list[AdapterFile]) -> None:
+    model = BaseModel.load("m", sd, EXACT_FLOAT32, lambda: None)
+    run = start(model, RunRequest(run_id="k", prompt="", adapter=files[0], steps=2, width=64, height=64))
+    assert model.runner.invariance is not None
+    assert model.runner.invariance.row_multiple(run.batch_key, run.conditioning) in (1, 2, 4, 8, EXACT_FLOAT32.max_rows)
