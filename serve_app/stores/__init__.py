@@ -1,1 +1,1 @@
-"""The hands that remember: Redis for jobs, accounts and sessions; fsspec for images and adapter weights."""
+"""Stores: Redis for jobs, accounts and sessions; fsspec for images and adapter weights."""

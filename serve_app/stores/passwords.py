@@ -1,4 +1,4 @@
-"""Console passwords: kept as argon2id hashes, checked in the same time whether there is one or not."""
+"""Console passwords: argon2id hashes, checked in the same time whether one is stored or not."""
 
 import asyncio
 import secrets
@@ -29,7 +29,7 @@ class Passwords:
             return await asyncio.to_thread(self._hasher.hash, password)
 
     async def matches(self, stored: str | None, password: str) -> bool:
-        """False where nothing is stored, after as long as for a wrong password."""
+        """Compare; False where nothing is stored, after as long as for a wrong password."""
         async with self._hashing:
             return await asyncio.to_thread(self._verify, stored, password)
 

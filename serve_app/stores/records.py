@@ -1,35 +1,30 @@
-"""How a job is written in Redis and read back: plain text fields, JSON for the request and the images, never pickle."""
+"""Job records in Redis: text fields, JSON for the request and the images, never pickle.
+
+Two versions of the code may run at once. A record carries the version of its format; a reader ignores fields that it does
+not know, and raises `UnreadableRecord` for what it cannot read.
+"""
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from dataclasses import asdict
+from typing import Any, TypeVar
 
-from serve_app.domain.errors import FailureCode
+from pydantic import TypeAdapter, ValidationError
+
+from serve_app.domain.durations import from_epoch_ms
+from serve_app.domain.errors import FailureCode, UnreadableRecord
 from serve_app.domain.jobs import Failure, Job, JobKind, JobState, StoredImage
 from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest, Variant
+from serve_app.stores.estimates import MILLI, QueuePosition, estimate_finish, read_position
 
-DEFAULT_PACE: Mapping[JobKind, float] = {JobKind.GENERATION: 0.5, JobKind.UPSCALE: 0.5}
-"""Seconds per work unit (megapixel-step; output megapixel) until the first job has been measured: a small CPU's order."""
-MILLI = 1000
-"""Work is stored in whole thousandths of a unit, so that running totals never drift."""
-SOONEST = timedelta(seconds=1)
-"""An estimate is never in the past, nor promises less than this."""
+log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """What an estimate is made of: the measured pace, the work that waits, who works on it, the job's place in its queue."""
-
-    pace: float | None
-    ready: int
-    ready_work: int
-    work: int
-    workers: int
-    accounts: int
-    place: int
-    now: datetime
+RECORD_VERSION = 1
+"""Of the records that this code writes; 0 are those from before records carried one. Raise it with a change that a reader of
+the version before would misread; a field more needs no new version."""
+UNREADABLE = (KeyError, TypeError, ValueError, OverflowError, OSError)
+"""What reading a damaged field raises; the last two are `datetime`'s for a time out of range."""
 
 
 def work_of(request: Request) -> int:
@@ -37,95 +32,123 @@ def work_of(request: Request) -> int:
     return max(1, round(request.work * MILLI))
 
 
-def images_of(request: Request) -> int:
-    return request.num_images if isinstance(request, GenerationRequest) else 1
-
-
 def write_request(request: Request) -> str:
     return json.dumps(asdict(request), separators=(",", ":"))
 
 
-def read_request(kind: JobKind, text: str) -> Request:
-    fields: dict[str, Any] = json.loads(text)
-    if kind is JobKind.UPSCALE:
-        return UpscaleRequest(**fields)
-    seeds = tuple(fields.pop("seeds"))
-    return GenerationRequest(**fields, seeds=seeds)
+def read_request(kind: JobKind, text: str | None) -> Request:
+    """Raises `UnreadableRecord`, which names the field and repeats nothing of the request."""
+    return _parse(_REQUESTS[kind], text, "request")
+
+
+def read_state(text: str) -> JobState:
+    """Raises `UnreadableRecord` for a state of a newer version."""
+    try:
+        return JobState(text)
+    except ValueError as error:
+        raise UnreadableRecord from error
+
+
+def record_version(text: str | None) -> int:
+    return int(text) if text is not None and text.isdecimal() else 0
 
 
 def write_images(images: Sequence[StoredImage]) -> str:
     return json.dumps([asdict(image) for image in images], separators=(",", ":"))
 
 
-def read_images(text: str) -> tuple[StoredImage, ...]:
-    return tuple(StoredImage(**fields) for fields in json.loads(text))
+def read_images(text: str | None) -> tuple[StoredImage, ...]:
+    """Raises `UnreadableRecord`."""
+    return _parse(_IMAGES, text, "images")
 
 
 def read_snapshot(answer: Sequence[Any]) -> Job | None:
-    """A job from a script's snapshot, with the time it is expected to end while it has not."""
+    """Read a job from a script's snapshot, with its estimate if it has not ended. Raises `UnreadableRecord`."""
     if not answer:
         return None
-    job_id, fields, standing = answer
-    return read_job(job_id, pairs(fields), _standing(standing))
+    job_id, fields, position = answer
+    return read_job(job_id, pairs(fields), read_position(position))
 
 
-def read_job(job_id: str, fields: Mapping[str, str], standing: Standing | None = None) -> Job:
-    state, kind = JobState(fields["state"]), JobKind(fields["kind"])
+def read_jobs(rows: Mapping[str, Mapping[str, str]]) -> list[Job]:
+    """Read the jobs that this version can; the others are logged and left out."""
+    jobs: list[Job] = []
+    for job_id, fields in rows.items():
+        try:
+            jobs.append(read_job(job_id, fields))
+        except UnreadableRecord:
+            continue
+    return jobs
+
+
+def read_job(job_id: str, fields: Mapping[str, str], position: QueuePosition | None = None) -> Job:
+    """Read a job, without its request if that is unreadable.
+
+    Raises `UnreadableRecord` when its kind, state, times or images cannot be read.
+    """
+    try:
+        return _read_job(job_id, fields, position)
+    except (UnreadableRecord, *UNREADABLE) as error:
+        log.warning("job %s: its record (version %s) cannot be read: %s", job_id, fields.get("version", 0), error)
+        raise UnreadableRecord from error
+
+
+def _read_job(job_id: str, fields: Mapping[str, str], position: QueuePosition | None) -> Job:
+    state, kind = read_state(fields["state"]), JobKind(fields["kind"])
     return Job(
         id=job_id,
         kind=kind,
         variant=Variant(fields["variant"]),
         account_id=fields["account"],
-        request=read_request(kind, fields["request"]),
+        request=_request_if_readable(job_id, kind, fields),
         state=state,
         progress=int(fields.get("progress", 0)),
         attempt=int(fields.get("attempt", 0)),
-        created_at=when(fields["created"]),
-        started_at=when(fields["started"]) if "started" in fields else None,
-        finished_at=when(fields["finished"]) if state.is_terminal else None,
-        read_at=None if standing is None else standing.now,
-        finish_estimate=None if state.is_terminal or standing is None else _estimate(kind, state, fields, standing),
-        images=read_images(fields["images"]) if state is JobState.COMPLETED else (),
-        failure=Failure(code=FailureCode(fields["code"]), message=fields["message"]) if "code" in fields else None,
+        created_at=from_epoch_ms(fields["created"]),
+        started_at=from_epoch_ms(fields["started"]) if "started" in fields else None,
+        finished_at=from_epoch_ms(fields["finished"]) if state.is_terminal else None,
+        read_at=None if position is None else position.now,
+        finish_estimate=None
+        if state.is_terminal or position is None
+        else estimate_finish(kind, state, fields, position),
+        images=read_images(fields.get("images")) if state is JobState.COMPLETED else (),
+        failure=Failure(code=_failure_code(fields["code"]), message=fields["message"]) if "code" in fields else None,
     )
+
+
+_Parsed = TypeVar("_Parsed")
+_REQUESTS: Mapping[JobKind, TypeAdapter[Any]] = {
+    JobKind.GENERATION: TypeAdapter(GenerationRequest),
+    JobKind.UPSCALE: TypeAdapter(UpscaleRequest),
+}
+_IMAGES = TypeAdapter(tuple[StoredImage, ...])
+
+
+def _parse(adapter: TypeAdapter[_Parsed], text: str | None, name: str) -> _Parsed:
+    try:
+        return adapter.validate_json(text or "", strict=True)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False, include_context=False)[0]
+        place = ".".join(str(part) for part in (name, *first["loc"]))
+    raise UnreadableRecord(f"{place}: {first['type']}")  # outside the handler: the library's error holds the prompt
+
+
+def _request_if_readable(job_id: str, kind: JobKind, fields: Mapping[str, str]) -> Request | None:
+    try:
+        return read_request(kind, fields.get("request"))
+    except UnreadableRecord as error:
+        log.warning("job %s: its request (version %s) cannot be read: %s", job_id, fields.get("version", 0), error)
+        return None
+
+
+def _failure_code(text: str) -> FailureCode:
+    """Read a code; one of a newer version becomes `GENERATION_FAILED`."""
+    try:
+        return FailureCode(text)
+    except ValueError:
+        return FailureCode.GENERATION_FAILED
 
 
 def pairs(flat: Sequence[str]) -> Mapping[str, str]:
-    """A hash as scripts answer with it: names and values in turn."""
+    """Read a hash from a script's answer: names and values in turn."""
     return dict(zip(flat[::2], flat[1::2], strict=True))
-
-
-def when(ms: str | int) -> datetime:
-    return datetime.fromtimestamp(int(ms) / 1000, UTC)
-
-
-def _standing(answer: Sequence[Any]) -> Standing:
-    pace, ready, ready_work, work, workers, accounts, place, now = answer
-    return Standing(
-        pace=float(pace) if pace else None,
-        ready=int(ready),
-        ready_work=int(ready_work),
-        work=int(work),
-        workers=workers,
-        accounts=accounts,
-        place=place,
-        now=when(now),
-    )
-
-
-def _estimate(kind: JobKind, state: JobState, fields: Mapping[str, str], standing: Standing) -> datetime:
-    """Now, plus the job's own remaining work, plus its share of the work ahead, at the measured pace."""
-    own = int(fields["work"])
-    left = own * (1 - int(fields.get("progress", 0)) / 100)
-    ahead = _work_ahead(own, standing) / max(1, standing.workers) if state is JobState.QUEUED else 0.0
-    pace = DEFAULT_PACE[kind] if standing.pace is None else standing.pace
-    return standing.now + max(SOONEST, timedelta(seconds=(left + ahead) / MILLI * pace))
-
-
-def _work_ahead(own: int, standing: Standing) -> float:
-    """Half of what runs, and what the fair queue serves first: as many jobs of each waiting account as are before this one."""
-    running = max(0, standing.work - standing.ready_work) / 2
-    if standing.place < 0 or standing.ready == 0:
-        return running  # backing off: it comes back at its old place, near the front
-    before = standing.place * max(1, standing.accounts) * standing.ready_work / standing.ready
-    return running + min(before, max(0, standing.ready_work - own))

@@ -1,4 +1,4 @@
-"""fsspec from asyncio: every call in a thread of its own pool, with a time limit and one kind of outage."""
+"""fsspec from asyncio: each call in a thread pool, with a time limit and one kind of outage."""
 
 import asyncio
 import importlib
@@ -12,21 +12,21 @@ import fsspec
 from serve_app.domain.errors import StoreUnavailable
 
 TIMEOUT_S = 30.0
-"""Of one call. A lease is 30 s and beats go on meanwhile; a slower storage counts as down."""
+"""Of one call. A lease is 30 s and heartbeats go on meanwhile; a slower storage counts as down."""
 THREADS = 8
-"""Blocked storage may hold up images, never the event loop's own default pool."""
+"""Of a pool apart: blocked storage may delay images, never the event loop's default pool."""
 
 _Answer = TypeVar("_Answer")
 _pool = ThreadPoolExecutor(THREADS, thread_name_prefix="storage")
 
 
 def open_filesystem(url: str, options: dict[str, Any]) -> tuple[Any, str]:
-    """The file system of an fsspec URL, and the path in it that the URL names. Untyped, as fsspec is: met here only."""
+    """Return the file system of an fsspec URL and the URL's path in it. Untyped, as fsspec is."""
     return cast(tuple[Any, str], fsspec.core.url_to_fs(url, **options))
 
 
 async def in_storage_thread(call: Callable[[], _Answer], *, doing: str) -> _Answer:
-    """Run a blocking storage call. Raises `FileNotFoundError` as it is, every other failure as `StoreUnavailable`."""
+    """Run a blocking storage call. Raises `FileNotFoundError`; any other failure is `StoreUnavailable`."""
     try:
         async with asyncio.timeout(TIMEOUT_S):
             return await asyncio.get_running_loop().run_in_executor(_pool, call)
@@ -38,7 +38,7 @@ async def in_storage_thread(call: Callable[[], _Answer], *, doing: str) -> _Answ
 
 @cache
 def storage_errors() -> tuple[type[Exception], ...]:
-    """What a storage that cannot serve raises: OSError, and what the installed cloud libraries let through."""
+    """Exceptions of a storage that cannot serve: OSError, and those of the installed cloud libraries."""
     found: list[type[Exception]] = [OSError, TimeoutError]
     for module, names in (
         ("botocore.exceptions", ("BotoCoreError", "ClientError")),

@@ -1,4 +1,4 @@
-"""How often something may be tried: fixed windows counted in Redis, so that all replicas count together."""
+"""Limits on attempts: fixed windows in Redis, shared by all replicas."""
 
 import hashlib
 import time
@@ -10,12 +10,13 @@ from limits.aio.storage import RedisStorage
 from limits.aio.strategies import FixedWindowRateLimiter
 from redis.asyncio import Redis
 
-from serve_app.stores.redis import key, reaching_redis
+from serve_app.stores.redis import redis_errors
+from serve_app.stores.redis_keys import redis_key
 
 
 @dataclass(frozen=True, slots=True)
-class Allowance:
-    """At most `tries` of `what` in `per`, counted from the first."""
+class Limit:
+    """At most `tries` of `what` in `per`, from the first try."""
 
     what: str
     tries: int
@@ -23,35 +24,35 @@ class Allowance:
 
 
 class Throttle:
-    """Counts tries by whoever makes them. Redis sees only digests of who that is."""
+    """Counts tries by source. Redis holds only digests of the source."""
 
     def __init__(self, redis: Redis) -> None:
         storage = RedisStorage(
             "async+redis://",
             implementation="redispy",
-            key_prefix=key("throttle"),
+            key_prefix=redis_key("throttle"),
             connection_pool=redis.connection_pool,  # pyright: ignore[reportArgumentType] — its own documented option
         )
         self._windows = FixedWindowRateLimiter(storage)
 
-    async def take(self, allowance: Allowance, *who: str) -> float:
-        """Counts one try. 0 when it may go ahead, else the seconds until one may. Raises `StoreUnavailable`."""
-        item, name = _item(allowance), _digest(who)
-        with reaching_redis():
+    async def hit(self, limit: Limit, *source: str) -> float:
+        """Count one try; return 0 if it is allowed, else the seconds until one is. Raises `StoreUnavailable`."""
+        item, name = _item(limit), _digest(source)
+        with redis_errors():
             if await self._windows.hit(item, name):
                 return 0.0
             window = await self._windows.get_window_stats(item, name)
         return max(1.0, window.reset_time - time.time())
 
-    async def forget(self, allowance: Allowance, *who: str) -> None:
-        """Starts the count of `who` again."""
-        with reaching_redis():
-            await self._windows.clear(_item(allowance), _digest(who))
+    async def reset(self, limit: Limit, *source: str) -> None:
+        """Reset the count of a source."""
+        with redis_errors():
+            await self._windows.clear(_item(limit), _digest(source))
 
 
-def _item(allowance: Allowance) -> RateLimitItemPerSecond:
-    seconds = max(1, round(allowance.per.total_seconds()))
-    return RateLimitItemPerSecond(allowance.tries, seconds, namespace=allowance.what)
+def _item(limit: Limit) -> RateLimitItemPerSecond:
+    seconds = max(1, round(limit.per.total_seconds()))
+    return RateLimitItemPerSecond(limit.tries, seconds, namespace=limit.what)
 
 
 def _digest(who: tuple[str, ...]) -> str:

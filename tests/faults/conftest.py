@@ -1,14 +1,14 @@
-"""A scene per test, in a directory of its own."""
+"""A env per test, in a directory of its own."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from tests.faults.scene import Scene, open_scene
+from tests.faults.environment import Environment, open_environment
 
 
 @pytest.fixture
-async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
-    async with open_scene(tmp_path) as opened:
+async def env(tmp_path: Path) -> AsyncIterator[Environment]:
+    async with open_environment(tmp_path) as opened:
         yield opened

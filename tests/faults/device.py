@@ -6,12 +6,14 @@ from typing import Any
 import torch
 
 from serve_app.engine import Engine
+from serve_app.engine.families.unet import UNetFamily
 
 
 def limit_memory(engine: Engine, rows: int, note: Path) -> None:
     """A forward pass of more than `rows` rows of 256x256, or as much of a larger picture, does not fit; each such
     try adds a byte to `note`."""
     (model,) = engine.base_models.values()
+    assert isinstance(model.family, UNetFamily)
     cells = rows * (256 // model.family.pixels_per_latent) ** 2
 
     def refuse_what_does_not_fit(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
@@ -21,7 +23,7 @@ def limit_memory(engine: Engine, rows: int, note: Path) -> None:
                 file.write(b"!")
             raise torch.OutOfMemoryError(f"out of memory: {wanted} of {cells} cells")
 
-    model.family.unet.register_forward_pre_hook(refuse_what_does_not_fit)
+    model.denoiser.register_forward_pre_hook(refuse_what_does_not_fit)
 
 
 def lose_device(engine: Engine) -> None:
@@ -31,7 +33,7 @@ def lose_device(engine: Engine) -> None:
     def fail(*_: object) -> None:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
-    model.family.unet.register_forward_pre_hook(fail)
+    model.denoiser.register_forward_pre_hook(fail)
 
 
 def spoil_decoder(engine: Engine) -> None:
@@ -41,4 +43,5 @@ def spoil_decoder(engine: Engine) -> None:
     def overflow(_module: torch.nn.Module, _inputs: Any, answer: torch.Tensor) -> torch.Tensor:
         return answer * float("nan")
 
+    assert isinstance(model.family, UNetFamily)
     model.family.vae.decoder.register_forward_hook(overflow)

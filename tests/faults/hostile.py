@@ -1,4 +1,4 @@
-"""Requests nobody should send: a seeded stream of them for both rooms, from nearly right to hostile; and how they are sent."""
+"""Requests nobody should send: a seeded stream of them for both interfaces, from nearly right to hostile."""
 
 import json
 import random
@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message
 
-from serve_app.api.body import MAX_BODY_BYTES
+from serve_app.api.json_body import MAX_BODY_BYTES
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -33,7 +33,7 @@ FIELDS: dict[str, dict[str, Sequence[Any]]] = {
         "seed": [0, 7, -(10**30)],
     },
 }
-"""Values that each room takes."""
+"""Values that each interface accepts."""
 
 IMAGE = "img_" + "a" * 26
 ODD_NAMES = ("image_id", "scale_factor", "extra", "", "\0", "\ud83d", "Prompt", "__proto__", "__class__")
@@ -100,10 +100,10 @@ def hostile_requests(seed: int, *, key: str, lora_id: str) -> Iterator[Hostile]:
     """Without end; the same seed gives the same stream."""
     rnd = random.Random(seed)
     while True:
-        room = rnd.choice("ab")
+        interface = rnd.choice("ab")
         method, path = _target(rnd)
-        headers = _headers(rnd, room, key)
-        chunks = _in_chunks(rnd, _body(rnd, path, room, lora_id)) if method not in ("GET", "HEAD") else ()
+        headers = _headers(rnd, interface, key)
+        chunks = _in_chunks(rnd, _body(rnd, path, interface, lora_id)) if method not in ("GET", "HEAD") else ()
         yield Hostile(method, path, rnd.choice(QUERIES) if rnd.random() < 0.3 else b"", headers, chunks)
 
 
@@ -128,11 +128,11 @@ def _target(rnd: random.Random) -> tuple[str, str]:
     )[0]
 
 
-def _headers(rnd: random.Random, room: str, key: str) -> Headers:
-    headers: Headers = [(b"host", b"house.test")]
+def _headers(rnd: random.Random, interface: str, key: str) -> Headers:
+    headers: Headers = [(b"host", b"service.test")]
     credentials = [(b"authorization", b"Bearer " + key.encode()), (b"x-api-key", key.encode())]
     if rnd.random() < 0.97:
-        headers += credentials if rnd.random() < 0.02 else [credentials["ab".index(room)]]
+        headers += credentials if rnd.random() < 0.02 else [credentials["ab".index(interface)]]
     if rnd.random() < 0.9:
         headers.append((b"content-type", b"application/json" if rnd.random() < 0.9 else rnd.choice(MEDIA_TYPES)))
     if rnd.random() < 0.15:
@@ -140,19 +140,19 @@ def _headers(rnd: random.Random, room: str, key: str) -> Headers:
     return headers
 
 
-def _body(rnd: random.Random, path: str, room: str, lora_id: str) -> bytes:
+def _body(rnd: random.Random, path: str, interface: str, lora_id: str) -> bytes:
     if rnd.random() < 0.2:
         return rnd.choice(RAW)
-    document = {"image_id": IMAGE, "scale_factor": 4} if path == "/v1/upscale" else _fields(rnd, room, lora_id)
+    document = {"image_id": IMAGE, "scale_factor": 4} if path == "/v1/upscale" else _fields(rnd, interface, lora_id)
     text = json.dumps(_spoiled(rnd, document), ensure_ascii=rnd.random() < 0.5)
     raw = text.encode(errors="surrogatepass")
     return _damaged(rnd, raw) if rnd.random() < 0.25 else raw
 
 
-def _fields(rnd: random.Random, room: str, lora_id: str) -> dict[str, Any]:
-    document = {name: rnd.choice(values) for name, values in FIELDS[room].items() if rnd.random() < 0.7}
-    document["prompt" if room == "a" else "positive_prompt"] = "a lighthouse"
-    document["lora_id" if room == "a" else "model_id"] = lora_id if rnd.random() < 0.9 else rnd.choice(JUNK)
+def _fields(rnd: random.Random, interface: str, lora_id: str) -> dict[str, Any]:
+    document = {name: rnd.choice(values) for name, values in FIELDS[interface].items() if rnd.random() < 0.7}
+    document["prompt" if interface == "a" else "positive_prompt"] = "a lighthouse"
+    document["lora_id" if interface == "a" else "model_id"] = lora_id if rnd.random() < 0.9 else rnd.choice(JUNK)
     return document
 
 
@@ -220,5 +220,5 @@ def _scope(request: Hostile) -> dict[str, Any]:
         "root_path": "",
         "headers": request.headers,
         "client": ("127.0.0.1", 1),
-        "server": ("house.test", 80),
+        "server": ("service.test", 80),
     }

@@ -14,7 +14,7 @@ import uvicorn
 from serve_app.api.app import create_app
 from serve_app.service.resources import open_resources
 from serve_app.settings import Settings
-from serve_app.stores.jobs import Acceptance, JobStore
+from serve_app.stores.job_queue import Acceptance, JobQueue
 from tests.faults.log_disk import log_to_a_full_disk
 
 Fault = Literal["dies before accept", "dies after accept", "log disk full"]
@@ -41,25 +41,25 @@ def _main(fields: dict[str, Any], listening: socket.socket, fault: Fault) -> Non
 async def _serve(settings: Settings, listening: socket.socket, fault: Fault) -> None:
     async with open_resources(settings) as resources:
         if fault != "log disk full":
-            resources = replace(resources, jobs=cast(JobStore, _Dying(resources.jobs, fault)))
+            resources = replace(resources, queue=cast(JobQueue, _Dying(resources.queue, fault)))
         server = uvicorn.Server(uvicorn.Config(create_app(resources), log_level="warning", lifespan="off"))
         await server.serve(sockets=[listening])
 
 
 class _Dying:
-    """A job store whose process ends right before or right after it has accepted a job."""
+    """A job queue whose process ends right before or right after it has accepted a job."""
 
-    def __init__(self, jobs: JobStore, fault: Fault) -> None:
-        self._jobs = jobs
+    def __init__(self, queue: JobQueue, fault: Fault) -> None:
+        self._queue = queue
         self._fault = fault
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._jobs, name)
+        return getattr(self._queue, name)
 
     async def accept(self, **request: Any) -> Acceptance:
         if self._fault == "dies before accept":
             _die()
-        await self._jobs.accept(**request)
+        await self._queue.accept(**request)
         return _die()
 
 

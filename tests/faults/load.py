@@ -13,7 +13,7 @@ import httpx
 
 from serve_app.domain.accounts import Account
 from serve_app.domain.jobs import JobState
-from tests.faults.books import Ledger
+from tests.faults.reconciliation import AcknowledgedJobs
 
 AGAIN_S, POLL_S, CALL_LIMIT_S = 0.25, 0.5, 10.0
 MOST_UNFINISHED = 12
@@ -52,7 +52,7 @@ class Callers:
         self._unfinished: dict[str, str] = {}
         self._numbers = iter(range(UNIMAGINABLE * UNIMAGINABLE))
         self.canaries = (key, prompt)
-        self.ledger = Ledger()
+        self.acknowledged = AcknowledgedJobs()
         self.seen = Seen()
         self.stop = asyncio.Event()
 
@@ -93,7 +93,7 @@ class Callers:
         """Ask until it is acknowledged, under one idempotency key, as a careful caller does; now and then ask once more."""
         headers = self._headers[interface] | {"Idempotency-Key": f"chaos-{next(self._numbers)}"}
         job_id = await self._ask(path, body, headers)
-        self.ledger.note(self._account.id, job_id)
+        self.acknowledged.note(self._account.id, job_id)
         self._unfinished[job_id] = interface
         if self._rnd.random() < 0.1 and await self._ask(path, body, headers) != job_id:
             self.seen.double.append(job_id)
@@ -109,7 +109,7 @@ class Callers:
         raise AssertionError(f"{path} was never acknowledged")
 
     async def _cancel(self, job_id: str, interface: str) -> None:
-        self.ledger.may_end_as[job_id] = frozenset({JobState.CANCELED, JobState.COMPLETED})
+        self.acknowledged.may_end_as[job_id] = frozenset({JobState.CANCELED, JobState.COMPLETED})
         await self._call("POST", f"/v1/jobs/{job_id}/cancel", self._headers[interface])
 
     async def _poll_until_done(self) -> None:

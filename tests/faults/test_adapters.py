@@ -11,8 +11,8 @@ import yaml
 
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Job, JobState
-from tests.faults.scene import Scene, open_scene
-from tests.faults.worker import Orders
+from tests.faults.environment import Environment, open_environment
+from tests.faults.worker import WorkerBehavior
 from tests.support import POCKET, adapter_id, wait_until
 
 pytestmark = pytest.mark.timeout(300)
@@ -47,9 +47,9 @@ BROKEN = ("missing", "damaged", "foreign", "nan", "huge", "cut")
 
 
 @pytest.fixture
-async def shelf(tmp_path: Path) -> AsyncIterator[Scene]:
-    """A scene whose catalog offers good adapters and one of each broken kind."""
-    folder = tmp_path / "shelf"
+async def env(tmp_path: Path) -> AsyncIterator[Environment]:
+    """A env whose catalog offers good adapters and one of each broken kind."""
+    folder = tmp_path / "env"
     whole = {"outline": SMALL, "missing": SMALL + 1, "damaged": SMALL + 2, "cut": SMALL + 3}
     files = {name: _filled_with(folder / f"{name}.safetensors", bits) for name, bits in whole.items()}
     files["nan"] = _filled_with(folder / "nan.safetensors", NAN)
@@ -70,51 +70,51 @@ async def shelf(tmp_path: Path) -> AsyncIterator[Scene]:
     ]
     catalog = folder / "catalog.yaml"
     catalog.write_text(yaml.safe_dump({"base_models": [{"id": "pocket", "folder": str(POCKET)}], "adapters": rows}))
-    async with open_scene(tmp_path, catalog=catalog) as scene:
+    async with open_environment(tmp_path, catalog=catalog) as env:
         files["missing"].unlink()
         content = bytearray(files["damaged"].read_bytes())
         content[-1] ^= 1
         files["damaged"].write_bytes(content)
         files["cut"].write_bytes(files["cut"].read_bytes()[:-100])
-        yield scene
+        yield env
 
 
-async def _drawn(scene: Scene, job_ids: Sequence[str]) -> list[Job]:
-    await scene.until_ended()
-    return [await scene.job(job_id) for job_id in job_ids]
+async def _drawn(env: Environment, job_ids: Sequence[str]) -> list[Job]:
+    await env.until_ended()
+    return [await env.job(job_id) for job_id in job_ids]
 
 
 @pytest.mark.soak
-async def test_a_broken_adapter_fails_its_own_job_and_changes_no_other(shelf: Scene) -> None:
-    before = await shelf.accept(seed=5, steps=4)
-    shelf.worker(Orders(reaps=True))
-    await shelf.until_ended()
-    broken = [await shelf.accept(seed=n, lora=name, may_end_as=FAILED) for n, name in enumerate(BROKEN)]
-    after = await shelf.accept(seed=5, steps=4)
-    jobs = await _drawn(shelf, broken)
-    assert not await shelf.audit()
+async def test_a_broken_adapter_fails_its_own_job_and_changes_no_other(env: Environment) -> None:
+    before = await env.accept(seed=5, steps=4)
+    env.worker(WorkerBehavior(reaps=True))
+    await env.until_ended()
+    broken = [await env.accept(seed=n, lora=name, may_end_as=FAILED) for n, name in enumerate(BROKEN)]
+    after = await env.accept(seed=5, steps=4)
+    jobs = await _drawn(env, broken)
+    assert not await env.audit()
     for name, job in zip(BROKEN, jobs, strict=True):
         assert job.failure is not None
         wanted = FailureCode.GENERATION_FAILED if name == "huge" else FailureCode.LORA_UNAVAILABLE
         assert job.failure.code is wanted, f"{name}: {job.failure}"
         assert job.attempt == 1, f"{name}: trying again cannot help"
-    first, last = await _drawn(shelf, [before, after])
+    first, last = await _drawn(env, [before, after])
     assert first.images[0].sha256 == last.images[0].sha256, "the base weights stayed clean"
 
 
 @pytest.mark.soak
-async def test_a_kept_file_that_rots_on_this_machine_is_noticed(shelf: Scene) -> None:
+async def test_a_kept_file_that_rots_on_this_machine_is_noticed(env: Environment) -> None:
     """The file under `weights/` had passed every check; then the disk lost some of it."""
-    first = await shelf.accept(seed=5)
-    worker = shelf.worker(Orders(reaps=True))
-    await shelf.until_ended()
+    first = await env.accept(seed=5)
+    worker = env.worker(WorkerBehavior(reaps=True))
+    await env.until_ended()
     worker.terminate()
     await wait_until(lambda: worker.exitcode == 0, timeout=60)
-    (kept,) = (shelf.settings.data_dir / "weights").glob("*.safetensors")
+    (kept,) = (env.settings.data_dir / "weights").glob("*.safetensors")
     kept.write_bytes(kept.read_bytes()[:-200])
-    again = await shelf.accept(seed=5, may_end_as=[JobState.FAILED, JobState.COMPLETED])
-    shelf.worker(Orders(reaps=True))
-    jobs = await _drawn(shelf, [first, again])
-    assert not await shelf.audit()
+    again = await env.accept(seed=5, may_end_as=[JobState.FAILED, JobState.COMPLETED])
+    env.worker(WorkerBehavior(reaps=True))
+    jobs = await _drawn(env, [first, again])
+    assert not await env.audit()
     if jobs[1].state is JobState.COMPLETED:
         assert jobs[0].images[0].sha256 == jobs[1].images[0].sha256

@@ -1,4 +1,4 @@
-"""The whole service under load while its processes are killed at random; then the books are balanced.
+"""The whole service under load while its processes are killed at random; then every acknowledged job is accounted for.
 
 `ATELIER_CHAOS_SECONDS=90 .venv/bin/python -m pytest -m soak tests/faults/test_chaos.py -s` shows a short one.
 """
@@ -25,8 +25,8 @@ from serve_app.domain.requests import Variant
 from serve_app.service.resources import Resources, open_resources
 from serve_app.stores.embedded import stop_redis
 from tests.faults import processes
-from tests.faults.books import audit_service, records_of, states
 from tests.faults.load import Callers
+from tests.faults.reconciliation import audit_service, records_of, states
 from tests.faults.service import Service
 
 SECONDS = float(os.environ.get("ATELIER_CHAOS_SECONDS", "600"))
@@ -35,7 +35,7 @@ LEASE_S = 10
 SETTLE_LIMIT_S = 300.0
 """For what was accepted before the last kill: its lease, its retries, and the queue."""
 ACCEPTING_LIMIT_S = 120.0
-"""After any one fault, the doors must take requests again by then; on a quiet machine it is seconds."""
+"""After any one fault, requests must be accepted again by then; on a quiet machine it is seconds."""
 NODE_FAULT_FROM_S = 300.0
 """In runs this long, everything is killed once and started again, as by a power cut."""
 FAULTS = (
@@ -61,7 +61,7 @@ async def service() -> AsyncIterator[Service]:
 
 
 class Chaos:
-    """Kills one part after the other, and keeps the books of it."""
+    """Kills one part after the other, and records what it did."""
 
     def __init__(self, service: Service, callers: Callers, rnd: random.Random) -> None:
         self._service = service
@@ -119,7 +119,7 @@ class Chaos:
     def _show(self, passed: float, seconds: float) -> None:
         seen = self._callers.seen
         _say(
-            f"\r{passed:5.0f} of {seconds:.0f} s · killed {self.killed.total()} · accepted {len(self._callers.ledger.all)}"
+            f"\r{passed:5.0f} of {seconds:.0f} s · killed {self.killed.total()} · accepted {len(self._callers.acknowledged.all)}"
             f" · ended {len(seen.ends)} · unfinished {self._callers.unfinished}   "
         )
 
@@ -148,13 +148,13 @@ async def test_nothing_accepted_is_lost_while_processes_are_killed(service: Serv
     hits = chaos.hits + canary_hits(service, callers)
     await service.stop()
     async with open_resources(service.settings) as resources:
-        problems = await audit_service(resources, callers.ledger)
-        records = await records_of(resources, callers.ledger.all)
+        problems = await audit_service(resources, callers.acknowledged)
+        records = await records_of(resources, callers.acknowledged.all)
         problems += _as_callers_saw(resources, callers, records)
         count = dict(await resources.jobs.counts())
     report = {
         "seconds": SECONDS,
-        "accepted": len(callers.ledger.all),
+        "accepted": len(callers.acknowledged.all),
         "states": states(records),
         "attempts": dict(sorted(Counter(job.attempt for job in records.values()).items())),
         "downloaded": len(callers.seen.digests),
@@ -178,8 +178,8 @@ async def test_nothing_accepted_is_lost_while_processes_are_killed(service: Serv
 async def _callers(service: Service) -> Callers:
     """An account whose key and prompt are canaries: they may appear in no log."""
     async with open_resources(service.settings) as resources:
-        account = await resources.accounts.create_account("chaos", plan_a="roomy", plan_b="roomy")
-        _, secret = await resources.accounts.create_key(account.id, interfaces=frozenset(Variant))
+        account = await resources.accounts.create("chaos", plan_a="roomy", plan_b="roomy")
+        _, secret = await resources.api_keys.create(account.id, interfaces=frozenset(Variant))
         lora_ids = [adapter.id for adapter in await resources.catalog.adapters(account.id)]
     prompt = f"a lighthouse and a {secrets.token_hex(8)} canary"
     return Callers(service.base_url, account, secret, lora_ids=lora_ids, prompt=prompt, seed=SEED)

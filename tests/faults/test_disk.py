@@ -12,7 +12,7 @@ import pytest
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import JobState
 from serve_app.stores.embedded import ensure_redis, stop_redis
-from tests.faults.scene import Scene, open_scene
+from tests.faults.environment import Environment, open_environment
 from tests.support import wait_until
 
 pytestmark = pytest.mark.timeout(300)
@@ -20,54 +20,54 @@ pytestmark = pytest.mark.timeout(300)
 CANCELED = [JobState.CANCELED]
 
 
-def append_only_file(scene: Scene) -> Path:
-    home = scene.settings.data_dir / "redis"
+def append_only_file(env: Environment) -> Path:
+    home = env.settings.data_dir / "redis"
     files = [home / "appendonly.aof", *home.glob("appendonlydir/*.incr.aof")]
     return max((file for file in files if file.exists()), key=lambda file: file.stat().st_mtime)
 
 
-async def _stopped(scene: Scene) -> Path:
-    scene.kill_redis()
-    file = append_only_file(scene)
+async def _stopped(env: Environment) -> Path:
+    env.kill_redis()
+    file = append_only_file(env)
     await wait_until(lambda: file.exists())
     return file
 
 
-async def test_a_torn_last_write_costs_nothing_that_was_acknowledged(scene: Scene) -> None:
+async def test_a_torn_last_write_costs_nothing_that_was_acknowledged(env: Environment) -> None:
     for seed in range(5):
-        await scene.accept(seed=seed, may_end_as=CANCELED)
-    file = await _stopped(scene)
+        await env.accept(seed=seed, may_end_as=CANCELED)
+    file = await _stopped(env)
     with file.open("ab") as torn:
         torn.write(b"*3\r\n$3\r\nSET\r\n$5\r\nhal")
-    await asyncio.to_thread(ensure_redis, scene.settings.data_dir)
-    await scene.cancel_all()
-    assert not await scene.audit()
+    await asyncio.to_thread(ensure_redis, env.settings.data_dir)
+    await env.cancel_all()
+    assert not await env.audit()
 
 
-async def test_the_auditor_finds_an_acknowledged_write_that_was_cut_off(scene: Scene) -> None:
+async def test_the_auditor_finds_an_acknowledged_write_that_was_cut_off(env: Environment) -> None:
     for seed in range(3):
-        await scene.accept(seed=seed, may_end_as=CANCELED)
-    file = await _stopped(scene)
+        await env.accept(seed=seed, may_end_as=CANCELED)
+    file = await _stopped(env)
     content = file.read_bytes()
     file.write_bytes(content[: content.rindex(b"MULTI")])
-    await asyncio.to_thread(ensure_redis, scene.settings.data_dir)
-    await scene.cancel_all()
-    assert any("there is no record of it" in problem for problem in await scene.audit())
+    await asyncio.to_thread(ensure_redis, env.settings.data_dir)
+    await env.cancel_all()
+    assert any("there is no record of it" in problem for problem in await env.audit())
 
 
-async def test_a_damaged_middle_is_named_and_not_skipped(scene: Scene) -> None:
+async def test_a_damaged_middle_is_named_and_not_skipped(env: Environment) -> None:
     for seed in range(3):
-        await scene.accept(seed=seed, may_end_as=CANCELED)
-    file = await _stopped(scene)
+        await env.accept(seed=seed, may_end_as=CANCELED)
+    file = await _stopped(env)
     content = file.read_bytes()
     middle = content.index(b"*", len(content) // 2)
     file.write_bytes(content[:middle] + b"?" + content[middle + 1 :])
     with pytest.raises(StoreUnavailable, match="Bad file format"):
-        await asyncio.to_thread(ensure_redis, scene.settings.data_dir)
+        await asyncio.to_thread(ensure_redis, env.settings.data_dir)
     file.write_bytes(content)
-    await asyncio.to_thread(ensure_redis, scene.settings.data_dir)
-    await scene.cancel_all()
-    assert not await scene.audit()
+    await asyncio.to_thread(ensure_redis, env.settings.data_dir)
+    await env.cancel_all()
+    assert not await env.audit()
 
 
 @pytest.fixture
@@ -87,22 +87,22 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.soak
 async def test_a_full_disk_stops_redis_and_loses_nothing(small_disk: Path) -> None:
-    async with open_scene(small_disk) as scene:
+    async with open_environment(small_disk) as env:
         ballast = small_disk / "ballast"
         ballast.write_bytes(b"0" * 1_000_000)
         refused = 0
         for number in range(4000):
             try:
-                await scene.ask(prompt="x" * 2000, seed=number, key=f"k{number}", may_end_as=CANCELED)
+                await env.ask(prompt="x" * 2000, seed=number, key=f"k{number}", may_end_as=CANCELED)
             except StoreUnavailable:
                 refused += 1
                 break
         assert refused, "the disk never filled"
         ballast.unlink()
-        await asyncio.to_thread(ensure_redis, scene.settings.data_dir)
-        await scene.accept(seed=1, key="afterwards", may_end_as=CANCELED)
-        await scene.cancel_all()
-        assert not await scene.audit()
+        await asyncio.to_thread(ensure_redis, env.settings.data_dir)
+        await env.accept(seed=1, key="afterwards", may_end_as=CANCELED)
+        await env.cancel_all()
+        assert not await env.audit()
 
 
 @pytest.fixture
@@ -117,35 +117,35 @@ def preloaded(tmp_path: Path) -> Path:
     return library
 
 
-async def _through_a_power_cut(scene: Scene, *, appendfsync: str) -> list[str]:
+async def _through_a_power_cut(env: Environment, *, appendfsync: str) -> list[str]:
     """Jobs are accepted, then the machine loses all that had not been synced; what the auditor finds afterwards."""
-    await scene.accept(may_end_as=CANCELED)
-    with scene.redis() as client:
+    await env.accept(may_end_as=CANCELED)
+    with env.redis() as client:
         client.config_set("appendfsync", appendfsync)
     for seed in range(10):
-        await scene.accept(seed=seed, may_end_as=CANCELED)
-    file = await _stopped(scene)
+        await env.accept(seed=seed, may_end_as=CANCELED)
+    file = await _stopped(env)
     with file.open("r+b") as cut:
         cut.truncate(int(file.with_name(f"{file.name}.synced").read_text()))
-    await asyncio.to_thread(ensure_redis, scene.settings.data_dir)
-    await scene.cancel_all()
-    return await scene.audit()
+    await asyncio.to_thread(ensure_redis, env.settings.data_dir)
+    await env.cancel_all()
+    return await env.audit()
 
 
 @pytest.fixture
-async def noted(tmp_path: Path, preloaded: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
-    """A scene whose Redis notes what it has synced."""
+async def noted(tmp_path: Path, preloaded: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Environment]:
+    """A env whose Redis notes what it has synced."""
     with monkeypatch.context() as environment:
         environment.setenv("LD_PRELOAD", str(preloaded))
         ensure_redis(tmp_path / "var")
-    async with open_scene(tmp_path) as scene:
-        yield scene
+    async with open_environment(tmp_path) as env:
+        yield env
 
 
-async def test_a_power_cut_costs_nothing_that_was_acknowledged(noted: Scene) -> None:
+async def test_a_power_cut_costs_nothing_that_was_acknowledged(noted: Environment) -> None:
     assert not await _through_a_power_cut(noted, appendfsync="always")
 
 
-async def test_without_a_sync_for_every_write_the_auditor_finds_what_the_power_cut_cost(noted: Scene) -> None:
+async def test_without_a_sync_for_every_write_the_auditor_finds_what_the_power_cut_cost(noted: Environment) -> None:
     problems = await _through_a_power_cut(noted, appendfsync="no")
     assert any("there is no record of it" in problem for problem in problems)

@@ -14,9 +14,9 @@ from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import JobState
 from serve_app.service.resources import open_resources
 from serve_app.stores.embedded import ensure_redis
-from tests.faults.books import audit_service
-from tests.faults.scene import Scene, open_scene
-from tests.faults.wire import Wire, wire_to
+from tests.faults.environment import Environment, open_environment
+from tests.faults.reconciliation import audit_service
+from tests.faults.redis_proxy import RedisProxy, proxy_to
 from tests.support import wait_until
 
 CANCELED = [JobState.CANCELED]
@@ -25,38 +25,38 @@ BEFORE, BEHIND = range(4), range(4, 6)
 
 
 class Cluster:
-    """A primary, which is the scene's, and its replica at the far end of a wire."""
+    """A primary, which is the env's, and its replica at the far end of a proxy."""
 
-    def __init__(self, scene: Scene, wire: Wire, replica_url: str) -> None:
-        self.scene = scene
-        self.wire = wire
+    def __init__(self, env: Environment, proxy: RedisProxy, replica_url: str) -> None:
+        self.env = env
+        self.proxy = proxy
         self._replica_url = replica_url
         self._replica: Any = cast(Any, redis.Redis.from_url(replica_url, decode_responses=True))
 
     async def replicate(self) -> None:
-        host, port = self.wire.url.removeprefix("redis://").split(":")
+        host, port = self.proxy.url.removeprefix("redis://").split(":")
         self._replica.replicaof(host, port)
         await wait_until(lambda: self._replica.info("replication")["master_link_status"] == "up", timeout=60)
 
     async def accept(self, number: int) -> bool:
         """Whether it was acknowledged."""
         try:
-            await self.scene.ask(seed=number, key=f"key-{number}", may_end_as=CANCELED)
+            await self.env.ask(seed=number, key=f"key-{number}", may_end_as=CANCELED)
         except StoreUnavailable:
             return False
         return True
 
     async def fail_over(self) -> list[str]:
         """What is wrong once the replica is primary, every request has been repeated and every job has ended."""
-        self.scene.kill_redis()
+        self.env.kill_redis()
         self._replica.replicaof("no", "one")
         changes = {"redis_url": self._replica_url, "accept_replicas": 0}
-        async with open_resources(self.scene.settings.model_copy(update=changes)) as resources:
+        async with open_resources(self.env.settings.model_copy(update=changes)) as resources:
             for number in (*BEFORE, *BEHIND):
-                await self.scene.accept(seed=number, key=f"key-{number}", may_end_as=CANCELED, jobs=resources.jobs)
-            for job_id in self.scene.ledger.all:
-                await resources.jobs.cancel(job_id, account_id=None)
-            return await audit_service(resources, self.scene.ledger)
+                await self.env.accept(seed=number, key=f"key-{number}", may_end_as=CANCELED, queue=resources.queue)
+            for job_id in self.env.acknowledged.all:
+                await resources.queue.cancel(job_id, account_id=None)
+            return await audit_service(resources, self.env.acknowledged)
 
     def close(self) -> None:
         self._replica.close()
@@ -66,8 +66,8 @@ class Cluster:
 async def cluster(tmp_path: Path, waits_for: int) -> AsyncIterator[Cluster]:
     standby = await asyncio.to_thread(ensure_redis, tmp_path / "standby")
     try:
-        async with open_scene(tmp_path, accept_replicas=waits_for) as scene, wire_to(scene.redis_url) as wire:
-            opened = Cluster(scene, wire, standby.url)
+        async with open_environment(tmp_path, accept_replicas=waits_for) as env, proxy_to(env.redis_url) as proxy:
+            opened = Cluster(env, proxy, standby.url)
             await opened.replicate()
             yield opened
             opened.close()
@@ -77,19 +77,19 @@ async def cluster(tmp_path: Path, waits_for: int) -> AsyncIterator[Cluster]:
 
 @pytest.mark.parametrize("waits_for", [1])
 async def test_a_replica_that_lags_holds_all_that_was_acknowledged(cluster: Cluster) -> None:
-    cluster.wire.slow(0.1)
+    cluster.proxy.slow(0.1)
     for number in BEFORE:
         await wait_until(lambda number=number: cluster.accept(number))
-    cluster.wire.blackhole()
+    cluster.proxy.blackhole()
     assert not any([await cluster.accept(number) for number in BEHIND])
     assert not await cluster.fail_over()
-    assert len(set(cluster.scene.ledger.all)) == len(BEFORE) + len(BEHIND)
+    assert len(set(cluster.env.acknowledged.all)) == len(BEFORE) + len(BEHIND)
 
 
 @pytest.mark.parametrize("waits_for", [0])
 async def test_without_waiting_for_it_the_auditor_finds_what_the_failover_lost(cluster: Cluster) -> None:
     assert all([await cluster.accept(number) for number in BEFORE])
-    cluster.wire.blackhole()
+    cluster.proxy.blackhole()
     assert all([await cluster.accept(number) for number in BEHIND])
     problems = await cluster.fail_over()
     assert sum("there is no record of it" in problem for problem in problems) >= len(BEHIND)

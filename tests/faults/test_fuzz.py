@@ -1,4 +1,4 @@
-"""Whatever is sent to either room, the answer is one of the contract's: never a 5xx, every refusal in the envelope."""
+"""Whatever is sent to either interface, the answer is one of the contract's: never a 5xx, every refusal in the envelope."""
 
 import json
 import os
@@ -15,7 +15,7 @@ import redis
 from serve_app.api.app import create_app
 from serve_app.service.resources import Resources, open_resources
 from serve_app.stores.embedded import stop_redis
-from tests.api.house import LORA, House, client_of, house_settings
+from tests.api.app import LORA, TestService, client_of, service_settings
 from tests.audit import audit
 from tests.faults.hostile import Hostile, hostile_requests, send
 
@@ -31,7 +31,7 @@ LONGEST_REFUSAL = 4_000
 
 @pytest.fixture
 async def resources(tmp_path: Path) -> AsyncIterator[Resources]:
-    settings = house_settings(tmp_path / "var", [], max_queued=1_000_000, max_queued_per_account=1_000_000)
+    settings = service_settings(tmp_path / "var", [], max_queued=1_000_000, max_queued_per_account=1_000_000)
     try:
         async with open_resources(settings) as opened:
             yield opened
@@ -43,7 +43,7 @@ async def _fuzz(resources: Resources, number: int) -> Counter[int]:
     """The statuses of so many answers, each checked."""
     app = create_app(resources)
     async with client_of(app) as client:
-        member = await House(resources, client).member()
+        member = await TestService(resources, client).member()
     statuses: Counter[int] = Counter()
     began = time.monotonic()
     for count, request in enumerate(islice(hostile_requests(SEED, key=member.key, lora_id=LORA), number), start=1):
@@ -59,7 +59,7 @@ async def _fuzz(resources: Resources, number: int) -> Counter[int]:
 
 async def test_thousands_of_hostile_requests_meet_no_5xx(resources: Resources) -> None:
     statuses = await _fuzz(resources, QUICK)
-    assert statuses[200] > 50, "some of them must be fine, or nothing is tested behind the door"
+    assert statuses[200] > 50, "some of them must be fine, or nothing behind validation is tested"
     assert statuses[202] > 50
     assert statuses.keys() >= {400, 401, 403, 404, 405, 413, 415}
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from serve_app.domain.jobs import JobState
-from tests.faults.scene import HASTY, Scene, open_scene
+from serve_app.stores.redis_keys import redis_key
+from tests.faults.environment import HASTY, Environment, open_environment
 from tests.faults.storage import ERROR, FLIP, FULL, SLOW, TRUNCATE, set_fault
-from tests.faults.worker import Orders
+from tests.faults.worker import WorkerBehavior
 from tests.support import wait_until
 
 pytestmark = pytest.mark.timeout(300)
@@ -21,19 +22,21 @@ def bucket(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def stored(tmp_path: Path, bucket: Path) -> AsyncIterator[Scene]:
-    """A scene whose images lie in a bucket that fails on command."""
+async def stored(tmp_path: Path, bucket: Path) -> AsyncIterator[Environment]:
+    """A env whose images lie in a bucket that fails on command."""
     (bucket / "images").mkdir(parents=True)
-    async with open_scene(tmp_path, storage_url=f"faulty://{bucket}", lease=HASTY) as scene:
-        yield scene
+    async with open_environment(tmp_path, storage_url=f"faulty://{bucket}", lease=HASTY) as env:
+        yield env
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("fault", [ERROR, FULL])
-async def test_a_storage_that_fails_delays_a_job_and_does_not_lose_it(stored: Scene, bucket: Path, fault: str) -> None:
+async def test_a_storage_that_fails_delays_a_job_and_does_not_lose_it(
+    stored: Environment, bucket: Path, fault: str
+) -> None:
     set_fault(bucket, fault)
     job_id = await stored.accept()
-    stored.worker(Orders(reaps=True))
+    stored.worker(WorkerBehavior(reaps=True))
 
     async def was_given_up() -> bool:
         return (await stored.resources.jobs.counts()).get("requeued", 0) > 0
@@ -49,22 +52,22 @@ async def test_a_storage_that_fails_delays_a_job_and_does_not_lose_it(stored: Sc
 async def test_a_storage_that_stays_down_ends_the_job_as_failed(tmp_path: Path, bucket: Path) -> None:
     (bucket / "images").mkdir(parents=True)
     changes = {"storage_url": f"faulty://{bucket}", "lease": timedelta(seconds=0.5), "max_attempts": 2}
-    async with open_scene(tmp_path, **changes) as scene:
+    async with open_environment(tmp_path, **changes) as env:
         set_fault(bucket, ERROR)
-        job_id = await scene.accept(may_end_as=[JobState.FAILED])
-        scene.worker(Orders(reaps=True))
-        await scene.until_ended()
-        failure = (await scene.job(job_id)).failure
+        job_id = await env.accept(may_end_as=[JobState.FAILED])
+        env.worker(WorkerBehavior(reaps=True))
+        await env.until_ended()
+        failure = (await env.job(job_id)).failure
         assert failure is not None
         assert "stored" in failure.message
-        assert not await scene.audit()
+        assert not await env.audit()
 
 
 @pytest.mark.soak
-async def test_a_slow_storage_costs_no_attempt(stored: Scene, bucket: Path) -> None:
+async def test_a_slow_storage_costs_no_attempt(stored: Environment, bucket: Path) -> None:
     set_fault(bucket, SLOW)
     slow = await stored.accept()
-    stored.worker(Orders(reaps=True))
+    stored.worker(WorkerBehavior(reaps=True))
     await stored.until_running(slow)
     lease_ends = await _lease_ends(stored, slow)
 
@@ -78,17 +81,17 @@ async def test_a_slow_storage_costs_no_attempt(stored: Scene, bucket: Path) -> N
     assert not await stored.audit()
 
 
-async def _lease_ends(scene: Scene, job_id: str) -> float:
-    with scene.redis() as client:
-        ends = client.zscore("{job:0}:lease:generation", job_id)
+async def _lease_ends(env: Environment, job_id: str) -> float:
+    with env.redis() as client:
+        ends = client.zscore(redis_key("lease", "generation"), job_id)
     assert isinstance(ends, float), "it has lost its lease"
     return ends / 1000
 
 
-async def test_a_truncated_object_is_never_committed(stored: Scene, bucket: Path) -> None:
+async def test_a_truncated_object_is_never_committed(stored: Environment, bucket: Path) -> None:
     set_fault(bucket, TRUNCATE)
     job_id = await stored.accept()
-    stored.worker(Orders(reaps=True))
+    stored.worker(WorkerBehavior(reaps=True))
 
     async def was_given_up() -> bool:
         job = await stored.job(job_id)
@@ -101,19 +104,19 @@ async def test_a_truncated_object_is_never_committed(stored: Scene, bucket: Path
     assert not await stored.audit()
 
 
-async def test_the_auditor_finds_a_storage_that_lies(stored: Scene, bucket: Path) -> None:
+async def test_the_auditor_finds_a_storage_that_lies(stored: Environment, bucket: Path) -> None:
     set_fault(bucket, FLIP)
     await stored.accept()
-    stored.worker(Orders(reaps=True))
+    stored.worker(WorkerBehavior(reaps=True))
     await stored.until_ended()
     assert any("is not what was committed" in problem for problem in await stored.audit())
 
 
 @pytest.mark.soak
-async def test_the_auditor_finds_an_object_that_is_gone(stored: Scene) -> None:
+async def test_the_auditor_finds_an_object_that_is_gone(stored: Environment) -> None:
     await stored.accept()
-    stored.worker(Orders(reaps=True))
+    stored.worker(WorkerBehavior(reaps=True))
     await stored.until_ended()
-    (uri,) = [image.image_uri for image in (await stored.job(stored.ledger.all[0])).images]
+    (uri,) = [image.image_uri for image in (await stored.job(stored.acknowledged.all[0])).images]
     await stored.resources.images.delete(uri)
     assert any("its object is gone" in problem for problem in await stored.audit())

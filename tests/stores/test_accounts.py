@@ -1,8 +1,9 @@
-"""Accounts and the gate: who may call, how often, and what a stranger learns."""
+"""Accounts and authentication: who may call, how often, and what anonymous callers learn."""
 
 import asyncio
 import re
 import zlib
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,9 +15,12 @@ from serve_app.domain.errors import InvalidParameter, NotFound
 from serve_app.domain.requests import Variant
 from serve_app.service.resources import Resources, open_resources
 from serve_app.settings import Settings
-from serve_app.stores.api_keys import BASE62
+from serve_app.stores.api_key_format import BASE62
+from serve_app.stores.redis import connect
+from serve_app.stores.redis_keys import redis_key
+from serve_app.stores.script import Script
 from tests.audit import key_problems
-from tests.stores.gate_story import tell_the_gates_story
+from tests.stores.auth_scenario import run_auth_scenario
 from tests.support import wait_until
 
 BOTH = frozenset(Variant)
@@ -24,59 +28,71 @@ BOTH = frozenset(Variant)
 
 @pytest.fixture
 async def acme(resources: Resources) -> Account:
-    return await resources.accounts.create_account("acme")
+    return await resources.accounts.create("acme")
 
 
 async def test_an_account_reads_back_by_id_and_by_name(resources: Resources, acme: Account) -> None:
     assert re.fullmatch(r"acct_[a-z2-7]{26}", acme.id)
     assert (acme.plan_a, acme.plan_b, acme.disabled) == ("basic", "free", False)
-    assert await resources.accounts.account(acme.id) == acme
-    assert await resources.accounts.account("acme") == acme
-    assert await resources.accounts.account("nobody") is None
-    assert await resources.accounts.accounts() == [acme]
+    assert await resources.accounts.get(acme.id) == acme
+    assert await resources.accounts.get("acme") == acme
+    assert await resources.accounts.get("nobody") is None
+    assert await resources.accounts.list() == [acme]
 
 
 async def test_a_name_belongs_to_one_account(resources: Resources, acme: Account) -> None:
     with pytest.raises(InvalidParameter, match="acme"):
-        await resources.accounts.create_account(" acme ")
-    made = await asyncio.gather(*(resources.accounts.create_account("rush") for _ in range(5)), return_exceptions=True)
+        await resources.accounts.create(" acme ")
+    made = await asyncio.gather(*(resources.accounts.create("rush") for _ in range(5)), return_exceptions=True)
     assert sum(isinstance(one, Account) for one in made) == 1
+
+
+async def test_a_creation_whose_reply_was_lost_may_be_repeated(resources: Resources) -> None:
+    client = connect(resources.redis_url)
+    create = Script(client, "create_account")
+    plans = {"plan_a": "basic", "plan_b": "free"}
+    for name in ("acme", "acme", "another name"):
+        assert await create(account="acct_one", name=name, password_hash="", **plans) == "ok"
+    assert [account.name for account in await resources.accounts.list()] == ["acme"]
+    assert await create(account="acct_two", name="acme", password_hash="", **plans) == "taken"
+    await client.aclose()
 
 
 @pytest.mark.parametrize("name", ["", "  ", "x" * 101, "a\nb", "a\0b"])
 async def test_a_name_that_cannot_be_shown_is_refused(resources: Resources, name: str) -> None:
     with pytest.raises(InvalidParameter, match="name"):
-        await resources.accounts.create_account(name)
+        await resources.accounts.create(name)
 
 
 async def test_plans_change_and_must_exist(resources: Resources, acme: Account) -> None:
     changed = await resources.accounts.set_plans(acme.id, plan_a="enterprise")
     assert (changed.plan_a, changed.plan_b) == ("enterprise", "free")
+    assert await resources.accounts.set_plans(acme.id) == changed
     with pytest.raises(InvalidParameter, match="free, basic, premium"):
         await resources.accounts.set_plans(acme.id, plan_b="enterprise")
     with pytest.raises(NotFound):
         await resources.accounts.set_plans("acct_none", plan_a="basic")
 
 
-async def test_a_key_opens_the_gate_and_its_secret_is_kept_nowhere(
+async def test_a_key_authenticates_and_its_secret_is_stored_nowhere(
     resources: Resources, acme: Account, redis_db: redis.Redis
 ) -> None:
-    key, secret = await resources.accounts.create_key(acme.id, name="laptop", interfaces=BOTH)
-    gate = await resources.accounts.gate(secret, Variant.A, counted=True)
-    assert gate.caller is not None
-    assert (gate.caller.account_id, gate.caller.account_name, gate.caller.key_id) == (acme.id, "acme", key.id)
-    assert (gate.window.remaining, gate.limited) == (49, False)
-    assert 3599 <= gate.window.seconds_left <= 3600
+    key, secret = await resources.api_keys.create(acme.id, name="laptop", interfaces=BOTH)
+    auth = await resources.auth.authenticate(secret, Variant.A, counted=True)
+    assert auth.caller is not None
+    assert (auth.caller.account_id, auth.caller.account_name, auth.caller.key_id) == (acme.id, "acme", key.id)
+    assert (auth.window.remaining, auth.limited) == (49, False)
+    assert 3599 <= auth.window.seconds_left <= 3600
     assert re.fullmatch(r"atl_[0-9A-Za-z]{38}", secret)
     assert secret[4:-4] not in key.hint
     assert _everything(redis_db).find(secret[4:36]) == -1
 
 
 async def test_a_key_says_when_it_was_last_used(resources: Resources, acme: Account) -> None:
-    key, secret = await resources.accounts.create_key(acme.id, interfaces=BOTH)
+    key, secret = await resources.api_keys.create(acme.id, interfaces=BOTH)
     assert key.last_used_at is None
-    await resources.accounts.gate(secret, Variant.A, counted=True)
-    (listed,) = await resources.accounts.keys(acme.id)
+    await resources.auth.authenticate(secret, Variant.A, counted=True)
+    (listed,) = await resources.api_keys.list(acme.id)
     assert listed.last_used_at is not None
     assert (listed.id, listed.revoked, listed.interfaces) == (key.id, False, BOTH)
 
@@ -85,11 +101,11 @@ async def test_a_key_says_when_it_was_last_used(resources: Resources, acme: Acco
 async def test_who_may_not_pass_learns_nothing_and_counts_nothing(
     resources: Resources, acme: Account, redis_db: redis.Redis, spoil: str
 ) -> None:
-    key, secret = await resources.accounts.create_key(acme.id, interfaces=frozenset({Variant.A}))
+    key, secret = await resources.api_keys.create(acme.id, interfaces=frozenset({Variant.A}))
     variant = Variant.A
     match spoil:
         case "revoke":
-            assert await resources.accounts.revoke_key(key.id)
+            assert await resources.api_keys.revoke(key.id)
         case "disable":
             await resources.accounts.set_disabled(acme.id, True)
         case "other interface":
@@ -102,52 +118,54 @@ async def test_who_may_not_pass_learns_nothing_and_counts_nothing(
             secret = ""
         case _:
             secret = "atl_" + "é" * 38
-    gate = await resources.accounts.gate(secret, variant, counted=True)
-    assert (gate.caller, gate.limited) == (None, False)
-    assert (gate.window.plan.name, gate.window.remaining) == (("basic", 50) if variant is Variant.A else ("free", 10))
-    assert list(cast(Any, redis_db).scan_iter("*counted*")) == []
+    auth = await resources.auth.authenticate(secret, variant, counted=True)
+    assert (auth.caller, auth.limited) == (None, False)
+    assert (auth.window.plan.name, auth.window.remaining) == (("basic", 50) if variant is Variant.A else ("free", 10))
+    poll = await resources.poller.poll(secret, variant, "gen_any", of=None)
+    assert (poll.auth.caller, poll.job) == (None, None)
+    assert list(cast(Any, redis_db).scan_iter(redis_key("rate", "*"))) == []
 
 
 async def test_an_account_that_is_enabled_again_passes(resources: Resources, acme: Account) -> None:
-    _, secret = await resources.accounts.create_key(acme.id, interfaces=BOTH)
+    _, secret = await resources.api_keys.create(acme.id, interfaces=BOTH)
     await resources.accounts.set_disabled(acme.id, True)
     await resources.accounts.set_disabled(acme.id, False)
-    assert (await resources.accounts.gate(secret, Variant.A, counted=True)).caller is not None
+    assert (await resources.auth.authenticate(secret, Variant.A, counted=True)).caller is not None
 
 
 async def test_a_plans_last_request_passes_and_the_next_does_not(resources: Resources, acme: Account) -> None:
-    _, secret = await resources.accounts.create_key(acme.id, interfaces=BOTH)
-    gates = [await resources.accounts.gate(secret, Variant.B, counted=True) for _ in range(12)]
-    assert [gate.limited for gate in gates] == [False] * 10 + [True] * 2
-    assert [gate.window.remaining for gate in gates] == [*range(9, -1, -1), 0, 0]
-    assert all(gate.caller is not None for gate in gates)
+    _, secret = await resources.api_keys.create(acme.id, interfaces=BOTH)
+    results = [await resources.auth.authenticate(secret, Variant.B, counted=True) for _ in range(12)]
+    assert [auth.limited for auth in results] == [False] * 10 + [True] * 2
+    assert [auth.window.remaining for auth in results] == [*range(9, -1, -1), 0, 0]
+    assert all(auth.caller is not None for auth in results)
 
 
 async def test_many_replicas_at_once_let_exactly_the_limit_through(resources: Resources, acme: Account) -> None:
-    _, secret = await resources.accounts.create_key(acme.id, interfaces=BOTH)
-    gates = await asyncio.gather(*(resources.accounts.gate(secret, Variant.B, counted=True) for _ in range(40)))
-    assert sum(not gate.limited for gate in gates) == 10
+    _, secret = await resources.api_keys.create(acme.id, interfaces=BOTH)
+    results = await asyncio.gather(*(resources.auth.authenticate(secret, Variant.B, counted=True) for _ in range(40)))
+    assert sum(not auth.limited for auth in results) == 10
 
 
 async def test_two_keys_of_an_account_share_its_window_and_the_interfaces_do_not(
     resources: Resources, acme: Account
 ) -> None:
-    secrets = [(await resources.accounts.create_key(acme.id, interfaces=BOTH))[1] for _ in range(2)]
-    await resources.accounts.gate(secrets[0], Variant.A, counted=True)
-    second = await resources.accounts.gate(secrets[1], Variant.A, counted=True)
+    secrets = [(await resources.api_keys.create(acme.id, interfaces=BOTH))[1] for _ in range(2)]
+    await resources.auth.authenticate(secrets[0], Variant.A, counted=True)
+    second = await resources.auth.authenticate(secrets[1], Variant.A, counted=True)
     assert second.window.remaining == 48
-    other = await resources.accounts.gate(secrets[1], Variant.B, counted=True)
+    other = await resources.auth.authenticate(secrets[1], Variant.B, counted=True)
     assert other.window.remaining == 9
 
 
 async def test_polls_are_not_counted_and_pass_when_the_plan_is_used_up(resources: Resources, acme: Account) -> None:
-    _, secret = await resources.accounts.create_key(acme.id, interfaces=BOTH)
+    _, secret = await resources.api_keys.create(acme.id, interfaces=BOTH)
     for _ in range(11):
-        await resources.accounts.gate(secret, Variant.B, counted=True)
-    poll = await resources.accounts.gate(secret, Variant.B, counted=False)
+        await resources.auth.authenticate(secret, Variant.B, counted=True)
+    poll = await resources.auth.authenticate(secret, Variant.B, counted=False)
     assert (poll.limited, poll.window.remaining) == (False, 0)
     assert poll.caller is not None
-    assert await resources.accounts.window(acme.id, Variant.B) is not None
+    assert await resources.auth.window(acme.id, Variant.B) is not None
 
 
 async def test_a_window_opens_with_the_first_counted_request_and_closes(
@@ -158,36 +176,38 @@ async def test_a_window_opens_with_the_first_counted_request_and_closes(
     quick_settings = Settings(**{**settings.model_dump(), "plans": plans})
     async with open_resources(quick_settings) as quick:
         await quick.accounts.set_plans(acme.id, plan_b="blink")
-        _, secret = await quick.accounts.create_key(acme.id, interfaces=BOTH)
-        assert [(await quick.accounts.gate(secret, Variant.B, counted=True)).limited for _ in range(3)] == [
+        _, secret = await quick.api_keys.create(acme.id, interfaces=BOTH)
+        assert [(await quick.auth.authenticate(secret, Variant.B, counted=True)).limited for _ in range(3)] == [
             False,
             False,
             True,
         ]
 
         async def passes() -> bool:
-            return not (await quick.accounts.gate(secret, Variant.B, counted=True)).limited
+            return not (await quick.auth.authenticate(secret, Variant.B, counted=True)).limited
 
         await wait_until(passes, timeout=3)
-        assert (await quick.accounts.window(acme.id, Variant.B)).remaining == 1
+        assert (await quick.auth.window(acme.id, Variant.B)).remaining == 1
 
 
 async def test_a_plan_that_the_operator_took_away_becomes_the_lowest(
     resources: Resources, acme: Account, redis_db: redis.Redis
 ) -> None:
-    _, secret = await resources.accounts.create_key(acme.id, interfaces=BOTH)
-    redis_db.hset(f"{{job:0}}:account:{acme.id}", "plan_a", "gone")
-    gate = await resources.accounts.gate(secret, Variant.A, counted=True)
-    assert gate.window.plan.name == "basic"
-    assert (await resources.accounts.window(acme.id, Variant.A)).plan.name == "basic"
+    _, secret = await resources.api_keys.create(acme.id, interfaces=BOTH)
+    redis_db.hset(redis_key("account", acme.id), "plan_a", "gone")
+    auth = await resources.auth.authenticate(secret, Variant.A, counted=True)
+    assert auth.window.plan.name == "basic"
+    assert (await resources.auth.window(acme.id, Variant.A)).plan.name == "basic"
 
 
-async def test_the_gate_keeps_its_promises_from_first_request_to_the_windows_end(game_url: str, tmp_path: Path) -> None:
-    await tell_the_gates_story(f"{game_url}?db=5", tmp_path)
+async def test_authentication_keeps_its_promises_from_first_request_to_the_windows_end(
+    redis_url: str, tmp_path: Path
+) -> None:
+    await run_auth_scenario(f"{redis_url}?db=5", tmp_path)
 
 
 async def test_a_password_opens_and_everything_else_does_not(resources: Resources) -> None:
-    account = await resources.accounts.create_account("ann", password="correct horse battery")
+    account = await resources.accounts.create("ann", password="correct horse battery")
     assert await resources.accounts.check_password("ann", "correct horse battery") == account
     assert await resources.accounts.check_password("ann", "wrong horse battery") is None
     assert await resources.accounts.check_password("nobody", "correct horse battery") is None
@@ -206,15 +226,17 @@ async def test_an_account_without_a_password_cannot_sign_in(resources: Resources
 @pytest.mark.parametrize("password", ["short", "x" * 129])
 async def test_a_password_of_a_wrong_length_is_refused(resources: Resources, password: str) -> None:
     with pytest.raises(InvalidParameter, match="password"):
-        await resources.accounts.create_account("ann", password=password)
+        await resources.accounts.create("ann", password=password)
 
 
 async def test_a_key_needs_an_account_and_an_interface(resources: Resources, acme: Account) -> None:
     with pytest.raises(NotFound):
-        await resources.accounts.create_key("acct_none", interfaces=BOTH)
+        await resources.api_keys.create("acct_none", interfaces=BOTH)
     with pytest.raises(InvalidParameter, match="interfaces"):
-        await resources.accounts.create_key(acme.id, interfaces=frozenset())
-    assert not await resources.accounts.revoke_key("key_none")
+        await resources.api_keys.create(acme.id, interfaces=frozenset())
+    with pytest.raises(InvalidParameter, match="expires_in"):
+        await resources.api_keys.create(acme.id, interfaces=BOTH, expires_in=timedelta())
+    assert not await resources.api_keys.revoke("key_none")
 
 
 async def test_a_console_session_opens_lives_and_ends(
@@ -257,8 +279,8 @@ async def test_a_session_ends_when_idle_and_never_outlives_twelve_hours(
 async def test_accounts_leave_only_keys_that_are_known(
     resources: Resources, acme: Account, redis_db: redis.Redis
 ) -> None:
-    _, secret = await resources.accounts.create_key(acme.id, interfaces=BOTH)
-    await resources.accounts.gate(secret, Variant.A, counted=True)
+    _, secret = await resources.api_keys.create(acme.id, interfaces=BOTH)
+    await resources.auth.authenticate(secret, Variant.A, counted=True)
     await resources.sessions.create(acme.id)
     await resources.catalog.grant(resources.catalog.all()[0].id, acme.id)
     assert key_problems(redis_db) == []

@@ -1,6 +1,7 @@
 """The catalog: a file read once, with one clear error; grants over it."""
 
 from collections.abc import Callable
+from datetime import UTC, date
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import yaml
 
 from serve_app.service.resources import Resources, open_resources
 from serve_app.settings import Settings
-from serve_app.stores.catalog import CatalogError
+from serve_app.stores.catalog_file import CatalogError
 from tests.support import POCKET_ADAPTERS, PRIVATE_ADAPTER, adapter_id, write_safetensors
 
 Row = dict[str, Any]
@@ -38,8 +39,8 @@ def _file(folder: Path, change: Callable[[Row], None] = lambda _: None) -> Path:
 
 
 async def test_everyone_sees_the_public_adapters_and_the_owner_its_own(resources: Resources) -> None:
-    owner = await resources.accounts.create_account("owner")
-    other = await resources.accounts.create_account("other")
+    owner = await resources.accounts.create("owner")
+    other = await resources.accounts.create("other")
     assert [adapter.id for adapter in await resources.catalog.adapters(other.id)] == [
         adapter_id(name) for name in POCKET_ADAPTERS
     ]
@@ -50,7 +51,7 @@ async def test_everyone_sees_the_public_adapters_and_the_owner_its_own(resources
 
 
 async def test_a_grant_and_a_revocation_hold_over_the_file(resources: Resources, settings: Settings) -> None:
-    other = await resources.accounts.create_account("other")
+    other = await resources.accounts.create("other")
     assert await resources.catalog.grant(PRIVATE_ADAPTER, other.id)
     assert await resources.catalog.revoke(adapter_id("neon"), other.id)
     async with open_resources(settings) as second:  # another process
@@ -106,11 +107,16 @@ def _base_model(**row: str) -> Callable[[Row], None]:
         (_set("id", "has space"), "adapters, row 1 .*id must be 1 to 128"),
         (_set("id", None), "id must be text"),
         (_set("name", ""), "name must be text"),
+        (lambda content: content["adapters"][0].pop("name"), r"row 1 \(model_one\): name is missing"),
+        (lambda content: content["adapters"][0].pop("id"), r"row 1 \(no id\): id is missing"),
         (_set("created_at", "yesterday"), r"row 1 \(model_one\): created_at must be an ISO 8601 time"),
         (_set("file", "loras/missing.safetensors"), "missing.safetensors cannot be read"),
         (_set("sha256", "short"), "sha256 must be 64"),
         (_set("base_model", "nothing"), "base_model 'nothing' is not in base_models"),
-        (_set("accounts", "acme"), "accounts must be a list"),
+        (_set("accounts", "acme"), "accounts must be a list of account names or ids"),
+        (_set("accounts", [["acme"]]), "accounts must be a list of account names or ids"),
+        (_set("created_at", 2026), "created_at must be an ISO 8601 time"),
+        (_set("description", 7), "description must be text"),
         (_set("colour", "red"), "unknown field 'colour'"),
         (lambda content: content["adapters"].append(dict(content["adapters"][0])), "row 2 .*used twice"),
         (
@@ -133,6 +139,24 @@ def test_a_mistake_is_named_with_its_row(
         _load(settings, _file(tmp_path, change))
     assert "\n" not in str(caught.value)
     assert "catalog.yaml" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "value", ["2026-11-21", "2026-11-21 12:00:00", "2026-11-21T14:00:00+02:00", date(2026, 11, 21)]
+)
+def test_a_time_without_a_zone_is_utc(tmp_path: Path, settings: Settings, value: object) -> None:
+    (adapter,) = _load(settings, _file(tmp_path, _set("created_at", value))).all()
+    assert adapter.created_at.astimezone(UTC).date() == date(2026, 11, 21)
+    assert adapter.created_at.hour in (0, 12)
+
+
+def test_an_empty_section_holds_nothing(tmp_path: Path, settings: Settings) -> None:
+    assert _load(settings, _file(tmp_path, lambda content: content.update(adapters=None))).all() == []
+
+
+def test_an_account_may_be_named_by_a_number(tmp_path: Path, settings: Settings) -> None:
+    (adapter,) = _load(settings, _file(tmp_path, _set("accounts", [42, "acme"]))).all()
+    assert adapter.accounts == {"42", "acme"}
 
 
 def test_a_missing_or_broken_file_is_named(tmp_path: Path, settings: Settings) -> None:

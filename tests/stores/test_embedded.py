@@ -109,7 +109,7 @@ def test_two_services_have_two_servers(home: Path) -> None:
         assert stop_redis(home / "two")
 
 
-def test_stopping_ends_the_process_and_is_told_when_there_is_none(home: Path) -> None:
+def test_stopping_ends_the_process_and_reports_when_there_is_none(home: Path) -> None:
     server = ensure_redis(home)
     assert stop_redis(home)
     assert not psutil.pid_exists(server.pid) or psutil.Process(server.pid).status() == psutil.STATUS_ZOMBIE

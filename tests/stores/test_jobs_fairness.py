@@ -1,28 +1,28 @@
-"""Who is served next, and what callers are told about it."""
+"""Fairness, grouping and estimates: which job is claimed next, and when callers may expect theirs."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from serve_app.stores.jobs import Fairness
-from tests.stores.logical import Bench, story_settings
-from tests.stores.scenarios import SCENARIOS, Benches, Scenario
+from serve_app.stores.job_queue import Fairness
+from tests.stores.logical_queue import LogicalQueue, roomy_settings
+from tests.stores.scenarios import SCENARIOS, OpenQueue, Scenario
 
 
 @pytest.fixture
-async def benches(game_url: str, tmp_path: Path) -> AsyncIterator[Benches]:
-    opened: list[Bench] = []
+async def open_queue(redis_url: str, tmp_path: Path) -> AsyncIterator[OpenQueue]:
+    opened: list[LogicalQueue] = []
 
-    def bench(fairness: Fairness | None = None) -> Bench:
-        opened.append(Bench(game_url, story_settings(tmp_path), fairness=fairness, database=3))
+    def queue(fairness: Fairness | None = None) -> LogicalQueue:
+        opened.append(LogicalQueue(redis_url, roomy_settings(tmp_path), fairness=fairness, database=3))
         return opened[-1]
 
-    yield bench
+    yield queue
     for one in opened:
         await one.close()
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
-async def test_the_queue_tells_this_story(scenario: Scenario, benches: Benches) -> None:
-    await scenario(benches)
+async def test_the_queue_behaves_as_in_the_scenario(scenario: Scenario, open_queue: OpenQueue) -> None:
+    await scenario(open_queue)

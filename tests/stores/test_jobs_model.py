@@ -1,4 +1,4 @@
-"""The job protocol against a model: seeded games, with 30 % of all calls made twice, and Hypothesis's own moves."""
+"""The job protocol against a model: seeded runs with 30 % of all calls made twice, and moves that Hypothesis chooses."""
 
 import asyncio
 import random
@@ -10,47 +10,49 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from serve_app.domain.jobs import JobKind
-from tests.stores.logical import Bench, model_settings
-from tests.stores.world import ACCOUNTS, GROUPS, WORKERS, World, play
+from tests.stores.job_model import ACCOUNTS, GROUPS, WORKERS, JobModel, run_model
+from tests.stores.logical_queue import LogicalQueue, model_settings
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_every_promise_holds_over_a_game_in_which_calls_are_repeated(
-    seed: int, game_url: str, tmp_path: Path
+async def test_every_promise_holds_over_a_run_in_which_calls_are_repeated(
+    seed: int, redis_url: str, tmp_path: Path
 ) -> None:
-    bench = Bench(game_url, model_settings(tmp_path), database=1)
-    await play(bench, seed)
-    await bench.close()
+    queue = LogicalQueue(redis_url, model_settings(tmp_path), database=1)
+    await run_model(queue, seed)
+    await queue.close()
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("hundred", range(10))
-async def test_every_promise_holds_over_a_thousand_games(hundred: int, game_url: str, tmp_path: Path) -> None:
+async def test_every_promise_holds_over_a_thousand_runs(hundred: int, redis_url: str, tmp_path: Path) -> None:
     for seed in range(100 + 100 * hundred, 200 + 100 * hundred):
-        bench = Bench(game_url, model_settings(tmp_path), database=1)
-        await play(bench, seed, moves=250)
-        await bench.close()
+        queue = LogicalQueue(redis_url, model_settings(tmp_path), database=1)
+        await run_model(queue, seed, moves=250)
+        await queue.close()
 
 
-def test_every_promise_holds_for_moves_that_hypothesis_finds(game_url: str, tmp_path: Path) -> None:
-    class Game(RuleBasedStateMachine):
+def test_every_promise_holds_for_moves_that_hypothesis_finds(redis_url: str, tmp_path: Path) -> None:
+    class Machine(RuleBasedStateMachine):
         def __init__(self) -> None:
             super().__init__()
             self.runner = asyncio.Runner()
-            bench = Bench(game_url, model_settings(tmp_path, max_queued=6, max_queued_per_account=4), database=2)
-            self.world = World(bench, random.Random(0), repeat=0.3)
+            queue = LogicalQueue(
+                redis_url, model_settings(tmp_path, max_queued=6, max_queued_per_account=4), database=2
+            )
+            self.model = JobModel(queue, random.Random(0), repeat=0.3)
 
         @rule(account=st.sampled_from(ACCOUNTS), group=st.sampled_from(GROUPS), images=st.integers(1, 4))
         def accept(self, account: str, group: str, images: int) -> None:
-            self.runner.run(self.world.accept(account=account, group=group, images=images))
+            self.runner.run(self.model.accept(account=account, group=group, images=images))
 
         @rule(account=st.sampled_from(ACCOUNTS))
         def accept_an_upscale(self, account: str) -> None:
-            self.runner.run(self.world.accept(account=account, group="", is_upscale=True))
+            self.runner.run(self.model.accept(account=account, group="", is_upscale=True))
 
         @rule(same_body=st.booleans())
         def accept_again(self, same_body: bool) -> None:
-            self.runner.run(self.world.accept_again(same_body=same_body))
+            self.runner.run(self.model.accept_again(same_body=same_body))
 
         @rule(
             worker=st.sampled_from(WORKERS),
@@ -59,62 +61,62 @@ def test_every_promise_holds_for_moves_that_hypothesis_finds(game_url: str, tmp_
             kind=st.sampled_from(JobKind),
         )
         def claim(self, worker: str, resident: list[str], limit: int, kind: JobKind) -> None:
-            self.runner.run(self.world.claim(worker=worker, resident=tuple(resident), limit=limit, kind=kind))
+            self.runner.run(self.model.claim(worker=worker, resident=tuple(resident), limit=limit, kind=kind))
 
-        @precondition(lambda self: self.world.leases)
+        @precondition(lambda self: self.model.leases)
         @rule(pick=st.integers(0, 100))
-        def beat(self, pick: int) -> None:
+        def heartbeat(self, pick: int) -> None:
             self._pick(pick)
-            self.runner.run(self.world.beat())
+            self.runner.run(self.model.heartbeat())
 
-        @precondition(lambda self: self.world.leases)
+        @precondition(lambda self: self.model.leases)
         @rule(pick=st.integers(0, 100))
         def finish(self, pick: int) -> None:
             self._pick(pick)
-            self.runner.run(self.world.finish())
+            self.runner.run(self.model.finish())
 
-        @precondition(lambda self: self.world.leases)
+        @precondition(lambda self: self.model.leases)
         @rule(pick=st.integers(0, 100), retry=st.booleans())
         def fail(self, pick: int, retry: bool) -> None:
             self._pick(pick)
-            self.runner.run(self.world.fail(retry=retry))
+            self.runner.run(self.model.fail(retry=retry))
 
-        @precondition(lambda self: self.world.leases)
+        @precondition(lambda self: self.model.leases)
         @rule(pick=st.integers(0, 100))
-        def hand_back(self, pick: int) -> None:
+        def release(self, pick: int) -> None:
             self._pick(pick)
-            self.runner.run(self.world.hand_back())
+            self.runner.run(self.model.release())
 
-        @precondition(lambda self: self.world.jobs)
+        @precondition(lambda self: self.model.jobs)
         @rule(pick=st.integers(0, 100), by_operator=st.booleans())
         def cancel(self, pick: int, by_operator: bool) -> None:
             self._pick(pick)
-            self.runner.run(self.world.cancel(by_operator=by_operator))
+            self.runner.run(self.model.cancel(by_operator=by_operator))
 
-        @precondition(lambda self: self.world.jobs)
+        @precondition(lambda self: self.model.jobs)
         @rule(pick=st.integers(0, 100))
-        def revive(self, pick: int) -> None:
+        def requeue_dead(self, pick: int) -> None:
             self._pick(pick)
-            self.runner.run(self.world.revive())
+            self.runner.run(self.model.requeue_dead())
 
         @rule()
         def reap(self) -> None:
-            self.runner.run(self.world.reap())
+            self.runner.run(self.model.reap())
 
         @rule(ms=st.sampled_from((1, 900, 3_000, 29_999, 30_000, 3_600_000)))
         def time_passes(self, ms: int) -> None:
-            self.world.advance(ms)
+            self.model.advance(ms)
 
         @invariant()
         def all_is_as_promised(self) -> None:
-            self.runner.run(self.world.check())
+            self.runner.run(self.model.check())
 
         def teardown(self) -> None:
-            self.runner.run(self.world.bench.close())
+            self.runner.run(self.model.queue.close())
             self.runner.close()
 
         def _pick(self, pick: int) -> None:
-            self.world.rnd = random.Random(pick)
+            self.model.rnd = random.Random(pick)
 
     profile = settings(
         max_examples=15,
@@ -123,4 +125,4 @@ def test_every_promise_holds_for_moves_that_hypothesis_finds(game_url: str, tmp_
         derandomize=True,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     )
-    run_state_machine_as_test(Game, settings=profile)
+    run_state_machine_as_test(Machine, settings=profile)

@@ -12,7 +12,9 @@ from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import JobKind
 from serve_app.stores.backlog import read_backlog
 from serve_app.stores.embedded import ensure_redis, stop_redis
-from serve_app.stores.redis import KEY_MAP, PREFIX, Script, connect, key, script_text
+from serve_app.stores.redis import connect
+from serve_app.stores.redis_keys import KEY_MAP, PREFIX, redis_key
+from serve_app.stores.script import Script
 from tests.audit import key_problems
 
 
@@ -62,8 +64,8 @@ async def test_a_server_that_refuses_writes_is_an_outage(
     admin.config_set(setting, value)
     try:
         with pytest.raises(StoreUnavailable):
-            await client.set(key("swept"), "1")
-        assert await script("digest", 1) == ""  # reading goes on
+            await client.set(redis_key("sweep_lock"), "1")
+        assert await script(token_digest="digest", idle_ms=1) == ""  # reading goes on
     finally:
         admin.config_set(setting, "0")
         await client.aclose()
@@ -74,7 +76,7 @@ async def test_a_read_only_server_is_an_outage(redis_url: str, redis_db: redis.R
     admin.replicaof("127.0.0.1", "1")
     try:
         with pytest.raises(StoreUnavailable):
-            await client.set(key("swept"), "1")
+            await client.set(redis_key("sweep_lock"), "1")
     finally:
         admin.replicaof("no", "one")
         await client.aclose()
@@ -82,18 +84,18 @@ async def test_a_read_only_server_is_an_outage(redis_url: str, redis_db: redis.R
 
 async def test_a_mistake_of_ours_is_no_outage(redis_url: str, redis_db: redis.Redis) -> None:
     client = connect(redis_url)
-    await client.set(key("swept"), "text")
+    await client.set(redis_key("sweep_lock"), "text")
     with pytest.raises(redis.ResponseError):
-        await client.incr(key("swept"))
+        await client.incr(redis_key("sweep_lock"))
     await client.aclose()
 
 
 async def test_a_script_that_the_server_forgot_is_taught_again(redis_url: str, redis_db: redis.Redis) -> None:
     client = connect(redis_url)
     script = Script(client, "session")
-    assert await script("digest", 1) == ""
+    assert await script(token_digest="digest", idle_ms=1) == ""
     cast(Any, redis_db).script_flush()
-    assert await script("digest", 1) == ""
+    assert await script(token_digest="digest", idle_ms=1) == ""
     await client.aclose()
 
 
@@ -108,25 +110,16 @@ async def test_a_client_outlives_its_servers_death(tmp_path: Path) -> None:
     stop_redis(tmp_path)
 
 
-def test_scripts_run_on_redis_6_2() -> None:
-    names = [path.stem for path in Path("serve_app/stores/scripts").glob("*.lua")]
-    assert len(names) >= 10
-    for name in set(names) - {"common", "queue", "caller", "keys"}:
-        text = script_text(name)
-        assert not text.startswith("#!"), name
-        assert text.count("local P = KEYS[1]") == 1, name
-
-
 def test_every_key_of_the_map_begins_with_the_hash_tag_and_is_named_once() -> None:
-    assert key("job", "j1") == "{job:0}:job:j1"
+    assert redis_key("job", "j1") == "{job:0}:job:j1"
     assert len({known.name for known in KEY_MAP}) == len(KEY_MAP)
     assert PREFIX == "{job:0}:"
 
 
 def test_the_key_check_can_fail(redis_db: redis.Redis) -> None:
     redis_db.set("stray", "1")
-    redis_db.set(key("image", "img_x"), "job")  # without a time to live
-    redis_db.set(key("lease", "generation"), "not a sorted set")
+    redis_db.set(redis_key("image", "img_x"), "job")  # without a time to live
+    redis_db.set(redis_key("lease", "generation"), "not a sorted set")
     problems = "\n".join(key_problems(redis_db))
     assert "stray: not in the key map" in problems
     assert "image:img_x: never expires" in problems

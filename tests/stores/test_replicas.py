@@ -14,7 +14,8 @@ from serve_app.domain.jobs import JobKind, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.settings import Settings
 from serve_app.stores.embedded import server_binary
-from serve_app.stores.jobs import JobStore
+from serve_app.stores.job_queue import JobQueue
+from serve_app.stores.job_reader import JobReader
 from serve_app.stores.redis import connect
 from tests.support import free_port, wait_until
 
@@ -55,25 +56,25 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
     opened.close()
 
 
-async def _accept(store: JobStore, job_id: str) -> None:
-    await store.accept(job_id=job_id, variant=Variant.A, account_id="acct_a", request=REQUEST, group="g")
+async def _accept(queue: JobQueue, job_id: str) -> None:
+    await queue.accept(job_id=job_id, variant=Variant.A, account_id="acct_a", request=REQUEST, group="g")
 
 
-def _store(port: int, folder: Path, *, replicas: int) -> tuple[Any, JobStore]:
+def _queue(port: int, folder: Path, *, replicas: int) -> tuple[Any, JobQueue]:
     client = connect(f"redis://127.0.0.1:{port}")
-    return client, JobStore(client, Settings(data_dir=folder, redis_url="unix:///unused", accept_replicas=replicas))
+    return client, JobQueue(client, Settings(data_dir=folder, redis_url="unix:///unused", accept_replicas=replicas))
 
 
 async def test_an_acknowledged_job_is_on_the_replica_when_the_primary_dies(pair: Pair, tmp_path: Path) -> None:
     await pair.replicate()
-    client, store = _store(pair.ports[0], tmp_path, replicas=1)
+    client, queue = _queue(pair.ports[0], tmp_path, replicas=1)
     job_ids = [new_job_id(JobKind.GENERATION) for _ in range(20)]
-    await asyncio.gather(*(_accept(store, job_id) for job_id in job_ids))
+    await asyncio.gather(*(_accept(queue, job_id) for job_id in job_ids))
     pair.kill(0)
     await client.aclose()
     pair.replica.replicaof("no", "one")
-    client, store = _store(pair.ports[1], tmp_path, replicas=0)
-    claims = await store.claim("w", kind=JobKind.GENERATION, nonce="n", limit=20)
+    client, queue = _queue(pair.ports[1], tmp_path, replicas=0)
+    claims = await queue.claim("w", kind=JobKind.GENERATION, nonce="n", limit=20)
     assert {claim.lease.job_id for claim in claims} == set(job_ids)
     await client.aclose()
 
@@ -81,12 +82,12 @@ async def test_an_acknowledged_job_is_on_the_replica_when_the_primary_dies(pair:
 async def test_without_its_replica_a_job_is_not_acknowledged_and_may_be_sent_again(pair: Pair, tmp_path: Path) -> None:
     await pair.replicate()
     pair.kill(1)
-    client, store = _store(pair.ports[0], tmp_path, replicas=1)
+    client, queue = _queue(pair.ports[0], tmp_path, replicas=1)
     job_id = new_job_id(JobKind.GENERATION)
     for _ in range(2):
         with pytest.raises(StoreUnavailable, match="0 of 1 replicas"):
-            await _accept(store, job_id)
-    assert (await store.backlog(JobKind.GENERATION)).ready == 1
+            await _accept(queue, job_id)
+    assert (await JobReader(client).backlog(JobKind.GENERATION)).ready == 1
     await client.aclose()
 
 

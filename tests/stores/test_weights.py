@@ -14,8 +14,8 @@ import pytest
 
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import AdapterUnavailable
+from serve_app.safetensors_file import MAX_HEADER_BYTES, UnusableFile, check_safetensors
 from serve_app.settings import Settings
-from serve_app.stores.safetensors_check import MAX_HEADER_BYTES, check_safetensors
 from serve_app.stores.weights import WeightStore
 from tests.support import write_safetensors
 
@@ -86,7 +86,7 @@ GOOD = _entry([2, 2], 0, 16)
 BAD_FILES: dict[str, tuple[Any, bytes, int | None]] = {
     "an endless header": ({"a": GOOD}, bytes(16), 2**63),
     "a header that ends too soon": ({"a": GOOD}, bytes(16), 99_000_000),
-    "a header over 1 MiB": (b"{" + b" " * MAX_HEADER_BYTES + b"}", b"", None),
+    "a header over the limit": (b"{" + b" " * MAX_HEADER_BYTES + b"}", b"", None),
     "deep JSON": (b"[" * 100_000, b"", None),
     "no JSON": (b"\xff\xfe" * 8, b"", None),
     "an array": ([1], b"", None),
@@ -99,7 +99,7 @@ BAD_FILES: dict[str, tuple[Any, bytes, int | None]] = {
     ),
     "a path as a name": ({"../../etc/passwd": GOOD}, bytes(16), None),
     "a long name": ({"n" * 257: GOOD}, bytes(16), None),
-    "another type": ({"a": _entry([2], 0, 16, "I64")}, bytes(16), None),
+    "another type": ({"a": _entry([2], 0, 16, "C64")}, bytes(16), None),
     "a zero side": ({"a": _entry([0, 10**15], 0, 0)}, b"", None),
     "a huge side": ({"a": _entry([2**18 + 1], 0, 4 * (2**18 + 1))}, b"", None),
     "an overflowing shape": ({"a": _entry([2**17, 2**17, 2**17, 2**17], 0, 16)}, bytes(16), None),
@@ -117,6 +117,10 @@ BAD_FILES: dict[str, tuple[Any, bytes, int | None]] = {
     "not a number": ({"a": GOOD}, struct.pack("<4f", 1, float("nan"), 1, 1), None),
     "infinite": ({"a": GOOD}, struct.pack("<4f", 1, 1, float("inf"), 1), None),
     "infinite in half": ({"a": _entry([2], 0, 4, "F16")}, np.array([1, np.inf], np.float16).tobytes(), None),
+    "not a number in double": ({"a": _entry([1], 0, 8, "F64")}, struct.pack("<d", float("nan")), None),
+    "not a number in E4M3": ({"a": _entry([2], 0, 2, "F8_E4M3")}, b"\x38\xff", None),
+    "infinite in E5M2": ({"a": _entry([2], 0, 2, "F8_E5M2")}, b"\x38\x7c", None),
+    "too much metadata": ({"__metadata__": {str(n): "" for n in range(1_001)}, "a": GOOD}, bytes(16), None),
     "not a number in bfloat": ({"a": _entry([2], 0, 4, "BF16")}, struct.pack("<2H", 0x3F80, 0x7FC0), None),
 }
 
@@ -124,7 +128,7 @@ BAD_FILES: dict[str, tuple[Any, bytes, int | None]] = {
 @pytest.mark.parametrize("case", BAD_FILES, ids=str)
 def test_a_file_we_do_not_load_is_refused_with_a_reason(case: str, tmp_path: Path) -> None:
     header, data, length = BAD_FILES[case]
-    with pytest.raises(AdapterUnavailable, match="the adapter file"):
+    with pytest.raises(UnusableFile, match="the file"):
         check_safetensors(_write(tmp_path / "bad.safetensors", header, data, length=length))
 
 
@@ -132,19 +136,39 @@ def test_a_file_we_do_not_load_is_refused_with_a_reason(case: str, tmp_path: Pat
 def test_what_is_not_safetensors_at_all_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "bad.safetensors"
     path.write_bytes(content)
-    with pytest.raises(AdapterUnavailable):
+    with pytest.raises(UnusableFile):
         check_safetensors(path)
 
 
-@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+@pytest.mark.parametrize(("content", "reason"), [
+    (b"\x80\x04cos\nsystem\n", "pickle"),
+    (b"PK\x03\x04" + bytes(100), "pickle"),
+    (b"<!DOCTYPE html><html>sign in</html>", "web page"),
+    (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer"),
+])  # fmt: skip
+def test_other_kinds_of_files_are_called_by_their_names(content: bytes, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(UnusableFile, match=reason):
+        check_safetensors(path)
+
+
+def test_the_metadata_of_a_real_training_is_taken(tmp_path: Path) -> None:
+    """sd-scripts counts every tag of the data set: 100,000 tags are 5 MB of header."""
+    tags = json.dumps({"images": {f"a tag of the data set {n}": n for n in range(100_000)}})
+    header = {"__metadata__": {"ss_tag_frequency": tags}, "a": GOOD}
+    assert check_safetensors(_write(tmp_path / "good.safetensors", header, bytes(16))).metadata
+
+
+@pytest.mark.parametrize("dtype", ["F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"])
 def test_ordinary_files_are_taken(dtype: str, tmp_path: Path) -> None:
-    size = {"F32": 4, "F16": 2, "BF16": 2}[dtype]
+    size = {"F64": 8, "F32": 4, "F8_E4M3": 1, "F8_E5M2": 1}.get(dtype, 2)
     header = {
         "__metadata__": {"format": "pt"},
         "a.lora_A.weight": _entry([3, 2], 0, 6 * size, dtype),
-        "b.alpha": _entry([], 6 * size, 7 * size, dtype),
+        "b.alpha": _entry([], 6 * size, 6 * size + 8, "I64"),
     }
-    check_safetensors(_write(tmp_path / "good.safetensors", header, bytes(7 * size)))
+    check_safetensors(_write(tmp_path / "good.safetensors", header, bytes(6 * size + 8)))
 
 
 def test_a_file_written_by_the_library_itself_is_taken(tmp_path: Path) -> None:

@@ -1,41 +1,40 @@
--- Who is calling, within which plan: key → account → plan → count.
--- ARGV: key id, key digest, variant, receipt or '' (not counted), plan count n, then n × (plan name, limit, window ms);
---       the first plan is the lowest. Repeating a call with its receipt counts nothing twice.
+-- args: key_id, key_digest, interface, rate_token, plans:list
+-- Who is calling, within which plan: key → account → plan → count. Without a rate token nothing is counted; repeating a call with
+-- its rate token counts nothing twice. `plans` are name, limit and window (ms) of each plan of the interface, the lowest first.
 local USED_EVERY = 60000 -- ms between two writes of "last used": polls stay reads
 
-local function plan_named(name)
-  local first = 6
-  for i = first, 5 + 3 * tonumber(ARGV[5]), 3 do
-    if ARGV[i] == name then return name, tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]) end
+local function plan_called(name)
+  for i = 1, #plans, 3 do
+    if plans[i] == name then return name, tonumber(plans[i + 1]), tonumber(plans[i + 2]) end
   end
-  return ARGV[first], tonumber(ARGV[first + 1]), tonumber(ARGV[first + 2])
+  return plans[1], tonumber(plans[2]), tonumber(plans[3])
 end
 
 local function unknown()
-  local name, _, window = plan_named('')
-  return {'unknown', '', '', name, 0, now + window, now}
+  local name, _, window_ms = plan_called('')
+  return {'unknown', '', '', name, 0, now + window_ms, now}
 end
 
 -- {status, account id, account name, plan name, used, the window's end, now}; status: ok, limited, unknown. Times are in ms.
-local function caller()
-  local key_id, digest, variant, receipt = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-  local held = redis.call('HMGET', K('key:' .. key_id), 'digest', 'account', 'interfaces', 'revoked', 'used', 'expires')
-  if held[1] ~= digest or held[4] or num(held[6], math.huge) <= now then return unknown() end
-  if not string.find(held[3], variant, 1, true) then return unknown() end
-  local account = redis.call('HMGET', K('account:' .. held[2]), 'name', 'disabled', 'plan_' .. variant)
+local function authenticate()
+  local key = redis.call('HMGET', K('key:' .. key_id), 'digest', 'account', 'interfaces', 'revoked', 'used', 'expires')
+  if key[1] ~= key_digest or key[4] or num(key[6], math.huge) <= now then return unknown() end
+  if not string.find(key[3], interface, 1, true) then return unknown() end
+  local account_id = key[2]
+  local account = redis.call('HMGET', K('account:' .. account_id), 'name', 'disabled', 'plan_' .. interface)
   if not account[1] or account[2] then return unknown() end
 
-  local plan, limit, window = plan_named(account[3])
-  local counted = K('counted:' .. held[2] .. ':' .. variant)
-  local used = redis.call('ZCARD', counted)
-  local first = redis.call('ZRANGE', counted, 0, 0, 'WITHSCORES')
-  local ends = num(first[2], now + window)
-  if receipt == '' or redis.call('ZSCORE', counted, receipt) then
-    return {'ok', held[2], account[1], plan, used, ends, now}
+  local plan, limit, window_ms = plan_called(account[3])
+  local window = K('rate:' .. account_id .. ':' .. interface)
+  local used = redis.call('ZCARD', window)
+  local first = redis.call('ZRANGE', window, 0, 0, 'WITHSCORES')
+  local ends = num(first[2], now + window_ms)
+  if rate_token == '' or redis.call('ZSCORE', window, rate_token) then
+    return {'ok', account_id, account[1], plan, used, ends, now}
   end
-  if used >= limit then return {'limited', held[2], account[1], plan, used, ends, now} end
-  redis.call('ZADD', counted, ends, receipt)
-  if used == 0 then redis.call('PEXPIREAT', counted, ends) end
-  if now - num(held[5], 0) >= USED_EVERY then redis.call('HSET', K('key:' .. key_id), 'used', now) end
-  return {'ok', held[2], account[1], plan, used + 1, ends, now}
+  if used >= limit then return {'limited', account_id, account[1], plan, used, ends, now} end
+  redis.call('ZADD', window, ends, rate_token)
+  if used == 0 then redis.call('PEXPIREAT', window, ends) end
+  if now - num(key[5], 0) >= USED_EVERY then redis.call('HSET', K('key:' .. key_id), 'used', now) end
+  return {'ok', account_id, account[1], plan, used + 1, ends, now}
 end

@@ -1,4 +1,5 @@
--- What every script shares. KEYS[1] is the prefix with the hash tag; every key is built from it.
+-- What every script shares. KEYS[1] is the prefix with the hash tag; every key is built from it. The loader then makes a local
+-- of each argument that the `-- args:` lines name: text as it is, `:number`, `:flag` (a boolean), `:list` (all that follow).
 -- Scripts run on Redis 6.2: no shebang, no Functions. The clock is the server's, so a caller's clock cannot matter.
 local P = KEYS[1]
 local time = redis.call('TIME')

@@ -1,33 +1,33 @@
 -- include queue
--- finish: commit the images of an attempt. ARGV: job id, attempt, measured seconds, images JSON, retention ms, image ids …
+-- args: job_id, attempt:number, seconds:number, images, retention_ms:number, image_ids:list
+-- finish: commit the images (JSON) of an attempt, which took `seconds` of one worker.
 -- Returns ok, duplicate (this attempt had committed), canceled (a cancel came first) or fenced.
-local id, attempt, seconds, images, retention = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
-local MEMORY = 0.8 -- of the moving average of seconds per work unit: about the last ten jobs
+local SMOOTHING = 0.8 -- of the moving average of seconds per work unit: about the last ten jobs
 
-local job = read_job(id)
+local job = read_job(job_id)
 if job and job.attempt == attempt then
   if job.state == 'completed' then return 'duplicate' end
   if job.state == 'canceled' then return 'canceled' end
 end
-if not is_held(job, attempt) then return fenced() end
+if not holds_lease(job, attempt) then return fenced() end
 
-release(job)
+drop_lease(job)
 if job.cancel then
-  end_canceled(job, retention)
+  end_canceled(job, retention_ms)
   return 'canceled'
 end
 
-local function measure()
+local function measure_speed()
   local load = K('load:' .. job.kind)
   local measured = seconds / (math.max(job.work, 1) / 1000)
-  local pace = tonumber(redis.call('HGET', load, 'pace'))
-  pace = pace and MEMORY * pace + (1 - MEMORY) * measured or measured
-  redis.call('HSET', load, 'pace', string.format('%.17g', pace))
+  local average = tonumber(redis.call('HGET', load, 'seconds_per_unit'))
+  average = average and SMOOTHING * average + (1 - SMOOTHING) * measured or measured
+  redis.call('HSET', load, 'seconds_per_unit', string.format('%.17g', average))
 end
 
-measure()
-charge(job.kind, job.account, (seconds - job.charge) / job.weight)
-redis.call('HSET', K('job:' .. id), 'images', images, 'progress', 100, 'seconds', ARGV[3])
-for i = 6, #ARGV do redis.call('SET', K('image:' .. ARGV[i]), id, 'PX', retention) end
-end_job(job, 'completed', retention)
+measure_speed()
+charge(job.kind, job.account, (seconds - job.charge) / job.share)
+redis.call('HSET', K('job:' .. job_id), 'images', images, 'progress', 100, 'seconds', string.format('%.17g', seconds))
+for _, image_id in ipairs(image_ids) do redis.call('SET', K('image:' .. image_id), job_id, 'PX', retention_ms) end
+end_job(job, 'completed', retention_ms)
 return 'ok'

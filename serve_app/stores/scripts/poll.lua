@@ -1,9 +1,8 @@
 -- include queue
 -- include caller
--- poll: key and record in one round trip; counts and writes nothing.
--- ARGV: as in caller.lua, without a receipt; then job id, the interface it must be of or ''.
--- Returns {caller, snapshot}; the snapshot is empty for a job that is not the caller's: an unknown one has no account.
-local id, variant = ARGV[#ARGV - 1], ARGV[#ARGV]
-local who, job = caller(), read_job(id)
-if not job or job.account ~= who[2] or (variant ~= '' and job.variant ~= variant) then return {who, {}} end
-return {who, snapshot(id)}
+-- args: job_id, job_interface
+-- poll: key and record in one round trip; counts and writes nothing. `job_interface`: the one the job must be of, or ''.
+-- Returns {caller, snapshot}; the snapshot is empty for a job that is not the caller's: an unknown caller has no account.
+local caller, job = authenticate(), read_job(job_id)
+if not job or job.account ~= caller[2] or (job_interface ~= '' and job.variant ~= job_interface) then return {caller, {}} end
+return {caller, snapshot(job_id)}

@@ -1,24 +1,24 @@
--- Where jobs wait and what waiting costs: an account's queue, its group's index, the turn of accounts, the running totals.
+-- Where jobs wait and what waiting costs: an account's queue, its group's index, the accounts' virtual time, the running totals.
 -- Work is counted in whole thousandths of a unit, so that totals stay exact; virtual time is in seconds of one worker.
 local KINDS = {'generation', 'upscale'}
-local SUSPECT = 2     -- workers lost with a job before it must run alone: then only the one at fault meets the attempt cap
-local RECENT = 10000 -- newest jobs kept in the operator's index
+local QUARANTINE_LOSSES = 2 -- workers lost with a job before it must run alone: then only the one at fault meets the attempt cap
+local RECENT = 10000        -- newest jobs kept in the operator's index
 
-local function clock_of(kind) return num(redis.call('GET', K('clock:' .. kind)), 0) end
+local function global_vtime(kind) return num(redis.call('GET', K('global_vtime:' .. kind)), 0) end
 
-local function set_clock(kind, virtual) redis.call('SET', K('clock:' .. kind), string.format('%.17g', virtual)) end
+local function set_global_vtime(kind, vtime) redis.call('SET', K('global_vtime:' .. kind), string.format('%.17g', vtime)) end
 
 local function read_job(id)
   local field = redis.call('HMGET', K('job:' .. id), 'state', 'kind', 'account', 'group', 'attempt', 'tries', 'work',
-    'weight', 'sequence', 'since', 'charge', 'cancel', 'variant', 'receipt', 'skips', 'skipped_at', 'images_asked', 'worker',
-    'losses')
+    'share', 'sequence', 'waiting_since', 'charge', 'cancel', 'variant', 'rate_token', 'skips', 'skipped_at', 'num_images',
+    'worker', 'losses')
   if not field[1] then return nil end
   return {
     id = id, state = field[1], kind = field[2], account = field[3], group = field[4], attempt = num(field[5], 0),
-    tries = num(field[6], 0), work = num(field[7], 0), weight = num(field[8], 1), sequence = num(field[9], 0),
-    since = num(field[10], 0), charge = num(field[11], 0), cancel = field[12], variant = field[13],
-    receipt = field[14] or '', skips = num(field[15], 0), skipped_at = tonumber(field[16]),
-    images = num(field[17], 1), worker = field[18], losses = num(field[19], 0),
+    tries = num(field[6], 0), work = num(field[7], 0), share = num(field[8], 1), sequence = num(field[9], 0),
+    waiting_since = num(field[10], 0), charge = num(field[11], 0), cancel = field[12], variant = field[13],
+    rate_token = field[14] or '', skips = num(field[15], 0), skipped_at = tonumber(field[16]),
+    num_images = num(field[17], 1), worker = field[18], losses = num(field[19], 0),
   }
 end
 
@@ -33,25 +33,25 @@ local function refresh_group(kind, group)
   end
 end
 
--- An account that had nothing waiting comes back no earlier than the clock, and no earlier than it had run ahead.
-local function give_turn(kind, account)
-  if redis.call('ZSCORE', K('turn:' .. kind), account) then return end
-  local virtual = math.max(clock_of(kind), num(redis.call('ZSCORE', K('idle:' .. kind), account), 0))
-  redis.call('ZREM', K('idle:' .. kind), account)
-  redis.call('ZADD', K('turn:' .. kind), virtual, account)
+-- An account that had nothing waiting comes back no earlier than the global virtual time, and no earlier than it had run ahead.
+local function activate_account(kind, account)
+  if redis.call('ZSCORE', K('vtime:' .. kind), account) then return end
+  local vtime = math.max(global_vtime(kind), num(redis.call('ZSCORE', K('idle_vtime:' .. kind), account), 0))
+  redis.call('ZREM', K('idle_vtime:' .. kind), account)
+  redis.call('ZADD', K('vtime:' .. kind), vtime, account)
 end
 
--- When nobody waits any more, all are even again: the clock moves past everyone (start-time fair queuing).
-local function end_turn(kind, account)
-  local virtual = num(redis.call('ZSCORE', K('turn:' .. kind), account), 0)
-  redis.call('ZREM', K('turn:' .. kind), account)
-  if redis.call('EXISTS', K('turn:' .. kind)) == 1 then
-    if virtual > clock_of(kind) then redis.call('ZADD', K('idle:' .. kind), virtual, account) end
+-- When no account waits any more, all are even again: the global virtual time moves past everyone's (start-time fair queuing).
+local function deactivate_account(kind, account)
+  local vtime = num(redis.call('ZSCORE', K('vtime:' .. kind), account), 0)
+  redis.call('ZREM', K('vtime:' .. kind), account)
+  if redis.call('EXISTS', K('vtime:' .. kind)) == 1 then
+    if vtime > global_vtime(kind) then redis.call('ZADD', K('idle_vtime:' .. kind), vtime, account) end
     return
   end
-  local ahead = redis.call('ZREVRANGE', K('idle:' .. kind), 0, 0, 'WITHSCORES')
-  redis.call('DEL', K('idle:' .. kind))
-  set_clock(kind, math.max(clock_of(kind), virtual, num(ahead[2], 0)))
+  local ahead = redis.call('ZREVRANGE', K('idle_vtime:' .. kind), 0, 0, 'WITHSCORES')
+  redis.call('DEL', K('idle_vtime:' .. kind))
+  set_global_vtime(kind, math.max(global_vtime(kind), vtime, num(ahead[2], 0)))
 end
 
 local function count_ready(job, sign)
@@ -59,11 +59,11 @@ local function count_ready(job, sign)
   redis.call('HINCRBY', K('load:' .. job.kind), 'ready_work', sign * job.work)
 end
 
-local function put_in_queue(job)
-  redis.call('ZADD', K('age:' .. job.kind), job.since, job.id)
+local function enqueue(job)
+  redis.call('ZADD', K('age:' .. job.kind), job.waiting_since, job.id)
   count_ready(job, 1)
-  if job.losses >= SUSPECT then
-    redis.call('ZADD', K('suspect:' .. job.kind), job.sequence, job.id)
+  if job.losses >= QUARANTINE_LOSSES then
+    redis.call('ZADD', K('quarantine:' .. job.kind), job.sequence, job.id)
     return
   end
   redis.call('ZADD', queue_of(job), job.sequence, job.id)
@@ -71,35 +71,42 @@ local function put_in_queue(job)
     redis.call('ZADD', K('group:' .. job.kind .. ':' .. job.group), job.sequence, job.id)
     refresh_group(job.kind, job.group)
   end
-  give_turn(job.kind, job.account)
+  activate_account(job.kind, job.account)
 end
 
-local function take_from_queue(job)
-  local was_suspect = redis.call('ZREM', K('suspect:' .. job.kind), job.id) == 1
-  if not was_suspect and redis.call('ZREM', queue_of(job), job.id) == 0 then return false end
+-- False when the job was not in a queue.
+local function dequeue(job)
+  local was_quarantined = redis.call('ZREM', K('quarantine:' .. job.kind), job.id) == 1
+  if not was_quarantined and redis.call('ZREM', queue_of(job), job.id) == 0 then return false end
   redis.call('ZREM', K('age:' .. job.kind), job.id)
   count_ready(job, -1)
-  if was_suspect then return true end
+  if was_quarantined then return true end
   if job.group ~= '' then
     redis.call('ZREM', K('group:' .. job.kind .. ':' .. job.group), job.id)
     refresh_group(job.kind, job.group)
   end
-  if redis.call('EXISTS', queue_of(job)) == 0 then end_turn(job.kind, job.account) end
+  if redis.call('EXISTS', queue_of(job)) == 0 then deactivate_account(job.kind, job.account) end
   return true
 end
 
--- What a worker holds, by name: a suspect goes only to one that holds nothing.
-local function held_by(kind, worker) return K('held:' .. kind .. ':' .. worker) end
+-- The job goes on ageing until it is queued again.
+local function back_off(job, pause_ms)
+  redis.call('ZADD', K('delay:' .. job.kind), math.floor(now + pause_ms), job.id)
+  redis.call('ZADD', K('age:' .. job.kind), job.waiting_since, job.id)
+end
+
+-- The jobs that a worker runs: a quarantined one goes only to a worker that runs none.
+local function held_key(kind, worker) return K('held:' .. kind .. ':' .. worker) end
 
 -- First in every script that ends an attempt: writes that free memory are allowed on a full server, and so is what follows.
-local function release(job)
+local function drop_lease(job)
   redis.call('ZREM', K('lease:' .. job.kind), job.id)
-  redis.call('SREM', held_by(job.kind, job.worker), job.id)
+  redis.call('SREM', held_key(job.kind, job.worker), job.id)
 end
 
 -- A queued job is either in its queue or backing off.
-local function stop_waiting(job)
-  if take_from_queue(job) then return end
+local function remove_waiting(job)
+  if dequeue(job) then return end
   redis.call('ZREM', K('delay:' .. job.kind), job.id)
   redis.call('ZREM', K('age:' .. job.kind), job.id)
 end
@@ -109,68 +116,68 @@ local function promote_due(kind, limit)
   for _, id in ipairs(due) do
     redis.call('ZREM', K('delay:' .. kind), id)
     local job = read_job(id)
-    if job and job.state == 'queued' then put_in_queue(job) end
+    if job and job.state == 'queued' then enqueue(job) end
   end
   return #due
 end
 
--- Move an account's virtual time; credit never takes it behind the clock, so that nobody can save up turns.
+-- Move an account's virtual time; a credit never takes it behind the global one, so that no account can save up service.
 local function charge(kind, account, seconds)
-  local virtual = redis.call('ZSCORE', K('turn:' .. kind), account)
-  local clock = clock_of(kind)
-  if virtual then
-    redis.call('ZADD', K('turn:' .. kind), math.max(clock, virtual + seconds), account)
+  local vtime = redis.call('ZSCORE', K('vtime:' .. kind), account)
+  local global = global_vtime(kind)
+  if vtime then
+    redis.call('ZADD', K('vtime:' .. kind), math.max(global, vtime + seconds), account)
     return
   end
-  local ahead = num(redis.call('ZSCORE', K('idle:' .. kind), account), clock) + seconds
-  if ahead > clock and redis.call('EXISTS', K('turn:' .. kind)) == 1 then
-    redis.call('ZADD', K('idle:' .. kind), ahead, account)
+  local ahead = num(redis.call('ZSCORE', K('idle_vtime:' .. kind), account), global) + seconds
+  if ahead > global and redis.call('EXISTS', K('vtime:' .. kind)) == 1 then
+    redis.call('ZADD', K('idle_vtime:' .. kind), ahead, account)
   else
-    redis.call('ZREM', K('idle:' .. kind), account)
+    redis.call('ZREM', K('idle_vtime:' .. kind), account)
   end
 end
 
--- What was charged for an attempt that came to nothing goes back.
-local function uncharge(job)
-  charge(job.kind, job.account, -job.charge / job.weight)
+-- What was charged for an attempt without images.
+local function refund_charge(job)
+  charge(job.kind, job.account, -job.charge / job.share)
   redis.call('HDEL', K('job:' .. job.id), 'charge')
 end
 
 local function requeue(job)
   redis.call('HSET', K('job:' .. job.id), 'state', 'queued')
   redis.call('HINCRBY', K('count'), 'requeued', 1)
-  uncharge(job)
+  refund_charge(job)
 end
 
--- The fault was ours: the request counted against the plan goes back, if its window is still open.
-local function give_back_request(job)
-  if job.receipt == '' then return end
-  redis.call('ZREM', K('counted:' .. job.account .. ':' .. job.variant), job.receipt)
+-- The fault was ours: the request counted against the plan is subtracted, if its window is still open.
+local function refund_request(job)
+  if job.rate_token == '' then return end
+  redis.call('ZREM', K('rate:' .. job.account .. ':' .. job.variant), job.rate_token)
 end
 
-local function end_job(job, state, retention)
+local function end_job(job, state, retention_ms)
   redis.call('HSET', K('job:' .. job.id), 'state', state, 'finished', now)
-  redis.call('PEXPIRE', K('job:' .. job.id), retention)
-  if redis.call('HINCRBY', K('live'), job.account, -1) <= 0 then redis.call('HDEL', K('live'), job.account) end
+  redis.call('PEXPIRE', K('job:' .. job.id), retention_ms)
+  if redis.call('HINCRBY', K('unfinished'), job.account, -1) <= 0 then redis.call('HDEL', K('unfinished'), job.account) end
   redis.call('HINCRBY', K('load:' .. job.kind), 'work', -job.work)
   redis.call('HINCRBY', K('count'), state, 1)
 end
 
-local function end_failed(job, code, message, retention)
+local function end_failed(job, code, message, retention_ms)
   redis.call('HSET', K('job:' .. job.id), 'code', code, 'message', message)
-  uncharge(job)
-  give_back_request(job)
-  end_job(job, 'failed', retention)
+  refund_charge(job)
+  refund_request(job)
+  end_job(job, 'failed', retention_ms)
   redis.call('ZADD', K('dead'), now, job.id)
 end
 
-local function end_canceled(job, retention)
-  if job.state == 'running' then uncharge(job) end
+local function end_canceled(job, retention_ms)
+  if job.state == 'running' then refund_charge(job) end
   redis.call('HSET', K('job:' .. job.id), 'code', 'canceled', 'message', 'canceled on request')
-  end_job(job, 'canceled', retention)
+  end_job(job, 'canceled', retention_ms)
 end
 
-local function is_held(job, attempt) return job and job.state == 'running' and job.attempt == attempt end
+local function holds_lease(job, attempt) return job and job.state == 'running' and job.attempt == attempt end
 
 -- Counted for the operator: it must stay near zero. pcall, because a full server refuses to count.
 local function fenced()
@@ -178,13 +185,13 @@ local function fenced()
   return 'fenced'
 end
 
--- The record and what an estimate needs: {id, fields, {pace, ready, ready work, all work, workers, accounts waiting, place, now}}.
+-- The record and what an estimate needs: {id, fields, {seconds_per_unit, ready, ready_work, work, workers, accounts, place, now}}.
 local function snapshot(id)
   local fields = redis.call('HGETALL', K('job:' .. id))
   if #fields == 0 then return {} end
   local job = read_job(id)
-  local load = redis.call('HMGET', K('load:' .. job.kind), 'pace', 'ready', 'ready_work', 'work')
+  local load = redis.call('HMGET', K('load:' .. job.kind), 'seconds_per_unit', 'ready', 'ready_work', 'work')
   local place = redis.call('ZRANK', queue_of(job), id)
   return {id, fields, {load[1] or '', load[2] or '0', load[3] or '0', load[4] or '0',
-    redis.call('ZCARD', K('workers:' .. job.kind)), redis.call('ZCARD', K('turn:' .. job.kind)), place or -1, now}}
+    redis.call('ZCARD', K('workers:' .. job.kind)), redis.call('ZCARD', K('vtime:' .. job.kind)), place or -1, now}}
 end

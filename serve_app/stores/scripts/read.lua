@@ -1,3 +1,4 @@
 -- include queue
--- read: a record as the house itself reads it; writes nothing. ARGV: job id
-return snapshot(ARGV[1])
+-- args: job_id
+-- read: a record with what an estimate needs, whoever's job it is; writes nothing.
+return snapshot(job_id)

@@ -1,12 +1,12 @@
--- include keys
+-- include api_key
+-- args: old_id, new_id, digest, hint, grace_ms:number
 -- roll_key: a new API key of the same name, interfaces and length of life; the old one ends after the grace, or sooner.
--- ARGV: old key id, new key id, digest, hint, grace ms. Returns the new record; {} when the old key does not work (any more).
--- Repeating the call changes nothing.
-local old, id = K('key:' .. ARGV[1]), ARGV[2]
-if redis.call('EXISTS', K('key:' .. id)) == 1 then return read_key(id) end
-local held = redis.call('HMGET', old, 'account', 'name', 'interfaces', 'life', 'expires', 'revoked')
-local ends = num(held[5], math.huge)
-if not held[1] or held[6] or ends <= now then return {} end
-redis.call('HSET', old, 'expires', math.min(ends, now + ARGV[5]))
-write_key(id, ARGV[3], ARGV[4], held[1], held[2], held[3], tonumber(held[4]))
-return read_key(id)
+-- Returns the new record; {} when the old key does not work (any more). Repeating the call changes nothing.
+if redis.call('EXISTS', K('key:' .. new_id)) == 1 then return read_key(new_id) end
+local old_key = K('key:' .. old_id)
+local old = redis.call('HMGET', old_key, 'account', 'name', 'interfaces', 'life', 'expires', 'revoked')
+local ends = num(old[5], math.huge)
+if not old[1] or old[6] or ends <= now then return {} end
+redis.call('HSET', old_key, 'expires', math.min(ends, now + grace_ms))
+write_key(new_id, digest, hint, old[1], old[2], old[3], tonumber(old[4]))
+return read_key(new_id)

@@ -1,4 +1,4 @@
-"""A service without Ray that a test may break: its own Redis, storage and worker processes, and the books of it."""
+"""A service without Ray that a test may break: its own Redis, storage and worker processes."""
 
 import os
 import signal
@@ -13,14 +13,14 @@ import redis
 
 from serve_app.domain.jobs import Job, JobKind, JobState, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant, image_seeds
-from serve_app.service.attempt import patiently
+from serve_app.service.attempt import retry_until_available
 from serve_app.service.resources import Resources, open_resources
 from serve_app.settings import Settings
 from serve_app.stores.embedded import ensure_redis, stop_redis
-from serve_app.stores.jobs import JobStore
-from tests.faults.books import Ledger, audit_service, unfinished
+from serve_app.stores.job_queue import JobQueue
+from tests.faults.reconciliation import AcknowledgedJobs, audit_service, unfinished
 from tests.faults.storage import register_faulty
-from tests.faults.worker import Orders, start_worker
+from tests.faults.worker import WorkerBehavior, start_worker
 from tests.support import adapter_id, wait_until, write_catalog
 
 ACCOUNT = "acct_faults"
@@ -29,26 +29,26 @@ SHORT, LONG = 3, 40
 ENDLESS = 400
 """Steps that outlast any lease of a second or two."""
 LEASE = timedelta(seconds=20)
-"""Far longer than any pause of a crowded machine: only who is dead or cut off loses it."""
+"""Far longer than any pause of a crowded machine: only a worker that is dead or cut off loses it."""
 HASTY = timedelta(seconds=1.5)
 """For a worker that is to lose its jobs."""
 SETTLE = timedelta(seconds=100)
 """For whatever a service does by itself, on a crowded machine."""
 
 
-class Scene:
-    """`accept` writes into the ledger what a caller was told; `audit` compares it with what there is."""
+class Environment:
+    """`accept` notes what was acknowledged; `audit` compares it with what there is."""
 
     def __init__(self, settings: Settings, resources: Resources) -> None:
         self.settings = settings
         self.resources = resources
-        self.ledger = Ledger()
+        self.acknowledged = AcknowledgedJobs()
         self.processes: list[BaseProcess] = []
 
-    async def accept(self, **words: Any) -> str:
-        """Ask until it is acknowledged, always for the same job; `words` are those of `ask`."""
+    async def accept(self, **args: Any) -> str:
+        """Ask until it is acknowledged, always for the same job; `args` are those of `ask`."""
         job_id = new_job_id(JobKind.GENERATION)
-        return await patiently(lambda: self.ask(job_id=job_id, **words), within=SETTLE)
+        return await retry_until_available(lambda: self.ask(job_id=job_id, **args), within=SETTLE)
 
     async def ask(
         self,
@@ -62,12 +62,12 @@ class Scene:
         account: str = ACCOUNT,
         key: str | None = None,
         may_end_as: Sequence[JobState] = (),
-        jobs: JobStore | None = None,
+        queue: JobQueue | None = None,
     ) -> str:
-        """Ask once. An id that comes back is in the ledger; `StoreUnavailable` means that nothing was promised."""
+        """Ask once. An id that comes back is noted as acknowledged; `StoreUnavailable` means that nothing was promised."""
         request = picture(steps=steps, seed=seed, prompt=prompt, lora=lora, size=size)
         adapter = self.resources.catalog.adapter(request.lora_id)
-        acceptance = await (jobs or self.resources.jobs).accept(
+        acceptance = await (queue or self.resources.queue).accept(
             job_id=job_id or new_job_id(JobKind.GENERATION),
             variant=Variant.A,
             account_id=account,
@@ -76,21 +76,25 @@ class Scene:
             idempotency_key=key,
             body_sha256="body",
         )
-        self.ledger.note(account, acceptance.job.id, may_end_as=may_end_as)
+        self.acknowledged.note(account, acceptance.job.id, may_end_as=may_end_as)
         return acceptance.job.id
 
     def worker(
-        self, orders: Orders | None = None, *, settings: Settings | None = None, lease: timedelta | None = None
+        self,
+        behavior: WorkerBehavior | None = None,
+        *,
+        settings: Settings | None = None,
+        lease: timedelta | None = None,
     ) -> BaseProcess:
-        """A worker claims and beats with the lease of its own settings."""
+        """A worker claims and heartbeats with the lease of its own settings."""
         name = f"w{len(self.processes) + 1}"
         known = settings or self.settings
-        process = start_worker(known if lease is None else known.model_copy(update={"lease": lease}), name, orders)
+        process = start_worker(known if lease is None else known.model_copy(update={"lease": lease}), name, behavior)
         self.processes.append(process)
         return process
 
     async def job(self, job_id: str) -> Job:
-        found = await patiently(lambda: self.resources.jobs.show(job_id), within=SETTLE)
+        found = await retry_until_available(lambda: self.resources.jobs.find(job_id), within=SETTLE)
         assert found is not None, job_id
         return found
 
@@ -113,18 +117,20 @@ class Scene:
         """Every acknowledged job has ended. Leases are reaped meanwhile."""
 
         async def is_over() -> bool:
-            await self.resources.jobs.reap()
-            return not await unfinished(self.resources, self.ledger)
+            await self.resources.queue.reap()
+            return not await unfinished(self.resources, self.acknowledged)
 
         await wait_until(is_over, timeout=timeout)
 
     async def cancel_all(self) -> None:
         """The cheapest way to end every acknowledged job."""
-        for job_id in self.ledger.all:
-            await patiently(lambda job_id=job_id: self.resources.jobs.cancel(job_id, account_id=None), within=SETTLE)
+        for job_id in self.acknowledged.all:
+            await retry_until_available(
+                lambda job_id=job_id: self.resources.queue.cancel(job_id, account_id=None), within=SETTLE
+            )
 
     async def audit(self) -> list[str]:
-        return await patiently(lambda: audit_service(self.resources, self.ledger), within=SETTLE)
+        return await retry_until_available(lambda: audit_service(self.resources, self.acknowledged), within=SETTLE)
 
     @property
     def images(self) -> list[Path]:
@@ -149,8 +155,8 @@ class Scene:
 
 
 @asynccontextmanager
-async def open_scene(folder: Path, **changes: Any) -> AsyncGenerator[Scene]:
-    """A scene in `folder`; `changes` are settings."""
+async def open_environment(folder: Path, **changes: Any) -> AsyncGenerator[Environment]:
+    """Open an environment in `folder`; `changes` are settings."""
     fields: dict[str, Any] = {
         "data_dir": folder / "var",
         "catalog": write_catalog(folder / "catalog"),
@@ -161,11 +167,11 @@ async def open_scene(folder: Path, **changes: Any) -> AsyncGenerator[Scene]:
     settings = Settings.model_validate(fields)
     try:
         async with open_resources(settings) as resources:
-            scene = Scene(settings, resources)
+            env = Environment(settings, resources)
             try:
-                yield scene
+                yield env
             finally:
-                scene.end_processes()
+                env.end_processes()
     finally:
         stop_redis(settings.data_dir)
 

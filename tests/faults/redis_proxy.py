@@ -1,4 +1,4 @@
-"""A wire to Redis that can be cut: a TCP proxy on loopback that delays, swallows, breaks, or loses one reply."""
+"""A TCP proxy to Redis on loopback that delays, drops, breaks, or loses one reply."""
 
 import asyncio
 import contextlib
@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 CHUNK = 1 << 16
 
 
-class Wire:
+class RedisProxy:
     """`url` leads to the server through this proxy. Faults hold for open connections and for new ones."""
 
     def __init__(self, socket: str) -> None:
@@ -33,7 +33,7 @@ class Wire:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def blackhole(self) -> None:
-        """Nothing passes any more, and nobody is told."""
+        """Nothing passes any more, and connections stay open."""
         self._open.clear()
 
     def refuse(self) -> None:
@@ -112,11 +112,11 @@ class Wire:
 
 
 @asynccontextmanager
-async def wire_to(unix_url: str) -> AsyncGenerator[Wire]:
-    """A wire to the server behind a `unix://` URL."""
-    wire = Wire(unix_url.removeprefix("unix://"))
-    await wire.start()
+async def proxy_to(unix_url: str) -> AsyncGenerator[RedisProxy]:
+    """Open a proxy to the server of a `unix://` URL."""
+    proxy = RedisProxy(unix_url.removeprefix("unix://"))
+    await proxy.start()
     try:
-        yield wire
+        yield proxy
     finally:
-        await wire.close()
+        await proxy.close()

@@ -1,4 +1,4 @@
-"""What an operator's check-up asks of a Redis server: is it there, and does it keep what it confirms?"""
+"""Inspect a Redis server: reachable, and configured to keep what it acknowledges."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any, cast
 from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 
 from serve_app.domain.errors import StoreUnavailable
-from serve_app.stores.redis import connect_sync, reaching_redis
+from serve_app.stores.redis import connect_sync, redis_errors
 
 DURABLE = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
 """The settings under which nothing accepted is lost; `everysec` loses up to a second, eviction loses jobs."""
@@ -23,13 +23,13 @@ class RedisFacts:
 
     @property
     def wrong(self) -> dict[str, str]:
-        """What must be set differently: name → the value it should have."""
+        """Settings that must change: name → the value required."""
         return {name: value for name, value in DURABLE.items() if (self.settings or DURABLE).get(name) != value}
 
 
-def examine_redis(url: str) -> RedisFacts:
-    """Raises `StoreUnavailable` when the server cannot be reached or refuses this user."""
-    with connect_sync(url) as client, reaching_redis():
+def inspect_redis(url: str) -> RedisFacts:
+    """Read a server's version, memory and durability. Raises `StoreUnavailable`, also for a refused user."""
+    with connect_sync(url) as client, redis_errors():
         untyped = cast(Any, client)
         try:
             server: dict[str, str] = untyped.info("server")

@@ -1,4 +1,4 @@
-"""Job stores whose scripts read a clock that the test sets, and may carry a planted defect."""
+"""A job queue whose scripts read a clock that the test sets, and may carry a planted defect."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -7,8 +7,12 @@ from typing import Any, cast
 import redis
 
 from serve_app.settings import Settings
-from serve_app.stores.jobs import Fairness, JobStore
-from serve_app.stores.redis import PREFIX, Rewrite, connect
+from serve_app.stores.dead_letters import DeadLetters
+from serve_app.stores.job_queue import Fairness, JobQueue
+from serve_app.stores.job_reader import JobReader
+from serve_app.stores.redis import connect
+from serve_app.stores.redis_keys import PREFIX
+from serve_app.stores.script import Rewrite
 
 CLOCK = PREFIX + "test-clock"
 _REAL = """local time = redis.call('TIME')
@@ -39,13 +43,13 @@ def model_settings(data_dir: Path, **changes: Any) -> Settings:
     return Settings(**{**limits, **changes})
 
 
-def story_settings(data_dir: Path) -> Settings:
-    """Room enough that no story meets a limit it is not about."""
+def roomy_settings(data_dir: Path) -> Settings:
+    """Limits so high that no scenario meets one it is not about."""
     return model_settings(data_dir, max_queued=100, max_queued_per_account=100)
 
 
-class Bench:
-    """A job store on a server of its own, at a time of the test's choosing."""
+class LogicalQueue(JobQueue):
+    """A queue in a database of its own, with its reads, at a time of the test's choosing."""
 
     def __init__(
         self,
@@ -63,7 +67,9 @@ class Bench:
         self.fairness = fairness or Fairness()
         self.client = connect(f"{url}?db={database}")
         self.sync = cast(Any, redis.Redis.from_url(f"{url}?db={database}", decode_responses=True))
-        self.store = JobStore(self.client, settings, fairness=self.fairness, rewrite=both)
+        super().__init__(self.client, settings, fairness=self.fairness, rewrite=both)
+        self.reader = JobReader(self.client, rewrite=both)
+        self.dead_letters = DeadLetters(self.client, rewrite=both)
         self.now = START_MS
         self.sync.flushdb()
         self.advance(0)

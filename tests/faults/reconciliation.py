@@ -1,4 +1,4 @@
-"""What was acknowledged, against what there is: the auditor of a whole service at rest."""
+"""Compares what was acknowledged with what there is, for a whole service at rest."""
 
 import hashlib
 from collections import Counter
@@ -11,7 +11,6 @@ from PIL import Image
 
 from serve_app.domain.errors import NotFound
 from serve_app.domain.jobs import Job, JobState, StoredImage
-from serve_app.domain.requests import GenerationRequest
 from serve_app.service.reap import sweep
 from serve_app.service.resources import Resources
 from tests.audit import Reading, audit
@@ -22,8 +21,8 @@ READ_LIMIT_S = 600.0
 
 
 @dataclass(slots=True)
-class Ledger:
-    """Every id that a caller was told, by account. Nothing else may be demanded of the service, and nothing less."""
+class AcknowledgedJobs:
+    """Every acknowledged job id, by account: exactly what the service must account for."""
 
     ids: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     may_end_as: dict[str, frozenset[JobState]] = field(default_factory=dict[str, frozenset[JobState]])
@@ -39,7 +38,7 @@ class Ledger:
         return [job_id for ids in self.ids.values() for job_id in ids]
 
 
-async def audit_service(resources: Resources, ledger: Ledger, *, max_skips: int = 4) -> list[str]:
+async def audit_service(resources: Resources, acknowledged: AcknowledgedJobs, *, max_skips: int = 4) -> list[str]:
     """Everything that is wrong with a service that has come to rest, in words. Sweeps the storage first."""
     await sweep(resources)
     with redis.Redis.from_url(resources.redis_url, decode_responses=True, socket_timeout=READ_LIMIT_S) as client:
@@ -48,7 +47,7 @@ async def audit_service(resources: Resources, ledger: Ledger, *, max_skips: int 
     records = await records_of(resources, reading.names("job"))
     images = [image for job in records.values() for image in job.images]
     problems += _left_over(reading)
-    problems += _endings(ledger, records)
+    problems += _endings(acknowledged, records)
     problems += await _objects(resources, images)
     problems += [problem for job in records.values() for problem in _image_set(job)]
     for image in images:
@@ -59,14 +58,14 @@ async def audit_service(resources: Resources, ledger: Ledger, *, max_skips: int 
 async def records_of(resources: Resources, job_ids: Sequence[str]) -> Mapping[str, Job]:
     found: dict[str, Job] = {}
     for start in range(0, len(job_ids), STRIDE):
-        found |= await resources.jobs.show_many(job_ids[start : start + STRIDE])
+        found |= await resources.jobs.find_many(job_ids[start : start + STRIDE])
     return found
 
 
-async def unfinished(resources: Resources, ledger: Ledger) -> int:
+async def unfinished(resources: Resources, acknowledged: AcknowledgedJobs) -> int:
     """How many acknowledged jobs have not ended, those that are gone included."""
-    records = await records_of(resources, ledger.all)
-    return sum(job_id not in records or not records[job_id].state.is_terminal for job_id in ledger.all)
+    records = await records_of(resources, acknowledged.all)
+    return sum(job_id not in records or not records[job_id].state.is_terminal for job_id in acknowledged.all)
 
 
 def states(records: Mapping[str, Job]) -> dict[str, int]:
@@ -75,15 +74,15 @@ def states(records: Mapping[str, Job]) -> dict[str, int]:
 
 def _left_over(reading: Reading) -> Iterator[str]:
     """At rest nothing waits, runs, backs off or counts as live."""
-    for family in ("queue", "group", "groups", "turn", "age", "delay", "lease"):
+    for family in ("queue", "group", "groups", "vtime", "age", "delay", "lease"):
         for name in reading.names(family):
             yield f"left over: {family}:{name} holds {sorted(reading.row(f'{family}:{name}'))[:5]}"
-    for account, number in reading.row("live").items():
+    for account, number in reading.row("unfinished").items():
         yield f"left over: {number} live jobs of {account}"
 
 
-def _endings(ledger: Ledger, records: Mapping[str, Job]) -> Iterator[str]:
-    for account_id, ids in ledger.ids.items():
+def _endings(acknowledged: AcknowledgedJobs, records: Mapping[str, Job]) -> Iterator[str]:
+    for account_id, ids in acknowledged.ids.items():
         for job_id in ids:
             job = records.get(job_id)
             if job is None:
@@ -92,14 +91,17 @@ def _endings(ledger: Ledger, records: Mapping[str, Job]) -> Iterator[str]:
                 yield f"{job_id}: acknowledged to {account_id}, recorded for {job.account_id}"
             elif not job.state.is_terminal:
                 yield f"{job_id}: still {job.state}"
-            elif job.state not in ledger.may_end_as.get(job_id, {JobState.COMPLETED}):
+            elif job.state not in acknowledged.may_end_as.get(job_id, {JobState.COMPLETED}):
                 yield f"{job_id}: ended {job.state} ({job.failure and job.failure.message})"
 
 
 def _image_set(job: Job) -> Iterator[str]:
     if job.state is not JobState.COMPLETED:
         return
-    wanted = job.request.num_images if isinstance(job.request, GenerationRequest) else 1
+    if job.request is None:
+        yield f"{job.id}: completed, and its request cannot be read"
+        return
+    wanted = job.request.num_images
     if len({image.image_id for image in job.images}) != wanted:
         yield f"{job.id}: {len(job.images)} images instead of {wanted}"
     for image in job.images:

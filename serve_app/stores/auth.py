@@ -1,0 +1,100 @@
+"""Authentication: API key → account → plan → count, in one script, before any body is read."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, cast
+
+from redis.asyncio import Redis
+
+from serve_app.domain.accounts import AuthResult, Caller, Plan, Window
+from serve_app.domain.durations import from_epoch_ms, milliseconds
+from serve_app.domain.requests import Variant
+from serve_app.settings import Settings
+from serve_app.stores.api_key_format import KeyDigest, hash_secret, is_well_formed
+from serve_app.stores.redis_keys import redis_key
+from serve_app.stores.script import Argument, Rewrite, Script
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AuthQuery:
+    """Arguments of `caller.lua`. `plans`: the interface's, the lowest first; without a `rate_token` nothing is counted."""
+
+    key: KeyDigest
+    variant: Variant
+    plans: Sequence[Plan]
+    rate_token: str = ""
+
+    @property
+    def args(self) -> dict[str, Argument]:
+        return {
+            "key_id": self.key.id,
+            "key_digest": self.key.digest,
+            "interface": self.variant,
+            "rate_token": self.rate_token,
+            "plans": [cell for plan in self.plans for cell in (plan.name, plan.limit, milliseconds(plan.window))],
+        }
+
+    def read(self, answer: Sequence[Any]) -> AuthResult:
+        status, account_id, account_name, plan_name, used, ends, now = answer
+        plan = next(plan for plan in self.plans if plan.name == plan_name)
+        window = Window.at(plan, used=used, resets_at=from_epoch_ms(ends), asked_at=from_epoch_ms(now))
+        if status == "unknown":
+            return AuthResult(caller=None, window=window, limited=False)
+        caller = Caller(
+            account_id=account_id,
+            account_name=account_name,
+            key_id=self.key.id,
+            variant=self.variant,
+            plan=plan,
+            rate_token=self.rate_token,
+        )
+        return AuthResult(caller=caller, window=window, limited=status == "limited")
+
+
+class Authenticator:
+    """Authenticates API keys and counts requests in the plan's window."""
+
+    def __init__(self, redis: Redis, settings: Settings, *, rewrite: Rewrite | None = None) -> None:
+        self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"
+        self._settings = settings
+        self._authenticate = Script(redis, "authenticate", rewrite)
+
+    async def authenticate(self, secret: str, variant: Variant, *, counted: bool) -> AuthResult:
+        """Identify the caller and count the request, in one script.
+
+        An unknown, revoked, expired or disabled key, or one of the other interface, gives no caller and the lowest plan's
+        window; nothing is counted.
+        """
+        query = auth_query(secret, variant, self._settings, rate_token=secrets.token_urlsafe(12) if counted else "")
+        if query is None:
+            return anonymous(variant, self._settings)
+        return query.read(await self._authenticate(**query.args))
+
+    async def window(self, account_id: str, variant: Variant) -> Window:
+        """Return the account's use of its plan; counts nothing."""
+        pipeline = self._redis.pipeline()
+        pipeline.hget(redis_key("account", account_id), f"plan_{variant}")
+        pipeline.zcard(redis_key("rate", account_id, variant))
+        pipeline.zrange(redis_key("rate", account_id, variant), 0, 0, withscores=True)
+        pipeline.time()
+        plan_name, used, first, (seconds, micros) = await pipeline.execute()
+        plan = self._settings.plan_table.get((variant, plan_name or ""), self._settings.plans_of(variant)[0])
+        now = from_epoch_ms(seconds * 1000 + micros // 1000)
+        resets_at = from_epoch_ms(first[0][1]) if first else now + plan.window
+        return Window.at(plan, used=used, resets_at=resets_at, asked_at=now)
+
+
+def auth_query(secret: str, variant: Variant, settings: Settings, *, rate_token: str = "") -> AuthQuery | None:
+    """Return the arguments for a key; None for a text that cannot be one."""
+    if not is_well_formed(secret):
+        return None
+    key = hash_secret(secret, settings.pepper_bytes)
+    return AuthQuery(key=key, variant=variant, plans=settings.plans_of(variant), rate_token=rate_token)
+
+
+def anonymous(variant: Variant, settings: Settings) -> AuthResult:
+    """Return the result for a text that cannot be a key: the same as for an unknown key."""
+    window = Window.unopened(settings.plans_of(variant)[0], datetime.now(UTC))
+    return AuthResult(caller=None, window=window, limited=False)

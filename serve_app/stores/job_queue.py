@@ -1,0 +1,307 @@
+"""The job queue: each change of a job's state is one Lua script, safe to run twice."""
+
+import hashlib
+import logging
+import math
+import random
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from redis.asyncio import Redis
+
+from serve_app.domain.durations import from_epoch_ms, milliseconds
+from serve_app.domain.errors import FailureCode, Forbidden, IdempotencyConflict, QueueFull, UnreadableRecord
+from serve_app.domain.jobs import (
+    Claim,
+    CommitReply,
+    Failure,
+    HeartbeatReply,
+    Job,
+    JobKind,
+    JobState,
+    Lease,
+    StoredImage,
+    kind_of,
+)
+from serve_app.domain.requests import Request, Variant
+from serve_app.settings import Settings
+from serve_app.stores.estimates import DEFAULT_SECONDS_PER_UNIT
+from serve_app.stores.records import (
+    RECORD_VERSION,
+    UNREADABLE,
+    read_request,
+    read_snapshot,
+    read_state,
+    record_version,
+    work_of,
+    write_images,
+    write_request,
+)
+from serve_app.stores.script import Argument, Rewrite, Script
+
+log = logging.getLogger(__name__)
+
+WORKER_LIFE = timedelta(seconds=60)
+"""A worker not seen for this long counts neither for estimates nor as the owner of an adapter."""
+FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=1), timedelta(minutes=1)
+"""Before the first retry, doubled for each further one; times a jitter of 0.5 to 1.5, so that retries spread."""
+MAX_MESSAGE = 500
+DAMAGED = Failure(
+    code=FailureCode.GENERATION_FAILED, message="The job's record cannot be read by this version of the service."
+)
+"""How a job fails whose record is damaged."""
+NEWER_RECORD_PAUSE = timedelta(seconds=5)
+"""A job that a newer version wrote is offered again after this long, until one of its workers takes it or it has expired."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fairness:
+    """How far grouping by adapter may deviate from fairness.
+
+    The fair head is skipped at most `max_skips` times, and no later than `max_wait` after the first; no account is preferred
+    while more than `max_lead` average waiting jobs ahead; a job is left to the worker that holds its adapter for at most
+    `owner_wait` after it was accepted.
+    """
+
+    max_skips: int = 4
+    max_wait: timedelta = timedelta(seconds=10)
+    max_lead: float = 4.0
+    owner_wait: timedelta = timedelta(seconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """An accepted job; `replayed` when an earlier call with the same idempotency key made it."""
+
+    job: Job
+    replayed: bool
+
+
+class JobQueue:
+    """Changes the state of jobs, from accept to the end.
+
+    Every method may raise `StoreUnavailable`: the change may or may not have happened then, and asking again is safe.
+    """
+
+    def __init__(
+        self, redis: Redis, settings: Settings, *, fairness: Fairness | None = None, rewrite: Rewrite | None = None
+    ) -> None:
+        self._settings = settings
+        self._fairness = fairness or Fairness()
+        self._lease_ms = milliseconds(settings.lease)
+        self._retention_ms = milliseconds(settings.retention)
+        names = ("accept", "claim", "heartbeat", "finish", "fail", "release", "reap", "cancel")
+        self.scripts: Mapping[str, Script] = {name: Script(redis, name, rewrite) for name in names}
+
+    async def accept(
+        self,
+        *,
+        job_id: str,
+        variant: Variant,
+        account_id: str,
+        request: Request,
+        group: str,
+        idempotency_key: str | None = None,
+        body_sha256: str = "",
+        share: float = 1.0,
+        rate_token: str = "",
+        adapter_id: str = "",
+        is_open: bool = True,
+    ) -> Acceptance:
+        """Make a job of a request, whole or not at all.
+
+        `share` is the account's share of a busy queue; `rate_token` the counted request that is refunded if the job fails by
+        our fault. The account may use the adapter if the operator's last grant or denial says so, else if `is_open`.
+
+        Raises `Forbidden`; `QueueFull`; `IdempotencyConflict` when the key came with another body before.
+        """
+        args: dict[str, Argument] = {
+            "job_id": job_id,
+            "kind": kind_of(request),
+            "variant": variant,
+            "account": account_id,
+            "group": group,
+            "work": work_of(request),
+            "share": share,
+            "num_images": request.num_images,
+            "request": write_request(request),
+            "rate_token": rate_token,
+            "idempotency_digest": None if idempotency_key is None else _sha256(idempotency_key),
+            "body_digest": body_sha256,
+            "max_queued": self._settings.max_queued,
+            "max_unfinished": self._settings.max_queued_per_account,
+            "idempotency_ms": milliseconds(self._settings.idempotency_life),
+            "index_ms": self._index_ms,
+            "adapter": adapter_id,
+            "is_open": is_open,
+            "version": RECORD_VERSION,
+        }
+        accept, replicas = self.scripts["accept"], self._settings.accept_replicas
+        status, snapshot = await (accept.on_replicas(replicas, **args) if replicas else accept(**args))
+        if status == "forbidden":
+            raise Forbidden("you may not use this LoRA")
+        if status == "full":
+            raise QueueFull("the queue is full; try again later")
+        if status == "account_full":
+            raise QueueFull(f"at most {self._settings.max_queued_per_account} unfinished jobs per account")
+        if status == "conflict":
+            raise IdempotencyConflict("this Idempotency-Key was used with a different body")
+        job = read_snapshot(snapshot)
+        assert job is not None, "accept answers with the record it wrote"
+        return Acceptance(job, replayed=status == "replay")
+
+    async def claim(
+        self, worker: str, *, kind: JobKind, nonce: str, resident: Sequence[str] = (), limit: int = 1
+    ) -> list[Claim]:
+        """Hand jobs to a worker that can start `limit` images and holds the adapters `resident`.
+
+        A job is handed out while at least one of its images can start. The same nonce gets the same jobs.
+        A job whose record cannot be read is not among them: it fails for good, by name, or, where a newer version wrote
+        it, goes back for a worker of that version.
+        """
+        fairness = self._fairness
+        answer: list[Any] = await self.scripts["claim"](
+            kind=kind,
+            worker=worker,
+            nonce=nonce,
+            capacity=limit,
+            lease_ms=self._lease_ms,
+            max_skips=fairness.max_skips,
+            max_wait_ms=milliseconds(fairness.max_wait),
+            max_lead=fairness.max_lead,
+            owner_wait_ms=milliseconds(fairness.owner_wait),
+            worker_life_ms=milliseconds(WORKER_LIFE),
+            default_seconds_per_unit=DEFAULT_SECONDS_PER_UNIT[kind],
+            resident_groups=list(resident),
+        )
+        width = len(_ClaimedRow._fields)
+        rows = [_ClaimedRow(*answer[start : start + width]) for start in range(0, len(answer), width)]
+        claims: list[Claim] = []
+        for row in rows:
+            try:
+                claims.append(row.read(kind))
+            except UnreadableRecord as error:
+                await self._give_up(row, error)
+        return claims
+
+    async def _give_up(self, row: "_ClaimedRow", error: UnreadableRecord) -> None:
+        version = record_version(row.version)
+        log.error("job %s: attempt %s: its record (version %d) cannot be read: %s", *row[:2], version, error.message)
+        if version > RECORD_VERSION:
+            await self.release(row.lease, pause=NEWER_RECORD_PAUSE)
+        else:
+            await self.fail(row.lease, DAMAGED, retry=False)
+
+    async def heartbeat(self, lease: Lease, *, progress: int) -> HeartbeatReply:
+        """Extend the lease and store the progress, which never falls and is at most 99 until the job is completed."""
+        reply = await self.scripts["heartbeat"](
+            job_id=lease.job_id, attempt=lease.attempt, lease_ms=self._lease_ms, progress=progress
+        )
+        return HeartbeatReply(reply)
+
+    async def finish(self, lease: Lease, images: Sequence[StoredImage], *, seconds: float) -> CommitReply:
+        """Commit an attempt's images.
+
+        `seconds` of one worker were used, the job's share when several ran together: they correct the account's virtual time
+        and all estimates.
+        """
+        if not (math.isfinite(seconds) and seconds >= 0):
+            raise ValueError(f"seconds: {seconds}")
+        reply = await self.scripts["finish"](
+            job_id=lease.job_id,
+            attempt=lease.attempt,
+            seconds=seconds,
+            images=write_images(images),
+            retention_ms=self._retention_ms,
+            image_ids=[image.image_id for image in images],
+        )
+        return CommitReply(reply)
+
+    async def fail(self, lease: Lease, failure: Failure, *, retry: bool) -> CommitReply:
+        """End an attempt without images: `REQUEUED` when it will be tried again, `OK` when the job has failed."""
+        reply = await self.scripts["fail"](
+            job_id=lease.job_id,
+            attempt=lease.attempt,
+            code=failure.code,
+            message=failure.message[:MAX_MESSAGE],
+            retry=retry,
+            max_attempts=self._settings.max_attempts,
+            first_pause_ms=milliseconds(FIRST_PAUSE),
+            max_pause_ms=milliseconds(LONGEST_PAUSE),
+            jitter=random.uniform(0.5, 1.5),
+            retention_ms=self._retention_ms,
+        )
+        return CommitReply(reply)
+
+    async def release(self, lease: Lease, *, pause: timedelta = timedelta()) -> CommitReply:
+        """Return a job to its old place, after a pause; the attempt does not count against the cap."""
+        reply = await self.scripts["release"](
+            job_id=lease.job_id, attempt=lease.attempt, pause_ms=milliseconds(pause), retention_ms=self._retention_ms
+        )
+        return CommitReply(reply)
+
+    async def reap(self, limit: int = 100) -> int:
+        """Move the jobs whose time is over; return how many. Any process may, at any rate."""
+        return await self.scripts["reap"](
+            limit=limit,
+            max_attempts=self._settings.max_attempts,
+            queue_age_ms=milliseconds(self._settings.queue_age_limit),
+            retention_ms=self._retention_ms,
+            worker_life_ms=milliseconds(WORKER_LIFE),
+        )
+
+    async def cancel(self, job_id: str, *, account_id: str | None) -> JobState | None:
+        """Cancel a waiting job at once, a running one at its worker's next heartbeat; return the state after the call.
+
+        None when the account has no such job; `account_id=None` is the operator. Raises `UnreadableRecord`.
+        """
+        state = await self.scripts["cancel"](job_id=job_id, account=account_id, retention_ms=self._retention_ms)
+        return read_state(state) if state else None
+
+    @property
+    def _index_ms(self) -> int:
+        """How long a record can live at most, from accept."""
+        return milliseconds(self._settings.retention + 2 * self._settings.queue_age_limit)
+
+
+def new_nonce() -> str:
+    """Name a claim; its repeats use the same name."""
+    return secrets.token_hex(8)
+
+
+class _ClaimedRow(NamedTuple):
+    """What `claim.lua` answers for one job; None for a field that its record lacks."""
+
+    job_id: str
+    attempt: int
+    version: str | None
+    group: str | None
+    account_id: str | None
+    request: str | None
+    created: str | None
+
+    @property
+    def lease(self) -> Lease:
+        return Lease(self.job_id, self.attempt)
+
+    def read(self, kind: JobKind) -> Claim:
+        """Raises `UnreadableRecord`."""
+        request = read_request(kind, self.request)
+        try:
+            created_at = from_epoch_ms(self.created or "")
+        except UNREADABLE as error:
+            raise UnreadableRecord(f"created: {type(error).__name__}") from error
+        return Claim(
+            lease=self.lease,
+            group=self.group or "",
+            account_id=self.account_id or "",
+            request=request,
+            created_at=created_at,
+        )
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,91 @@
+"""Reads of jobs, of the backlog and of the counters."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, cast
+
+from redis.asyncio import Redis
+
+from serve_app.domain.durations import epoch_ms
+from serve_app.domain.jobs import Backlog, Job, JobKind, JobState, StoredImage
+from serve_app.domain.requests import Variant
+from serve_app.stores.backlog import ask_backlog, backlog_from
+from serve_app.stores.records import read_jobs, read_snapshot
+from serve_app.stores.redis_keys import redis_key
+from serve_app.stores.script import Rewrite, Script
+
+Jobs = list[Job]  # `JobReader.list` hides the built-in name inside the class
+LIST_LIMIT, LIST_STRIDE = 10_000, 200
+"""How many of the newest jobs `list_all` reads, and how many at once."""
+
+
+class JobReader:
+    """Reads jobs. Every method may raise `StoreUnavailable`.
+
+    A read of one job raises `UnreadableRecord` when this version cannot read its record; a list leaves it out.
+    """
+
+    def __init__(self, redis: Redis, *, rewrite: Rewrite | None = None) -> None:
+        self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"
+        self._read = Script(redis, "read", rewrite)
+
+    async def get(self, job_id: str, *, account_id: str, variant: Variant | None = None) -> Job | None:
+        """Return the job if it is the account's (and was made on `variant`), with an estimate of its end."""
+        job = read_snapshot(await self._read(job_id=job_id))
+        if job is None or job.account_id != account_id or variant not in (None, job.variant):
+            return None
+        return job
+
+    async def find(self, job_id: str) -> Job | None:
+        """Return the job of any account; for operators."""
+        return read_snapshot(await self._read(job_id=job_id))
+
+    async def list(self, account_id: str, *, limit: int = 50, before: datetime | None = None) -> Jobs:
+        """List the account's jobs accepted before a time, newest first."""
+        latest = "+inf" if before is None else f"({epoch_ms(before)}"
+        ids = await self._redis.zrevrangebyscore(redis_key("jobs", account_id), latest, "-inf", start=0, num=limit)
+        return await find_jobs(self._redis, ids)
+
+    async def list_all(self, state: JobState | None = None, limit: int = 50) -> Jobs:
+        """List the newest jobs of all accounts, of one state if given, among the newest `LIST_LIMIT`."""
+        found: list[Job] = []
+        for start in range(0, LIST_LIMIT, LIST_STRIDE):
+            ids = await self._redis.zrevrange(redis_key("recent"), start, start + LIST_STRIDE - 1)
+            jobs = await find_jobs(self._redis, ids)
+            found += [job for job in jobs if state is None or job.state is state]
+            if len(found) >= limit or len(ids) < LIST_STRIDE:
+                break
+        return found[:limit]
+
+    async def image(self, image_id: str, *, account_id: str, variant: Variant | None = None) -> StoredImage | None:
+        """Return a committed image of one of the account's jobs."""
+        job_id = await self._redis.get(redis_key("image", image_id))
+        job = await self.get(job_id, account_id=account_id, variant=variant) if job_id else None
+        if job is None:
+            return None
+        return next((image for image in job.images if image.image_id == image_id), None)
+
+    async def backlog(self, kind: JobKind) -> Backlog:
+        pipeline = self._redis.pipeline(transaction=False)
+        ask_backlog(pipeline, kind)
+        return backlog_from(kind, await pipeline.execute())
+
+    async def counts(self) -> Mapping[str, int]:
+        """Return the jobs counted since the first: accepted, requeued, fenced, ended by state."""
+        row: dict[str, str] = await self._redis.hgetall(redis_key("count"))
+        return {name: int(value) for name, value in row.items()}
+
+    async def find_many(self, job_ids: Sequence[str]) -> Mapping[str, Job]:
+        """Return the jobs that exist, by id; without estimates."""
+        return {job.id: job for job in await find_jobs(self._redis, job_ids)}
+
+
+async def find_jobs(redis: Any, ids: Sequence[str]) -> Jobs:
+    """Return the jobs that exist, in the order of the ids; without estimates."""
+    if not ids:
+        return []
+    pipeline = redis.pipeline(transaction=False)
+    for job_id in ids:
+        pipeline.hgetall(redis_key("job", job_id))
+    rows: list[dict[str, str]] = await pipeline.execute()
+    return read_jobs({job_id: row for job_id, row in zip(ids, rows, strict=True) if row})

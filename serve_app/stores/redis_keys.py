@@ -1,0 +1,94 @@
+"""Every key of Redis: its name, its type, its time to live."""
+
+from typing import NamedTuple
+
+PREFIX = "{job:0}:"
+"""Every key begins with this hash tag, so that on a cluster all keys of a script share a slot."""
+
+
+class Key(NamedTuple):
+    """One family of keys: its name after the prefix (`*` for the part that varies), its Redis type, when it goes, what it holds."""
+
+    name: str
+    type: str
+    life: str
+    holds: str
+
+    @property
+    def is_permanent(self) -> bool:
+        """Whether the key may lack a time to live: a bounded index, or a record that only an operator removes."""
+        return self.life.startswith("permanent")
+
+
+KEY_MAP: tuple[Key, ...] = (
+    Key("job:*", "hash", "permanent while live, then retention", "the record of a job"),
+    Key("queue:*", "zset", "permanent: empty when nothing waits", "kind:account → waiting job ids by sequence"),
+    Key("group:*", "zset", "permanent: empty when nothing waits", "kind:group → the same ids, by adapter digest"),
+    Key(
+        "groups:*",
+        "zset",
+        "permanent: empty when nothing waits",
+        "kind → groups with waiting jobs, by their first sequence",
+    ),
+    Key("vtime:*", "zset", "permanent: empty when nothing waits", "kind → accounts with waiting jobs by virtual time"),
+    Key(
+        "idle_vtime:*",
+        "zset",
+        "permanent: trimmed as virtual time passes",
+        "kind → accounts ahead of the global virtual time with nothing waiting",
+    ),
+    Key("global_vtime:*", "string", "permanent: one number", "kind → virtual time in seconds of one worker"),
+    Key(
+        "age:*", "zset", "permanent: empty when nothing waits", "kind → waiting and delayed job ids by accept time (ms)"
+    ),
+    Key("delay:*", "zset", "permanent: empty when nothing waits", "kind → job ids backing off, by due time (ms)"),
+    Key("lease:*", "zset", "permanent: empty when nothing runs", "kind → running job ids by lease deadline (ms)"),
+    Key(
+        "quarantine:*",
+        "zset",
+        "permanent: empty when nothing waits",
+        "kind → waiting jobs that lost two workers, by sequence",
+    ),
+    Key("quarantine_worker:*", "string", "the lease", "kind → the worker that runs quarantined jobs one at a time"),
+    Key("held:*", "set", "a day after the last claim", "kind:worker → ids of the jobs it runs"),
+    Key(
+        "load:*",
+        "hash",
+        "permanent: five numbers",
+        "kind → ready, ready_work, work (thousandths), seconds_per_unit (s per work unit)",
+    ),
+    Key("workers:*", "zset", "permanent: trimmed by age", "kind → workers by last sign of life (ms)"),
+    Key(
+        "capacity:*",
+        "hash",
+        "permanent: trimmed with workers",
+        "kind → images that each worker can still start after its last claim",
+    ),
+    Key("owner:*", "zset", "10 minutes after the last claim", "kind:group → workers that loaded the group, by time"),
+    Key("claim:*", "hash", "twice the lease", "worker → nonce of its last claim and what it was given"),
+    Key("unfinished", "hash", "permanent: a field per account with unfinished jobs", "account → jobs not yet ended"),
+    Key("sequence", "string", "permanent: one number", "order of acceptance"),
+    Key("count", "hash", "permanent: a field per state", "jobs accepted, ended by state, requeued, fenced: since ever"),
+    Key("dead", "zset", "permanent: trimmed by retention", "failed job ids by time, for the operator"),
+    Key("recent", "zset", "permanent: newest 10,000", "job ids by accept time (ms), for the operator"),
+    Key("jobs:*", "zset", "retention after the last accept", "account → job ids by accept time (ms)"),
+    Key("image:*", "string", "retention", "image id → job id"),
+    Key("idempotency:*", "hash", "idempotency life (24 h)", "account:variant:digest → job id, body digest"),
+    Key("rate:*", "zset", "the plan's window", "account:variant → rate_tokens counted in the window, by its end (ms)"),
+    Key("account:*", "hash", "permanent", "an account: name, plans, password hash"),
+    Key("accounts", "zset", "permanent", "account ids by creation (ms)"),
+    Key("name:*", "string", "permanent", "account name → account id"),
+    Key("key:*", "hash", "permanent", "an API key: digest, account, interfaces, expiry; never the secret"),
+    Key("keys:*", "zset", "permanent", "account → key ids by creation (ms)"),
+    Key("session:*", "hash", "idle 30 min, at most 12 h", "digest of a console session's token → account"),
+    Key("sessions:*", "set", "12 h", "account → digests of its sessions"),
+    Key("throttle:*", "string", "the limit's window", "sign-in attempts and the like, by digest of who"),
+    Key("grants:*", "hash", "permanent", "account → adapter id → allow or deny, over the catalog file"),
+    Key("sweep_lock", "string", "the sweeper's interval", "who is looking for orphaned objects"),
+)
+"""Every key there is. The key-leak test walks the server and fails on anything else."""
+
+
+def redis_key(family: str, *parts: str) -> str:
+    """The full name of a key: `redis_key("job", job_id)`."""
+    return PREFIX + ":".join((family, *parts))

@@ -1,0 +1,14 @@
+-- include queue
+-- args: job_id, attempt:number, lease_ms:number, progress:number
+-- heartbeat: extend the lease, store the progress, learn of a cancel. The first write frees memory, so that heartbeats go on when
+-- the server is full. Returns ok, cancel or fenced.
+local job = read_job(job_id)
+if not holds_lease(job, attempt) then return fenced() end
+redis.call('ZREM', K('lease:' .. job.kind), job_id)
+redis.call('ZADD', K('lease:' .. job.kind), now + lease_ms, job_id)
+local quarantine_worker = K('quarantine_worker:' .. job.kind)
+if redis.call('GET', quarantine_worker) == job.worker then redis.call('PEXPIRE', quarantine_worker, lease_ms) end
+redis.call('ZADD', K('workers:' .. job.kind), now, job.worker)
+local shown = math.max(num(redis.call('HGET', K('job:' .. job_id), 'progress'), 0), math.min(progress, 99))
+redis.call('HSET', K('job:' .. job_id), 'progress', shown)
+return job.cancel and 'cancel' or 'ok'

@@ -1,0 +1,170 @@
+"""Job records of other versions of the code, and damaged ones: each is read as far as it can be, and fails alone."""
+
+import json
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+import redis
+
+from serve_app.domain.errors import FailureCode, UnreadableRecord
+from serve_app.domain.jobs import JobKind, JobState, StoredImage, new_image_id, new_job_id
+from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.service.resources import Resources
+from serve_app.stores.job_queue import JobQueue, new_nonce
+from serve_app.stores.redis import connect
+from serve_app.stores.redis_keys import redis_key
+from serve_app.stores.script import Rewrite
+from tests.audit import audit
+from tests.rewriting import replacing
+
+ACCOUNT = "acct_a"
+REQUEST = GenerationRequest(prompt="a boat", lora_id="model_x", seeds=(7,))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NextRequest(GenerationRequest):
+    """The request as a later version of the code might have it."""
+
+    sampler: str = "euler"
+
+
+NEWER_ACCEPT = replacing("accept", "'version', version", "'version', 99, 'priority', 'high'")
+"""A later version's accept: its records have a higher version and one field more."""
+OLDER_ACCEPT = replacing("accept", "'version', version, ", "")
+"""The accept of before records carried a version."""
+
+
+async def _accept(resources: Resources, *, request: GenerationRequest = REQUEST, rewrite: Rewrite | None = None) -> str:
+    client = connect(resources.redis_url)
+    accepted = await JobQueue(client, resources.settings, rewrite=rewrite).accept(
+        job_id=new_job_id(JobKind.GENERATION), variant=Variant.A, account_id=ACCOUNT, request=request, group="g"
+    )
+    await client.aclose()
+    return accepted.job.id
+
+
+async def _damage(redis_db: redis.Redis, job_id: str, **fields: str) -> None:
+    cast(Any, redis_db).hset(redis_key("job", job_id), mapping=fields)
+
+
+@pytest.mark.parametrize("rewrite", [NEWER_ACCEPT, OLDER_ACCEPT], ids=["newer", "older"])
+async def test_a_record_of_another_version_goes_from_accept_to_images(
+    resources: Resources, redis_db: redis.Redis, rewrite: Rewrite
+) -> None:
+    request = NextRequest(prompt="a boat", lora_id="model_x", seeds=(7,)) if rewrite is NEWER_ACCEPT else REQUEST
+    job_id = await _accept(resources, request=request, rewrite=rewrite)
+    assert cast(Any, redis_db).hget(redis_key("job", job_id), "version") == ("99" if rewrite is NEWER_ACCEPT else None)
+    (claim,) = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce())
+    assert claim.request == REQUEST
+    await resources.queue.finish(claim.lease, [], seconds=1)
+    assert [(job.id, job.request) for job in await resources.jobs.list(ACCOUNT)] == [(job_id, REQUEST)]
+    assert audit(redis_db, max_attempts=5) == []
+
+
+async def test_an_image_with_a_field_more_is_read(resources: Resources, redis_db: redis.Redis) -> None:
+    job_id = await _accept(resources)
+    (claim,) = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce())
+    image = StoredImage(
+        image_id=new_image_id(), image_uri="memory://x", width=8, height=8, sha256="0" * 64, size_bytes=1
+    )
+    await resources.queue.finish(claim.lease, [image], seconds=1)
+    (row,) = json.loads(cast(Any, redis_db).hget(redis_key("job", job_id), "images"))
+    await _damage(redis_db, job_id, images=json.dumps([row | {"blurhash": "LKO2"}]))
+    job = await resources.jobs.find(job_id)
+    assert job is not None
+    assert job.images == (image,)
+
+
+async def test_a_failure_of_a_newer_kind_reads_as_the_general_one(resources: Resources, redis_db: redis.Redis) -> None:
+    job_id = await _accept(resources)
+    await _damage(redis_db, job_id, code="solar_flare", message="The sun did it.")
+    job = await resources.jobs.find(job_id)
+    assert job is not None
+    assert job.failure is not None
+    assert (job.failure.code, job.failure.message) == (FailureCode.GENERATION_FAILED, "The sun did it.")
+
+
+DAMAGES: dict[str, dict[str, str]] = {
+    "not JSON": {"request": '{"prompt": "a bo'},
+    "a field less": {"request": '{"prompt": "a boat", "seeds": [7]}'},
+    "a field of another type": {"request": '{"prompt": "a boat", "lora_id": ["model_x"], "seeds": [7]}'},
+    "created": {"created": "yesterday"},
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+async def test_a_damaged_job_fails_alone_and_by_name(
+    resources: Resources, redis_db: redis.Redis, damage: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    damaged, whole = await _accept(resources), await _accept(resources)
+    await _damage(redis_db, damaged, **damage)
+    claims = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce(), limit=4)
+    assert [claim.lease.job_id for claim in claims] == [whole]
+    assert cast(Any, redis_db).hget(redis_key("job", damaged), "state") == JobState.FAILED
+    (logged,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert damaged in logged
+    assert "attempt 1" in logged
+    assert "a bo" not in logged, "a prompt is never logged"
+    await resources.queue.finish(claims[0].lease, [], seconds=1)
+    assert await resources.jobs.counts() == {"accepted": 2, "failed": 1, "completed": 1}
+
+
+async def test_a_caller_reads_why_a_damaged_job_failed(resources: Resources, redis_db: redis.Redis) -> None:
+    job_id = await _accept(resources)
+    await _damage(redis_db, job_id, request="{}")
+    assert not await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce())
+    for job in (await resources.jobs.get(job_id, account_id=ACCOUNT), *await resources.dead_letters.list()):
+        assert job is not None
+        assert (job.id, job.state, job.request) == (job_id, JobState.FAILED, None)
+        assert job.failure is not None
+        assert "cannot be read by this version" in job.failure.message
+    assert audit(redis_db, max_attempts=5) == []
+
+
+async def test_a_newer_job_that_cannot_be_read_is_left_to_a_newer_worker(
+    resources: Resources, redis_db: redis.Redis
+) -> None:
+    job_id = await _accept(resources, rewrite=NEWER_ACCEPT)
+    await _damage(redis_db, job_id, request='{"prompt": "a boat", "loras": ["model_x"], "seeds": [7]}')
+    assert not await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce())
+    job = await resources.jobs.find(job_id)
+    assert job is not None
+    assert (job.state, job.attempt, job.failure) == (JobState.QUEUED, 1, None)
+    assert (await resources.jobs.backlog(JobKind.GENERATION)).delayed == 1
+    assert audit(redis_db, max_attempts=5) == []
+
+
+@pytest.mark.parametrize("field", ["kind", "state", "variant"])
+async def test_a_record_of_an_unknown_sort_is_left_out_of_lists_and_refused_alone(
+    resources: Resources, redis_db: redis.Redis, field: str
+) -> None:
+    future, known = await _accept(resources), await _accept(resources)
+    await _damage(redis_db, future, **{field: "future"})
+    for jobs in (await resources.jobs.list(ACCOUNT), await resources.jobs.list_all()):
+        assert [job.id for job in jobs] == [known]
+    assert (await resources.jobs.find_many([future, known])).keys() == {known}
+    with pytest.raises(UnreadableRecord):
+        await resources.jobs.get(future, account_id=ACCOUNT)
+    assert any("cannot be read" in problem for problem in audit(redis_db, max_attempts=5))
+
+
+async def test_an_unreadable_record_is_polled_again_not_reported_as_a_defect(
+    resources: Resources, redis_db: redis.Redis
+) -> None:
+    account = await resources.accounts.create("acme")
+    _, secret = await resources.api_keys.create(account.id, interfaces=frozenset(Variant))
+    job_id = await _accept(resources)
+    await _damage(redis_db, job_id, account=account.id, state="future")
+    with pytest.raises(UnreadableRecord, match="cannot be read by this version"):
+        await resources.poller.poll(secret, Variant.A, job_id, of=None)
+
+
+async def test_a_claim_asked_again_fails_its_unreadable_job_once(resources: Resources, redis_db: redis.Redis) -> None:
+    job_id = await _accept(resources)
+    await _damage(redis_db, job_id, request="{}")
+    nonce = new_nonce()
+    for _ in range(2):
+        assert await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=nonce) == []
+    assert (await resources.jobs.counts())["failed"] == 1
+    assert [job.attempt for job in await resources.dead_letters.list()] == [1]
