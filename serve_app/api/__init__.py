@@ -1,1 +1,1 @@
-"""The doors: two public contracts, their superset, image files, and what operators ask for, all over HTTP."""
+"""HTTP with FastAPI: interfaces A and B, jobs, console, documents, image files, health and metrics."""

@@ -1,12 +1,32 @@
 """Which key a request carries, and in which header: read before anything else, and never from the body."""
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
 from starlette.datastructures import Headers
 
 from serve_app.domain.errors import AmbiguousCredentials, Unauthorized
 from serve_app.domain.requests import Variant
 
 
-def bearer_key(headers: Headers) -> str:
+class Credential(NamedTuple):
+    """A key as sent, and the interface whose header carried it."""
+
+    key: str
+    variant: Variant
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CredentialScheme:
+    """How callers of one application send their key: how it is read, challenged for on a 401, and documented."""
+
+    read: Callable[[Headers], Credential]
+    challenge: str
+    security_schemes: Mapping[str, dict[str, Any]]
+
+
+def read_bearer(headers: Headers) -> Credential:
     """The key of `Authorization: Bearer <key>`; anything else there, or two such lines, is `Unauthorized`."""
     lines = headers.getlist("authorization")
     if len(lines) > 1:
@@ -14,31 +34,54 @@ def bearer_key(headers: Headers) -> str:
     scheme, _, key = (lines[0] if lines else "").strip(" ").partition(" ")
     if scheme.lower() != "bearer" or not key.strip(" "):
         raise Unauthorized("Send your API key as 'Authorization: Bearer <API_KEY>'.")
-    return key.strip(" ")
+    return Credential(key.strip(" "), Variant.A)
 
 
-def header_key(headers: Headers) -> str:
+def read_api_key(headers: Headers) -> Credential:
     """The key of `X-API-Key: <key>`; none, or two such lines, is `Unauthorized`."""
     lines = headers.getlist("x-api-key")
     if len(lines) > 1:
         raise Unauthorized("Send one X-API-Key header.")
     if not lines or not lines[0].strip(" "):
         raise Unauthorized("Send your API key as 'X-API-Key: <API_KEY>'.")
-    return lines[0].strip(" ")
+    return Credential(lines[0].strip(" "), Variant.B)
 
 
-def spoken_variant(headers: Headers) -> Variant:
-    """Which contract the credential speaks, where the path does not say.
+def read_either(headers: Headers) -> Credential:
+    """The key of whichever header was sent; both are `AmbiguousCredentials`."""
+    return read_bearer(headers) if chosen_variant(headers) is Variant.A else read_api_key(headers)
 
-    Bearer is A, `X-API-Key` is B, both are `AmbiguousCredentials`. Another scheme beside `X-API-Key` is a proxy's business: B.
+
+def chosen_variant(headers: Headers) -> Variant:
+    """The interface that the credential chooses, where the path does not.
+
+    Bearer is A, `X-API-Key` is B, both are `AmbiguousCredentials`. Another scheme beside `X-API-Key` comes from a proxy: B.
     """
     lines = headers.getlist("authorization")
     if len(lines) > 1:
         raise Unauthorized("Send one Authorization header.")
-    bearer = bool(lines) and lines[0].strip(" ").partition(" ")[0].lower() == "bearer"
-    api_key = "x-api-key" in headers
-    if bearer and api_key:
+    is_bearer = bool(lines) and lines[0].strip(" ").partition(" ")[0].lower() == "bearer"
+    has_api_key = "x-api-key" in headers
+    if is_bearer and has_api_key:
         raise AmbiguousCredentials("Send either 'Authorization: Bearer' or 'X-API-Key', not both.")
-    if not bearer and not api_key:
+    if not is_bearer and not has_api_key:
         raise Unauthorized("Send your API key as 'Authorization: Bearer <API_KEY>' or as 'X-API-Key: <API_KEY>'.")
-    return Variant.A if bearer else Variant.B
+    return Variant.A if is_bearer else Variant.B
+
+
+def presumed_variant(headers: Headers) -> Variant:
+    """The interface that an unknown caller probably meant."""
+    has_bearer = headers.get("authorization", "").lower().startswith("bearer ")
+    return Variant.B if "x-api-key" in headers and not has_bearer else Variant.A
+
+
+_BEARER = {"bearer": {"type": "http", "scheme": "bearer"}}
+_API_KEY = {"apiKey": {"type": "apiKey", "in": "header", "name": "X-API-Key"}}
+
+BEARER = CredentialScheme(read=read_bearer, challenge='Bearer realm="atelier"', security_schemes=_BEARER)
+API_KEY = CredentialScheme(read=read_api_key, challenge='ApiKey realm="atelier"', security_schemes=_API_KEY)
+EITHER = CredentialScheme(
+    read=read_either,
+    challenge=f"{BEARER.challenge}, {API_KEY.challenge}",
+    security_schemes=_BEARER | _API_KEY,
+)

@@ -1,25 +1,53 @@
-"""`POST /v1/generate` belongs to both contracts: the credential header decides which room answers, never the body."""
+"""Dispatcher: the application that answers a request, by its path and, where two share one, by its credential."""
 
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
+from collections.abc import Iterable
 
-from serve_app.api import answers, credentials
-from serve_app.api.door import Endpoint
+from fastapi import FastAPI
+from fastapi.routing import iter_route_contexts
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from serve_app.api.context import RequestContext
+from serve_app.api.credentials import EITHER, chosen_variant
+from serve_app.api.errors import domain_error_response
 from serve_app.domain.errors import AmbiguousCredentials, Unauthorized
 from serve_app.domain.requests import Variant
 
-BOTH_CHALLENGES = 'Bearer realm="atelier", ApiKey realm="atelier"'
+SHARED_PATH = "/v1/generate"
 
 
-def shared_route(generate_a: Endpoint, generate_b: Endpoint) -> Route:
-    async def generate(request: Request) -> Response:
-        try:
-            variant = credentials.spoken_variant(request.headers)
-        except Unauthorized as error:
-            return answers.refusal(401, error.code, error.message, {"WWW-Authenticate": BOTH_CHALLENGES})
-        except AmbiguousCredentials as error:
-            return answers.refusal(400, error.code, error.message)
-        return await (generate_a(request) if variant is Variant.A else generate_b(request))
+class Dispatcher:
+    """Passes each request to one application. `POST /v1/generate` goes to A or B by the credential header, never the body."""
 
-    return Route("/v1/generate", generate, methods=["POST"])
+    def __init__(self, *, a: FastAPI, b: FastAPI, others: Iterable[FastAPI], site: ASGIApp) -> None:
+        self._by_variant = {Variant.A: a, Variant.B: b}
+        self._by_resource = {resource: app for app in (*others, b, a) for resource in _resources(app)}
+        self._variants = {id(app): variant for variant, app in self._by_variant.items()}
+        self._site = site
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._site(scope, receive, send)
+            return
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        context = RequestContext.of(scope)
+        if path == SHARED_PATH and scope["method"] == "POST":
+            try:
+                app = self._by_variant[chosen_variant(Headers(scope=scope))]
+            except (Unauthorized, AmbiguousCredentials) as error:
+                await domain_error_response(error, context, challenge=EITHER.challenge)(scope, receive, send)
+                return
+        else:
+            app = self._by_resource.get(_resource(path), self._site)
+        context.variant = self._variants.get(id(app))
+        await app(scope, receive, send)
+
+
+def _resource(path: str) -> str:
+    """`generate` of `/v1/generate/gen_…`; empty outside the API."""
+    return path.split("/", 3)[2] if path.startswith("/v1/") else ""
+
+
+def _resources(app: FastAPI) -> set[str]:
+    """The first path segments that an application declares below `/v1`."""
+    return {_resource(route.path) for route in iter_route_contexts(app.routes) if route.path} - {""}

@@ -1,14 +1,11 @@
-"""Image files under their signed addresses: whoever holds the address may open it, and nothing else tells that it exists."""
+"""Image files under their signed addresses: whoever holds the address may open it."""
 
 import re
 
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
+from fastapi import APIRouter, Request, Response
 
-from serve_app.api.answers import refusal
+from serve_app.api.dependencies import resources_of
 from serve_app.domain.errors import NotFound
-from serve_app.stores.images import ImageStore
 
 _UNIX_TIME = re.compile(r"[0-9]{1,12}")
 _HEADERS = {
@@ -20,19 +17,16 @@ _HEADERS = {
 }
 """An image's name is never used twice, so its bytes never change; a page of any origin may show it."""
 
+router = APIRouter()
 
-def routes(images: ImageStore) -> list[Route]:
-    async def open_file(request: Request) -> Response:
-        name, query = request.path_params["name"], request.query_params
-        try:
-            expires = query.get("exp", "")
-            if not _UNIX_TIME.fullmatch(expires):
-                raise NotFound("no such image")
-            if not images.verify(name, expires, query.get("kid", ""), query.get("sig", "")):
-                raise NotFound("no such image")
-            png = await images.get(images.uri(name))
-        except NotFound as error:
-            return refusal(404, error.code, "There is no such image, or its address is no longer valid.")
-        return Response(png, media_type="image/png", headers=_HEADERS)
 
-    return [Route("/files/{name:path}", open_file, methods=["GET"])]
+@router.get("/files/{name:path}", response_class=Response)
+async def open_file(request: Request, name: str, exp: str = "", kid: str = "", sig: str = "") -> Response:
+    images = resources_of(request).images
+    try:
+        if not _UNIX_TIME.fullmatch(exp) or not images.verify(name, exp, kid, sig):
+            raise NotFound("no such image")
+        png = await images.get(images.uri(name))
+    except NotFound:
+        raise NotFound("There is no such image, or its address is no longer valid.") from None
+    return Response(png, media_type="image/png", headers=_HEADERS)

@@ -1,103 +1,33 @@
-"""OpenAPI 3.1 documents: the parts every room's document shares. Each room says what is its own."""
+"""OpenAPI 3.1 documents: what FastAPI generates from the path operations, adjusted to what generated clients want."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import Any
 
-from serve_app.api.fields import Body
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from serve_app.api.credentials import CredentialScheme
 from serve_app.domain.accounts import Plan
+from serve_app.settings import Settings
 
 Schema = dict[str, Any]
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Facts:
-    """What a document says of this installation: its address, an adapter for the examples, its plans and what it keeps."""
-
-    server: str
-    adapter_id: str
-    plans: tuple[Plan, ...]
-    image_url_life: timedelta
-    retention: timedelta
-
-    @property
-    def plan_text(self) -> str:
-        return ", ".join(
-            f"{plan.name.capitalize()} {plan.limit} per {span_text(plan.window, one='')}" for plan in self.plans
-        )
-
-    @property
-    def keeping_text(self) -> str:
-        return (
-            f"Image addresses work without the key for {span_text(self.image_url_life)} and are signed anew at every poll; "
-            f"images and records are kept for {span_text(self.retention)}."
-        )
-
-
-def span_text(span: timedelta, *, one: str = "1 ") -> str:
-    """`30 days`, `24 hours`, `1 minute`: in the largest unit that divides it; `one` stands before a single unit."""
-    seconds = span.total_seconds()
-    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
-        if seconds % length == 0 and (seconds > length or unit != "day"):
-            count = int(seconds // length)
-            return f"{one}{unit}" if count == 1 else f"{count} {unit}s"
-    return f"{seconds:g} seconds"
-
-
-TIME = {"type": "string", "format": "date-time", "pattern": r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$"}
-PROGRESS = {"type": "integer", "minimum": 0, "maximum": 100}
-CODES: dict[int, tuple[str, ...]] = {
-    400: ("invalid_parameter", "invalid_json"),
-    401: ("unauthorized",),
-    403: ("forbidden",),
-    404: ("not_found",),
-    409: ("idempotency_conflict",),
-    413: ("payload_too_large",),
-    415: ("unsupported_media_type",),
-    429: ("rate_limit_exceeded", "queue_full"),
-    500: ("internal_error",),
-    503: ("unavailable",),
-}
-MEANING: dict[int, str] = {
-    400: "The body is not valid JSON, or a field breaks its rule. The message names the field and its valid range.",
-    401: "The API key is missing or not valid.",
-    403: "You may not use this LoRA, or it does not exist.",
-    404: "There is no such thing in your account, or it is past its retention.",
-    409: "The `Idempotency-Key` was used before with another body.",
-    413: "The body is over 64 KiB.",
-    415: "The body is declared as something other than JSON.",
-    429: "Over the plan's limit (`rate_limit_exceeded`), or the queue has no room (`queue_full`).",
-    500: "Something went wrong on our side.",
-    503: "The service cannot reach its store. Nothing was accepted; try again.",
-}
-FAILURE_CODES = ["generation_failed", "timeout", "canceled", "expired", "lora_unavailable", "out_of_memory"]
-
-MESSAGES: dict[str, str] = {
-    "invalid_parameter": "guidance: must be between 1 and 20",
-    "invalid_json": "The body is not valid JSON: line 1, column 3.",
-    "ambiguous_credentials": "Send either 'Authorization: Bearer' or 'X-API-Key', not both.",
-    "unauthorized": "The API key is not valid.",
-    "forbidden": "You have no permission to use this LoRA.",
-    "not_found": "There is no such request.",
-    "idempotency_conflict": "This Idempotency-Key was used before with another body.",
-    "payload_too_large": "The body must be at most 65536 bytes.",
-    "unsupported_media_type": "Send the body as 'Content-Type: application/json'.",
-    "rate_limit_exceeded": "Your plan allows 50 requests per hour; try again in 1800 seconds.",
-    "queue_full": "The queue is full; try again in 5 seconds.",
-    "internal_error": "Something went wrong on our side; quote request id req_5f0c when you report it.",
-    "unavailable": "The service cannot reach its store; nothing was accepted. Try again in a few seconds.",
-}
+EXAMPLE_ADAPTER_ID = "model_" + "a" * 26
+"""In examples; a served document names an adapter that every account may use instead."""
+_WHOLE_NUMBER_BOUNDS = ("minimum", "maximum", "multipleOf")
 
 
 def _header(description: str, schema: Schema, *, required: bool = True) -> Schema:
     return {"description": description, "required": required, "schema": schema}
 
 
-HEADERS: dict[str, Schema] = {
-    "X-RateLimit-Limit": _header("Requests the plan allows in a window.", {"type": "integer", "minimum": 0}),
-    "X-RateLimit-Remaining": _header("Requests left in the window.", {"type": "integer", "minimum": 0}),
-    "X-RateLimit-Reset": _header("When the window ends, in Unix seconds.", {"type": "integer", "minimum": 0}),
+_COUNT = {"type": "integer", "minimum": 0}
+_SECONDS = {"type": "integer", "minimum": 1}
+COMMON_HEADERS: dict[str, Schema] = {
+    "X-RateLimit-Limit": _header("Requests the plan allows in a window.", _COUNT),
+    "X-RateLimit-Remaining": _header("Requests left in the window.", _COUNT),
+    "X-RateLimit-Reset": _header("When the window ends, in Unix seconds.", _COUNT),
     "RateLimit-Policy": _header(
         "The window's name, quota and length (IETF draft).",
         {"type": "string", "pattern": '^"[^"]+";q=[0-9]+;w=[0-9]+$'},
@@ -110,140 +40,122 @@ HEADERS: dict[str, Schema] = {
         "Quote it when you report a problem.", {"type": "string", "pattern": r"^[A-Za-z0-9._\-]{8,128}$"}
     ),
     "Cache-Control": _header(
-        "Answers are for the caller alone.", {"type": "string", "enum": ["no-store", "private, no-cache"]}
-    ),
-    "Retry-After": _header("Seconds to wait before the next try.", {"type": "integer", "minimum": 1}),
-    "Location": _header("Where to poll for the result.", {"type": "string", "format": "uri-reference"}),
-    "WWW-Authenticate": _header("How to authenticate.", {"type": "string"}),
-    "Idempotency-Replayed": _header(
-        "The answer repeats that of an earlier request with the same key.", {"const": "true"}, required=False
+        "Responses are for the caller alone.", {"type": "string", "enum": ["no-store", "private, no-cache"]}
     ),
 }
-_POLL_HINT = {
-    "Retry-After": _header(
-        "Seconds to wait before polling again; absent once the record has ended.",
-        {"type": "integer", "minimum": 1},
+"""Of every response."""
+HEADERS_BY_STATUS: dict[str, dict[str, Schema]] = {
+    "401": {"WWW-Authenticate": _header("How to authenticate.", {"type": "string"})},
+    "429": {"Retry-After": _header("Seconds to wait before the next try.", _SECONDS)},
+    "503": {"Retry-After": _header("Seconds to wait before the next try.", _SECONDS)},
+}
+ACCEPTED_HEADERS: dict[str, Schema] = {
+    "Location": _header("Where to poll for the result.", {"type": "string", "format": "uri-reference"}),
+    "Retry-After": _header("Seconds to wait before the first poll.", _SECONDS),
+    "Idempotency-Replayed": _header(
+        "The response repeats that of an earlier request with the same key.",
+        {"type": "string", "const": "true"},
         required=False,
+    ),
+}
+POLL_HEADERS: dict[str, Schema] = {
+    "Retry-After": _header(
+        "Seconds to wait before polling again; absent once the record has ended.", _SECONDS, required=False
     )
 }
-IDEMPOTENCY_KEY: Schema = {
-    "name": "Idempotency-Key",
-    "in": "header",
-    "description": "Makes a retry safe: within 24 hours the same key with the same body answers with the first request again.",
-    "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": r"^[\x21-\x7e]+$"},
-}
-ALWAYS = (
-    "X-RateLimit-Limit",
-    "X-RateLimit-Remaining",
-    "X-RateLimit-Reset",
-    "RateLimit-Policy",
-    "RateLimit",
-    "X-Request-Id",
-    "Cache-Control",
-)
-_BY_STATUS: dict[int, tuple[str, ...]] = {401: ("WWW-Authenticate",), 429: ("Retry-After",), 503: ("Retry-After",)}
 
 
-def closed(properties: Mapping[str, Any], **extra: Any) -> Schema:
-    """An object with exactly these members."""
-    return {
-        "type": "object",
-        "properties": dict(properties),
-        "required": list(properties),
-        "additionalProperties": False,
-        **extra,
-    }
+def success(description: str, examples: dict[str, Any], **extra: Any) -> Schema:
+    """The value of `responses=` for the status of success; `extra` is `headers` and `links`."""
+    return {"description": description, "content": {"application/json": {"examples": named(examples)}}, **extra}
 
 
-def job_id(*prefixes: str) -> Schema:
-    return {"type": "string", "pattern": f"^(?:{'|'.join(prefixes)})_[a-z2-7]{{26}}$"}
+def named(examples: dict[str, Any]) -> dict[str, Any]:
+    """Examples by name, as the documents and `openapi_examples=` take them."""
+    return {name: {"summary": name, "value": value} for name, value in examples.items()}
 
 
-def body_schema(model: type[Body]) -> Schema:
-    """The schema of the very model that reads the body, so that the document cannot drift from the code."""
-    schema = model.model_json_schema()
-    for field in schema["properties"].values():
-        field.pop("title", None)
-        if field.get("default", "") is None:  # "absent" has no spelling in JSON
-            del field["default"]
-    return {key: value for key, value in schema.items() if key not in ("title", "description")}
+def install(app: FastAPI, credentials: CredentialScheme) -> None:
+    """Make `app.openapi()` the adjusted document, built once."""
+
+    def openapi() -> Schema:
+        if app.openapi_schema is None:
+            document = get_openapi(
+                title=app.title,
+                version=app.version,
+                description=app.description,
+                tags=app.openapi_tags,
+                routes=app.routes,
+            )
+            app.openapi_schema = _adjusted(document, credentials)
+        return app.openapi_schema
+
+    app.openapi = openapi
 
 
-def request_body(schema: str, examples: Mapping[str, Any]) -> Schema:
-    named = {name: {"summary": name, "value": value} for name, value in examples.items()}
-    return {
-        "required": True,
-        "content": {"application/json": {"schema": reference("schemas", schema), "examples": named}},
-    }
+def _adjusted(document: Schema, credentials: CredentialScheme) -> Schema:
+    components = document["components"]
+    components["securitySchemes"] = dict(credentials.security_schemes)
+    components["headers"] = COMMON_HEADERS
+    for unused in ("HTTPValidationError", "ValidationError"):
+        components["schemas"].pop(unused, None)
+    for operation in operations(document):
+        operation["security"] = [{name: []} for name in credentials.security_schemes]
+        operation["responses"].pop("422", None)
+        for status, response in operation["responses"].items():
+            common = {name: {"$ref": f"#/components/headers/{name}"} for name in COMMON_HEADERS}
+            response["headers"] = common | HEADERS_BY_STATUS.get(status, {}) | response.get("headers", {})
+    for schema in _schemas(document):
+        _tidy(schema)
+    return document
 
 
-def answer(
-    description: str,
-    schema: str,
-    examples: Mapping[str, Any],
-    *,
-    headers: Iterable[str] = (),
-    polled: bool = False,
-    **extra: Any,
-) -> Schema:
-    """A successful answer; `headers` are those beside the ones that every answer carries, `polled` adds the hint to ask again."""
-    named = {name: {"summary": name, "value": value} for name, value in examples.items()}
-    return {
-        "description": description,
-        "headers": _headers((*ALWAYS, *headers)) | (_POLL_HINT if polled else {}),
-        "content": {"application/json": {"schema": reference("schemas", schema), "examples": named}},
-        **extra,
-    }
+def operations(document: Schema) -> Iterator[Schema]:
+    for methods in document["paths"].values():
+        yield from methods.values()
 
 
-def refusals(*statuses: int) -> dict[str, Schema]:
-    """References to the documented errors, with the two that any operation may meet."""
-    return {str(status): reference("responses", f"Error{status}") for status in (*statuses, 500, 503)}
+def _schemas(node: Any) -> Iterator[Schema]:
+    """Every object of the document that looks like a schema."""
+    if isinstance(node, dict):
+        if "type" in node or "$ref" in node or "oneOf" in node or "anyOf" in node:
+            yield node
+        for name, child in node.items():
+            if name not in ("examples", "default"):
+                yield from _schemas(child)
+    elif isinstance(node, list):
+        for child in node:
+            yield from _schemas(child)
 
 
-def document(
-    *,
-    facts: Facts,
-    title: str,
-    description: str,
-    security: Mapping[str, Schema],
-    paths: Mapping[str, Schema],
-    schemas: Mapping[str, Schema],
-    codes: Mapping[int, tuple[str, ...]] = CODES,
-) -> Schema:
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": title, "version": "1.0.0", "description": description},
-        "servers": [{"url": facts.server}],
-        "security": [{name: []} for name in security],
-        "paths": dict(paths),
-        "components": {
-            "securitySchemes": dict(security),
-            "headers": HEADERS,
-            "parameters": {"IdempotencyKey": IDEMPOTENCY_KEY},
-            "responses": {f"Error{status}": _error(status, names) for status, names in codes.items()},
-            "schemas": dict(schemas),
-        },
-    }
+def _tidy(schema: Schema) -> None:
+    """Without the titles that repeat names, and with whole numbers as such: FastAPI writes every bound as a float."""
+    if isinstance(schema.get("title"), str):
+        del schema["title"]
+    for name in _WHOLE_NUMBER_BOUNDS:
+        bound = schema.get(name)
+        if isinstance(bound, float) and bound.is_integer():
+            schema[name] = int(bound)
 
 
-def _error(status: int, codes: Iterable[str]) -> Schema:
-    code = {"type": "string", "enum": list(codes)}
-    return {
-        "description": MEANING[status],
-        "headers": _headers((*ALWAYS, *_BY_STATUS.get(status, ()))),
-        "content": {
-            "application/json": {
-                "schema": closed({"error": closed({"code": code, "message": {"type": "string", "minLength": 1}})}),
-                "examples": {name: {"value": {"error": {"code": name, "message": MESSAGES[name]}}} for name in codes},
-            }
-        },
-    }
+def plans_text(plans: Iterable[Plan]) -> str:
+    return ", ".join(
+        f"{plan.name.capitalize()} {plan.limit} per {duration_text(plan.window, one='')}" for plan in plans
+    )
 
 
-def _headers(names: Iterable[str]) -> dict[str, Schema]:
-    return {name: reference("headers", name) for name in names}
+def retention_text(settings: Settings) -> str:
+    return (
+        f"Image addresses work without the key for {duration_text(settings.image_url_life)} and are signed anew at every poll; "
+        f"images and records are kept for {duration_text(settings.retention)}."
+    )
 
 
-def reference(kind: str, name: str) -> Schema:
-    return {"$ref": f"#/components/{kind}/{name}"}
+def duration_text(duration: timedelta, *, one: str = "1 ") -> str:
+    """`30 days`, `24 hours`, `1 minute`: in the largest unit that divides it; `one` stands before a single unit."""
+    seconds = duration.total_seconds()
+    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds % length == 0 and (seconds > length or unit != "day"):
+            count = int(seconds // length)
+            return f"{one}{unit}" if count == 1 else f"{count} {unit}s"
+    return f"{seconds:g} seconds"

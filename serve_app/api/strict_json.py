@@ -39,7 +39,8 @@ def parse(body: bytes) -> Any:
         raise InvalidJson(f"The body is not valid JSON: line {error.lineno}, column {error.colno}.") from None
     except RecursionError:
         raise InvalidJson("The body is nested too deeply.") from None
-    _check_text(value)
+    if "\\u" in text:  # nothing else spells what is refused: UTF-8 has no surrogates, JSON no raw NUL
+        _check_text(value)
     return value
 
 

@@ -1,4 +1,4 @@
-"""What a body may be before its fields are looked at: its size, its media type, and JSON to the letter."""
+"""Request bodies before their fields are read: size, media type, strict JSON."""
 
 import asyncio
 import json
@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from serve_app.api import body as body_room
-from serve_app.api.body import MAX_BODY_BYTES
+from serve_app.api import json_body
+from serve_app.api.json_body import MAX_BODY_BYTES
 from serve_app.domain.requests import Variant
-from tests.api.house import BODY_A, BODY_B, House, Member, error_of
+from tests.api.app import BODY_A, BODY_B, Member, TestService, error_of
 
 A, B = Variant.A, Variant.B
 BODIES = {A: BODY_A, B: BODY_B}
-DOORS = [(A, "/v1/generate"), (A, "/v1/upscale"), (B, "/v1/generate")]
+OPERATIONS = [(A, "/v1/generate"), (A, "/v1/upscale"), (B, "/v1/generate")]
 
 
 def around(text: str) -> bytes:
@@ -78,21 +78,21 @@ INVALID_JSON = {
 
 
 @pytest.mark.parametrize("body", INVALID_JSON.values(), ids=INVALID_JSON.keys())
-@pytest.mark.parametrize(("variant", "path"), DOORS)
+@pytest.mark.parametrize(("variant", "path"), OPERATIONS)
 async def test_what_is_not_json_to_the_letter_is_refused(
-    house: House, regular: Member, variant: Variant, path: str, body: bytes
+    service: TestService, regular: Member, variant: Variant, path: str, body: bytes
 ) -> None:
-    answer = await house.client.post(path, content=body, headers=regular.headers(variant))
+    answer = await service.client.post(path, content=body, headers=regular.headers(variant))
     assert answer.status_code == 400, answer.text
     assert error_of(answer)["code"] == "invalid_json"
 
 
 @pytest.mark.parametrize("body", [b"[]", b"null", b"true", b"1", b'"text"', b'[{"prompt": "a"}]'])
-@pytest.mark.parametrize(("variant", "path"), DOORS)
+@pytest.mark.parametrize(("variant", "path"), OPERATIONS)
 async def test_json_that_is_not_an_object_is_refused(
-    house: House, regular: Member, variant: Variant, path: str, body: bytes
+    service: TestService, regular: Member, variant: Variant, path: str, body: bytes
 ) -> None:
-    answer = await house.client.post(path, content=body, headers=regular.headers(variant))
+    answer = await service.client.post(path, content=body, headers=regular.headers(variant))
     assert answer.status_code == 400
     assert error_of(answer) == {"code": "invalid_parameter", "message": "body: must be a JSON object"}
 
@@ -110,8 +110,8 @@ VALID_JSON = {
 
 
 @pytest.mark.parametrize("body", VALID_JSON.values(), ids=VALID_JSON.keys())
-async def test_unusual_json_is_still_json(house: House, regular: Member, body: bytes) -> None:
-    answer = await house.client.post("/v1/generate", content=body, headers=regular.a)
+async def test_unusual_json_is_still_json(service: TestService, regular: Member, body: bytes) -> None:
+    answer = await service.client.post("/v1/generate", content=body, headers=regular.a)
     assert answer.status_code == 202, answer.text
 
 
@@ -133,10 +133,10 @@ MEDIA_TYPES = [
 @pytest.mark.parametrize("media_type", MEDIA_TYPES)
 @pytest.mark.parametrize("variant", Variant)
 async def test_json_is_read_under_any_of_its_names_or_none(
-    house: House, regular: Member, variant: Variant, media_type: str | None
+    service: TestService, regular: Member, variant: Variant, media_type: str | None
 ) -> None:
     headers = regular.headers(variant) | ({} if media_type is None else {"Content-Type": media_type})
-    answer = await house.client.post("/v1/generate", content=json.dumps(BODIES[variant]), headers=headers)
+    answer = await service.client.post("/v1/generate", content=json.dumps(BODIES[variant]), headers=headers)
     assert answer.status_code in (200, 202), answer.text
 
 
@@ -157,19 +157,19 @@ async def test_json_is_read_under_any_of_its_names_or_none(
         "+json",
     ],
 )
-@pytest.mark.parametrize(("variant", "path"), DOORS)
+@pytest.mark.parametrize(("variant", "path"), OPERATIONS)
 async def test_another_media_type_is_refused(
-    house: House, regular: Member, variant: Variant, path: str, media_type: str
+    service: TestService, regular: Member, variant: Variant, path: str, media_type: str
 ) -> None:
     headers = regular.headers(variant) | {"Content-Type": media_type}
-    answer = await house.client.post(path, content=json.dumps(BODIES[variant]), headers=headers)
+    answer = await service.client.post(path, content=json.dumps(BODIES[variant]), headers=headers)
     assert answer.status_code == 415
     assert error_of(answer)["code"] == "unsupported_media_type"
 
 
-async def test_a_compressed_body_is_refused(house: House, regular: Member) -> None:
+async def test_a_compressed_body_is_refused(service: TestService, regular: Member) -> None:
     headers = regular.a | {"Content-Encoding": "gzip"}
-    answer = await house.client.post("/v1/generate", content=json.dumps(BODY_A), headers=headers)
+    answer = await service.client.post("/v1/generate", content=json.dumps(BODY_A), headers=headers)
     assert answer.status_code == 415
 
 
@@ -185,26 +185,26 @@ async def in_chunks(body: bytes) -> AsyncIterator[bytes]:
 
 @pytest.mark.parametrize("variant", Variant)
 @pytest.mark.parametrize("chunked", [False, True])
-async def test_a_body_of_64_kib_is_read(house: House, regular: Member, variant: Variant, chunked: bool) -> None:
+async def test_a_body_of_64_kib_is_read(service: TestService, regular: Member, variant: Variant, chunked: bool) -> None:
     body = padded(variant, MAX_BODY_BYTES)
     content = in_chunks(body) if chunked else body
-    answer = await house.client.post("/v1/generate", content=content, headers=regular.headers(variant))
+    answer = await service.client.post("/v1/generate", content=content, headers=regular.headers(variant))
     assert answer.status_code in (200, 202), answer.text
 
 
-@pytest.mark.parametrize(("variant", "path"), DOORS)
+@pytest.mark.parametrize(("variant", "path"), OPERATIONS)
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_a_body_one_byte_over_64_kib_is_refused(
-    house: House, regular: Member, variant: Variant, path: str, chunked: bool
+    service: TestService, regular: Member, variant: Variant, path: str, chunked: bool
 ) -> None:
     body = padded(variant, MAX_BODY_BYTES + 1)
     content = in_chunks(body) if chunked else body
-    answer = await house.client.post(path, content=content, headers=regular.headers(variant))
+    answer = await service.client.post(path, content=content, headers=regular.headers(variant))
     assert answer.status_code == 413
     assert error_of(answer)["code"] == "payload_too_large"
 
 
-async def test_no_more_than_64_kib_of_an_endless_body_are_read(house: House, regular: Member) -> None:
+async def test_no_more_than_64_kib_of_an_endless_body_are_read(service: TestService, regular: Member) -> None:
     read = 0
 
     async def endless() -> AsyncIterator[bytes]:
@@ -213,14 +213,14 @@ async def test_no_more_than_64_kib_of_an_endless_body_are_read(house: House, reg
             read += 1024
             yield b" " * 1024
 
-    answer = await _raw_post(house, regular.a, endless())
+    answer = await _raw_post(service, regular.a, endless())
     assert answer == 413
     assert read <= MAX_BODY_BYTES + 2048
 
 
 @pytest.mark.parametrize("length", ["nonsense", "-1", "1" * 30, "١٢"])
-async def test_an_odd_content_length_is_no_crash(house: House, regular: Member, length: str) -> None:
-    answer = await house.client.post(
+async def test_an_odd_content_length_is_no_crash(service: TestService, regular: Member, length: str) -> None:
+    answer = await service.client.post(
         "/v1/generate",
         content=json.dumps(BODY_A),
         headers=[*regular.a.items(), ("content-length", length.encode())],  # pyright: ignore[reportArgumentType]
@@ -229,7 +229,7 @@ async def test_an_odd_content_length_is_no_crash(house: House, regular: Member, 
 
 
 @pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer atl_nonsense"}, {"X-API-Key": "nonsense"}])
-async def test_not_a_byte_is_read_for_a_stranger(house: House, headers: dict[str, str]) -> None:
+async def test_no_byte_is_read_for_an_unknown_caller(service: TestService, headers: dict[str, str]) -> None:
     read = 0
 
     async def watched() -> AsyncIterator[bytes]:
@@ -237,13 +237,13 @@ async def test_not_a_byte_is_read_for_a_stranger(house: House, headers: dict[str
         read += 1
         yield b"{}"
 
-    assert await _raw_post(house, headers, watched()) == 401
+    assert await _raw_post(service, headers, watched()) == 401
     assert read == 0
 
 
-async def test_not_a_byte_is_read_for_a_caller_over_the_limit(house: House) -> None:
-    poor = await house.member(plan_b="single")
-    await house.client.get("/v1/models", headers=poor.b)
+async def test_no_byte_is_read_for_a_caller_over_the_limit(service: TestService) -> None:
+    over_limit = await service.member(plan_b="single")
+    await service.client.get("/v1/models", headers=over_limit.b)
     read = 0
 
     async def watched() -> AsyncIterator[bytes]:
@@ -251,23 +251,23 @@ async def test_not_a_byte_is_read_for_a_caller_over_the_limit(house: House) -> N
         read += 1
         yield b"{}"
 
-    assert await _raw_post(house, poor.b, watched()) == 429
+    assert await _raw_post(service, over_limit.b, watched()) == 429
     assert read == 0
 
 
 async def test_a_body_that_never_arrives_is_given_up(
-    house: House, regular: Member, monkeypatch: pytest.MonkeyPatch
+    service: TestService, regular: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(body_room, "ARRIVAL_LIMIT_S", 0.05)
+    monkeypatch.setattr(json_body, "ARRIVAL_LIMIT_S", 0.05)
 
     async def stalled() -> AsyncIterator[bytes]:
         yield b"{"
         await asyncio.Event().wait()
 
-    assert await _raw_post(house, regular.a, stalled()) == 400
+    assert await _raw_post(service, regular.a, stalled()) == 400
 
 
-async def test_not_a_byte_is_read_of_a_body_declared_too_large(house: House, regular: Member) -> None:
+async def test_no_byte_is_read_of_a_body_declared_too_large(service: TestService, regular: Member) -> None:
     read = 0
 
     async def watched() -> AsyncIterator[bytes]:
@@ -276,11 +276,11 @@ async def test_not_a_byte_is_read_of_a_body_declared_too_large(house: House, reg
         yield b"{}"
 
     headers = regular.a | {"Content-Length": str(MAX_BODY_BYTES + 1)}
-    assert await _raw_post(house, headers, watched()) == 413
+    assert await _raw_post(service, headers, watched()) == 413
     assert read == 0
 
 
-async def _raw_post(house: House, headers: dict[str, str], body: AsyncIterator[bytes]) -> int:
+async def _raw_post(service: TestService, headers: dict[str, str], body: AsyncIterator[bytes]) -> int:
     """Post to the application itself: httpx would read the whole body before it sends any."""
     status = 0
     scope = {
@@ -295,7 +295,7 @@ async def _raw_post(house: House, headers: dict[str, str], body: AsyncIterator[b
         "root_path": "",
         "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
         "client": ("test", 1),
-        "server": ("house.test", 80),
+        "server": ("service.test", 80),
     }
 
     async def receive() -> dict[str, object]:
@@ -306,7 +306,7 @@ async def _raw_post(house: House, headers: dict[str, str], body: AsyncIterator[b
         if message["type"] == "http.response.start":
             status = int(str(message["status"]))
 
-    transport = house.client._transport  # pyright: ignore[reportPrivateUsage] # the application is in it
+    transport = service.client._transport  # pyright: ignore[reportPrivateUsage] # the application is in it
     assert isinstance(transport, httpx.ASGITransport)
     await transport.app(scope, receive, send)  # pyright: ignore[reportArgumentType]
     return status

@@ -1,10 +1,10 @@
-"""Which header opens which path, and what every other combination gets."""
+"""The credential header of each path, and the answer to every other combination."""
 
 import httpx
 import pytest
 
 from serve_app.domain.requests import Variant
-from tests.api.house import ALL, BODY_A, BODY_B, House, Member, error_of
+from tests.api.app import ALL, BODY_A, BODY_B, Member, TestService, error_of
 
 A, B = Variant.A, Variant.B
 UNKNOWN = "gen_" + "a" * 26
@@ -15,8 +15,8 @@ SHARED = ("POST", "/v1/generate")
 EVERY_PATH = [SHARED, *A_PATHS, *B_PATHS, *EITHER_PATHS]
 
 
-async def call(house: House, way: tuple[str, str], headers: object, body: object = None) -> httpx.Response:
-    return await house.client.request(*way, headers=headers, json=body)  # pyright: ignore[reportArgumentType]
+async def call(service: TestService, way: tuple[str, str], headers: object, body: object = None) -> httpx.Response:
+    return await service.client.request(*way, headers=headers, json=body)  # pyright: ignore[reportArgumentType]
 
 
 def unauthorized(answer: httpx.Response) -> None:
@@ -26,65 +26,69 @@ def unauthorized(answer: httpx.Response) -> None:
 
 
 @pytest.mark.parametrize("way", EVERY_PATH, ids=" ".join)
-async def test_without_a_credential_every_path_is_closed(house: House, way: tuple[str, str]) -> None:
-    unauthorized(await call(house, way, {}, BODY_A))
+async def test_without_a_credential_every_path_is_closed(service: TestService, way: tuple[str, str]) -> None:
+    unauthorized(await call(service, way, {}, BODY_A))
 
 
 @pytest.mark.parametrize("way", A_PATHS, ids=" ".join)
-async def test_a_path_of_a_asks_for_a_bearer_key(house: House, regular: Member, way: tuple[str, str]) -> None:
-    answer = await call(house, way, regular.b)
+async def test_a_path_of_a_asks_for_a_bearer_key(service: TestService, regular: Member, way: tuple[str, str]) -> None:
+    answer = await call(service, way, regular.b)
     unauthorized(answer)
     assert answer.headers["www-authenticate"].startswith("Bearer ")
 
 
 @pytest.mark.parametrize("way", B_PATHS, ids=" ".join)
-async def test_a_path_of_b_asks_for_an_api_key(house: House, regular: Member, way: tuple[str, str]) -> None:
-    answer = await call(house, way, regular.a)
+async def test_a_path_of_b_asks_for_an_api_key(service: TestService, regular: Member, way: tuple[str, str]) -> None:
+    answer = await call(service, way, regular.a)
     unauthorized(answer)
     assert answer.headers["www-authenticate"].startswith("ApiKey ")
 
 
 @pytest.mark.parametrize("way", A_PATHS, ids=" ".join)
-async def test_a_path_of_a_ignores_the_other_header(house: House, regular: Member, way: tuple[str, str]) -> None:
+async def test_a_path_of_a_ignores_the_other_header(
+    service: TestService, regular: Member, way: tuple[str, str]
+) -> None:
     for other in ("nonsense", regular.key, ""):
-        answer = await call(house, way, regular.a | {"X-API-Key": other}, {"image_id": "img_x"})
+        answer = await call(service, way, regular.a | {"X-API-Key": other}, {"image_id": "img_x"})
         assert answer.status_code == 404, answer.text
 
 
 @pytest.mark.parametrize("way", B_PATHS, ids=" ".join)
-async def test_a_path_of_b_ignores_the_other_header(house: House, regular: Member, way: tuple[str, str]) -> None:
+async def test_a_path_of_b_ignores_the_other_header(
+    service: TestService, regular: Member, way: tuple[str, str]
+) -> None:
     for other in ("Bearer nonsense", f"Bearer {regular.key}", "Basic eDp5", ""):
-        answer = await call(house, way, regular.b | {"Authorization": other})
+        answer = await call(service, way, regular.b | {"Authorization": other})
         assert answer.status_code in (200, 404), answer.text
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER", "bEaReR"])
-async def test_the_bearer_scheme_is_compared_without_case(house: House, regular: Member, scheme: str) -> None:
-    answer = await call(house, SHARED, {"Authorization": f"{scheme} {regular.key}"}, BODY_A)
+async def test_the_bearer_scheme_is_compared_without_case(service: TestService, regular: Member, scheme: str) -> None:
+    answer = await call(service, SHARED, {"Authorization": f"{scheme} {regular.key}"}, BODY_A)
     assert answer.status_code == 202
 
 
 @pytest.mark.parametrize("spaces", [" ", "  ", "    "])
-async def test_spaces_around_the_key_do_not_matter(house: House, regular: Member, spaces: str) -> None:
-    answer = await call(house, SHARED, {"Authorization": f"Bearer{spaces}{regular.key} "}, BODY_A)
+async def test_spaces_around_the_key_do_not_matter(service: TestService, regular: Member, spaces: str) -> None:
+    answer = await call(service, SHARED, {"Authorization": f"Bearer{spaces}{regular.key} "}, BODY_A)
     assert answer.status_code == 202
 
 
-async def test_generate_speaks_a_to_a_bearer_key(house: House, regular: Member) -> None:
-    answer = await call(house, SHARED, regular.a, BODY_A)
+async def test_generate_speaks_a_to_a_bearer_key(service: TestService, regular: Member) -> None:
+    answer = await call(service, SHARED, regular.a, BODY_A)
     assert (answer.status_code, answer.json()["status"]) == (202, "processing")
 
 
-async def test_generate_speaks_b_to_an_api_key(house: House, regular: Member) -> None:
-    answer = await call(house, SHARED, regular.b, BODY_B)
+async def test_generate_speaks_b_to_an_api_key(service: TestService, regular: Member) -> None:
+    answer = await call(service, SHARED, regular.b, BODY_B)
     assert (answer.status_code, answer.json()["status"]) == (200, "queued")
 
 
 @pytest.mark.parametrize(
     "authorization", ["Basic eDp5", "Digest username=x", "Token abc", "Bearerx abc", "Negotiate", ""]
 )
-async def test_another_scheme_beside_an_api_key_is_b(house: House, regular: Member, authorization: str) -> None:
-    answer = await call(house, SHARED, regular.b | {"Authorization": authorization}, BODY_B)
+async def test_another_scheme_beside_an_api_key_is_b(service: TestService, regular: Member, authorization: str) -> None:
+    answer = await call(service, SHARED, regular.b | {"Authorization": authorization}, BODY_B)
     assert answer.status_code == 200, answer.text
 
 
@@ -94,13 +98,13 @@ async def test_another_scheme_beside_an_api_key_is_b(house: House, regular: Memb
     [("{key}", "{key}"), ("nonsense", "{key}"), ("{key}", "nonsense"), ("", "{key}"), ("{key}", "")],
 )
 async def test_both_credentials_are_ambiguous(
-    house: House, regular: Member, way: tuple[str, str], bearer: str, api_key: str
+    service: TestService, regular: Member, way: tuple[str, str], bearer: str, api_key: str
 ) -> None:
     headers = {
         "Authorization": f"Bearer {bearer.format(key=regular.key)}",
         "X-API-Key": api_key.format(key=regular.key),
     }
-    answer = await call(house, way, headers, BODY_A)
+    answer = await call(service, way, headers, BODY_A)
     assert answer.status_code == 400, answer.text
     assert error_of(answer)["code"] == "ambiguous_credentials"
 
@@ -133,9 +137,9 @@ BROKEN_BEARERS = [
 @pytest.mark.parametrize("authorization", BROKEN_BEARERS, ids=lambda text: text[:28] or "empty")
 @pytest.mark.parametrize("way", [SHARED, *A_PATHS, EITHER_PATHS[0]], ids=" ".join)
 async def test_a_broken_bearer_header_is_unauthorized(
-    house: House, regular: Member, way: tuple[str, str], authorization: str
+    service: TestService, regular: Member, way: tuple[str, str], authorization: str
 ) -> None:
-    unauthorized(await call(house, way, {"Authorization": authorization.format(key=regular.key)}, BODY_A))
+    unauthorized(await call(service, way, {"Authorization": authorization.format(key=regular.key)}, BODY_A))
 
 
 @pytest.mark.parametrize(
@@ -154,8 +158,10 @@ async def test_a_broken_bearer_header_is_unauthorized(
     ],
 )
 @pytest.mark.parametrize("way", [SHARED, *B_PATHS, EITHER_PATHS[0]], ids=" ".join)
-async def test_a_broken_api_key_is_unauthorized(house: House, regular: Member, way: tuple[str, str], key: str) -> None:
-    unauthorized(await call(house, way, {"X-API-Key": key.format(key=regular.key)}, BODY_B))
+async def test_a_broken_api_key_is_unauthorized(
+    service: TestService, regular: Member, way: tuple[str, str], key: str
+) -> None:
+    unauthorized(await call(service, way, {"X-API-Key": key.format(key=regular.key)}, BODY_B))
 
 
 @pytest.mark.parametrize(
@@ -163,32 +169,36 @@ async def test_a_broken_api_key_is_unauthorized(house: House, regular: Member, w
 )
 @pytest.mark.parametrize("way", EVERY_PATH, ids=" ".join)
 async def test_key_bytes_beyond_ascii_are_unauthorized_not_a_crash(
-    house: House, way: tuple[str, str], bytes_: bytes
+    service: TestService, way: tuple[str, str], bytes_: bytes
 ) -> None:
-    unauthorized(await call(house, way, [(b"authorization", b"Bearer " + bytes_)]))
-    unauthorized(await call(house, way, [(b"x-api-key", bytes_)]))
+    unauthorized(await call(service, way, [(b"authorization", b"Bearer " + bytes_)]))
+    unauthorized(await call(service, way, [(b"x-api-key", bytes_)]))
 
 
 @pytest.mark.parametrize("way", [SHARED, *A_PATHS, EITHER_PATHS[0]], ids=" ".join)
-async def test_two_authorization_lines_are_unauthorized(house: House, regular: Member, way: tuple[str, str]) -> None:
+async def test_two_authorization_lines_are_unauthorized(
+    service: TestService, regular: Member, way: tuple[str, str]
+) -> None:
     line = ("Authorization", f"Bearer {regular.key}")
-    unauthorized(await call(house, way, [line, line], BODY_A))
-    unauthorized(await call(house, way, [line, ("Authorization", "Basic eDp5")], BODY_A))
+    unauthorized(await call(service, way, [line, line], BODY_A))
+    unauthorized(await call(service, way, [line, ("Authorization", "Basic eDp5")], BODY_A))
 
 
-async def test_two_authorization_lines_beside_an_api_key_are_unauthorized(house: House, regular: Member) -> None:
+async def test_two_authorization_lines_beside_an_api_key_are_unauthorized(
+    service: TestService, regular: Member
+) -> None:
     lines = [("Authorization", "Basic eDp5"), ("Authorization", "Basic eDp6"), ("X-API-Key", regular.key)]
-    unauthorized(await call(house, SHARED, lines, BODY_B))
+    unauthorized(await call(service, SHARED, lines, BODY_B))
 
 
 @pytest.mark.parametrize("way", [SHARED, *B_PATHS, EITHER_PATHS[0]], ids=" ".join)
-async def test_two_api_key_lines_are_unauthorized(house: House, regular: Member, way: tuple[str, str]) -> None:
-    unauthorized(await call(house, way, [("X-API-Key", regular.key)] * 2, BODY_B))
+async def test_two_api_key_lines_are_unauthorized(service: TestService, regular: Member, way: tuple[str, str]) -> None:
+    unauthorized(await call(service, way, [("X-API-Key", regular.key)] * 2, BODY_B))
 
 
 @pytest.mark.parametrize("name", ["authorization", "AUTHORIZATION", "AuthorizatioN"])
-async def test_header_names_have_no_case(house: House, regular: Member, name: str) -> None:
-    answer = await call(house, SHARED, {name: f"Bearer {regular.key}"}, BODY_A)
+async def test_header_names_have_no_case(service: TestService, regular: Member, name: str) -> None:
+    answer = await call(service, SHARED, {name: f"Bearer {regular.key}"}, BODY_A)
     assert answer.status_code == 202
 
 
@@ -197,45 +207,45 @@ INTERFACES = [frozenset({A}), frozenset({B}), ALL]
 
 @pytest.mark.parametrize("interfaces", INTERFACES, ids=lambda chosen: "".join(sorted(chosen)))
 async def test_a_key_opens_the_interfaces_it_was_made_for_and_no_other(
-    house: House, interfaces: frozenset[Variant]
+    service: TestService, interfaces: frozenset[Variant]
 ) -> None:
-    member = await house.member(interfaces=interfaces)
+    member = await service.member(interfaces=interfaces)
     for way in [SHARED, *A_PATHS, *EITHER_PATHS]:
-        answer = await call(house, way, member.a, BODY_A)
+        answer = await call(service, way, member.a, BODY_A)
         assert (answer.status_code == 401) == (A not in interfaces), (way, answer.text)
     for way in [SHARED, *B_PATHS, *EITHER_PATHS]:
-        answer = await call(house, way, member.b, BODY_B)
+        answer = await call(service, way, member.b, BODY_B)
         assert (answer.status_code == 401) == (B not in interfaces), (way, answer.text)
 
 
-async def test_a_revoked_key_is_closed_at_once(house: House, member: Member) -> None:
-    key, secret = await house.resources.accounts.create_key(member.account.id, interfaces=ALL)
+async def test_a_revoked_key_is_closed_at_once(service: TestService, member: Member) -> None:
+    key, secret = await service.resources.api_keys.create(member.account.id, interfaces=ALL)
     headers = {"Authorization": f"Bearer {secret}"}
-    assert (await call(house, SHARED, headers, BODY_A)).status_code == 202
-    await house.resources.accounts.revoke_key(key.id)
+    assert (await call(service, SHARED, headers, BODY_A)).status_code == 202
+    await service.resources.api_keys.revoke(key.id)
     for way in EVERY_PATH:
-        unauthorized(await call(house, way, headers | {}))
-        unauthorized(await call(house, way, {"X-API-Key": secret}))
-    assert (await call(house, SHARED, member.a, BODY_A)).status_code == 202
+        unauthorized(await call(service, way, headers | {}))
+        unauthorized(await call(service, way, {"X-API-Key": secret}))
+    assert (await call(service, SHARED, member.a, BODY_A)).status_code == 202
 
 
-async def test_a_disabled_account_s_keys_are_closed_until_it_is_enabled(house: House, member: Member) -> None:
-    await house.resources.accounts.set_disabled(member.account.id, True)
+async def test_a_disabled_account_s_keys_are_closed_until_it_is_enabled(service: TestService, member: Member) -> None:
+    await service.resources.accounts.set_disabled(member.account.id, True)
     for way in EVERY_PATH:
-        unauthorized(await call(house, way, member.a))
-        unauthorized(await call(house, way, member.b))
-    await house.resources.accounts.set_disabled(member.account.id, False)
-    assert (await call(house, SHARED, member.a, BODY_A)).status_code == 202
+        unauthorized(await call(service, way, member.a))
+        unauthorized(await call(service, way, member.b))
+    await service.resources.accounts.set_disabled(member.account.id, False)
+    assert (await call(service, SHARED, member.a, BODY_A)).status_code == 202
 
 
-async def test_every_kind_of_bad_key_gets_the_same_answer(house: House, member: Member) -> None:
-    revoked, secret = await house.resources.accounts.create_key(member.account.id, interfaces=ALL)
-    await house.resources.accounts.revoke_key(revoked.id)
-    only_b = await house.key(member.account, frozenset({B}))
-    disabled = await house.member()
-    await house.resources.accounts.set_disabled(disabled.account.id, True)
+async def test_every_kind_of_bad_key_gets_the_same_answer(service: TestService, member: Member) -> None:
+    revoked, secret = await service.resources.api_keys.create(member.account.id, interfaces=ALL)
+    await service.resources.api_keys.revoke(revoked.id)
+    only_b = await service.key(member.account, frozenset({B}))
+    disabled = await service.member()
+    await service.resources.accounts.set_disabled(disabled.account.id, True)
     answers = [
-        await call(house, SHARED, {"Authorization": f"Bearer {key}"}, BODY_A)
+        await call(service, SHARED, {"Authorization": f"Bearer {key}"}, BODY_A)
         for key in (secret, only_b, disabled.key, "atl_" + "0" * 38, "nonsense")
     ]
     assert len({answer.content for answer in answers}) == 1

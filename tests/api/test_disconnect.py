@@ -1,4 +1,4 @@
-"""A caller that hangs up: what had begun is either accepted whole or not at all."""
+"""A caller that disconnects: its request is accepted whole or not at all."""
 
 import asyncio
 import json
@@ -6,13 +6,15 @@ from typing import Any
 
 import httpx
 
-from tests.api.house import BODY_A, House, Member
+from tests.api.app import BODY_A, Member, TestService
 from tests.support import wait_until
 
 
-async def test_a_request_whose_caller_left_after_its_body_is_accepted_whole(house: House, member: Member) -> None:
+async def test_a_request_whose_caller_left_after_its_body_is_accepted_whole(
+    service: TestService, member: Member
+) -> None:
     """Ray Serve cancels the handler when the client disconnects; here, in the very turn in which the body was read."""
-    transport = house.client._transport  # pyright: ignore[reportPrivateUsage] # the application is in it
+    transport = service.client._transport  # pyright: ignore[reportPrivateUsage] # the application is in it
     assert isinstance(transport, httpx.ASGITransport)
     sent: list[dict[str, Any]] = []
     loop = asyncio.get_running_loop()
@@ -31,14 +33,14 @@ async def test_a_request_whose_caller_left_after_its_body_is_accepted_whole(hous
         "scheme": "http",
         "query_string": b"",
         "headers": [(b"authorization", member.a["Authorization"].encode())],
-        "server": ("house.test", 80),
+        "server": ("service.test", 80),
     }
     calling = asyncio.ensure_future(transport.app(scope, receive, send))  # pyright: ignore[reportArgumentType]
     await asyncio.wait([calling])
     assert calling.cancelled()
     assert sent == []
-    await wait_until(lambda: _accepted(house, member))
+    await wait_until(lambda: _accepted(service, member))
 
 
-async def _accepted(house: House, member: Member) -> bool:
-    return len(await house.resources.jobs.list(member.account.id)) == 1
+async def _accepted(service: TestService, member: Member) -> bool:
+    return len(await service.resources.jobs.list(member.account.id)) == 1

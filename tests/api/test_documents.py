@@ -13,9 +13,9 @@ import jsonschema_rs
 import pytest
 from openapi_spec_validator import validate
 
-from serve_app.api.openapi import span_text
+from serve_app.api.openapi import duration_text
 from serve_app.domain.requests import Variant
-from tests.api.house import House, Member
+from tests.api.app import Member, TestService, error_of
 
 A, B = Variant.A, Variant.B
 NAMES = ("a", "b", "jobs")
@@ -31,8 +31,8 @@ RATE = {
 }
 
 
-async def document_of(house: House, name: str) -> dict[str, Any]:
-    answer = await house.client.get(f"/openapi/{name}.json")
+async def document_of(service: TestService, name: str) -> dict[str, Any]:
+    answer = await service.client.get(f"/openapi/{name}.json")
     assert answer.status_code == 200
     return answer.json()
 
@@ -61,23 +61,23 @@ def validator(document: dict[str, Any], schema: dict[str, Any]) -> jsonschema_rs
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_a_document_is_valid_openapi_3_1(house: House, name: str) -> None:
-    document = await document_of(house, name)
+async def test_a_document_is_valid_openapi_3_1(service: TestService, name: str) -> None:
+    document = await document_of(service, name)
     assert document["openapi"].startswith("3.1")
     validate(document)  # pyright: ignore[reportArgumentType]
-    assert document["servers"] == [{"url": "http://house.test"}]
+    assert document["servers"] == [{"url": "http://service.test"}]
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_every_object_in_a_document_is_closed(house: House, name: str) -> None:
-    objects = [node for node in nodes(await document_of(house, name)) if node.get("type") == "object"]
+async def test_every_object_in_a_document_is_closed(service: TestService, name: str) -> None:
+    objects = [node for node in nodes(await document_of(service, name)) if node.get("type") == "object"]
     assert objects
     assert all(node["additionalProperties"] is False for node in objects)
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_every_answer_documents_every_header(house: House, name: str) -> None:
-    document = await document_of(house, name)
+async def test_every_answer_documents_every_header(service: TestService, name: str) -> None:
+    document = await document_of(service, name)
     for path, methods in document["paths"].items():
         for operation in methods.values():
             for status, row in operation["responses"].items():
@@ -88,8 +88,8 @@ async def test_every_answer_documents_every_header(house: House, name: str) -> N
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_every_example_matches_its_schema(house: House, name: str) -> None:
-    document = await document_of(house, name)
+async def test_every_example_matches_its_schema(service: TestService, name: str) -> None:
+    document = await document_of(service, name)
     checked = 0
     for node in nodes(document):
         for example in node.get("examples", {}).values() if "schema" in node else ():
@@ -113,14 +113,14 @@ OPERATIONS = {
 }
 
 
-async def test_a_document_tells_this_installation_s_plans_and_retention(house: House) -> None:
-    text = (await document_of(house, "a"))["info"]["description"]
+async def test_a_document_states_this_installation_s_plans_and_retention(service: TestService) -> None:
+    text = (await document_of(service, "a"))["info"]["description"]
     assert "Basic 50 per hour, Professional 200 per hour, Enterprise 1000 per hour" in text
     assert "without the key for 24 hours" in text
     assert "kept for 30 days" in text
     assert (
         "Free 10 per minute, Basic 30 per minute, Premium 100 per minute"
-        in (await document_of(house, "b"))["info"]["description"]
+        in (await document_of(service, "b"))["info"]["description"]
     )
 
 
@@ -135,13 +135,13 @@ async def test_a_document_tells_this_installation_s_plans_and_retention(house: H
         (timedelta(seconds=2.5), "2.5 seconds"),
     ],
 )
-def test_a_span_is_told_in_its_largest_unit(span: timedelta, text: str) -> None:
-    assert span_text(span) == text
+def test_a_duration_is_written_in_its_largest_unit(span: timedelta, text: str) -> None:
+    assert duration_text(span) == text
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-async def test_a_document_names_its_own_operations_and_their_statuses(house: House, name: str) -> None:
-    document = await document_of(house, name)
+async def test_a_document_names_its_own_operations_and_their_statuses(service: TestService, name: str) -> None:
+    document = await document_of(service, name)
     found = {
         (method, path): set(operation["responses"])
         for path, methods in document["paths"].items()
@@ -150,8 +150,8 @@ async def test_a_document_names_its_own_operations_and_their_statuses(house: Hou
     assert found == OPERATIONS[name]
 
 
-async def test_each_document_names_its_own_credential(house: House) -> None:
-    a, b = await document_of(house, "a"), await document_of(house, "b")
+async def test_each_document_names_its_own_credential(service: TestService) -> None:
+    a, b = await document_of(service, "a"), await document_of(service, "b")
     assert list(a["components"]["securitySchemes"].values()) == [{"type": "http", "scheme": "bearer"}]
     assert list(b["components"]["securitySchemes"].values()) == [
         {"type": "apiKey", "in": "header", "name": "X-API-Key"}
@@ -161,25 +161,41 @@ async def test_each_document_names_its_own_credential(house: House) -> None:
 @pytest.mark.parametrize("variant", Variant)
 @pytest.mark.parametrize(
     "text",
-    ["x", LONGEST, " \n" + LONGEST + "\t\u3000", "", " ", "\u3000\u2028", LONGEST + "x", "\x1c", "a\nb"],
+    ["x", LONGEST, " \n" + LONGEST[:-4] + "\t\u3000", "", " ", "\u3000\u2028", LONGEST + "x", "\x1c", "a\nb"],
     ids=lambda text: ascii(text[:4]),
 )
 async def test_the_document_and_the_service_agree_on_prompts(
-    house: House, regular: Member, variant: Variant, text: str
+    service: TestService, regular: Member, variant: Variant, text: str
 ) -> None:
-    document = await document_of(house, variant)
+    document = await document_of(service, variant)
     body = {**_shortest(document), PROMPTS[variant]: text}
     schema = document["components"]["schemas"]["GenerationRequest"]
-    answer = await house.client.post("/v1/generate", json=body, headers=regular.headers(variant))
+    answer = await service.client.post("/v1/generate", json=body, headers=regular.headers(variant))
     assert validator(document, schema).is_valid(body) == (answer.status_code != 400), answer.text
 
 
 @pytest.mark.parametrize("variant", Variant)
-async def test_the_examples_of_generation_work_as_they_stand(house: House, regular: Member, variant: Variant) -> None:
-    document = await document_of(house, variant)
+async def test_white_space_around_a_prompt_does_not_count_as_the_document_says(
+    service: TestService, regular: Member, variant: Variant
+) -> None:
+    document = await document_of(service, variant)
+    field = document["components"]["schemas"]["GenerationRequest"]["properties"][PROMPTS[variant]]
+    assert (field["minLength"], field["maxLength"]) == (1, 4000)
+    assert "White space around it does not count" in field["description"]
+    assert len(field.get("pattern", "")) < 10
+    body = {**_shortest(document), PROMPTS[variant]: " \n" + LONGEST + "\t\u3000"}
+    answer = await service.client.post("/v1/generate", json=body, headers=regular.headers(variant))
+    assert answer.status_code in (200, 202), answer.text
+
+
+@pytest.mark.parametrize("variant", Variant)
+async def test_the_examples_of_generation_work_as_they_stand(
+    service: TestService, regular: Member, variant: Variant
+) -> None:
+    document = await document_of(service, variant)
     content = document["paths"]["/v1/generate"]["post"]["requestBody"]["content"]["application/json"]
     for example in content["examples"].values():
-        answer = await house.client.post("/v1/generate", json=example["value"], headers=regular.headers(variant))
+        answer = await service.client.post("/v1/generate", json=example["value"], headers=regular.headers(variant))
         assert answer.status_code in (200, 202), answer.text
 
 
@@ -189,90 +205,157 @@ def _shortest(document: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("variant", Variant)
-async def test_real_answers_of_every_state_match_the_document(house: House, member: Member, variant: Variant) -> None:
-    document = await document_of(house, variant)
+async def test_real_answers_of_every_state_match_the_document(
+    service: TestService, member: Member, variant: Variant
+) -> None:
+    document = await document_of(service, variant)
     schema = validator(document, {"$ref": f"#/components/schemas/{'StatusRecord' if variant is A else 'Run'}"})
     path = "/v1/generate/" if variant is A else "/v1/generations/"
 
     async def check(job_id: str, status: str) -> None:
-        body = (await house.client.get(path + job_id, headers=member.headers(variant))).json()
+        body = (await service.client.get(path + job_id, headers=member.headers(variant))).json()
         assert body["status"] == status
         schema.validate(body)
 
-    job_id = await house.submit(member, variant)
+    job_id = await service.submit(member, variant)
     await check(job_id, "processing" if variant is A else "queued")
-    await house.run(job_id, 50)
+    await service.run(job_id, 50)
     await check(job_id, "processing")
-    await house.complete(job_id)
+    await service.complete(job_id)
     await check(job_id, "completed")
-    canceled = await house.submit(member, variant)
-    await house.resources.jobs.cancel(canceled, account_id=member.account.id)
+    canceled = await service.submit(member, variant)
+    await service.resources.queue.cancel(canceled, account_id=member.account.id)
     await check(canceled, "failed")
 
 
-async def test_real_jobs_match_their_document(house: House, member: Member) -> None:
-    document = await document_of(house, "jobs")
+async def test_real_jobs_match_their_document(service: TestService, member: Member) -> None:
+    document = await document_of(service, "jobs")
     schema = validator(document, {"$ref": "#/components/schemas/Jobs"})
-    done = await house.submit(member, num_images=2)
-    await house.complete(done)
-    await house.submit(member, B)
-    schema.validate((await house.client.get("/v1/jobs?limit=2", headers=member.a)).json())
+    done = await service.submit(member, num_images=2)
+    await service.complete(done)
+    await service.submit(member, B)
+    schema.validate((await service.client.get("/v1/jobs?limit=2", headers=member.a)).json())
 
 
-async def page_of(house: House, path: str) -> httpx.Response:
-    answer = await house.client.get(path)
+async def page_of(service: TestService, path: str) -> httpx.Response:
+    answer = await service.client.get(path)
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     return answer
 
 
-@pytest.mark.parametrize("path", ["/", "/docs/a", "/docs/b", "/docs/jobs"])
-async def test_a_page_loads_nothing_from_elsewhere(house: House, path: str) -> None:
-    answer = await page_of(house, path)
-    for target in re.findall(r'(?:href|src|action|srcset|poster|data)="([^"]*)"', answer.text):
+@pytest.mark.parametrize("path", ["/", "/docs", "/docs/a", "/docs/b", "/docs/jobs"])
+async def test_a_page_loads_nothing_from_elsewhere_and_nothing_inline(service: TestService, path: str) -> None:
+    answer = await page_of(service, path)
+    for target in re.findall(r'(?:href|src|action|srcset|poster|data|data-document)="([^"]*)"', answer.text):
         assert target.startswith(("/", "#")), target
         assert not target.startswith("//")
-    assert "<script" not in answer.text
+        assert (await service.client.get(target, follow_redirects=True)).status_code == 200, target
+    for script in re.findall(r"<script[^>]*>.*?</script>", answer.text, re.DOTALL):
+        assert re.fullmatch(r'<script src="/docs/static/[\w/.-]+" defer></script>', script)
     assert "style=" not in answer.text
     assert "@import" not in answer.text
-    assert answer.headers["content-security-policy"].startswith("default-src 'none'")
-    style = await house.client.get("/docs/style.css")
+    policy = answer.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'")
+    assert "unsafe" not in policy
+    assert "http" not in policy
+    style = await service.client.get("/docs/static/docs.css")
     assert style.headers["content-type"].startswith("text/css")
     assert "url(" not in style.text
     assert "@import" not in style.text
 
 
-@pytest.mark.parametrize("name", ["a", "b"])
-async def test_a_page_names_every_operation_field_and_error(house: House, name: str) -> None:
-    document, text = await document_of(house, name), html.unescape((await page_of(house, f"/docs/{name}")).text)
-    for path in document["paths"]:
-        assert path in text
-    for field in document["components"]["schemas"]["GenerationRequest"]["properties"]:
-        assert f"<code>{field}</code>" in text
-    for row in document["components"]["responses"].values():
-        for code in row["content"]["application/json"]["examples"]:
-            assert code in text or code == "ambiguous_credentials"
+@pytest.mark.parametrize(
+    "path",
+    ["/docs/x", "/docs/A", "/docs/static/", "/docs/static/x.js", "/docs/static/..%2froutes.py", "/openapi/x.json"],
+)
+async def test_there_is_no_other_document(service: TestService, path: str) -> None:
+    answer = await service.client.get(path)
+    assert answer.status_code == 404
+    assert error_of(answer)["code"] == "not_found"
 
 
-@pytest.mark.parametrize("variant", Variant)
-async def test_the_curl_lines_of_a_page_work_when_pasted(house: House, member: Member, variant: Variant) -> None:
+async def test_the_vendored_reference_fetches_nothing_and_has_its_licence(service: TestService) -> None:
+    style = (await service.client.get("/docs/static/swagger-ui/swagger-ui.css")).text
+    assert all(target.startswith("data:") for target in re.findall(r"url\([\"']?([^)\"']*)", style))
+    assert "@import" not in style
+    assert "Apache License" in (await service.client.get("/docs/static/swagger-ui/LICENSE")).text
+
+
+async def test_the_page_of_documents_leads_to_each_operation(service: TestService) -> None:
+    text = html.unescape((await page_of(service, "/docs")).text)
+    for name in NAMES:
+        assert f'href="/docs/{name}"' in text
+        assert f'href="/openapi/{name}.json"' in text
+        for path, methods in (await document_of(service, name))["paths"].items():
+            assert path in text
+            assert all(operation["summary"] in text for operation in methods.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_every_operation_field_and_parameter_is_described(service: TestService, name: str) -> None:
+    """What the reference shows, and what a client generator makes names of."""
+    document = await document_of(service, name)
+    tags = {tag["name"] for tag in document["tags"]}
+    operations = [operation for methods in document["paths"].values() for operation in methods.values()]
+    assert len({operation["operationId"] for operation in operations}) == len(operations)
+    for operation in operations:
+        assert re.fullmatch("[a-z][A-Za-z]+", operation["operationId"])
+        assert operation["summary"]
+        assert set(operation["tags"]) <= tags
+        assert all(parameter["description"] for parameter in operation.get("parameters", []))
+    for schema in (
+        name for name in ("GenerationRequest", "UpscaleRequest") if name in document["components"]["schemas"]
+    ):
+        for field in document["components"]["schemas"][schema]["properties"].values():
+            assert field["description"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_the_bodies_of_all_errors_are_one_schema(service: TestService, name: str) -> None:
+    document = await document_of(service, name)
+    refused = [
+        row
+        for methods in document["paths"].values()
+        for operation in methods.values()
+        for status, row in operation["responses"].items()
+        if not status.startswith("2")
+    ]
+    assert len(refused) > 10
+    for row in refused:
+        content = row["content"]["application/json"]
+        assert content["schema"] == {"$ref": "#/components/schemas/ErrorResponse"}
+        assert content["examples"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_nothing_of_the_framework_s_own_errors_is_documented(service: TestService, name: str) -> None:
+    text = json.dumps(await document_of(service, name))
+    assert "422" not in text
+    assert "ValidationError" not in text
+    assert '"title": "' not in text.replace(json.dumps((await document_of(service, name))["info"])[1:-1], "")
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_the_curl_lines_of_a_document_work_when_pasted(service: TestService, member: Member, name: str) -> None:
     """Read as a shell reads them, then sent."""
-    page = await page_of(house, f"/docs/{variant}")
-    lines = [html.unescape(text) for text in re.findall(r"<pre>(curl .*?)</pre>", page.text, re.DOTALL)]
-    assert len(lines) == (5 if variant is A else 4)
-    job = await house.complete(await house.submit(member, variant))
-    known = {"$ATELIER_KEY": member.key, "$REQUEST_ID": job.id, "$RUN_ID": job.id}
+    page = await page_of(service, "/docs")
+    section = page.text.partition(f'<section id="{name}">')[2].partition("</section>")[0]
+    lines = [html.unescape(text) for text in re.findall(r"<pre>(curl .*?)</pre>", section, re.DOTALL)]
+    assert len(lines) == {"a": 5, "b": 4, "jobs": 3}[name]
+    job = await service.complete(await service.submit(member, B if name == "b" else A))
+    known = {"$ATELIER_KEY": member.key, "$REQUEST_ID": job.id, "$RUN_ID": job.id, "$JOB_ID": job.id}
     for line in lines:
-        for name, value in known.items():
-            line = line.replace(name, value)
-        answer = await _send(house, shlex.split(line.replace("\\\n", " ")))
-        if "/v1/upscale" in line and "POST" in line:  # the example's image is nobody's
+        for variable, value in known.items():
+            line = line.replace(variable, value)
+        answer = await _send(service, shlex.split(line.replace("\\\n", " ")))
+        if "/v1/upscale" in line and "POST" in line:  # the example's image belongs to no account
             assert answer.status_code == 404
         else:
             assert answer.status_code in (200, 202), (line, answer.text)
 
 
-async def _send(house: House, words: list[str]) -> httpx.Response:
+async def _send(service: TestService, words: list[str]) -> httpx.Response:
     assert words[:2] == ["curl", "-s"]
     method, body, headers, url = "GET", None, dict[str, str](), ""
     rest = iter(words[2:])
@@ -289,4 +372,4 @@ async def _send(house: House, words: list[str]) -> httpx.Response:
             case _:
                 assert not url
                 url = word
-    return await house.client.request(method, url, headers=headers, content=body)
+    return await service.client.request(method, url, headers=headers, content=body)

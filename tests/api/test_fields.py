@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from serve_app.domain.requests import GenerationRequest, UpscaleRequest, Variant, image_seeds
-from tests.api.house import BODY_A, BODY_B, House, Member, error_of
+from tests.api.app import BODY_A, BODY_B, Member, TestService, error_of
 
 A, B = Variant.A, Variant.B
 BODIES = {A: BODY_A, B: BODY_B}
@@ -87,19 +87,19 @@ Post = Callable[..., Awaitable[httpx.Response]]
 
 
 @pytest.fixture
-def post(house: House, regular: Member) -> Post:
+def post(service: TestService, regular: Member) -> Post:
     async def ask(variant: Variant, **fields: Any) -> httpx.Response:
         body = BODIES[variant] | fields
-        return await house.client.post("/v1/generate", json=body, headers=regular.headers(variant))
+        return await service.client.post("/v1/generate", json=body, headers=regular.headers(variant))
 
     return ask
 
 
-async def accepted(house: House, answer: httpx.Response) -> GenerationRequest:
+async def accepted(service: TestService, answer: httpx.Response) -> GenerationRequest:
     """The request that was recorded for an acknowledgement."""
     assert answer.status_code in ACCEPTED.values(), answer.text
     acknowledged = answer.json()
-    job = await house.resources.jobs.show(acknowledged.get("request_id") or acknowledged["run_id"])
+    job = await service.resources.jobs.find(acknowledged.get("request_id") or acknowledged["run_id"])
     assert job is not None
     assert isinstance(job.request, GenerationRequest)
     return job.request
@@ -126,9 +126,9 @@ RECORDED = {"guidance": "guidance_scale", "num_images": "num_images"}
 
 @pytest.mark.parametrize(("row", "value"), each(NUMERIC, "good"))
 async def test_a_number_within_its_range_is_recorded_as_sent(
-    house: House, post: Post, row: Numeric, value: float
+    service: TestService, post: Post, row: Numeric, value: float
 ) -> None:
-    request = await accepted(house, await post(row.variant, **{row.name: value}))
+    request = await accepted(service, await post(row.variant, **{row.name: value}))
     assert getattr(request, RECORDED.get(row.name, row.name)) == value
 
 
@@ -158,23 +158,25 @@ async def test_a_seed_takes_nothing_but_integers(post: Post, variant: Variant, v
 
 
 @pytest.mark.parametrize(("variant", "name"), [(A, "prompt"), (A, "lora_id"), (B, "positive_prompt"), (B, "model_id")])
-async def test_a_required_field_cannot_be_left_out(house: House, regular: Member, variant: Variant, name: str) -> None:
+async def test_a_required_field_cannot_be_left_out(
+    service: TestService, regular: Member, variant: Variant, name: str
+) -> None:
     body = {key: value for key, value in BODIES[variant].items() if key != name}
-    answer = await house.client.post("/v1/generate", json=body, headers=regular.headers(variant))
+    answer = await service.client.post("/v1/generate", json=body, headers=regular.headers(variant))
     refused(answer, name, "is required")
 
 
 @pytest.mark.parametrize("variant", Variant)
-async def test_what_is_left_out_gets_its_default(house: House, post: Post, variant: Variant) -> None:
-    request = await accepted(house, await post(variant))
+async def test_what_is_left_out_gets_its_default(service: TestService, post: Post, variant: Variant) -> None:
+    request = await accepted(service, await post(variant))
     assert {name: getattr(request, name) for name in DEFAULTS[variant]} == DEFAULTS[variant]
     assert len(request.seeds) == 1
     assert 0 <= request.seeds[0] < 2**53
 
 
 @pytest.mark.parametrize("sizes", [(512, 512), (512, 768), (768, 512), (768, 768)], ids=str)
-async def test_width_and_height_are_independent(house: House, post: Post, sizes: tuple[int, int]) -> None:
-    request = await accepted(house, await post(A, width=sizes[0], height=sizes[1]))
+async def test_width_and_height_are_independent(service: TestService, post: Post, sizes: tuple[int, int]) -> None:
+    request = await accepted(service, await post(A, width=sizes[0], height=sizes[1]))
     assert (request.width, request.height) == sizes
 
 
@@ -188,9 +190,9 @@ PROMPTS = [(A, "prompt"), (B, "positive_prompt"), (B, "negative_prompt")]
 )
 @pytest.mark.parametrize(("variant", "name"), PROMPTS)
 async def test_a_prompt_of_up_to_4000_characters_is_kept_whole(
-    house: House, post: Post, variant: Variant, name: str, text: str
+    service: TestService, post: Post, variant: Variant, name: str, text: str
 ) -> None:
-    request = await accepted(house, await post(variant, **{name: text}))
+    request = await accepted(service, await post(variant, **{name: text}))
     assert (request.negative_prompt if name == "negative_prompt" else request.prompt) == text.strip(" \n")
 
 
@@ -208,8 +210,8 @@ async def test_a_prompt_of_white_space_is_empty(post: Post, variant: Variant, na
     refused(await post(variant, **{name: text}), name, "1 to 4000")
 
 
-async def test_a_negative_prompt_of_white_space_is_no_negative_prompt(house: House, post: Post) -> None:
-    request = await accepted(house, await post(B, negative_prompt=WHITE_SPACE))
+async def test_a_negative_prompt_of_white_space_is_no_negative_prompt(service: TestService, post: Post) -> None:
+    request = await accepted(service, await post(B, negative_prompt=WHITE_SPACE))
     assert request.negative_prompt == ""
 
 
@@ -226,24 +228,24 @@ SEEDS = [0, -1, 1, 42, 2**53 + 1, 2**63, 2**64 - 1, 2**64, -(2**63), -(2**80), 1
     "seed", SEEDS, ids=lambda seed: f"{seed:.3e}" if abs(seed) < 10**300 else f"{len(str(seed))} digits"
 )
 @pytest.mark.parametrize("variant", Variant)
-async def test_any_integer_is_a_seed(house: House, post: Post, variant: Variant, seed: int) -> None:
-    request = await accepted(house, await post(variant, seed=seed))
+async def test_any_integer_is_a_seed(service: TestService, post: Post, variant: Variant, seed: int) -> None:
+    request = await accepted(service, await post(variant, seed=seed))
     assert request.seeds == image_seeds(seed, 1)
 
 
-async def test_image_i_takes_seed_plus_i(house: House, post: Post) -> None:
-    request = await accepted(house, await post(A, seed=2**64 - 2, num_images=4))
+async def test_image_i_takes_seed_plus_i(service: TestService, post: Post) -> None:
+    request = await accepted(service, await post(A, seed=2**64 - 2, num_images=4))
     assert request.seeds == tuple(image_seeds(2**64 - 2 + i, 1)[0] for i in range(4))
 
 
 @pytest.mark.parametrize("spelling", ["7", "7.0", "70e-1", "0.7E1", "7.000"])
 @pytest.mark.parametrize("variant", Variant)
 async def test_a_whole_number_is_an_integer_however_it_is_spelled(
-    house: House, regular: Member, variant: Variant, spelling: str
+    service: TestService, regular: Member, variant: Variant, spelling: str
 ) -> None:
     text = json.dumps(BODIES[variant])[:-1] + f', "seed": {spelling}}}'
-    answer = await house.client.post("/v1/generate", content=text, headers=regular.headers(variant))
-    assert (await accepted(house, answer)).seeds == (7,)
+    answer = await service.client.post("/v1/generate", content=text, headers=regular.headers(variant))
+    assert (await accepted(service, answer)).seeds == (7,)
 
 
 @pytest.mark.parametrize(
@@ -321,10 +323,10 @@ async def test_a_field_of_a_sent_to_b_names_its_interface(post: Post, name: str,
 
 @pytest.mark.parametrize("variant", Variant)
 async def test_the_other_interface_s_body_is_refused_with_a_hint(
-    house: House, regular: Member, variant: Variant
+    service: TestService, regular: Member, variant: Variant
 ) -> None:
     other = BODIES[B if variant is A else A]
-    answer = await house.client.post("/v1/generate", json=other, headers=regular.headers(variant))
+    answer = await service.client.post("/v1/generate", json=other, headers=regular.headers(variant))
     assert answer.status_code == 400
     assert "belongs to the" in error_of(answer)["message"]
 
@@ -347,46 +349,52 @@ async def test_the_input_is_not_echoed(post: Post) -> None:
 
 
 @pytest.fixture(scope="session")
-async def image_id(house: House, regular: Member) -> str:
-    return await house.completed_image(regular)
+async def image_id(service: TestService, regular: Member) -> str:
+    return await service.completed_image(regular)
 
 
 @pytest.mark.parametrize("value", [2, 4, 2.0, 4.0, ...], ids=str)
-async def test_a_scale_factor_of_2_or_4_is_taken(house: House, regular: Member, image_id: str, value: object) -> None:
+async def test_a_scale_factor_of_2_or_4_is_taken(
+    service: TestService, regular: Member, image_id: str, value: object
+) -> None:
     body = {"image_id": image_id} | ({} if value is ... else {"scale_factor": value})
-    answer = await house.client.post("/v1/upscale", json=body, headers=regular.a)
+    answer = await service.client.post("/v1/upscale", json=body, headers=regular.a)
     assert answer.status_code == 202, answer.text
-    job = await house.resources.jobs.show(answer.json()["request_id"])
+    job = await service.resources.jobs.find(answer.json()["request_id"])
     assert job is not None
     assert isinstance(job.request, UpscaleRequest)
     assert job.request.scale_factor == (2 if value is ... else value)
 
 
 @pytest.mark.parametrize("value", [0, 1, 3, 5, 8, -2, 2.5, 10**30, *NOT_NUMBERS], ids=repr)
-async def test_no_other_scale_factor_is_taken(house: House, regular: Member, image_id: str, value: object) -> None:
+async def test_no_other_scale_factor_is_taken(
+    service: TestService, regular: Member, image_id: str, value: object
+) -> None:
     body = {"image_id": image_id, "scale_factor": value}
-    refused(await house.client.post("/v1/upscale", json=body, headers=regular.a), "scale_factor", "2 or 4")
+    refused(await service.client.post("/v1/upscale", json=body, headers=regular.a), "scale_factor", "2 or 4")
 
 
 @pytest.mark.parametrize("value", [*NOT_TEXT, "", "x" * 129], ids=repr)
-async def test_an_image_id_takes_nothing_but_text(house: House, regular: Member, value: object) -> None:
-    refused(await house.client.post("/v1/upscale", json={"image_id": value}, headers=regular.a), "image_id", "1 to 128")
+async def test_an_image_id_takes_nothing_but_text(service: TestService, regular: Member, value: object) -> None:
+    refused(
+        await service.client.post("/v1/upscale", json={"image_id": value}, headers=regular.a), "image_id", "1 to 128"
+    )
 
 
-async def test_an_upscale_needs_an_image_id(house: House, regular: Member) -> None:
-    refused(await house.client.post("/v1/upscale", json={}, headers=regular.a), "image_id", "is required")
+async def test_an_upscale_needs_an_image_id(service: TestService, regular: Member) -> None:
+    refused(await service.client.post("/v1/upscale", json={}, headers=regular.a), "image_id", "is required")
 
 
-async def test_an_unknown_field_of_an_upscale_is_refused_with_a_hint(house: House, regular: Member) -> None:
-    answer = await house.client.post("/v1/upscale", json={"image_id": "img_x", "scale": 2}, headers=regular.a)
+async def test_an_unknown_field_of_an_upscale_is_refused_with_a_hint(service: TestService, regular: Member) -> None:
+    answer = await service.client.post("/v1/upscale", json={"image_id": "img_x", "scale": 2}, headers=regular.a)
     refused(answer, "scale", "did you mean scale_factor?")
 
 
-async def test_an_output_over_16_megapixels_is_refused_with_the_limit(house: House, regular: Member) -> None:
-    small = await house.completed_image(regular, width=768, height=768)
-    answer = await house.client.post("/v1/upscale", json={"image_id": small, "scale_factor": 4}, headers=regular.a)
-    larger = (await house.complete(answer.json()["request_id"])).images[0]
+async def test_an_output_over_16_megapixels_is_refused_with_the_limit(service: TestService, regular: Member) -> None:
+    small = await service.completed_image(regular, width=768, height=768)
+    answer = await service.client.post("/v1/upscale", json={"image_id": small, "scale_factor": 4}, headers=regular.a)
+    larger = (await service.complete(answer.json()["request_id"])).images[0]
     assert (larger.width, larger.height) == (3072, 3072)
     for factor in (2, 4):
         body = {"image_id": larger.image_id, "scale_factor": factor}
-        refused(await house.client.post("/v1/upscale", json=body, headers=regular.a), "scale_factor", "16 megapixels")
+        refused(await service.client.post("/v1/upscale", json=body, headers=regular.a), "scale_factor", "16 megapixels")

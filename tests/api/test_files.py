@@ -3,19 +3,18 @@
 import httpx
 import pytest
 
-from serve_app.stores.embedded import stop_redis
-from tests.api.house import House, Member, error_of, house_settings, open_house, png_of
+from tests.api.app import Member, TestService, error_of, open_service, png_of
 
 
 @pytest.fixture
-async def url(house: House, member: Member) -> httpx.URL:
-    job = await house.complete(await house.submit(member))
-    answer = await house.client.get(f"/v1/generate/{job.id}", headers=member.a)
+async def url(service: TestService, member: Member) -> httpx.URL:
+    job = await service.complete(await service.submit(member))
+    answer = await service.client.get(f"/v1/generate/{job.id}", headers=member.a)
     return httpx.URL(answer.json()["images"][0]["url"])
 
 
-async def test_an_image_opens_without_a_key(house: House, url: httpx.URL) -> None:
-    answer = await house.client.get(url)
+async def test_an_image_opens_without_a_key(service: TestService, url: httpx.URL) -> None:
+    answer = await service.client.get(url)
     assert answer.status_code == 200
     assert answer.content == png_of((512, 512))
     assert answer.headers["content-type"] == "image/png"
@@ -26,8 +25,8 @@ async def test_an_image_opens_without_a_key(house: House, url: httpx.URL) -> Non
     assert "x-ratelimit-limit" in answer.headers
 
 
-async def test_head_tells_the_size(house: House, url: httpx.URL) -> None:
-    answer = await house.client.head(url)
+async def test_head_returns_the_size(service: TestService, url: httpx.URL) -> None:
+    answer = await service.client.head(url)
     assert answer.status_code == 200
     assert int(answer.headers["content-length"]) == len(png_of((512, 512)))
 
@@ -50,9 +49,11 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
-async def test_a_changed_address_is_not_found(house: House, url: httpx.URL, change: dict[str, str | None]) -> None:
+async def test_a_changed_address_is_not_found(
+    service: TestService, url: httpx.URL, change: dict[str, str | None]
+) -> None:
     params = {name: value for name, value in (dict(url.params) | change).items() if value is not None}
-    not_found(await house.client.get(url.copy_with(params=params)))
+    not_found(await service.client.get(url.copy_with(params=params)))
 
 
 def not_found(answer: httpx.Response) -> None:
@@ -72,29 +73,29 @@ def not_found(answer: httpx.Response) -> None:
         "/files/%ff",
     ],
 )
-async def test_no_other_file_opens(house: House, url: httpx.URL, path: str) -> None:
-    answer = await house.client.get(f"http://house.test{path}?{url.query.decode()}")
+async def test_no_other_file_opens(service: TestService, url: httpx.URL, path: str) -> None:
+    answer = await service.client.get(f"http://service.test{path}?{url.query.decode()}")
     not_found(answer)
 
 
-async def test_a_signature_opens_its_own_image_only(house: House, member: Member, url: httpx.URL) -> None:
-    other = await house.complete(await house.submit(member))
-    answer = await house.client.get(f"/v1/generate/{other.id}", headers=member.a)
+async def test_a_signature_opens_its_own_image_only(service: TestService, member: Member, url: httpx.URL) -> None:
+    other = await service.complete(await service.submit(member))
+    answer = await service.client.get(f"/v1/generate/{other.id}", headers=member.a)
     second = httpx.URL(answer.json()["images"][0]["url"])
     assert second.path != url.path
-    not_found(await house.client.get(second.copy_with(query=url.query)))
+    not_found(await service.client.get(second.copy_with(query=url.query)))
 
 
-async def test_an_image_that_is_gone_is_not_found(house: House, member: Member) -> None:
-    job = await house.complete(await house.submit(member))
-    answer = await house.client.get(f"/v1/generate/{job.id}", headers=member.a)
-    await house.resources.images.delete(job.images[0].image_uri)
-    not_found(await house.client.get(answer.json()["images"][0]["url"]))
+async def test_an_image_that_is_gone_is_not_found(service: TestService, member: Member) -> None:
+    job = await service.complete(await service.submit(member))
+    answer = await service.client.get(f"/v1/generate/{job.id}", headers=member.a)
+    await service.resources.images.delete(job.images[0].image_uri)
+    not_found(await service.client.get(answer.json()["images"][0]["url"]))
 
 
-async def test_an_image_takes_no_other_method(house: House, url: httpx.URL) -> None:
+async def test_an_image_takes_no_other_method(service: TestService, url: httpx.URL) -> None:
     for method in ("POST", "PUT", "DELETE"):
-        answer = await house.client.request(method, url)
+        answer = await service.client.request(method, url)
         assert answer.status_code == 405
         assert answer.headers["allow"] == "GET, HEAD"
 
@@ -105,27 +106,25 @@ async def test_an_image_takes_no_other_method(house: House, url: httpx.URL) -> N
         ("images.example", "http://images.example"),
         ("10.0.0.1:8080", "http://10.0.0.1:8080"),
         ("[::1]:8000", "http://[::1]:8000"),
-        ("evil.example/path?", "http://house.test"),
-        ("a@b", "http://house.test"),
-        ('"><script>', "http://house.test"),
+        ("evil.example/path?", "http://service.test"),
+        ("a@b", "http://service.test"),
+        ('"><script>', "http://service.test"),
     ],
 )
 async def test_the_address_begins_where_the_caller_reached_us(
-    house: House, member: Member, host: str, expected: str
+    service: TestService, member: Member, host: str, expected: str
 ) -> None:
-    job = await house.complete(await house.submit(member))
-    answer = await house.client.get(f"/v1/generate/{job.id}", headers=member.a | {"Host": host})
+    job = await service.complete(await service.submit(member))
+    answer = await service.client.get(f"/v1/generate/{job.id}", headers=member.a | {"Host": host})
     assert answer.status_code == 200
     assert answer.json()["images"][0]["url"].startswith(f"{expected}/files/")
 
 
 async def test_a_public_address_goes_before_the_caller_s(tmp_path_factory: pytest.TempPathFactory) -> None:
-    settings = house_settings(tmp_path_factory.mktemp("public"), [], public_url="https://cdn.example/atelier/")
-    async with open_house(settings) as public:
+    async with open_service(tmp_path_factory.mktemp("public"), public_url="https://cdn.example/atelier/") as public:
         member = await public.member()
         job = await public.complete(await public.submit(member))
         answer = await public.client.get(f"/v1/generate/{job.id}", headers=member.a)
         assert answer.json()["images"][0]["url"].startswith("https://cdn.example/atelier/files/images/")
         document = (await public.client.get("/openapi/a.json")).json()
         assert document["servers"] == [{"url": "https://cdn.example/atelier"}]
-    stop_redis(settings.data_dir)

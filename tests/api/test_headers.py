@@ -1,4 +1,4 @@
-"""What every answer carries, whatever its status."""
+"""Headers of every response, whatever its status."""
 
 import re
 import time
@@ -10,10 +10,12 @@ import pytest
 
 from serve_app.api.app import create_app
 from serve_app.domain.requests import Variant
-from serve_app.stores.accounts import AccountStore
-from serve_app.stores.jobs import JobStore
+from serve_app.stores.auth import Authenticator
+from serve_app.stores.job_queue import JobQueue
+from serve_app.stores.job_reader import JobReader
+from serve_app.stores.polling import Poller
 from serve_app.stores.redis import connect
-from tests.api.house import BODY_A, BODY_B, House, Member, client_of, error_of
+from tests.api.app import BODY_A, BODY_B, Member, TestService, client_of, error_of
 
 A, B = Variant.A, Variant.B
 UNKNOWN = "gen_" + "a" * 26
@@ -27,8 +29,8 @@ ALWAYS = (
 )
 
 
-def dressed(answer: httpx.Response, policy: str | None = None) -> None:
-    """Every header of every answer, each once, in its form."""
+def assert_headers(answer: httpx.Response, policy: str | None = None) -> None:
+    """Each common header is there once, in its format."""
     for name in ALWAYS:
         assert len(answer.headers.get_list(name)) == 1, name
     limit, remaining, reset = (int(answer.headers[name]) for name in ALWAYS[:3])
@@ -58,6 +60,7 @@ def dressed(answer: httpx.Response, policy: str | None = None) -> None:
         ("GET", "/healthz", 200),
         ("GET", "/openapi/a.json", 200),
         ("GET", "/docs/a", 200),
+        ("GET", "/docs", 200),
         ("GET", "/", 200),
         ("GET", "/metrics", 200),
         ("GET", "/files/nothing", 404),
@@ -65,11 +68,11 @@ def dressed(answer: httpx.Response, policy: str | None = None) -> None:
     ],
 )
 async def test_any_answer_carries_the_headers(
-    house: House, member: Member, method: str, path: str, status: int
+    service: TestService, member: Member, method: str, path: str, status: int
 ) -> None:
-    answer = await house.client.request(method, path, json=BODY_A, headers=member.a)
+    answer = await service.client.request(method, path, json=BODY_A, headers=member.a)
     assert answer.status_code == status, answer.text
-    dressed(answer)
+    assert_headers(answer)
 
 
 @pytest.mark.parametrize(
@@ -88,12 +91,12 @@ async def test_any_answer_carries_the_headers(
     ids=str,
 )
 async def test_any_refusal_carries_the_headers(
-    house: House, member: Member, headers: dict[str, str], body: bytes, status: int
+    service: TestService, member: Member, headers: dict[str, str], body: bytes, status: int
 ) -> None:
     filled = {name: value.format(a=member.a["Authorization"], b=member.key) for name, value in headers.items()}
-    answer = await house.client.post("/v1/generate", content=body, headers=filled)
+    answer = await service.client.post("/v1/generate", content=body, headers=filled)
     assert answer.status_code == status, answer.text
-    dressed(answer)
+    assert_headers(answer)
 
 
 @pytest.mark.parametrize(
@@ -110,28 +113,28 @@ async def test_any_refusal_carries_the_headers(
         ("GET", "/docs/a", {}, "a-hourly", 50),
     ],
 )
-async def test_a_stranger_sees_the_lowest_plan(
-    house: House, method: str, path: str, headers: dict[str, str], policy: str, limit: int
+async def test_an_unknown_caller_sees_the_lowest_plan(
+    service: TestService, method: str, path: str, headers: dict[str, str], policy: str, limit: int
 ) -> None:
-    answer = await house.client.request(method, path, headers=headers)
-    dressed(answer, policy)
+    answer = await service.client.request(method, path, headers=headers)
+    assert_headers(answer, policy)
     assert answer.headers["x-ratelimit-limit"] == answer.headers["x-ratelimit-remaining"] == str(limit)
     window = 3600 if limit == 50 else 60
     assert abs(int(answer.headers["x-ratelimit-reset"]) - time.time() - window) < 3
 
 
 @pytest.mark.parametrize("given", ["01234567", "a.b-c_d.0", "x" * 128])
-async def test_a_fit_request_id_is_echoed(house: House, given: str) -> None:
-    answer = await house.client.get("/healthz", headers={"X-Request-Id": given})
+async def test_a_fit_request_id_is_echoed(service: TestService, given: str) -> None:
+    answer = await service.client.get("/healthz", headers={"X-Request-Id": given})
     assert answer.headers.get_list("x-request-id") == [given]
 
 
 @pytest.mark.parametrize(
     "given", ["", "short", "x" * 129, "a b c d e f", "<script>alert</script>", "\u00e9" * 10, "12345678\t"]
 )
-async def test_an_unfit_request_id_is_replaced(house: House, given: str) -> None:
-    answer = await house.client.get("/healthz", headers=[(b"x-request-id", given.encode())])
-    dressed(answer)
+async def test_an_unfit_request_id_is_replaced(service: TestService, given: str) -> None:
+    answer = await service.client.get("/healthz", headers=[(b"x-request-id", given.encode())])
+    assert_headers(answer)
 
 
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "PROPFIND", "QUERY"]
@@ -146,6 +149,7 @@ ALLOWED = {
     f"/v1/jobs/{UNKNOWN}": {"GET", "HEAD"},
     f"/v1/jobs/{UNKNOWN}/cancel": {"POST"},
     "/healthz": {"GET", "HEAD"},
+    "/docs": {"GET", "HEAD"},
     "/docs/a": {"GET", "HEAD"},
     "/openapi/b.json": {"GET", "HEAD"},
 }
@@ -154,16 +158,16 @@ ALLOWED = {
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("path", ALLOWED)
 async def test_another_method_gets_405_and_the_ones_that_work(
-    house: House, member: Member, path: str, method: str
+    service: TestService, member: Member, path: str, method: str
 ) -> None:
     if method in ALLOWED[path]:
         return
     for headers in ({}, member.a, member.b):
-        answer = await house.client.request(method, path, headers=headers)
+        answer = await service.client.request(method, path, headers=headers)
         assert answer.status_code == 405
         assert error_of(answer)["code"] == "method_not_allowed"
         assert answer.headers["allow"] == ", ".join(sorted(ALLOWED[path]))
-        dressed(answer)
+        assert_headers(answer)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +194,7 @@ async def test_another_method_gets_405_and_the_ones_that_work(
         "/v1/jobs/",
         "/v1/jobs/x/",
         "/v1/jobs/x/events",
-        "/docs",
+        "/docs/",
         "/openapi.json",
         "/redoc",
         "/favicon.ico",
@@ -202,18 +206,18 @@ async def test_another_method_gets_405_and_the_ones_that_work(
 )
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_any_other_path_is_404_and_nothing_redirects(
-    house: House, member: Member, path: str, method: str
+    service: TestService, member: Member, path: str, method: str
 ) -> None:
-    answer = await house.client.request(method, f"http://house.test{path}", headers=member.a)
+    answer = await service.client.request(method, f"http://service.test{path}", headers=member.a)
     assert answer.status_code == 404
     assert error_of(answer) == {"code": "not_found", "message": "There is nothing at this address."}
-    dressed(answer)
+    assert_headers(answer)
 
 
 @pytest.fixture
-async def broken(house: House, member: Member) -> AsyncIterator[httpx.AsyncClient]:
-    """The application with its catalog pulled out: what is found there raises."""
-    resources = replace(house.resources, catalog=None)  # pyright: ignore[reportArgumentType]
+async def broken(service: TestService, member: Member) -> AsyncIterator[httpx.AsyncClient]:
+    """The application without a catalog: every use of it raises."""
+    resources = replace(service.resources, catalog=None)  # pyright: ignore[reportArgumentType]
     async with client_of(create_app(resources)) as client:
         yield client
 
@@ -230,8 +234,8 @@ async def test_an_exception_is_a_500_in_the_envelope_with_every_header(
     assert answer.headers["x-request-id"] in error["message"]
     assert "NoneType" not in answer.text
     assert "Traceback" not in answer.text
-    dressed(answer, "a-hourly" if variant is A else None)
-    assert answer.headers["x-ratelimit-limit"] == "1000000000", "the caller's own window, not a stranger's"
+    assert_headers(answer, "a-hourly" if variant is A else None)
+    assert answer.headers["x-ratelimit-limit"] == "1000000000", "the caller's own window, not a other's"
     logged = caplog.text
     assert answer.headers["x-request-id"] in logged
     assert "NoneType" in logged, "the operator's log has the trace"
@@ -244,39 +248,45 @@ async def test_a_500_of_a_document_and_of_a_list_are_alike(broken: httpx.AsyncCl
         answer = await broken.get(path, headers=member.b)
         assert answer.status_code == 500
         assert error_of(answer)["code"] == "internal_error"
-        dressed(answer)
+        assert_headers(answer)
 
 
 @pytest.fixture
-async def cut_off(house: House) -> AsyncIterator[httpx.AsyncClient]:
-    """The application with nobody at Redis's address."""
-    nobody = connect("redis://127.0.0.1:1/0")
-    settings = house.resources.settings
-    resources = replace(house.resources, accounts=AccountStore(nobody, settings), jobs=JobStore(nobody, settings))
+async def without_redis(service: TestService) -> AsyncIterator[httpx.AsyncClient]:
+    """The application with no server at Redis's address."""
+    unreachable = connect("redis://127.0.0.1:1/0")
+    settings = service.resources.settings
+    resources = replace(
+        service.resources,
+        queue=JobQueue(unreachable, settings),
+        jobs=JobReader(unreachable),
+        auth=Authenticator(unreachable, settings),
+        poller=Poller(unreachable, settings),
+    )
     async with client_of(create_app(resources)) as client:
         yield client
-    await nobody.aclose()
+    await unreachable.aclose()
 
 
 @pytest.mark.parametrize("variant", Variant)
 async def test_without_redis_the_answer_is_503_with_retry_after(
-    cut_off: httpx.AsyncClient, member: Member, variant: Variant
+    without_redis: httpx.AsyncClient, member: Member, variant: Variant
 ) -> None:
     body = BODY_A if variant is A else BODY_B
-    answer = await cut_off.post("/v1/generate", json=body, headers=member.headers(variant))
+    answer = await without_redis.post("/v1/generate", json=body, headers=member.headers(variant))
     assert answer.status_code == 503
     assert error_of(answer)["code"] == "unavailable"
     assert int(answer.headers["retry-after"]) >= 1
-    dressed(answer)
+    assert_headers(answer)
 
 
-async def test_without_redis_the_process_is_alive_and_not_ready(cut_off: httpx.AsyncClient) -> None:
-    assert (await cut_off.get("/healthz")).status_code == 200
-    answer = await cut_off.get("/readyz")
+async def test_without_redis_the_process_is_alive_and_not_ready(without_redis: httpx.AsyncClient) -> None:
+    assert (await without_redis.get("/healthz")).status_code == 200
+    answer = await without_redis.get("/readyz")
     assert answer.status_code == 503
     assert answer.json() == {"status": "not ready", "redis": "down", "storage": "ok"}
 
 
-async def test_without_redis_strangers_and_routes_are_still_told_apart(cut_off: httpx.AsyncClient) -> None:
-    assert (await cut_off.post("/v1/generate", json={})).status_code == 401
-    assert (await cut_off.get("/v1/nothing")).status_code == 404
+async def test_without_redis_credentials_and_routes_are_still_checked(without_redis: httpx.AsyncClient) -> None:
+    assert (await without_redis.post("/v1/generate", json={})).status_code == 401
+    assert (await without_redis.get("/v1/nothing")).status_code == 404

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from serve_app.domain.requests import Variant
-from tests.api.house import BODY_A, BODY_B, House, Member, error_of
+from tests.api.app import BODY_A, BODY_B, Member, TestService, error_of
 
 A, B = Variant.A, Variant.B
 BODIES: dict[Variant, dict[str, Any]] = {A: BODY_A, B: BODY_B}
@@ -16,33 +16,33 @@ ID = {A: "request_id", B: "run_id"}
 
 
 async def post(
-    house: House, member: Member, variant: Variant, key: str, body: Any = None, path: str = "/v1/generate"
+    service: TestService, member: Member, variant: Variant, key: str, body: Any = None, path: str = "/v1/generate"
 ) -> httpx.Response:
     content = body if isinstance(body, str) else json.dumps(body or BODIES[variant])
     headers = member.headers(variant) | {"Idempotency-Key": key}
-    return await house.client.post(path, content=content, headers=headers)
+    return await service.client.post(path, content=content, headers=headers)
 
 
 @pytest.mark.parametrize("variant", Variant)
-async def test_a_retry_gets_the_first_job_and_says_so(house: House, member: Member, variant: Variant) -> None:
-    first = await post(house, member, variant, "k1")
-    again = await post(house, member, variant, "k1")
+async def test_a_retry_gets_the_first_job_and_says_so(service: TestService, member: Member, variant: Variant) -> None:
+    first = await post(service, member, variant, "k1")
+    again = await post(service, member, variant, "k1")
     assert first.status_code == again.status_code == (202 if variant is A else 200)
     assert "idempotency-replayed" not in first.headers
     assert again.headers["idempotency-replayed"] == "true"
     assert again.json()[ID[variant]] == first.json()[ID[variant]]
     assert again.headers["location"] == first.headers["location"]
     assert set(again.json()) == set(first.json())
-    assert len(await house.resources.jobs.list(member.account.id)) == 1
+    assert len(await service.resources.jobs.list(member.account.id)) == 1
 
 
 @pytest.mark.parametrize("variant", Variant)
 async def test_a_retry_after_the_end_is_acknowledged_like_the_first(
-    house: House, member: Member, variant: Variant
+    service: TestService, member: Member, variant: Variant
 ) -> None:
-    first = await post(house, member, variant, "k1")
-    await house.complete(first.json()[ID[variant]])
-    again = await post(house, member, variant, "k1")
+    first = await post(service, member, variant, "k1")
+    await service.complete(first.json()[ID[variant]])
+    again = await post(service, member, variant, "k1")
     assert again.status_code == first.status_code
     assert set(again.json()) == set(first.json())
     assert again.json()["status"] == first.json()["status"]
@@ -50,77 +50,83 @@ async def test_a_retry_after_the_end_is_acknowledged_like_the_first(
 
 
 @pytest.mark.parametrize("variant", Variant)
-async def test_another_body_under_the_same_key_is_a_conflict(house: House, member: Member, variant: Variant) -> None:
-    await post(house, member, variant, "k1")
-    answer = await post(house, member, variant, "k1", BODIES[variant] | {"seed": 1})
+async def test_another_body_under_the_same_key_is_a_conflict(
+    service: TestService, member: Member, variant: Variant
+) -> None:
+    await post(service, member, variant, "k1")
+    answer = await post(service, member, variant, "k1", BODIES[variant] | {"seed": 1})
     assert answer.status_code == 409
     assert error_of(answer)["code"] == "idempotency_conflict"
-    assert len(await house.resources.jobs.list(member.account.id)) == 1
+    assert len(await service.resources.jobs.list(member.account.id)) == 1
 
 
 @pytest.mark.parametrize("variant", Variant)
-async def test_the_same_body_spelled_otherwise_is_the_same_body(house: House, member: Member, variant: Variant) -> None:
+async def test_the_same_body_spelled_otherwise_is_the_same_body(
+    service: TestService, member: Member, variant: Variant
+) -> None:
     body = BODIES[variant] | {"width": 512, "seed": 7}
-    first = await post(house, member, variant, "k1", body)
+    first = await post(service, member, variant, "k1", body)
     turned = dict(reversed(body.items()))
     spelled = json.dumps(turned, indent=3).replace("512", "512.0").replace(": 7", ": 70e-1")
-    again = await post(house, member, variant, "k1", spelled)
+    again = await post(service, member, variant, "k1", spelled)
     assert again.headers.get("idempotency-replayed") == "true", again.text
     assert again.json()[ID[variant]] == first.json()[ID[variant]]
 
 
-async def test_an_upscale_can_be_retried_and_is_not_a_generation(house: House, member: Member) -> None:
-    image_id = await house.completed_image(member)
+async def test_an_upscale_can_be_retried_and_is_not_a_generation(service: TestService, member: Member) -> None:
+    image_id = await service.completed_image(member)
     body = {"image_id": image_id}
-    first = await post(house, member, A, "k1", body, "/v1/upscale")
-    again = await post(house, member, A, "k1", body, "/v1/upscale")
+    first = await post(service, member, A, "k1", body, "/v1/upscale")
+    again = await post(service, member, A, "k1", body, "/v1/upscale")
     assert again.json()["request_id"] == first.json()["request_id"]
     assert again.headers["idempotency-replayed"] == "true"
-    assert (await post(house, member, A, "k1")).status_code == 409
+    assert (await post(service, member, A, "k1")).status_code == 409
 
 
-async def test_keys_are_the_account_s_own(house: House, member: Member) -> None:
-    other = await house.member()
-    first, second = await post(house, member, A, "k1"), await post(house, other, A, "k1")
+async def test_keys_are_the_account_s_own(service: TestService, member: Member) -> None:
+    other = await service.member()
+    first, second = await post(service, member, A, "k1"), await post(service, other, A, "k1")
     assert first.json()["request_id"] != second.json()["request_id"]
 
 
-async def test_a_refused_request_does_not_use_up_its_key(house: House, member: Member) -> None:
-    assert (await post(house, member, A, "k1", BODY_A | {"steps": 1})).status_code == 400
-    assert (await post(house, member, A, "k1", BODY_A | {"lora_id": "nothing"})).status_code == 403
-    answer = await post(house, member, A, "k1")
+async def test_a_refused_request_does_not_use_up_its_key(service: TestService, member: Member) -> None:
+    assert (await post(service, member, A, "k1", BODY_A | {"steps": 1})).status_code == 400
+    assert (await post(service, member, A, "k1", BODY_A | {"lora_id": "nothing"})).status_code == 403
+    answer = await post(service, member, A, "k1")
     assert answer.status_code == 202
     assert "idempotency-replayed" not in answer.headers
 
 
 @pytest.mark.parametrize("variant", Variant)
-async def test_a_storm_of_the_same_request_makes_one_job(house: House, member: Member, variant: Variant) -> None:
-    answers = await asyncio.gather(*(post(house, member, variant, "storm") for _ in range(20)))
+async def test_a_storm_of_the_same_request_makes_one_job(
+    service: TestService, member: Member, variant: Variant
+) -> None:
+    answers = await asyncio.gather(*(post(service, member, variant, "storm") for _ in range(20)))
     assert {answer.status_code for answer in answers} == {202 if variant is A else 200}
     assert len({answer.json()[ID[variant]] for answer in answers}) == 1
     assert sum("idempotency-replayed" not in answer.headers for answer in answers) == 1
 
 
-async def test_without_a_key_each_post_is_a_new_job(house: House, member: Member) -> None:
-    assert await house.submit(member) != await house.submit(member)
+async def test_without_a_key_each_post_is_a_new_job(service: TestService, member: Member) -> None:
+    assert await service.submit(member) != await service.submit(member)
 
 
 @pytest.mark.parametrize("key", ["x", "x" * 255, '"8e03978e-40d5-43dd-bc93-6894a57f9324"', "!~"])
-async def test_any_visible_ascii_is_a_key(house: House, member: Member, key: str) -> None:
-    assert (await post(house, member, A, key)).status_code == 202
+async def test_any_visible_ascii_is_a_key(service: TestService, member: Member, key: str) -> None:
+    assert (await post(service, member, A, key)).status_code == 202
 
 
 @pytest.mark.parametrize("key", [b"", b"x" * 256, b"a b", b"a\tb", b"\xff", "é".encode(), b"\x7f"])
 @pytest.mark.parametrize("variant", Variant)
-async def test_anything_else_is_not_a_key(house: House, member: Member, variant: Variant, key: bytes) -> None:
+async def test_anything_else_is_not_a_key(service: TestService, member: Member, variant: Variant, key: bytes) -> None:
     headers = [(b"idempotency-key", key), *((n.encode(), v.encode()) for n, v in member.headers(variant).items())]
-    answer = await house.client.post("/v1/generate", json=BODIES[variant], headers=headers)
+    answer = await service.client.post("/v1/generate", json=BODIES[variant], headers=headers)
     assert answer.status_code == 400
     error = error_of(answer)
     assert error["code"] == "invalid_parameter"
     assert error["message"].startswith("Idempotency-Key: ")
 
 
-async def test_two_keys_are_refused(house: House, member: Member) -> None:
+async def test_two_keys_are_refused(service: TestService, member: Member) -> None:
     headers = [("Idempotency-Key", "a"), ("Idempotency-Key", "b"), *member.a.items()]
-    assert (await house.client.post("/v1/generate", json=BODY_A, headers=headers)).status_code == 400
+    assert (await service.client.post("/v1/generate", json=BODY_A, headers=headers)).status_code == 400

@@ -1,13 +1,13 @@
-"""Two accounts, two interfaces: what is not yours never existed."""
+"""Another account's and another interface's jobs, images and adapters are not found."""
 
 from urllib.parse import unquote
 
 import httpx
 import pytest
 
-from serve_app.api import answers
+from serve_app.api.dependencies import valid_job_id
 from serve_app.domain.requests import Variant
-from tests.api.house import BODY_A, BODY_B, House, Member, error_of
+from tests.api.app import BODY_A, BODY_B, Member, TestService, error_of
 from tests.support import PRIVATE_ADAPTER, adapter_id
 
 A, B = Variant.A, Variant.B
@@ -45,8 +45,8 @@ MALFORMED = [
 
 
 @pytest.fixture
-async def stranger(house: House) -> Member:
-    return await house.member()
+async def other(service: TestService) -> Member:
+    return await service.member()
 
 
 def same_not_found(*answers: httpx.Response) -> None:
@@ -60,42 +60,42 @@ def same_not_found(*answers: httpx.Response) -> None:
     ("variant", "path"),
     [(A, "/v1/generate/"), (A, "/v1/upscale/"), (B, "/v1/generations/"), (A, "/v1/jobs/"), (B, "/v1/jobs/")],
 )
-async def test_another_account_s_job_is_as_good_as_none(
-    house: House, member: Member, stranger: Member, variant: Variant, path: str, finished: bool
+async def test_another_account_s_job_is_not_found(
+    service: TestService, member: Member, other: Member, variant: Variant, path: str, finished: bool
 ) -> None:
-    job_id = await house.submit(member, variant)
+    job_id = await service.submit(member, variant)
     if finished:
-        await house.complete(job_id)
-    headers = stranger.headers(variant)
+        await service.complete(job_id)
+    headers = other.headers(variant)
     same_not_found(
-        await house.client.get(path + job_id, headers=headers),
-        await house.client.get(path + "gen_" + UNKNOWN, headers=headers),
+        await service.client.get(path + job_id, headers=headers),
+        await service.client.get(path + "gen_" + UNKNOWN, headers=headers),
     )
-    assert (await house.client.get(path + job_id, headers=member.headers(variant))).status_code == 200
+    assert (await service.client.get(path + job_id, headers=member.headers(variant))).status_code == 200
 
 
 @pytest.mark.parametrize("finished", [False, True])
 @pytest.mark.parametrize("variant", Variant)
-async def test_a_job_of_the_other_interface_is_as_good_as_none(
-    house: House, member: Member, variant: Variant, finished: bool
+async def test_a_job_of_the_other_interface_is_not_found(
+    service: TestService, member: Member, variant: Variant, finished: bool
 ) -> None:
-    job_id = await house.submit(member, variant)
+    job_id = await service.submit(member, variant)
     if finished:
-        await house.complete(job_id)
+        await service.complete(job_id)
     paths = ["/v1/generations/"] if variant is A else ["/v1/generate/", "/v1/upscale/"]
     for path in paths:
         headers = member.headers(B if variant is A else A)
         same_not_found(
-            await house.client.get(path + job_id, headers=headers),
-            await house.client.get(path + "gen_" + UNKNOWN, headers=headers),
+            await service.client.get(path + job_id, headers=headers),
+            await service.client.get(path + "gen_" + UNKNOWN, headers=headers),
         )
 
 
-async def test_an_upscale_is_no_run_of_b(house: House, member: Member) -> None:
-    image_id = await house.completed_image(member)
-    answer = await house.client.post("/v1/upscale", json={"image_id": image_id}, headers=member.a)
+async def test_an_upscale_is_no_run_of_b(service: TestService, member: Member) -> None:
+    image_id = await service.completed_image(member)
+    answer = await service.client.post("/v1/upscale", json={"image_id": image_id}, headers=member.a)
     job_id = answer.json()["request_id"]
-    assert (await house.client.get(f"/v1/generations/{job_id}", headers=member.b)).status_code == 404
+    assert (await service.client.get(f"/v1/generations/{job_id}", headers=member.b)).status_code == 404
 
 
 @pytest.mark.parametrize("job_id", MALFORMED, ids=lambda text: text[:24])
@@ -104,26 +104,26 @@ async def test_an_upscale_is_no_run_of_b(house: House, member: Member) -> None:
     [(A, "/v1/generate/"), (A, "/v1/upscale/"), (B, "/v1/generations/"), (A, "/v1/jobs/"), (B, "/v1/jobs/")],
 )
 async def test_a_malformed_id_is_not_found(
-    house: House, regular: Member, variant: Variant, path: str, job_id: str
+    service: TestService, regular: Member, variant: Variant, path: str, job_id: str
 ) -> None:
-    answer = await house.client.get(path + job_id, headers=regular.headers(variant))
+    answer = await service.client.get(path + job_id, headers=regular.headers(variant))
     assert answer.status_code == 404
     assert error_of(answer)["code"] == "not_found"
 
 
 @pytest.mark.parametrize("text", MALFORMED, ids=lambda text: text[:24])
 def test_what_cannot_be_an_id_is_no_part_of_a_key(text: str) -> None:
-    assert answers.job_id(unquote(text), "gen", "up") == ""
-    assert answers.job_id("up_" + UNKNOWN, "gen") == ""
-    assert answers.job_id("up_" + UNKNOWN, "gen", "up") == "up_" + UNKNOWN
+    assert valid_job_id(unquote(text), "gen", "up") == ""
+    assert valid_job_id("up_" + UNKNOWN, "gen") == ""
+    assert valid_job_id("up_" + UNKNOWN, "gen", "up") == "up_" + UNKNOWN
 
 
 @pytest.mark.parametrize("variant", Variant)
-async def test_a_foreign_adapter_and_an_unknown_one_get_the_same_403(
-    house: House, member: Member, variant: Variant
+async def test_another_account_s_adapter_and_an_unknown_one_get_the_same_403(
+    service: TestService, member: Member, variant: Variant
 ) -> None:
     answers = [
-        await house.client.post(
+        await service.client.post(
             "/v1/generate", json=BODIES[variant] | {LORA_FIELD[variant]: lora}, headers=member.headers(variant)
         )
         for lora in (PRIVATE_ADAPTER, "model_" + UNKNOWN, "nothing", "x" * 128, "../../x", "\u00e9")
@@ -135,45 +135,49 @@ async def test_a_foreign_adapter_and_an_unknown_one_get_the_same_403(
 
 @pytest.mark.parametrize("variant", Variant)
 async def test_a_grant_opens_an_adapter_and_its_revocation_closes_it(
-    house: House, member: Member, stranger: Member, variant: Variant
+    service: TestService, member: Member, other: Member, variant: Variant
 ) -> None:
     async def ask(who: Member) -> int:
         body = BODIES[variant] | {LORA_FIELD[variant]: PRIVATE_ADAPTER}
-        return (await house.client.post("/v1/generate", json=body, headers=who.headers(variant))).status_code
+        return (await service.client.post("/v1/generate", json=body, headers=who.headers(variant))).status_code
 
     accepted = 202 if variant is A else 200
     assert await ask(member) == 403
-    await house.resources.catalog.grant(PRIVATE_ADAPTER, member.account.id)
-    assert (await ask(member), await ask(stranger)) == (accepted, 403)
-    await house.resources.catalog.revoke(PRIVATE_ADAPTER, member.account.id)
+    await service.resources.catalog.grant(PRIVATE_ADAPTER, member.account.id)
+    assert (await ask(member), await ask(other)) == (accepted, 403)
+    await service.resources.catalog.revoke(PRIVATE_ADAPTER, member.account.id)
     assert await ask(member) == 403
 
 
-async def test_the_models_list_holds_what_the_account_may_use(house: House, member: Member, stranger: Member) -> None:
+async def test_the_models_list_holds_what_the_account_may_use(
+    service: TestService, member: Member, other: Member
+) -> None:
     async def listed(who: Member) -> set[str]:
-        answer = await house.client.get("/v1/models", headers=who.b)
+        answer = await service.client.get("/v1/models", headers=who.b)
         return {model["id"] for model in answer.json()["models"]}
 
-    await house.resources.catalog.grant(PRIVATE_ADAPTER, member.account.id)
-    await house.resources.catalog.revoke(adapter_id("neon"), member.account.id)
-    everyone = await listed(stranger)
+    await service.resources.catalog.grant(PRIVATE_ADAPTER, member.account.id)
+    await service.resources.catalog.revoke(adapter_id("neon"), member.account.id)
+    everyone = await listed(other)
     assert PRIVATE_ADAPTER not in everyone
     assert await listed(member) == (everyone | {PRIVATE_ADAPTER}) - {adapter_id("neon")}
 
 
-async def test_the_account_named_in_the_catalog_may_use_its_adapter(house: House) -> None:
-    owner = await house.member(name="owner")
-    await house.submit(owner, A, lora_id=PRIVATE_ADAPTER)
-    await house.submit(owner, B, model_id=PRIVATE_ADAPTER)
+async def test_the_account_named_in_the_catalog_may_use_its_adapter(service: TestService) -> None:
+    owner = await service.member(name="owner")
+    await service.submit(owner, A, lora_id=PRIVATE_ADAPTER)
+    await service.submit(owner, B, model_id=PRIVATE_ADAPTER)
 
 
-async def test_an_image_that_is_not_the_caller_s_is_not_found(house: House, member: Member, stranger: Member) -> None:
-    mine = await house.completed_image(member)
-    b_job = await house.complete(await house.submit(stranger, B))
-    waiting = await house.submit(stranger)
+async def test_an_image_that_is_not_the_caller_s_is_not_found(
+    service: TestService, member: Member, other: Member
+) -> None:
+    mine = await service.completed_image(member)
+    b_job = await service.complete(await service.submit(other, B))
+    waiting = await service.submit(other)
 
     async def upscale(image_id: str) -> httpx.Response:
-        return await house.client.post("/v1/upscale", json={"image_id": image_id}, headers=stranger.a)
+        return await service.client.post("/v1/upscale", json={"image_id": image_id}, headers=other.a)
 
     same_not_found(
         await upscale(mine),
@@ -185,23 +189,23 @@ async def test_an_image_that_is_not_the_caller_s_is_not_found(house: House, memb
     )
 
 
-async def test_an_image_whose_file_is_gone_is_not_found(house: House, member: Member) -> None:
-    job = await house.complete(await house.submit(member))
-    await house.resources.images.delete(job.images[0].image_uri)
-    answer = await house.client.post("/v1/upscale", json={"image_id": job.images[0].image_id}, headers=member.a)
+async def test_an_image_whose_file_is_gone_is_not_found(service: TestService, member: Member) -> None:
+    job = await service.complete(await service.submit(member))
+    await service.resources.images.delete(job.images[0].image_uri)
+    answer = await service.client.post("/v1/upscale", json={"image_id": job.images[0].image_id}, headers=member.a)
     assert answer.status_code == 404
 
 
-async def test_two_keys_of_one_account_see_the_same_jobs(house: House, member: Member) -> None:
-    job_id = await house.submit(member)
-    second = await house.key(member.account)
-    answer = await house.client.get(f"/v1/generate/{job_id}", headers={"Authorization": f"Bearer {second}"})
+async def test_two_keys_of_one_account_see_the_same_jobs(service: TestService, member: Member) -> None:
+    job_id = await service.submit(member)
+    second = await service.key(member.account)
+    answer = await service.client.get(f"/v1/generate/{job_id}", headers={"Authorization": f"Bearer {second}"})
     assert answer.status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/v1/upscale", "/v1/generate/gen_x"])
-async def test_b_has_no_upscaling(house: House, regular: Member, path: str) -> None:
-    """Upscaling is not an operation of interface B: its key does not open it."""
+async def test_b_has_no_upscaling(service: TestService, regular: Member, path: str) -> None:
+    """Upscaling is not an operation of interface B: its key is refused."""
     method = "POST" if path == "/v1/upscale" else "GET"
-    answer = await house.client.request(method, path, json={"image_id": "img_x"}, headers=regular.b)
+    answer = await service.client.request(method, path, json={"image_id": "img_x"}, headers=regular.b)
     assert answer.status_code == 401

@@ -1,4 +1,4 @@
-"""Each request here is wrong in two ways: the check that comes first in the contract is the one that answers."""
+"""Requests that are wrong in two ways: the check that comes first in the contract answers."""
 
 import json
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from serve_app.domain.requests import Variant
-from tests.api.house import BODY_A, BODY_B, House, Member, error_of
+from tests.api.app import BODY_A, BODY_B, Member, TestService, error_of
 from tests.support import PRIVATE_ADAPTER
 
 A, B = Variant.A, Variant.B
@@ -19,100 +19,109 @@ PLAIN = {"Content-Type": "text/plain"}
 
 
 async def expect(
-    house: House, headers: dict[str, str], content: bytes | str, status: int, code: str, path: str = "/v1/generate"
+    service: TestService,
+    headers: dict[str, str],
+    content: bytes | str,
+    status: int,
+    code: str,
+    path: str = "/v1/generate",
 ) -> None:
-    answer = await house.client.post(path, content=content, headers=headers)
+    answer = await service.client.post(path, content=content, headers=headers)
     assert (answer.status_code, error_of(answer)["code"]) == (status, code), answer.text
 
 
 @pytest.fixture(scope="session")
-async def exhausted(house: House) -> Member:
+async def over_limit(service: TestService) -> Member:
     """An account over its plan on both interfaces."""
-    member = await house.member(plan_a="single", plan_b="single")
-    await house.client.post("/v1/generate", content="{", headers=member.a)
-    await house.client.get("/v1/models", headers=member.b)
+    member = await service.member(plan_a="single", plan_b="single")
+    await service.client.post("/v1/generate", content="{", headers=member.a)
+    await service.client.get("/v1/models", headers=member.b)
     return member
 
 
 @pytest.mark.parametrize("headers", [{}, BAD_KEY[A], BAD_KEY[B], BAD_KEY[A] | BAD_KEY[B]], ids=str)
-async def test_routing_comes_before_credentials(house: House, headers: dict[str, str]) -> None:
-    missing = await house.client.post("/v1/nothing", content=LARGE, headers=headers)
+async def test_routing_comes_before_credentials(service: TestService, headers: dict[str, str]) -> None:
+    missing = await service.client.post("/v1/nothing", content=LARGE, headers=headers)
     assert missing.status_code == 404
     for method, path in (("DELETE", "/v1/generate"), ("POST", "/v1/models"), ("PUT", "/v1/upscale")):
-        answer = await house.client.request(method, path, content=LARGE, headers=headers)
+        answer = await service.client.request(method, path, content=LARGE, headers=headers)
         assert answer.status_code == 405
 
 
-async def test_ambiguity_comes_before_the_key(house: House) -> None:
-    await expect(house, BAD_KEY[A] | BAD_KEY[B] | PLAIN, LARGE, 400, "ambiguous_credentials")
+async def test_ambiguity_comes_before_the_key(service: TestService) -> None:
+    await expect(service, BAD_KEY[A] | BAD_KEY[B] | PLAIN, LARGE, 400, "ambiguous_credentials")
 
 
 @pytest.mark.parametrize("variant", Variant)
 @pytest.mark.parametrize("content", [LARGE, b"{", b"\xff"], ids=["large", "not JSON", "not UTF-8"])
-async def test_the_key_comes_before_the_body(house: House, variant: Variant, content: bytes) -> None:
-    await expect(house, BAD_KEY[variant] | PLAIN, content, 401, "unauthorized")
+async def test_the_key_comes_before_the_body(service: TestService, variant: Variant, content: bytes) -> None:
+    await expect(service, BAD_KEY[variant] | PLAIN, content, 401, "unauthorized")
 
 
 @pytest.mark.parametrize("variant", Variant)
 @pytest.mark.parametrize("content", [LARGE, b"{", b"\xff"], ids=["large", "not JSON", "not UTF-8"])
 async def test_the_limit_comes_before_the_body(
-    house: House, exhausted: Member, variant: Variant, content: bytes
+    service: TestService, over_limit: Member, variant: Variant, content: bytes
 ) -> None:
-    await expect(house, exhausted.headers(variant) | PLAIN, content, 429, "rate_limit_exceeded")
+    await expect(service, over_limit.headers(variant) | PLAIN, content, 429, "rate_limit_exceeded")
 
 
-async def test_the_limit_comes_before_an_upscale_s_body(house: House, exhausted: Member) -> None:
-    await expect(house, exhausted.a | PLAIN, LARGE, 429, "rate_limit_exceeded", "/v1/upscale")
+async def test_the_limit_comes_before_an_upscale_s_body(service: TestService, over_limit: Member) -> None:
+    await expect(service, over_limit.a | PLAIN, LARGE, 429, "rate_limit_exceeded", "/v1/upscale")
 
 
-async def test_a_bad_key_is_unauthorized_whatever_the_limits_are(house: House, exhausted: Member) -> None:
-    await expect(house, {"X-API-Key": exhausted.key + "x"}, b"{}", 401, "unauthorized")
-
-
-@pytest.mark.parametrize("variant", Variant)
-async def test_size_comes_before_media_type(house: House, regular: Member, variant: Variant) -> None:
-    await expect(house, regular.headers(variant) | PLAIN, LARGE, 413, "payload_too_large")
+async def test_a_bad_key_is_unauthorized_whatever_the_limits_are(service: TestService, over_limit: Member) -> None:
+    await expect(service, {"X-API-Key": over_limit.key + "x"}, b"{}", 401, "unauthorized")
 
 
 @pytest.mark.parametrize("variant", Variant)
-async def test_size_comes_before_json(house: House, regular: Member, variant: Variant) -> None:
-    await expect(house, regular.headers(variant), b"{" * 70_000, 413, "payload_too_large")
+async def test_size_comes_before_media_type(service: TestService, regular: Member, variant: Variant) -> None:
+    await expect(service, regular.headers(variant) | PLAIN, LARGE, 413, "payload_too_large")
+
+
+@pytest.mark.parametrize("variant", Variant)
+async def test_size_comes_before_json(service: TestService, regular: Member, variant: Variant) -> None:
+    await expect(service, regular.headers(variant), b"{" * 70_000, 413, "payload_too_large")
 
 
 @pytest.mark.parametrize("variant", Variant)
 @pytest.mark.parametrize("content", [b"{", b"\xff", b""], ids=["not JSON", "not UTF-8", "empty"])
-async def test_media_type_comes_before_json(house: House, regular: Member, variant: Variant, content: bytes) -> None:
-    await expect(house, regular.headers(variant) | PLAIN, content, 415, "unsupported_media_type")
+async def test_media_type_comes_before_json(
+    service: TestService, regular: Member, variant: Variant, content: bytes
+) -> None:
+    await expect(service, regular.headers(variant) | PLAIN, content, 415, "unsupported_media_type")
 
 
 @pytest.mark.parametrize("variant", Variant)
-async def test_json_comes_before_fields(house: House, regular: Member, variant: Variant) -> None:
+async def test_json_comes_before_fields(service: TestService, regular: Member, variant: Variant) -> None:
     content = json.dumps(OUT_OF_RANGE[variant]) + "x"
-    await expect(house, regular.headers(variant), content, 400, "invalid_json")
+    await expect(service, regular.headers(variant), content, 400, "invalid_json")
 
 
 @pytest.mark.parametrize("lora", [PRIVATE_ADAPTER, "model_nothing"])
 @pytest.mark.parametrize("variant", Variant)
-async def test_fields_come_before_permission(house: House, regular: Member, variant: Variant, lora: str) -> None:
+async def test_fields_come_before_permission(
+    service: TestService, regular: Member, variant: Variant, lora: str
+) -> None:
     content = json.dumps(OUT_OF_RANGE[variant] | {LORA_FIELD[variant]: lora})
-    await expect(house, regular.headers(variant), content, 400, "invalid_parameter")
+    await expect(service, regular.headers(variant), content, 400, "invalid_parameter")
 
 
-async def test_fields_come_before_the_image(house: House, regular: Member) -> None:
+async def test_fields_come_before_the_image(service: TestService, regular: Member) -> None:
     content = json.dumps({"image_id": "img_" + "a" * 26, "scale_factor": 3})
-    await expect(house, regular.a, content, 400, "invalid_parameter", "/v1/upscale")
+    await expect(service, regular.a, content, 400, "invalid_parameter", "/v1/upscale")
 
 
 @pytest.mark.parametrize("variant", Variant)
 async def test_the_idempotency_key_is_checked_before_permission(
-    house: House, regular: Member, variant: Variant
+    service: TestService, regular: Member, variant: Variant
 ) -> None:
     content = json.dumps(BODIES[variant] | {LORA_FIELD[variant]: "model_nothing"})
     headers = regular.headers(variant) | {"Idempotency-Key": "a b"}
-    await expect(house, headers, content, 400, "invalid_parameter")
+    await expect(service, headers, content, 400, "invalid_parameter")
 
 
-async def test_the_credential_comes_before_the_record(house: House) -> None:
+async def test_the_credential_comes_before_the_record(service: TestService) -> None:
     for path in ("/v1/generate/nonsense", "/v1/generations/nonsense", "/v1/jobs/nonsense"):
-        answer = await house.client.get(path)
+        answer = await service.client.get(path)
         assert answer.status_code == 401

@@ -1,4 +1,4 @@
-"""Served below a prefix, as Ray Serve's `route_prefix` does it: every address that leaves still leads back."""
+"""The service below a prefix, as under Ray Serve's `route_prefix`: every address in a response works."""
 
 import re
 from collections.abc import AsyncIterator
@@ -7,42 +7,42 @@ import httpx
 import pytest
 
 from serve_app.api.app import create_app
-from tests.api.house import BASE, BODY_A, BODY_B, House, Member, png_of
+from tests.api.app import BASE, BODY_A, BODY_B, Member, TestService, png_of
 
 
 @pytest.fixture
-async def below(house: House) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(create_app(house.resources), root_path="/studio")  # pyright: ignore[reportArgumentType]
+async def below(service: TestService) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(create_app(service.resources), root_path="/studio")  # pyright: ignore[reportArgumentType]
     async with httpx.AsyncClient(transport=transport, base_url=BASE) as client:
         yield client
 
 
 async def test_a_job_can_be_followed_from_its_location_to_its_image(
-    house: House, member: Member, below: httpx.AsyncClient
+    service: TestService, member: Member, below: httpx.AsyncClient
 ) -> None:
     for body, headers in ((BODY_A, member.a), (BODY_B, member.b)):
         accepted = await below.post("/studio/v1/generate", json=body, headers=headers)
         location = accepted.headers["location"]
         assert location.startswith("/studio/v1/")
-        await house.complete(location.rsplit("/", 1)[1])
+        await service.complete(location.rsplit("/", 1)[1])
         record = (await below.get(location, headers=headers)).json()
         url = record["images"][0]["url"] if "images" in record else record["image_url"]
         assert url.startswith(f"{BASE}/studio/files/")
         assert (await below.get(url)).content == png_of((512, 512))
 
 
-@pytest.mark.parametrize("path", ["/studio/", "/studio/docs/a", "/studio/docs/b"])
+@pytest.mark.parametrize("path", ["/studio/", "/studio/docs", "/studio/docs/a", "/studio/docs/b"])
 async def test_the_links_of_a_page_lead_somewhere(below: httpx.AsyncClient, path: str) -> None:
     page = await below.get(path)
     assert page.status_code == 200
-    targets = re.findall(r'href="(/[^"]*)"', page.text)
+    targets = re.findall(r'(?:href|src|data-document)="(/[^"]*)"', page.text)
     assert targets
     for target in targets:
         assert target.startswith("/studio/")
         assert (await below.get(target, follow_redirects=True)).status_code == 200, target
 
 
-async def test_a_stranger_at_a_path_of_b_sees_its_plan(below: httpx.AsyncClient) -> None:
+async def test_an_unknown_caller_at_a_path_of_b_sees_its_plan(below: httpx.AsyncClient) -> None:
     answer = await below.get("/studio/v1/models")
     assert answer.status_code == 401
     assert answer.headers["ratelimit-policy"].startswith('"b-minute"')

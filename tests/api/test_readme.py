@@ -1,4 +1,4 @@
-"""The README's curl lines, taken at their word: what they send is accepted, and what is shown comes back."""
+"""The README's curl lines work and return what the README shows."""
 
 import json
 import re
@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import yaml
 
-from tests.api.house import LORA, House, Member
+from tests.api.app import LORA, Member, TestService
 from tests.support import ROOT
 
 
@@ -29,13 +30,14 @@ class Shown:
         return set(re.findall(r'"(\w+)":', self.answer))
 
 
-async def test_the_curl_lines_work_and_answer_as_shown(house: House, member: Member) -> None:
-    ids = {"model_…": LORA}
+async def test_the_curl_lines_work_and_answer_as_shown(service: TestService, member: Member) -> None:
+    catalog = yaml.safe_load((ROOT / "configs" / "catalog.yaml").read_text())
+    ids = {catalog["adapters"][0]["id"]: LORA}
     for shown in _shown():
         if "gen_…" in shown.line:
-            job = await house.complete(ids["gen_…"])
+            job = await service.complete(ids["gen_…"])
             ids["img_…"] = job.images[0].image_id
-        answer = await _send(house.client, member, _with(ids, shown.line))
+        answer = await _send(service.client, member, _with(ids, shown.line))
         assert answer.status_code == shown.status, answer.text
         assert _names(answer.json()) == shown.words, shown.line
         ids["gen_…"] = answer.json().get("request_id") or answer.json().get("run_id") or ids.get("gen_…", "")

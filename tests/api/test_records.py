@@ -1,4 +1,4 @@
-"""What each interface shows of a job in each of its states: exactly the fields of its table, and nothing that moves back."""
+"""The record of a job in each of its states: exactly the contract's fields, and a status that never goes back."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -11,16 +11,16 @@ from PIL import Image
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Failure
 from serve_app.domain.requests import Variant
-from tests.api.house import BODY_A, BODY_B, House, Member, png_of
+from tests.api.app import BODY_A, BODY_B, Member, TestService, png_of
 
 A, B = Variant.A, Variant.B
 NAME = "[a-z2-7]{26}"
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
 
-async def poll(house: House, member: Member, variant: Variant, job_id: str, path: str = "") -> dict[str, Any]:
+async def poll(service: TestService, member: Member, variant: Variant, job_id: str, path: str = "") -> dict[str, Any]:
     path = path or ("/v1/generate/" if variant is A else "/v1/generations/")
-    answer = await house.client.get(path + job_id, headers=member.headers(variant))
+    answer = await service.client.get(path + job_id, headers=member.headers(variant))
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"] == "application/json"
     assert answer.headers["cache-control"] == "private, no-cache"
@@ -36,9 +36,9 @@ def not_past(text: str, asked: datetime) -> None:
     assert moment(text) >= asked
 
 
-async def test_a_acknowledges_with_202(house: House, member: Member) -> None:
+async def test_a_acknowledges_with_202(service: TestService, member: Member) -> None:
     asked = datetime.now(UTC)
-    answer = await house.client.post("/v1/generate", json=BODY_A, headers=member.a)
+    answer = await service.client.post("/v1/generate", json=BODY_A, headers=member.a)
     assert answer.status_code == 202
     body = answer.json()
     assert set(body) == {"request_id", "status", "estimated_completion_time"}
@@ -51,9 +51,9 @@ async def test_a_acknowledges_with_202(house: House, member: Member) -> None:
     assert "idempotency-replayed" not in answer.headers
 
 
-async def test_a_acknowledges_an_upscale_with_202(house: House, member: Member) -> None:
-    image_id = await house.completed_image(member)
-    answer = await house.client.post("/v1/upscale", json={"image_id": image_id}, headers=member.a)
+async def test_a_acknowledges_an_upscale_with_202(service: TestService, member: Member) -> None:
+    image_id = await service.completed_image(member)
+    answer = await service.client.post("/v1/upscale", json={"image_id": image_id}, headers=member.a)
     assert answer.status_code == 202
     body = answer.json()
     assert set(body) == {"request_id", "status", "estimated_completion_time"}
@@ -63,8 +63,8 @@ async def test_a_acknowledges_an_upscale_with_202(house: House, member: Member) 
     assert answer.headers["retry-after"] == "5"
 
 
-async def test_b_acknowledges_with_200(house: House, member: Member) -> None:
-    answer = await house.client.post("/v1/generate", json=BODY_B, headers=member.b)
+async def test_b_acknowledges_with_200(service: TestService, member: Member) -> None:
+    answer = await service.client.post("/v1/generate", json=BODY_B, headers=member.b)
     assert answer.status_code == 200
     body = answer.json()
     assert set(body) == {"run_id", "status", "estimated_time"}
@@ -76,53 +76,53 @@ async def test_b_acknowledges_with_200(house: House, member: Member) -> None:
     assert answer.headers["cache-control"] == "no-store"
 
 
-async def test_a_waiting_request_is_processing(house: House, member: Member) -> None:
-    job_id = await house.submit(member)
+async def test_a_waiting_request_is_processing(service: TestService, member: Member) -> None:
+    job_id = await service.submit(member)
     asked = datetime.now(UTC)
-    body = await poll(house, member, A, job_id)
+    body = await poll(service, member, A, job_id)
     assert set(body) == {"request_id", "status", "progress", "estimated_completion_time"}
     assert (body["request_id"], body["status"], body["progress"]) == (job_id, "processing", 0)
     not_past(body["estimated_completion_time"], asked)
 
 
-async def test_a_waiting_run_is_queued(house: House, member: Member) -> None:
-    job_id = await house.submit(member, B)
-    assert await poll(house, member, B, job_id) == {"run_id": job_id, "status": "queued", "progress": 0}
+async def test_a_waiting_run_is_queued(service: TestService, member: Member) -> None:
+    job_id = await service.submit(member, B)
+    assert await poll(service, member, B, job_id) == {"run_id": job_id, "status": "queued", "progress": 0}
 
 
-async def test_a_running_request_shows_its_progress(house: House, member: Member) -> None:
-    job_id = await house.submit(member)
-    await house.run(job_id, 43)
+async def test_a_running_request_shows_its_progress(service: TestService, member: Member) -> None:
+    job_id = await service.submit(member)
+    await service.run(job_id, 43)
     asked = datetime.now(UTC)
-    body = await poll(house, member, A, job_id)
+    body = await poll(service, member, A, job_id)
     assert set(body) == {"request_id", "status", "progress", "estimated_completion_time"}
     assert (body["status"], body["progress"]) == ("processing", 43)
     not_past(body["estimated_completion_time"], asked)
 
 
-async def test_a_running_run_shows_its_progress(house: House, member: Member) -> None:
-    job_id = await house.submit(member, B)
-    await house.run(job_id, 43)
-    assert await poll(house, member, B, job_id) == {"run_id": job_id, "status": "processing", "progress": 43}
+async def test_a_running_run_shows_its_progress(service: TestService, member: Member) -> None:
+    job_id = await service.submit(member, B)
+    await service.run(job_id, 43)
+    assert await poll(service, member, B, job_id) == {"run_id": job_id, "status": "processing", "progress": 43}
 
 
 @pytest.mark.parametrize("variant", Variant)
-async def test_progress_never_falls_and_stays_below_100(house: House, member: Member, variant: Variant) -> None:
-    job_id = await house.submit(member, variant)
+async def test_progress_never_falls_and_stays_below_100(service: TestService, member: Member, variant: Variant) -> None:
+    job_id = await service.submit(member, variant)
     seen: list[int] = []
-    for told in (0, 10, 55, 30, 55, 100, 120, 5):
-        await house.run(job_id, told)
-        progress = (await poll(house, member, variant, job_id))["progress"]
+    for reported in (0, 10, 55, 30, 55, 100, 120, 5):
+        await service.run(job_id, reported)
+        progress = (await poll(service, member, variant, job_id))["progress"]
         assert type(progress) is int
         seen.append(progress)
     assert seen == sorted(seen)
     assert seen[-1] == 99
 
 
-async def test_a_completed_request_shows_its_images(house: House, member: Member) -> None:
-    job_id = await house.submit(member, width=512, height=768, num_images=3)
-    await house.complete(job_id)
-    body = await poll(house, member, A, job_id)
+async def test_a_completed_request_shows_its_images(service: TestService, member: Member) -> None:
+    job_id = await service.submit(member, width=512, height=768, num_images=3)
+    await service.complete(job_id)
+    body = await poll(service, member, A, job_id)
     assert set(body) == {"request_id", "status", "images", "completed_at"}
     assert (body["request_id"], body["status"]) == (job_id, "completed")
     assert abs(moment(body["completed_at"]) - datetime.now(UTC)) < timedelta(seconds=30)
@@ -132,21 +132,21 @@ async def test_a_completed_request_shows_its_images(house: House, member: Member
         assert set(image) == {"image_id", "url", "width", "height"}
         assert re.fullmatch(f"img_{NAME}", image["image_id"])
         assert (image["width"], image["height"]) == (512, 768)
-        await opens_as_png(house, image["url"], (512, 768))
+        await opens_as_png(service, image["url"], (512, 768))
 
 
-async def test_a_completed_run_shows_its_image(house: House, member: Member) -> None:
-    job_id = await house.submit(member, B, width=264, height=1024)
-    await house.complete(job_id)
-    body = await poll(house, member, B, job_id)
+async def test_a_completed_run_shows_its_image(service: TestService, member: Member) -> None:
+    job_id = await service.submit(member, B, width=264, height=1024)
+    await service.complete(job_id)
+    body = await poll(service, member, B, job_id)
     assert set(body) == {"run_id", "status", "progress", "image_url"}
     assert (body["run_id"], body["status"], body["progress"]) == (job_id, "completed", 100)
-    await opens_as_png(house, body["image_url"], (264, 1024))
+    await opens_as_png(service, body["image_url"], (264, 1024))
 
 
-async def opens_as_png(house: House, url: str, size: tuple[int, int]) -> None:
+async def opens_as_png(service: TestService, url: str, size: tuple[int, int]) -> None:
     """Without a key."""
-    answer = await house.client.get(url)
+    answer = await service.client.get(url)
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"] == "image/png"
     assert answer.content == png_of(size)
@@ -154,34 +154,36 @@ async def opens_as_png(house: House, url: str, size: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/generate/", "/v1/upscale/"])
 @pytest.mark.parametrize("factor", [2, 4])
-async def test_an_upscale_is_polled_like_a_generation(house: House, member: Member, path: str, factor: int) -> None:
-    image_id = await house.completed_image(member)
+async def test_an_upscale_is_polled_like_a_generation(
+    service: TestService, member: Member, path: str, factor: int
+) -> None:
+    image_id = await service.completed_image(member)
     body = {"image_id": image_id, "scale_factor": factor}
-    job_id = (await house.client.post("/v1/upscale", json=body, headers=member.a)).json()["request_id"]
-    waiting = await poll(house, member, A, job_id, path)
+    job_id = (await service.client.post("/v1/upscale", json=body, headers=member.a)).json()["request_id"]
+    waiting = await poll(service, member, A, job_id, path)
     assert set(waiting) == {"request_id", "status", "progress", "estimated_completion_time"}
-    await house.run(job_id, 60)
-    assert (await poll(house, member, A, job_id, path))["progress"] == 60
-    await house.complete(job_id)
-    done = await poll(house, member, A, job_id, path)
+    await service.run(job_id, 60)
+    assert (await poll(service, member, A, job_id, path))["progress"] == 60
+    await service.complete(job_id)
+    done = await poll(service, member, A, job_id, path)
     assert set(done) == {"request_id", "status", "images", "completed_at"}
     (image,) = done["images"]
     assert image["image_id"] != image_id
     assert (image["width"], image["height"]) == (512 * factor, 512 * factor)
 
 
-async def test_a_generation_can_be_polled_under_the_alias(house: House, member: Member) -> None:
-    job_id = await house.submit(member)
-    assert (await poll(house, member, A, job_id, "/v1/upscale/"))["request_id"] == job_id
+async def test_a_generation_can_be_polled_under_the_alias(service: TestService, member: Member) -> None:
+    job_id = await service.submit(member)
+    assert (await poll(service, member, A, job_id, "/v1/upscale/"))["request_id"] == job_id
 
 
 @pytest.mark.parametrize("code", FailureCode)
-async def test_a_failed_job_names_its_reason(house: House, member: Member, code: FailureCode) -> None:
+async def test_a_failed_job_names_its_reason(service: TestService, member: Member, code: FailureCode) -> None:
     for variant, keys in ((A, {"request_id", "status", "error"}), (B, {"run_id", "status", "progress", "error"})):
-        job_id = await house.submit(member, variant)
-        lease = await house.run(job_id, 43)
-        await house.resources.jobs.fail(lease, Failure(code=code, message="It did not work."), retry=False)
-        body = await poll(house, member, variant, job_id)
+        job_id = await service.submit(member, variant)
+        lease = await service.run(job_id, 43)
+        await service.resources.queue.fail(lease, Failure(code=code, message="It did not work."), retry=False)
+        body = await poll(service, member, variant, job_id)
         assert set(body) == keys
         assert body["status"] == "failed"
         assert body["error"] == {"code": code, "message": "It did not work."}
@@ -189,10 +191,10 @@ async def test_a_failed_job_names_its_reason(house: House, member: Member, code:
 
 
 @pytest.mark.parametrize("variant", Variant)
-async def test_a_canceled_job_shows_as_failed(house: House, member: Member, variant: Variant) -> None:
-    job_id = await house.submit(member, variant)
-    await house.resources.jobs.cancel(job_id, account_id=member.account.id)
-    body = await poll(house, member, variant, job_id)
+async def test_a_canceled_job_shows_as_failed(service: TestService, member: Member, variant: Variant) -> None:
+    job_id = await service.submit(member, variant)
+    await service.resources.queue.cancel(job_id, account_id=member.account.id)
+    body = await poll(service, member, variant, job_id)
     assert body["status"] == "failed"
     assert set(body["error"]) == {"code", "message"}
     assert body["error"]["code"] == "canceled"
@@ -202,12 +204,14 @@ async def test_a_canceled_job_shows_as_failed(house: House, member: Member, vari
 
 
 @pytest.mark.parametrize("variant", Variant)
-async def test_a_retried_job_never_shows_failed_in_between(house: House, member: Member, variant: Variant) -> None:
-    job_id = await house.submit(member, variant)
-    lease = await house.run(job_id, 43)
+async def test_a_retried_job_never_shows_failed_in_between(
+    service: TestService, member: Member, variant: Variant
+) -> None:
+    job_id = await service.submit(member, variant)
+    lease = await service.run(job_id, 43)
     failure = Failure(code=FailureCode.GENERATION_FAILED, message="Once more.")
-    await house.resources.jobs.fail(lease, failure, retry=True)
-    body = await poll(house, member, variant, job_id)
+    await service.resources.queue.fail(lease, failure, retry=True)
+    body = await poll(service, member, variant, job_id)
     assert body["status"] in ("queued", "processing")
     assert body["progress"] == 43
     assert "error" not in body
@@ -215,40 +219,40 @@ async def test_a_retried_job_never_shows_failed_in_between(house: House, member:
 
 @pytest.mark.parametrize("variant", Variant)
 async def test_a_poll_says_when_to_ask_again_until_the_job_has_ended(
-    house: House, member: Member, variant: Variant
+    service: TestService, member: Member, variant: Variant
 ) -> None:
-    job_id = await house.submit(member, variant)
+    job_id = await service.submit(member, variant)
     path = ("/v1/generate/" if variant is A else "/v1/generations/") + job_id
-    assert (await house.client.get(path, headers=member.headers(variant))).headers["retry-after"] == "5"
-    await house.complete(job_id)
-    assert "retry-after" not in (await house.client.get(path, headers=member.headers(variant))).headers
+    assert (await service.client.get(path, headers=member.headers(variant))).headers["retry-after"] == "5"
+    await service.complete(job_id)
+    assert "retry-after" not in (await service.client.get(path, headers=member.headers(variant))).headers
 
 
-async def test_an_estimate_is_recomputed_and_never_in_the_past(house: House, member: Member) -> None:
-    job_id = await house.submit(member, num_images=4, steps=50, width=768, height=768)
-    first = moment((await poll(house, member, A, job_id))["estimated_completion_time"])
-    await house.run(job_id, 99)
+async def test_an_estimate_is_recomputed_and_never_in_the_past(service: TestService, member: Member) -> None:
+    job_id = await service.submit(member, num_images=4, steps=50, width=768, height=768)
+    first = moment((await poll(service, member, A, job_id))["estimated_completion_time"])
+    await service.run(job_id, 99)
     asked = datetime.now(UTC)
-    later = await poll(house, member, A, job_id)
+    later = await poll(service, member, A, job_id)
     not_past(later["estimated_completion_time"], asked)
     assert moment(later["estimated_completion_time"]) < first
 
 
-async def test_an_image_address_is_signed_anew_at_every_poll(house: House, member: Member) -> None:
-    job_id = await house.submit(member)
-    job = await house.complete(job_id)
-    url = httpx.URL((await poll(house, member, A, job_id))["images"][0]["url"])
+async def test_an_image_address_is_signed_anew_at_every_poll(service: TestService, member: Member) -> None:
+    job_id = await service.submit(member)
+    job = await service.complete(job_id)
+    url = httpx.URL((await poll(service, member, A, job_id))["images"][0]["url"])
     assert int(url.params["exp"]) > (job.created_at + timedelta(hours=23)).timestamp()
-    assert url.host == "house.test"
+    assert url.host == "service.test"
 
 
-async def test_ids_are_never_alike(house: House, member: Member) -> None:
-    ids = [await house.submit(member) for _ in range(20)]
+async def test_ids_are_never_alike(service: TestService, member: Member) -> None:
+    ids = [await service.submit(member) for _ in range(20)]
     assert len({job_id[:10] for job_id in ids}) == 20
 
 
-async def test_models_are_listed_with_four_fields_each(house: House, member: Member) -> None:
-    answer = await house.client.get("/v1/models", headers=member.b)
+async def test_models_are_listed_with_four_fields_each(service: TestService, member: Member) -> None:
+    answer = await service.client.get("/v1/models", headers=member.b)
     assert answer.status_code == 200
     body = answer.json()
     assert set(body) == {"models"}
@@ -259,14 +263,14 @@ async def test_models_are_listed_with_four_fields_each(house: House, member: Mem
         moment(model["created_at"])
 
 
-async def test_every_listed_model_can_be_used_on_both_interfaces(house: House, member: Member) -> None:
-    for model in (await house.client.get("/v1/models", headers=member.b)).json()["models"]:
-        await house.submit(member, A, lora_id=model["id"])
-        await house.submit(member, B, model_id=model["id"])
+async def test_every_listed_model_can_be_used_on_both_interfaces(service: TestService, member: Member) -> None:
+    for model in (await service.client.get("/v1/models", headers=member.b)).json()["models"]:
+        await service.submit(member, A, lora_id=model["id"])
+        await service.submit(member, B, model_id=model["id"])
 
 
 def test_the_stand_in_images_are_real() -> None:
-    """The worker's hands of these tests store what a decoder opens."""
+    """The images that these tests store are ones that a decoder opens."""
     from io import BytesIO
 
     assert Image.open(BytesIO(png_of((512, 768)))).size == (512, 768)

@@ -1,58 +1,59 @@
-"""What time takes away: addresses first, then records."""
+"""Expiry of image addresses and of records."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import timedelta
 
 import pytest
 
 from serve_app.domain.requests import Variant
-from serve_app.stores.embedded import stop_redis
-from tests.api.house import House, error_of, house_settings, open_house
+from tests.api.app import TestService, error_of, open_service
 from tests.support import wait_until
 
 
 @pytest.fixture(scope="module")
-async def forgetful(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
-    settings = house_settings(
-        tmp_path_factory.mktemp("forgetful"),
-        [],
-        retention=timedelta(seconds=8),
+async def short_retention(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TestService]:
+    async with open_service(
+        tmp_path_factory.mktemp("short_retention"),
+        retention=timedelta(seconds=5),
         image_url_life=timedelta(seconds=1),
-    )
-    async with open_house(settings) as opened:
+    ) as opened:
         yield opened
-    stop_redis(settings.data_dir)
 
 
-async def test_an_image_address_ends_and_the_next_poll_signs_another(forgetful: House) -> None:
-    member = await forgetful.member()
-    job_id = await forgetful.submit(member)
-    await forgetful.complete(job_id)
+async def test_an_image_address_ends_and_the_next_poll_signs_another(short_retention: TestService) -> None:
+    member = await short_retention.member()
+    job_id = await short_retention.submit(member)
+    await short_retention.complete(job_id)
 
     async def url() -> str:
-        record = await forgetful.client.get(f"/v1/generate/{job_id}", headers=member.a)
+        record = await short_retention.client.get(f"/v1/generate/{job_id}", headers=member.a)
         return record.json()["images"][0]["url"]
 
     first = await url()
 
     async def over() -> bool:
-        return (await forgetful.client.get(first)).status_code == 404
+        return (await short_retention.client.get(first)).status_code == 404
 
     await wait_until(over)
-    assert (await forgetful.client.get(await url())).status_code == 200
+    assert (await short_retention.client.get(await url())).status_code == 200
 
 
-@pytest.mark.parametrize("variant", Variant)
-async def test_after_retention_a_record_is_as_good_as_none(forgetful: House, variant: Variant) -> None:
-    member = await forgetful.member()
-    job = await forgetful.complete(await forgetful.submit(member, variant))
+async def test_after_retention_a_record_is_not_found(short_retention: TestService) -> None:
+    """On both interfaces at once, so that they wait together."""
+    await asyncio.gather(*(_is_not_found_after_retention(short_retention, variant) for variant in Variant))
+
+
+async def _is_not_found_after_retention(short_retention: TestService, variant: Variant) -> None:
+    member = await short_retention.member()
+    job = await short_retention.complete(await short_retention.submit(member, variant))
     path = ("/v1/generate/" if variant is Variant.A else "/v1/generations/") + job.id
 
     async def gone() -> bool:
-        answer = await forgetful.client.get(path, headers=member.headers(variant))
+        answer = await short_retention.client.get(path, headers=member.headers(variant))
         return answer.status_code == 404 and error_of(answer)["code"] == "not_found"
 
     assert not await gone()
     await wait_until(gone, timeout=30)
     image = {"image_id": job.images[0].image_id}
-    assert (await forgetful.client.post("/v1/upscale", json=image, headers=member.a)).status_code == 404
+    assert (await short_retention.client.post("/v1/upscale", json=image, headers=member.a)).status_code == 404

@@ -1,4 +1,4 @@
-"""How often an answer asks Redis: counted by the server itself, as messages it has read."""
+"""Redis round round_trips per request, counted by the server as messages it has read."""
 
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, cast
@@ -8,17 +8,17 @@ import pytest
 import redis
 
 from serve_app.domain.requests import Variant
-from tests.api.house import BODY_A, House, Member
+from tests.api.app import BODY_A, Member, TestService
 from tests.support import PRIVATE_ADAPTER
 
 TIMES = 10
-Trips = Callable[[Callable[[], Awaitable[httpx.Response]]], Awaitable[float]]
+RoundTrips = Callable[[Callable[[], Awaitable[httpx.Response]]], Awaitable[float]]
 
 
 @pytest.fixture
-def trips(house: House) -> Iterator[Trips]:
-    """Messages read by Redis for each of several equal requests; the first, which may teach it a script, is not counted."""
-    server = cast(Any, redis.Redis.from_url(house.resources.redis_url))
+def round_trips(service: TestService) -> Iterator[RoundTrips]:
+    """Messages read by Redis for each of several equal requests; the first, which may load a script, is not counted."""
+    server = cast(Any, redis.Redis.from_url(service.resources.redis_url))
 
     def read() -> int:
         return server.info("stats")["total_reads_processed"]
@@ -28,7 +28,7 @@ def trips(house: House) -> Iterator[Trips]:
         before = read()
         for _ in range(TIMES):
             await ask()
-        return (read() - before - 1) / TIMES  # less the question itself
+        return (read() - before - 1) / TIMES  # less the query itself
 
     yield count
     server.close()
@@ -40,34 +40,38 @@ def trips(house: House) -> Iterator[Trips]:
     [(Variant.A, "/v1/generate/"), (Variant.A, "/v1/jobs/"), (Variant.B, "/v1/generations/"), (Variant.B, "/v1/jobs/")],
 )
 async def test_a_poll_reads_key_and_record_in_one_round_trip(
-    house: House, trips: Trips, member: Member, variant: Variant, path: str, is_finished: bool
+    service: TestService, round_trips: RoundTrips, member: Member, variant: Variant, path: str, is_finished: bool
 ) -> None:
-    job_id = await house.submit(member, variant)
+    job_id = await service.submit(member, variant)
     if is_finished:
-        await house.complete(job_id)
+        await service.complete(job_id)
 
     async def poll() -> httpx.Response:
-        answer = await house.client.get(path + job_id, headers=member.headers(variant))
+        answer = await service.client.get(path + job_id, headers=member.headers(variant))
         assert answer.status_code == 200
         return answer
 
-    assert await trips(poll) == 1
+    assert await round_trips(poll) == 1
 
 
 @pytest.mark.parametrize("lora_id", [BODY_A["lora_id"], PRIVATE_ADAPTER, "model_nothing"])
-async def test_a_generation_passes_the_gate_and_is_accepted_or_refused_in_one_more(
-    house: House, trips: Trips, member: Member, lora_id: str
+async def test_a_generation_is_authenticated_in_one_round_trip_and_accepted_or_refused_in_one_more(
+    service: TestService, round_trips: RoundTrips, member: Member, lora_id: str
 ) -> None:
     body = BODY_A | {"lora_id": lora_id}
-    assert await trips(lambda: house.client.post("/v1/generate", json=body, headers=member.a)) == 2
+    assert await round_trips(lambda: service.client.post("/v1/generate", json=body, headers=member.a)) == 2
 
 
 @pytest.mark.parametrize("job_id", ["gen_" + "a" * 26, "nonsense"])
-async def test_a_poll_of_nothing_costs_the_same(house: House, trips: Trips, member: Member, job_id: str) -> None:
-    assert await trips(lambda: house.client.get(f"/v1/generate/{job_id}", headers=member.a)) == 1
+async def test_a_poll_of_nothing_costs_the_same(
+    service: TestService, round_trips: RoundTrips, member: Member, job_id: str
+) -> None:
+    assert await round_trips(lambda: service.client.get(f"/v1/generate/{job_id}", headers=member.a)) == 1
 
 
-async def test_what_cannot_be_a_key_does_not_reach_redis(house: House, trips: Trips, member: Member) -> None:
+async def test_what_cannot_be_a_key_does_not_reach_redis(
+    service: TestService, round_trips: RoundTrips, member: Member
+) -> None:
     typo = {"Authorization": f"Bearer {member.key[:-1]}"}
-    assert await trips(lambda: house.client.post("/v1/generate", json=BODY_A, headers=typo)) == 0
-    assert await trips(lambda: house.client.get("/v1/generate/gen_x", headers=typo)) == 0
+    assert await round_trips(lambda: service.client.post("/v1/generate", json=BODY_A, headers=typo)) == 0
+    assert await round_trips(lambda: service.client.get("/v1/generate/gen_x", headers=typo)) == 0

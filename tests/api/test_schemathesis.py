@@ -11,18 +11,23 @@ import httpx
 import pytest
 
 from serve_app.domain.requests import Variant
-from serve_app.stores.embedded import stop_redis
-from tests.api.house import house_settings
+from tests.api.app import service_settings
 from tests.live import live_service
+from tests.support import volatile_redis
 
-EXAMPLES = 10
+QUICK = ("--phases", "examples,coverage", "--max-examples", "5")
+SWEEP = ("--phases", "examples,coverage,fuzzing,stateful", "--max-examples", "200")
+"""The whole of it, behind `soak`."""
+DOCUMENTS = {"a": Variant.A, "b": Variant.B, "jobs": Variant.A}
+TWO_CREDENTIALS = ("--exclude-checks", "positive_data_acceptance")
+"""The jobs document names two credentials, of which schemathesis may send both: refused, and rightly so."""
 
 pytestmark = pytest.mark.timeout(300)
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The application at an address, a worker that completes what is asked for, and a key for both interfaces."""
+    """The application at an address, a worker that completes every job, and a key for both interfaces."""
 
     base_url: str
     key: str
@@ -33,19 +38,20 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    settings = house_settings(tmp_path_factory.mktemp("served"), [], max_queued_per_account=100_000)
-    with live_service(settings) as live:
-        _, key = live.member(plan_a="roomy", plan_b="roomy")
-        yield Served(live.base_url, key)
-    stop_redis(settings.data_dir)
+    folder = tmp_path_factory.mktemp("served")
+    with volatile_redis() as redis_url:
+        settings = service_settings(folder, [], redis_url=redis_url, max_queued_per_account=100_000)
+        with live_service(settings) as live:
+            _, key = live.member(plan_a="unlimited", plan_b="unlimited")
+            yield Served(live.base_url, key)
 
 
 def schemathesis(served: Served, document: str, variant: Variant, folder: Path, *options: str) -> str:
-    """Run every check on a document; what it printed, with an empty first line when all passed."""
+    """Run every check on a document; what it printed, or nothing when all passed."""
     command = [
         *(sys.executable, "-m", "schemathesis.cli", "run", document),
         *("--url", served.base_url, "--header", served.header(variant)),
-        *("--checks", "all", "--max-examples", str(EXAMPLES), "--seed", "1", "--no-color"),
+        *("--checks", "all", "--seed", "1", "--no-color", "--generation-allow-x00", "false"),
         *("--generation-database", "none", "--request-timeout", "30"),
         *options,
     ]
@@ -54,20 +60,29 @@ def schemathesis(served: Served, document: str, variant: Variant, folder: Path, 
     return "" if done.returncode == 0 else done.stdout
 
 
-@pytest.mark.parametrize("variant", Variant)
-def test_the_service_keeps_what_its_document_promises(served: Served, variant: Variant, tmp_path: Path) -> None:
-    failures = schemathesis(served, f"{served.base_url}/openapi/{variant}.json", variant, tmp_path)
+def check(served: Served, name: str, folder: Path, *options: str) -> None:
+    address = f"{served.base_url}/openapi/{name}.json"
+    failures = schemathesis(
+        served, address, DOCUMENTS[name], folder, *options, *(TWO_CREDENTIALS if name == "jobs" else ())
+    )
     assert not failures, failures
 
 
-def test_the_jobs_room_keeps_what_its_document_promises(served: Served, tmp_path: Path) -> None:
-    """The document names two credentials, of which schemathesis may send both: refused, and rightly so."""
-    document = f"{served.base_url}/openapi/jobs.json"
-    options = ("--exclude-checks", "positive_data_acceptance", "--phases", "examples,coverage,fuzzing")
-    failures = schemathesis(served, document, Variant.A, tmp_path, *options)
-    assert not failures, failures
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_the_service_keeps_what_its_document_promises(served: Served, tmp_path: Path, name: str) -> None:
+    check(served, name, tmp_path, *QUICK)
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_the_service_keeps_what_its_document_promises_in_a_long_sweep(
+    served: Served, tmp_path: Path, name: str
+) -> None:
+    check(served, name, tmp_path, *SWEEP)
+
+
+@pytest.mark.slow
 def test_a_document_that_promises_more_is_found_out(served: Served, tmp_path: Path) -> None:
     """The checks can fail: here the document allows a guidance that the service does not."""
     document = httpx.get(f"{served.base_url}/openapi/b.json").json()

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import httpx
 from starlette.types import ASGIApp
 
-ORIGIN = "http://house.test"
+ORIGIN = "http://service.test"
 
 
 @dataclass(slots=True)
@@ -19,7 +19,7 @@ class Form:
 
 
 class Page(HTMLParser):
-    """An answer, and what a visitor sees of it."""
+    """An answer, and what a person sees of it."""
 
     def __init__(self, answer: httpx.Response) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Page(HTMLParser):
 
 
 class Browser:
-    """One visitor, at one address."""
+    """A browser at one address."""
 
     def __init__(self, app: ASGIApp, *, address: str = "203.0.113.7", origin: str = ORIGIN) -> None:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False, client=(address, 40000))

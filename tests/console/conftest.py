@@ -1,4 +1,4 @@
-"""The whole application with one account, and browsers that visit it."""
+"""The whole application with one account, and browsers."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -16,8 +16,8 @@ PASSWORD = "correct horse battery"
 
 
 @dataclass(slots=True)
-class Visitors:
-    """Browsers of one application, each at an address of its own unless told otherwise."""
+class Browsers:
+    """Browsers of one application, each at an address of its own unless one is given."""
 
     app: ASGIApp
     _opened: list[Browser] = field(default_factory=list[Browser])
@@ -34,8 +34,8 @@ class Visitors:
 
 
 @pytest.fixture
-async def visitors(resources: Resources) -> AsyncIterator[Visitors]:
-    found = Visitors(create_app(resources))
+async def browsers(resources: Resources) -> AsyncIterator[Browsers]:
+    found = Browsers(create_app(resources))
     yield found
     await found.aclose()
 
@@ -43,12 +43,12 @@ async def visitors(resources: Resources) -> AsyncIterator[Visitors]:
 @pytest.fixture
 async def owner(resources: Resources) -> Account:
     """An account with a console password."""
-    return await resources.accounts.create_account("owner", password=PASSWORD)
+    return await resources.accounts.create("owner", password=PASSWORD)
 
 
 @pytest.fixture
-async def browser(visitors: Visitors, owner: Account) -> Browser:
+async def browser(browsers: Browsers, owner: Account) -> Browser:
     """A browser in which the owner has signed in."""
-    signed_in = visitors.new()
+    signed_in = browsers.new()
     await signed_in.sign_in(owner.name, PASSWORD)
     return signed_in

@@ -12,7 +12,7 @@ from serve_app.domain.accounts import Account
 from serve_app.domain.requests import Variant
 from serve_app.service.resources import Resources
 from tests.console.browser import Browser, Page
-from tests.console.conftest import PASSWORD, Visitors
+from tests.console.conftest import PASSWORD, Browsers
 
 PAGES = [
     pytest.param("/console/settings/api", "Generate API key", "Authorization: Bearer", "a", id="api"),
@@ -29,11 +29,11 @@ async def test_the_button_makes_a_key_of_this_interface_alone(
     page = await browser.send(page.form(button), key_name="website")
     secret = _secret(page)
     assert f"{header} {secret}" in page.text
-    [key] = await resources.accounts.keys(owner.id)
+    [key] = await resources.api_keys.list(owner.id)
     assert (key.name, key.interfaces) == ("website", {Variant(interface)})
     for variant in Variant:
-        gate = await resources.accounts.gate(secret, variant, counted=False)
-        assert (gate.caller is not None) == (variant == interface)
+        auth = await resources.auth.authenticate(secret, variant, counted=False)
+        assert (auth.caller is not None) == (variant == interface)
 
 
 @pytest.mark.parametrize(("path", "button", "header", "interface"), PAGES)
@@ -73,7 +73,7 @@ async def test_a_reload_makes_no_second_key(
     assert reloaded.status == 409
     assert secret not in reloaded.answer.text
     assert "no second one was made" in reloaded.text
-    assert len(await resources.accounts.keys(owner.id)) == 1
+    assert len(await resources.api_keys.list(owner.id)) == 1
     assert _secret(await browser.send(reloaded.form(button))) != secret, "the page that says so has a fresh form"
 
 
@@ -92,14 +92,14 @@ async def test_one_form_sent_many_times_at_once_makes_one_key(
     form = (await browser.open("/console/settings/api")).form("Generate API key")
     pages = await asyncio.gather(*(browser.send(form) for _ in range(8)))
     assert sorted(page.status for page in pages) == [200] + [409] * 7
-    assert len(await resources.accounts.keys(owner.id)) == 1
+    assert len(await resources.api_keys.list(owner.id)) == 1
 
 
 async def test_each_page_lists_the_keys_that_work_on_its_interface(
     browser: Browser, resources: Resources, owner: Account
 ) -> None:
     for name, interfaces in (("only a", "a"), ("only b", "b"), ("both of them", "ab")):
-        await resources.accounts.create_key(owner.id, name=name, interfaces=frozenset(map(Variant, interfaces)))
+        await resources.api_keys.create(owner.id, name=name, interfaces=frozenset(map(Variant, interfaces)))
     api, api_keys = await browser.open("/console/settings/api"), await browser.open("/console/settings/api-keys")
     assert ["only a" in api.text, "only b" in api.text, "both of them" in api.text] == [True, False, True]
     assert ["only a" in api_keys.text, "only b" in api_keys.text, "both of them" in api_keys.text] == [
@@ -110,41 +110,41 @@ async def test_each_page_lists_the_keys_that_work_on_its_interface(
 
 
 async def test_the_list_says_when_a_key_was_last_used(browser: Browser, resources: Resources, owner: Account) -> None:
-    _, secret = await resources.accounts.create_key(owner.id, interfaces=frozenset({Variant.A}))
+    _, secret = await resources.api_keys.create(owner.id, interfaces=frozenset({Variant.A}))
     assert "never" in (await browser.open("/console/settings/api")).text
-    await resources.accounts.gate(secret, Variant.A, counted=True)
+    await resources.auth.authenticate(secret, Variant.A, counted=True)
     assert "never" not in (await browser.open("/console/settings/api")).text
 
 
 async def test_the_list_says_when_a_key_expires(browser: Browser, resources: Resources, owner: Account) -> None:
     interfaces = frozenset({Variant.A})
-    await resources.accounts.create_key(owner.id, name="for ever", interfaces=interfaces)
-    passing, _ = await resources.accounts.create_key(
+    await resources.api_keys.create(owner.id, name="for ever", interfaces=interfaces)
+    passing, _ = await resources.api_keys.create(
         owner.id, name="for a day", interfaces=interfaces, expires_in=timedelta(days=1)
     )
     assert passing.expires_at is not None
     page = await browser.open("/console/settings/api")
     assert f"{passing.expires_at:%-d %b %Y, %H:%M}" in page.text
     assert "expired" not in page.text
-    await resources.accounts.roll_key(passing.id, grace=timedelta())
+    await resources.api_keys.roll(passing.id, grace=timedelta())
     page = await browser.open("/console/settings/api")
     assert "expired" in page.text
     assert len([form for form in page.forms if "Revoke this key" in form.buttons]) == 2, "what is over needs no button"
 
 
 async def test_revoking_stops_the_key_at_once(browser: Browser, resources: Resources, owner: Account) -> None:
-    _, secret = await resources.accounts.create_key(owner.id, name="laptop", interfaces=frozenset({Variant.A}))
+    _, secret = await resources.api_keys.create(owner.id, name="laptop", interfaces=frozenset({Variant.A}))
     page = await browser.open("/console/settings/api")
     page = await browser.send(page.form("Revoke this key"))
     assert page.answer.url.path == "/console/settings/api"
     assert not [form for form in page.forms if "Revoke this key" in form.buttons]
-    assert (await resources.accounts.gate(secret, Variant.A, counted=False)).caller is None
+    assert (await resources.auth.authenticate(secret, Variant.A, counted=False)).caller is None
 
 
 async def test_another_accounts_key_cannot_be_revoked(browser: Browser, resources: Resources, owner: Account) -> None:
-    stranger = await resources.accounts.create_account("stranger")
-    key, secret = await resources.accounts.create_key(stranger.id, interfaces=frozenset({Variant.A}))
-    await resources.accounts.create_key(owner.id, interfaces=frozenset({Variant.A}))
+    other = await resources.accounts.create("other")
+    key, secret = await resources.api_keys.create(other.id, interfaces=frozenset({Variant.A}))
+    await resources.api_keys.create(owner.id, interfaces=frozenset({Variant.A}))
     form = (await browser.open("/console/settings/api")).form("Revoke this key")
     pages: list[Page] = []
     for key_id in (key.id, "key_unknown"):
@@ -152,7 +152,7 @@ async def test_another_accounts_key_cannot_be_revoked(browser: Browser, resource
         pages.append(await browser.send(form))
     assert [page.status for page in pages] == [404, 404]
     assert pages[0].answer.text == pages[1].answer.text
-    assert (await resources.accounts.gate(secret, Variant.A, counted=False)).caller is not None
+    assert (await resources.auth.authenticate(secret, Variant.A, counted=False)).caller is not None
 
 
 async def test_names_are_shown_as_they_are_and_never_as_markup(
@@ -169,18 +169,18 @@ async def test_names_are_shown_as_they_are_and_never_as_markup(
 async def test_the_settings_page_shows_plans_what_is_left_and_the_adapters(
     browser: Browser, resources: Resources, owner: Account
 ) -> None:
-    _, secret = await resources.accounts.create_key(owner.id, interfaces=frozenset({Variant.A}))
-    await resources.accounts.gate(secret, Variant.A, counted=True)
+    _, secret = await resources.api_keys.create(owner.id, interfaces=frozenset({Variant.A}))
+    await resources.auth.authenticate(secret, Variant.A, counted=True)
     text = (await browser.open("/console/settings")).text
     assert "49 of 50 an hour" in text
     assert "10 of 10 a minute" in text
     assert "Private" in text, "the owner may use the private adapter of the test catalog"
 
 
-async def test_a_stranger_does_not_see_the_private_adapter(visitors: Visitors, resources: Resources) -> None:
-    await resources.accounts.create_account("stranger", password=PASSWORD)
-    browser = visitors.new()
-    await browser.sign_in("stranger", PASSWORD)
+async def test_another_account_does_not_see_the_private_adapter(browsers: Browsers, resources: Resources) -> None:
+    await resources.accounts.create("other", password=PASSWORD)
+    browser = browsers.new()
+    await browser.sign_in("other", PASSWORD)
     text = (await browser.open("/console/settings")).text
     assert "Outline" in text
     assert "Private" not in text

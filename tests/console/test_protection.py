@@ -1,4 +1,4 @@
-"""What keeps other sites, other sessions and the browser's own helpfulness out."""
+"""The console's protection against other sites, other sessions and browser defaults."""
 
 import re
 from dataclasses import replace
@@ -11,9 +11,9 @@ from serve_app.api.app import create_app
 from serve_app.domain.accounts import Account
 from serve_app.service.resources import Resources, open_resources
 from serve_app.settings import Settings
-from serve_app.stores.redis import key as redis_key
+from serve_app.stores.redis_keys import redis_key
 from tests.console.browser import ORIGIN, Browser, Form
-from tests.console.conftest import PASSWORD, Visitors
+from tests.console.conftest import PASSWORD, Browsers
 
 FORM_PAGES = [
     ("/console/settings/api", "Generate API key"),
@@ -34,7 +34,7 @@ FORM_PAGES = [
         {"Origin": "http://evil.test"},
         {"Origin": "null"},
         {"Origin": ""},
-        {"Origin": "http://house.test.evil.test"},
+        {"Origin": "http://service.test.evil.test"},
     ],
     ids=str,
 )
@@ -44,7 +44,7 @@ async def test_a_post_that_another_site_sends_is_refused(
     form = (await browser.open(path)).form(button)
     answer = await browser.http.post(form.action, data=form.fields, headers=headers)
     assert answer.status_code == 403
-    assert await resources.accounts.keys(owner.id) == []
+    assert await resources.api_keys.list(owner.id) == []
     assert (await browser.open("/console/settings")).answer.url.path == "/console/settings", "still signed in"
 
 
@@ -63,14 +63,14 @@ async def test_a_form_without_its_token_is_refused(
     fields = {} if token is None else {"form_token": token}
     page = await browser.send(Form(form.action, fields))
     assert page.status == 403
-    assert await resources.accounts.keys(owner.id) == []
+    assert await resources.api_keys.list(owner.id) == []
     assert (await browser.open("/console/settings")).answer.url.path == "/console/settings", "still signed in"
 
 
 async def test_a_token_of_another_session_or_another_form_is_refused(
-    browser: Browser, visitors: Visitors, owner: Account
+    browser: Browser, browsers: Browsers, owner: Account
 ) -> None:
-    other = visitors.new()
+    other = browsers.new()
     await other.sign_in("owner", PASSWORD)
     mine = (await browser.open("/console/settings/api")).form("Generate API key")
     theirs = (await other.open("/console/settings/api")).form("Generate API key")
@@ -83,9 +83,9 @@ async def test_a_token_of_another_session_or_another_form_is_refused(
     assert (await browser.send(replace(sign_out, fields=revoke.fields))).status == 403
 
 
-async def test_a_sign_in_form_of_another_visitor_is_refused(visitors: Visitors, owner: Account) -> None:
-    """Or a site could sign a visitor in to an account of its own choosing."""
-    attacker, victim = visitors.new(), visitors.new()
+async def test_a_sign_in_form_of_another_browser_is_refused(browsers: Browsers, owner: Account) -> None:
+    """Otherwise a site could sign a browser in to an account of its own choosing."""
+    attacker, victim = browsers.new(), browsers.new()
     form = (await attacker.open("/console/sign-in")).form("Sign in")
     await victim.open("/console/sign-in")
     page = await victim.send(form, name="owner", password=PASSWORD)
@@ -94,22 +94,22 @@ async def test_a_sign_in_form_of_another_visitor_is_refused(visitors: Visitors, 
 
 
 async def test_every_answer_carries_the_headers(
-    browser: Browser, visitors: Visitors, owner: Account, redis_db: redis.Redis
+    browser: Browser, browsers: Browsers, owner: Account, redis_db: redis.Redis
 ) -> None:
-    visitor = visitors.new()
-    spoiled = visitors.new()
+    anonymous = browsers.new()
+    spoiled = browsers.new()
     await spoiled.sign_in("owner", PASSWORD)
     answers = [
         (await browser.open("/console/settings")).answer,
         (await browser.open("/console/settings/api")).answer,
-        (await visitor.open("/console/sign-in")).answer,
-        (await visitor.open("/console/nowhere")).answer,
-        (await visitor.http.get("/console/static/console.css")),
-        (await visitor.http.get("/console/static/%2e%2e/__init__.py")),
-        (await visitor.http.put("/console/settings")),
-        (await visitor.http.put("/console/settings", headers={"Origin": ORIGIN})),
-        (await visitor.http.post("/console/sign-in")),
-        (await visitor.http.post("/console/sign-in", content=b"x" * 100_000, headers={"Origin": ORIGIN})),
+        (await anonymous.open("/console/sign-in")).answer,
+        (await anonymous.open("/console/nowhere")).answer,
+        (await anonymous.http.get("/console/static/console.css")),
+        (await anonymous.http.get("/console/static/%2e%2e/__init__.py")),
+        (await anonymous.http.put("/console/settings")),
+        (await anonymous.http.put("/console/settings", headers={"Origin": ORIGIN})),
+        (await anonymous.http.post("/console/sign-in")),
+        (await anonymous.http.post("/console/sign-in", content=b"x" * 100_000, headers={"Origin": ORIGIN})),
     ]
     redis_db.set(redis_key("keys", owner.id), "not what it should be")
     answers.append((await spoiled.open("/console/settings/api")).answer)
@@ -126,9 +126,9 @@ async def test_every_answer_carries_the_headers(
         assert answer.headers["Cache-Control"] == ("public, max-age=300" if is_static else "no-store")
 
 
-async def test_pages_need_nothing_inline_and_nothing_from_elsewhere(browser: Browser, visitors: Visitors) -> None:
+async def test_pages_need_nothing_inline_and_nothing_from_elsewhere(browser: Browser, browsers: Browsers) -> None:
     made = await browser.send((await browser.open("/console/settings/api")).form("Generate API key"))
-    pages = [made, await browser.open("/console/settings"), await visitors.new().open("/console/sign-in")]
+    pages = [made, await browser.open("/console/settings"), await browsers.new().open("/console/sign-in")]
     for page in pages:
         for tag, attributes in page.tags:
             assert "style" not in attributes
@@ -140,8 +140,8 @@ async def test_pages_need_nothing_inline_and_nothing_from_elsewhere(browser: Bro
             assert tag != "script" or attributes["src"].startswith("/console/static/")
 
 
-async def test_pages_name_their_fields_and_landmarks(browser: Browser, visitors: Visitors) -> None:
-    for page in (await browser.open("/console/settings/api"), await visitors.new().open("/console/sign-in")):
+async def test_pages_name_their_fields_and_landmarks(browser: Browser, browsers: Browsers) -> None:
+    for page in (await browser.open("/console/settings/api"), await browsers.new().open("/console/sign-in")):
         tags = [tag for tag, _ in page.tags]
         assert tags.count("main") == tags.count("h1") == 1
         assert dict(page.tags)["html"]["lang"] == "en"

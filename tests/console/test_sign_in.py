@@ -1,4 +1,4 @@
-"""Who gets in, how often one may try, and what ends a session."""
+"""Sign-in, its limits, and the end of a session."""
 
 import asyncio
 
@@ -7,11 +7,11 @@ import pytest
 from serve_app.domain.accounts import Account
 from serve_app.service.resources import Resources
 from tests.console.browser import Browser, Page
-from tests.console.conftest import PASSWORD, Visitors
+from tests.console.conftest import PASSWORD, Browsers
 
 
-async def test_the_right_password_opens_the_account_settings(visitors: Visitors, owner: Account) -> None:
-    browser = visitors.new()
+async def test_the_right_password_opens_the_account_settings(browsers: Browsers, owner: Account) -> None:
+    browser = browsers.new()
     page = await browser.sign_in("owner", PASSWORD)
     assert page.status == 200
     assert page.answer.url.path == "/console/settings"
@@ -19,22 +19,22 @@ async def test_the_right_password_opens_the_account_settings(visitors: Visitors,
     assert {"/console/settings/api", "/console/settings/api-keys"} <= set(page.links)
 
 
-async def test_without_a_session_every_page_leads_to_the_sign_in(visitors: Visitors, owner: Account) -> None:
+async def test_without_a_session_every_page_leads_to_the_sign_in(browsers: Browsers, owner: Account) -> None:
     for path in ("/console", "/console/", "/console/settings", "/console/settings/api", "/console/settings/api-keys"):
-        page = await visitors.new().open(path)
+        page = await browsers.new().open(path)
         assert page.answer.url.path == "/console/sign-in", path
 
 
-async def test_a_wrong_password_and_an_unknown_account_get_the_same_answer(visitors: Visitors, owner: Account) -> None:
-    wrong = await visitors.new().sign_in("owner", "not the password")
-    unknown = await visitors.new().sign_in("wonder", "not the password")
+async def test_a_wrong_password_and_an_unknown_account_get_the_same_answer(browsers: Browsers, owner: Account) -> None:
+    wrong = await browsers.new().sign_in("owner", "not the password")
+    unknown = await browsers.new().sign_in("wonder", "not the password")
     assert wrong.status == unknown.status == 403
     assert _without_what_was_typed(wrong, "owner") == _without_what_was_typed(unknown, "wonder")
 
 
-async def test_a_disabled_account_does_not_get_in(visitors: Visitors, resources: Resources, owner: Account) -> None:
+async def test_a_disabled_account_does_not_get_in(browsers: Browsers, resources: Resources, owner: Account) -> None:
     await resources.accounts.set_disabled(owner.id, True)
-    assert (await visitors.new().sign_in("owner", PASSWORD)).status == 403
+    assert (await browsers.new().sign_in("owner", PASSWORD)).status == 403
 
 
 async def test_disabling_an_account_ends_its_open_session(
@@ -44,21 +44,21 @@ async def test_disabling_an_account_ends_its_open_session(
     assert (await browser.open("/console/settings")).answer.url.path == "/console/sign-in"
 
 
-async def test_an_account_without_a_password_does_not_get_in(visitors: Visitors, resources: Resources) -> None:
-    await resources.accounts.create_account("machine")
+async def test_an_account_without_a_password_does_not_get_in(browsers: Browsers, resources: Resources) -> None:
+    await resources.accounts.create("machine")
     for password in ("", "None", "a password of no one"):
-        assert (await visitors.new().sign_in("machine", password)).status == 403
+        assert (await browsers.new().sign_in("machine", password)).status == 403
 
 
 @pytest.mark.parametrize(
     ("name", "password"), [("o" * 5000, "x"), ("owner", "p" * 5000), ("own\x00er", "\x00"), ("", "")]
 )
-async def test_odd_input_is_only_a_wrong_password(visitors: Visitors, owner: Account, name: str, password: str) -> None:
-    assert (await visitors.new().sign_in(name, password)).status == 403
+async def test_odd_input_is_only_a_wrong_password(browsers: Browsers, owner: Account, name: str, password: str) -> None:
+    assert (await browsers.new().sign_in(name, password)).status == 403
 
 
-async def test_a_session_is_new_at_every_sign_in(visitors: Visitors, owner: Account) -> None:
-    browser = visitors.new()
+async def test_a_session_is_new_at_every_sign_in(browsers: Browsers, owner: Account) -> None:
+    browser = browsers.new()
     tokens: set[str | None] = set()
     for _ in range(2):
         await browser.sign_in("owner", PASSWORD)
@@ -67,16 +67,16 @@ async def test_a_session_is_new_at_every_sign_in(visitors: Visitors, owner: Acco
     assert len(tokens) == 2
 
 
-async def test_the_cookie_cannot_be_read_by_scripts_nor_sent_by_other_sites(visitors: Visitors, owner: Account) -> None:
-    browser = visitors.new()
+async def test_the_cookie_cannot_be_read_by_scripts_nor_sent_by_other_sites(browsers: Browsers, owner: Account) -> None:
+    browser = browsers.new()
     browser.http.follow_redirects = False
     cookie = _set_cookie(await browser.sign_in("owner", PASSWORD), "atelier_session")
     assert {"HttpOnly", "SameSite=lax", "Path=/"} <= cookie
     assert "Secure" not in cookie
 
 
-async def test_over_https_the_cookie_is_bound_to_the_host(visitors: Visitors, owner: Account) -> None:
-    browser = visitors.new(origin="https://house.test")
+async def test_over_https_the_cookie_is_bound_to_the_host(browsers: Browsers, owner: Account) -> None:
+    browser = browsers.new(origin="https://service.test")
     browser.http.follow_redirects = False
     page = await browser.sign_in("owner", PASSWORD)
     assert {"HttpOnly", "SameSite=lax", "Path=/", "Secure"} <= _set_cookie(page, "__Host-atelier_session")
@@ -92,8 +92,8 @@ async def test_signing_out_ends_the_session_on_the_server_too(browser: Browser) 
     assert (await browser.open("/console/settings")).answer.url.path == "/console/sign-in"
 
 
-async def test_signing_out_everywhere_ends_every_session(browser: Browser, visitors: Visitors, owner: Account) -> None:
-    other = visitors.new()
+async def test_signing_out_everywhere_ends_every_session(browser: Browser, browsers: Browsers, owner: Account) -> None:
+    other = browsers.new()
     await other.sign_in("owner", PASSWORD)
     page = await browser.open("/console/settings")
     await browser.send(page.form("Sign out everywhere"), everywhere="yes")
@@ -102,9 +102,9 @@ async def test_signing_out_everywhere_ends_every_session(browser: Browser, visit
 
 
 async def test_an_ordinary_sign_out_leaves_the_other_sessions(
-    browser: Browser, visitors: Visitors, owner: Account
+    browser: Browser, browsers: Browsers, owner: Account
 ) -> None:
-    other = visitors.new()
+    other = browsers.new()
     await other.sign_in("owner", PASSWORD)
     page = await browser.open("/console/settings")
     await browser.send(page.form("Sign out"))
@@ -113,35 +113,35 @@ async def test_an_ordinary_sign_out_leaves_the_other_sessions(
 
 @pytest.mark.parametrize("name", ["owner", "nobody at all"])
 async def test_the_sixth_guess_in_a_minute_waits_even_if_it_is_right(
-    visitors: Visitors, owner: Account, name: str
+    browsers: Browsers, owner: Account, name: str
 ) -> None:
-    browser = visitors.new()
+    browser = browsers.new()
     for _ in range(5):
         assert (await browser.sign_in(name, "a wrong password")).status == 403
     page = await browser.sign_in(name, PASSWORD)
     assert page.status == 429
     assert 0 < int(page.answer.headers["Retry-After"]) <= 60
-    elsewhere = await visitors.new().sign_in("owner", PASSWORD)
+    elsewhere = await browsers.new().sign_in("owner", PASSWORD)
     assert elsewhere.status == 200, "someone else's guesses do not lock the account's owner out"
 
 
-async def test_guesses_sent_at_once_are_counted_too(visitors: Visitors, owner: Account) -> None:
-    browser = visitors.new()
+async def test_guesses_sent_at_once_are_counted_too(browsers: Browsers, owner: Account) -> None:
+    browser = browsers.new()
     form = (await browser.open("/console/sign-in")).form("Sign in")
     pages = await asyncio.gather(*(browser.send(form, name="owner", password="a wrong password") for _ in range(12)))
     assert sorted(page.status for page in pages) == [403] * 5 + [429] * 7
 
 
-async def test_an_account_is_guessed_at_fifty_times_an_hour_from_wherever(visitors: Visitors, owner: Account) -> None:
+async def test_an_account_is_guessed_at_fifty_times_an_hour_from_wherever(browsers: Browsers, owner: Account) -> None:
     for number in range(10):
-        browser = visitors.new(address=f"198.51.100.{number}")
+        browser = browsers.new(address=f"198.51.100.{number}")
         for _ in range(5):
             assert (await browser.sign_in("owner", "a wrong password")).status == 403
-    assert (await visitors.new(address="198.51.100.99").sign_in("owner", "a wrong password")).status == 429
+    assert (await browsers.new(address="198.51.100.99").sign_in("owner", "a wrong password")).status == 429
 
 
-async def test_getting_in_forgets_the_wrong_guesses(visitors: Visitors, owner: Account) -> None:
-    browser = visitors.new()
+async def test_getting_in_forgets_the_wrong_guesses(browsers: Browsers, owner: Account) -> None:
+    browser = browsers.new()
     for _ in range(3):
         for _ in range(4):
             await browser.sign_in("owner", "a wrong password")

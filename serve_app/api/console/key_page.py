@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from serve_app.domain.requests import Variant
 
 KEY_NAME_LENGTH = 60
+EXAMPLE_PROMPT = "purple mountains under a black sky with a yellow moon"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyPage:
-    """What a page is called, what its button says, and how the keys it makes are sent."""
+    """A page's name and button, and how the keys it makes are sent."""
 
     slug: str
     title: str
@@ -41,8 +42,8 @@ KEY_PAGES = (API, API_KEYS)
 def curl_line(page: KeyPage, base_url: str, secret: str, lora_id: str) -> str:
     """A first request that works when it is pasted into a shell."""
     fields = {
-        Variant.A: f'"prompt":"a red star on a white background","lora_id":"{lora_id}"',
-        Variant.B: f'"positive_prompt":"a red star on a white background","model_id":"{lora_id}"',
+        Variant.A: f'"prompt":"{EXAMPLE_PROMPT}","lora_id":"{lora_id}"',
+        Variant.B: f'"positive_prompt":"{EXAMPLE_PROMPT}","model_id":"{lora_id}"',
     }
     header = f"{page.header} {secret}"
     return (

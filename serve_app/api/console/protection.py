@@ -1,4 +1,4 @@
-"""Around every page: headers that keep the browser from helping an attacker, and no POST from another site."""
+"""Security headers of every page, and rejection of a POST from another site."""
 
 from urllib.parse import urlsplit
 
@@ -49,8 +49,8 @@ class Protection:
 
         headers = Headers(scope=scope)
         if scope["method"] not in ("GET", "HEAD") and not self._is_own_form(headers):
-            refusal = PlainTextResponse("This form was not sent from the console's own pages.\n", 403)
-            await refusal(scope, receive, send_protected)
+            response = PlainTextResponse("This form was not sent from the console's own pages.\n", 403)
+            await response(scope, receive, send_protected)
             return
         await self._app(scope, receive, send_protected)
 

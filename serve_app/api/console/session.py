@@ -1,4 +1,4 @@
-"""Who is signed in: the session cookie, and the form tokens that hang on it."""
+"""Sessions of the console: the cookies, who is signed in, and the form tokens derived from them."""
 
 import hmac
 import secrets
@@ -8,12 +8,12 @@ from datetime import timedelta
 from starlette.requests import Request
 from starlette.responses import Response
 
+from serve_app.api.dependencies import resources_of
 from serve_app.domain.accounts import Account
-from serve_app.service.resources import Resources
 from serve_app.stores.sessions import ABSOLUTE_LIFE
 
-SESSION, VISITOR = "atelier_session", "atelier_visitor"
-VISITOR_LIFE = timedelta(hours=1)
+SESSION, ANONYMOUS = "atelier_session", "atelier_anonymous"
+ANONYMOUS_LIFE = timedelta(hours=1)
 """How long an opened sign-in page can be sent."""
 
 
@@ -25,19 +25,20 @@ class SignedIn:
     account: Account
 
 
-async def signed_in(resources: Resources, request: Request) -> SignedIn | None:
+async def read_session(request: Request) -> SignedIn | None:
     """The session of the request's cookie; None when it has ended or its account is disabled."""
+    resources = resources_of(request)
     token = request.cookies.get(cookie_name(request, SESSION))
     account_id = await resources.sessions.get(token) if token else None
-    account = await resources.accounts.account(account_id) if account_id else None
+    account = await resources.accounts.get(account_id) if account_id else None
     if token is None or account is None or account.disabled:
         return None
     return SignedIn(token, account)
 
 
-def visitor_token(request: Request) -> str:
-    """What a visitor who is not signed in is known by: the cookie that was set with the sign-in page, or a new one."""
-    return request.cookies.get(cookie_name(request, VISITOR)) or secrets.token_urlsafe(32)
+def anonymous_token(request: Request) -> str:
+    """Identifies a browser that is not signed in: the cookie that was set with the sign-in page, or a new one."""
+    return request.cookies.get(cookie_name(request, ANONYMOUS)) or secrets.token_urlsafe(32)
 
 
 def form_token(session: str, purpose: str) -> str:
@@ -50,24 +51,24 @@ def is_form_token(session: str, purpose: str, given: str) -> bool:
 
 
 def single_use_token(session: str, purpose: str) -> str:
-    """A form token that differs on every page; whoever accepts it makes sure it is spent only once."""
+    """A form token that differs on every page, to be accepted only once."""
     nonce = secrets.token_urlsafe(12)
     return f"{nonce}.{form_token(session, f'{purpose} {nonce}')}"
 
 
 def nonce_of(session: str, purpose: str, given: str) -> str | None:
-    """What a single-use token is counted by; None when it was not made for this session and purpose."""
+    """The part of a single-use token that is counted; None when it was not made for this session and purpose."""
     nonce, _, proof = given.partition(".")
     return nonce if is_form_token(session, f"{purpose} {nonce}", proof) else None
 
 
 def set_session(request: Request, response: Response, token: str) -> None:
     _set(request, response, SESSION, token, ABSOLUTE_LIFE)
-    drop_cookie(request, response, VISITOR)
+    drop_cookie(request, response, ANONYMOUS)
 
 
-def set_visitor(request: Request, response: Response, token: str) -> None:
-    _set(request, response, VISITOR, token, VISITOR_LIFE)
+def set_anonymous(request: Request, response: Response, token: str) -> None:
+    _set(request, response, ANONYMOUS, token, ANONYMOUS_LIFE)
 
 
 def drop_cookie(request: Request, response: Response, name: str) -> None:
@@ -82,8 +83,7 @@ def cookie_name(request: Request, name: str) -> str:
 
 def is_secure(request: Request) -> bool:
     """Whether the browser speaks https, also when a front proxy ends it and `public_url` says so."""
-    resources: Resources = request.app.state.resources
-    return request.url.scheme == "https" or resources.settings.public_url.startswith("https://")
+    return request.url.scheme == "https" or resources_of(request).settings.public_url.startswith("https://")
 
 
 def _set(request: Request, response: Response, name: str, value: str, life: timedelta) -> None:

@@ -1,5 +1,5 @@
-"""The contracts to read: OpenAPI documents for programs, and one page each for people. Nothing is loaded from elsewhere."""
+"""The documents: OpenAPI for programs, and a reference with try-it-out for people. Nothing is loaded from elsewhere."""
 
-from serve_app.api.docs.routes import Document, routes
+from serve_app.api.docs.routes import STATIC, docs_router
 
-__all__ = ["Document", "routes"]
+__all__ = ["STATIC", "docs_router"]

@@ -1,65 +1,76 @@
-"""Where the documents and their pages are."""
+"""Pages to find and read the documents, and the documents themselves."""
 
-from collections.abc import Callable, Mapping
+import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
+from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
-from starlette.routing import Route
 
-from serve_app.api.answers import base_address
-from serve_app.api.docs.page import code_spans, operations
+from serve_app.api.openapi import EXAMPLE_ADAPTER_ID
+from serve_app.api.responses import base_url
+from serve_app.service.resources import Resources
 
-Document = Callable[[str], dict[str, Any]]
-"""From the address callers use to the OpenAPI document."""
-
+_PATH_PARAMETER = re.compile(r"\{(\w+)\}")
 _HERE = Path(__file__).parent
-_STYLE = (_HERE / "style.css").read_bytes()
+STATIC = _HERE / "static"
 _PAGE_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "form-action 'none'; frame-ancestors 'none'; base-uri 'none'"
+    ),
     "Referrer-Policy": "no-referrer",
 }
+"""Nothing inline and nothing from elsewhere; the reference draws icons from `data:` images and calls this service."""
 
 
-def routes(documents: Mapping[str, Document], *, public_url: str) -> list[Route]:
-    """`/openapi/<name>.json` and `/docs/<name>` for each document, and `/` to find them."""
-    pages = Environment(loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined)
-    pages.filters["code_spans"] = code_spans
+def docs_router(documents: Mapping[str, FastAPI], resources: Resources) -> APIRouter:
+    """`/`, `/docs`, and for each document `/docs/<name>` and `/openapi/<name>.json`."""
+    router = APIRouter(include_in_schema=False)
+    templates = Environment(loader=FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=StrictUndefined)
 
-    def open_document(name: str) -> Route:
-        async def answer(request: Request) -> Response:
-            return JSONResponse(documents[name](base_address(request, public_url)))
+    templates.filters["shell"] = _with_variables
 
-        return Route(f"/openapi/{name}.json", answer, methods=["GET"])
+    def document(request: Request, name: str) -> dict[str, Any]:
+        """With this service's address, and an adapter that every account may use in its examples."""
+        if name not in documents:
+            raise HTTPException(404)
+        usable = (adapter.id for adapter in resources.catalog.all() if adapter.accounts is None)
+        text = json.dumps(documents[name].openapi()).replace(EXAMPLE_ADAPTER_ID, next(usable, EXAMPLE_ADAPTER_ID))
+        return {**json.loads(text), "servers": [{"url": base_url(request, resources.settings.public_url)}]}
 
-    def open_page(name: str) -> Route:
-        async def answer(request: Request) -> Response:
-            base = base_address(request, public_url)
-            document = documents[name](base)
-            html = pages.get_template("page.html").render(
-                name=name,
-                base=base,
-                root=request.scope.get("root_path", ""),
-                document=document,
-                operations=operations(document, base),
-            )
-            return HTMLResponse(html, headers=_PAGE_HEADERS)
-
-        return Route(f"/docs/{name}", answer, methods=["GET"])
-
-    async def landing(request: Request) -> Response:
-        base = base_address(request, public_url)
-        html = pages.get_template("landing.html").render(base=base, root=request.scope.get("root_path", ""))
+    def page(request: Request, template: str, **values: Any) -> HTMLResponse:
+        html = templates.get_template(template).render(
+            root=request.scope.get("root_path", ""),
+            base=base_url(request, resources.settings.public_url),
+            titles={name: app.title.removeprefix("Atelier: ") for name, app in documents.items()},
+            **values,
+        )
         return HTMLResponse(html, headers=_PAGE_HEADERS)
 
-    async def style(request: Request) -> Response:
-        return Response(_STYLE, media_type="text/css", headers={"Cache-Control": "public, max-age=3600"})
+    @router.get("/")
+    async def landing(request: Request) -> HTMLResponse:
+        return page(request, "landing.html")
 
-    return [
-        Route("/", landing, methods=["GET"]),
-        Route("/docs/style.css", style, methods=["GET"]),
-        *(open_document(name) for name in documents),
-        *(open_page(name) for name in documents),
-    ]
+    @router.get("/docs")
+    async def chooser(request: Request) -> HTMLResponse:
+        chosen = {name: document(request, name) for name in documents}
+        return page(request, "chooser.html", documents=chosen)
+
+    @router.get("/docs/{name}")
+    async def reference(request: Request, name: str) -> HTMLResponse:
+        return page(request, "reference.html", name=name, info=document(request, name)["info"])
+
+    @router.get("/openapi/{name}.json")
+    async def openapi(request: Request, name: str) -> Response:
+        return Response(json.dumps(document(request, name)), media_type="application/json")
+
+    return router
+
+
+def _with_variables(path: str) -> str:
+    """`/v1/generate/$REQUEST_ID` for `/v1/generate/{request_id}`, as a shell takes it."""
+    return _PATH_PARAMETER.sub(lambda name: f"${name[1].upper()}", path)

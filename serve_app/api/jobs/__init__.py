@@ -1,5 +1,20 @@
-"""The room that shows a job as it is: what goes beyond both documents, with either credential, on paths neither uses."""
+"""The jobs of an account as they are, with either credential, on paths that neither interface uses."""
 
-from serve_app.api.jobs.room import JobsRoom
+from fastapi import FastAPI
 
-__all__ = ["JobsRoom"]
+from serve_app.api.applications import api_app
+from serve_app.api.credentials import EITHER
+from serve_app.api.jobs.routes import router
+from serve_app.service.resources import Resources
+
+_DESCRIPTION = """\
+Every request of interface A and every run of interface B is a job. Here you list, read and cancel your account's jobs,
+with either credential: `Authorization: Bearer <API_KEY>` or `X-API-Key: <API_KEY>`.
+
+Unlike the two interfaces, a job shows its real state (`queued`, `running`, `completed`, `failed`, `canceled`, `expired`),
+its fields with defaults filled in, and the seed of each image. Reading a job does not count against your plan."""
+
+
+def create_app(resources: Resources) -> FastAPI:
+    tags = {"Jobs": "The jobs of your account, whichever interface they came in by."}
+    return api_app(resources, EITHER, router, title="Atelier: Jobs", description=_DESCRIPTION, tags=tags)

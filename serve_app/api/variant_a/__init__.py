@@ -1,5 +1,28 @@
-"""The room of variant A: `Authorization: Bearer`, generation, upscaling, and polling of both."""
+"""Variant A: `Authorization: Bearer`, generation, upscaling, and polling of both."""
 
-from serve_app.api.variant_a.room import RoomA
+from fastapi import FastAPI
 
-__all__ = ["RoomA"]
+from serve_app.api.applications import api_app
+from serve_app.api.credentials import BEARER
+from serve_app.api.openapi import plans_text, retention_text
+from serve_app.api.variant_a.routes import router
+from serve_app.domain.requests import Variant
+from serve_app.service.resources import Resources
+
+_TAGS = {
+    "Generation": "Images from a prompt with a LoRA model.",
+    "Upscaling": "Larger copies of generated images.",
+}
+
+
+def create_app(resources: Resources) -> FastAPI:
+    settings = resources.settings
+    description = f"""\
+Generate images from a text prompt with a LoRA model, and enlarge them. Creating calls answer at once with a `request_id`;
+poll it every 5 seconds until its status is `completed` or `failed`.
+
+Send your key as `Authorization: Bearer <API_KEY>`. Plans, in requests: {plans_text(settings.plans_of(Variant.A))}. Polling does not count.
+{retention_text(settings)}
+
+Every error has the body `{{"error": {{"code", "message"}}}}`, errors of routing (404, and 405 with `Allow`) included."""
+    return api_app(resources, BEARER, router, title="Atelier: Interface A", description=description, tags=_TAGS)

@@ -1,0 +1,187 @@
+"""The console's path operations: sign in and out, account settings, and the keys of both interfaces."""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from math import ceil
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, HTTPException, Request, Response
+
+from serve_app.api.console.key_page import KEY_NAME_LENGTH, KEY_PAGES, KeyPage
+from serve_app.api.console.pages import NAME_LENGTH, keys_page, redirect, settings_page, sign_in_page
+from serve_app.api.console.session import (
+    SESSION,
+    SignedIn,
+    anonymous_token,
+    drop_cookie,
+    is_form_token,
+    nonce_of,
+    read_session,
+    set_session,
+)
+from serve_app.api.dependencies import resources_of
+from serve_app.domain.accounts import Account
+from serve_app.stores.sessions import ABSOLUTE_LIFE
+from serve_app.stores.throttle import Limit
+
+PASSWORD_LENGTH = 128
+FAST_GUESSES = Limit("sign-in-minute", 5, timedelta(minutes=1))
+"""By one address for one account name."""
+SLOW_GUESSES = Limit("sign-in-hour", 50, timedelta(hours=1))
+"""By everyone for one account name. Both end by themselves: nobody can lock an account for good."""
+NEW_KEYS = Limit("new-key-form", 1, ABSOLUTE_LIFE)
+"""Of one opened form: a reload must not make a second key."""
+EXPIRED_FORM = "That page had expired. Go back, reload it, and try again."
+
+router = APIRouter()
+
+
+class SignInRequired(Exception):
+    """A page was opened without a session; the browser is sent to the sign-in page."""
+
+
+async def page_session(request: Request) -> SignedIn:
+    """The session of a browser that opens a page. Raises `SignInRequired`."""
+    session = await read_session(request)
+    if session is None:
+        raise SignInRequired
+    return session
+
+
+async def form_session(request: Request) -> SignedIn:
+    """The session of a browser that sends a form."""
+    session = await read_session(request)
+    if session is None:
+        raise HTTPException(403, "You have been signed out. Sign in and try again.")
+    return session
+
+
+async def read_form(request: Request) -> Mapping[str, str]:
+    """The form's text fields, the first of each name."""
+    async with request.form(max_files=0, max_fields=10) as form:
+        return {name: value for name, value in form.items() if isinstance(value, str)}
+
+
+async def key_page(slug: str) -> KeyPage:
+    page = next((page for page in KEY_PAGES if page.slug == slug), None)
+    if page is None:
+        raise HTTPException(404)
+    return page
+
+
+PageSession = Annotated[SignedIn, Depends(page_session)]
+FormSession = Annotated[SignedIn, Depends(form_session)]
+Form = Annotated[Mapping[str, str], Depends(read_form)]
+ChosenKeyPage = Annotated[KeyPage, Depends(key_page)]
+
+
+@router.get("/")
+async def home(request: Request) -> Response:
+    return redirect(request, "settings")
+
+
+@router.get("/sign-in")
+async def open_sign_in(request: Request) -> Response:
+    if await read_session(request) is not None:
+        return redirect(request, "settings")
+    return sign_in_page(request)
+
+
+@router.post("/sign-in")
+async def sign_in(request: Request, form: Form) -> Response:
+    name, password = form.get("name", "").strip(), form.get("password", "")
+    if not is_form_token(anonymous_token(request), "sign in", form.get("form_token", "")):
+        return sign_in_page(request, status=403, problem="That page had expired. Please try again.", name=name)
+    wait_s = await _guess_wait_s(request, name)
+    if wait_s:
+        problem = f"Too many attempts for this account. Try again in {_minutes(wait_s)}."
+        return sign_in_page(request, status=429, problem=problem, name=name, retry_after_s=ceil(wait_s))
+    account = await _account_of(request, name, password)
+    if account is None:
+        return sign_in_page(request, status=403, problem="Wrong account name or password.", name=name)
+    await _reset_guesses(request, name)
+    response = redirect(request, "settings")
+    set_session(request, response, await resources_of(request).sessions.create(account.id))
+    return response
+
+
+@router.post("/sign-out")
+async def sign_out(request: Request, session: FormSession, form: Form) -> Response:
+    _check_form(session, form, "sign out")
+    sessions = resources_of(request).sessions
+    if "everywhere" in form:
+        await sessions.revoke_all(session.account.id)
+    await sessions.revoke(session.token)
+    response = redirect(request, "sign-in")
+    drop_cookie(request, response, SESSION)
+    return response
+
+
+@router.get("/settings")
+async def open_settings(request: Request, session: PageSession) -> Response:
+    return await settings_page(request, session)
+
+
+@router.get("/settings/{slug}")
+async def open_keys(request: Request, page: ChosenKeyPage, session: PageSession) -> Response:
+    return await keys_page(request, session, page)
+
+
+@router.post("/settings/{slug}")
+async def create_key(request: Request, page: ChosenKeyPage, session: FormSession, form: Form) -> Response:
+    """The only response that ever holds the key. The form works once: a reload makes no second key."""
+    nonce = nonce_of(session.token, "create key", form.get("form_token", ""))
+    if nonce is None:
+        raise HTTPException(403, EXPIRED_FORM)
+    resources = resources_of(request)
+    if await resources.throttle.hit(NEW_KEYS, nonce):
+        notice = "This form had already made its key, so no second one was made."
+        return await keys_page(request, session, page, status=409, notice=notice)
+    key, secret = await resources.api_keys.create(
+        session.account.id, name=form.get("key_name", "")[:KEY_NAME_LENGTH], interfaces=frozenset({page.variant})
+    )
+    return await keys_page(request, session, page, made=key, secret=secret)
+
+
+@router.post("/settings/{slug}/{key_id}/revoke")
+async def revoke_key(request: Request, page: ChosenKeyPage, key_id: str, session: FormSession, form: Form) -> Response:
+    _check_form(session, form, "revoke key")
+    api_keys = resources_of(request).api_keys
+    if key_id not in {key.id for key in await api_keys.list(session.account.id)}:
+        raise HTTPException(404)
+    await api_keys.revoke(key_id)
+    return redirect(request, f"settings/{page.slug}")
+
+
+def _check_form(session: SignedIn, form: Mapping[str, str], purpose: str) -> None:
+    """Raises 403 when the form was not given to this session."""
+    if not is_form_token(session.token, purpose, form.get("form_token", "")):
+        raise HTTPException(403, EXPIRED_FORM)
+
+
+async def _account_of(request: Request, name: str, password: str) -> Account | None:
+    """The account of a right password. What is too long for one costs the same and is never right."""
+    is_possible = len(name) <= NAME_LENGTH and len(password) <= PASSWORD_LENGTH
+    accounts = resources_of(request).accounts
+    return await accounts.check_password(name if is_possible else "", password[:PASSWORD_LENGTH])
+
+
+async def _guess_wait_s(request: Request, name: str) -> float:
+    """Counts a guess, before it is looked at, so that many at once are counted too."""
+    throttle = resources_of(request).throttle
+    return await throttle.hit(FAST_GUESSES, name, _address(request)) or await throttle.hit(SLOW_GUESSES, name)
+
+
+async def _reset_guesses(request: Request, name: str) -> None:
+    throttle = resources_of(request).throttle
+    await throttle.reset(FAST_GUESSES, name, _address(request))
+    await throttle.reset(SLOW_GUESSES, name)
+
+
+def _address(request: Request) -> str:
+    return request.client.host if request.client else "unknown"
+
+
+def _minutes(seconds: float) -> str:
+    minutes = ceil(seconds / 60)
+    return "a minute" if minutes == 1 else f"{minutes} minutes"

@@ -1,0 +1,124 @@
+"""Dependencies of the path operations: the stores, the authenticated caller, a job, the idempotency key."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
+
+from fastapi import Depends, Header, Request
+from pydantic import WithJsonSchema
+
+from serve_app.api.context import RequestContext
+from serve_app.api.credentials import Credential, CredentialScheme
+from serve_app.api.json_body import digest
+from serve_app.api.responses import base_url
+from serve_app.domain.accounts import AuthResult, Caller
+from serve_app.domain.errors import InvalidParameter, NotFound, RateLimitExceeded, Unauthorized
+from serve_app.domain.jobs import Job
+from serve_app.domain.requests import Variant
+from serve_app.service.resources import Resources
+
+_KEY_TEXT = re.compile(r"[\x21-\x7e]{1,255}")
+_JOB_NAME = re.compile(r"[a-z2-7]{26}")
+
+
+@dataclass(frozen=True, slots=True)
+class Idempotency:
+    """The `Idempotency-Key` header, where the caller sent one, and the digest of the body that it stands for."""
+
+    key: str | None
+    body_sha256: str
+
+
+def resources_of(request: Request) -> Resources:
+    """The stores. A plain function: as a dependency it would cost each request 9 µs."""
+    return request.app.state.resources
+
+
+async def authenticate(request: Request) -> Caller:
+    """The caller, counted in the plan's window. Raises `Unauthorized`, `AmbiguousCredentials`, `RateLimitExceeded`.
+
+    A key that is unknown, revoked, expired, of a disabled account or made for the other interface gets one and the same
+    answer. `ContractRoute` calls it before it reads a body; path operations get the same caller again.
+    """
+    context = RequestContext.of(request)
+    if context.caller is None:
+        key, variant = _credential(request)
+        auth = await resources_of(request).auth.authenticate(key, variant, counted=True)
+        context.caller = _known_caller(context, auth)
+        if auth.limited:
+            plan = auth.window.plan
+            raise RateLimitExceeded(
+                f"Your plan allows {plan.limit} requests per {_period(plan.window.total_seconds())}; "
+                f"try again in {auth.window.seconds_left} seconds."
+            )
+    return context.caller
+
+
+async def load_job(request: Request, job_id: str, *prefixes: str, of: Variant | None = None) -> Job | None:
+    """The job, if it is the caller's (and was made on `of`): key and record in one round trip, and not counted.
+
+    Raises `Unauthorized` alike for every key that may not pass, whatever it asks for.
+    """
+    key, variant = _credential(request)
+    poll = await resources_of(request).poller.poll(key, variant, valid_job_id(job_id, *prefixes), of=of)
+    _known_caller(RequestContext.of(request), poll.auth)
+    return poll.job
+
+
+def valid_job_id(text: str, *prefixes: str) -> str:
+    """`text` if it can be the id of a job (a prefix and 26 base32 characters), else an id that no job has."""
+    prefix, _, name = text.partition("_")
+    return text if prefix in prefixes and _JOB_NAME.fullmatch(name) else ""
+
+
+def image_signer(request: Request) -> Callable[[str], str]:
+    """From an image's URI in storage to a signed address that a browser opens."""
+    resources = resources_of(request)
+    return partial(resources.images.url, base_url=base_url(request, resources.settings.public_url))
+
+
+async def read_idempotency(
+    request: Request,
+    idempotency_key: Annotated[
+        str | None,
+        Header(
+            alias="Idempotency-Key",
+            description="Makes a retry safe: within 24 hours the same key with the same body answers with the first request again.",
+        ),
+        WithJsonSchema({"type": "string", "minLength": 1, "maxLength": 255, "pattern": r"^[\x21-\x7e]+$"}),
+    ] = None,
+) -> Idempotency:
+    is_valid = idempotency_key is None or (
+        _KEY_TEXT.fullmatch(idempotency_key) and len(request.headers.getlist("idempotency-key")) == 1
+    )
+    if not is_valid:
+        raise InvalidParameter("Idempotency-Key: must be 1 to 255 visible ASCII characters")
+    return Idempotency(idempotency_key, digest(await request.json()))
+
+
+def found(job: Job | None, name: str) -> Job:
+    if job is None:
+        raise NotFound(f"There is no such {name}.")
+    return job
+
+
+CallerDep = Annotated[Caller, Depends(authenticate)]
+IdempotencyDep = Annotated[Idempotency, Depends(read_idempotency)]
+
+
+def _credential(request: Request) -> Credential:
+    scheme: CredentialScheme = request.app.state.credentials
+    return scheme.read(request.headers)
+
+
+def _known_caller(context: RequestContext, auth: AuthResult) -> Caller:
+    context.window = auth.window
+    if auth.caller is None:
+        raise Unauthorized("The API key is not valid.")
+    return auth.caller
+
+
+def _period(seconds: float) -> str:
+    return {3600.0: "hour", 60.0: "minute"}.get(seconds, f"{seconds:g} seconds")

@@ -1,0 +1,173 @@
+"""The one table from domain errors to HTTP answers, as exception handlers and as OpenAPI responses."""
+
+from collections.abc import Iterable, Mapping
+from http import HTTPStatus
+from typing import Annotated, Any, NamedTuple
+
+from fastapi import FastAPI
+from pydantic import Field, WithJsonSchema
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from serve_app.api.context import RequestContext
+from serve_app.api.schemas import ResponseBody
+from serve_app.domain import errors
+from serve_app.domain.errors import AtelierError, QueueFull, RateLimitExceeded, StoreUnavailable, Unauthorized
+
+Responses = dict[int | str, dict[str, Any]]
+"""The value of `responses=` of a path operation."""
+
+STORE_RETRY_S = 5
+UNAVAILABLE = "The service is temporarily unavailable; nothing was accepted. Try again in a few seconds."
+INTERNAL_ERROR = "internal_error"
+OVERLOADED = "overloaded"
+"""Answered in front of the application, when the service has more open requests than it can carry."""
+
+
+class ErrorAnswer(NamedTuple):
+    """The status of a domain error, and a message of its kind for the documents."""
+
+    status: int
+    example: str
+
+
+ANSWERS: Mapping[type[AtelierError], ErrorAnswer] = {
+    errors.InvalidParameter: ErrorAnswer(400, "guidance: must be between 1 and 20"),
+    errors.InvalidJson: ErrorAnswer(400, "The body is not valid JSON: line 1, column 3."),
+    errors.AmbiguousCredentials: ErrorAnswer(400, "Send either 'Authorization: Bearer' or 'X-API-Key', not both."),
+    errors.Unauthorized: ErrorAnswer(401, "The API key is not valid."),
+    errors.Forbidden: ErrorAnswer(403, "You have no permission to use this LoRA."),
+    errors.NotFound: ErrorAnswer(404, "There is no such request."),
+    errors.MethodNotAllowed: ErrorAnswer(405, "This address does not take that method."),
+    errors.IdempotencyConflict: ErrorAnswer(409, "This Idempotency-Key was used before with another body."),
+    errors.PayloadTooLarge: ErrorAnswer(413, "The body must be at most 65536 bytes."),
+    errors.UnsupportedMediaType: ErrorAnswer(415, "Send the body as 'Content-Type: application/json'."),
+    errors.RateLimitExceeded: ErrorAnswer(429, "Your plan allows 50 requests per hour; try again in 1800 seconds."),
+    errors.QueueFull: ErrorAnswer(429, "The queue is full; try again in 5 seconds."),
+    errors.StoreUnavailable: ErrorAnswer(503, UNAVAILABLE),
+}
+DESCRIPTIONS: Mapping[int, str] = {
+    400: "The body is not valid JSON, or a parameter breaks its rule. The message names the parameter and its valid range.",
+    401: "The API key is missing or not valid.",
+    403: "You may not use this LoRA, or it does not exist.",
+    404: "It does not exist in your account, or it is past its retention.",
+    409: "The `Idempotency-Key` was used before with another body.",
+    413: "The body is over 64 KiB.",
+    415: "The body is declared as something other than JSON.",
+    429: "Over the plan's limit (`rate_limit_exceeded`), or the queue is full (`queue_full`).",
+    500: "An error of the service.",
+    503: "The service is temporarily unavailable. Nothing was accepted; try again.",
+}
+
+
+_CODES = [*(kind.code for kind in ANSWERS), INTERNAL_ERROR, OVERLOADED]
+
+
+class Error(ResponseBody):
+    code: Annotated[str, WithJsonSchema({"type": "string", "enum": _CODES})]
+    message: Annotated[str, Field(min_length=1)]
+
+
+class ErrorResponse(ResponseBody):
+    """The body of every error."""
+
+    error: Error
+
+
+SUBMIT_ERRORS = (
+    errors.InvalidParameter,
+    errors.InvalidJson,
+    errors.Unauthorized,
+    errors.IdempotencyConflict,
+    errors.PayloadTooLarge,
+    errors.UnsupportedMediaType,
+    errors.RateLimitExceeded,
+    errors.QueueFull,
+)
+"""Of every path operation that takes a JSON body and creates a job."""
+
+
+def install(app: FastAPI) -> None:
+    """Make every exception an error response. `app.state.credentials` names the challenge of a 401."""
+    app.add_exception_handler(AtelierError, _answer_domain_error)
+    app.add_exception_handler(HTTPException, _answer_http_exception)
+    app.add_exception_handler(Exception, _answer_unexpected_error)
+
+
+def error_response(status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """The one shape of every error: `{"error": {"code", "message"}}`."""
+    return JSONResponse({"error": {"code": code, "message": message}}, status_code=status, headers=headers)
+
+
+def domain_error_response(error: AtelierError, context: RequestContext, *, challenge: str = "") -> Response:
+    """The answer of the table; an error that no caller may see is raised again."""
+    answer = next((ANSWERS[kind] for kind in type(error).__mro__ if kind in ANSWERS), None)
+    if answer is None:
+        raise error
+    message = UNAVAILABLE if isinstance(error, StoreUnavailable) else error.message
+    return error_response(answer.status, error.code, message, _headers(error, context, challenge))
+
+
+def internal_error(request_id: str) -> Response:
+    message = f"An error of the service; give the request id {request_id} when you report it."
+    return error_response(HTTPStatus.INTERNAL_SERVER_ERROR, INTERNAL_ERROR, message)
+
+
+def error_responses(*kinds: type[AtelierError]) -> Responses:
+    """`responses=` of a path operation: the errors it may answer with, and the two that every operation may meet."""
+    rows = [(ANSWERS[kind].status, kind.code, ANSWERS[kind].example) for kind in (*kinds, StoreUnavailable)]
+    rows.append((500, INTERNAL_ERROR, "An error of the service; give the request id req_5f0c when you report it."))
+    return {
+        status: _documented(status, (row for row in rows if row[0] == status))
+        for status in sorted({r[0] for r in rows})
+    }
+
+
+async def _answer_domain_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, AtelierError)
+    credentials = getattr(request.app.state, "credentials", None)
+    challenge = credentials.challenge if credentials else ""
+    return domain_error_response(error, RequestContext.of(request), challenge=challenge)
+
+
+async def _answer_http_exception(_request: Request, error: Exception) -> Response:
+    """404 and 405 of the router; `Allow` in a fixed order, and HEAD wherever there is GET."""
+    assert isinstance(error, HTTPException)
+    if error.status_code != HTTPStatus.METHOD_NOT_ALLOWED:
+        return error_response(404, errors.NotFound.code, "There is nothing at this address.")
+    allowed = {method.strip() for method in (error.headers or {}).get("Allow", "").split(",")}
+    allow = ", ".join(sorted(allowed | {"HEAD"} if "GET" in allowed else allowed))
+    return error_response(405, errors.MethodNotAllowed.code, ANSWERS[errors.MethodNotAllowed].example, {"Allow": allow})
+
+
+async def _answer_unexpected_error(request: Request, _error: Exception) -> Response:
+    """The framework raises the error again after this response; the middleware logs it."""
+    return internal_error(RequestContext.of(request).request_id)
+
+
+def _headers(error: AtelierError, context: RequestContext, challenge: str) -> dict[str, str]:
+    if isinstance(error, Unauthorized):
+        return {"WWW-Authenticate": challenge}
+    retry_s = _retry_after_s(error, context)
+    return {} if retry_s is None else {"Retry-After": str(retry_s)}
+
+
+def _retry_after_s(error: AtelierError, context: RequestContext) -> int | None:
+    """Never earlier than the moment at which trying again can succeed."""
+    if isinstance(error, StoreUnavailable):
+        return STORE_RETRY_S
+    if isinstance(error, QueueFull):
+        return error.retry_after_s
+    if isinstance(error, RateLimitExceeded) and context.window is not None:
+        return max(1, context.window.seconds_left)
+    return None
+
+
+def _documented(status: int, rows: Iterable[tuple[int, str, str]]) -> dict[str, Any]:
+    examples = {code: {"value": {"error": {"code": code, "message": message}}} for _, code, message in rows}
+    return {
+        "model": ErrorResponse,
+        "description": DESCRIPTIONS[status],
+        "content": {"application/json": {"examples": examples}},
+    }

@@ -1,0 +1,125 @@
+"""Path operations of `/v1/jobs`: list, read and cancel the jobs of an account, whichever interface they came in by."""
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, NamedTuple
+
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+
+from serve_app.api.dependencies import CallerDep, found, image_signer, load_job, resources_of, valid_job_id
+from serve_app.api.errors import error_responses
+from serve_app.api.jobs import examples
+from serve_app.api.jobs.schemas import Cursor, Job, Jobs, job_record
+from serve_app.api.openapi import POLL_HEADERS, success
+from serve_app.api.responses import json_response, poll_headers
+from serve_app.api.routing import ContractRoute
+from serve_app.api.schemas import job_id_schema
+from serve_app.domain import jobs
+from serve_app.domain.errors import AmbiguousCredentials, InvalidParameter, NotFound, RateLimitExceeded, Unauthorized
+from serve_app.service.resources import Resources
+
+router = APIRouter(route_class=ContractRoute, tags=["Jobs"])
+
+DEFAULT_LIMIT, MAX_LIMIT = 50, 200
+MOST_PER_MS = 32
+"""An accept takes the store at least 50 µs, so an account cannot have more jobs of one millisecond than this."""
+
+_CURSOR = re.compile(r"([0-9]{1,14})-((?:gen|up)_[a-z2-7]{26})")
+
+JobId = Annotated[
+    str,
+    Path(
+        description="A `request_id` of interface A or a `run_id` of interface B.",
+        json_schema_extra=job_id_schema("gen", "up"),
+    ),
+]
+"""Documented, not validated: the key comes first, and what cannot be an id is not found."""
+
+
+class Position(NamedTuple):
+    """A job's position in the list; the newest is the greatest."""
+
+    accepted: datetime
+    job_id: str
+
+
+async def read_cursor(
+    cursor: Annotated[Cursor, Query(description="`next_cursor` of the page before.")] = None,
+) -> Position | None:
+    """The job that a cursor names: its time of acceptance in milliseconds, the precision of the store, and its id."""
+    if cursor is None:
+        return None
+    parts = _CURSOR.fullmatch(cursor)
+    if parts is None:
+        raise InvalidParameter("cursor: must be the next_cursor of an earlier page")
+    return Position(datetime.fromtimestamp(int(parts[1]) / 1000, UTC), parts[2])
+
+
+async def load_any_job(request: Request, job_id: JobId) -> jobs.Job:
+    """The caller's job. Raises `Unauthorized`, `NotFound`."""
+    return found(await load_job(request, job_id, "gen", "up"), "job")
+
+
+@router.get(
+    "/v1/jobs",
+    operation_id="listJobs",
+    summary="List jobs, newest first",
+    response_model=Jobs,
+    responses={
+        200: success("A page of jobs.", examples.JOBS),
+        **error_responses(InvalidParameter, AmbiguousCredentials, Unauthorized, RateLimitExceeded),
+    },
+)
+async def list_jobs(
+    request: Request,
+    caller: CallerDep,
+    after: Annotated[Position | None, Depends(read_cursor)],
+    limit: Annotated[int, Query(ge=1, le=MAX_LIMIT, description="How many to list.")] = DEFAULT_LIMIT,
+) -> Response:
+    page = await _page(resources_of(request), caller.account_id, limit, after)
+    next_cursor, url_of = _cursor(page[-1]) if len(page) == limit else None, image_signer(request)
+    return json_response(Jobs(jobs=[Job(job_record(job, url_of)) for job in page], next_cursor=next_cursor))
+
+
+@router.get(
+    "/v1/jobs/{job_id}",
+    operation_id="getJob",
+    summary="Read a job",
+    response_model=Job,
+    responses={
+        200: success("The job.", examples.JOB, headers=POLL_HEADERS),
+        **error_responses(AmbiguousCredentials, Unauthorized, NotFound),
+    },
+)
+async def get_job(request: Request, job: Annotated[jobs.Job, Depends(load_any_job)]) -> Response:
+    return json_response(job_record(job, image_signer(request)), headers=poll_headers(job))
+
+
+@router.post(
+    "/v1/jobs/{job_id}/cancel",
+    operation_id="cancelJob",
+    summary="Cancel a job: at once when it waits, within a step when it runs",
+    response_model=Job,
+    responses={
+        200: success("The job as it is now; one that had ended is unchanged.", examples.CANCELED),
+        **error_responses(AmbiguousCredentials, Unauthorized, NotFound, RateLimitExceeded),
+    },
+)
+async def cancel_job(request: Request, caller: CallerDep, job_id: JobId) -> Response:
+    resources, valid_id = resources_of(request), valid_job_id(job_id, "gen", "up")
+    await resources.queue.cancel(valid_id, account_id=caller.account_id)
+    job = found(await resources.jobs.get(valid_id, account_id=caller.account_id), "job")
+    return json_response(job_record(job, image_signer(request)))
+
+
+async def _page(resources: Resources, account_id: str, limit: int, after: Position | None) -> list[jobs.Job]:
+    """Jobs older than a position; those of the same millisecond are in the order of their ids, as in the store."""
+    if after is None:
+        return await resources.jobs.list(account_id, limit=limit)
+    before = after.accepted + timedelta(milliseconds=1)
+    rows = await resources.jobs.list(account_id, limit=limit + MOST_PER_MS, before=before)
+    return [job for job in rows if Position(job.created_at, job.id) < after][:limit]
+
+
+def _cursor(job: jobs.Job) -> str:
+    return f"{round(job.created_at.timestamp() * 1000)}-{job.id}"

@@ -1,0 +1,81 @@
+"""A request's body in the order of the contract: size, media type, strict JSON."""
+
+import asyncio
+import hashlib
+import json
+import re
+from typing import Any
+
+from starlette.requests import Request
+
+from serve_app.api import strict_json
+from serve_app.domain.errors import InvalidJson, InvalidParameter, PayloadTooLarge, UnsupportedMediaType
+
+MAX_BODY_BYTES = 64 * 1024
+ARRIVAL_LIMIT_S = 30
+"""A body that takes longer holds a connection for nothing: 64 KiB pass in a second on a slow line."""
+
+_JSON_TYPE = re.compile(r"application/json|[!#$&^_.+\-\w]+/[!#$&^_.+\-\w]+\+json", re.ASCII)
+
+
+class JsonRequest(Request):
+    """A request whose body has been read and parsed.
+
+    Its media type has been checked and is left out, so that FastAPI takes `json()` whatever the type was called.
+    """
+
+    def __init__(self, request: Request, raw: bytes, document: dict[str, Any]) -> None:
+        headers = [pair for pair in request.scope["headers"] if pair[0] != b"content-type"]
+        super().__init__({**request.scope, "headers": headers}, request.receive)
+        self._raw, self._document = raw, document
+
+    async def body(self) -> bytes:
+        return self._raw
+
+    async def json(self) -> dict[str, Any]:
+        return self._document
+
+
+async def read_json(request: Request) -> JsonRequest:
+    """Read and parse the body. Raises `PayloadTooLarge`, `UnsupportedMediaType`, `InvalidJson`, `InvalidParameter`, in
+    that order."""
+    raw = await _read_bytes(request)
+    _check_media_type(request)
+    document = strict_json.parse(raw)
+    if not isinstance(document, dict):
+        raise InvalidParameter("body: must be a JSON object")
+    return JsonRequest(request, raw, document)
+
+
+def digest(document: dict[str, Any]) -> str:
+    """SHA-256 (hex) of what was asked for: key order, spacing and the spelling of whole numbers make no difference."""
+    canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+async def _read_bytes(request: Request) -> bytes:
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and len(declared) < 20 and int(declared) > MAX_BODY_BYTES:
+        raise _too_large()
+    raw = bytearray()
+    try:
+        async with asyncio.timeout(ARRIVAL_LIMIT_S):
+            async for chunk in request.stream():
+                raw += chunk
+                if len(raw) > MAX_BODY_BYTES:
+                    raise _too_large()
+    except TimeoutError:
+        raise InvalidJson(f"The body did not arrive within {ARRIVAL_LIMIT_S} seconds.") from None
+    return bytes(raw)
+
+
+def _too_large() -> PayloadTooLarge:
+    return PayloadTooLarge(f"The body must be at most {MAX_BODY_BYTES} bytes.")
+
+
+def _check_media_type(request: Request) -> None:
+    if request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+        raise UnsupportedMediaType("Send the body without a content encoding.")
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type and not _JSON_TYPE.fullmatch(media_type):
+        raise UnsupportedMediaType("Send the body as 'Content-Type: application/json'.")

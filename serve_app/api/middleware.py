@@ -1,0 +1,107 @@
+"""The outermost ASGI layer: request id, rate headers and cache rules of every response, and unexpected errors."""
+
+import logging
+import re
+import secrets
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from serve_app.api.context import RequestContext
+from serve_app.api.credentials import presumed_variant
+from serve_app.api.errors import internal_error
+from serve_app.domain.accounts import Plan, Window
+from serve_app.domain.requests import Variant
+
+log = logging.getLogger(__name__)
+
+SERVE_CONTROLS = frozenset({b"x-request-timeout-seconds", b"x-request-disconnect-disabled"})
+"""Ray Serve obeys these headers; a caller must not be able to set them."""
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._\-]{8,128}")
+
+
+class RequestContextMiddleware:
+    """Adds the common headers to each response and turns every unexpected exception into the error envelope.
+
+    Pure ASGI, because headers that a dependency or `@app.middleware` sets are missing on a 500.
+    HEAD is answered as GET; the server sends no body.
+    """
+
+    def __init__(self, app: ASGIApp, plans: Mapping[tuple[Variant, str], Plan]) -> None:
+        self._app = app
+        self._lowest_plans = {plan.variant: plan for plan in reversed(list(plans.values()))}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        context = RequestContext(_request_id(scope))
+        is_read = scope["method"] in ("GET", "HEAD")
+        inner = {
+            **scope,
+            "method": "GET" if is_read else scope["method"],
+            "headers": [pair for pair in scope["headers"] if pair[0].lower() not in SERVE_CONTROLS],
+        }
+        context.attach(inner)
+        started = finished = False
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal started, finished
+            if message["type"] == "http.response.start":
+                started = True
+                message["headers"] = self._with_common_headers(message["headers"], inner, context, is_read=is_read)
+            elif message["type"] == "http.response.body":
+                finished = not message.get("more_body", False)
+            await send(message)
+
+        try:
+            await self._app(inner, receive, send_with_headers)
+        except ClientDisconnect:
+            log.info("request %s: the client disconnected before its body was read", context.request_id)
+        except Exception as error:
+            log.error("request %s failed", context.request_id, exc_info=error)
+            if finished:  # an application sent its 500 and raised the exception again, to be logged
+                return
+            if started:  # the server ends such a response by closing the connection
+                raise
+            await internal_error(context.request_id)(inner, receive, send_with_headers)
+
+    def _with_common_headers(
+        self, headers: Iterable[tuple[bytes, bytes]], scope: Scope, context: RequestContext, *, is_read: bool
+    ) -> list[tuple[bytes, bytes]]:
+        window = context.window or self._unopened_window(scope, context)
+        result = [*headers, (b"x-request-id", context.request_id.encode()), *rate_headers(window)]
+        given = {name for name, _ in result}
+        if b"x-content-type-options" not in given:
+            result.append((b"x-content-type-options", b"nosniff"))
+        if b"cache-control" not in given:
+            result.append((b"cache-control", b"private, no-cache" if is_read else b"no-store"))
+        return result
+
+    def _unopened_window(self, scope: Scope, context: RequestContext) -> Window:
+        """For an unknown caller: the lowest plan of the interface that was probably meant, reported and not enforced."""
+        variant = context.variant or presumed_variant(Headers(scope=scope))
+        return Window.unopened(self._lowest_plans[variant], datetime.now(UTC))
+
+
+def rate_headers(window: Window) -> list[tuple[bytes, bytes]]:
+    """`X-RateLimit-*` with the end of the window in Unix seconds, and the IETF draft's pair with the seconds left."""
+    plan, policy, remaining = window.plan, window.plan.policy_name.encode(), window.remaining
+    window_s = max(1, round(plan.window.total_seconds()))
+    return [
+        (b"x-ratelimit-limit", b"%d" % plan.limit),
+        (b"x-ratelimit-remaining", b"%d" % remaining),
+        (b"x-ratelimit-reset", b"%d" % window.reset_unix),
+        (b"ratelimit-policy", b'"%s";q=%d;w=%d' % (policy, plan.limit, window_s)),
+        (b"ratelimit", b'"%s";r=%d;t=%d' % (policy, remaining, window.seconds_left)),
+    ]
+
+
+def _request_id(scope: Scope) -> str:
+    """The caller's own id when it is safe in logs and headers, else a new one."""
+    given = next((value for name, value in scope["headers"] if name.lower() == b"x-request-id"), b"").decode("latin-1")
+    return given if _REQUEST_ID.fullmatch(given) else "req_" + secrets.token_hex(12)

@@ -1,0 +1,69 @@
+"""Successful responses: JSON of a response model, and what several of them have in common."""
+
+import re
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from serve_app.domain.errors import FailureCode
+from serve_app.domain.jobs import Failure, Job, JobState
+
+POLL_EVERY_S = 5
+"""The documents' example clients poll every 5 seconds; `Retry-After` on an acknowledgement says the same."""
+
+_ENDINGS = {
+    JobState.CANCELED: Failure(code=FailureCode.CANCELED, message="The request was canceled."),
+    JobState.EXPIRED: Failure(code=FailureCode.EXPIRED, message="The request waited too long and was dropped."),
+}
+_FAILED = Failure(code=FailureCode.GENERATION_FAILED, message="The images could not be made.")
+_HOST = re.compile(r"[A-Za-z0-9._\-\[\]:]{1,255}")
+
+
+def json_response(body: BaseModel, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """The model as JSON; what is None is absent. FastAPI passes it on without validating the body a second time."""
+    content = body.model_dump_json(exclude_none=True)
+    return Response(content, status_code=status, headers=headers, media_type="application/json")
+
+
+def accepted_headers(request: Request, path: str, *, replayed: bool) -> dict[str, str]:
+    """Where to poll, when, and whether the response repeats an earlier one."""
+    headers = {"Location": request.scope.get("root_path", "") + path, "Retry-After": str(POLL_EVERY_S)}
+    return headers | {"Idempotency-Replayed": "true"} if replayed else headers
+
+
+def poll_headers(job: Job) -> dict[str, str]:
+    """`Retry-After` while the job has not ended."""
+    return {} if job.state.is_terminal else {"Retry-After": str(POLL_EVERY_S)}
+
+
+def time_left(job: Job) -> timedelta:
+    """How long the job is expected to take from here, whatever this machine's clock says; zero once it has ended."""
+    if job.finish_estimate is None or job.read_at is None:
+        return timedelta()
+    return job.finish_estimate - job.read_at
+
+
+def estimated_completion(job: Job) -> datetime:
+    """When the job is expected to end, rounded up to the next whole second, so that it is not in the past when read."""
+    moment = job.finish_estimate or job.read_at
+    assert moment is not None, f"{job.id} was read without its queue position"
+    return moment.replace(microsecond=0) + timedelta(seconds=1)
+
+
+def failure_of(job: Job) -> Failure:
+    """Why a job ended without images."""
+    return job.failure or _ENDINGS.get(job.state, _FAILED)
+
+
+def base_url(request: Request, public_url: str) -> str:
+    """Scheme, host and prefix that callers use: the configured address, else the one of this request."""
+    if public_url:
+        return public_url.rstrip("/")
+    host = request.headers.get("host", "")
+    if not _HOST.fullmatch(host):
+        name, port = request.scope.get("server") or ("localhost", None)
+        host = name if port is None else f"{name}:{port}"
+    return f"{request.scope['scheme']}://{host}{request.scope.get('root_path', '')}"

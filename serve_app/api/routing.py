@@ -1,0 +1,116 @@
+"""ContractRoute: the contract's order of checks as a FastAPI route."""
+
+from collections.abc import Callable, Coroutine
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from pydantic import create_model
+from starlette.requests import Request
+from starlette.responses import Response
+
+from serve_app.api.dependencies import authenticate
+from serve_app.api.json_body import read_json
+from serve_app.api.schemas import RequestBody
+from serve_app.api.strict_json import MAX_DIGITS
+from serve_app.domain.errors import InvalidParameter
+
+SHOWN_NAME_LENGTH, SHOWN_UNKNOWN_FIELDS = 64, 5
+
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+
+class ContractRoute(APIRoute):
+    """Authenticates before a byte of the body is read, parses it as strict JSON, and names each parameter that breaks its rule.
+
+    FastAPI reads a body first and solves dependencies afterwards; the contract has it the other way round.
+    """
+
+    def get_route_handler(self) -> Handler:
+        handle = super().get_route_handler()
+        has_body = self.body_field is not None
+        rules = self._rules()
+
+        async def handle_in_order(request: Request) -> Response:
+            if has_body:
+                await authenticate(request)
+                request = await read_json(request)
+            try:
+                return await handle(request)
+            except RequestValidationError as error:
+                raise InvalidParameter(rules.explain(error.errors())) from None
+
+        return handle_in_order
+
+    def _rules(self) -> "Rules":
+        """From the schemas of the body and of the query parameters."""
+        query: dict[str, Any] = {
+            field.alias: (field.field_info.annotation, field.field_info) for field in self.dependant.query_params
+        }
+        schemas: dict[str, Any] = create_model("Query", **query).model_json_schema()["properties"] if query else {}
+        model = self.body_field.field_info.annotation if self.body_field else None
+        if isinstance(model, type) and issubclass(model, RequestBody):
+            schemas |= model.model_json_schema()["properties"]
+            return Rules(schemas, model.other_api_fields)
+        return Rules(schemas, {})
+
+
+class Rule(NamedTuple):
+    """A parameter's rule in words: for a value out of bounds, and for a value of another type."""
+
+    bounds: str
+    type: str
+
+
+class Rules:
+    """What each parameter of a path operation takes, in words."""
+
+    def __init__(self, schemas: dict[str, dict[str, Any]], other_api_fields: dict[str, str]) -> None:
+        self._schemas = schemas
+        self._other_api_fields = other_api_fields
+
+    def explain(self, faults: Any) -> str:
+        """One clause for each parameter that is unknown, missing or breaks its rule."""
+        names = [
+            (str(fault["loc"][-1] if fault["loc"][0] != "body" else fault["loc"][1]), str(fault["type"]))
+            for fault in faults
+        ]
+        unknown = [name for name, kind in names if kind == "extra_forbidden"]
+        broken = {name: kind for name, kind in names if kind != "extra_forbidden"}
+        clauses = [self._unknown(name) for name in unknown[:SHOWN_UNKNOWN_FIELDS]]
+        clauses += [f"{name}: {self._broken(name, kind)}" for name, kind in broken.items()]
+        return "; ".join(clauses)
+
+    def _broken(self, name: str, kind: str) -> str:
+        rule = rule_of(self._schemas[name])
+        if kind == "missing":
+            return f"is required, {rule.type}"
+        return rule.type if kind.endswith("_type") or kind == "value_error" else rule.bounds
+
+    def _unknown(self, name: str) -> str:
+        if name in self._other_api_fields:
+            return f"{name}: {self._other_api_fields[name]}"
+        shown = name if name.isidentifier() and name.isascii() and len(name) <= SHOWN_NAME_LENGTH else "body"
+        near = get_close_matches(name[:SHOWN_NAME_LENGTH].lower(), self._schemas, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}?" if near else f"the fields are {', '.join(self._schemas)}"
+        return f"{shown}: unknown field; {hint}"
+
+
+def rule_of(schema: dict[str, Any]) -> Rule:
+    """A JSON Schema's constraints in words."""
+    if "enum" in schema:
+        choices = " or ".join(str(value) for value in schema["enum"])
+        return Rule(f"must be {choices}", f"must be {choices}")
+    if schema["type"] == "string":
+        length = f"{schema['minLength']} to" if "minLength" in schema else "at most"
+        length += f" {schema['maxLength']} characters"
+        return Rule(f"must be {length} long", f"must be a string of {length}")
+    if "minimum" not in schema:
+        return Rule(*[f"must be an integer of at most {MAX_DIGITS} digits"] * 2)
+    kind = "a number" if schema["type"] == "number" else "an integer"
+    bounds = f"between {schema['minimum']} and {schema['maximum']}"
+    if "multipleOf" in schema:
+        multiple = f"a multiple of {schema['multipleOf']} {bounds}"
+        return Rule(f"must be {multiple}", f"must be {kind}, {multiple}")
+    return Rule(f"must be {bounds}", f"must be {kind} {bounds}")

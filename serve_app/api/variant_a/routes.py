@@ -1,0 +1,130 @@
+"""Variant A's path operations: generation, upscaling, and polling of both."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Body, Depends, Path, Request, Response
+
+from serve_app.api.dependencies import CallerDep, IdempotencyDep, found, image_signer, load_job, resources_of
+from serve_app.api.errors import SUBMIT_ERRORS, Responses, error_responses
+from serve_app.api.openapi import ACCEPTED_HEADERS, POLL_HEADERS, success
+from serve_app.api.responses import accepted_headers, json_response, poll_headers
+from serve_app.api.routing import ContractRoute
+from serve_app.api.schemas import job_id_schema
+from serve_app.api.variant_a import examples
+from serve_app.api.variant_a.schemas import (
+    Acknowledgement,
+    GenerationRequest,
+    StatusRecord,
+    UpscaleRequest,
+    acknowledgement,
+    status_record,
+)
+from serve_app.domain.errors import AmbiguousCredentials, Forbidden, NotFound, Unauthorized
+from serve_app.domain.jobs import Job
+from serve_app.domain.requests import Variant
+from serve_app.service import submit
+from serve_app.stores.job_queue import Acceptance
+
+router = APIRouter(route_class=ContractRoute, strict_content_type=False)
+
+RequestId = Annotated[
+    str,
+    Path(description="The identifier that the creating call returned.", json_schema_extra=job_id_schema("gen", "up")),
+]
+"""Documented, not validated: the key comes first, and what cannot be an id is not found."""
+
+_POLL_LINK = {"Poll": {"operationId": "getRequest", "parameters": {"request_id": "$response.body#/request_id"}}}
+_UPSCALE_LINK = {
+    "Upscale": {"operationId": "upscale", "requestBody": {"image_id": "$response.body#/images/0/image_id"}}
+}
+_POLL_RESPONSES: Responses = {
+    200: success("The request's record.", examples.RECORDS, headers=POLL_HEADERS, links=_UPSCALE_LINK),
+    **error_responses(Unauthorized, NotFound),
+}
+
+
+@router.post(
+    "/v1/generate",
+    operation_id="generate",
+    summary="Generate images",
+    tags=["Generation"],
+    status_code=202,
+    response_model=Acknowledgement,
+    responses={
+        202: success("Accepted.", examples.GENERATION_ACCEPTED, headers=ACCEPTED_HEADERS, links=_POLL_LINK),
+        **error_responses(*SUBMIT_ERRORS, AmbiguousCredentials, Forbidden),
+    },
+)
+async def generate(
+    request: Request,
+    caller: CallerDep,
+    body: Annotated[GenerationRequest, Body(openapi_examples=examples.GENERATION)],
+    idempotency: IdempotencyDep,
+) -> Response:
+    acceptance = await submit.generate(
+        resources_of(request),
+        caller,
+        body.to_domain(),
+        idempotency_key=idempotency.key,
+        body_sha256=idempotency.body_sha256,
+    )
+    return _acknowledge(request, acceptance)
+
+
+@router.post(
+    "/v1/upscale",
+    operation_id="upscale",
+    summary="Enlarge an image",
+    tags=["Upscaling"],
+    status_code=202,
+    response_model=Acknowledgement,
+    responses={
+        202: success("Accepted.", examples.UPSCALE_ACCEPTED, headers=ACCEPTED_HEADERS, links=_POLL_LINK),
+        **error_responses(*SUBMIT_ERRORS, NotFound),
+    },
+)
+async def upscale(
+    request: Request,
+    caller: CallerDep,
+    body: Annotated[UpscaleRequest, Body(openapi_examples=examples.UPSCALE)],
+    idempotency: IdempotencyDep,
+) -> Response:
+    acceptance = await submit.upscale(
+        resources_of(request),
+        caller,
+        body.image_id,
+        body.scale_factor,
+        idempotency_key=idempotency.key,
+        body_sha256=idempotency.body_sha256,
+    )
+    return _acknowledge(request, acceptance)
+
+
+async def load_request(request: Request, request_id: RequestId) -> Job:
+    """The caller's generation or upscale. Raises `Unauthorized`, `NotFound`."""
+    return found(await load_job(request, request_id, "gen", "up", of=Variant.A), "request")
+
+
+@router.get(
+    "/v1/upscale/{request_id}",
+    operation_id="getUpscale",
+    summary="Poll a request: the same record under another path",
+    tags=["Upscaling"],
+    response_model=StatusRecord,
+    responses=_POLL_RESPONSES,
+)
+@router.get(
+    "/v1/generate/{request_id}",
+    operation_id="getRequest",
+    summary="Poll a request",
+    tags=["Generation"],
+    response_model=StatusRecord,
+    responses=_POLL_RESPONSES,
+)
+async def poll(request: Request, job: Annotated[Job, Depends(load_request)]) -> Response:
+    return json_response(status_record(job, image_signer(request)), headers=poll_headers(job))
+
+
+def _acknowledge(request: Request, acceptance: Acceptance) -> Response:
+    headers = accepted_headers(request, f"/v1/generate/{acceptance.job.id}", replayed=acceptance.replayed)
+    return json_response(acknowledgement(acceptance.job), status=202, headers=headers)

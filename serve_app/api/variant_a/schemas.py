@@ -1,0 +1,151 @@
+"""Variant A's request and response models, and their translation to and from the domain."""
+
+import secrets
+from collections.abc import Callable
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, RootModel
+
+from serve_app.api.responses import estimated_completion, failure_of
+from serve_app.api.schemas import (
+    MAX_RANDOM_SEED,
+    CatalogId,
+    Failure,
+    ImageId,
+    JobId,
+    Pixels,
+    Prompt,
+    RequestBody,
+    ResponseBody,
+    Seed,
+    UnfinishedProgress,
+    Url,
+    UtcTime,
+)
+from serve_app.domain import requests
+from serve_app.domain.jobs import Job, JobState
+
+Side = Literal[512, 768]
+
+
+class GenerationRequest(RequestBody):
+    """Body of `POST /v1/generate` with a bearer key."""
+
+    other_api_fields: ClassVar[dict[str, str]] = {
+        "positive_prompt": "belongs to the X-API-Key interface; with a bearer key send `prompt`",
+        "negative_prompt": "belongs to the X-API-Key interface; the bearer interface has no such field",
+        "model_id": "belongs to the X-API-Key interface; with a bearer key send `lora_id`",
+        "guidance": "belongs to the X-API-Key interface; with a bearer key send `guidance_scale`",
+    }
+
+    prompt: Annotated[Prompt, Field(description="What the image shows. White space around it does not count.")]
+    lora_id: Annotated[CatalogId, Field(description="The LoRA model to use.")]
+    lora_weight: Annotated[float, Field(ge=0.1, le=1.0, description="How strongly the LoRA acts.")] = 0.75
+    width: Annotated[Side, Field(description="Pixels.")] = 512
+    height: Annotated[Side, Field(description="Pixels.")] = 512
+    num_images: Annotated[int, Field(ge=1, le=4, description="How many images; image i uses seed + i.")] = 1
+    guidance_scale: Annotated[
+        float,
+        Field(ge=1, le=20, description="Classifier-free guidance scale: how closely the image follows the prompt."),
+    ] = 7.5
+    steps: Annotated[
+        int, Field(ge=20, le=50, description="Denoising steps: more take longer and show finer detail.")
+    ] = 30
+    seed: Annotated[
+        Seed, Field(description="The same seed gives the same images. Left out: the service draws one.")
+    ] = None
+
+    def to_domain(self) -> requests.GenerationRequest:
+        seed = secrets.randbelow(MAX_RANDOM_SEED) if self.seed is None else self.seed
+        return requests.GenerationRequest(
+            prompt=self.prompt,
+            lora_id=self.lora_id,
+            lora_weight=self.lora_weight,
+            width=self.width,
+            height=self.height,
+            guidance_scale=self.guidance_scale,
+            steps=self.steps,
+            seeds=requests.image_seeds(seed, self.num_images),
+        )
+
+
+class UpscaleRequest(RequestBody):
+    """Body of `POST /v1/upscale`."""
+
+    image_id: Annotated[CatalogId, Field(description="An image of your account, from a completed request.")]
+    scale_factor: Annotated[
+        Literal[2, 4],
+        Field(description="How many times wider and higher the result is; it may hold at most 16 megapixels."),
+    ] = 2
+
+
+class Acknowledgement(ResponseBody):
+    """The request is durable and will end in `completed` or `failed`."""
+
+    request_id: JobId
+    status: Literal["processing"]
+    estimated_completion_time: UtcTime
+
+
+class Image(ResponseBody):
+    """A generated image."""
+
+    image_id: ImageId
+    url: Annotated[Url, Field(description="The PNG; opens without the key.")]
+    width: Pixels
+    height: Pixels
+
+
+class ProcessingRecord(ResponseBody):
+    """A request that waits or runs."""
+
+    request_id: JobId
+    status: Literal["processing"]
+    progress: UnfinishedProgress
+    estimated_completion_time: UtcTime
+
+
+class CompletedRecord(ResponseBody):
+    """A request whose images are stored."""
+
+    request_id: JobId
+    status: Literal["completed"]
+    images: Annotated[list[Image], Field(min_length=1, max_length=4)]
+    completed_at: UtcTime
+
+
+class FailedRecord(ResponseBody):
+    """A request that ended without images."""
+
+    request_id: JobId
+    status: Literal["failed"]
+    error: Failure
+
+
+class StatusRecord(
+    RootModel[Annotated[ProcessingRecord | CompletedRecord | FailedRecord, Field(discriminator="status")]]
+):
+    """A request's record; `status` says which fields it has."""
+
+
+def acknowledgement(job: Job) -> Acknowledgement:
+    return Acknowledgement(request_id=job.id, status="processing", estimated_completion_time=estimated_completion(job))
+
+
+def status_record(job: Job, url_of: Callable[[str], str]) -> ProcessingRecord | CompletedRecord | FailedRecord:
+    """Waiting is `processing`, and every end without images is `failed`. `url_of` signs an image URI."""
+    if job.state is JobState.COMPLETED:
+        assert job.finished_at is not None, job.id
+        images = [
+            Image(image_id=image.image_id, url=url_of(image.image_uri), width=image.width, height=image.height)
+            for image in job.images
+        ]
+        return CompletedRecord(request_id=job.id, status="completed", images=images, completed_at=job.finished_at)
+    if job.state.is_terminal:
+        return FailedRecord(request_id=job.id, status="failed", error=Failure.model_validate(failure_of(job)))
+    return ProcessingRecord(
+        request_id=job.id,
+        status="processing",
+        progress=job.progress,
+        estimated_completion_time=estimated_completion(job),
+    )

@@ -1,0 +1,98 @@
+"""Variant B's path operations: generation, its runs, and the models an account may use."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Body, Depends, Path, Request, Response
+
+from serve_app.api.dependencies import CallerDep, IdempotencyDep, found, image_signer, load_job, resources_of
+from serve_app.api.errors import SUBMIT_ERRORS, error_responses
+from serve_app.api.openapi import ACCEPTED_HEADERS, POLL_HEADERS, success
+from serve_app.api.responses import accepted_headers, json_response, poll_headers
+from serve_app.api.routing import ContractRoute
+from serve_app.api.schemas import job_id_schema
+from serve_app.api.variant_b import examples
+from serve_app.api.variant_b.schemas import (
+    Acknowledgement,
+    GenerationRequest,
+    Models,
+    Run,
+    acknowledgement,
+    run_record,
+)
+from serve_app.domain.errors import AmbiguousCredentials, Forbidden, NotFound, RateLimitExceeded, Unauthorized
+from serve_app.domain.jobs import Job
+from serve_app.domain.requests import Variant
+from serve_app.service import submit
+
+router = APIRouter(route_class=ContractRoute, strict_content_type=False)
+
+RunId = Annotated[
+    str, Path(description="The identifier that creating the run returned.", json_schema_extra=job_id_schema("gen"))
+]
+"""Documented, not validated: the key comes first, and what cannot be an id is not found."""
+
+_RUN_LINK = {"Run": {"operationId": "getRun", "parameters": {"run_id": "$response.body#/run_id"}}}
+
+
+@router.post(
+    "/v1/generate",
+    operation_id="generate",
+    summary="Generate an image",
+    tags=["Generation"],
+    response_model=Acknowledgement,
+    responses={
+        200: success("Accepted.", examples.ACCEPTED, headers=ACCEPTED_HEADERS, links=_RUN_LINK),
+        **error_responses(*SUBMIT_ERRORS, AmbiguousCredentials, Forbidden),
+    },
+)
+async def generate(
+    request: Request,
+    caller: CallerDep,
+    body: Annotated[GenerationRequest, Body(openapi_examples=examples.GENERATION)],
+    idempotency: IdempotencyDep,
+) -> Response:
+    acceptance = await submit.generate(
+        resources_of(request),
+        caller,
+        body.to_domain(),
+        idempotency_key=idempotency.key,
+        body_sha256=idempotency.body_sha256,
+    )
+    headers = accepted_headers(request, f"/v1/generations/{acceptance.job.id}", replayed=acceptance.replayed)
+    return json_response(acknowledgement(acceptance.job), headers=headers)
+
+
+async def load_run(request: Request, run_id: RunId) -> Job:
+    """The caller's run. Raises `Unauthorized`, `NotFound`."""
+    return found(await load_job(request, run_id, "gen", of=Variant.B), "run")
+
+
+@router.get(
+    "/v1/generations/{run_id}",
+    operation_id="getRun",
+    summary="Retrieve a run",
+    tags=["Generation"],
+    response_model=Run,
+    responses={
+        200: success("The run's record.", examples.RECORDS, headers=POLL_HEADERS),
+        **error_responses(Unauthorized, NotFound),
+    },
+)
+async def get_run(request: Request, job: Annotated[Job, Depends(load_run)]) -> Response:
+    return json_response(run_record(job, image_signer(request)), headers=poll_headers(job))
+
+
+@router.get(
+    "/v1/models",
+    operation_id="listModels",
+    summary="List the models your account may use",
+    tags=["Models"],
+    response_model=Models,
+    responses={
+        200: success("The models.", examples.MODELS),
+        **error_responses(Unauthorized, RateLimitExceeded),
+    },
+)
+async def list_models(request: Request, caller: CallerDep) -> Response:
+    adapters = await resources_of(request).catalog.adapters(caller.account_id)
+    return json_response(Models.model_validate({"models": adapters}))

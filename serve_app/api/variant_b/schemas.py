@@ -1,0 +1,145 @@
+"""Variant B's request and response models, and their translation to and from the domain."""
+
+import secrets
+from collections.abc import Callable
+from math import ceil
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, RootModel
+
+from serve_app.api.responses import failure_of, time_left
+from serve_app.api.schemas import (
+    MAX_RANDOM_SEED,
+    CatalogId,
+    Failure,
+    GenerationId,
+    OptionalPrompt,
+    Prompt,
+    RequestBody,
+    ResponseBody,
+    Seed,
+    UnfinishedProgress,
+    Url,
+    UtcTime,
+)
+from serve_app.domain import requests
+from serve_app.domain.jobs import Job, JobState
+
+Side = Annotated[int, Field(ge=256, le=1024, multiple_of=8, description="Pixels: a multiple of 8.")]
+
+
+class GenerationRequest(RequestBody):
+    """Body of `POST /v1/generate` with `X-API-Key`. `seed` is this service's one extension of the interface."""
+
+    other_api_fields: ClassVar[dict[str, str]] = {
+        "prompt": "belongs to the bearer interface; with X-API-Key send `positive_prompt`",
+        "lora_id": "belongs to the bearer interface; with X-API-Key send `model_id`",
+        "guidance_scale": "belongs to the bearer interface; with X-API-Key send `guidance`",
+        "num_images": "belongs to the bearer interface; with X-API-Key each run makes one image",
+        "steps": "belongs to the bearer interface; the X-API-Key interface has no such field",
+    }
+
+    positive_prompt: Annotated[Prompt, Field(description="What the image shows. White space around it does not count.")]
+    negative_prompt: Annotated[OptionalPrompt, Field(description="What the image should not show.")] = ""
+    model_id: Annotated[CatalogId, Field(description="A model from the models list.")]
+    lora_weight: Annotated[float, Field(ge=0, le=2, description="How strongly the model's LoRA acts.")] = 0.75
+    guidance: Annotated[float, Field(ge=1, le=20, description="How closely the image follows the prompt.")] = 7.5
+    width: Side = 512
+    height: Side = 512
+    seed: Annotated[Seed, Field(description="The same seed gives the same image. Left out: the service draws one.")] = (
+        None
+    )
+
+    def to_domain(self) -> requests.GenerationRequest:
+        seed = secrets.randbelow(MAX_RANDOM_SEED) if self.seed is None else self.seed
+        return requests.GenerationRequest(
+            prompt=self.positive_prompt,
+            negative_prompt=self.negative_prompt,
+            lora_id=self.model_id,
+            lora_weight=self.lora_weight,
+            width=self.width,
+            height=self.height,
+            guidance_scale=self.guidance,
+            seeds=requests.image_seeds(seed, 1),
+        )
+
+
+class Acknowledgement(ResponseBody):
+    """The run is durable and will end in `completed` or `failed`."""
+
+    run_id: GenerationId
+    status: Literal["queued"]
+    estimated_time: Annotated[int, Field(ge=1, description="Seconds until completion.")]
+
+
+class QueuedRun(ResponseBody):
+    """A run that waits."""
+
+    run_id: GenerationId
+    status: Literal["queued"]
+    progress: UnfinishedProgress
+
+
+class ProcessingRun(ResponseBody):
+    """A run that is being worked on."""
+
+    run_id: GenerationId
+    status: Literal["processing"]
+    progress: UnfinishedProgress
+
+
+class CompletedRun(ResponseBody):
+    """A run whose image is stored."""
+
+    run_id: GenerationId
+    status: Literal["completed"]
+    progress: Literal[100]
+    image_url: Annotated[Url, Field(description="The PNG; opens without the key.")]
+
+
+class FailedRun(ResponseBody):
+    """A run that ended without an image."""
+
+    run_id: GenerationId
+    status: Literal["failed"]
+    progress: UnfinishedProgress
+    error: Failure
+
+
+class Run(RootModel[Annotated[QueuedRun | ProcessingRun | CompletedRun | FailedRun, Field(discriminator="status")]]):
+    """A run's record; `status` says which fields it has."""
+
+
+class Model(ResponseBody):
+    """A LoRA model."""
+
+    id: Annotated[CatalogId, Field(description="Send it as `model_id`.")]
+    name: str
+    description: str
+    created_at: UtcTime
+
+
+class Models(ResponseBody):
+    """The models that the account may use."""
+
+    models: list[Model]
+
+
+def acknowledgement(job: Job) -> Acknowledgement:
+    """`queued`, whatever has happened since; the estimate is in whole seconds, at least one."""
+    estimated_time = max(1, ceil(time_left(job).total_seconds()))
+    return Acknowledgement(run_id=job.id, status="queued", estimated_time=estimated_time)
+
+
+def run_record(job: Job, url_of: Callable[[str], str]) -> QueuedRun | ProcessingRun | CompletedRun | FailedRun:
+    """Every end without an image is `failed`. `url_of` signs an image URI."""
+    if job.state is JobState.COMPLETED:
+        image_url = url_of(job.images[0].image_uri)
+        return CompletedRun(run_id=job.id, status="completed", progress=100, image_url=image_url)
+    if job.state.is_terminal:
+        return FailedRun(
+            run_id=job.id, status="failed", progress=job.progress, error=Failure.model_validate(failure_of(job))
+        )
+    if job.state is JobState.QUEUED:
+        return QueuedRun(run_id=job.id, status="queued", progress=job.progress)
+    return ProcessingRun(run_id=job.id, status="processing", progress=job.progress)

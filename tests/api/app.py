@@ -1,0 +1,173 @@
+"""The service that the API tests call: the real application over real stores, accounts and keys, and a worker."""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from io import BytesIO
+from itertools import count
+from pathlib import Path
+from typing import Any, ClassVar
+
+import httpx
+import yaml
+from PIL import Image
+
+from serve_app.api.app import create_app
+from serve_app.domain.accounts import Account
+from serve_app.domain.jobs import Claim, Job, JobKind, Lease, StoredImage, new_image_id
+from serve_app.domain.requests import Variant
+from serve_app.service.resources import Resources, open_resources
+from serve_app.settings import Settings
+from serve_app.stores.job_queue import new_nonce
+from tests.support import adapter_id, volatile_redis, write_catalog
+
+BASE = "http://service.test"
+LORA = adapter_id("outline")
+PLANS = [
+    {"interface": interface, "name": name, "limit": limit, "window_s": 3600}
+    for interface in "ab"
+    for name, limit in (("unlimited", 1_000_000_000), ("single", 1))
+]
+BODY_A: dict[str, Any] = {"prompt": "a lighthouse", "lora_id": LORA}
+BODY_B: dict[str, Any] = {"positive_prompt": "a lighthouse", "model_id": LORA}
+ALL = frozenset(Variant)
+
+_names = count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """An account with a key for both interfaces, and the two headers that present it."""
+
+    account: Account
+    key: str
+
+    @property
+    def a(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.key}"}
+
+    @property
+    def b(self) -> dict[str, str]:
+        return {"X-API-Key": self.key}
+
+    def headers(self, variant: Variant) -> dict[str, str]:
+        return self.a if variant is Variant.A else self.b
+
+
+@dataclass(slots=True)
+class TestService:
+    """The opened stores, a client of the application, and a worker."""
+
+    __test__: ClassVar[bool] = False
+
+    resources: Resources
+    client: httpx.AsyncClient
+    _leases: dict[str, Claim] = field(default_factory=dict[str, Claim])
+
+    async def member(
+        self,
+        *,
+        plan_a: str = "unlimited",
+        plan_b: str = "unlimited",
+        interfaces: frozenset[Variant] = ALL,
+        name: str | None = None,
+    ) -> Member:
+        account = await self.resources.accounts.create(name or f"member {next(_names)}", plan_a=plan_a, plan_b=plan_b)
+        return Member(account, await self.key(account, interfaces))
+
+    async def key(self, account: Account, interfaces: frozenset[Variant] = ALL) -> str:
+        _, secret = await self.resources.api_keys.create(account.id, interfaces=interfaces)
+        return secret
+
+    async def submit(self, member: Member, variant: Variant = Variant.A, **fields: Any) -> str:
+        """Ask for images and return the new job's id."""
+        body = BODY_A if variant is Variant.A else BODY_B
+        answer = await self.client.post("/v1/generate", json=body | fields, headers=member.headers(variant))
+        assert answer.status_code in (200, 202), answer.text
+        acknowledged = answer.json()
+        return acknowledged["request_id" if variant is Variant.A else "run_id"]
+
+    async def lease(self, job_id: str) -> Lease:
+        """Claim until the job is ours; others met on the way stay claimed for the tests that wait for them."""
+        kind = JobKind.UPSCALE if job_id.startswith("up_") else JobKind.GENERATION
+        while job_id not in self._leases:
+            claims = await self.resources.queue.claim("tests", kind=kind, nonce=new_nonce(), limit=64)
+            assert claims, f"{job_id} is not waiting"
+            self._leases |= {claim.lease.job_id: claim for claim in claims}
+        return self._leases[job_id].lease
+
+    async def run(self, job_id: str, progress: int) -> Lease:
+        lease = await self.lease(job_id)
+        await self.resources.queue.heartbeat(lease, progress=progress)
+        return lease
+
+    async def complete(self, job_id: str) -> Job:
+        """Do the job as a worker does: store real PNGs of the size asked for, then commit them."""
+        lease = await self.lease(job_id)
+        job = await self.resources.jobs.find(job_id)
+        assert job is not None
+        assert job.request is not None
+        rows = job.request.num_images
+        size = (job.request.width, job.request.height)
+        images = [await self._store(job, lease, index, size) for index in range(rows)]
+        await self.resources.queue.finish(lease, images, seconds=0.5)
+        done = await self.resources.jobs.find(job_id)
+        assert done is not None
+        return done
+
+    async def completed_image(self, member: Member, **fields: Any) -> str:
+        """The id of a finished image of variant A."""
+        job = await self.complete(await self.submit(member, **fields))
+        return job.images[0].image_id
+
+    async def _store(self, job: Job, lease: Lease, index: int, size: tuple[int, int]) -> StoredImage:
+        png = png_of(size)
+        name = self.resources.images.object_name(job.account_id, job.id, lease.attempt, index, datetime.now(UTC))
+        uri = await self.resources.images.put(name, png)
+        return StoredImage(
+            image_id=new_image_id(),
+            image_uri=uri,
+            width=size[0],
+            height=size[1],
+            sha256="0" * 64,
+            size_bytes=len(png),
+        )
+
+
+@asynccontextmanager
+async def open_service(folder: Path, plans: Sequence[dict[str, Any]] = (), **extra: Any) -> AsyncGenerator[TestService]:
+    """A service of its own over a Redis without a disk; `extra` are settings."""
+    with volatile_redis() as redis_url:
+        settings = service_settings(folder, plans, redis_url=redis_url, **extra)
+        async with open_resources(settings) as resources, client_of(create_app(resources)) as client:
+            yield TestService(resources, client)
+
+
+def client_of(app: Any) -> httpx.AsyncClient:
+    """A client that sees what a caller sees: exceptions never leave the application."""
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app, raise_app_exceptions=True), base_url=BASE)
+
+
+def service_settings(folder: Path, plans: Sequence[dict[str, Any]], **extra: Any) -> Settings:
+    """Settings with an embedded Redis unless one is named, the test catalog, two plans of the tests' own for each interface, and `plans`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "plans.yaml").write_text(yaml.safe_dump([*PLANS, *plans]))
+    return Settings(data_dir=folder, plans=folder / "plans.yaml", catalog=write_catalog(folder / "catalog"), **extra)
+
+
+def png_of(size: tuple[int, int]) -> bytes:
+    out = BytesIO()
+    Image.new("RGB", size, (120, 60, 30)).save(out, "png", compress_level=1)
+    return out.getvalue()
+
+
+def error_of(answer: httpx.Response) -> Mapping[str, str]:
+    """The error object, after checking that it is the whole body and nothing but code and message."""
+    body = answer.json()
+    assert answer.headers["content-type"] == "application/json"
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"code", "message"}
+    assert isinstance(body["error"]["message"], str)
+    assert body["error"]["message"]
+    return body["error"]

