@@ -1,1 +1,1 @@
-"""The roof: the only floor that knows Ray."""
+"""Ray Serve deployments and `atelier up`: the only layer that imports Ray."""

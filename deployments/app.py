@@ -1,4 +1,4 @@
-"""The Serve application: a typed builder, so that a YAML's `args` are checked before anything starts.
+"""Builds the Serve application from typed `args`, which are checked before anything starts.
 
 `serve run configs/local.yaml`, `import_path: deployments.app:build`.
 """
@@ -13,25 +13,30 @@ from deployments.args import AppArgs, ReplicaArgs, ScaleArgs, WorkerArgs
 from deployments.generator import Generator
 from deployments.housekeeper import Housekeeper
 from deployments.ingress import Ingress
+from deployments.ray_internals import require_token_authentication
 from deployments.upscaler import Upscaler
 from serve_app.domain.jobs import JobKind
 
 HINTS_AT_ONCE = 100
 STOP_MARGIN_S = 5.0
-"""Between the end of a replica's own drain and Serve's kill."""
+"""Time between the end of a replica's own drain and its kill by Serve."""
 
 
 def build(args: AppArgs) -> Application:
-    """Ingress → generator and upscaler, which pull their jobs from Redis; the housekeeper beside them."""
+    """Bind the ingress to the generator and the upscaler, which pull jobs from Redis, and to the housekeeper."""
+    require_token_authentication()
     generator = _worker(Generator, JobKind.GENERATION, args.generator).bind(args.generator)
     upscaler = _worker(Upscaler, JobKind.UPSCALE, args.upscaler).bind(args.upscaler)
     housekeeper = serve.deployment(
-        name="housekeeper", ray_actor_options={"num_cpus": args.housekeeper.num_cpus}, graceful_shutdown_wait_loop_s=0.1
+        name="housekeeper",
+        ray_actor_options={"num_cpus": args.housekeeper.num_cpus, "resources": args.housekeeper.resources},
+        graceful_shutdown_wait_loop_s=0.1,
     )(Housekeeper).bind(args.housekeeper)
     ingress = serve.deployment(
         name="ingress",
         num_replicas=args.ingress.replicas,
         max_ongoing_requests=args.ingress.max_ongoing_requests,
+        max_queued_requests=args.ingress.max_queued_requests,
         ray_actor_options=_actor_options(args.ingress),
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=args.ingress.drain_s,

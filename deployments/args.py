@@ -1,11 +1,11 @@
-"""What an operator may write under `args:` in a Serve YAML. An unknown word stops the deployment with its name."""
+"""Typed `args` of a Serve YAML. Unknown fields and impossible values are refused by name, before a replica starts."""
 
 from datetime import timedelta
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from serve_app.service.attempt import Pace
+from serve_app.engine_options import EngineOptions
+from serve_app.service.attempt import WorkerTiming
 
 
 class Args(BaseModel):
@@ -13,7 +13,7 @@ class Args(BaseModel):
 
 
 class ScaleArgs(Args):
-    """Replicas by the backlog: as many as bring the work waiting for one replica down to `target_s` seconds."""
+    """Replicas by the backlog: as many as bring the work that waits for one replica down to `target_s` seconds."""
 
     min_replicas: int = Field(default=0, ge=0)
     max_replicas: int = Field(default=1, ge=1)
@@ -30,7 +30,7 @@ class ScaleArgs(Args):
 
 
 class ReplicaArgs(Args):
-    """How many replicas, and what each asks of its node. CPU shares are Ray's bookkeeping, not a limit."""
+    """Number of replicas, and what each asks of its node. Ray counts CPU shares and does not enforce them."""
 
     replicas: int | ScaleArgs = 1
     num_cpus: float = Field(default=0.1, gt=0)
@@ -39,12 +39,14 @@ class ReplicaArgs(Args):
     resources: dict[str, float] = Field(default_factory=dict)
     """Custom node resources, to keep a deployment on the nodes meant for it."""
     drain_s: float = Field(default=30, gt=0)
-    """At a stop, running jobs get this long to finish; then they are handed back to the queue."""
+    """At a stop, running jobs get this long to finish; then they are released to the queue."""
 
     @model_validator(mode="after")
     def _at_least_one(self) -> "ReplicaArgs":
         if isinstance(self.replicas, int) and self.replicas < 1:
             raise ValueError("replicas: at least 1, or a range with min_replicas: 0")
+        if self.num_gpus > 1 and not self.num_gpus.is_integer():
+            raise ValueError(f"num_gpus {self.num_gpus}: above 1, Ray gives whole cards only")
         return self
 
 
@@ -65,8 +67,8 @@ class WorkerArgs(ReplicaArgs):
         return self.num_gpus if 0 < self.num_gpus < 1 else None
 
     @property
-    def pace(self) -> Pace:
-        return Pace(
+    def timing(self) -> WorkerTiming:
+        return WorkerTiming(
             poll=timedelta(seconds=self.poll_s),
             step_limit=timedelta(seconds=self.step_limit_s),
             job_limit=timedelta(seconds=self.job_limit_s),
@@ -76,25 +78,27 @@ class WorkerArgs(ReplicaArgs):
 class IngressArgs(ReplicaArgs):
     replicas: int = 1  # pyright: ignore[reportIncompatibleVariableOverride]
     max_ongoing_requests: int = Field(default=1000, ge=1)
+    max_queued_requests: int = Field(default=1000, ge=1)
+    """Of one replica, beyond those in progress; the next request is answered 503 `overloaded`."""
 
 
 class GeneratorArgs(WorkerArgs):
-    engine: dict[str, Any] = Field(default_factory=dict)
-    """Options of `serve_app.engine.EngineOptions`."""
+    engine: EngineOptions = EngineOptions()
     warm_up_s: float | None = Field(default=None, ge=0)
-    """Before its first job a replica prepares for the image sizes on offer, smallest first, beginning another while less than
+    """Before its first job a replica warms up for the image sizes on offer, smallest first, and begins another while less than
     this has passed. Unset: every size on a GPU, the smallest on a CPU (1 to 2 s with the pocket model); 0 begins none."""
 
 
 class UpscalerArgs(WorkerArgs):
     weights: str | None = None
-    """Folder of a learned upscaler; unset, Lanczos."""
+    """Folder of a learned upscaler, relative to the checkout; unset, Lanczos."""
 
 
 class HousekeeperArgs(Args):
     num_cpus: float = Field(default=0.1, gt=0)
+    resources: dict[str, float] = Field(default_factory=dict)
     every_s: float = Field(default=1, gt=0)
-    """How often expired leases are looked for, and the embedded Redis is seen to."""
+    """Seconds between looks for expired leases and checks of the embedded Redis."""
 
 
 class AppArgs(Args):

@@ -1,4 +1,4 @@
-"""The generator deployment: one engine, one worker, as much of a card as its args ask for."""
+"""The generator deployment: one engine and one worker, on as much of a card as its args ask for."""
 
 import asyncio
 import logging
@@ -10,11 +10,11 @@ import torch
 
 from deployments.args import GeneratorArgs
 from deployments.device import prepare_device
-from deployments.generation_bench import GenerationBench
 from deployments.replica import WorkReplica
 from serve_app.domain.catalog import BaseModel
-from serve_app.engine import Checkpoint, Engine, EngineOptions
-from serve_app.service.bench import Bench
+from serve_app.engine import Checkpoint, Engine
+from serve_app.executors.generation import GenerationExecutor
+from serve_app.service.executor import Executor
 from serve_app.service.resources import Resources
 
 log = logging.getLogger(__name__)
@@ -25,8 +25,8 @@ SIZES = ((512, 512), (512, 768), (768, 512), (768, 768))
 
 class Generator(WorkReplica):
     async def __init__(self, args: GeneratorArgs) -> None:
-        async def set_up(resources: Resources) -> Bench:
-            return GenerationBench(await asyncio.to_thread(load_engine, args, resources), resources)
+        async def set_up(resources: Resources) -> Executor:
+            return GenerationExecutor(await asyncio.to_thread(load_engine, args, resources), resources)
 
         await self.open(args, set_up)
 
@@ -34,17 +34,17 @@ class Generator(WorkReplica):
 def load_engine(args: GeneratorArgs, resources: Resources) -> Engine:
     prepare_device(args)
     sources = {model.id: _source(model) for model in resources.catalog.base_models()}
-    engine = Engine.load(sources, EngineOptions(**args.engine))
+    engine = Engine.load(sources, args.engine)
     warm_up(engine, args.warm_up_s)
     return engine
 
 
 def warm_up(engine: Engine, seconds: float | None) -> None:
-    """Does beforehand what the first image of each size would wait for; see `GeneratorArgs.warm_up_s`."""
+    """Do now what the first image of each size would wait for; see `GeneratorArgs.warm_up_s`."""
     sizes = SIZES
     if seconds is None:
         seconds = math.inf
-        sizes = SIZES[:1] if engine.options.torch_device.type == "cpu" else SIZES
+        sizes = SIZES[:1] if engine.device.type == "cpu" else SIZES
     began = time.monotonic()
     for width, height in sizes:
         if time.monotonic() - began >= seconds:

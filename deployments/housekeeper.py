@@ -1,10 +1,11 @@
-"""The housekeeper deployment: takes jobs from dead workers, sweeps storage, and sees to the embedded Redis."""
+"""The housekeeper deployment: requeues jobs of dead workers, sweeps storage, keeps the embedded Redis running."""
 
 import asyncio
 from contextlib import AsyncExitStack
 from datetime import timedelta
 
 from deployments.args import HousekeeperArgs
+from deployments.ray_internals import bind_replica_to_node_address
 from serve_app.log import configure_logging
 from serve_app.service.reap import reap_forever
 from serve_app.service.resources import open_resources
@@ -12,7 +13,10 @@ from serve_app.settings import Settings
 
 
 class Housekeeper:
+    """Runs the reaper until it is stopped; unhealthy once the reaper has ended."""
+
     async def __init__(self, args: HousekeeperArgs) -> None:
+        bind_replica_to_node_address()
         settings = Settings()
         configure_logging(settings.log_level)
         self._stack = AsyncExitStack()

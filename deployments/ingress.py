@@ -1,4 +1,4 @@
-"""The ingress deployment: the doors as an ASGI app, with a hint to idle replicas after each accepted job."""
+"""The ingress deployment: the API as an ASGI app, with a hint to idle replicas after each accepted job."""
 
 import asyncio
 import logging
@@ -9,6 +9,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from deployments.ray_internals import bind_replica_to_node_address
 from serve_app.api.app import create_app
 from serve_app.domain.jobs import JobKind
 from serve_app.log import configure_logging
@@ -38,7 +39,7 @@ class Hints:
         try:
             async with asyncio.timeout(HINT_TIMEOUT_S):
                 await self._handles[kind].hint.remote()
-        except Exception as error:  # noqa: BLE001 - Ray's many errors all mean the same here: not told
+        except Exception as error:  # noqa: BLE001 - Ray's many errors all mean the same here: no hint
             log.debug("no hint given: %r", error)
 
 
@@ -67,6 +68,7 @@ class Ingress:
     async def __init__(
         self, generator: DeploymentHandle[Any], upscaler: DeploymentHandle[Any], *_beside: DeploymentHandle[Any]
     ) -> None:
+        bind_replica_to_node_address()
         settings = Settings()
         configure_logging(settings.log_level)
         hints = Hints({JobKind.GENERATION: generator, JobKind.UPSCALE: upscaler})

@@ -5,34 +5,41 @@ import fcntl
 import json
 import os
 import signal
-import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import httpx
 import typer
 
 from deployments.config import ConfigError, ServeConfig, read_config
-from deployments.demo import Demo, demo_account, first_image, write_private
-from deployments.runtime import Runtime, cannot_listen, kill_all_of, runtime_home
-from deployments.telling import Teller
+from deployments.demo import Demo, demo_account, first_image
+from deployments.output import Reporter, Stages
+from deployments.runtime import Runtime, cannot_listen, kill_all_of, processes_in, runtime_home
+from deployments.supervisor import Child, supervise
+from serve_app.atomic_files import PRIVATE, write_atomically
 from serve_app.cli import app
-from serve_app.cli.desk import read_settings
-from serve_app.cli.ending import BadUsage
+from serve_app.cli.context import read_settings
+from serve_app.cli.exit_codes import BadUsage
 from serve_app.domain.errors import AtelierError
 from serve_app.service.resources import open_resources
 from serve_app.settings import ROOT, Settings
-from serve_app.stores.catalog import CatalogError
+from serve_app.stores.catalog_file import CatalogError
 from serve_app.stores.embedded import stop_redis
 
 READY_LIMIT_S = 60.0
 STOP_LIMIT_S = 11.0
-"""If stopping hangs, or the machine is busy, what is left is killed now: 15 s are promised."""
+"""What has not stopped by then is killed: 15 s are promised."""
 STOP_REDIS_S = 2.0
+DEPLOYMENT_STAGES = {
+    "housekeeper": "Housekeeper",
+    "ingress": "HTTP interfaces",
+    "upscaler": "Upscaler: models loaded",
+    "generator": "Generator: base model loaded, warm",
+}
+"""What the start of each deployment is called on the screen."""
 
 
 def main() -> None:
@@ -54,26 +61,30 @@ def up(
     settings, service = _checked(config, data_dir, redis_url)
     if ready_file is not None and not ready_file.parent.is_dir():
         raise BadUsage(f"--ready-file {ready_file}: {ready_file.parent} is not a directory")
+    ready_file = ready_file and ready_file.resolve()
     host = host or service.http_options.host
     port = port or service.http_options.port
     with only_one(settings.data_dir):
         if reason := cannot_listen(host, port):
             raise BadUsage(f"{host}:{port} {reason}: choose another with --host and --port")
-        code = _run(settings, service, Teller(as_json), host=host, port=port, ready_file=ready_file)
-        os._exit(code)  # all is stopped and said: unloading libraries would only use up the promised 15 s
+        code = _supervise(settings, service, Reporter(as_json), host=host, port=port, ready_file=ready_file)
+        os._exit(code)  # everything is stopped: unloading libraries would only use up the promised 15 s
 
 
 def _checked(config: Path, data_dir: Path | None, redis_url: str | None) -> tuple[Settings, ServeConfig]:
-    """Everything an operator can get wrong, refused in one line before anything starts. Raises `BadUsage`."""
+    """Check options and settings before anything starts. Raises `BadUsage` with one line."""
     settings = read_settings(data_dir=data_dir, redis_url=redis_url)
     # replicas read the environment, and have other working directories
     os.environ["ATELIER_DATA_DIR"] = str(settings.data_dir.resolve())
     os.environ["ATELIER_REDIS_URL"] = settings.redis_url
+    os.environ["ATELIER_CATALOG"] = str(settings.catalog.resolve())
+    if settings.plans is not None:
+        os.environ["ATELIER_PLANS"] = str(settings.plans.resolve())
     settings = read_settings()
     try:
         service = read_config(config)
         settings.data_dir.mkdir(parents=True, exist_ok=True)
-        write_private(settings.data_dir / ".writable", "")
+        write_atomically(settings.data_dir / ".writable", "")
         runtime_home(settings.data_dir)
     except ConfigError as error:
         raise BadUsage(str(error)) from None
@@ -86,7 +97,7 @@ def _checked(config: Path, data_dir: Path | None, redis_url: str | None) -> tupl
 
 @contextmanager
 def only_one(data_dir: Path) -> Generator[None]:
-    """One service per data directory, and nothing left of one that was killed."""
+    """Lock the data directory for this service, and end what a killed one left running."""
     with (data_dir / "up.lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -96,80 +107,98 @@ def only_one(data_dir: Path) -> Generator[None]:
         yield
 
 
-def _run(
-    settings: Settings, service: ServeConfig, teller: Teller, *, host: str, port: int, ready_file: Path | None
+def _supervise(
+    settings: Settings, service: ServeConfig, reporter: Reporter, *, host: str, port: int, ready_file: Path | None
 ) -> int:
-    """Until a signal; the exit code."""
+    """Run the service until a signal, or until it ends by itself; nothing of it is left. Returns the exit code."""
     runtime = Runtime(runtime_home(settings.data_dir))
+
+    def run(child: Child) -> int:
+        return _run(child, runtime, settings, service, reporter, host=host, port=port, ready_file=ready_file)
+
+    def clean_up(session: int) -> None:
+        runtime.kill(session)
+        _stop_redis(settings)
+
+    code = supervise(run, clean_up=clean_up, on_stop=reporter.stopping, stop_limit_s=STOP_LIMIT_S)
+    if code is None:
+        reporter.error(f"the service ended unexpectedly (logs: {runtime.logs})")
+    reporter.info("Stopped. Accounts, keys, jobs and images are kept.")
+    return 1 if code is None else code
+
+
+def _run(
+    child: Child,
+    runtime: Runtime,
+    settings: Settings,
+    service: ServeConfig,
+    reporter: Reporter,
+    *,
+    host: str,
+    port: int,
+    ready_file: Path | None,
+) -> int:
+    """Start everything and wait; returns the exit code. A signal raises `KeyboardInterrupt`."""
+
+    def ray_died(reason: str) -> None:
+        reporter.error(f"{reason} (logs: {runtime.logs})")
+        child.finish(1)
+
     base_url = f"http://{_reachable(host)}:{port}"
-    code = 1
     try:
-        _stop_on_signals()
-        teller.say("Starting Redis, Ray and the engine ...")
-        demo, lora_id = asyncio.run(_prepare(settings, base_url))
-        runtime.start(service, host=host, port=port)
-        _stop_on_signals()  # Ray has put its own handler in place
-        _wait_until_ready(base_url)
-        if ready_file is not None:
-            write_private(ready_file, json.dumps(demo.ready) + "\n")
-        teller.ready(demo)
-        if lora_id is not None:
-            _first_image(settings, demo, lora_id, teller)
-        teller.welcome(demo, lora_id, data_dir=settings.data_dir, logs=runtime.logs)
+        reporter.info("Starting Atelier ...")
+        with reporter.stages() as stages:
+            with stages.stage("Redis" if settings.redis_url else "Redis (embedded)"):
+                demo, lora_id = asyncio.run(_prepare(settings, base_url))
+            with stages.stage("Ray"), child.uninterruptible():
+                runtime.start(service, host=host, port=port, on_death=ray_died)
+            _deploy(runtime, service, stages)
+            with stages.stage("Readiness check"):
+                _wait_until_ready(base_url)
+            if ready_file is not None:
+                write_atomically(ready_file, json.dumps(demo.ready) + "\n", mode=PRIVATE)
+            reporter.ready(demo)
+            if lora_id is not None:
+                _first_image(settings, demo, lora_id, stages)
+        reporter.welcome(demo, lora_id, data_dir=settings.data_dir, logs=runtime.logs)
         signal.pause()
-    except (KeyboardInterrupt, SystemExit):
-        code = 0
-        teller.say("Stopping ...")
+        return 0
     except CatalogError as error:
-        code = 2
-        teller.complain(str(error))
+        reporter.error(str(error))
+        return 2
     except (AtelierError, RuntimeError) as error:
-        teller.complain(f"{str(error).strip().splitlines()[-1]} (logs: {runtime.logs})")
-    finally:
-        _stop(settings, runtime, teller, code)
-    return code
+        reporter.error(f"{str(error).strip().splitlines()[-1]} (logs: {runtime.logs})")
+        runtime.stop()
+        return 1
+    except KeyboardInterrupt:
+        runtime.stop()
+        raise
+
+
+def _deploy(runtime: Runtime, service: ServeConfig, stages: Stages) -> None:
+    """Start all deployments at once; each is a stage of its own."""
+    for stage in DEPLOYMENT_STAGES.values():
+        stages.begin(stage)
+    runtime.deploy(service, on_healthy=lambda name: stages.end(DEPLOYMENT_STAGES[name]))
 
 
 async def _prepare(settings: Settings, base_url: str) -> tuple[Demo, str | None]:
-    """The demo account, and a LoRA that it may use, if the catalog holds one. Starts the embedded Redis."""
+    """Start the embedded Redis; returns the demo account, and the first LoRA it may use, if there is one."""
     async with open_resources(settings) as resources:
         demo = await demo_account(resources, base_url)
-        account = await resources.accounts.account(demo.account)
+        account = await resources.accounts.get(demo.account)
         adapters = await resources.catalog.adapters(account.id) if account else []
         return demo, adapters[0].id if adapters else None
 
 
-def _stop(settings: Settings, runtime: Runtime, teller: Teller, code: int) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    deadline = threading.Timer(STOP_LIMIT_S, _kill, [settings, runtime, teller, code])
-    deadline.daemon = True
-    deadline.start()
-    runtime.stop()
-    _stop_redis(settings)
-    deadline.cancel()
-    teller.say("Stopped. Everything is kept.")
-
-
-def _kill(settings: Settings, runtime: Runtime, teller: Teller, code: int) -> None:
-    """Nothing is lost: Redis has all it confirmed on disk, and the jobs of killed replicas go back when their leases end."""
-    runtime.kill()
-    _stop_redis(settings)
-    teller.say("Stopped, the last of it by force. Everything is kept.")
-    os._exit(code)
-
-
 def _stop_redis(settings: Settings) -> None:
-    if not settings.redis_url:
+    """Stop the embedded Redis, also one that a killed process was just starting: it does not answer yet."""
+    deadline = time.monotonic() + STOP_REDIS_S
+    while not settings.redis_url:
         stop_redis(settings.data_dir, timeout=STOP_REDIS_S)
-
-
-def _stop_on_signals() -> None:
-    def stop(_number: int, _frame: FrameType | None) -> NoReturn:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGINT, stop)
-    signal.signal(signal.SIGTERM, stop)
+        if not processes_in(settings.data_dir.resolve() / "redis") or time.monotonic() > deadline:
+            return
+        time.sleep(0.1)
 
 
 def _wait_until_ready(base_url: str) -> None:
@@ -185,24 +214,22 @@ def _wait_until_ready(base_url: str) -> None:
         time.sleep(0.1)
 
 
-def _first_image(settings: Settings, demo: Demo, lora_id: str, teller: Teller) -> None:
-    """Once per data directory: proof that the whole path works."""
+def _first_image(settings: Settings, demo: Demo, lora_id: str, stages: Stages) -> None:
+    """Draw one image, once per data directory: it shows that everything works together."""
     path = settings.data_dir / "first-image.png"
     if path.exists():
         return
-    began = time.monotonic()
+    stages.begin("First image")
     try:
-        made = first_image(demo, lora_id, path, teller.drawing())
+        drawn = first_image(demo, lora_id, path, lambda percent: stages.update("First image", percent))
+        note = str(path) if drawn else "failed: see the logs"
     except httpx.HTTPError as error:
-        made, reason = False, str(error)
-    else:
-        reason = "see the logs"
-    took = time.monotonic() - began
-    teller.say(f"\rFirst image: {path} ({took:.1f} s)" if made else f"\rThe first image could not be made: {reason}")
+        note = f"failed: {error}"
+    stages.end("First image", note)
 
 
 def _reachable(host: str) -> str:
-    """An address to open: a wildcard is not one."""
+    """An address that a browser can open, also for a wildcard host."""
     if host in ("0.0.0.0", "::"):
         return "127.0.0.1"
     return f"[{host}]" if ":" in host else host

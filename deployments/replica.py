@@ -1,4 +1,4 @@
-"""What every replica that works on jobs does for Serve: look when hinted, report its health, drain when it is stopped."""
+"""Base of the replicas that work on jobs: takes hints, reports health, drains when stopped."""
 
 import secrets
 from collections.abc import Awaitable, Callable
@@ -8,31 +8,33 @@ from datetime import timedelta
 from ray import serve
 
 from deployments.args import WorkerArgs
+from deployments.ray_internals import bind_replica_to_node_address
 from serve_app.log import configure_logging
-from serve_app.service.bench import Bench
+from serve_app.service.executor import Executor
 from serve_app.service.resources import Resources, open_resources
-from serve_app.service.work import Worker
+from serve_app.service.worker import Worker
 from serve_app.settings import Settings
 
 
 class WorkReplica:
-    """A worker on its own process, pulling jobs from Redis. Serve starts it, asks after it and stops it."""
+    """A worker in its own process that pulls jobs from Redis. Serve starts, checks and stops it."""
 
     _worker: Worker | None = None
 
-    async def open(self, args: WorkerArgs, set_up: Callable[[Resources], Awaitable[Bench]]) -> None:
-        """Load the bench and begin to claim. Called once, from the constructor."""
+    async def open(self, args: WorkerArgs, set_up: Callable[[Resources], Awaitable[Executor]]) -> None:
+        """Load the executor and start the worker. Called once, by the constructor."""
+        bind_replica_to_node_address()
         settings = Settings()
         configure_logging(settings.log_level)
         self._drain = timedelta(seconds=args.drain_s)
         self._stack = AsyncExitStack()
         resources = await self._stack.enter_async_context(open_resources(settings))
-        worker = Worker(resources, await set_up(resources), name=_replica_name(), pace=args.pace)
+        worker = Worker(resources, await set_up(resources), name=_replica_name(), timing=args.timing)
         worker.start()
         self._worker = worker
 
     async def hint(self) -> None:
-        """A job was accepted. May never come: the worker looks by itself too."""
+        """Look for a newly accepted job now. Optional: the worker also polls."""
         if self._worker is not None:
             self._worker.hint()
 
@@ -41,7 +43,7 @@ class WorkReplica:
             self._worker.check()
 
     async def __del__(self) -> None:
-        """Awaited by Serve once no more hints are sent here; cut short by a kill at the graceful time's end."""
+        """Drain. Serve awaits this after the last hint and kills the process at the end of the graceful time."""
         if self._worker is None:
             return
         await self._worker.drain(self._drain)
@@ -49,5 +51,5 @@ class WorkReplica:
 
 
 def _replica_name() -> str:
-    """Unique per process: a replaced replica must not pass for the one before it."""
+    """A name unique per process: a replacement must not be taken for its predecessor."""
     return f"{serve.get_replica_context().replica_tag}-{secrets.token_hex(4)}"

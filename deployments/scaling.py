@@ -1,4 +1,4 @@
-"""How many replicas the backlog asks for: read in a thread of its own, answered from memory."""
+"""Autoscaling by backlog: a thread reads the backlog, the policy answers from memory."""
 
 import logging
 import math
@@ -24,8 +24,8 @@ class Reading(NamedTuple):
 
 
 class BacklogPolicy:
-    """A Serve autoscaling policy. It runs on the controller's loop ten times a second, for every application at once:
-    it never blocks and never raises, and without a fresh reading it leaves the number of replicas as it is.
+    """A Serve autoscaling policy. Serve's controller calls it ten times a second on its event loop: it never blocks and
+    never raises. Without a recent reading it keeps the number of replicas.
     """
 
     def __init__(
@@ -38,33 +38,34 @@ class BacklogPolicy:
     ) -> None:
         self._target_s = target_s
         self._stale_after_s = stale_after_s
-        self._shelf: list[Reading] = []
+        self._latest: list[Reading] = []
+        """Holds the latest reading; empty before the first."""
         stop = threading.Event()
         watch = threading.Thread(
-            target=_watch, args=(JobKind(kind), read or _read, self._shelf, stop), name=f"{kind}-backlog", daemon=True
+            target=_watch, args=(JobKind(kind), read or _read, self._latest, stop), name=f"{kind}-backlog", daemon=True
         )
         watch.start()
         weakref.finalize(self, stop.set)
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
-        reading = self._shelf[-1] if self._shelf else None
+        reading = self._latest[-1] if self._latest else None
         if reading is None or time.monotonic() - reading.at > self._stale_after_s:
             return context.target_num_replicas, {}
         return wanted_replicas(reading.backlog, self._target_s), {}
 
 
 def wanted_replicas(backlog: Backlog, target_s: float) -> int:
-    """Enough replicas to bring the work down to `target_s` seconds each; one as soon as there is any, none when there is none."""
+    """Replicas needed for at most `target_s` seconds of work each: at least one with any work, none without."""
     if backlog.ready + backlog.leased + backlog.delayed == 0:
         return 0
     return max(1, math.ceil(backlog.seconds / target_s))
 
 
-def _watch(kind: JobKind, read: Callable[[JobKind], Backlog], shelf: list[Reading], stop: threading.Event) -> None:
+def _watch(kind: JobKind, read: Callable[[JobKind], Backlog], latest: list[Reading], stop: threading.Event) -> None:
     while not stop.is_set():
         try:
-            shelf[:] = [Reading(read(kind), time.monotonic())]
-        except Exception as error:  # noqa: BLE001 - the watch must outlive any outage; a stale reading holds the target
+            latest[:] = [Reading(read(kind), time.monotonic())]
+        except Exception as error:  # noqa: BLE001 - the thread must outlive any outage; a stale reading keeps the replicas
             log.warning("the backlog cannot be read: %r", error)
         stop.wait(READ_EVERY_S)
 

@@ -1,1 +1,1 @@
-"""Atelier: text-to-image generation with many LoRA adapters, as asynchronous jobs. The map is `README.md` beside this file."""
+"""Atelier: text-to-image generation with many LoRA adapters, as asynchronous jobs. See `docs/architecture.md`."""

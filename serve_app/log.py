@@ -1,4 +1,4 @@
-"""One logging set-up for every process, with one formatter that no secret or prompt passes."""
+"""Logging for every process, with secrets and prompts redacted."""
 
 import logging
 import re
@@ -16,7 +16,7 @@ REDACTED = "[redacted]"
 
 
 class RedactingFormatter(logging.Formatter):
-    """Rewrites a finished line, traceback included, so that keys, signatures and prompts never reach a file."""
+    """Redacts API keys, signatures and prompts from the finished line, traceback included."""
 
     def format(self, record: logging.LogRecord) -> str:
         return _SECRETS.sub(REDACTED, super().format(record))
@@ -24,12 +24,14 @@ class RedactingFormatter(logging.Formatter):
 
 class _LossyHandler(logging.StreamHandler[TextIO]):
     def handleError(self, record: logging.LogRecord) -> None:
-        """A line that cannot be written (disk full, stream closed) is lost; the work it tells of goes on. The library's own
-        answer may raise, and prints the line's arguments as they are, secrets included."""
+        """Drop a line that cannot be written (disk full, stream closed).
+
+        The library's own handler may raise, and prints the line's arguments unredacted.
+        """
 
 
 def configure_logging(level: str = "INFO") -> None:
-    """Log to standard error at `level`, redacted. Never raises into whoever logs. Call once, at a process's start."""
+    """Log to standard error at `level`, redacted; logging never raises. Call once, at a process's start."""
     handler = _LossyHandler()
     handler.setFormatter(RedactingFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     logging.basicConfig(level=level, handlers=[handler], force=True)

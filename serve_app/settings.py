@@ -1,8 +1,8 @@
-"""Process environment, read once: where things live and what is secret. Everything else is args, catalog or request."""
+"""Settings from the process environment: locations, limits and secrets."""
 
 import json
-import os
 import secrets
+from contextlib import suppress
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,8 @@ import yaml
 from pydantic import AliasChoices, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from serve_app.domain.accounts import SEED_PLANS, Plan
+from serve_app.atomic_files import PRIVATE, write_atomically
+from serve_app.domain.accounts import BUILTIN_PLANS, Plan
 from serve_app.domain.requests import Variant
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -60,11 +61,15 @@ class Settings(BaseSettings):
 
     @cached_property
     def plan_table(self) -> dict[tuple[Variant, str], Plan]:
-        """Every plan by (variant, name), in the order of the tables: the first of a variant is its lowest."""
-        plans = list(SEED_PLANS)
+        """Every plan by (variant, name); the first of a variant is its lowest."""
+        plans = list(BUILTIN_PLANS)
         if self.plans is not None:
             plans += [_plan(row) for row in yaml.safe_load(self.plans.read_text())]
         return {(plan.variant, plan.name): plan for plan in plans}
+
+    def plans_of(self, variant: Variant) -> list[Plan]:
+        """The plans of one interface, the lowest first."""
+        return [plan for plan in self.plan_table.values() if plan.variant == variant]
 
     @cached_property
     def pepper_bytes(self) -> bytes:
@@ -79,19 +84,12 @@ class Settings(BaseSettings):
 
     @cached_property
     def _local_secrets(self) -> dict[str, str]:
-        """Secrets of a one-machine installation, made at first use and kept in a 0600 file."""
+        """Secrets of a one-machine installation, made at first use and stored in a 0600 file."""
         path = self.data_dir / "secrets.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = {"pepper": secrets.token_urlsafe(32), "signing_key": secrets.token_urlsafe(32)}
-        draft = path.with_name(f".secrets.{os.getpid()}.{secrets.token_hex(4)}")
-        draft.touch(mode=0o600)
-        draft.write_text(json.dumps(fresh))
-        try:
-            os.link(draft, path)  # the first of several starters wins; the others read its file
-        except FileExistsError:
-            pass
-        finally:
-            draft.unlink()
+        if not path.exists():
+            new = {"pepper": secrets.token_urlsafe(32), "signing_key": secrets.token_urlsafe(32)}
+            with suppress(FileExistsError):  # the first of several starters wins; the others read its file
+                write_atomically(path, json.dumps(new), mode=PRIVATE, overwrite=False)
         return json.loads(path.read_text())
 
 

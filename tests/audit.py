@@ -1,4 +1,4 @@
-"""The auditor: reads a whole Redis and says what is wrong with it. It knows the rules, not the scripts.
+"""The auditor: reads a whole Redis and lists what is wrong with it, by the rules, not by the scripts.
 
 Any test may call it, on a service at rest or in full run: each call reads the server in one transaction.
 """
@@ -10,9 +10,10 @@ from typing import Any, cast
 
 import redis
 
+from serve_app.domain.errors import UnreadableRecord
 from serve_app.domain.jobs import JobKind, JobState
 from serve_app.stores.records import read_images, read_job
-from serve_app.stores.redis import KEY_MAP, PREFIX, Key
+from serve_app.stores.redis_keys import KEY_MAP, PREFIX, Key
 
 LIVE = {"queued", "running"}
 ENDED = ("completed", "failed", "canceled", "expired")
@@ -61,13 +62,13 @@ class Reading:
 
 
 def audit(client: redis.Redis, *, max_attempts: int, max_skips: int = 4) -> list[str]:
-    """Everything that is wrong, in words; an empty list is a clean bill."""
+    """List everything that is wrong, in words."""
     reading = Reading(client)
     return [
         *_keys(reading),
         *_places(reading),
         *_totals(reading),
-        *_turns(reading),
+        *_vtimes(reading),
         *_records(reading, max_attempts=max_attempts, max_skips=max_skips),
     ]
 
@@ -103,7 +104,7 @@ def _jobs(reading: Reading) -> Mapping[str, dict[str, str]]:
 def _places(reading: Reading) -> Iterator[str]:
     """Each job is in exactly the places that its state names."""
     places: defaultdict[str, list[str]] = defaultdict(list)
-    for family in ("queue", "suspect", "delay", "lease"):
+    for family in ("queue", "quarantine", "delay", "lease"):
         for name in reading.names(family):
             for job_id in reading.row(f"{family}:{name}"):
                 places[job_id].append(f"{family}:{name}")
@@ -126,12 +127,12 @@ def _places(reading: Reading) -> Iterator[str]:
 
 def _waiting_place(job: Mapping[str, str]) -> str:
     if int(job.get("losses", 0)) >= 2:
-        return f"suspect:{job['kind']}"
+        return f"quarantine:{job['kind']}"
     return f"queue:{job['kind']}:{job['account']}"
 
 
 def _held(reading: Reading, jobs: Mapping[str, dict[str, str]]) -> Iterator[str]:
-    """What a worker holds is what runs on it; a suspect runs alone."""
+    """What a worker holds is what runs on it; a quarantined job runs alone."""
     running: defaultdict[str, set[str]] = defaultdict(set)
     for job_id, job in jobs.items():
         if job["state"] == "running":
@@ -140,9 +141,9 @@ def _held(reading: Reading, jobs: Mapping[str, dict[str, str]]) -> Iterator[str]
     if held != dict(running):
         yield f"workers hold {held}, running on them {dict(running)}"
     for worker, job_ids in running.items():
-        suspects = [job_id for job_id in job_ids if int(jobs[job_id].get("losses", 0)) >= 2]
-        if suspects and len(job_ids) > 1:
-            yield f"{suspects} lost two workers and shares {worker} with {job_ids}"
+        quarantined = [job_id for job_id in job_ids if int(jobs[job_id].get("losses", 0)) >= 2]
+        if quarantined and len(job_ids) > 1:
+            yield f"{quarantined} lost two workers and shares {worker} with {job_ids}"
 
 
 def _groups(reading: Reading, jobs: Mapping[str, dict[str, str]]) -> Iterator[str]:
@@ -170,12 +171,12 @@ def _groups(reading: Reading, jobs: Mapping[str, dict[str, str]]) -> Iterator[st
 def _totals(reading: Reading) -> Iterator[str]:
     jobs = _jobs(reading)
     live = Counter(job["account"] for job in jobs.values() if job["state"] in LIVE)
-    stored = {account: int(number) for account, number in reading.row("live").items()}
+    stored = {account: int(number) for account, number in reading.row("unfinished").items()}
     if stored != dict(live):
         yield f"live jobs per account: {stored}, counted {dict(live)}"
     for kind in JobKind:
         row = reading.row(f"load:{kind}")
-        queues = [f"queue:{name}" for name in reading.names("queue")] + [f"suspect:{kind}"]
+        queues = [f"queue:{name}" for name in reading.names("queue")] + [f"quarantine:{kind}"]
         ready = {job_id for name in queues for job_id in reading.row(name)}
         mine = {job_id: job for job_id, job in jobs.items() if job["kind"] == kind}
         wanted = {
@@ -192,26 +193,30 @@ def _totals(reading: Reading) -> Iterator[str]:
         yield f"accepted {count.get('accepted')} jobs, but {ended} ended and {sum(live.values())} live"
 
 
-def _turns(reading: Reading) -> Iterator[str]:
-    """An account has a turn exactly while it has something ready; one that is idle is remembered only while ahead."""
+def _vtimes(reading: Reading) -> Iterator[str]:
+    """An account has a virtual time exactly while it has something ready; an idle one is remembered only while ahead."""
     for kind in JobKind:
         waiting = {name.removeprefix(f"{kind}:") for name in reading.names("queue") if name.startswith(f"{kind}:")}
-        turns, idle = reading.scores(f"turn:{kind}"), reading.scores(f"idle:{kind}")
-        if turns.keys() != waiting:
-            yield f"turns of {kind}: {set(turns)}, waiting {waiting}"
+        vtimes, idle = reading.scores(f"vtime:{kind}"), reading.scores(f"idle_vtime:{kind}")
+        if vtimes.keys() != waiting:
+            yield f"virtual times of {kind}: {set(vtimes)}, waiting {waiting}"
         if idle.keys() & waiting:
             yield f"idle accounts of {kind} with waiting jobs: {idle.keys() & waiting}"
-        clock = float(reading.text(f"clock:{kind}", "0"))
-        if any(virtual <= clock for virtual in idle.values()) and turns:
-            yield f"idle accounts of {kind} remembered behind the clock"
-        if any(virtual < clock for virtual in turns.values()):
-            yield f"an account's turn of {kind} is behind the clock"
+        global_vtime = float(reading.text(f"global_vtime:{kind}", "0"))
+        if any(vtime <= global_vtime for vtime in idle.values()) and vtimes:
+            yield f"idle accounts of {kind} remembered behind the global virtual time"
+        if any(vtime < global_vtime for vtime in vtimes.values()):
+            yield f"a virtual time of {kind} is behind the global one"
 
 
 def _records(reading: Reading, *, max_attempts: int, max_skips: int) -> Iterator[str]:
     dead = reading.row("dead")
     for job_id, row in _jobs(reading).items():
-        job = read_job(job_id, row)
+        try:
+            job = read_job(job_id, row)
+        except UnreadableRecord:
+            yield f"{job_id}: its record cannot be read"
+            continue
         progress = int(row.get("progress", 0))
         if int(row.get("tries", 0)) > max_attempts:
             yield f"{job_id}: tried {row['tries']} times"

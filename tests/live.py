@@ -1,4 +1,4 @@
-"""The real application behind a real port, in a thread of its own, for clients that block; and a worker's hands."""
+"""Runs the real application on a real port in its own thread, with a worker that answers each job."""
 
 import asyncio
 import socket
@@ -11,6 +11,7 @@ from io import BytesIO
 from typing import Any, Literal, TypeVar
 
 import uvicorn
+import uvloop
 from PIL import Image
 
 from serve_app.api.app import create_app
@@ -20,7 +21,7 @@ from serve_app.domain.jobs import Claim, Failure, JobKind, StoredImage, new_imag
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.service.resources import Resources, open_resources
 from serve_app.settings import Settings
-from serve_app.stores.jobs import new_nonce
+from serve_app.stores.job_queue import new_nonce
 
 T = TypeVar("T")
 Outcome = Literal["complete", "fail", "leave"]
@@ -28,38 +29,38 @@ Outcome = Literal["complete", "fail", "leave"]
 
 @dataclass(slots=True)
 class Live:
-    """A running service whose worker does with each accepted job what `outcome` says, as soon as it is accepted."""
+    """A running service. Its worker ends each job as soon as it is accepted, as `outcome` says."""
 
     base_url: str
     resources: Resources
     loop: asyncio.AbstractEventLoop
     outcome: Outcome = "complete"
 
-    def do(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs something of the stores where they live."""
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine of the stores on the service's event loop."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
 
     def member(self, name: str = "acme", **plans: str) -> tuple[Account, str]:
-        """An account and its key for both interfaces."""
-        account = self.do(self.resources.accounts.create_account(name, **plans))
-        _, secret = self.do(self.resources.accounts.create_key(account.id, interfaces=frozenset(Variant)))
+        """Create an account and its key for both interfaces."""
+        account = self.run(self.resources.accounts.create(name, **plans))
+        _, secret = self.run(self.resources.api_keys.create(account.id, interfaces=frozenset(Variant)))
         return account, secret
 
     async def hint(self, kind: JobKind, job_id: str) -> None:
         if self.outcome == "leave":
             return
-        for claim in await self.resources.jobs.claim("live", kind=kind, nonce=new_nonce(), limit=16):
+        for claim in await self.resources.queue.claim("live", kind=kind, nonce=new_nonce(), limit=16):
             await self._work(claim)
 
     async def _work(self, claim: Claim) -> None:
-        await self.resources.jobs.beat(claim.lease, progress=50)
+        await self.resources.queue.heartbeat(claim.lease, progress=50)
         if self.outcome == "fail":
             failure = Failure(code=FailureCode.GENERATION_FAILED, message="the brush broke")
-            await self.resources.jobs.fail(claim.lease, failure, retry=False)
+            await self.resources.queue.fail(claim.lease, failure, retry=False)
             return
         rows = claim.request.num_images if isinstance(claim.request, GenerationRequest) else 1
         images = [await self._store(claim, index) for index in range(rows)]
-        await self.resources.jobs.finish(claim.lease, images, seconds=0.5)
+        await self.resources.queue.finish(claim.lease, images, seconds=0.5)
 
     async def _store(self, claim: Claim, index: int) -> StoredImage:
         size = (claim.request.width, claim.request.height)
@@ -80,7 +81,7 @@ class Live:
 
 @contextmanager
 def live_service(settings: Settings) -> Generator[Live]:
-    """Starts the application on a free port of this machine, and stops it."""
+    """Run the application on a free port until the block ends."""
     started: list[Live] = []
     ready, stopping = threading.Event(), list[Callable[[], None]]()
 
@@ -94,10 +95,10 @@ def live_service(settings: Settings) -> Generator[Live]:
                 server = uvicorn.Server(uvicorn.Config(create_app(resources), log_level="warning", lifespan="off"))
                 started.append(Live(f"http://127.0.0.1:{port}", resources, asyncio.get_running_loop()))
                 stopping.append(lambda: setattr(server, "should_exit", True))
-                ready.set()  # the socket listens already: a call before the server's first turn waits in its queue
+                ready.set()  # the socket listens already: an early connection waits in its queue
                 await server.serve(sockets=[listening])
 
-    thread = threading.Thread(target=lambda: asyncio.run(serve()), name="live service")
+    thread = threading.Thread(target=lambda: uvloop.run(serve()), name="live service")
     thread.start()
     try:
         assert ready.wait(30), "the live service did not start"

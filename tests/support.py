@@ -1,30 +1,40 @@
-"""What tests share: waiting without sleeping, a free port, a small catalog, tiny adapter files."""
+"""Shared by all tests: waiting without sleeping, a Redis without a disk, a free port, a small catalog, tiny adapters."""
 
 import asyncio
 import inspect
 import json
+import os
 import secrets
 import socket
 import struct
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+import subprocess
+import time
+from collections.abc import Awaitable, Callable, Collection, Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
+import redis
 import yaml
 
 from serve_app.domain.errors import StoreUnavailable
+from serve_app.stores.embedded import server_binary
+from tests.lua_coverage import REDIS_LOG_FOLDER
 
 ROOT = Path(__file__).resolve().parent.parent
 POCKET = ROOT / "models" / "pocket"
 POCKET_ADAPTERS = ("outline", "mosaic", "neon", "stripes", "blueprint", "sepia", "confetti", "shadow")
 PRIVATE_ADAPTER = "model_" + "private".ljust(26, "2")
-"""In the test catalog; only the account named `owner` may use it."""
+"""An adapter of the test catalog that only the account named `owner` may use."""
 
 
 async def wait_until(predicate: Callable[[], object | Awaitable[object]], timeout: float = 30) -> None:  # noqa: ASYNC109 - it is what callers set
-    """Return as soon as `predicate` (plain or async) holds; fail after `timeout` seconds. A store that does not answer is
-    asked again: it may be down, or this machine crowded. What is awaited may swallow the timeout's one cancel, as a Redis
-    call that is answered at that moment does (CPython issue 86296): then it is asked no more all the same."""
+    """Return as soon as `predicate` (plain or async) holds; raise `TimeoutError` after `timeout` seconds.
+
+    A store that is unavailable is asked again. The timeout holds even when the predicate swallows its one cancel, as a
+    Redis call that is answered at that moment does (CPython issue 86296).
+    """
     async with asyncio.timeout(timeout) as limit:
         while not limit.expired():
             with suppress(StoreUnavailable):
@@ -37,9 +47,47 @@ async def wait_until(predicate: Callable[[], object | Awaitable[object]], timeou
         raise TimeoutError
 
 
+@contextmanager
+def volatile_redis() -> Generator[str]:
+    """A Redis server that writes nothing to disk; yields its URL. For every test that is not about durability."""
+    with TemporaryDirectory(prefix="atelier-tests-", dir="/tmp") as folder:  # a socket's path has 108 bytes at most
+        socket_path = Path(folder) / "redis.sock"
+        options = {"port": "0", "unixsocket": str(socket_path), "dir": folder, "save": "", "appendonly": "no"}
+        if logs := os.environ.get(REDIS_LOG_FOLDER):
+            options["logfile"] = f"{logs}/{Path(folder).name}.log"
+        arguments = [word for name, value in options.items() for word in (f"--{name}", value)]
+        with subprocess.Popen([str(server_binary()), *arguments], stdout=subprocess.DEVNULL) as server:
+            try:
+                _wait_until_it_answers(server, socket_path)
+                yield f"unix://{socket_path}"
+            finally:
+                server.terminate()
+
+
+def _wait_until_it_answers(server: subprocess.Popen[bytes], socket_path: Path) -> None:
+    deadline = time.monotonic() + 30
+    with redis.Redis(unix_socket_path=str(socket_path)) as client:
+        while time.monotonic() < deadline:
+            assert server.poll() is None, "the Redis of the tests did not start"
+            with suppress(redis.ConnectionError):
+                if client.ping():
+                    return
+            time.sleep(0.01)
+    raise TimeoutError("the Redis of the tests did not answer")
+
+
+async def end_tasks(tasks: Collection[asyncio.Task[Any] | None]) -> None:
+    """Cancel tasks until they have ended: a Redis call may swallow a cancel (CPython issue 86296)."""
+    left = {task for task in tasks if task is not None}
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=1)
+
+
 def free_port() -> int:
-    """A port of this machine that nobody listens on. It is none of those that the kernel gives to clients, nor of those
-    that `deployments/runtime.py` picks, so that it is still free when its user gets to it."""
+    """A free port outside the kernel's client range and outside the range of `deployments/runtime.py`, so that it stays
+    free until it is used."""
     while True:
         port = 10_000 + secrets.randbelow(10_000)
         with socket.socket() as probe:
@@ -48,12 +96,12 @@ def free_port() -> int:
 
 
 def adapter_id(name: str) -> str:
-    """The id that the test catalog gives the adapter called `name`."""
+    """The id of the adapter called `name` in the test catalog."""
     return "model_" + name.ljust(26, "2")
 
 
 def write_safetensors(path: Path, *, fill: int = 0) -> Path:
-    """A valid safetensors file of one tiny LoRA pair; `fill` (0..15) makes its bytes, hence its digest, differ."""
+    """Write a valid safetensors file of one tiny LoRA pair; `fill` (0..15) changes its bytes and so its digest."""
     tensors = {"unet.x.lora_A.weight": [4, 8], "unet.x.lora_B.weight": [8, 4]}
     header: dict[str, object] = {}
     offset = 0
@@ -68,7 +116,7 @@ def write_safetensors(path: Path, *, fill: int = 0) -> Path:
 
 
 def write_catalog(folder: Path) -> Path:
-    """A catalog of the eight pocket adapters (tiny stand-ins where a file is not there) and one private adapter."""
+    """Write a catalog of the eight pocket adapters (tiny files where one is missing) and one private adapter."""
     rows: list[dict[str, object]] = []
     for index, name in enumerate((*POCKET_ADAPTERS, "private")):
         file = POCKET / "loras" / f"{name}.safetensors"

@@ -1,6 +1,6 @@
-"""`atelier`: the operator's command. Every command takes `--json`, `--data-dir` and `--redis-url`.
+"""The `atelier` command. Every subcommand takes `--json`, `--data-dir` and `--redis-url`.
 
-from serve_app.cli import app    # the roof adds `up`, the only command that starts a service
+from serve_app.cli import app    # deployments/local.py adds `up`, the only command that starts a service
 """
 
 from importlib import metadata
@@ -10,7 +10,7 @@ import typer
 
 from serve_app.cli import accounts, jobs, keys, loras
 from serve_app.cli.doctor import add_doctor
-from serve_app.cli.ending import OneLineErrors
+from serve_app.cli.exit_codes import OneLineErrors
 from serve_app.cli.images import add_image_commands
 
 app = typer.Typer(

@@ -1,4 +1,4 @@
-"""`atelier accounts`: who may call, on which plans, and with which console password."""
+"""`atelier accounts`: create accounts, change their plans and console passwords."""
 
 import shlex
 import sys
@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from serve_app.cli.command import Answer, operator, table
-from serve_app.cli.ending import BadUsage, Failed
+from serve_app.cli.command import Result, store_command, table
+from serve_app.cli.exit_codes import BadUsage, Failed
 from serve_app.domain.accounts import Account
 from serve_app.domain.errors import InvalidParameter
 from serve_app.domain.requests import Variant
 from serve_app.service.resources import Resources
 
-app = typer.Typer(no_args_is_help=True, help="Accounts: who may call, on which plans.")
+app = typer.Typer(no_args_is_help=True, help="Create accounts, change their plans and console passwords.")
 
 AccountName = Annotated[str, typer.Argument(metavar="ACCOUNT", help="The account's name or id.", show_default=False)]
 PlanA = Annotated[str | None, typer.Option(help="Bearer interface: basic, professional, enterprise or your own.")]
@@ -21,69 +21,69 @@ PlanB = Annotated[str | None, typer.Option(help="X-API-Key interface: free, basi
 PasswordStdin = Annotated[bool, typer.Option("--password-stdin", help="Read the console password from standard input.")]
 
 
-@operator(app, "create", first=True)
+@store_command(app, "create", creates_data=True)
 async def create(
     resources: Resources,
     name: Annotated[str, typer.Argument(help="1 to 100 printable characters.", show_default=False)],
     plan_a: PlanA = "basic",
     plan_b: PlanB = "free",
     password_stdin: PasswordStdin = False,
-) -> Answer:
-    """Make an account. With a password it can sign in to the console and make its own keys."""
+) -> Result:
+    """Create an account. With a password it can sign in to the console and create its own keys."""
     password = _password_from_stdin() if password_stdin else None
     try:
-        account = await resources.accounts.create_account(
+        account = await resources.accounts.create(
             name, plan_a=plan_a or "basic", plan_b=plan_b or "free", password=password
         )
     except InvalidParameter as error:
         raise BadUsage(error.message) from None
     shown = f"{account.name} ({account.id}): bearer plan {account.plan_a}, X-API-Key plan {account.plan_b}"
-    return Answer(facts=account_facts(account), shown=f"{shown}\nNext: atelier keys create {shlex.quote(account.name)}")
+    return Result(facts=account_facts(account), shown=f"{shown}\nNext: atelier keys create {shlex.quote(account.name)}")
 
 
-@operator(app, "list")
-async def list_accounts(resources: Resources) -> Answer:
-    """All accounts, oldest first."""
-    accounts = await resources.accounts.accounts()
+@store_command(app, "list")
+async def list_accounts(resources: Resources) -> Result:
+    """List all accounts, oldest first."""
+    accounts = await resources.accounts.list()
     rows = [_row(account) for account in accounts]
     columns = ("NAME", "ID", "PLAN A", "PLAN B", "STATE", "CREATED")
-    return Answer(
+    return Result(
         facts={"accounts": [account_facts(account) for account in accounts]},
         shown=table(columns, rows, empty="No accounts yet: atelier accounts create NAME"),
     )
 
 
-@operator(app, "set-plan")
-async def set_plan(resources: Resources, account: AccountName, plan_a: PlanA = None, plan_b: PlanB = None) -> Answer:
-    """Move an account to other plans, from its next request."""
+@store_command(app, "set-plan")
+async def set_plan(resources: Resources, account: AccountName, plan_a: PlanA = None, plan_b: PlanB = None) -> Result:
+    """Change an account's plans, effective from its next request."""
     if plan_a is None and plan_b is None:
-        raise BadUsage("set-plan: name a plan with --plan-a, --plan-b or both")
+        raise BadUsage("set-plan: give --plan-a, --plan-b or both")
     found = await find_account(resources, account)
     try:
-        return _changed(await resources.accounts.set_plans(found.id, plan_a=plan_a, plan_b=plan_b))
+        return _account_result(await resources.accounts.set_plans(found.id, plan_a=plan_a, plan_b=plan_b))
     except InvalidParameter as error:
         raise BadUsage(error.message) from None
 
 
-@operator(app, "disable")
-async def disable(resources: Resources, account: AccountName) -> Answer:
-    """Refuse the account's keys and end its console sessions, at once; its jobs and images stay."""
+@store_command(app, "disable")
+async def disable(resources: Resources, account: AccountName) -> Result:
+    """Reject the account's keys and end its console sessions at once; its jobs and images stay."""
     found = await find_account(resources, account)
     changed = await resources.accounts.set_disabled(found.id, True)
     await resources.sessions.revoke_all(found.id)
-    return _changed(changed)
+    return _account_result(changed)
 
 
-@operator(app, "enable")
-async def enable(resources: Resources, account: AccountName) -> Answer:
-    """Let a disabled account work again."""
+@store_command(app, "enable")
+async def enable(resources: Resources, account: AccountName) -> Result:
+    """Enable a disabled account."""
     found = await find_account(resources, account)
-    return _changed(await resources.accounts.set_disabled(found.id, False))
+    return _account_result(await resources.accounts.set_disabled(found.id, False))
 
 
-@operator(app, "set-password")
-async def set_password(resources: Resources, account: AccountName, password_stdin: PasswordStdin = False) -> Answer:
-    """Give an account a console password; whoever is signed in with the old one is signed out."""
+@store_command(app, "set-password")
+async def set_password(resources: Resources, account: AccountName, password_stdin: PasswordStdin = False) -> Result:
+    """Set an account's console password and end its console sessions."""
     found = await find_account(resources, account)
     password = _password_from_stdin() if password_stdin else _password_from_terminal()
     try:
@@ -91,7 +91,7 @@ async def set_password(resources: Resources, account: AccountName, password_stdi
     except InvalidParameter as error:
         raise BadUsage(error.message) from None
     ended = await resources.sessions.revoke_all(found.id)
-    return Answer(
+    return Result(
         facts={**account_facts(found), "sessions_ended": ended},
         shown=f"{found.name}: password set, {ended} console session{'' if ended == 1 else 's'} ended",
     )
@@ -99,7 +99,7 @@ async def set_password(resources: Resources, account: AccountName, password_stdi
 
 async def find_account(resources: Resources, id_or_name: str) -> Account:
     """Raises `Failed` when there is no such account."""
-    account = await resources.accounts.account(id_or_name)
+    account = await resources.accounts.get(id_or_name)
     if account is None:
         raise Failed(f"no account {id_or_name!r} (see: atelier accounts list)")
     return account
@@ -115,10 +115,10 @@ def account_facts(account: Account) -> dict[str, object]:
     }
 
 
-def _changed(account: Account) -> Answer:
+def _account_result(account: Account) -> Result:
     state = "disabled" if account.disabled else "active"
     shown = f"{account.name}: bearer plan {account.plan_a}, X-API-Key plan {account.plan_b}, {state}"
-    return Answer(facts=account_facts(account), shown=shown)
+    return Result(facts=account_facts(account), shown=shown)
 
 
 def _row(account: Account) -> tuple[str, ...]:
@@ -132,5 +132,5 @@ def _password_from_stdin() -> str:
 
 def _password_from_terminal() -> str:
     if not sys.stdin.isatty():
-        raise BadUsage("set-password: there is no terminal to ask on; use --password-stdin")
+        raise BadUsage("set-password: standard input is not a terminal; use --password-stdin")
     return typer.prompt("New password (12 to 128 characters)", hide_input=True, confirmation_prompt=True)

@@ -1,4 +1,4 @@
-"""One line of the doctor's report."""
+"""Result of one doctor check."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,7 +12,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was looked at, how it is, and what to do when it is not well."""
+    """What was checked, its level, what was found, and advice when it is not ok."""
 
     name: str
     level: Level

@@ -1,4 +1,4 @@
-"""The doctor's look at the machine: packages, disk, GPU, port."""
+"""Doctor checks for packages, data directory, disk, GPU and port."""
 
 import os
 import shutil
@@ -16,11 +16,11 @@ from serve_app.settings import Settings
 
 PACKAGES = ("ray", "torch", "diffusers", "transformers", "safetensors", "fastapi", "starlette", "redis", "fsspec")
 LOW_DISK_BYTES = 2 << 30
-"""An image is 0.3 to 1 MB: two GiB are a few thousand images and room for Redis to rewrite its file."""
+"""2 GiB hold a few thousand images of 0.3 to 1 MB and the copy that Redis writes when it rewrites its file."""
 
 
 def check_versions() -> Iterable[Check]:
-    """Versions from the packages' metadata: torch itself takes seconds to import."""
+    """Report versions from the packages' metadata: importing torch takes seconds."""
     found, missing = [f"python {sys.version.split()[0]}"], list[str]()
     for package in PACKAGES:
         try:
@@ -37,33 +37,35 @@ def check_data_directory(settings: Settings) -> Iterable[Check]:
     if not place.exists():
         above = next(parent for parent in place.parents if parent.exists())
         if not os.access(above, os.W_OK):
-            yield fail("data directory", f"{place} cannot be made in {above}", "name another with --data-dir")
+            yield fail("data directory", f"{place} cannot be created in {above}", "choose another with --data-dir")
             return
-        yield ok("data directory", f"{place} (made at the first start)")
+        yield ok("data directory", f"{place} (created at the first start)")
         place = above
     elif not os.access(place, os.R_OK | os.W_OK | os.X_OK):
         yield fail(
-            "data directory", f"{place} is not writable", "chown it to this user, or name another with --data-dir"
+            "data directory", f"{place} is not writable", "chown it to this user, or choose another with --data-dir"
         )
         return
     else:
         yield ok("data directory", str(place))
     free = shutil.disk_usage(place).free
     if free < LOW_DISK_BYTES:
-        yield warn("disk", f"{free / 1e9:.1f} GB free", "make room: a full disk stops Redis from accepting jobs")
+        yield warn("disk", f"{free / 1e9:.1f} GB free", "free some space: with a full disk Redis accepts no jobs")
 
 
 def check_gpu() -> Iterable[Check]:
     if shutil.which("nvidia-smi") is None:
         yield warn(
-            "gpu", "no nvidia-smi: images are made on the CPU", "fine for the demo model; serve larger ones on a GPU"
+            "gpu",
+            "no nvidia-smi: images are generated on the CPU",
+            "fine for the pocket model; use a GPU for larger ones",
         )
         return
     command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (subprocess.SubprocessError, OSError) as error:
-        yield fail("gpu", f"nvidia-smi does not answer ({type(error).__name__})", "check the driver: run nvidia-smi")
+        yield fail("gpu", f"nvidia-smi failed ({type(error).__name__})", "check the driver: run nvidia-smi")
         return
     for line in done.stdout.strip().splitlines():
         yield ok("gpu", line)
@@ -72,10 +74,10 @@ def check_gpu() -> Iterable[Check]:
 
 
 def check_port(settings: Settings, port: int) -> Iterable[Check]:
-    """Free, or held by the service of this data directory."""
+    """Check that the port is free or held by the service of this data directory."""
     serving = _serving_address(settings)
     if serving is not None and httpx.URL(serving).port == port:
-        yield ok("port", f"{port}: this data directory's service answers at {serving}")
+        yield ok("port", f"{port}: used by the service of this data directory at {serving}")
         return
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -83,14 +85,16 @@ def check_port(settings: Settings, port: int) -> Iterable[Check]:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             yield fail(
-                "port", f"{port}: {error.strerror}", f"stop what listens there, or: atelier up --port {port + 1}"
+                "port",
+                f"{port}: {error.strerror}",
+                f"stop the process that listens there, or: atelier up --port {port + 1}",
             )
             return
     yield ok("port", f"{port} is free")
 
 
 def _serving_address(settings: Settings) -> str | None:
-    """The address of the local service, if it answers there now."""
+    """Address of the local service if it answers now, else None."""
     local = read_ready_file(settings.data_dir / READY_FILE)
     if local is None:
         return None

@@ -1,4 +1,4 @@
-"""The doctor's look at what remembers: secrets, Redis, image storage, catalog and weights."""
+"""Doctor checks for secrets, Redis, image storage, the catalog and adapter weights."""
 
 import secrets
 import stat
@@ -11,15 +11,15 @@ from serve_app.cli.checks import Check, fail, ok, warn
 from serve_app.domain.catalog import Adapter, BaseModel
 from serve_app.domain.errors import AdapterUnavailable, AtelierError, StoreUnavailable
 from serve_app.settings import Settings
-from serve_app.stores.catalog import CatalogError, read_catalog
+from serve_app.stores.catalog_file import CatalogError, read_catalog
 from serve_app.stores.embedded import running_redis, server_binary
-from serve_app.stores.examine import DURABLE, examine_redis
 from serve_app.stores.images import ImageStore
+from serve_app.stores.redis_inspection import DURABLE, inspect_redis
 from serve_app.stores.weights import WeightStore
 
 
 def check_secrets(settings: Settings) -> Iterable[Check]:
-    """Where the pepper and the signing keys come from; a lost pepper makes every key worthless."""
+    """Check where the pepper and the signing keys come from. Without the pepper no API key is valid."""
     local = settings.data_dir / "secrets.json"
     given = [name for name, value in (("pepper", settings.pepper), ("signing keys", settings.signing_keys)) if value]
     if len(given) == 2:
@@ -27,13 +27,13 @@ def check_secrets(settings: Settings) -> Iterable[Check]:
     elif settings.redis_url:
         yield warn(
             "secrets",
-            f"{local} holds what is not set, on this machine only",
-            "with a Redis shared by several machines set ATELIER_PEPPER and ATELIER_SIGNING_KEYS to the same everywhere",
+            f"{local} holds the unset secrets, on this machine only",
+            "when several machines share a Redis, set the same ATELIER_PEPPER and ATELIER_SIGNING_KEYS on each",
         )
     elif local.exists() and stat.S_IMODE(local.stat().st_mode) & 0o077:
         yield fail("secrets", f"{local} can be read by others", f"chmod 600 {local}")
     else:
-        yield ok("secrets", f"{local}, one machine" if local.exists() else f"{local} (made at the first start)")
+        yield ok("secrets", f"{local}, one machine" if local.exists() else f"{local} (created at the first start)")
     for (variant, name), plan in settings.plan_table.items():
         if plan.limit < 1 or plan.window.total_seconds() <= 0:
             yield fail("plans", f"{variant}/{name} allows nothing", f"correct it in {settings.plans}")
@@ -48,13 +48,15 @@ def check_redis(settings: Settings) -> Iterable[Check]:
             return
         url = embedded.url
     try:
-        facts = examine_redis(url)
+        facts = inspect_redis(url)
     except (StoreUnavailable, ValueError) as error:
         yield fail("redis", str(error), "start it, or correct --redis-url / REDIS_URL (redis://, rediss:// or unix://)")
         return
     yield ok("redis", f"{facts.server} {facts.version}, {facts.used_memory} in use")
     if facts.settings is None:
-        yield warn("redis durability", "this user may not read CONFIG", f"make sure of: {_wanted(DURABLE)}")
+        yield warn(
+            "redis durability", "this Redis user may not read CONFIG", f"make sure that it has {_wanted(DURABLE)}"
+        )
     elif facts.wrong:
         found = ", ".join(f"{name} {facts.settings.get(name, '?')}" for name in facts.wrong)
         yield fail("redis durability", found, f"accepted jobs can be lost; set {_wanted(facts.wrong)}")
@@ -74,9 +76,9 @@ def _wanted(settings: Mapping[str, str]) -> str:
 
 
 async def check_storage(settings: Settings) -> list[Check]:
-    """Writes, reads and deletes one small object, as a worker does."""
+    """Write, read and delete one small object, as a worker does."""
     if not settings.storage_url and not settings.data_dir.exists():
-        return [ok("storage", f"{settings.storage} (made at the first start)")]
+        return [ok("storage", f"{settings.storage} (created at the first start)")]
     name = f"images/doctor/{datetime.now(UTC):%Y/%m/%d}/{secrets.token_hex(8)}/a1-0.png"
     probe = secrets.token_bytes(64)
     try:
@@ -91,7 +93,9 @@ async def check_storage(settings: Settings) -> list[Check]:
         return [fail("storage", f"{settings.storage}: {error}", advice)]
     if not same:
         return [
-            fail("storage", f"{settings.storage}: what was read is not what was written", "do not use this storage")
+            fail(
+                "storage", f"{settings.storage}: the object read differs from the object written", "use another storage"
+            )
         ]
     return [ok("storage", f"{settings.storage}: written, read, deleted")]
 
@@ -100,7 +104,7 @@ async def check_catalog(settings: Settings, *, limit: int | None) -> list[Check]
     try:
         base_models, adapters = read_catalog(settings.catalog, settings.storage_options)
     except CatalogError as error:
-        return [fail("catalog", str(error), "correct the file, or name another in ATELIER_CATALOG")]
+        return [fail("catalog", str(error), "correct the file, or set ATELIER_CATALOG to another")]
     found = [ok("catalog", f"{settings.catalog}: base models {len(base_models)}, adapters {len(adapters)}")]
     found += [finding for model in base_models.values() for finding in _check_base_model(model)]
     return found + await _check_weights(settings, list(adapters.values()), limit)
@@ -116,7 +120,7 @@ def _check_base_model(model: BaseModel) -> Iterable[Check]:
 
 
 async def _check_weights(settings: Settings, adapters: list[Adapter], limit: int | None) -> list[Check]:
-    """Fetches adapters as a replica does, into a place that is thrown away."""
+    """Fetch adapters as a replica does, into a temporary directory."""
     chosen = adapters[:limit]
     refused: list[Check] = []
     for adapter in chosen:

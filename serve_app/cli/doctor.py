@@ -1,4 +1,4 @@
-"""`atelier doctor`: looks at everything the service stands on, and says what to do about each thing that is wrong."""
+"""`atelier doctor`: checks everything the service depends on, and advises on each defect."""
 
 import asyncio
 from collections.abc import Iterable
@@ -13,30 +13,30 @@ from rich.text import Text
 from serve_app.cli.checks import Check, Level
 from serve_app.cli.checks_machine import check_data_directory, check_gpu, check_port, check_versions
 from serve_app.cli.checks_stores import check_catalog, check_redis, check_secrets, check_storage
-from serve_app.cli.command import Answer, plain
+from serve_app.cli.command import Result, command
 from serve_app.settings import Settings
 
 _MARKS = {Level.OK: ("ok", "green"), Level.WARN: ("warn", "yellow"), Level.FAIL: ("FAIL", "bold red")}
 
 
 def add_doctor(app: typer.Typer) -> None:
-    plain(app, "doctor")(_doctor)
+    command(app, "doctor")(_doctor)
 
 
 def _doctor(
     settings: Settings,
     port: Annotated[int, typer.Option(min=1, max=65535, help="The port the service will listen on.")] = 8000,
     all_weights: Annotated[bool, typer.Option("--all-weights", help="Check every adapter, not the first 20.")] = False,
-) -> Answer:
+) -> Result:
     """Check Redis, storage, GPU, ports, settings, catalog and versions; starts and changes nothing."""
-    checks = asyncio.run(_examine(settings, port, all_weights))
+    checks = asyncio.run(_run_checks(settings, port, all_weights))
     failed = any(check.level is Level.FAIL for check in checks)
-    return Answer(
-        facts={"ok": not failed, "checks": [asdict(check) for check in checks]}, shown=_drawn(checks), failed=failed
+    return Result(
+        facts={"ok": not failed, "checks": [asdict(check) for check in checks]}, shown=_render(checks), failed=failed
     )
 
 
-async def _examine(settings: Settings, port: int, all_weights: bool) -> list[Check]:
+async def _run_checks(settings: Settings, port: int, all_weights: bool) -> list[Check]:
     return [
         *check_versions(),
         *check_data_directory(settings),
@@ -49,7 +49,7 @@ async def _examine(settings: Settings, port: int, all_weights: bool) -> list[Che
     ]
 
 
-def _drawn(checks: Iterable[Check]) -> RenderableType:
+def _render(checks: Iterable[Check]) -> RenderableType:
     lines = Table(box=None, show_header=False, pad_edge=False)
     for check in checks:
         word, style = _MARKS[check.level]

@@ -1,4 +1,4 @@
-"""`atelier jobs`: every account's jobs, and the dead letters."""
+"""`atelier jobs`: list, show, cancel and requeue the jobs of every account."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -8,43 +8,43 @@ import typer
 from rich.table import Table
 
 from serve_app.cli.accounts import find_account
-from serve_app.cli.command import Answer, operator, table
-from serve_app.cli.ending import Failed
+from serve_app.cli.command import Result, store_command, table
+from serve_app.cli.exit_codes import Failed
 from serve_app.domain.jobs import Job, JobState
 from serve_app.domain.requests import GenerationRequest
 from serve_app.service.resources import Resources
 
-app = typer.Typer(no_args_is_help=True, help="Jobs of every account: seen, cancelled, sent back to work.")
+app = typer.Typer(no_args_is_help=True, help="List, show, cancel and requeue jobs of every account.")
 
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="gen_… or up_…", show_default=False)]
-Limit = Annotated[int, typer.Option(min=1, max=10_000, help="How many at most.")]
+Limit = Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of jobs.")]
 
 
-@operator(app, "list")
+@store_command(app, "list")
 async def list_jobs(
     resources: Resources,
     state: Annotated[JobState | None, typer.Option(help="Only jobs in this state.")] = None,
-    account: Annotated[str | None, typer.Option(help="Only this account's jobs.")] = None,
+    account: Annotated[str | None, typer.Option(help="Only jobs of this account.")] = None,
     limit: Limit = 50,
-) -> Answer:
-    """The newest jobs."""
+) -> Result:
+    """List the newest jobs."""
     if account is None:
         jobs = await resources.jobs.list_all(state, limit)
     else:
         found = await resources.jobs.list((await find_account(resources, account)).id, limit=limit)
         jobs = [job for job in found if state in (None, job.state)]
-    return await _listed(resources, jobs, empty="No such jobs.")
+    return await _job_list(resources, jobs, empty="No such jobs.")
 
 
-@operator(app, "dead")
-async def dead(resources: Resources, limit: Limit = 50) -> Answer:
-    """Jobs that failed for good; `requeue` gives one another chance."""
-    return await _listed(resources, await resources.jobs.dead(limit), empty="No dead jobs.")
+@store_command(app, "dead")
+async def dead(resources: Resources, limit: Limit = 50) -> Result:
+    """List jobs that failed permanently; `requeue` retries one."""
+    return await _job_list(resources, await resources.dead_letters.list(limit), empty="No dead jobs.")
 
 
-@operator(app, "show")
-async def show(resources: Resources, job_id: JobId) -> Answer:
-    """All that is recorded of a job. Its prompt is shown only with `--json`."""
+@store_command(app, "show")
+async def show(resources: Resources, job_id: JobId) -> Result:
+    """Show a job's record. The prompt is included only with `--json`."""
     job = await _find(resources, job_id)
     facts = {**_facts(job), "request": _request_facts(job)}
     lines = Table(box=None, show_header=False, pad_edge=False)
@@ -53,29 +53,29 @@ async def show(resources: Resources, job_id: JobId) -> Answer:
             lines.add_row(name.replace("_", " "), str(value))
     for image in job.images:
         lines.add_row("image", f"{image.image_id} {image.width}x{image.height} {image.image_uri}")
-    return Answer(facts=facts, shown=lines)
+    return Result(facts=facts, shown=lines)
 
 
-@operator(app, "cancel")
-async def cancel(resources: Resources, job_id: JobId) -> Answer:
-    """Stop a job: at once while it waits, within a step when it runs."""
-    state = await resources.jobs.cancel(job_id, account_id=None)
+@store_command(app, "cancel")
+async def cancel(resources: Resources, job_id: JobId) -> Result:
+    """Cancel a job: immediately while it is queued, at its next step while it runs."""
+    state = await resources.queue.cancel(job_id, account_id=None)
     if state is None:
         raise _unknown(job_id)
-    words = {JobState.CANCELED: "canceled", JobState.RUNNING: "stops at its next step"}
-    return Answer(facts={"id": job_id, "state": state}, shown=f"{job_id}: {words.get(state, f'had already {state}')}")
+    words = {JobState.CANCELED: "canceled", JobState.RUNNING: "will stop at its next step"}
+    return Result(facts={"id": job_id, "state": state}, shown=f"{job_id}: {words.get(state, f'already {state}')}")
 
 
-@operator(app, "requeue")
-async def requeue(resources: Resources, job_id: JobId) -> Answer:
-    """Send a dead job back to work, with all its attempts."""
-    if not await resources.jobs.requeue_dead(job_id):
+@store_command(app, "requeue")
+async def requeue(resources: Resources, job_id: JobId) -> Result:
+    """Queue a dead job again, with all its attempts."""
+    if not await resources.dead_letters.requeue(job_id):
         raise Failed(f"{job_id} is not a dead job (see: atelier jobs dead)")
-    return Answer(facts={"id": job_id, "state": JobState.QUEUED}, shown=f"{job_id}: queued again")
+    return Result(facts={"id": job_id, "state": JobState.QUEUED}, shown=f"{job_id}: queued again")
 
 
 async def _find(resources: Resources, job_id: str) -> Job:
-    job = await resources.jobs.show(job_id)
+    job = await resources.jobs.find(job_id)
     if job is None:
         raise _unknown(job_id)
     return job
@@ -85,11 +85,11 @@ def _unknown(job_id: str) -> Failed:
     return Failed(f"no job {job_id!r} (see: atelier jobs list)")
 
 
-async def _listed(resources: Resources, jobs: Sequence[Job], *, empty: str) -> Answer:
-    names = {account.id: account.name for account in await resources.accounts.accounts()}
+async def _job_list(resources: Resources, jobs: Sequence[Job], *, empty: str) -> Result:
+    names = {account.id: account.name for account in await resources.accounts.list()}
     rows = [_row(job, names.get(job.account_id, job.account_id)) for job in jobs]
     columns = ("ID", "STATE", "DONE", "ACCOUNT", "WHAT", "ACCEPTED", "WHY")
-    return Answer(facts={"jobs": [_facts(job) for job in jobs]}, shown=table(columns, rows, empty=empty))
+    return Result(facts={"jobs": [_facts(job) for job in jobs]}, shown=table(columns, rows, empty=empty))
 
 
 def _row(job: Job, account: str) -> tuple[str, ...]:
@@ -99,13 +99,15 @@ def _row(job: Job, account: str) -> tuple[str, ...]:
 
 def _what(job: Job) -> str:
     request = job.request
+    if request is None:
+        return "unreadable"
     if isinstance(request, GenerationRequest):
         return f"{request.num_images} x {request.width}x{request.height}, {request.steps} steps"
     return f"upscale to {request.width}x{request.height}"
 
 
 def _facts(job: Job) -> dict[str, object]:
-    """Null is what has not happened (yet)."""
+    """The job's record for `--json`; a time that has not come is null."""
     times = {"created_at": job.created_at, "started_at": job.started_at, "finished_at": job.finished_at}
     return {
         "id": job.id,
@@ -123,4 +125,4 @@ def _facts(job: Job) -> dict[str, object]:
 
 
 def _request_facts(job: Job) -> dict[str, object]:
-    return {**asdict(job.request), "work": job.request.work}
+    return {} if job.request is None else {**asdict(job.request), "work": job.request.work}

@@ -1,4 +1,4 @@
-"""`atelier keys`: the secrets that accounts send, each shown once."""
+"""`atelier keys`: create, list, roll and revoke API keys. A key itself is shown once."""
 
 import re
 import shlex
@@ -8,47 +8,47 @@ from typing import Annotated
 import typer
 
 from serve_app.cli.accounts import AccountName, find_account
-from serve_app.cli.command import Answer, operator, table
-from serve_app.cli.ending import BadUsage, Failed
+from serve_app.cli.command import Result, store_command, table
+from serve_app.cli.exit_codes import BadUsage, Failed
 from serve_app.domain.accounts import ApiKey
 from serve_app.domain.errors import NotFound
 from serve_app.domain.requests import Variant
 from serve_app.service.resources import Resources
 
-app = typer.Typer(no_args_is_help=True, help="API keys: made, listed, rolled, revoked. The key itself is shown once.")
+app = typer.Typer(no_args_is_help=True, help="Create, list, roll and revoke API keys. The key itself is shown once.")
 
 KeyId = Annotated[str, typer.Argument(help="The key's id, from `atelier keys list`.", show_default=False)]
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
-@operator(app, "create")
+@store_command(app, "create")
 async def create(
     resources: Resources,
     account: AccountName,
     interfaces: Annotated[str, typer.Option(help="a (bearer), b (X-API-Key), or a,b.")] = "a,b",
-    name: Annotated[str, typer.Option(help="A word to know the key by.")] = "",
+    name: Annotated[str, typer.Option(help="A name for the key.")] = "",
     expires_in: Annotated[
-        str | None, typer.Option(metavar="TIME", help="It stops by itself: 30d, 12h, 45m, 90s. [never]")
+        str | None, typer.Option(metavar="TIME", help="Lifetime: 30d, 12h, 45m, 90s. [never]")
     ] = None,
-) -> Answer:
-    """Make a key and print it, this once: only its hash is kept."""
+) -> Result:
+    """Create a key and print it once: only its hash is stored."""
     variants = _variants(interfaces)
     life = None if expires_in is None else _duration("--expires-in", expires_in)
     if life == timedelta():
-        raise BadUsage("--expires-in: must be longer than nothing")
+        raise BadUsage("--expires-in: must be longer than zero")
     found = await find_account(resources, account)
-    key, secret = await resources.accounts.create_key(found.id, name=name, interfaces=variants, expires_in=life)
-    return Answer(facts={"key": secret, **_facts(key)}, shown=secret)
+    key, secret = await resources.api_keys.create(found.id, name=name, interfaces=variants, expires_in=life)
+    return Result(facts={"key": secret, **_facts(key)}, shown=secret)
 
 
-@operator(app, "list")
-async def list_keys(resources: Resources, account: AccountName) -> Answer:
-    """An account's keys, revoked and expired ones too."""
+@store_command(app, "list")
+async def list_keys(resources: Resources, account: AccountName) -> Result:
+    """List an account's keys, including revoked and expired ones."""
     found = await find_account(resources, account)
-    keys = await resources.accounts.keys(found.id)
+    keys = await resources.api_keys.list(found.id)
     rows = [_row(key) for key in keys]
-    return Answer(
+    return Result(
         facts={"account": found.id, "keys": [_facts(key) for key in keys]},
         shown=table(
             ("ID", "KEY", "NAME", "INTERFACES", "CREATED", "LAST USED", "EXPIRES", "STATE"),
@@ -58,26 +58,26 @@ async def list_keys(resources: Resources, account: AccountName) -> Answer:
     )
 
 
-@operator(app, "roll")
+@store_command(app, "roll")
 async def roll(
     resources: Resources,
     key_id: KeyId,
-    grace: Annotated[str, typer.Option(metavar="TIME", help="How long the old key still works: 7d, 1h, 0s.")] = "1h",
-) -> Answer:
-    """Make a key in place of another and print it, this once: same name, interfaces and length of life."""
+    grace: Annotated[str, typer.Option(metavar="TIME", help="How long the old key stays valid: 7d, 1h, 0s.")] = "1h",
+) -> Result:
+    """Replace a key by a new one with the same name, interfaces and lifetime, and print it once."""
     try:
-        key, secret = await resources.accounts.roll_key(key_id, grace=_duration("--grace", grace))
+        key, secret = await resources.api_keys.roll(key_id, grace=_duration("--grace", grace))
     except NotFound as error:
         raise Failed(f"{error.message} (see: atelier keys list ACCOUNT)") from None
-    return Answer(facts={"key": secret, "replaces": key_id, **_facts(key)}, shown=secret)
+    return Result(facts={"key": secret, "replaces": key_id, **_facts(key)}, shown=secret)
 
 
-@operator(app, "revoke")
-async def revoke(resources: Resources, key_id: KeyId) -> Answer:
-    """Make a key worthless from its next use, everywhere."""
-    if not await resources.accounts.revoke_key(key_id):
+@store_command(app, "revoke")
+async def revoke(resources: Resources, key_id: KeyId) -> Result:
+    """Revoke a key, effective from its next use."""
+    if not await resources.api_keys.revoke(key_id):
         raise Failed(f"no key {key_id!r} (see: atelier keys list ACCOUNT)")
-    return Answer(facts={"id": key_id, "revoked": True}, shown=f"{key_id}: revoked")
+    return Result(facts={"id": key_id, "revoked": True}, shown=f"{key_id}: revoked")
 
 
 def _variants(interfaces: str) -> frozenset[Variant]:

@@ -1,4 +1,4 @@
-"""Which service a command speaks to, and with which key: said on the command line, or left by `atelier up`."""
+"""The service address and key of a command: from the command line, or from the file that `atelier up` writes."""
 
 import json
 from collections.abc import Mapping
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from serve_app.cli.ending import BadUsage
+from serve_app.cli.exit_codes import BadUsage
 from serve_app.settings import Settings
 
 READY_FILE = "local.json"
-"""In the data directory, 0600: `{"base_url", "console_url", "account", "keys": {"a", "b", "both"}, "console_password"}`."""
+"""Name of the file in the data directory, mode 0600: `{"base_url", "console_url", "account", "keys": {"a", "b", "both"}, "console_password"}`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,22 +20,22 @@ class Access:
 
 
 def access(settings: Settings, *, base_url: str | None, key: str | None, interface: Literal["a", "b"]) -> Access:
-    """What the caller named, completed from the local service's file. Raises `BadUsage` when something is missing."""
+    """The given address and key, completed from the local service's file. Raises `BadUsage` when one is missing."""
     if base_url and key:
         return Access(base_url=base_url, key=key)
     path = settings.data_dir / READY_FILE
     local = read_ready_file(path)
     if local is None:
         missing = " and ".join(name for name, given in (("--base-url", base_url), ("--key", key)) if not given)
-        raise BadUsage(f"give {missing}: there is no local service's {path} to take it from (atelier up writes it)")
+        raise BadUsage(f"give {missing}: there is no {path} to read it from (atelier up writes it)")
     if base_url and base_url.rstrip("/") != local["base_url"].rstrip("/"):
-        raise BadUsage("give --key too: the local service's key is not sent to another address")
+        raise BadUsage("give --key too: the key of the local service is not sent to another address")
     keys = local["keys"]
     return Access(base_url=base_url or local["base_url"], key=key or keys.get("both") or keys[interface])
 
 
 def read_ready_file(path: Path) -> Mapping[str, Any] | None:
-    """None when there is no such file; it is written whole, so one that is there can be read."""
+    """Contents of the file, or None when there is none. The file is written atomically."""
     try:
         return json.loads(path.read_text())
     except FileNotFoundError:

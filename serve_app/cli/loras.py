@@ -1,51 +1,51 @@
-"""`atelier loras`: the adapters on offer and who may use them."""
+"""`atelier loras`: list adapters and grant or revoke their use."""
 
 from typing import Annotated
 
 import typer
 
 from serve_app.cli.accounts import AccountName, find_account
-from serve_app.cli.command import Answer, operator, table
-from serve_app.cli.ending import Failed
+from serve_app.cli.command import Result, store_command, table
+from serve_app.cli.exit_codes import Failed
 from serve_app.domain.catalog import Adapter
 from serve_app.service.resources import Resources
 
-app = typer.Typer(no_args_is_help=True, help="LoRA adapters: what is on offer, and to whom.")
+app = typer.Typer(no_args_is_help=True, help="List LoRA adapters, grant and revoke their use.")
 
 Lora = Annotated[str, typer.Argument(metavar="LORA", help="The adapter's id or name.", show_default=False)]
 
 
-@operator(app, "list")
+@store_command(app, "list")
 async def list_loras(
     resources: Resources,
-    account: Annotated[str | None, typer.Option(help="Only what this account may use.")] = None,
-) -> Answer:
-    """The catalog's adapters."""
+    account: Annotated[str | None, typer.Option(help="Only adapters that this account may use.")] = None,
+) -> Result:
+    """List the catalog's adapters."""
     if account is None:
         adapters = resources.catalog.all()
     else:
         adapters = await resources.catalog.adapters((await find_account(resources, account)).id)
     rows = [(adapter.name, adapter.id, adapter.base_model, _offered_to(adapter)) for adapter in adapters]
-    return Answer(
+    return Result(
         facts={"loras": [_facts(adapter) for adapter in adapters]},
         shown=table(("NAME", "ID", "BASE MODEL", "OFFERED TO"), rows, empty="No adapters in the catalog."),
     )
 
 
-@operator(app, "grant")
-async def grant(resources: Resources, lora: Lora, account: AccountName) -> Answer:
-    """Let an account use an adapter, whatever the catalog file says."""
+@store_command(app, "grant")
+async def grant(resources: Resources, lora: Lora, account: AccountName) -> Result:
+    """Allow an account to use an adapter, overriding the catalog file."""
     adapter, found = _find(resources, lora), await find_account(resources, account)
     await resources.catalog.grant(adapter.id, found.id)
-    return _decided(adapter, found.name, "may use", allowed=True)
+    return _grant_result(adapter, found.name, "may use", allowed=True)
 
 
-@operator(app, "revoke")
-async def revoke(resources: Resources, lora: Lora, account: AccountName) -> Answer:
-    """Stop an account from using an adapter, whatever the catalog file says."""
+@store_command(app, "revoke")
+async def revoke(resources: Resources, lora: Lora, account: AccountName) -> Result:
+    """Forbid an account to use an adapter, overriding the catalog file."""
     adapter, found = _find(resources, lora), await find_account(resources, account)
     await resources.catalog.revoke(adapter.id, found.id)
-    return _decided(adapter, found.name, "may not use", allowed=False)
+    return _grant_result(adapter, found.name, "may not use", allowed=False)
 
 
 def _find(resources: Resources, id_or_name: str) -> Adapter:
@@ -56,13 +56,13 @@ def _find(resources: Resources, id_or_name: str) -> Adapter:
     if not named:
         raise Failed(f"no adapter {id_or_name!r} in {resources.settings.catalog} (see: atelier loras list)")
     if len(named) > 1:
-        raise Failed(f"{len(named)} adapters are called {id_or_name!r}: give the id")
+        raise Failed(f"{len(named)} adapters are named {id_or_name!r}: give the id")
     return named[0]
 
 
-def _decided(adapter: Adapter, account: str, words: str, *, allowed: bool) -> Answer:
+def _grant_result(adapter: Adapter, account: str, words: str, *, allowed: bool) -> Result:
     facts = {"lora": adapter.id, "account": account, "allowed": allowed}
-    return Answer(facts=facts, shown=f"{account} {words} {adapter.name} ({adapter.id})")
+    return Result(facts=facts, shown=f"{account} {words} {adapter.name} ({adapter.id})")
 
 
 def _facts(adapter: Adapter) -> dict[str, object]:

@@ -1,16 +1,16 @@
-"""The SDK: `Client` waits, `AsyncClient` is awaited. Stands alone: needs httpx, and Pillow only for `.pil()`.
+"""The Python SDK: `Client`, and `AsyncClient` for asyncio. Needs httpx, and Pillow only for `.pil()`.
 
     from serve_app.client import Client
 
-    client = Client("http://127.0.0.1:8000", key)
-    run = client.generate("a lighthouse at dusk", lora_id=client.models()[0].id, seed=7)
-    run.wait(on_progress=print).images[0].pil()
+    client = Client("http://127.0.0.1:8000", key)  # key: one that `make run` or `atelier keys create` prints
+    neon = client.models()[0]
+    job = client.generate("purple mountains under a black sky with a yellow moon", lora_id=neon.id, seed=7)
+    job.wait(on_progress=print).images[0].pil()
 
-`Client(…, interface="b")` speaks the other interface; the calls stay the same. The errors are one tree: `errors.py`.
+`Client(…, interface="b")` uses interface B with the same methods. All errors derive from `AtelierClientError`.
 """
 
-from serve_app.client.awaiting import AsyncClient, AsyncImage, AsyncRun
-from serve_app.client.blocking import Client, Image, Run
+from serve_app.client.async_client import AsyncClient, AsyncImage, AsyncJob
 from serve_app.client.errors import (
     AtelierClientError,
     Conflict,
@@ -29,21 +29,22 @@ from serve_app.client.errors import (
     WaitTimeout,
 )
 from serve_app.client.records import Model
+from serve_app.client.sync_client import Client, Image, Job
 
 __all__ = [
     "AsyncClient",
     "AsyncImage",
-    "AsyncRun",
+    "AsyncJob",
     "AtelierClientError",
     "Client",
     "Conflict",
     "Forbidden",
     "Image",
     "InvalidRequest",
+    "Job",
     "Model",
     "NotFound",
     "RateLimited",
-    "Run",
     "RunCanceled",
     "RunExpired",
     "RunFailed",

@@ -1,18 +1,18 @@
-"""What can go wrong on the caller's side of the service, as one tree.
+"""All errors that the SDK raises, as one tree.
 
 AtelierClientError
 ├── UnsupportedOption        this interface has no such field; nothing was sent
-├── Unreachable              no answer came: refused, timed out, cut off
+├── Unreachable              no answer: refused, timed out, connection lost
 ├── ServiceError             an error answer: .status .code .message .request_id .retry_after
 │   ├── InvalidRequest       400, 413, 415: the message names the field and its range
-│   ├── Unauthorized         401: the key is unknown, revoked, expired, or made for the other interface
+│   ├── Unauthorized         401: the key is unknown, revoked, expired, or for the other interface
 │   ├── Forbidden            403: this account may not use this LoRA
 │   ├── NotFound             404
 │   ├── Conflict             409: the idempotency key was used with another body
 │   ├── RateLimited          429: over the plan, or the queue is full
-│   └── ServiceUnavailable   5xx, or a 404 in words that are not the service's: a proxy with nothing behind it
-├── WaitTimeout              still running when the caller's patience ended; wait() again later
-└── RunFailed                the run ended without images: .run_id .code .message
+│   └── ServiceUnavailable   5xx, or a 404 that is not the service's own: a proxy without the service
+├── WaitTimeout              the job had not ended after `timeout`; it goes on, and wait() may be called again
+└── RunFailed                the job ended without images: .run_id .code .message
     ├── RunCanceled
     └── RunExpired
 """
@@ -25,7 +25,7 @@ import httpx
 
 
 class AtelierClientError(Exception):
-    """Every error of this package."""
+    """Base class of every error of this package."""
 
 
 class UnsupportedOption(AtelierClientError, ValueError):
@@ -73,11 +73,11 @@ class ServiceUnavailable(ServiceError): ...
 
 
 class WaitTimeout(AtelierClientError, TimeoutError):
-    """The run goes on in the service; only the waiting ended."""
+    """The job had not ended after the timeout; it goes on in the service."""
 
 
 class RunFailed(AtelierClientError):
-    """The run ended without images."""
+    """The job ended without images."""
 
     def __init__(self, run_id: str, code: str, message: str) -> None:
         super().__init__(f"{run_id} failed: {message} ({code})")
@@ -102,18 +102,18 @@ _BY_STATUS: dict[int, type[ServiceError]] = {
 _BY_CODE: dict[str, type[RunFailed]] = {"canceled": RunCanceled, "expired": RunExpired}
 
 
-def service_error(response: httpx.Response, *, of_storage: bool = False) -> ServiceError:
-    """The error of the tree that an answer of 400 or more stands for.
+def service_error(response: httpx.Response, *, from_storage: bool = False) -> ServiceError:
+    """The error for an answer of 400 or more.
 
-    `of_storage`: it came from an image's address, where a storage says in its own words that there is no such file.
+    `from_storage`: the answer is to an image's URL, where an object storage has its own body for a missing file.
     """
     error, status = _error_object(response), response.status_code
-    said = error.get("message") or response.reason_phrase or "error"
+    message = error.get("message") or response.reason_phrase or "error"
     kind = _BY_STATUS.get(status, ServiceUnavailable if status >= 500 else InvalidRequest)
-    if status == 404 and not error and not of_storage:
-        kind, said = ServiceUnavailable, f"something else than the service answers here: {said}"
+    if status == 404 and not error and not from_storage:
+        kind, message = ServiceUnavailable, f"the answer is not from the service: {message}"
     return kind(
-        str(said),
+        str(message),
         status=status,
         code=str(error.get("code") or "unknown"),
         request_id=response.headers.get("x-request-id", ""),
@@ -122,21 +122,22 @@ def service_error(response: httpx.Response, *, of_storage: bool = False) -> Serv
 
 
 def run_failure(run_id: str, code: str, message: str) -> RunFailed:
+    """The error for a job that ended without images."""
     return _BY_CODE.get(code, RunFailed)(run_id, code, message)
 
 
 def _error_object(response: httpx.Response) -> dict[str, Any]:
-    """The envelope's inside; empty when something between here and the service answered in its own words."""
+    """The `error` object of the body; empty when a proxy or a storage answered instead of the service."""
     try:
         body = response.json()
     except ValueError:
         return {}
-    inside = cast("dict[str, Any]", body).get("error") if isinstance(body, dict) else None
-    return cast("dict[str, Any]", inside) if isinstance(inside, dict) else {}
+    inner = cast("dict[str, Any]", body).get("error") if isinstance(body, dict) else None
+    return cast("dict[str, Any]", inner) if isinstance(inner, dict) else {}
 
 
 def _seconds(retry_after: str | None) -> float | None:
-    """`Retry-After` in seconds, from either of its two forms."""
+    """`Retry-After` in seconds, from a number or an HTTP date."""
     if retry_after is None:
         return None
     if retry_after.isdecimal():

@@ -1,4 +1,4 @@
-"""What the service says about runs, images and models, read from either interface's words into one form."""
+"""Jobs, images and models as the service returns them, parsed from either interface into one form."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class ImageRecord:
-    """One finished image. Interface B tells only the address."""
+    """One finished image. Interface B returns only the URL."""
 
     url: str
     image_id: str | None = None
@@ -32,7 +32,7 @@ class ImageRecord:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A run as it was when last looked at."""
+    """The state of a job in one answer."""
 
     id: str
     interface: Literal["a", "b"]

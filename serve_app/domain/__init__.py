@@ -1,1 +1,1 @@
-"""The words of the house: requests, jobs, accounts, the catalog, errors. Standard library only."""
+"""Requests, jobs, accounts, the catalog, errors. Standard library only."""

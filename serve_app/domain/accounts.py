@@ -1,4 +1,4 @@
-"""Who pays, what they send to prove it, and what their plan allows."""
+"""Accounts, API keys, plans and rate windows."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -25,7 +25,7 @@ class Plan:
 
 
 HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
-SEED_PLANS: tuple[Plan, ...] = (
+BUILTIN_PLANS: tuple[Plan, ...] = (
     Plan(Variant.A, "basic", 50, HOUR),
     Plan(Variant.A, "professional", 200, HOUR),
     Plan(Variant.A, "enterprise", 1000, HOUR),
@@ -48,7 +48,7 @@ class Account:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ApiKey:
-    """An API key as it may be shown again: never the secret, only its first and last characters."""
+    """An API key without its secret: `hint` has the first and last characters."""
 
     id: str
     account_id: str
@@ -61,7 +61,7 @@ class ApiKey:
     revoked: bool
 
     def state(self, now: datetime) -> Literal["active", "expired", "revoked"]:
-        """To be shown; what a key may do is decided at the gate, by the store's clock."""
+        """For display; authentication decides by the store's clock."""
         if self.revoked:
             return "revoked"
         return "expired" if self.expires_at is not None and self.expires_at <= now else "active"
@@ -69,19 +69,19 @@ class ApiKey:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Caller:
-    """A valid key at the door of one variant. `receipt` names the counted request in its window, so that it can be given back."""
+    """The holder of a valid key on one interface. `rate_token` names the counted request, so that it can be refunded."""
 
     account_id: str
     account_name: str
     key_id: str
     variant: Variant
     plan: Plan
-    receipt: str = ""
+    rate_token: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Window:
-    """Where a caller stands in the plan's window, for the rate headers. Both times are of the store's clock."""
+    """Use of a plan's window, for the rate headers. Both times are of the store's clock."""
 
     plan: Plan
     remaining: int
@@ -106,8 +106,8 @@ class Window:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Gate:
-    """The gate's answer: no caller means an unknown, revoked, expired or disabled key; `limited` means over the plan."""
+class AuthResult:
+    """Result of authentication. No caller: the key is unknown, revoked, expired or disabled; `limited`: over the plan."""
 
     caller: Caller | None
     window: Window

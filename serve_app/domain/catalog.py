@@ -6,7 +6,7 @@ from datetime import datetime
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BaseModel:
-    """A checkpoint images start from: a diffusers folder, or one safetensors file and the folder that says how to read it."""
+    """A base model: a diffusers folder, or one safetensors file and the folder that describes its architecture."""
 
     id: str
     source: str
@@ -32,5 +32,5 @@ class Adapter:
     accounts: frozenset[str] | None = None
 
     def is_open_to(self, *names: str) -> bool:
-        """Whether the catalog file lets an account of one of these names use it. A grant or a denial holds over the file."""
+        """Whether the catalog file lets an account of one of these names use it. Grants and denials take precedence."""
         return self.accounts is None or not self.accounts.isdisjoint(names)

@@ -1,4 +1,4 @@
-"""What can go wrong, by name. A code and a message for the caller; no HTTP status: each door owns its table."""
+"""Domain errors: a code and a message for the caller. No HTTP status: the API layer has the table."""
 
 from enum import StrEnum
 from typing import ClassVar
@@ -61,7 +61,7 @@ class RateLimitExceeded(AtelierError):
 
 
 class QueueFull(AtelierError):
-    """The queue, or the account's share of it, has no room; try again after `retry_after_s` seconds."""
+    """The queue, or the account's part of it, is full; try again after `retry_after_s` seconds."""
 
     code = "queue_full"
 
@@ -76,14 +76,21 @@ class StoreUnavailable(AtelierError):
     code = "unavailable"
 
 
+class UnreadableRecord(StoreUnavailable):
+    """This version of the code cannot read a stored record: it is damaged, or a newer version wrote it."""
+
+    def __init__(self, message: str = "this job's record cannot be read by this version of the service") -> None:
+        super().__init__(message)
+
+
 class AdapterUnavailable(AtelierError):
-    """An adapter's file is missing, unreadable, not what the catalog says, or not a file we accept."""
+    """An adapter's file is missing, unreadable, not the one in the catalog, or of a form that is not accepted."""
 
     code = "lora_unavailable"
 
 
 class FailureCode(StrEnum):
-    """Why a job ended without images, as its record says it."""
+    """Why a job ended without images, as recorded."""
 
     GENERATION_FAILED = "generation_failed"
     TIMEOUT = "timeout"

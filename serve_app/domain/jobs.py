@@ -1,4 +1,4 @@
-"""The durable record of an accepted request, its states, and the ids it is known by."""
+"""Jobs: the durable record of an accepted request, its states and ids."""
 
 import base64
 import secrets
@@ -30,7 +30,7 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredImage:
-    """A PNG that a job committed: its public id, where storage keeps it, its size in pixels and bytes, its digest (hex)."""
+    """A PNG that a job committed: public id, URI in storage, size in pixels and bytes, SHA-256 (hex)."""
 
     image_id: str
     image_uri: str
@@ -48,14 +48,18 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """A snapshot of the record. Times are aware UTC, by the store's clock; `progress` is 0..100 and at most 99 until
-    `COMPLETED`. `finish_estimate` is for a job that has not ended, and is counted from `read_at`."""
+    """A snapshot of the record.
+
+    Times are aware UTC, by the store's clock; `progress` is 0..100 and at most 99 until `COMPLETED`. `finish_estimate` is
+    for a job that has not ended, and is counted from `read_at`. `request` is None when this version cannot read it: the
+    record is damaged, or a newer version wrote it.
+    """
 
     id: str
     kind: JobKind
     variant: Variant
     account_id: str
-    request: Request
+    request: Request | None
     state: JobState
     progress: int
     attempt: int
@@ -80,7 +84,7 @@ class Lease:
 class Claim:
     """A job handed to a worker, with the lease under which it may write.
 
-    `group` is what jobs share when they share weights: the adapter's sha256 for a generation, empty for an upscale.
+    `group` is the same for jobs that use the same weights: the adapter's sha256; empty for an upscale.
     """
 
     lease: Lease
@@ -90,14 +94,17 @@ class Claim:
     created_at: datetime
 
 
-class BeatReply(StrEnum):
+class HeartbeatReply(StrEnum):
     OK = "ok"
     CANCEL = "cancel"
     FENCED = "fenced"
 
 
 class CommitReply(StrEnum):
-    """Answer to finish and fail. `DUPLICATE`: this attempt had already committed; `REQUEUED`: a retry will follow."""
+    """Answer to finish, fail and release.
+
+    `DUPLICATE`: this attempt had already committed; `REQUEUED`: another attempt will follow.
+    """
 
     OK = "ok"
     DUPLICATE = "duplicate"
@@ -108,7 +115,7 @@ class CommitReply(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Backlog:
-    """Work not yet done, for autoscaling and metrics: counts, and seconds of one replica's time by measured cost."""
+    """Work not yet done, for autoscaling and metrics: job counts, and seconds of one replica at the measured speed."""
 
     ready: int
     leased: int

@@ -1,4 +1,4 @@
-"""What a caller asked for: immutable, already valid, the same for both variants."""
+"""Requests: immutable, already valid, the same for both variants."""
 
 import hashlib
 from dataclasses import dataclass
@@ -6,11 +6,11 @@ from decimal import Decimal
 from enum import StrEnum
 
 SEED_SPACE = 2**64
-"""Image seeds are unsigned 64-bit integers, the range `torch.Generator.manual_seed` takes without remapping."""
+"""Image seeds are unsigned 64-bit integers, and every bit counts (`engine/seeds.py`)."""
 
 
 class Variant(StrEnum):
-    """One public contract: A speaks with a bearer key, B with `X-API-Key`."""
+    """One public contract: A takes a bearer key, B `X-API-Key`."""
 
     A = "a"
     B = "b"
@@ -18,7 +18,7 @@ class Variant(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationRequest:
-    """Images from a prompt with one LoRA adapter. `seeds` holds one unsigned 64-bit seed per image, fixed at accept."""
+    """Images from a prompt with one LoRA adapter. `seeds`: an unsigned 64-bit seed per image, fixed at accept."""
 
     prompt: str
     lora_id: str
@@ -42,13 +42,17 @@ class GenerationRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpscaleRequest:
-    """A larger copy of a stored image. The source is resolved at accept: where it lies, and its size in pixels."""
+    """A larger copy of a stored image. The source's URI and size in pixels are resolved at accept."""
 
     image_id: str
     scale_factor: int = 2
     source_uri: str
     source_width: int
     source_height: int
+
+    @property
+    def num_images(self) -> int:
+        return 1
 
     @property
     def width(self) -> int:
@@ -73,7 +77,7 @@ def image_seeds(seed: int, num_images: int) -> tuple[int, ...]:
 
 
 def to_seed_space(seed: int) -> int:
-    """0..2^64-1 as it is; any other integer through SHA-256 of its decimal text, so that none is a synonym by accident."""
+    """Map an integer to 64 bits: 0..2^64-1 to itself, any other by SHA-256 of its decimal text."""
     if 0 <= seed < SEED_SPACE:
         return seed
     digits = format(Decimal(seed), "f")  # str(int) refuses more than 4300 digits; Decimal does not

@@ -1,1 +1,1 @@
-"""What the house does, one verb a file: submit, work, reap."""
+"""Use cases: submit, work, reap."""

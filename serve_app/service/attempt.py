@@ -1,18 +1,17 @@
-"""One attempt on one job: make its images under a lease that is kept alive, then commit, give up or hand back."""
+"""One attempt at a job: run it under a lease that heartbeats extend, then commit, fail or release."""
 
 import asyncio
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Executor
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple, dataclass
 from datetime import timedelta
 from typing import TypeVar
 
 from serve_app.domain.errors import FailureCode, StoreUnavailable
-from serve_app.domain.jobs import BeatReply, Claim, CommitReply, Failure, StoredImage, new_image_id
-from serve_app.domain.requests import GenerationRequest
-from serve_app.service.bench import Bench, CannotStart, FinishedRun
+from serve_app.domain.jobs import Claim, CommitReply, Failure, HeartbeatReply, StoredImage, new_image_id
+from serve_app.service.executor import Executor, FinishedRun, StartError
 from serve_app.service.png import encode_png
 from serve_app.service.resources import Resources
 from serve_app.service.step_thread import StepFailed, StepThread
@@ -24,12 +23,12 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pace:
-    """How often a worker looks, and how long it waits before it calls something dead."""
+class WorkerTiming:
+    """Intervals and limits of a worker."""
 
     poll: timedelta = timedelta(seconds=0.5)
     """An idle worker asks for work this often when no hint comes."""
-    beat: timedelta = timedelta(seconds=1)
+    heartbeat: timedelta = timedelta(seconds=1)
     """Progress is written, and a cancel noticed, this often; a third of the lease at the latest."""
     step_limit: timedelta = timedelta(minutes=3)
     """A step that takes longer is hung: its leases are left to expire and the replica reports itself unhealthy."""
@@ -40,28 +39,28 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class Completed:
     images: tuple[StoredImage, ...]
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class GivenUp:
+class Failed:
     failure: Failure
     retry: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
-    """The lease is someone else's now: this attempt may write nothing more."""
+class LeaseLost:
+    """The lease belongs to another attempt: this one may write nothing more."""
 
 
 @dataclass(frozen=True, slots=True)
-class HandedBack:
-    """The worker is leaving: the job goes back to its place in the queue."""
+class Released:
+    """The worker is draining: the job returns to its place in the queue."""
 
 
-Ending = Made | GivenUp | Lost | HandedBack
+Outcome = Completed | Failed | LeaseLost | Released
 
 
 Answer = TypeVar("Answer")
@@ -76,93 +75,96 @@ class RunFailed(Exception):
 
 
 class Attempt:
-    """`leaving` is done when the worker must stop: what is not finished by then is handed back."""
+    """Runs a claimed job. `draining` completes when the worker must stop: an unfinished job is released then."""
 
     def __init__(
         self,
         claim: Claim,
         *,
         resources: Resources,
-        bench: Bench,
+        executor: Executor,
         steps: StepThread,
-        encoders: Executor,
-        pace: Pace,
-        leaving: asyncio.Future[None],
+        encoders: ThreadPoolExecutor,
+        timing: WorkerTiming,
+        draining: asyncio.Future[None],
     ) -> None:
         self._claim = claim
         self._resources = resources
-        self._bench = bench
+        self._executor = executor
         self._steps = steps
         self._encoders = encoders
-        self._pace = pace
-        self._leaving = leaving
+        self._timing = timing
+        self._drain_requested = draining
         lease = claim.lease
-        self._keys = [f"{lease.job_id}.{lease.attempt}.{index}" for index in range(num_images(claim))]
+        self._run_ids = [f"{lease.job_id}.{lease.attempt}.{index}" for index in range(claim.request.num_images)]
         self._started = False
         self._written: list[str] = []
 
     @property
-    def rows_to_come(self) -> int:
-        """Rows that the bench does not know of yet."""
-        return 0 if self._started else len(self._keys)
+    def pending_runs(self) -> int:
+        """Runs that have not been added to the executor yet."""
+        return 0 if self._started else len(self._run_ids)
 
     async def run(self) -> None:
         making = asyncio.create_task(self._make())
-        beating = asyncio.create_task(self._beat_until_lost())
+        heartbeats = asyncio.create_task(self._heartbeat_until_lost())
         try:
-            ending = await self._ending(making, beating)
-            await self._settle(ending)
+            outcome = await self._wait_for_outcome(making, heartbeats)
+            reply = await self._commit(outcome)
+            log.info("job %s: attempt %d %s, %s", *astuple(self._claim.lease), type(outcome).__name__, reply)
+            if not isinstance(outcome, Completed) or reply not in (CommitReply.OK, CommitReply.DUPLICATE):
+                await self._discard()
         finally:
             making.cancel()
-            beating.cancel()
+            heartbeats.cancel()
 
-    async def _ending(self, making: asyncio.Task[Ending], beating: asyncio.Task[Ending]) -> Ending:
-        limit = self._pace.job_limit.total_seconds()
+    async def _wait_for_outcome(self, making: asyncio.Task[Outcome], heartbeats: asyncio.Task[Outcome]) -> Outcome:
+        limit = self._timing.job_limit.total_seconds()
         done, _ = await asyncio.wait(
-            {making, beating, self._leaving}, timeout=limit, return_when=asyncio.FIRST_COMPLETED
+            {making, heartbeats, self._drain_requested}, timeout=limit, return_when=asyncio.FIRST_COMPLETED
         )
         if making in done:
-            return self._outcome(making)
+            return self._outcome_of(making)
         making.cancel()
         await asyncio.wait({making})
-        if beating in done:
-            return beating.result()
-        if self._leaving in done:
-            return HandedBack()
-        return GivenUp(Failure(code=FailureCode.TIMEOUT, message=f"Not finished within {limit:g} s."), retry=False)
+        if heartbeats in done:
+            return heartbeats.result()
+        if self._drain_requested in done:
+            return Released()
+        return Failed(Failure(code=FailureCode.TIMEOUT, message=f"Not finished within {limit:g} s."), retry=False)
 
-    def _outcome(self, making: asyncio.Task[Ending]) -> Ending:
+    def _outcome_of(self, making: asyncio.Task[Outcome]) -> Outcome:
         error = making.exception()
         if error is None:
             return making.result()
         log.error("job %s: attempt %d broke", self._claim.lease.job_id, self._claim.lease.attempt, exc_info=error)
-        return GivenUp(_generation_failed("The image could not be made."), retry=True)
+        return Failed(_generation_failed("The image could not be made."), retry=True)
 
-    async def _make(self) -> Ending:
-        futures = self._steps.expect(self._keys)
-        keeping: list[asyncio.Task[StoredImage]] = []
+    async def _make(self) -> Outcome:
+        futures = self._steps.expect(self._run_ids)
+        storing: list[asyncio.Task[StoredImage]] = []
         try:
-            await self._bench.start(self._claim, self._keys)
+            await self._executor.start(self._claim, self._run_ids)
             self._started = True
             self._steps.wake()
-            keeping = [asyncio.create_task(self._keep(index, future)) for index, future in enumerate(futures)]
-            kept = await asyncio.gather(*keeping)
-            return Made(tuple(kept), self._steps.seconds(self._keys))
-        except CannotStart as error:
-            return GivenUp(error.failure, retry=error.retry)
+            storing = [asyncio.create_task(self._store_image(index, future)) for index, future in enumerate(futures)]
+            stored = await asyncio.gather(*storing)
+            return Completed(tuple(stored), self._steps.seconds(self._run_ids))
+        except StartError as error:
+            return Failed(error.failure, retry=error.retry)
         except RunFailed as error:
-            return GivenUp(error.failure, retry=error.failure.code is FailureCode.OUT_OF_MEMORY)
+            return Failed(error.failure, retry=error.failure.code is FailureCode.OUT_OF_MEMORY)
         except StepFailed:
-            return GivenUp(_generation_failed("The image could not be made."), retry=True)
+            return Failed(_generation_failed("The image could not be made."), retry=True)
         except StoreUnavailable:
-            return GivenUp(_generation_failed("The image could not be stored."), retry=True)
+            return Failed(_generation_failed("The image could not be stored."), retry=True)
         finally:
             self._started = True
-            self._steps.forget(self._keys)
-            for task in keeping:
+            self._steps.forget(self._run_ids)
+            for task in storing:
                 task.cancel()
 
-    async def _keep(self, index: int, future: asyncio.Future[FinishedRun]) -> StoredImage:
+    async def _store_image(self, index: int, future: asyncio.Future[FinishedRun]) -> StoredImage:
         """Wait for one run and store its image."""
         run = await future
         if run.image is None:
@@ -175,7 +177,9 @@ class Attempt:
             self._claim.account_id, lease.job_id, lease.attempt, index, self._claim.created_at
         )
         self._written.append(name)
-        uri = await patiently(lambda: self._resources.images.put(name, png), within=self._resources.settings.lease)
+        uri = await retry_until_available(
+            lambda: self._resources.images.put(name, png), within=self._resources.settings.lease
+        )
         height, width = pixels.shape[:2]
         return StoredImage(
             image_id=new_image_id(),
@@ -186,47 +190,42 @@ class Attempt:
             size_bytes=len(png),
         )
 
-    async def _beat_until_lost(self) -> Ending:
-        every = min(self._pace.beat, self._resources.settings.lease / 3).total_seconds()
+    async def _heartbeat_until_lost(self) -> Outcome:
+        every = min(self._timing.heartbeat, self._resources.settings.lease / 3).total_seconds()
         while True:
             await asyncio.sleep(every)
-            if self._steps.step_age > self._pace.step_limit:
+            if self._steps.step_age > self._timing.step_limit:
                 continue  # a hung step must not keep its jobs from another worker
             try:
-                reply = await self._resources.jobs.beat(self._claim.lease, progress=self._progress())
+                reply = await self._resources.queue.heartbeat(self._claim.lease, progress=self._progress())
             except StoreUnavailable:
                 continue
-            if reply is BeatReply.CANCEL:
-                return GivenUp(Failure(code=FailureCode.CANCELED, message="The job was canceled."), retry=False)
-            if reply is BeatReply.FENCED:
-                return Lost()
+            if reply is HeartbeatReply.CANCEL:
+                return Failed(Failure(code=FailureCode.CANCELED, message="The job was canceled."), retry=False)
+            if reply is HeartbeatReply.FENCED:
+                return LeaseLost()
 
     def _progress(self) -> int:
-        """Whole percent over all images; 100 is reached only by finishing."""
-        live = self._bench.progress()
+        """Return the percentage over all images, at most 99."""
+        live = self._executor.progress()
         done = 0.0
-        for key in self._keys:
-            steps, total = live.get(key, (1, 1) if self._steps.is_finished(key) else (0, 1))
+        for run_id in self._run_ids:
+            steps, total = live.get(run_id, (1, 1) if self._steps.is_finished(run_id) else (0, 1))
             done += steps / max(1, total)
-        return min(99, int(100 * done / len(self._keys)))
+        return min(99, int(100 * done / len(self._run_ids)))
 
-    async def _settle(self, ending: Ending) -> None:
-        jobs, lease = self._resources.jobs, self._claim.lease
-        match ending:
-            case Made(images, seconds):
-                reply = await patiently(lambda: jobs.finish(lease, images, seconds=seconds))
-            case GivenUp(failure, retry):
-                reply = await patiently(lambda: jobs.fail(lease, failure, retry=retry))
-            case HandedBack():
-                reply = await patiently(lambda: jobs.hand_back(lease))
-            case Lost():
-                reply = CommitReply.FENCED
-        log.info("job %s: attempt %d %s, %s", lease.job_id, lease.attempt, type(ending).__name__, reply)
-        if not isinstance(ending, Made) or reply not in (CommitReply.OK, CommitReply.DUPLICATE):
-            await self._discard()
+    async def _commit(self, outcome: Outcome) -> CommitReply:
+        queue, lease = self._resources.queue, self._claim.lease
+        if isinstance(outcome, Completed):
+            return await retry_until_available(lambda: queue.finish(lease, outcome.images, seconds=outcome.seconds))
+        if isinstance(outcome, Failed):
+            return await retry_until_available(lambda: queue.fail(lease, outcome.failure, retry=outcome.retry))
+        if isinstance(outcome, Released):
+            return await retry_until_available(lambda: queue.release(lease))
+        return CommitReply.FENCED  # the lease is lost: this attempt may write nothing
 
     async def _discard(self) -> None:
-        """Delete what this attempt wrote: its names are its own, so no other attempt can miss them."""
+        """Delete what this attempt wrote: no other attempt uses its names."""
         for name in self._written:
             try:
                 await self._resources.images.delete(self._resources.images.uri(name))
@@ -234,10 +233,10 @@ class Attempt:
                 log.warning("job %s: an object is left to the sweeper", self._claim.lease.job_id)
 
 
-async def patiently(ask: Callable[[], Awaitable[Answer]], *, within: timedelta | None = None) -> Answer:
-    """Ask a store until it answers, or raise its `StoreUnavailable` once `within` has passed.
+async def retry_until_available(ask: Callable[[], Awaitable[Answer]], *, within: timedelta | None = None) -> Answer:
+    """Call a store until it answers, or raise its `StoreUnavailable` once `within` has passed.
 
-    Every script may run twice and every object has its attempt's name, so asking again does no harm.
+    Every script may run twice and every object has its attempt's name, so a repeated call does no harm.
     """
     loop = asyncio.get_running_loop()
     deadline = None if within is None else loop.time() + within.total_seconds()
@@ -250,10 +249,6 @@ async def patiently(ask: Callable[[], Awaitable[Answer]], *, within: timedelta |
                 raise
         await asyncio.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE_S)
-
-
-def num_images(claim: Claim) -> int:
-    return claim.request.num_images if isinstance(claim.request, GenerationRequest) else 1
 
 
 def _generation_failed(message: str) -> Failure:

@@ -1,4 +1,4 @@
-"""A finished image as PNG bytes that say what made them."""
+"""PNG encoding, with the generator's name in the file."""
 
 from functools import cache
 from importlib.metadata import version
@@ -7,12 +7,14 @@ from io import BytesIO
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from serve_app.service.bench import Pixels
+from serve_app.service.executor import Pixels
 
 
 def encode_png(pixels: Pixels, *, job_id: str | None = None) -> bytes:
-    """The same pixels give the same bytes. A `job_id` is written into the text chunk beside the generator's name, and
-    with it two jobs never give the same file: the caller decides which of the two is wanted."""
+    """Encode pixels; the same pixels give the same bytes.
+
+    A `job_id` is written into a text chunk beside the generator's name; then no two jobs give the same file.
+    """
     text = PngInfo()
     if job_id is not None:
         text.add_text("Job", job_id)

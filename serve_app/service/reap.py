@@ -1,4 +1,4 @@
-"""Keep house: leases that ran out, jobs that waited too long, objects that no record names."""
+"""Housekeeping: leases that ran out, jobs that waited too long, objects that no record names."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ SWEEP_EVERY = timedelta(hours=1)
 async def reap_forever(
     resources: Resources, *, every: timedelta = timedelta(seconds=1), sweep_every: timedelta = SWEEP_EVERY
 ) -> None:
-    """Until cancelled. Any number of processes may run it. It outlives every outage, and revives the embedded Redis."""
+    """Reap and sweep until cancelled, through any outage; restart the embedded Redis. Any number of processes may."""
     async with asyncio.TaskGroup() as group:
         group.create_task(_reap_loop(resources, every))
         group.create_task(_sweep_loop(resources, sweep_every))
@@ -30,15 +30,18 @@ async def _reap_loop(resources: Resources, every: timedelta) -> None:
     while True:
         try:
             await _reap_all(resources)
-        except Exception as error:  # noqa: BLE001 - the reaper must outlive whatever one round met
+        except Exception as error:  # noqa: BLE001 - the reaper must outlive any failure of a round
             _log.warning("reaping failed, trying again: %s", error)
-            await _revive(resources)
+            await _ensure_redis(resources)
         await _pause(every)
 
 
 async def _pause(length: timedelta) -> None:
-    """Between two rounds; no pause for who was cancelled in the last. The Redis client may answer a cancel with its reply, or
-    with its broken connection: `asyncio.wait_for` under it swallows one that meets its end (CPython issue 86296)."""
+    """Sleep between two rounds, unless the task was cancelled in the last.
+
+    A cancel may be lost in the Redis client: `asyncio.wait_for` swallows one that coincides with its end (CPython issue
+    86296).
+    """
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
@@ -48,12 +51,12 @@ async def _pause(length: timedelta) -> None:
 async def _reap_all(resources: Resources) -> None:
     moved = BATCH
     while moved >= BATCH:
-        moved = await resources.jobs.reap(BATCH)
+        moved = await resources.queue.reap(BATCH)
 
 
-async def _revive(resources: Resources) -> None:
+async def _ensure_redis(resources: Resources) -> None:
     try:
-        await resources.revive()
+        await resources.ensure_redis()
     except AtelierError as error:
         _log.warning("the embedded Redis is not back yet: %s", error)
 
@@ -61,7 +64,7 @@ async def _revive(resources: Resources) -> None:
 async def _sweep_loop(resources: Resources, every: timedelta) -> None:
     while True:
         try:
-            if await resources.jobs.take_sweep(every):
+            if await resources.sweep_lock.acquire(every):
                 removed = await sweep(resources)
                 _log.info("the sweeper removed %d objects", removed)
         except Exception as error:  # noqa: BLE001 - a storage that is down today is swept tomorrow
@@ -70,10 +73,10 @@ async def _sweep_loop(resources: Resources, every: timedelta) -> None:
 
 
 async def sweep(resources: Resources) -> int:
-    """Remove the objects that no record names; how many went.
+    """Remove the objects that no record names; return how many.
 
-    An ended job keeps what its record lists and nothing else. A job still under way keeps all. An object whose record is
-    gone goes only when its date is past retention, so that a service pointed at an empty Redis by mistake deletes nothing.
+    Of an ended job, what its record lists stays; of a job still under way, everything. An object without a record is removed
+    only when its date is past retention, so that a service connected to an empty Redis by mistake deletes nothing.
     """
     removed = 0
     for owner in await resources.images.folders(IMAGES):
@@ -85,10 +88,10 @@ async def sweep(resources: Resources) -> int:
 
 
 async def _sweep_day(resources: Resources, folder: str) -> int:
-    """`images/<owner>/<yyyy>/<mm>/<dd>`: looked at day by day, so that memory stays small."""
+    """Sweep one folder, `images/<owner>/<yyyy>/<mm>/<dd>`: day by day, so that memory stays small."""
     names = await resources.images.names(folder)
     job_ids = sorted({_job_id(name) for name in names})
-    jobs = await resources.jobs.show_many(job_ids)
+    jobs = await resources.jobs.find_many(job_ids)
     day = date(*(int(part) for part in folder.split("/")[-3:]))
     limit = resources.settings.retention + 2 * resources.settings.queue_age_limit
     is_over = datetime.now(UTC).date() - day > limit

@@ -1,4 +1,4 @@
-"""The one thread that takes a bench's steps; what it finishes reaches the event loop as futures."""
+"""Thread that calls an executor's steps; its finished runs reach the event loop as futures."""
 
 import asyncio
 import logging
@@ -7,66 +7,66 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
-from serve_app.service.bench import Bench, FinishedRun
+from serve_app.service.executor import Executor, FinishedRun
 
 log = logging.getLogger(__name__)
 
-MAX_STRIKES = 3
-"""Failed steps without an image between them after which the bench is called broken: by then it is not one job's fault.
-A step that only clears lost runs away, or waits for an adapter, succeeds on a broken device too and proves nothing."""
+MAX_FAILED_STEPS = 3
+"""Failed steps without an image between them after which the executor counts as broken: one job cannot be the cause.
+A step that only removes lost runs, or waits for an adapter, succeeds on a broken device too and does not count."""
 
-CLEARING_S = 5.0
-"""How long the event loop may take to take lost runs off the bench: until then they are not stepped again."""
+ABORT_WAIT_S = 5.0
+"""Seconds that the event loop may take to abort lost runs: until then no step is taken."""
 
 
 class StepFailed(Exception):
-    """A step raised: every run then on the bench is lost, and may well succeed elsewhere."""
+    """A step raised: every live run of the executor is lost, and may succeed on another replica."""
 
 
 class StepThread:
-    """Steps the bench while it has work. Futures and callbacks belong to the event loop that `start` was called from."""
+    """Calls the executor's steps while it has work. Futures and callbacks run on the event loop that called `start`."""
 
-    def __init__(self, bench: Bench, *, on_finished: Callable[[], None]) -> None:
-        self._bench = bench
+    def __init__(self, executor: Executor, *, on_finished: Callable[[], None]) -> None:
+        self._executor = executor
         self._on_finished = on_finished
         self._expected: dict[str, asyncio.Future[FinishedRun]] = {}
         self._seconds: dict[str, float] = {}
         self._awake = threading.Event()
         self._closing = False
         self._step_began: float | None = None
-        self._strikes = 0
+        self._failed_steps = 0
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._run, name=f"{self._bench.kind}-steps", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"{self._executor.kind}-steps", daemon=True)
         self._thread.start()
 
-    def expect(self, keys: Sequence[str]) -> list[asyncio.Future[FinishedRun]]:
-        """Futures of runs that are about to be added: ask before adding, `forget` when done."""
-        futures = [self._loop.create_future() for _ in keys]
-        self._expected.update(zip(keys, futures, strict=True))
+    def expect(self, run_ids: Sequence[str]) -> list[asyncio.Future[FinishedRun]]:
+        """Return futures of runs that are about to be added: call it before adding, `forget` when done."""
+        futures = [self._loop.create_future() for _ in run_ids]
+        self._expected.update(zip(run_ids, futures, strict=True))
         return futures
 
     def wake(self) -> None:
-        """The bench has new work."""
+        """Tell the thread that the executor has new work."""
         self._awake.set()
 
-    def forget(self, keys: Sequence[str]) -> None:
-        """Runs nobody waits for any more leave the bench within one step."""
-        for key in keys:
-            self._seconds.pop(key, None)
-            future = self._expected.pop(key, None)
+    def forget(self, run_ids: Sequence[str]) -> None:
+        """Drop runs that are no longer awaited; they leave the executor within one step."""
+        for run_id in run_ids:
+            self._seconds.pop(run_id, None)
+            future = self._expected.pop(run_id, None)
             if future is not None and (future.cancelled() or not future.done()):
-                self._bench.abort(key)
+                self._executor.abort(run_id)
                 future.cancel()
 
-    def is_finished(self, key: str) -> bool:
-        future = self._expected.get(key)
+    def is_finished(self, run_id: str) -> bool:
+        future = self._expected.get(run_id)
         return future is not None and future.done()
 
-    def seconds(self, keys: Sequence[str]) -> float:
-        """The bench's time these runs took: of each step, an equal share of those that were live."""
-        return sum(self._seconds.get(key, 0.0) for key in keys)
+    def seconds(self, run_ids: Sequence[str]) -> float:
+        """Seconds of step time that these runs used: each step is shared equally by the runs that were live."""
+        return sum(self._seconds.get(run_id, 0.0) for run_id in run_ids)
 
     @property
     def step_age(self) -> timedelta:
@@ -76,10 +76,10 @@ class StepThread:
 
     @property
     def is_broken(self) -> bool:
-        return self._strikes >= MAX_STRIKES or not self._thread.is_alive()
+        return self._failed_steps >= MAX_FAILED_STEPS or not self._thread.is_alive()
 
     async def close(self, within: timedelta) -> None:
-        """No step begins after this; the last one gets `within` to end."""
+        """Begin no more steps; wait up to `within` for the last one."""
         self._closing = True
         self._awake.set()
         await asyncio.to_thread(self._thread.join, within.total_seconds())
@@ -87,41 +87,41 @@ class StepThread:
     def _run(self) -> None:
         while not self._closing:
             self._awake.clear()
-            if not self._bench.has_work:
+            if not self._executor.has_work:
                 self._awake.wait()
                 continue
             error = self._step()
             if error is not None:
-                self._give_up(error)
+                self._fail_live_runs(error)
 
     def _step(self) -> Exception | None:
-        """What went wrong with it."""
-        live = self._bench.progress()
+        """Call one step; return its error."""
+        live = self._executor.progress()
         began = self._step_began = time.monotonic()
         try:
-            finished = self._bench.step()
+            finished = self._executor.step()
         except Exception as error:  # noqa: BLE001 - the thread must outlive any step
             return error
         finally:
             self._step_began = None
-            self._share_out(time.monotonic() - began, list(live))
+            self._add_seconds(time.monotonic() - began, list(live))
         if any(run.image is not None for run in finished):
-            self._strikes = 0
+            self._failed_steps = 0
         if finished:
             self._call(self._deliver, finished)
         return None
 
-    def _give_up(self, error: Exception) -> None:
-        log.error("a step failed; every run on the %s bench starts over", self._bench.kind, exc_info=error)
-        self._strikes += 1
+    def _fail_live_runs(self, error: Exception) -> None:
+        log.error("a step failed; every run of the %s executor starts over", self._executor.kind, exc_info=error)
+        self._failed_steps += 1
         cleared = threading.Event()
         self._call(self._fail_all, error, cleared)
-        cleared.wait(CLEARING_S)
+        cleared.wait(ABORT_WAIT_S)
 
-    def _share_out(self, seconds: float, live: Sequence[str]) -> None:
-        for key in live:
-            if key in self._expected:
-                self._seconds[key] = self._seconds.get(key, 0.0) + seconds / len(live)
+    def _add_seconds(self, seconds: float, live: Sequence[str]) -> None:
+        for run_id in live:
+            if run_id in self._expected:
+                self._seconds[run_id] = self._seconds.get(run_id, 0.0) + seconds / len(live)
 
     def _call(self, function: Callable[..., None], *args: object) -> None:
         if not self._loop.is_closed():
@@ -129,15 +129,15 @@ class StepThread:
 
     def _deliver(self, finished: Sequence[FinishedRun]) -> None:
         for run in finished:
-            future = self._expected.get(run.key)
+            future = self._expected.get(run.run_id)
             if future is not None and not future.done():
                 future.set_result(run)
         self._on_finished()
 
     def _fail_all(self, error: Exception, cleared: threading.Event) -> None:
-        for key, future in self._expected.items():
+        for run_id, future in self._expected.items():
             if not future.done():
-                self._bench.abort(key)
+                self._executor.abort(run_id)
                 future.set_exception(StepFailed(type(error).__name__))
         cleared.set()
         self._on_finished()

@@ -1,4 +1,4 @@
-"""Take a request in: one durable accept, which asks whether this account may, then a hint to an idle replica."""
+"""Submit a request: one durable accept, which checks permission, then a hint to an idle replica."""
 
 import asyncio
 from collections.abc import Coroutine, Iterable
@@ -10,10 +10,10 @@ from serve_app.domain.errors import InvalidParameter, NotFound
 from serve_app.domain.jobs import JobKind, kind_of, new_job_id
 from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest
 from serve_app.service.resources import Resources
-from serve_app.stores.jobs import Acceptance
+from serve_app.stores.job_queue import Acceptance
 
 MAX_OUTPUT_PIXELS = 16_000_000
-HEAVIEST = 8.0
+MAX_SHARE = 8.0
 """A plan's share of a busy queue is the root of its rate against the lowest plan's, at most this: ahead, never alone."""
 
 
@@ -25,9 +25,12 @@ async def generate(
     idempotency_key: str | None = None,
     body_sha256: str = "",
 ) -> Acceptance:
-    """Accept a generation. Raises `Forbidden` alike for an adapter that does not exist and one that is not the account's;
-    `QueueFull`, `IdempotencyConflict`, `StoreUnavailable`. A caller that hangs up does not stop it."""
-    return await _unstopped(resources, _generate(resources, caller, request, idempotency_key, body_sha256))
+    """Accept a generation. A client that disconnects does not stop it.
+
+    Raises `Forbidden` alike for an adapter that does not exist and one that is not the account's; `QueueFull`,
+    `IdempotencyConflict`, `StoreUnavailable`.
+    """
+    return await _shielded(resources, _generate(resources, caller, request, idempotency_key, body_sha256))
 
 
 async def upscale(
@@ -39,22 +42,22 @@ async def upscale(
     idempotency_key: str | None = None,
     body_sha256: str = "",
 ) -> Acceptance:
-    """Accept an upscale of a stored image of the account. Raises `NotFound`, `InvalidParameter` over 16 megapixels, and
-    what `generate` raises for the queue."""
-    return await _unstopped(
-        resources, _upscale(resources, caller, image_id, scale_factor, idempotency_key, body_sha256)
-    )
+    """Accept an upscale of a stored image of the account.
+
+    Raises `NotFound`, `InvalidParameter` over 16 megapixels, and what `generate` raises for the queue.
+    """
+    return await _shielded(resources, _upscale(resources, caller, image_id, scale_factor, idempotency_key, body_sha256))
 
 
-async def _unstopped(resources: Resources, work: Coroutine[Any, Any, Acceptance]) -> Acceptance:
-    """The durable part goes on when the client disconnects: what was begun is either accepted or not, never half."""
-    return await asyncio.shield(resources.keep(work))
+async def _shielded(resources: Resources, work: Coroutine[Any, Any, Acceptance]) -> Acceptance:
+    """Run the durable part to its end, even when the client disconnects."""
+    return await asyncio.shield(resources.spawn(work))
 
 
 async def _generate(
     resources: Resources, caller: Caller, request: GenerationRequest, idempotency_key: str | None, body_sha256: str
 ) -> Acceptance:
-    """An adapter that does not exist is asked about all the same: the refusal says nothing, and takes as long."""
+    """Ask Redis about an adapter that does not exist, too: its refusal has the same message and takes as long."""
     adapter = resources.catalog.adapter(request.lora_id)
     return await _accept(
         resources,
@@ -105,7 +108,7 @@ async def _accept(
     is_open: bool = True,
 ) -> Acceptance:
     kind = kind_of(request)
-    acceptance = await resources.jobs.accept(
+    acceptance = await resources.queue.accept(
         job_id=new_job_id(kind),
         variant=caller.variant,
         account_id=caller.account_id,
@@ -113,25 +116,25 @@ async def _accept(
         group=group,
         idempotency_key=idempotency_key,
         body_sha256=body_sha256,
-        weight=plan_weight(caller.plan, resources.settings.plan_table.values()),
-        receipt=caller.receipt,
+        share=plan_share(caller.plan, resources.settings.plan_table.values()),
+        rate_token=caller.rate_token,
         adapter_id=adapter_id,
         is_open=is_open,
     )
     if resources.hint is not None and not acceptance.replayed:
-        resources.keep(_tell(resources, kind, acceptance.job.id))
+        resources.spawn(_hint(resources, kind, acceptance.job.id))
     return acceptance
 
 
-async def _tell(resources: Resources, kind: JobKind, job_id: str) -> None:
+async def _hint(resources: Resources, kind: JobKind, job_id: str) -> None:
     assert resources.hint is not None, "checked by the caller"
     await resources.hint(kind, job_id)
 
 
-def plan_weight(plan: Plan, plans: Iterable[Plan]) -> float:
-    """The share of a busy queue that a plan gives: 1 for the lowest of its variant."""
+def plan_share(plan: Plan, plans: Iterable[Plan]) -> float:
+    """Return a plan's share of a busy queue: 1 for the lowest of its variant."""
     rates = [_rate(each) for each in plans if each.variant == plan.variant]
-    return min(HEAVIEST, max(1.0, sqrt(_rate(plan) / min(rates))))
+    return min(MAX_SHARE, max(1.0, sqrt(_rate(plan) / min(rates))))
 
 
 def _rate(plan: Plan) -> float:

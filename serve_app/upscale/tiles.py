@@ -1,4 +1,4 @@
-"""Cuts a picture into overlapping tiles and joins their enlarged copies without a seam."""
+"""Cuts an image into overlapping tiles and joins their upscaled copies without a seam."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -7,7 +7,7 @@ import numpy as np
 
 
 class Tile(NamedTuple):
-    """A rectangle of the source, in pixels."""
+    """A rectangle of the source image, in pixels."""
 
     top: int
     left: int
@@ -16,7 +16,7 @@ class Tile(NamedTuple):
 
 
 def cut(height: int, width: int, *, side: int, overlap: int) -> Iterator[Tile]:
-    """Tiles of at most `side` that cover the picture, neighbours sharing at least `overlap` pixels."""
+    """Cut tiles of at most `side` that cover the image; neighbours share at least `overlap` pixels."""
     for top in _starts(height, side, overlap):
         for left in _starts(width, side, overlap):
             yield Tile(top, left, min(side, height), min(side, width))
@@ -27,9 +27,9 @@ def tile_count(height: int, width: int, *, side: int, overlap: int) -> int:
 
 
 class Canvas:
-    """Collects enlarged tiles; where they overlap, one fades into the other.
+    """Joins upscaled tiles; where they overlap, one fades into the other.
 
-    A tile's outermost third of the overlap is left out: there the network has not seen what lies beyond the cut.
+    A tile's outermost third of the overlap is left out: there the network lacks the pixels beyond the cut.
     """
 
     def __init__(self, height: int, width: int, scale: int, overlap: int) -> None:
@@ -50,11 +50,11 @@ class Canvas:
         self._weight[rows, columns] += ramp
 
     def finish(self) -> np.ndarray:
-        """The joined picture, float32."""
+        """The joined image, float32."""
         return self._sum / self._weight
 
     def _ramp(self, start: int, length: int, whole: int) -> np.ndarray:
-        """A tile's weight along one side: none in the margin, then rising; full at a border of the picture itself."""
+        """A tile's weight along one side: zero in the margin, then rising; one at a border of the image itself."""
         along = (np.arange(length * self._scale) + 0.5) / self._scale
         before = along if start else np.full_like(along, np.inf)
         after = length - along if start + length < whole else np.full_like(along, np.inf)
@@ -62,7 +62,7 @@ class Canvas:
 
 
 def _starts(length: int, side: int, overlap: int) -> list[int]:
-    """Evenly spaced, so that no tile is a sliver."""
+    """Starts of evenly spaced tiles, so that none is much smaller than the others."""
     if length <= side:
         return [0]
     count = -(-(length - overlap) // (side - overlap))

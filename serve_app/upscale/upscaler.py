@@ -1,4 +1,4 @@
-"""Enlarges an image two or four times: with Real-ESRGAN's compact network where its weights are given, else with Lanczos.
+"""Upscales an image two or four times: by Real-ESRGAN's compact network where its weights are given, else by Lanczos.
 
 The network is SRVGGNetCompact (Wang et al. 2021, Real-ESRGAN `realesr-general-x4v3` and kin): same-size convolutions, then a
 pixel shuffle onto the enlarged input. Its width, depth and scale are read from the weights.
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from serve_app.upscale.tiles import Canvas, Tile, cut, tile_count
 
 TILE_SIDE = 256
-"""Pixels of the source per tile; bounds memory whatever the picture's size."""
+"""Pixels of the source per tile; bounds memory whatever the image's size."""
 OVERLAP = 24
 """Source pixels two tiles share; a pixel of the compact network sees at most one per layer to each side."""
 
@@ -25,7 +25,7 @@ Progress = Callable[[int, int], None]
 
 
 class Upscaler:
-    """Enlarges RGB pictures. Not thread-safe; the same picture gives the same bytes on the same machine."""
+    """Upscales RGB images. Not thread-safe; the same image gives the same bytes on the same machine."""
 
     def __init__(self, networks: "Iterable[CompactNetwork]", device: torch.device) -> None:
         self.networks = {network.scale: network.to(device).eval() for network in networks}
@@ -33,7 +33,7 @@ class Upscaler:
 
     @classmethod
     def load(cls, folder: Path | None, *, device: str = "cpu") -> "Upscaler":
-        """With the safetensors weights in `folder`, one file per scale; None means Lanczos.
+        """Load the safetensors weights in `folder`, one file per scale; None means Lanczos.
 
         Raises FileNotFoundError when the folder holds none, ValueError when they are not of the compact network.
         """
@@ -46,9 +46,9 @@ class Upscaler:
 
     @torch.inference_mode()
     def upscale(self, rgb: np.ndarray, factor: int, on_progress: Progress | None = None) -> np.ndarray:
-        """uint8 [height, width, 3] → uint8 [height · factor, width · factor, 3]. `on_progress(done, total)` counts tiles.
+        """Upscale uint8 [height, width, 3] by `factor`. `on_progress(done, total)` counts tiles.
 
-        A factor without weights of its own is made by the nearest larger scale (else the largest), then Lanczos.
+        A factor without weights of its own is computed at the nearest larger scale (else the largest), then by Lanczos.
         """
         height, width, _ = rgb.shape
         size = (width * factor, height * factor)
@@ -58,20 +58,20 @@ class Upscaler:
         total = tile_count(height, width, side=TILE_SIDE, overlap=OVERLAP)
         canvas = Canvas(height, width, network.scale, OVERLAP)
         for done, tile in enumerate(cut(height, width, side=TILE_SIDE, overlap=OVERLAP), 1):
-            canvas.paste(tile, self._enlarge(network, rgb, tile))
+            canvas.paste(tile, self._upscale_tile(network, rgb, tile))
             if on_progress is not None:
                 on_progress(done, total)
-        enlarged = (canvas.finish() * 255).round().clip(0, 255).astype(np.uint8)
-        return enlarged if network.scale == factor else _lanczos(enlarged, size)
+        upscaled = (canvas.finish() * 255).round().clip(0, 255).astype(np.uint8)
+        return upscaled if network.scale == factor else _lanczos(upscaled, size)
 
-    def _enlarge(self, network: "CompactNetwork", rgb: np.ndarray, tile: Tile) -> np.ndarray:
+    def _upscale_tile(self, network: "CompactNetwork", rgb: np.ndarray, tile: Tile) -> np.ndarray:
         part = rgb[tile.top : tile.top + tile.height, tile.left : tile.left + tile.width]
         pixels = torch.from_numpy(np.ascontiguousarray(part)).to(self.device).permute(2, 0, 1)[None].float() / 255
         return network(pixels)[0].permute(1, 2, 0).cpu().numpy()
 
 
 class CompactNetwork(nn.Module):
-    """SRVGGNetCompact with PReLU, its layers named as in the published weights (`body.0.weight`, …)."""
+    """SRVGGNetCompact with PReLU; its layers have the names of the published weights (`body.0.weight`, …)."""
 
     def __init__(self, width: int, depth: int, scale: int) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class CompactNetwork(nn.Module):
 
     @classmethod
     def from_weights(cls, weights: Mapping[str, Tensor]) -> "CompactNetwork":
-        """Raises ValueError when the weights are of another network."""
+        """Build the network that the weights are of. Raises ValueError when they are of another kind."""
         weights = {name.removeprefix("params.").removeprefix("params_ema."): tensor for name, tensor in weights.items()}
         convolutions = sorted(
             (name for name, tensor in weights.items() if name.startswith("body.") and tensor.dim() == 4),
@@ -100,7 +100,7 @@ class CompactNetwork(nn.Module):
         return network
 
     def forward(self, x: Tensor) -> Tensor:
-        """float32 [1, 3, height, width] in 0..1 → the same, `scale` times larger."""
+        """Upscale float32 [1, 3, height, width] in 0..1 by `scale`."""
         shuffled = F.pixel_shuffle(self.body(x), self.scale)
         return shuffled + F.interpolate(x, scale_factor=self.scale, mode="nearest")
 

@@ -1,4 +1,4 @@
-"""The command as a person types it: arguments in, text, exit code and one line of complaint out."""
+"""Runs the command as a user does: arguments in; output, exit code and error line out."""
 
 import asyncio
 import json
@@ -22,13 +22,15 @@ Work = Callable[[Resources], Coroutine[Any, Any, T]]
 
 @dataclass(frozen=True, slots=True)
 class Ended:
+    """Exit code and output of a finished command."""
+
     code: int
     out: str
     err: str
 
     @property
     def facts(self) -> Any:
-        """What `--json` said."""
+        """The parsed output of `--json`."""
         assert self.code == 0, self.err
         return json.loads(self.out)
 
@@ -49,7 +51,7 @@ class Atelier:
         return self(*words, "--json", typed=typed).facts
 
     def stores(self, work: "Work[T]") -> T:
-        """Looks at the stores that the command works with."""
+        """Run something on the stores that the command works with."""
 
         async def opened() -> T:
             async with open_resources(self.settings) as resources:
@@ -79,7 +81,7 @@ def live(settings: Settings, redis_db: redis.Redis) -> Iterator[Live]:
 
 @pytest.fixture
 def ready_file(live: Live, settings: Settings) -> Path:
-    """What `atelier up` leaves in the data directory for the other commands."""
+    """The file that `atelier up` writes into the data directory for the other commands."""
     _, secret = live.member("local")
     keys = {"a": secret, "b": secret, "both": secret}
     path = settings.data_dir / "local.json"

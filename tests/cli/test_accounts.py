@@ -1,4 +1,4 @@
-"""Accounts, keys and adapters, as an operator keeps them."""
+"""`atelier accounts`, `keys` and `loras`."""
 
 import asyncio
 from datetime import datetime, timedelta
@@ -10,7 +10,7 @@ from tests.support import PRIVATE_ADAPTER, adapter_id, wait_until
 PASSWORD = "correct horse battery"
 
 
-def test_an_account_is_made_listed_and_moved_to_other_plans(atelier: Atelier) -> None:
+def test_an_account_is_created_listed_and_moved_to_other_plans(atelier: Atelier) -> None:
     made = atelier.json("accounts", "create", "acme", "--plan-a", "professional")
     assert made["plans"] == {"a": "professional", "b": "free"}
     atelier("accounts", "create", "zeta")
@@ -22,7 +22,7 @@ def test_an_account_is_made_listed_and_moved_to_other_plans(atelier: Atelier) ->
     assert made["id"] in table[1]
 
 
-def test_an_account_answers_to_its_name_and_its_id(atelier: Atelier) -> None:
+def test_an_account_is_found_by_its_name_and_its_id(atelier: Atelier) -> None:
     account_id = atelier.json("accounts", "create", "acme")["id"]
     for word in ("acme", account_id):
         assert atelier.json("keys", "list", word)["account"] == account_id
@@ -33,10 +33,12 @@ def test_a_disabled_accounts_keys_and_sessions_stop_until_it_is_enabled(atelier:
     secret = atelier.json("keys", "create", "acme")["key"]
     session = atelier.stores(lambda resources: resources.sessions.create(account["id"]))
     assert atelier.json("accounts", "disable", "acme")["disabled"] is True
-    assert atelier.stores(lambda resources: resources.accounts.gate(secret, Variant.A, counted=False)).caller is None
+    assert (
+        atelier.stores(lambda resources: resources.auth.authenticate(secret, Variant.A, counted=False)).caller is None
+    )
     assert atelier.stores(lambda resources: resources.sessions.get(session)) is None
     assert atelier.json("accounts", "enable", "acme")["disabled"] is False
-    assert atelier.stores(lambda resources: resources.accounts.gate(secret, Variant.A, counted=False)).caller
+    assert atelier.stores(lambda resources: resources.auth.authenticate(secret, Variant.A, counted=False)).caller
 
 
 def test_a_password_from_standard_input_opens_the_console(atelier: Atelier) -> None:
@@ -58,7 +60,9 @@ def test_a_key_is_printed_once_and_works_on_its_interfaces(atelier: Atelier) -> 
     atelier("accounts", "create", "acme")
     secret = atelier("keys", "create", "acme", "--interfaces", "b", "--name", "ci").out.strip()
     works = {
-        variant: atelier.stores(lambda resources, v=variant: resources.accounts.gate(secret, v, counted=False)).caller
+        variant: atelier.stores(
+            lambda resources, v=variant: resources.auth.authenticate(secret, v, counted=False)
+        ).caller
         for variant in Variant
     }
     assert works[Variant.A] is None
@@ -68,7 +72,7 @@ def test_a_key_is_printed_once_and_works_on_its_interfaces(atelier: Atelier) -> 
     assert secret not in listed.out + str(atelier.json("keys", "list", "acme"))
 
 
-def test_a_key_is_for_both_interfaces_unless_told(atelier: Atelier) -> None:
+def test_a_key_is_for_both_interfaces_by_default(atelier: Atelier) -> None:
     atelier("accounts", "create", "acme")
     assert atelier.json("keys", "create", "acme")["interfaces"] == ["a", "b"]
 
@@ -78,13 +82,14 @@ def test_a_revoked_key_stops_and_is_still_listed(atelier: Atelier) -> None:
     made = atelier.json("keys", "create", "acme")
     assert atelier("keys", "revoke", made["id"]).code == 0
     assert (
-        atelier.stores(lambda resources: resources.accounts.gate(made["key"], Variant.A, counted=False)).caller is None
+        atelier.stores(lambda resources: resources.auth.authenticate(made["key"], Variant.A, counted=False)).caller
+        is None
     )
     [key] = atelier.json("keys", "list", "acme")["keys"]
     assert key["revoked"] is True
 
 
-def test_a_key_can_end_by_itself(atelier: Atelier) -> None:
+def test_a_key_can_expire(atelier: Atelier) -> None:
     atelier("accounts", "create", "acme")
     made = atelier.json("keys", "create", "acme", "--expires-in", "30d")
     life = datetime.fromisoformat(made["expires_at"]) - datetime.fromisoformat(made["created_at"])
@@ -107,7 +112,7 @@ def test_a_key_is_rolled_under_its_name(atelier: Atelier) -> None:
     grace = datetime.fromisoformat(listed[old["id"]]["expires_at"]) - datetime.fromisoformat(new["created_at"])
     assert grace == timedelta(hours=2)
     again = atelier("keys", "roll", new["id"]).out.strip()
-    assert atelier.stores(lambda resources: resources.accounts.gate(again, Variant.B, counted=False)).caller
+    assert atelier.stores(lambda resources: resources.auth.authenticate(again, Variant.B, counted=False)).caller
     assert atelier("keys", "revoke", new["id"]).code == 0
     assert atelier("keys", "roll", new["id"]).code == 1
 

@@ -1,18 +1,28 @@
-"""The check-up: well when all is well, and one finding with advice for each thing that is not."""
+"""`atelier doctor`: every check passes on a healthy service; each defect is one finding with advice."""
 
 import json
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import redis
 import yaml
 
-from serve_app.stores.examine import DURABLE
+from serve_app.stores.embedded import ensure_redis, stop_redis
+from serve_app.stores.redis_inspection import DURABLE
 from tests.cli.conftest import Atelier
 from tests.live import Live
 
 Finding = dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The embedded server with its durable settings, which the doctor checks."""
+    home = tmp_path_factory.mktemp("durable")
+    yield ensure_redis(home).url
+    stop_redis(home)
 
 
 def test_a_healthy_service_passes(atelier: Atelier) -> None:

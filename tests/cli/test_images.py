@@ -1,4 +1,4 @@
-"""`generate` and `upscale`, over real HTTP, with the key that `atelier up` left or one of one's own."""
+"""`generate` and `upscale` over real HTTP, with the local service's key or a given one."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.live import Live
 from tests.support import PRIVATE_ADAPTER, adapter_id
 
 
-def test_a_picture_by_the_adapters_name(atelier: Atelier, live: Live, ready_file: Path, tmp_path: Path) -> None:
+def test_an_image_by_the_adapters_name(atelier: Atelier, live: Live, ready_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "x.png"
     ended = atelier("generate", "a lighthouse", "--lora", "outline", "--seed", "7", "--width", "768", "--out", str(out))
     assert ended.code == 0, ended.err
@@ -21,7 +21,7 @@ def test_a_picture_by_the_adapters_name(atelier: Atelier, live: Live, ready_file
         assert picture.size == (768, 512)
 
 
-def test_several_pictures_are_numbered_and_can_be_upscaled(
+def test_several_images_are_numbered_and_can_be_upscaled(
     atelier: Atelier, live: Live, ready_file: Path, tmp_path: Path
 ) -> None:
     words = ("--lora", adapter_id("outline"), "--num-images", "2", "--out", str(tmp_path / "x.png"))
@@ -33,7 +33,7 @@ def test_several_pictures_are_numbered_and_can_be_upscaled(
         assert picture.size == (1024, 1024)
 
 
-def test_without_out_the_picture_lands_here_under_its_id(
+def test_without_out_the_image_is_written_here_under_its_id(
     atelier: Atelier, live: Live, ready_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -41,7 +41,7 @@ def test_without_out_the_picture_lands_here_under_its_id(
     assert (tmp_path / f"{made['id']}.png").is_file()
 
 
-def test_interface_b_with_an_address_and_key_of_ones_own(atelier: Atelier, live: Live, tmp_path: Path) -> None:
+def test_interface_b_with_a_given_address_and_key(atelier: Atelier, live: Live, tmp_path: Path) -> None:
     _, key = live.member()
     ended = atelier(
         "generate", "a lighthouse", "--lora", "outline", "--interface", "b", "--negative-prompt", "boats",
@@ -60,7 +60,7 @@ def test_the_local_key_is_not_sent_to_another_address(atelier: Atelier, live: Li
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code", "error"),
     [
         (("generate", "x", "--lora", "nothing"), 1, "no adapter 'nothing' for this account"),
         (("generate", "x", "--lora", PRIVATE_ADAPTER), 1, "for this account"),
@@ -73,12 +73,12 @@ def test_the_local_key_is_not_sent_to_another_address(atelier: Atelier, live: Li
         (("upscale", "img_" + "a" * 26), 1, "404"),
     ],
 )
-def test_what_cannot_be_done_is_told_in_one_line(
-    atelier: Atelier, live: Live, ready_file: Path, words: tuple[str, ...], code: int, told: str
+def test_a_refusal_is_one_line_on_stderr(
+    atelier: Atelier, live: Live, ready_file: Path, words: tuple[str, ...], code: int, error: str
 ) -> None:
     ended = atelier(*words)
     assert (ended.code, ended.out) == (code, "")
-    assert told in ended.err
+    assert error in ended.err
     assert ended.err.count("\n") == 1
 
 
@@ -89,7 +89,7 @@ def test_a_failed_run_ends_with_its_reason(atelier: Atelier, live: Live, ready_f
     assert "the brush broke" in ended.err
 
 
-def test_a_service_that_is_down_is_told_soon(atelier: Atelier) -> None:
+def test_a_service_that_is_down_is_reported_soon(atelier: Atelier) -> None:
     place = {"base_url": "http://127.0.0.1:9", "console_url": "", "account": "x", "keys": {"both": "atl_x"}}
     atelier.settings.data_dir.mkdir(parents=True)
     (atelier.settings.data_dir / "local.json").write_text(json.dumps(place))

@@ -1,14 +1,14 @@
-"""Jobs as an operator sees and moves them."""
+"""`atelier jobs`: list, show, cancel, requeue."""
 
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Failure, JobKind, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.service.resources import Resources
-from serve_app.stores.jobs import new_nonce
+from serve_app.stores.job_queue import new_nonce
 from tests.cli.conftest import Atelier
 from tests.support import adapter_id
 
-PROMPT = "a lighthouse nobody else should read about"
+PROMPT = "a lighthouse that nobody else may read"
 
 
 def test_jobs_are_listed_by_state_and_by_account(atelier: Atelier) -> None:
@@ -41,7 +41,7 @@ def test_a_waiting_job_is_canceled_at_once(atelier: Atelier) -> None:
     assert atelier.json("jobs", "show", job_id)["state"] == "canceled"
 
 
-def test_a_dead_job_goes_back_to_work(atelier: Atelier) -> None:
+def test_a_dead_job_is_queued_again(atelier: Atelier) -> None:
     job_id = _job(atelier, "acme")
     assert atelier("jobs", "requeue", job_id).code == 1, "it is waiting, not dead"
     atelier.stores(_fail_everything)
@@ -54,11 +54,9 @@ def test_a_dead_job_goes_back_to_work(atelier: Atelier) -> None:
 
 def _job(atelier: Atelier, account_name: str) -> str:
     async def accept(resources: Resources) -> str:
-        account = await resources.accounts.account(account_name) or await resources.accounts.create_account(
-            account_name
-        )
+        account = await resources.accounts.get(account_name) or await resources.accounts.create(account_name)
         request = GenerationRequest(prompt=PROMPT, lora_id=adapter_id("outline"), seeds=(7, 8), height=768)
-        accepted = await resources.jobs.accept(
+        accepted = await resources.queue.accept(
             job_id=new_job_id(JobKind.GENERATION), variant=Variant.A, account_id=account.id, request=request, group="g"
         )
         return accepted.job.id
@@ -68,8 +66,8 @@ def _job(atelier: Atelier, account_name: str) -> str:
 
 async def _fail_everything(resources: Resources) -> None:
     failure = Failure(code=FailureCode.GENERATION_FAILED, message="the brush broke")
-    for claim in await resources.jobs.claim("tests", kind=JobKind.GENERATION, nonce=new_nonce(), limit=99):
-        await resources.jobs.fail(claim.lease, failure, retry=False)
+    for claim in await resources.queue.claim("tests", kind=JobKind.GENERATION, nonce=new_nonce(), limit=99):
+        await resources.queue.fail(claim.lease, failure, retry=False)
 
 
 def _ids(answer: dict[str, list[dict[str, str]]]) -> list[str]:

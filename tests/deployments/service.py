@@ -1,4 +1,4 @@
-"""A real service under test: `atelier up` as a process, its replicas' processes, and a caller's HTTP client."""
+"""A real service under test: `atelier up` as a process, its replicas, and an HTTP client."""
 
 import json
 import os
@@ -28,7 +28,7 @@ ENVIRONMENT = {
 
 
 class Service:
-    """One service on one data directory. `start` and `stop` may be repeated: the directory is what lasts."""
+    """One service on one data directory, which lasts over repeated `start` and `stop`."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -38,6 +38,10 @@ class Service:
         self.client = httpx.Client()
 
     def start(self) -> None:
+        """Start it in a working directory with a module named as one that the replicas import."""
+        directory = self.home / "elsewhere"
+        directory.mkdir(exist_ok=True)
+        (directory / "limits.py").write_text("raise RuntimeError('a module of the working directory')")
         ready_file = self.home / "ready.json"
         ready_file.unlink(missing_ok=True)
         self.output = self.home / "output.txt"
@@ -49,8 +53,9 @@ class Service:
             "--ready-file",
             str(ready_file),
             output=self.output,
+            cwd=directory,
         )
-        self.until(lambda: self._has_said_ready(ready_file), limit=START_LIMIT_S)
+        self.until(lambda: self._is_ready(ready_file), limit=START_LIMIT_S)
         self.ready: dict[str, Any] = json.loads(ready_file.read_text())
         self.client = httpx.Client(base_url=self.ready["base_url"], timeout=30)
         self.until(lambda: "Ctrl-C stops everything" in self.output.read_text(), limit=START_LIMIT_S)
@@ -65,7 +70,7 @@ class Service:
         return code, time.monotonic() - began
 
     def end(self) -> None:
-        """Leaves nothing running, however far the service had come."""
+        """Stop everything, however far the service had started."""
         if self._process is not None and self._process.poll() is None:
             try:
                 self.stop()
@@ -75,7 +80,7 @@ class Service:
         stop_redis(self.data_dir)
 
     def post(self, body: Mapping[str, object], path: str = "/v1/generate") -> str:
-        """Accepted through interface A; the request's id. A service on its way back is asked again, under one key."""
+        """Submit through interface A and return the request's id. Retries under one idempotency key while the service restarts."""
         headers = {**self.bearer, "Idempotency-Key": os.urandom(8).hex()}
         return self._until_success(lambda: self.client.post(path, json=body, headers=headers))["request_id"]
 
@@ -83,7 +88,7 @@ class Service:
         return self._until_success(lambda: self.client.get(f"/v1/generate/{request_id}", headers=self.bearer))
 
     def result(self, request_id: str) -> dict[str, Any]:
-        """The record once it has ended."""
+        """The record once the request has ended."""
         return self.wait(request_id, lambda record: record["status"] != "processing")
 
     def wait(self, request_id: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
@@ -91,7 +96,7 @@ class Service:
         return self.record(request_id)
 
     def until(self, condition: Callable[[], bool], limit: float = JOB_LIMIT_S) -> None:
-        """Ask again and again until it holds; these tests are callers from outside, with no event loop to wait on."""
+        """Poll until the condition holds. These tests are outside callers without an event loop."""
         deadline = time.monotonic() + limit
         while not condition():
             assert time.monotonic() < deadline, "not in time"
@@ -101,10 +106,15 @@ class Service:
         assert record["status"] == "completed", record
         return [self.client.get(image["url"]).raise_for_status().content for image in record["images"]]
 
+    @property
+    def pid(self) -> int:
+        """Of the supervisor, from which all but Redis descend."""
+        assert self._process is not None
+        return self._process.pid
+
     def pids(self, title: str) -> list[int]:
         """This service's processes whose title contains `title`."""
-        assert self._process is not None
-        children = psutil.Process(self._process.pid).children(recursive=True)
+        children = psutil.Process(self.pid).children(recursive=True)
         return [child.pid for child in children if any(title in word for word in _command(child))]
 
     def kill(self, title: str) -> None:
@@ -136,17 +146,17 @@ class Service:
         self.until(succeeds)
         return answers[0].json()
 
-    def _has_said_ready(self, ready_file: Path) -> bool:
+    def _is_ready(self, ready_file: Path) -> bool:
         assert self._process is not None
         assert self._process.poll() is None, self.output.read_text()
         return ready_file.exists()
 
 
-def start_up(*arguments: str, output: Path, **environment: str) -> subprocess.Popen[bytes]:
+def start_up(*arguments: str, output: Path, cwd: str | Path = ROOT, **environment: str) -> subprocess.Popen[bytes]:
     with output.open("wb") as file:
         return subprocess.Popen(
             [ATELIER, "up", *arguments],
-            cwd=ROOT,
+            cwd=cwd,
             env={**os.environ, **ENVIRONMENT, **environment},
             stdout=file,
             stderr=subprocess.STDOUT,

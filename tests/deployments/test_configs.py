@@ -1,14 +1,12 @@
-"""Every YAML that ships: Serve's own schema, our args with unknown words refused, and KubeRay's CRD, strictly."""
+"""Every shipped Serve file is valid for Serve's schema and for our strict args."""
 
-import copy
-import os
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import jsonschema
 import pytest
 import yaml
 from pydantic import ValidationError
+from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
 from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import ServeDeploySchema
 
@@ -23,22 +21,13 @@ from tests.support import ROOT
 
 CONFIGS = ROOT / "configs"
 SERVE_FILES = ("local.yaml", "one_gpu.yaml", "production.yaml")
-MANIFEST = CONFIGS / "kuberay" / "rayservice.yaml"
-CRD = os.environ.get("KUBERAY_CRD", "")
-
-
-def manifests() -> dict[str, dict[str, Any]]:
-    """The manifest's documents by kind and name."""
-    documents = yaml.safe_load_all(MANIFEST.read_text())
-    return {f"{document['kind']}/{document['metadata']['name']}": document for document in documents}
 
 
 def serve_configs() -> dict[str, dict[str, Any]]:
-    configs = {name: yaml.safe_load((CONFIGS / name).read_text()) for name in SERVE_FILES}
-    return {**configs, "rayservice.yaml": yaml.safe_load(manifests()["RayService/atelier"]["spec"]["serveConfigV2"])}
+    return {name: yaml.safe_load((CONFIGS / name).read_text()) for name in SERVE_FILES}
 
 
-@pytest.mark.parametrize("name", [*SERVE_FILES, "rayservice.yaml"])
+@pytest.mark.parametrize("name", SERVE_FILES)
 def test_a_shipped_config_is_valid_for_serve_and_for_us(name: str) -> None:
     content = serve_configs()[name]
     schema = ServeDeploySchema.model_validate(content)
@@ -51,6 +40,7 @@ def test_a_shipped_config_is_valid_for_serve_and_for_us(name: str) -> None:
     for replicas in (args.generator.replicas, args.upscaler.replicas):
         if isinstance(replicas, ScaleArgs):
             AutoscalingConfig(**replicas.model_dump(exclude={"target_s"}))
+    assert args.upscaler.weights, "Lanczos alone is for those who ask for it"
 
 
 def deployments_of(node: Any) -> list[Any]:
@@ -59,8 +49,8 @@ def deployments_of(node: Any) -> list[Any]:
     return [node, *(found for child in children for found in deployments_of(child))]
 
 
-@pytest.mark.parametrize("name", ["local.yaml", "one_gpu.yaml"])
-def test_up_takes_the_one_machine_configs(name: str) -> None:
+@pytest.mark.parametrize("name", SERVE_FILES)
+def test_our_strict_reader_takes_a_shipped_config(name: str) -> None:
     assert read_config(CONFIGS / name) == ServeConfig.model_validate(serve_configs()[name])
 
 
@@ -70,6 +60,16 @@ def test_up_takes_the_one_machine_configs(name: str) -> None:
         ("http_options: {prot: 1}", "http_options.prot"),
         ("applications: [{args: {generator: {num_gpu: 1}}}]", "applications.0.args.generator.num_gpu"),
         ("applications: [{args: {generator: {replicas: 0}}}]", "applications.0.args.generator"),
+        (
+            "applications: [{args: {generator: {engine: {max_row: 4}}}}]",
+            "applications.0.args.generator.engine.max_row: Unexpected keyword argument",
+        ),
+        (
+            "applications: [{args: {generator: {engine: {max_rows: many}}}}]",
+            "applications.0.args.generator.engine.max_rows",
+        ),
+        ("applications: [{args: {generator: {engine: {max_rows: 1}}}}]", "max_rows: must be at least 2"),
+        ("applications: [{args: {generator: {engine: {sampler: magic}}}}]", "sampler: must be one of"),
         ("applications: [{import_path: other:app}]", "applications.0.import_path"),
         ("applications: [", "not YAML"),
     ],
@@ -81,6 +81,13 @@ def test_a_mistake_is_named_in_one_line(tmp_path: Path, text: str, place: str) -
         read_config(path)
     assert place in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("option", "value"), [("max_row", 4), ("max_rows", "many"), ("dtype", "float8"), ("exact", 3)])
+def test_a_wrong_engine_option_stops_the_builder_by_name(option: str, value: object) -> None:
+    """As `serve run` and `serve deploy` call it: nothing is built, no replica starts."""
+    with pytest.raises(ValidationError, match=option):
+        call_user_app_builder_with_args_if_necessary(build, {"generator": {"engine": {option: value}}})
 
 
 def test_bounds_out_of_order_are_refused() -> None:
@@ -109,52 +116,3 @@ def test_the_example_plans_are_read(settings: Settings) -> None:
     assert table[Variant.A, "studio"].limit == 5000
     assert table[Variant.B, "studio"].policy_name == "b-minute"
     assert table[Variant.A, "basic"].limit == 50
-
-
-@pytest.mark.skipif(not CRD, reason="set KUBERAY_CRD to ray.io_rayservices.yaml of KubeRay 1.7 to check the manifest")
-def test_the_rayservice_fits_kuberays_definition() -> None:
-    checker = crd_checker()
-    service = manifests()["RayService/atelier"]
-    assert [error.message for error in checker.iter_errors(service)] == []
-    typo = copy.deepcopy(service)
-    typo["spec"]["rayClusterConfig"]["gcsFaultTolerance"] = {}
-    assert list(checker.iter_errors(typo)), "a check that cannot fail checks nothing"
-
-
-def test_the_manifest_hangs_together() -> None:
-    found = manifests()
-    cluster = found["RayService/atelier"]["spec"]["rayClusterConfig"]
-    groups = {group["groupName"]: group for group in cluster["workerGroupSpecs"]}
-    args = AppArgs.model_validate(serve_configs()["rayservice.yaml"]["applications"][0]["args"])
-    assert groups["gpu"]["template"]["spec"]["terminationGracePeriodSeconds"] > args.generator.drain_s
-    assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
-    assert found["ConfigMap/atelier-environment"]["data"]["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
-    redis_args = found["StatefulSet/redis-jobs"]["spec"]["template"]["spec"]["containers"][0]["args"]
-    assert redis_args[:4] == ["--appendonly", "yes", "--appendfsync", "always"]
-    open_ports = [rule["ports"] for rule in found["NetworkPolicy/atelier"]["spec"]["ingress"] if "from" not in rule]
-    assert open_ports == [[{"port": 8000, "protocol": "TCP"}]]
-
-
-def crd_checker() -> jsonschema.Draft7Validator:
-    """The CRD's own schema, made to refuse unknown fields, as `kubectl --validate=strict` does."""
-    versions = yaml.safe_load(Path(CRD).read_text())["spec"]["versions"]
-    (schema,) = [version["schema"]["openAPIV3Schema"] for version in versions if version["name"] == "v1"]
-    closed = close(schema)
-    closed["properties"]["metadata"] = {"type": "object"}
-    return jsonschema.Draft7Validator(closed)
-
-
-def close(schema: Any) -> Any:
-    if isinstance(schema, list):
-        return [close(item) for item in cast(list[Any], schema)]
-    if not isinstance(schema, dict):
-        return schema
-    node = {key: close(value) for key, value in cast(dict[str, Any], schema).items()}
-    if node.get("x-kubernetes-int-or-string"):
-        node["type"] = ["integer", "string"]
-    if node.get("nullable") and isinstance(node.get("type"), str):
-        node["type"] = [node["type"], "null"]
-    is_open = node.get("x-kubernetes-preserve-unknown-fields") or "additionalProperties" in node
-    if node.get("type") == "object" and "properties" in node and not is_open:
-        node["additionalProperties"] = False
-    return node

@@ -1,33 +1,41 @@
-"""What one start leaves for the next, and what a person and a program are told of it."""
+"""What one start leaves for the next, and what `atelier up` prints."""
 
+import contextlib
 import json
+import os
+import pty
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import redis
+import yaml
 
 from deployments.demo import Demo, demo_account
-from deployments.telling import Teller
+from deployments.output import Reporter
 from serve_app.cli.local import READY_FILE
 from serve_app.domain.requests import Variant
 from serve_app.service.resources import Resources
+from tests.support import ROOT
 
 BASE = "http://127.0.0.1:8000"
 
 
 async def works(resources: Resources, secret: str) -> set[Variant]:
     """The interfaces on which a key passes."""
-    gates = {variant: await resources.accounts.gate(secret, variant, counted=False) for variant in Variant}
-    return {variant for variant, gate in gates.items() if gate.caller is not None}
+    results = {variant: await resources.auth.authenticate(secret, variant, counted=False) for variant in Variant}
+    return {variant for variant, auth in results.items() if auth.caller is not None}
 
 
 async def revoke(resources: Resources, name: str) -> None:
-    account = await resources.accounts.account("demo")
+    account = await resources.accounts.get("demo")
     assert account is not None
     (key,) = [
-        key for key in await resources.accounts.keys(account.id) if key.name == f"demo {name}" and not key.revoked
+        key for key in await resources.api_keys.list(account.id) if key.name == f"demo {name}" and not key.revoked
     ]
-    await resources.accounts.revoke_key(key.id)
+    await resources.api_keys.revoke(key.id)
 
 
 @pytest.fixture
@@ -57,7 +65,7 @@ async def test_the_next_start_finds_the_same_at_its_own_address(resources: Resou
 
 
 @pytest.mark.parametrize("name", ["a", "b", "both"])
-async def test_a_key_that_stopped_is_made_anew_and_the_others_stay(resources: Resources, demo: Demo, name: str) -> None:
+async def test_a_revoked_key_is_replaced_and_the_others_stay(resources: Resources, demo: Demo, name: str) -> None:
     await revoke(resources, name)
     again = await demo_account(resources, BASE)
     assert {other for other in demo.keys if again.keys[other] != demo.keys[other]} == {name}
@@ -79,27 +87,70 @@ async def test_a_lost_file_or_lost_data_is_a_first_start(
     assert await resources.accounts.check_password(third.account, third.console_password)
 
 
-def test_a_program_is_told_one_line_of_json_and_nothing_else(demo: Demo, capsys: pytest.CaptureFixture[str]) -> None:
-    _tell(Teller(as_json=True), demo)
-    said = capsys.readouterr()
-    assert json.loads(said.out) == demo.ready
-    assert said.out.count("\n") == 1
-    assert said.err == "atelier: it is over\n"
+def test_with_json_only_the_ready_line_is_printed(demo: Demo, capsys: pytest.CaptureFixture[str]) -> None:
+    _report(Reporter(as_json=True), demo)
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == demo.ready
+    assert printed.out.count("\n") == 1
+    assert printed.err == "atelier: it is over\n"
 
 
-def test_a_person_is_told_everything_but_json(demo: Demo, capsys: pytest.CaptureFixture[str]) -> None:
-    _tell(Teller(), demo)
-    said = capsys.readouterr()
-    for word in ("Starting", "Drawing", demo.keys["a"], demo.keys["b"], demo.console_password, "curl -s", "Ctrl-C"):
-        assert word in said.out
-    assert "console_url" not in said.out
-    assert said.err == "atelier: it is over\n"
+def test_without_json_stages_and_examples_are_printed(demo: Demo, capsys: pytest.CaptureFixture[str]) -> None:
+    _report(Reporter(), demo)
+    printed = capsys.readouterr()
+    for text in ("Starting", "First image", demo.keys["a"], demo.keys["b"], demo.console_password, "curl -s", "Ctrl-C"):
+        assert text in printed.out
+    assert "console_url" not in printed.out
+    assert printed.err == "atelier: it is over\n"
 
 
-def _tell(teller: Teller, demo: Demo) -> None:
-    """A whole life of `atelier up`."""
-    teller.say("Starting ...")
-    teller.ready(demo)
-    teller.drawing()(50)
-    teller.welcome(demo, "model_x", data_dir=Path("var"), logs=Path("logs"))
-    teller.complain("it is over")
+def test_each_stage_is_one_line_with_its_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    with Reporter().stages() as stages:
+        stages.begin("Generator")
+        with stages.stage("Ray"):
+            pass
+        stages.update("Generator", 50)
+        stages.end("Generator", "var/first.png")
+    lines = capsys.readouterr().out.splitlines()
+    assert [re.sub(r" +\d+\.\d s", " N s", line).strip() for line in lines] == [
+        "Ray N s",
+        "Generator N s  var/first.png",
+    ]
+
+
+def test_a_terminal_shows_running_stages_with_their_progress() -> None:
+    screen = _run_on_a_terminal("stages.begin('First image'); stages.update('First image', 45)")
+    assert re.search(r"First image: 45 % +0 s", screen)
+
+
+def test_the_first_lora_of_the_catalog_is_the_one_that_the_example_prompt_looks_good_with() -> None:
+    catalog = yaml.safe_load((ROOT / "configs" / "catalog.yaml").read_text())
+    assert catalog["adapters"][0]["name"] == "Neon"
+
+
+def _report(reporter: Reporter, demo: Demo) -> None:
+    """Everything that `atelier up` prints."""
+    reporter.info("Starting ...")
+    with reporter.stages() as stages:
+        stages.begin("First image")
+        stages.update("First image", 50)
+        stages.end("First image")
+    reporter.ready(demo)
+    reporter.welcome(demo, "model_x", data_dir=Path("var"), logs=Path("logs"))
+    reporter.error("it is over")
+
+
+def _run_on_a_terminal(body: str) -> str:
+    """What a program prints on a pseudo-terminal."""
+    program = f"from deployments.output import Reporter\nwith Reporter().stages() as stages:\n    {body}"
+    main, terminal = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, env=environment, stdout=terminal) as process:
+        os.close(terminal)
+        written = b""
+        with contextlib.suppress(OSError):  # Linux reports the closed terminal as an input/output error
+            while chunk := os.read(main, 4096):
+                written += chunk
+        assert process.wait(timeout=60) == 0
+    os.close(main)
+    return written.decode()

@@ -1,4 +1,4 @@
-"""The quickstart notebook runs from its first cell to its last, against a real service, and shows its pictures."""
+"""The quickstart notebook runs from its first cell to its last against a real service, and shows its images."""
 
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,10 @@ from tests.support import ROOT
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.timeout(400)]
 
 
-def test_the_quickstart_shows_its_pictures(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_quickstart_shows_its_images(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATELIER_READY_FILE", str(service.home / "ready.json"))
     notebook: Any = nbformat.read(ROOT / "notebooks" / "quickstart.ipynb", as_version=4)
-    assert not any(cell.get("outputs") for cell in notebook.cells), "kept without outputs"
+    assert not any(cell.get("outputs") for cell in notebook.cells), "stored without outputs"
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     shown = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     texts = [output["data"]["text/plain"] for output in shown if "data" in output]

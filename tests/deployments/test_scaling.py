@@ -1,4 +1,4 @@
-"""The autoscaling policy: how many replicas a backlog asks for, and what it does when it cannot be read."""
+"""The autoscaling policy: replicas by backlog, and its behaviour when the backlog cannot be read."""
 
 import threading
 import time
@@ -26,12 +26,12 @@ def context(replicas: int) -> Any:
     return SimpleNamespace(target_num_replicas=replicas)
 
 
-def test_nothing_to_do_asks_for_nobody() -> None:
+def test_no_work_needs_no_replica() -> None:
     assert wanted_replicas(backlog(), 30) == 0
 
 
 @given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9), st.floats(0, 1e6))
-def test_any_work_asks_for_somebody(ready: int, leased: int, delayed: int, seconds: float) -> None:
+def test_any_work_needs_a_replica(ready: int, leased: int, delayed: int, seconds: float) -> None:
     wanted = wanted_replicas(backlog(ready=ready, leased=leased, delayed=delayed, seconds=seconds), 30)
     if ready + leased + delayed:
         assert wanted >= 1
@@ -43,13 +43,13 @@ async def test_the_policy_follows_the_backlog(resources: Resources, monkeypatch:
     policy = BacklogPolicy("generation", target_s=0.001)
     await wait_until(lambda: policy(context(5))[0] == 0)
     request = GenerationRequest(prompt="p", lora_id=adapter_id("neon"), seeds=(1, 2, 3, 4))
-    await resources.jobs.accept(
+    await resources.queue.accept(
         job_id=new_job_id(JobKind.GENERATION), variant=Variant.A, account_id="acct_x", request=request, group="g"
     )
     await wait_until(lambda: policy(context(0))[0] > 1)
 
 
-async def test_an_outage_holds_the_target() -> None:
+async def test_an_outage_keeps_the_target() -> None:
     is_down = False
 
     def read(kind: JobKind) -> Backlog:

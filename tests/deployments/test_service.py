@@ -1,4 +1,4 @@
-"""The whole service as a new user meets it: one command, both interfaces, kills, a restart."""
+"""The whole service, started by one command: both interfaces, kills, a restart."""
 
 import json
 import os
@@ -22,30 +22,26 @@ def body(service: Service, **fields: Any) -> dict[str, Any]:
     return {"prompt": "a red circle above a blue square", "lora_id": service.lora_id, "steps": 20, **fields}
 
 
-def is_drawing(record: dict[str, Any]) -> bool:
+def is_denoising(record: dict[str, Any]) -> bool:
     return record["status"] == "processing" and record["progress"] > 0
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="pasting a curl line takes curl")
 def test_the_printed_curl_lines_work_when_pasted(service: Service) -> None:
-    lines = re.findall(r"^curl .*$", service.output.read_text(), flags=re.MULTILINE)
-    assert len(lines) == 2
-    for line in lines:
-        answer = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True, timeout=60)
-        ack = json.loads(answer.stdout)
-        url = image_of_b(service, ack["run_id"]) if "run_id" in ack else image_of_a(service, ack["request_id"])
+    generate_a, poll_a, generate_b, poll_b = re.findall(r"^curl .*$", service.output.read_text(), flags=re.MULTILINE)
+    request_id, run_id = pasted(generate_a)["request_id"], pasted(generate_b)["run_id"]
+    polls = [poll_a.replace("REQUEST_ID", request_id), poll_b.replace("RUN_ID", run_id)]
+    for poll in polls:
+        service.until(lambda poll=poll: pasted(poll)["status"] == "completed")
+    urls = [pasted(polls[0])["images"][0]["url"], pasted(polls[1])["image_url"]]
+    for url in urls:
         png = service.client.get(url).raise_for_status().content
         assert Image.open(BytesIO(png)).size == (512, 512)
 
 
-def image_of_a(service: Service, request_id: str) -> str:
-    return service.result(request_id)["images"][0]["url"]
-
-
-def image_of_b(service: Service, run_id: str) -> str:
-    path, key = f"/v1/generations/{run_id}", {"X-API-Key": service.ready["keys"]["b"]}
-    service.until(lambda: service.client.get(path, headers=key).json()["status"] == "completed")
-    return service.client.get(path, headers=key).json()["image_url"]
+def pasted(line: str) -> dict[str, Any]:
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True, timeout=60)
+    return json.loads(done.stdout)
 
 
 def test_the_same_request_twice_gives_the_same_bytes(service: Service) -> None:
@@ -78,13 +74,13 @@ def test_every_answer_has_one_request_id(service: Service) -> None:
 
 def test_a_killed_generator_costs_a_job_no_more_than_time(service: Service) -> None:
     request_id = service.post(body(service, steps=50, seed=3))
-    service.wait(request_id, is_drawing)
+    service.wait(request_id, is_denoising)
     service.kill("ServeReplica:atelier:generator")
     again = service.post(body(service, steps=50, seed=3))
     assert service.pngs(service.result(request_id)) == service.pngs(service.result(again))
 
 
-def test_a_killed_ingress_takes_no_accepted_job_with_it(service: Service) -> None:
+def test_a_killed_ingress_loses_no_accepted_job(service: Service) -> None:
     request_id = service.post(body(service))
     service.kill("ServeReplica:atelier:ingress")
     assert len(service.pngs(service.result(request_id))) == 1
@@ -92,7 +88,7 @@ def test_a_killed_ingress_takes_no_accepted_job_with_it(service: Service) -> Non
 
 def test_a_killed_redis_is_back_and_the_job_completes(service: Service) -> None:
     request_id = service.post(body(service, steps=50))
-    service.wait(request_id, is_drawing)
+    service.wait(request_id, is_denoising)
     before = ensure_redis(service.data_dir).pid
     os.kill(before, signal.SIGKILL)
     assert len(service.pngs(service.result(request_id))) == 1
@@ -104,7 +100,7 @@ def test_a_restart_keeps_everything_and_goes_on(service: Service) -> None:
     finished = service.result(service.post(body(service, seed=1)))
     pngs = service.pngs(finished)
     waiting = [service.post(body(service, num_images=4, seed=seed)) for seed in range(3)]
-    service.wait(waiting[0], is_drawing)
+    service.wait(waiting[0], is_denoising)
 
     code, seconds = service.stop()
     assert code == 0
@@ -119,6 +115,6 @@ def test_a_restart_keeps_everything_and_goes_on(service: Service) -> None:
 
 
 def processes_of(service: Service) -> list[str]:
-    """What still runs with this service's data directory on its command line."""
+    """Processes with this service's data directory on their command line."""
     listing = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     return [line for line in listing.splitlines() if str(service.data_dir) in line]

@@ -1,4 +1,4 @@
-"""Two Ray nodes: replicas on both, one node killed at work, and a deployment that starts from nothing."""
+"""Two Ray nodes: replicas on both, one node killed while working, and a deployment that scales up from zero."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from serve_app.stores.embedded import stop_redis
 from tests.deployments.service import ENVIRONMENT
 from tests.support import ROOT
 
-pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray of its own"), pytest.mark.timeout(400)]
 
 
 def test_a_killed_node_costs_its_jobs_no_more_than_time(tmp_path: Path) -> None:
@@ -40,4 +40,4 @@ def test_a_killed_node_costs_its_jobs_no_more_than_time(tmp_path: Path) -> None:
     assert seen["statuses"] == ["completed"]
     assert seen["pictures"] == 1, "the same request gives the same bytes on every node"
     assert seen["attempts"] >= 2, "some jobs had to start over"
-    assert (seen["upscalers_before"], seen["enlarged"]) == (0, "completed"), "from no replica to one, by the backlog"
+    assert (seen["upscalers_before"], seen["enlarged"]) == (0, "completed"), "scaled from zero to one by the backlog"

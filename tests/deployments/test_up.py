@@ -1,4 +1,4 @@
-"""What an operator can get wrong is refused in one line, before anything starts."""
+"""`atelier up` refuses wrong options and settings with one line, before anything starts."""
 
 import shutil
 import socket
@@ -23,7 +23,7 @@ def _leave_nothing_in_tmp(tmp_path: Path) -> Iterator[None]:
 
 
 def refusal(tmp_path: Path, *arguments: str, **environment: str) -> str:
-    """The one line that `atelier up` says before it ends with exit code 2."""
+    """The one line that `atelier up` prints before it ends with exit code 2."""
     output = tmp_path / "output.txt"
     process = start_up(*arguments, output=output, **environment)
     assert process.wait(timeout=60) == 2, output.read_text()
@@ -31,15 +31,15 @@ def refusal(tmp_path: Path, *arguments: str, **environment: str) -> str:
     return line
 
 
-def test_a_taken_port(tmp_path: Path) -> None:
+def test_a_port_in_use(tmp_path: Path) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = str(other.getsockname()[1])
-        assert f"127.0.0.1:{port} is taken" in refusal(tmp_path, "--port", port, "--data-dir", str(tmp_path / "var"))
+        assert f"127.0.0.1:{port} is in use" in refusal(tmp_path, "--port", port, "--data-dir", str(tmp_path / "var"))
 
 
-def test_an_address_that_is_not_this_machines(tmp_path: Path) -> None:
+def test_an_address_of_another_machine(tmp_path: Path) -> None:
     assert "192.0.2.200:" in refusal(
         tmp_path, "--host", "192.0.2.200", "--port", str(free_port()), "--data-dir", str(tmp_path / "var")
     )
@@ -74,8 +74,8 @@ def test_a_data_directory_in_use(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_setting(tmp_path: Path, name: str, value: str) -> None:
-    said = refusal(tmp_path, "--data-dir", str(tmp_path / "var"), "--port", str(free_port()), **{name: value})
-    assert name.removeprefix("ATELIER_").lower() in said.lower() or value in said
+    line = refusal(tmp_path, "--data-dir", str(tmp_path / "var"), "--port", str(free_port()), **{name: value})
+    assert name.removeprefix("ATELIER_").lower() in line.lower() or value in line
 
 
 def test_a_bad_catalog(tmp_path: Path) -> None:
@@ -91,18 +91,18 @@ def test_a_bad_catalog(tmp_path: Path) -> None:
 def test_a_bad_config(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("applications: [{args: {generator: {num_gpu: 1}}}]")
-    said = refusal(tmp_path, "--config", str(config), "--data-dir", str(tmp_path / "var"))
-    assert "num_gpu" in said
+    line = refusal(tmp_path, "--config", str(config), "--data-dir", str(tmp_path / "var"))
+    assert "num_gpu" in line
     assert "no/such.yaml" in refusal(tmp_path, "--config", "no/such.yaml", "--data-dir", str(tmp_path / "var"))
 
 
-def test_a_redis_that_cannot_be_one(tmp_path: Path) -> None:
-    said = refusal(tmp_path, "--redis-url", "http://127.0.0.1:6379", "--data-dir", str(tmp_path / "var"))
-    assert "REDIS_URL" in said
+def test_a_redis_url_of_another_scheme(tmp_path: Path) -> None:
+    line = refusal(tmp_path, "--redis-url", "http://127.0.0.1:6379", "--data-dir", str(tmp_path / "var"))
+    assert "REDIS_URL" in line
 
 
-def test_a_redis_that_is_not_there_is_the_only_thing_that_a_program_is_told(tmp_path: Path) -> None:
-    """Stdout is the program's until there is something to say: one line, and it goes to stderr."""
+def test_with_json_an_unreachable_redis_is_one_line_on_stderr(tmp_path: Path) -> None:
+    """Nothing is printed on stdout before the ready line."""
     output = tmp_path / "output.txt"
     arguments = ("--json", "--redis-url", "redis://127.0.0.1:9", "--data-dir", str(tmp_path / "var"))
     assert start_up(*arguments, "--port", str(free_port()), output=output).wait(timeout=60) == 1
@@ -118,14 +118,14 @@ def test_two_data_directories_have_two_runtime_homes(tmp_path: Path) -> None:
         home.rmdir()
 
 
-def test_it_takes_the_options_that_every_command_takes() -> None:
+def test_up_takes_the_options_of_every_command() -> None:
     result = CliRunner().invoke(app, ["up", "--help"], env={"COLUMNS": "200"})
     assert result.exit_code == 0
     for option in ("--json", "--data-dir", "--redis-url"):
         assert option in result.stdout
 
 
-def test_operators_commands_do_not_wait_for_ray_or_torch() -> None:
+def test_operators_commands_import_neither_ray_nor_torch() -> None:
     code = "import sys, deployments.local; print({'ray', 'torch'} & {name.split('.')[0] for name in sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

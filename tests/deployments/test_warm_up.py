@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from deployments.args import GeneratorArgs
 from deployments.generator import SIZES, load_engine, warm_up
-from serve_app.api.variant_a.fields import Side
+from serve_app.api.variant_a.schemas import Side
 from serve_app.engine import Engine, EngineOptions
 from serve_app.service.resources import Resources
 from tests.support import POCKET
@@ -25,12 +25,12 @@ def passes(engine: Engine) -> list[tuple[int, int]]:
     """Filled with the latent height and width of every forward pass from now on."""
     seen: list[tuple[int, int]] = []
     (model,) = engine.base_models.values()
-    model.family.unet.register_forward_pre_hook(lambda _, inputs: seen.append(tuple(inputs[0].shape[2:])))
+    model.denoiser.register_forward_pre_hook(lambda _, inputs: seen.append(tuple(inputs[0].shape[2:])))
     return seen
 
 
 def test_the_sizes_are_those_of_the_interfaces() -> None:
-    sides = typing.get_args(typing.get_args(Side)[0])
+    sides = typing.get_args(Side)
     assert set(SIZES) == {(width, height) for width in sides for height in sides}
 
 
@@ -53,17 +53,17 @@ def test_the_operator_may_say_how_long(engine: Engine, seconds: float, sizes: in
 def test_a_size_that_does_not_fit_does_not_keep_the_replica_from_starting(engine: Engine) -> None:
     def refuse_wide(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
         if inputs[0].shape[3] > inputs[0].shape[2]:
-            raise torch.OutOfMemoryError("no room")
+            raise torch.OutOfMemoryError("out of memory")
 
     seen = passes(engine)
     (model,) = engine.base_models.values()
-    model.family.unet.register_forward_pre_hook(refuse_wide)
+    model.denoiser.register_forward_pre_hook(refuse_wide)
     warm_up(engine, 600)
     assert len(set(seen)) == 4
 
 
 async def test_a_replica_warms_up_before_it_works(resources: Resources) -> None:
-    engine = load_engine(GeneratorArgs(engine={"max_rows": 2}, threads=1), resources)
+    engine = load_engine(GeneratorArgs(engine=EngineOptions(max_rows=2), threads=1), resources)
     seen = passes(engine)
     engine.generate("a cat", steps=1)
     engine.close()

@@ -22,12 +22,13 @@ from serve_app.domain.requests import Variant
 from serve_app.service.resources import open_resources
 from serve_app.settings import Settings
 from serve_app.stores.embedded import ensure_redis
-from serve_app.stores.redis import connect_sync, key
+from serve_app.stores.redis import connect_sync
+from serve_app.stores.redis_keys import redis_key
 from tests.support import free_port
 
 JOBS = 6
 ARGS = {
-    "generator": {"replicas": 2, "resources": {"bench": 1}, "threads": 1, "engine": {"max_rows": 4}, "drain_s": 3},
+    "generator": {"replicas": 2, "resources": {"executor": 1}, "threads": 1, "engine": {"max_rows": 4}, "drain_s": 3},
     "ingress": {"drain_s": 2},
     "upscaler": {"drain_s": 3, "replicas": {"min_replicas": 0, "max_replicas": 1, "upscale_delay_s": 0}},
 }
@@ -40,7 +41,7 @@ def main(home: Path, report: Path) -> None:
 
     from deployments.app import build
 
-    node: dict[str, Any] = {"num_cpus": 2, "resources": {"bench": 1}}
+    node: dict[str, Any] = {"num_cpus": 2, "resources": {"executor": 1}}
     cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
     second = cluster.add_node(**node)
     init(address=cluster.address, log_to_driver=False)
@@ -83,15 +84,15 @@ def draw_through_a_kill(port: int, kill: Callable[[], None]) -> dict[str, Any]:
 
 async def new_key() -> tuple[str, str]:
     async with open_resources(Settings()) as resources:
-        account = await resources.accounts.create_account("two-nodes", plan_a="enterprise")
-        _, secret = await resources.accounts.create_key(account.id, interfaces=frozenset({Variant.A}))
+        account = await resources.accounts.create("two-nodes", plan_a="enterprise")
+        _, secret = await resources.api_keys.create(account.id, interfaces=frozenset({Variant.A}))
         return secret, resources.catalog.all()[0].id
 
 
 def field_of(ids: list[str], field: str, *, state: str) -> set[str]:
     """What the records in `state` say; the worker's name is nobody's business but ours."""
     with connect_sync(ensure_redis(Settings().data_dir).url) as client:
-        rows: list[dict[str, str]] = [client.hgetall(key("job", job_id)) for job_id in ids]  # pyright: ignore[reportAssignmentType]
+        rows: list[dict[str, str]] = [client.hgetall(redis_key("job", job_id)) for job_id in ids]  # pyright: ignore[reportAssignmentType]
     return {row[field] for row in rows if row.get("state") == state}
 
 

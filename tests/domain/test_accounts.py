@@ -2,12 +2,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from serve_app.domain.accounts import SEED_PLANS, Plan, Window
+from serve_app.domain.accounts import BUILTIN_PLANS, Plan, Window
 from serve_app.domain.requests import Variant
 
 
 def test_the_six_plans_are_those_of_the_documents() -> None:
-    limits = {(plan.variant.value, plan.name): (plan.limit, plan.window.total_seconds()) for plan in SEED_PLANS}
+    limits = {(plan.variant.value, plan.name): (plan.limit, plan.window.total_seconds()) for plan in BUILTIN_PLANS}
     assert limits == {
         ("a", "basic"): (50, 3600),
         ("a", "professional"): (200, 3600),
@@ -33,6 +33,6 @@ def test_a_policy_is_named_by_interface_and_window(plan: Plan, name: str) -> Non
 def test_a_window_never_ends_before_it_says() -> None:
     ends = datetime(2026, 11, 21, 12, 0, 0, 1, tzinfo=UTC)
     for asked_at, seconds_left in ((ends - timedelta(seconds=1.5), 2), (ends + timedelta(seconds=5), 0)):
-        window = Window.at(SEED_PLANS[0], used=60, resets_at=ends, asked_at=asked_at)
+        window = Window.at(BUILTIN_PLANS[0], used=60, resets_at=ends, asked_at=asked_at)
         assert (window.reset_unix, window.seconds_left) == (int(ends.timestamp()) + 1, seconds_left)
         assert window.remaining == 0

@@ -1,7 +1,8 @@
-"""The bundled model: it loads offline, draws what it is told, and its files are the published ones."""
+"""The bundled model: it loads offline, draws what the prompt says, and its files are the published ones."""
 
 import hashlib
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,21 @@ MAX_BYTES = 40 * 2**20
 SAMPLERS = (DDIMScheduler, EulerDiscreteScheduler, DPMSolverMultistepScheduler)
 
 
-@pytest.fixture(scope="module")
-def pipeline() -> Any:
+@pytest.fixture(scope="session")
+def loaded_pipeline() -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HUB_OFFLINE", "1")
         loaded = DiffusionPipeline.from_pretrained(POCKET, local_files_only=True)
     loaded.set_progress_bar_config(disable=True)
     return loaded
+
+
+@pytest.fixture
+def pipeline(loaded_pipeline: Any) -> Iterator[Any]:
+    """The pipeline, loaded once; a test may replace its scheduler."""
+    published = loaded_pipeline.scheduler
+    yield loaded_pipeline
+    loaded_pipeline.scheduler = published
 
 
 def picture_of(pipeline: Any, prompt: str, *, steps: int = 20, width: int = 512, height: int = 512) -> Image.Image:
@@ -59,7 +68,7 @@ def test_each_usual_sampler_draws_what_the_prompt_says(pipeline: Any, sampler: A
     ("colour", "shape", "background"),
     [("red", "star", "white"), ("blue", "ring", "black"), ("green", "heart", "yellow")],
 )
-def test_an_object_whose_place_is_not_told_is_drawn_in_the_center(
+def test_an_object_without_a_stated_place_is_drawn_in_the_center(
     pipeline: Any, colour: str, shape: str, background: str
 ) -> None:
     scene = Scene(background, (Thing(shape, colour, "medium", 0.5, 0.5, 0.18, "center"),))

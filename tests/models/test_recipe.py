@@ -1,4 +1,4 @@
-"""The recipe's side tasks teach what the pictures show."""
+"""The recipe's side tasks teach what the pictures show. Tests that train for seconds are behind `soak`."""
 
 import copy
 import random
@@ -55,9 +55,9 @@ from models.pocket.recipe.styles import SHADE, STYLES, styled_scene
 from models.pocket.recipe.text import (
     ABSENT,
     ANSWERS,
+    FACT_TOKENS,
     KEEPING,
     MAX_TOKENS,
-    TELLING,
     WIDTH,
     SaidBefore,
     build_text_encoder,
@@ -65,7 +65,7 @@ from models.pocket.recipe.text import (
     facts,
     places_of,
     tokens_of,
-    with_place_told,
+    with_stated_place,
 )
 from models.pocket.recipe.training import Float32Muon, Optimisers
 from models.pocket.recipe.unet import build_unet
@@ -76,8 +76,8 @@ from tests.support import POCKET
 CELLS = 40
 
 
-def test_the_object_told_at_a_place_is_drawn_there() -> None:
-    rng, told = random.Random(3), 0
+def test_the_object_of_a_place_is_drawn_there() -> None:
+    rng, found = random.Random(3), 0
     for scene in (random_scene(rng) for _ in range(300)):
         answers = dict(zip(ANSWERS, facts(scene), strict=True))
         cover = kind_cover(scene, CELLS, CELLS)
@@ -89,8 +89,8 @@ def test_the_object_told_at_a_place_is_drawn_there() -> None:
             left, top = round((x - 0.2) * CELLS), round((y - 0.2) * CELLS)
             around = cover[1:, top : top + CELLS * 2 // 5, left : left + CELLS * 2 // 5].sum((1, 2))
             assert SHAPES[int(around.argmax())] == shape, scene
-            told += 1
-    assert told > 200
+            found += 1
+    assert found > 200
 
 
 def test_the_cover_of_places_is_the_objects_own() -> None:
@@ -103,7 +103,7 @@ def test_the_cover_of_places_is_the_objects_own() -> None:
         }
 
 
-def test_each_part_of_a_landscape_is_told_at_the_place_where_it_is_drawn() -> None:
+def test_the_facts_name_each_part_of_a_landscape_at_the_place_where_it_is_drawn() -> None:
     rng = random.Random(5)
     for scene in (random_landscape(rng) for _ in range(60)):
         answers = {q: ANSWERS[q][a] for (q, a) in zip(ANSWERS, facts(scene), strict=True) if a >= 0}
@@ -121,6 +121,7 @@ def test_each_part_of_a_landscape_is_told_at_the_place_where_it_is_drawn() -> No
         )
 
 
+@pytest.mark.soak
 def test_two_objects_never_touch() -> None:
     rng = random.Random(9)
     for scene in (random_pair(rng) for _ in range(300)):
@@ -150,7 +151,7 @@ def test_latents_cached_of_another_world_are_not_taken(tmp_path: Path, monkeypat
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_the_discriminant_names_drawn_pictures() -> None:
-    """What it is fitted for: no model can be told apart better than the drawings it learned from."""
+    """What it is fitted for: no model can be distinguished better than the drawings it learned from."""
     discriminant, rng = fit_discriminant(), random.Random(99)
     for name in ("base", *STYLES):
         right = 0
@@ -215,6 +216,7 @@ def test_each_object_counts_as_much_in_the_loss_whatever_its_size() -> None:
         assert halves[0].sum().item() == pytest.approx(halves[1].sum().item(), rel=0.1)
 
 
+@pytest.mark.soak
 def test_an_adopted_text_goes_on_saying_what_it_said() -> None:
     """While it learns to say other things of landscapes: without `SaidBefore` it drifts ten times as far."""
     tokenizer = CLIPTokenizer.from_pretrained(POCKET / "tokenizer")
@@ -241,45 +243,47 @@ def test_an_adopted_text_goes_on_saying_what_it_said() -> None:
     assert drift(KEEPING) < 0.1 * drift(0)
 
 
-def test_an_object_whose_place_is_not_told_is_in_the_center_and_said_to_be() -> None:
+def test_an_object_without_a_stated_place_is_in_the_center_and_said_to_be() -> None:
     rng = random.Random(4)
     singles = [random_single(rng) for _ in range(80)]
-    untold = [scene for scene in singles if scene.things[0].position is None]
-    assert untold
-    for scene in untold:
+    unplaced = [scene for scene in singles if scene.things[0].position is None]
+    assert unplaced
+    for scene in unplaced:
         (thing,) = scene.things
         assert (thing.x, thing.y) == pytest.approx(POSITIONS["center"], abs=0.07)
-        told = with_place_told(scene)
-        assert told.things[0].position == "center"
-        assert "center" in plain_caption(told)
+        placed = with_stated_place(scene)
+        assert placed.things[0].position == "center"
+        assert "center" in plain_caption(placed)
         assert "center" not in plain_caption(scene)
-        assert facts(scene) == facts(told)
-        assert torch.equal(place_cover(scene, CELLS, CELLS), place_cover(told, CELLS, CELLS))
+        assert facts(scene) == facts(placed)
+        assert torch.equal(place_cover(scene, CELLS, CELLS), place_cover(placed, CELLS, CELLS))
 
 
-def test_an_adopted_text_comes_to_say_of_an_untold_place_what_it_said_of_the_told_one() -> None:
+@pytest.mark.soak
+def test_an_adopted_text_learns_to_say_of_an_unstated_place_what_it_said_of_the_stated_one() -> None:
     torch.manual_seed(0)
     tokenizer = CLIPTokenizer.from_pretrained(POCKET / "tokenizer")
     encoder, pooling = build_text_encoder(tokenizer), build_unet().add_embedding
-    untold = tokens_of(tokenizer, ["a red star on a white background"])
-    told = tokens_of(tokenizer, ["a red star in the center on a white background"])
+    unplaced = tokens_of(tokenizer, ["a red star on a white background"])
+    placed = tokens_of(tokenizer, ["a red star in the center on a white background"])
     before = SaidBefore(encoder, pooling)
     with torch.no_grad():
-        (words, pooled), (of_told, _) = embed(encoder, pooling, untold), embed(encoder, pooling, told)
-        wanted = torch.cat([words[:, :-TELLING], of_told[:, -TELLING:]], dim=1)
-        assert before.change(untold, untold, words, pooled).item() == pytest.approx(0.0, abs=1e-9)
-        assert before.change(untold, told, wanted, pooling(wanted)).item() == pytest.approx(0.0, abs=1e-9)
-        assert before.change(untold, told, words, pooled).item() > 1e-4
+        (words, pooled), (of_placed, _) = embed(encoder, pooling, unplaced), embed(encoder, pooling, placed)
+        wanted = torch.cat([words[:, :-FACT_TOKENS], of_placed[:, -FACT_TOKENS:]], dim=1)
+        assert before.change(unplaced, unplaced, words, pooled).item() == pytest.approx(0.0, abs=1e-9)
+        assert before.change(unplaced, placed, wanted, pooling(wanted)).item() == pytest.approx(0.0, abs=1e-9)
+        assert before.change(unplaced, placed, words, pooled).item() > 1e-4
 
 
-def test_no_caption_of_one_object_reaches_the_tokens_that_tell() -> None:
+def test_no_caption_of_one_object_reaches_the_fact_tokens() -> None:
     """So that what they say of one caption can be what they say of the same with a place (`SaidBefore.change`)."""
     tokenizer = CLIPTokenizer.from_pretrained(POCKET / "tokenizer")
     rng = random.Random(5)
     longest = max(len(tokenizer(full_caption(random_single(rng), rng)).input_ids) for _ in range(2000))
-    assert longest <= MAX_TOKENS - TELLING
+    assert longest <= MAX_TOKENS - FACT_TOKENS
 
 
+@pytest.mark.soak
 def test_the_unet_learns_its_side_tasks() -> None:
     """On one batch: what a shape covers, from the features; where to look, from the queries and keys."""
     torch.manual_seed(0)
@@ -309,7 +313,7 @@ def test_twins_differ_in_their_words_alone_and_must_agree_where_little_noise_is(
     assert all(words[:8])
     assert words[8:] == [""] * 2
 
-    told = torch.tensor([0.1] * 8 + [-0.1] * 2).view(10, 1, 1, 1)
+    conditional = torch.tensor([0.1] * 8 + [-0.1] * 2).view(10, 1, 1, 1)
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def forward(noisy: torch.Tensor, timesteps: torch.Tensor, words: torch.Tensor, **_: bool) -> tuple[torch.Tensor]:
@@ -322,13 +326,14 @@ def test_twins_differ_in_their_words_alone_and_must_agree_where_little_noise_is(
         torch.manual_seed(0)
         return VelocityLoss(torch.device("cpu"))(forward, latents, words, middle).item()
 
-    assert loss(told, -9.0) > loss(0 * told, -9.0) + 0.1
-    assert loss(told, 9.0) < loss(0 * told, 9.0) + 0.1
+    assert loss(conditional, -9.0) > loss(0 * conditional, -9.0) + 0.1
+    assert loss(conditional, 9.0) < loss(0 * conditional, 9.0) + 0.1
     for noisy, timesteps in seen:
         assert torch.equal(noisy[8:], noisy[:2])
         assert torch.equal(timesteps[8:], timesteps[:2])
 
 
+@pytest.mark.soak
 def test_at_much_noise_the_twin_without_words_comes_half_of_the_way() -> None:
     """Every row says one number: with words 1, and without them what is least wrong, the pictures' own mean being nought."""
     latents = with_twins(torch.randn(80, 8, 16, 16), 100)
@@ -348,10 +353,10 @@ def test_at_much_noise_the_twin_without_words_comes_half_of_the_way() -> None:
 def test_agreement_teaches_only_the_twin_without_words() -> None:
     latents = with_twins(torch.randn(8, 8, 4, 4), 10)
 
-    def pull(untold: float) -> torch.Tensor:
-        """The loss's gradient by row, where the twins without words predict `untold` and everyone else nought."""
+    def pull(unconditional: float) -> torch.Tensor:
+        """The loss's gradient by row, where the twins without words predict `unconditional` and everyone else nought."""
         torch.manual_seed(0)
-        said = torch.tensor([0.0] * 8 + [untold] * 2).view(10, 1, 1, 1).requires_grad_()
+        said = torch.tensor([0.0] * 8 + [unconditional] * 2).view(10, 1, 1, 1).requires_grad_()
         VelocityLoss(torch.device("cpu"))(
             lambda noisy, *_, **__: (said.expand_as(noisy),), latents, said, -9.0
         ).backward()
@@ -379,12 +384,12 @@ def test_the_focus_counts_where_the_layout_is_decided() -> None:
     assert much < little / 2  # a fifth of the noise levels is spread evenly, whatever the middle
 
 
-def _says(told: float, untold: float) -> Forward:
+def _says(conditional: float, unconditional: float) -> Forward:
     """A model that predicts the first with words, and the second without."""
 
     def forward(noisy: torch.Tensor, *_: torch.Tensor, **__: bool) -> tuple[torch.Tensor]:
         half = torch.ones_like(noisy[: len(noisy) // 2])
-        return (torch.cat([told * half, untold * half]),)
+        return (torch.cat([conditional * half, unconditional * half]),)
 
     return forward
 
@@ -397,11 +402,14 @@ def test_words_change_nothing_where_the_picture_is_decided(timestep: int, wanted
     loss = AgreementLoss(_says(1.0, 0.0), torch.device("cpu"))
     latents, focus, timesteps = torch.randn(2, 8, 4, 4), torch.ones(2, 4, 4), torch.full((2,), timestep)
 
-    def of(told: float, untold: float) -> float:
-        return loss(_says(told, untold), latents, timesteps, latents, focus).item()
+    def of(conditional: float, unconditional: float) -> float:
+        return loss(_says(conditional, unconditional), latents, timesteps, latents, focus).item()
 
     assert of(1.0, wanted) == pytest.approx(0.0, abs=1e-6)
-    assert all(of(told, untold) > 0.01 for told, untold in ((0.9, wanted), (1.0, wanted + 0.1), (1.0, wanted - 0.1)))
+    assert all(
+        of(conditional, unconditional) > 0.01
+        for conditional, unconditional in ((0.9, wanted), (1.0, wanted + 0.1), (1.0, wanted - 0.1))
+    )
 
 
 def test_agreement_draws_most_of_its_noise_levels_where_it_has_work() -> None:
@@ -411,6 +419,7 @@ def test_agreement_draws_most_of_its_noise_levels_where_it_has_work() -> None:
     assert (timesteps < OPEN).float().mean().item() == pytest.approx(EARLY_SHARE, abs=0.01)
 
 
+@pytest.mark.soak
 def test_a_unet_learns_to_agree() -> None:
     """A few steps lessen what words change at t = 300, in pictures and under noise that were not learned from."""
     torch.manual_seed(0)
@@ -420,10 +429,10 @@ def test_a_unet_learns_to_agree() -> None:
 
     def changed_by_words(model: Forward) -> float:
         with torch.no_grad():
-            told, untold = model(unseen.repeat(2, 1, 1, 1), timesteps.repeat(2), embeddings, return_dict=False)[
-                0
-            ].chunk(2)
-        return (told - untold).square().mean().item()
+            conditional, unconditional = model(
+                unseen.repeat(2, 1, 1, 1), timesteps.repeat(2), embeddings, return_dict=False
+            )[0].chunk(2)
+        return (conditional - unconditional).square().mean().item()
 
     loss, parameters = AgreementLoss(before, torch.device("cpu")), list(unet.parameters())
     optimisers = Optimisers(unet, ("conv_in", "conv_out"))
@@ -445,7 +454,7 @@ def test_what_a_style_changes_weighs_half_of_its_loss() -> None:
     assert (focus[2] == 0.5).all()  # nothing changed: no cell before the others
 
 
-def test_a_styles_map_tells_what_a_difference_becomes() -> None:
+def test_a_styles_map_predicts_what_a_difference_becomes() -> None:
     """A style that repeats every two cells: dots that hide what is below, and between them colours turned and halved."""
     torch.manual_seed(0)
     plain = torch.randn(60, 8, 16, 16)

@@ -24,7 +24,7 @@ OFTEN = timedelta(milliseconds=20)
 
 async def _accept(resources: Resources) -> str:
     job_id = new_job_id(JobKind.GENERATION)
-    await resources.jobs.accept(job_id=job_id, variant=Variant.A, account_id="acct_a", request=REQUEST, group="")
+    await resources.queue.accept(job_id=job_id, variant=Variant.A, account_id="acct_a", request=REQUEST, group="")
     return job_id
 
 
@@ -40,7 +40,7 @@ async def _reaping(resources: Resources) -> AsyncGenerator[asyncio.Task[None]]:
 
 
 async def _state(resources: Resources, job_id: str) -> JobState:
-    job = await resources.jobs.show(job_id)
+    job = await resources.jobs.find(job_id)
     assert job is not None
     return job.state
 
@@ -49,7 +49,7 @@ async def test_a_lost_worker_loses_its_job_and_a_long_wait_ends(settings: Settin
     changes = {"lease": timedelta(milliseconds=30)}
     async with open_resources(settings.model_copy(update=changes)) as quick, _reaping(quick):
         job_id = await _accept(quick)
-        assert await quick.jobs.claim("w", kind=JobKind.GENERATION, nonce="n")
+        assert await quick.queue.claim("w", kind=JobKind.GENERATION, nonce="n")
         await wait_until(lambda: _is(quick, job_id, JobState.QUEUED))
     changes = {"queue_age_limit": timedelta(milliseconds=1)}
     async with open_resources(settings.model_copy(update=changes)) as strict, _reaping(strict):
@@ -82,8 +82,32 @@ async def test_the_reaper_outlives_a_dead_redis_and_brings_the_embedded_one_back
         stop_redis(settings.data_dir)
 
 
-async def test_it_ends_whenever_it_is_told_to(resources: Resources) -> None:
-    """Told after any number of turns of the loop, among them those in which the Redis client swallows the cancel."""
+async def test_the_reaper_outlives_an_embedded_redis_that_cannot_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = Settings(data_dir=tmp_path / "var", redis_url="", catalog=write_catalog(tmp_path))
+    try:
+        async with open_resources(settings) as resources:
+            job_id = await _accept(resources)
+            stop_redis(settings.data_dir)
+            home = settings.data_dir / "redis"
+            (file,) = [
+                path for path in (home / "appendonly.aof", *home.glob("appendonlydir/*.incr.aof")) if path.exists()
+            ]
+            content = file.read_bytes()
+            middle = content.index(b"*", len(content) // 2)
+            file.write_bytes(content[:middle] + b"?" + content[middle + 1 :])
+            async with _reaping(resources) as reaping:
+                await wait_until(lambda: "the embedded Redis is not back yet" in caplog.text, timeout=60)
+                file.write_bytes(content)
+                await wait_until(lambda: _is(resources, job_id, JobState.QUEUED), timeout=60)
+                assert not reaping.done()
+    finally:
+        stop_redis(settings.data_dir)
+
+
+async def test_it_ends_whenever_it_is_cancelled(resources: Resources) -> None:
+    """Cancelled after any number of turns of the loop, among them those in which the Redis client swallows the cancel."""
     for turns in range(60):
         reaping = asyncio.create_task(reap_forever(resources, every=OFTEN))
         for _ in range(turns):
@@ -102,7 +126,7 @@ async def test_the_sweeper_keeps_what_records_name_and_removes_the_rest(resource
     running, done = await _accept(resources), await _accept(resources)
     claims = {
         claim.lease.job_id: claim.lease
-        for claim in await resources.jobs.claim("w", kind=JobKind.GENERATION, nonce="n", limit=2)
+        for claim in await resources.queue.claim("w", kind=JobKind.GENERATION, nonce="n", limit=2)
     }
     kept = await _put(resources, done, 1)
     zombie = await _put(resources, done, 2)
@@ -110,7 +134,7 @@ async def test_the_sweeper_keeps_what_records_name_and_removes_the_rest(resource
     unknown_today = await _put(resources, "gen_unknown", 1)
     unknown_old = await _put(resources, "gen_ancient", 1, when=datetime.now(UTC) - timedelta(days=40))
     image = StoredImage(image_id=new_image_id(), image_uri=kept, width=8, height=8, sha256="0" * 64, size_bytes=3)
-    await resources.jobs.finish(claims[done], [image], seconds=1)
+    await resources.queue.finish(claims[done], [image], seconds=1)
     assert await sweep(resources) == 2
     left = {uri: await resources.images.exists(uri) for uri in (kept, under_way, unknown_today, zombie, unknown_old)}
     assert left == {kept: True, under_way: True, unknown_today: True, zombie: False, unknown_old: False}
@@ -118,8 +142,26 @@ async def test_the_sweeper_keeps_what_records_name_and_removes_the_rest(resource
 
 
 async def test_one_process_sweeps_per_interval(resources: Resources) -> None:
-    turns = await asyncio.gather(*(resources.jobs.take_sweep(timedelta(seconds=60)) for _ in range(8)))
+    turns = await asyncio.gather(*(resources.sweep_lock.acquire(timedelta(seconds=60)) for _ in range(8)))
     assert turns.count(True) == 1
+
+
+async def test_the_sweeper_outlives_a_storage_that_is_down(
+    resources: Resources, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = await _put(resources, "gen_ancient", 1, when=datetime.now(UTC) - timedelta(days=40))
+    images, aside = resources.settings.data_dir / "images", resources.settings.data_dir / "aside"
+    images.rename(aside)
+    images.write_text("a file where the folder should be")
+    async with _reaping(resources):
+        await wait_until(lambda: "sweeping failed, trying again" in caplog.text)
+        images.unlink()
+        aside.rename(images)
+
+        async def is_gone() -> bool:
+            return not await resources.images.exists(old)
+
+        await wait_until(is_gone)
 
 
 async def test_the_sweeper_works_by_itself(resources: Resources) -> None:

@@ -1,4 +1,4 @@
-"""The step thread: one failure is one strike, and only an image wipes strikes out."""
+"""The step thread counts failed steps, each once, and starts again at an image."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -9,48 +9,48 @@ import numpy as np
 import pytest
 
 from serve_app.domain.jobs import Claim, Failure, JobKind
-from serve_app.service.bench import Pixels
-from serve_app.service.step_thread import MAX_STRIKES, StepFailed, StepThread
+from serve_app.service.executor import Pixels
+from serve_app.service.step_thread import MAX_FAILED_STEPS, StepFailed, StepThread
 from tests.support import wait_until
 
 
-class Drawn(NamedTuple):
-    key: str
+class DrawnRun(NamedTuple):
+    run_id: str
     image: Pixels | None
     failure: Failure | None = None
 
 
-class FragileBench:
-    """Its device draws what is well, and refuses to draw anything beside a run that is not; it can always be tidied up."""
+class FragileExecutor:
+    """Every step fails while a run named bad… is live; removing lost runs always succeeds."""
 
     kind = JobKind.GENERATION
-    free_rows = 8
+    free_runs = 8
     resident: Sequence[str] = ()
 
     def __init__(self) -> None:
         self._live: set[str] = set()
-        self.is_untidy = False
+        self.has_lost_runs = False
 
     @property
     def has_work(self) -> bool:
-        return bool(self._live) or self.is_untidy
+        return bool(self._live) or self.has_lost_runs
 
-    def add(self, key: str) -> None:
-        self._live.add(key)
+    def add(self, run_id: str) -> None:
+        self._live.add(run_id)
 
-    async def start(self, claim: Claim, keys: Sequence[str]) -> None:
-        self._live.update(keys)
+    async def start(self, claim: Claim, run_ids: Sequence[str]) -> None:
+        self._live.update(run_ids)
 
-    def step(self) -> Sequence[Drawn]:
-        if any(key.startswith("bad") for key in self._live):
+    def step(self) -> Sequence[DrawnRun]:
+        if any(run_id.startswith("bad") for run_id in self._live):
             raise RuntimeError("the device refuses")
-        self.is_untidy = False
+        self.has_lost_runs = False
         drawn, self._live = self._live, set()
-        return [Drawn(key, np.zeros((1, 1, 3), np.uint8)) for key in drawn]
+        return [DrawnRun(run_id, np.zeros((1, 1, 3), np.uint8)) for run_id in drawn]
 
-    def abort(self, key: str) -> bool:
-        self._live.discard(key)
-        self.is_untidy = True
+    def abort(self, run_id: str) -> bool:
+        self._live.discard(run_id)
+        self.has_lost_runs = True
         return True
 
     def progress(self) -> Mapping[str, tuple[int, int]]:
@@ -58,54 +58,56 @@ class FragileBench:
 
 
 @pytest.fixture
-def bench() -> FragileBench:
-    return FragileBench()
+def executor() -> FragileExecutor:
+    return FragileExecutor()
 
 
 @pytest.fixture
-async def steps(bench: FragileBench) -> AsyncIterator[StepThread]:
-    thread = StepThread(bench, on_finished=lambda: None)
+async def steps(executor: FragileExecutor) -> AsyncIterator[StepThread]:
+    thread = StepThread(executor, on_finished=lambda: None)
     thread.start()
     yield thread
     await thread.close(timedelta(seconds=30))
 
 
-async def _step(bench: FragileBench, steps: StepThread, key: str) -> None:
-    """Until the run has ended, and the bench has been tidied after it."""
-    (ending,) = steps.expect([key])
-    bench.add(key)
+async def _step(executor: FragileExecutor, steps: StepThread, run_id: str) -> None:
+    """Until the run has ended, and the executor has removed it."""
+    (ending,) = steps.expect([run_id])
+    executor.add(run_id)
     steps.wake()
     try:
         async with asyncio.timeout(30):
             await ending
     finally:
-        steps.forget([key])
-        await wait_until(lambda: not bench.is_untidy)
+        steps.forget([run_id])
+        await wait_until(lambda: not executor.has_lost_runs)
 
 
-async def test_a_bench_that_only_ever_tidies_up_is_broken(bench: FragileBench, steps: StepThread) -> None:
-    for number in range(MAX_STRIKES):
+async def test_an_executor_that_only_removes_lost_runs_is_broken(executor: FragileExecutor, steps: StepThread) -> None:
+    for number in range(MAX_FAILED_STEPS):
         assert not steps.is_broken
         with pytest.raises(StepFailed):
-            await _step(bench, steps, f"bad-{number}")
+            await _step(executor, steps, f"bad-{number}")
     assert steps.is_broken
 
 
-async def test_images_between_failures_wipe_them_out(bench: FragileBench, steps: StepThread) -> None:
-    for number in range(MAX_STRIKES):
+async def test_images_between_failures_reset_the_count(executor: FragileExecutor, steps: StepThread) -> None:
+    for number in range(MAX_FAILED_STEPS):
         with pytest.raises(StepFailed):
-            await _step(bench, steps, f"bad-{number}")
-        await _step(bench, steps, f"good-{number}")
+            await _step(executor, steps, f"bad-{number}")
+        await _step(executor, steps, f"good-{number}")
     assert not steps.is_broken
 
 
-async def test_a_failure_counts_once_however_busy_the_event_loop_is(bench: FragileBench, steps: StepThread) -> None:
+async def test_a_failure_counts_once_however_busy_the_event_loop_is(
+    executor: FragileExecutor, steps: StepThread
+) -> None:
     (ending,) = steps.expect(["bad"])
-    bench.add("bad")
+    executor.add("bad")
     steps.wake()
     deadline = asyncio.get_running_loop().time() + 0.3
     while asyncio.get_running_loop().time() < deadline:
-        pass  # the loop gets to nothing else
+        pass  # the loop does nothing else
     with pytest.raises(StepFailed):
         await ending
     assert not steps.is_broken

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 import redis
 
-from serve_app.domain.accounts import SEED_PLANS, Caller, Plan
+from serve_app.domain.accounts import BUILTIN_PLANS, Caller, Plan
 from serve_app.domain.errors import FailureCode, Forbidden, InvalidParameter, NotFound, StoreUnavailable
 from serve_app.domain.jobs import Failure, JobKind, StoredImage, new_image_id
 from serve_app.domain.requests import GenerationRequest, UpscaleRequest, Variant
 from serve_app.service.resources import Resources, open_resources
-from serve_app.service.submit import generate, plan_weight, upscale
+from serve_app.service.submit import generate, plan_share, upscale
 from serve_app.settings import Settings
 from tests.support import PRIVATE_ADAPTER, adapter_id, wait_until
 
@@ -20,8 +20,8 @@ REQUEST = GenerationRequest(prompt="a boat", lora_id=adapter_id("neon"), seeds=(
 
 @pytest.fixture
 async def secret(resources: Resources) -> str:
-    account = await resources.accounts.create_account("acme")
-    return (await resources.accounts.create_key(account.id, interfaces=frozenset(Variant)))[1]
+    account = await resources.accounts.create("acme")
+    return (await resources.api_keys.create(account.id, interfaces=frozenset(Variant)))[1]
 
 
 @pytest.fixture
@@ -30,28 +30,28 @@ async def caller(resources: Resources, secret: str) -> Caller:
 
 
 async def _call(resources: Resources, secret: str) -> Caller:
-    gate = await resources.accounts.gate(secret, Variant.A, counted=True)
-    assert gate.caller is not None
-    return gate.caller
+    auth = await resources.auth.authenticate(secret, Variant.A, counted=True)
+    assert auth.caller is not None
+    return auth.caller
 
 
 async def _stored(resources: Resources, caller: Caller, *, width: int = 512, height: int = 512) -> StoredImage:
     """An image that the caller's account has made."""
     accepted = await generate(resources, caller, REQUEST)
-    (claim,) = await resources.jobs.claim("w", kind=JobKind.GENERATION, nonce=new_image_id())
+    (claim,) = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_image_id())
     name = resources.images.object_name(caller.account_id, accepted.job.id, 1, 0, accepted.job.created_at)
     uri = await resources.images.put(name, b"png")
     image = StoredImage(
         image_id=new_image_id(), image_uri=uri, width=width, height=height, sha256="0" * 64, size_bytes=3
     )
-    await resources.jobs.finish(claim.lease, [image], seconds=1)
+    await resources.queue.finish(claim.lease, [image], seconds=1)
     return image
 
 
 async def test_a_generation_waits_in_the_group_of_its_weights(resources: Resources, caller: Caller) -> None:
     accepted = await generate(resources, caller, REQUEST)
     assert accepted.job.id.startswith("gen_")
-    (claim,) = await resources.jobs.claim("w", kind=JobKind.GENERATION, nonce="n")
+    (claim,) = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce="n")
     adapter = resources.catalog.adapter(REQUEST.lora_id)
     assert adapter is not None
     assert (claim.group, claim.account_id, claim.request) == (adapter.sha256, caller.account_id, REQUEST)
@@ -70,16 +70,16 @@ async def test_an_adapter_of_the_accounts_own_is_taken_by_name_and_by_grant(
     resources: Resources, caller: Caller
 ) -> None:
     private = replace(REQUEST, lora_id=PRIVATE_ADAPTER)
-    owner = await resources.accounts.create_account("owner")
+    owner = await resources.accounts.create("owner")
     await generate(resources, replace(caller, account_id=owner.id, account_name="owner"), private)
     await resources.catalog.grant(PRIVATE_ADAPTER, caller.account_id)
     await generate(resources, caller, private)
 
 
-async def test_a_denial_holds_from_the_next_accept_for_a_caller_who_is_already_inside(
+async def test_a_denial_holds_from_the_next_accept_for_a_caller_who_is_authenticated(
     resources: Resources, caller: Caller
 ) -> None:
-    """The word that counts is the one at the accept: nothing the door learnt before can outlive it."""
+    """Permission is decided at the accept: nothing that was read before it counts."""
     await generate(resources, caller, REQUEST, idempotency_key="k", body_sha256="b")
     await resources.catalog.revoke(REQUEST.lora_id, caller.account_id)
     for key in (None, "k"):
@@ -120,7 +120,7 @@ async def test_an_upscale_is_at_most_sixteen_megapixels(
         await upscale(resources, caller, image.image_id, factor)
 
 
-async def test_a_caller_that_hangs_up_does_not_stop_the_accept(resources: Resources, caller: Caller) -> None:
+async def test_a_caller_that_disconnects_does_not_stop_the_accept(resources: Resources, caller: Caller) -> None:
     posting = asyncio.create_task(generate(resources, caller, REQUEST))
     await asyncio.sleep(0)  # begun, and now the client is gone
     posting.cancel()
@@ -133,48 +133,48 @@ async def test_a_caller_that_hangs_up_does_not_stop_the_accept(resources: Resour
     await wait_until(is_accepted)
 
 
-async def test_the_hint_is_told_once_and_may_fail(settings: Settings, resources: Resources, caller: Caller) -> None:
-    told: list[tuple[JobKind, str]] = []
+async def test_the_hint_is_sent_once_and_may_fail(settings: Settings, resources: Resources, caller: Caller) -> None:
+    hints: list[tuple[JobKind, str]] = []
 
     async def hint(kind: JobKind, job_id: str) -> None:
-        told.append((kind, job_id))
+        hints.append((kind, job_id))
         raise RuntimeError("no replica there")
 
     async with open_resources(settings, hint=hint) as hinting:
         accepted = await generate(hinting, caller, REQUEST, idempotency_key="k", body_sha256="b")
         again = await generate(hinting, caller, REQUEST, idempotency_key="k", body_sha256="b")
-        await wait_until(lambda: told)
+        await wait_until(lambda: hints)
     assert again.replayed
-    assert told == [(JobKind.GENERATION, accepted.job.id)]
+    assert hints == [(JobKind.GENERATION, accepted.job.id)]
 
 
-async def test_a_job_that_failed_by_our_fault_gives_its_request_back(resources: Resources, secret: str) -> None:
+async def test_a_job_that_failed_by_our_fault_refunds_its_request(resources: Resources, secret: str) -> None:
     caller = await _call(resources, secret)
     await generate(resources, caller, REQUEST)
-    assert (await resources.accounts.window(caller.account_id, Variant.A)).remaining == 49
-    (claim,) = await resources.jobs.claim("w", kind=JobKind.GENERATION, nonce="n")
+    assert (await resources.auth.window(caller.account_id, Variant.A)).remaining == 49
+    (claim,) = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce="n")
     failure = Failure(code=FailureCode.GENERATION_FAILED, message="the device failed")
-    await resources.jobs.fail(claim.lease, failure, retry=False)
-    assert (await resources.accounts.window(caller.account_id, Variant.A)).remaining == 50
+    await resources.queue.fail(claim.lease, failure, retry=False)
+    assert (await resources.auth.window(caller.account_id, Variant.A)).remaining == 50
 
 
 async def test_a_canceled_job_stays_counted(resources: Resources, secret: str) -> None:
     caller = await _call(resources, secret)
     job = (await generate(resources, caller, REQUEST)).job
-    await resources.jobs.cancel(job.id, account_id=caller.account_id)
-    assert (await resources.accounts.window(caller.account_id, Variant.A)).remaining == 49
+    await resources.queue.cancel(job.id, account_id=caller.account_id)
+    assert (await resources.auth.window(caller.account_id, Variant.A)).remaining == 49
 
 
 def test_a_higher_plan_has_a_larger_share_but_not_all() -> None:
-    shares = {(plan.variant, plan.name): plan_weight(plan, SEED_PLANS) for plan in SEED_PLANS}
+    shares = {(plan.variant, plan.name): plan_share(plan, BUILTIN_PLANS) for plan in BUILTIN_PLANS}
     assert shares[Variant.A, "basic"] == shares[Variant.B, "free"] == 1
     assert shares[Variant.A, "professional"] == 2
     assert 4 < shares[Variant.A, "enterprise"] < 5
-    huge = Plan(Variant.A, "huge", 10**9, SEED_PLANS[0].window)
-    assert plan_weight(huge, (*SEED_PLANS, huge)) == 8
+    huge = Plan(Variant.A, "huge", 10**9, BUILTIN_PLANS[0].window)
+    assert plan_share(huge, (*BUILTIN_PLANS, huge)) == 8
 
 
-async def test_a_store_that_is_down_is_told_as_such(
+async def test_a_store_that_is_down_is_reported_as_such(
     resources: Resources, caller: Caller, redis_db: redis.Redis
 ) -> None:
     redis_db.config_set("maxmemory", "1")

@@ -1,4 +1,4 @@
-"""The bench at which images are drawn: the engine, told what to draw in the words of a job."""
+"""Runs generation jobs on the engine."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -8,12 +8,12 @@ from serve_app.domain.errors import AdapterUnavailable, FailureCode, StoreUnavai
 from serve_app.domain.jobs import Claim, Failure, JobKind
 from serve_app.domain.requests import GenerationRequest
 from serve_app.engine import AdapterFile, Engine, Finished, RunRequest
-from serve_app.service.bench import CannotStart
+from serve_app.service.executor import StartError
 from serve_app.service.resources import Resources
 
 
-class GenerationBench:
-    """Many runs at once, each at its own step; an adapter is fetched before its runs are added."""
+class GenerationExecutor:
+    """Runs many images at once, each at its own step; an adapter is fetched before its runs are added."""
 
     kind = JobKind.GENERATION
 
@@ -23,30 +23,30 @@ class GenerationBench:
         self._fetching: dict[str, int] = {}
 
     @property
-    def free_rows(self) -> int:
-        return self._engine.free_rows
+    def free_runs(self) -> int:
+        return self._engine.free_runs
 
     @property
     def resident(self) -> Sequence[str]:
-        """Adapters in the engine, and those on their way to it."""
+        """Adapters in the engine, and those that are being fetched."""
         return sorted({*self._engine.resident_adapters, *self._fetching})
 
     @property
     def has_work(self) -> bool:
         return self._engine.has_work
 
-    async def start(self, claim: Claim, keys: Sequence[str]) -> None:
+    async def start(self, claim: Claim, run_ids: Sequence[str]) -> None:
         request = claim.request
         assert isinstance(request, GenerationRequest)
         adapter, base_model = await self._fetch(request.lora_id, claim.group)
-        for key, seed in zip(keys, request.seeds, strict=True):
+        for run_id, seed in zip(run_ids, request.seeds, strict=True):
             self._engine.add(
                 RunRequest(
-                    key=key,
+                    run_id=run_id,
                     prompt=request.prompt,
                     negative_prompt=request.negative_prompt,
                     adapter=adapter,
-                    weight=request.lora_weight,
+                    scale=request.lora_weight,
                     seed=seed,
                     steps=request.steps,
                     guidance=request.guidance_scale,
@@ -59,23 +59,23 @@ class GenerationBench:
     def step(self) -> Sequence[Finished]:
         return self._engine.step()
 
-    def abort(self, key: str) -> bool:
-        return self._engine.abort(key)
+    def abort(self, run_id: str) -> bool:
+        return self._engine.abort(run_id)
 
     def progress(self) -> Mapping[str, tuple[int, int]]:
         return self._engine.progress()
 
     async def _fetch(self, lora_id: str, group: str) -> tuple[AdapterFile, str]:
-        """The adapter's file on this machine, and the base model it belongs to."""
+        """Fetch the adapter's file to this machine; return it and the base model it belongs to."""
         adapter = await self._adapter(lora_id)
         if adapter is None:
-            raise CannotStart(_lora_unavailable("The LoRA is no longer in the catalog."), retry=False)
+            raise StartError(_lora_unavailable("The LoRA is no longer in the catalog."), retry=False)
         self._fetching[group] = self._fetching.get(group, 0) + 1
         try:
             path = await self._resources.weights.fetch(adapter)
         except AdapterUnavailable as error:
             outage = isinstance(error.__cause__, StoreUnavailable)  # then another try may find the storage back
-            raise CannotStart(_lora_unavailable(error.message), retry=outage) from error
+            raise StartError(_lora_unavailable(error.message), retry=outage) from error
         finally:
             self._fetching[group] -= 1
             if not self._fetching[group]:
@@ -83,7 +83,7 @@ class GenerationBench:
         return AdapterFile(id=adapter.sha256, path=path), adapter.base_model
 
     async def _adapter(self, lora_id: str) -> Adapter | None:
-        """From the catalog, read again when a LoRA is newer than this replica."""
+        """Look the adapter up in the catalog, which is read again when it does not know it."""
         catalog = self._resources.catalog
         if catalog.adapter(lora_id) is None:
             await asyncio.to_thread(catalog.reload)

@@ -1,4 +1,4 @@
-"""What a worker works at: the engine for generations, the upscaler for upscales, behind one set of verbs."""
+"""Protocol between a worker and what runs its jobs: the engine for generations, the upscaler for upscales."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -14,18 +14,18 @@ Pixels = NDArray[np.uint8]
 
 
 class FinishedRun(Protocol):
-    """One run's end: an image, or the reason why there is none."""
+    """Result of a run: an image, or the failure."""
 
     @property
-    def key(self) -> str: ...
+    def run_id(self) -> str: ...
     @property
     def image(self) -> Pixels | None: ...
     @property
     def failure(self) -> Failure | None: ...
 
 
-class CannotStart(AtelierError):
-    """A claim's runs cannot begin; `failure` is what its record will say, `retry` whether trying again may help."""
+class StartError(AtelierError):
+    """A claim's runs cannot start. `failure` goes into the job's record; `retry` says whether another attempt may help."""
 
     def __init__(self, failure: Failure, *, retry: bool) -> None:
         super().__init__(failure.message)
@@ -33,34 +33,34 @@ class CannotStart(AtelierError):
         self.retry = retry
 
 
-class Bench(Protocol):
-    """Makes images. `step` works for as long as one step takes and is called from one thread; `start` waits without
-    blocking the event loop; everything else returns at once and may be called from any thread."""
+class Executor(Protocol):
+    """Runs jobs. `step` blocks for one step and is called from one thread; `start` is awaited on the event loop; all else
+    returns at once and may be called from any thread."""
 
     @property
     def kind(self) -> JobKind: ...
 
     @property
-    def free_rows(self) -> int:
+    def free_runs(self) -> int:
         """How many more runs could start now."""
         ...
 
     @property
     def resident(self) -> Sequence[str]:
-        """Groups whose weights are held: their jobs start without loading anything."""
+        """Groups (adapters) whose weights are loaded: their jobs start at once."""
         ...
 
     @property
     def has_work(self) -> bool: ...
 
-    async def start(self, claim: Claim, keys: Sequence[str]) -> None:
-        """Fetch what the claim needs, then add its runs, one per key. Raises `CannotStart` and adds none."""
+    async def start(self, claim: Claim, run_ids: Sequence[str]) -> None:
+        """Fetch what the claim needs, then add its runs, one per id. Raises `StartError` and adds none."""
         ...
 
     def step(self) -> Sequence[FinishedRun]: ...
 
-    def abort(self, key: str) -> bool: ...
+    def abort(self, run_id: str) -> bool: ...
 
     def progress(self) -> Mapping[str, tuple[int, int]]:
-        """Steps done and steps in all, per live run."""
+        """Steps done and steps in all, by live run id."""
         ...

@@ -1,4 +1,4 @@
-"""The bench at which stored images are enlarged. It loads no diffusers: its replica starts on torch alone."""
+"""Runs upscale jobs on the upscaler. It loads no diffusers: its replica starts on torch alone."""
 
 import asyncio
 import threading
@@ -13,24 +13,24 @@ from PIL import Image
 from serve_app.domain.errors import FailureCode, NotFound, StoreUnavailable
 from serve_app.domain.jobs import Claim, Failure, JobKind
 from serve_app.domain.requests import UpscaleRequest
-from serve_app.service.bench import CannotStart, Pixels
+from serve_app.service.executor import Pixels, StartError
 from serve_app.service.resources import Resources
 
 
-class Enlarges(Protocol):
+class ImageUpscaler(Protocol):
     """`on_progress(done, total)` is called between tiles, and may raise to stop."""
 
     def upscale(self, rgb: Pixels, factor: int, on_progress: Callable[[int, int], None] | None = None) -> Pixels: ...
 
 
-class EnlargedRun(NamedTuple):
-    key: str
+class UpscaledRun(NamedTuple):
+    run_id: str
     image: Pixels | None
     failure: Failure | None
 
 
 class _Waiting(NamedTuple):
-    key: str
+    run_id: str
     pixels: Pixels
     factor: int
 
@@ -39,16 +39,16 @@ class _Aborted(Exception):
     pass
 
 
-class UpscaleBench:
-    """One image after the other; a step is a whole image, stopped between tiles when its job is."""
+class UpscaleExecutor:
+    """Upscales one image after the other; a step is a whole image, stopped between tiles when its job is aborted."""
 
     kind = JobKind.UPSCALE
     resident: Sequence[str] = ()
 
-    def __init__(self, upscaler: Enlarges, resources: Resources, *, rows: int = 2) -> None:
+    def __init__(self, upscaler: ImageUpscaler, resources: Resources, *, max_runs: int = 2) -> None:
         self._upscaler = upscaler
         self._resources = resources
-        self._rows = rows
+        self._max_runs = max_runs
         self._waiting: deque[_Waiting] = deque()
         self._lock = threading.Lock()
         self._current: str | None = None
@@ -56,58 +56,58 @@ class UpscaleBench:
         self._progress: tuple[int, int] = (0, 1)
 
     @property
-    def free_rows(self) -> int:
-        return self._rows - len(self._waiting) - (self._current is not None)
+    def free_runs(self) -> int:
+        return self._max_runs - len(self._waiting) - (self._current is not None)
 
     @property
     def has_work(self) -> bool:
         return bool(self._waiting)
 
-    async def start(self, claim: Claim, keys: Sequence[str]) -> None:
+    async def start(self, claim: Claim, run_ids: Sequence[str]) -> None:
         request = claim.request
         assert isinstance(request, UpscaleRequest)
         try:
             png = await self._resources.images.get(request.source_uri)
         except NotFound as error:
-            raise CannotStart(_failed("The image to enlarge is no longer stored."), retry=False) from error
+            raise StartError(_failed("The image to enlarge is no longer stored."), retry=False) from error
         except StoreUnavailable as error:
-            raise CannotStart(_failed("The image to enlarge cannot be read."), retry=True) from error
+            raise StartError(_failed("The image to enlarge cannot be read."), retry=True) from error
         pixels = await asyncio.to_thread(_decode, png)
         with self._lock:
-            self._waiting.extend(_Waiting(key, pixels, request.scale_factor) for key in keys)
+            self._waiting.extend(_Waiting(run_id, pixels, request.scale_factor) for run_id in run_ids)
 
-    def step(self) -> Sequence[EnlargedRun]:
+    def step(self) -> Sequence[UpscaledRun]:
         with self._lock:
             if not self._waiting:
                 return ()
             job = self._waiting.popleft()
-            self._current, self._progress = job.key, (0, 1)
+            self._current, self._progress = job.run_id, (0, 1)
         try:
-            image = self._upscaler.upscale(job.pixels, job.factor, self._note)
+            image = self._upscaler.upscale(job.pixels, job.factor, self._report)
         except _Aborted:
             return ()
         finally:
             with self._lock:
                 self._current = None
-                self._aborted.discard(job.key)
-        return (EnlargedRun(job.key, image, None),)
+                self._aborted.discard(job.run_id)
+        return (UpscaledRun(job.run_id, image, None),)
 
-    def abort(self, key: str) -> bool:
+    def abort(self, run_id: str) -> bool:
         with self._lock:
-            if self._current == key:
-                self._aborted.add(key)
+            if self._current == run_id:
+                self._aborted.add(run_id)
                 return True
-            kept = deque(job for job in self._waiting if job.key != key)
+            kept = deque(job for job in self._waiting if job.run_id != run_id)
             found = len(kept) < len(self._waiting)
             self._waiting = kept
             return found
 
     def progress(self) -> Mapping[str, tuple[int, int]]:
         with self._lock:
-            waiting = {job.key: (0, 1) for job in self._waiting}
+            waiting = {job.run_id: (0, 1) for job in self._waiting}
             return waiting if self._current is None else {**waiting, self._current: self._progress}
 
-    def _note(self, done: int, total: int) -> None:
+    def _report(self, done: int, total: int) -> None:
         with self._lock:
             self._progress = (done, total)
             if self._current in self._aborted:

@@ -1,4 +1,4 @@
-"""The parts of a run and of an image that need no conversation: what was last seen of them."""
+"""The parts of a job and of an image that need no I/O, shared by the sync and the async client."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from PIL.Image import Image as PilImage
 
 OnProgress = Callable[[int], object]
-"""Told the percentage, 0..100, whenever it has grown."""
+"""Called with the percentage, 0 to 100, whenever it has grown."""
 
 
-class RunView:
-    """A run as it was last seen; `refresh` and `wait` look again."""
+class JobState:
+    """The state of a job at the last poll; `refresh` and `wait` poll again."""
 
     def __init__(self, record: Record) -> None:
         self._record = record
@@ -31,10 +31,12 @@ class RunView:
 
     @property
     def progress(self) -> int:
+        """Percent, 0 to 100."""
         return self._record.progress
 
     @property
     def done(self) -> bool:
+        """Whether the job has ended, with images or without."""
         return self._record.is_final
 
     @property
@@ -48,20 +50,20 @@ class RunView:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} {self.status} {self.progress} %>"
 
-    def _observer(self, on_progress: OnProgress | None) -> Callable[[Record], None]:
-        """Keeps the newest record, and tells `on_progress` when the percentage has grown."""
+    def _recorder(self, on_progress: OnProgress | None) -> Callable[[Record], None]:
+        """A callback that stores the newest record and calls `on_progress` when the percentage has grown."""
 
-        def see(record: Record) -> None:
-            grown = record.progress > self._record.progress
+        def store(record: Record) -> None:
+            has_grown = record.progress > self._record.progress
             self._record = record
-            if grown and on_progress is not None:
+            if has_grown and on_progress is not None:
                 on_progress(record.progress)
 
-        return see
+        return store
 
 
-class ImageView:
-    """A finished image. `image_id`, `width` and `height` are None on interface B, which does not tell them."""
+class ImageInfo:
+    """A finished image. `image_id`, `width` and `height` are None on interface B, which does not return them."""
 
     def __init__(self, record: ImageRecord) -> None:
         self.image_id = record.image_id
@@ -74,7 +76,7 @@ class ImageView:
 
 
 def open_png(png: bytes) -> "PilImage":
-    """A Pillow image; needs `pip install pillow`."""
+    """Decode to a Pillow image; needs `pip install pillow`."""
     from PIL import Image
 
     image = Image.open(BytesIO(png), formats=["PNG"])

@@ -1,4 +1,4 @@
-"""How a command ends: 0 done; 1 asked rightly and failed; 2 bad usage or a bad setting. What went wrong is one line on stderr."""
+"""Exit codes: 0 success, 1 failure, 2 bad usage or a bad setting. The error is one line on stderr."""
 
 import sys
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ INTERRUPTED = 130
 
 
 class Failed(TyperException):
-    """The command was understood and could not be done."""
+    """The command is valid and could not be carried out."""
 
 
 class BadUsage(TyperException):
@@ -25,7 +25,7 @@ class BadUsage(TyperException):
 
 
 class OneLineErrors(TyperGroup):
-    """The `atelier` command itself: whatever ends it early is told in one line."""
+    """The `atelier` command group. Prints every error in one line."""
 
     def main(
         self,
@@ -39,18 +39,18 @@ class OneLineErrors(TyperGroup):
         try:
             code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
         except TyperException as error:
-            _complain(error.format_message())
+            _print_error(error.format_message())
             sys.exit(error.exit_code)
         except (AtelierError, AtelierClientError, OSError) as error:
-            _complain(str(error))
+            _print_error(str(error))
             sys.exit(1)
         except typer.Abort:
-            _complain("stopped")
+            _print_error("interrupted")
             sys.exit(INTERRUPTED)
         sys.exit(code if isinstance(code, int) else 0)
 
 
-def _complain(message: str) -> None:
-    """One line; nothing when the help has just been shown instead."""
+def _print_error(message: str) -> None:
+    """Print one line; nothing when the message is empty, as after the help text."""
     if message:
         typer.echo(f"atelier: {' '.join(message.split())}", err=True)

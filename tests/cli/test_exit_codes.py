@@ -1,4 +1,4 @@
-"""However a command ends: the exit code, one line on stderr, and nothing left running or lying about."""
+"""Exit codes, one line on stderr for every error, and nothing left running or on disk."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_takes_the_shared_options_and_says_what_it_does(atelier: Atelier, command: str) -> None:
+def test_every_command_takes_the_shared_options_and_has_a_help_text(atelier: Atelier, command: str) -> None:
     ended = atelier(*command.split(), "--help")
     assert ended.code == 0
     for option in ("--json", "--data-dir", "--redis-url"):
@@ -26,7 +26,7 @@ def test_every_command_takes_the_shared_options_and_says_what_it_does(atelier: A
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code", "error"),
     [
         ("accounts", 2, ""),
         ("accounts create", 2, "name"),
@@ -60,11 +60,11 @@ def test_every_command_takes_the_shared_options_and_says_what_it_does(atelier: A
         ("paint", 2, "paint"),
     ],
 )
-def test_a_mistake_is_told_in_one_line(atelier: Atelier, words: str, code: int, told: str) -> None:
+def test_a_mistake_is_one_line_on_stderr(atelier: Atelier, words: str, code: int, error: str) -> None:
     ended = atelier(*words.split(" "))
     assert ended.code == code
-    assert told in ended.err
-    assert ended.err.count("\n") == (1 if told else 0)
+    assert error in ended.err
+    assert ended.err.count("\n") == (1 if error else 0)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_mistake_is_told_in_one_line(atelier: Atelier, words: str, code: int, 
         ("ATELIER_RETENTION", "soon"),
         ("ATELIER_MAX_QUEUED", "0"),
         ("ATELIER_STORAGE_OPTIONS", "not json"),
-        ("ATELIER_STORAGE_URL", "carrier-pigeon://roof"),
+        ("ATELIER_STORAGE_URL", "carrier-pigeon://images"),
         ("ATELIER_PLANS", "/nowhere/plans.yaml"),
         ("ATELIER_CATALOG", "/nowhere/catalog.yaml"),
     ],
@@ -99,15 +99,15 @@ def test_a_password_of_a_wrong_length_is_a_mistake_and_is_not_repeated(atelier: 
     assert not password or password not in ended.err
 
 
-def test_looking_where_no_service_is_makes_nothing(atelier: Atelier, tmp_path: Path) -> None:
-    place = tmp_path / "nobody-home"
+def test_a_listing_without_a_service_creates_nothing(atelier: Atelier, tmp_path: Path) -> None:
+    place = tmp_path / "empty"
     ended = atelier("accounts", "list", "--data-dir", str(place), env={"ATELIER_REDIS_URL": ""})
     assert ended.code == 1
     assert "atelier up" in ended.err
     assert not place.exists()
 
 
-def test_the_first_account_can_be_made_before_the_first_start_and_nothing_stays_running(
+def test_the_first_account_can_be_created_before_the_first_start_and_nothing_stays_running(
     atelier: Atelier, tmp_path: Path
 ) -> None:
     place, env = tmp_path / "fresh", {"ATELIER_REDIS_URL": ""}
@@ -123,7 +123,7 @@ def test_version(atelier: Atelier) -> None:
 
 
 def test_a_real_process_ends_the_same_way(tmp_path: Path) -> None:
-    """Without the test runner between: no traceback, and no library so heavy that a person waits for it."""
+    """Without the test runner: no traceback, and no import of a slow library."""
     program = "from serve_app.cli import app; app(prog_name='atelier')"
     words = ["accounts", "list", "--data-dir", str(tmp_path), "--redis-url", "redis://127.0.0.1:9"]
     env = {"ATELIER_CATALOG": str(write_catalog(tmp_path / "catalog")), "PATH": ""}

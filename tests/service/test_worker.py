@@ -6,34 +6,40 @@ import signal
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
 from io import BytesIO
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import redis
 from PIL import Image
 
-from deployments.generation_bench import GenerationBench
-from deployments.upscale_bench import UpscaleBench
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Claim, Job, JobKind, JobState, new_job_id
 from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest, Variant, image_seeds
 from serve_app.engine import Engine, EngineOptions
-from serve_app.service.attempt import Pace
-from serve_app.service.bench import Bench, FinishedRun
+from serve_app.executors.generation import GenerationExecutor
+from serve_app.executors.upscale import UpscaleExecutor
+from serve_app.service.attempt import WorkerTiming
+from serve_app.service.executor import Executor, FinishedRun
 from serve_app.service.resources import Resources, open_resources
-from serve_app.service.work import Unhealthy, Worker
+from serve_app.service.worker import Unhealthy, Worker
 from serve_app.settings import Settings
 from serve_app.stores.embedded import ensure_redis, stop_redis
-from serve_app.stores.redis import key
+from serve_app.stores.job_queue import JobQueue
+from serve_app.stores.redis import connect
+from serve_app.stores.redis_keys import redis_key
 from serve_app.upscale.upscaler import Upscaler
+from tests.audit import audit
+from tests.rewriting import replacing
 from tests.support import POCKET, adapter_id, wait_until, write_catalog
 
 ACCOUNT = "acct_worker"
 SHORT, LONG = 3, 400
 """Steps: over before anyone looks, and long enough to be met while running."""
-QUICK = Pace(poll=timedelta(milliseconds=50), beat=timedelta(milliseconds=50))
+QUICK = WorkerTiming(poll=timedelta(milliseconds=50), heartbeat=timedelta(milliseconds=50))
 
 
 @pytest.fixture(scope="session")
@@ -56,13 +62,13 @@ def engine(loaded: Engine) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def bench(engine: Engine, resources: Resources) -> GenerationBench:
-    return GenerationBench(engine, resources)
+def executor(engine: Engine, resources: Resources) -> GenerationExecutor:
+    return GenerationExecutor(engine, resources)
 
 
 @asynccontextmanager
-async def working(resources: Resources, bench: Bench, *, pace: Pace = QUICK) -> AsyncGenerator[Worker]:
-    worker = Worker(resources, bench, name=f"worker-{id(bench)}", pace=pace)
+async def working(resources: Resources, executor: Executor, *, timing: WorkerTiming = QUICK) -> AsyncGenerator[Worker]:
+    worker = Worker(resources, executor, name=f"worker-{id(executor)}", timing=timing)
     worker.start()
     try:
         yield worker
@@ -84,7 +90,7 @@ def picture(*, seed: int = 7, n: int = 1, steps: int = SHORT, lora: str = "outli
 async def accept(resources: Resources, request: Request) -> str:
     kind = JobKind.UPSCALE if isinstance(request, UpscaleRequest) else JobKind.GENERATION
     adapter = resources.catalog.adapter(request.lora_id) if isinstance(request, GenerationRequest) else None
-    acceptance = await resources.jobs.accept(
+    acceptance = await resources.queue.accept(
         job_id=new_job_id(kind),
         variant=Variant.A,
         account_id=ACCOUNT,
@@ -123,8 +129,8 @@ def objects(resources: Resources) -> list[Path]:
     return [path for path in (resources.settings.data_dir / "images").rglob("*") if path.is_file()]
 
 
-async def test_a_job_ends_as_pngs_of_the_asked_size(resources: Resources, bench: GenerationBench) -> None:
-    async with working(resources, bench):
+async def test_a_job_ends_as_pngs_of_the_asked_size(resources: Resources, executor: GenerationExecutor) -> None:
+    async with working(resources, executor):
         done = await ended(resources, await accept(resources, picture(n=2)))
     assert done.state is JobState.COMPLETED
     assert done.progress == 100
@@ -142,14 +148,14 @@ async def test_a_png_names_its_job_when_the_settings_ask_for_it(
     settings: Settings, redis_db: redis.Redis, engine: Engine
 ) -> None:
     async with open_resources(settings.model_copy(update={"png_job_id": True})) as resources:
-        async with working(resources, GenerationBench(engine, resources)):
+        async with working(resources, GenerationExecutor(engine, resources)):
             done = await ended(resources, await accept(resources, picture()))
         png = await resources.images.get(done.images[0].image_uri)
     assert Image.open(BytesIO(png)).info["Job"] == done.id
 
 
-async def test_the_same_request_twice_gives_the_same_bytes(resources: Resources, bench: GenerationBench) -> None:
-    async with working(resources, bench):
+async def test_the_same_request_twice_gives_the_same_bytes(resources: Resources, executor: GenerationExecutor) -> None:
+    async with working(resources, executor):
         first, second = [await ended(resources, await accept(resources, picture(seed=11))) for _ in range(2)]
         other = await ended(resources, await accept(resources, picture(seed=12)))
     one, two, three = [await pngs(resources, done) for done in (first, second, other)]
@@ -157,8 +163,8 @@ async def test_the_same_request_twice_gives_the_same_bytes(resources: Resources,
     assert one != three
 
 
-async def test_four_images_equal_four_single_requests(resources: Resources, bench: GenerationBench) -> None:
-    async with working(resources, bench):
+async def test_four_images_equal_four_single_requests(resources: Resources, executor: GenerationExecutor) -> None:
+    async with working(resources, executor):
         together = await ended(resources, await accept(resources, picture(seed=5, n=4)))
         alone = [await ended(resources, await accept(resources, picture(seed=5 + i))) for i in range(4)]
     four = await pngs(resources, together)
@@ -166,9 +172,9 @@ async def test_four_images_equal_four_single_requests(resources: Resources, benc
     assert four == [png for done in alone for png in await pngs(resources, done)]
 
 
-async def test_an_upscale_is_as_many_times_larger(resources: Resources, bench: GenerationBench) -> None:
-    upscaling = UpscaleBench(Upscaler.load(None), resources)
-    async with working(resources, bench), working(resources, upscaling):
+async def test_an_upscale_is_as_many_times_larger(resources: Resources, executor: GenerationExecutor) -> None:
+    upscaling = UpscaleExecutor(Upscaler.load(None), resources)
+    async with working(resources, executor), working(resources, upscaling):
         drawn = await ended(resources, await accept(resources, picture()))
         source = drawn.images[0]
         request = UpscaleRequest(
@@ -188,52 +194,56 @@ async def test_an_upscale_is_as_many_times_larger(resources: Resources, bench: G
 
 
 async def test_a_hint_starts_an_idle_worker_at_once(
-    resources: Resources, bench: GenerationBench, redis_db: redis.Redis
+    resources: Resources, executor: GenerationExecutor, redis_db: redis.Redis
 ) -> None:
-    asleep = Pace(poll=timedelta(hours=1), beat=timedelta(milliseconds=50))
-    async with working(resources, bench, pace=asleep) as worker:
-        await wait_until(lambda: redis_db.zcard(key("workers", "generation")) == 1)  # its first look found nothing
+    asleep = WorkerTiming(poll=timedelta(hours=1), heartbeat=timedelta(milliseconds=50))
+    async with working(resources, executor, timing=asleep) as worker:
+        await wait_until(
+            lambda: redis_db.zcard(redis_key("workers", "generation")) == 1
+        )  # its first look found nothing
         job_id = await accept(resources, picture())
         worker.hint()
         assert (await ended(resources, job_id)).state is JobState.COMPLETED
 
 
 async def test_a_canceled_job_leaves_the_engine_and_storage(
-    resources: Resources, bench: GenerationBench, engine: Engine
+    resources: Resources, executor: GenerationExecutor, engine: Engine
 ) -> None:
-    async with working(resources, bench):
+    async with working(resources, executor):
         job_id = await accept(resources, picture(steps=LONG))
         await running(resources, job_id)
-        await resources.jobs.cancel(job_id, account_id=ACCOUNT)
+        await resources.queue.cancel(job_id, account_id=ACCOUNT)
         assert (await ended(resources, job_id)).state is JobState.CANCELED
         await wait_until(lambda: not engine.has_work)
     assert not objects(resources)
 
 
-async def test_a_lora_that_is_gone_fails_its_job_by_name(resources: Resources, bench: GenerationBench) -> None:
+async def test_a_lora_that_is_gone_fails_its_job_by_name(resources: Resources, executor: GenerationExecutor) -> None:
     known = await accept(resources, picture(lora="mosaic"))
     gone = await accept(resources, picture(lora="no-such"))
-    async with working(resources, bench):
+    async with working(resources, executor):
         assert (await ended(resources, known)).state is JobState.COMPLETED
         failed = await ended(resources, gone)
     assert failed.failure is not None
     assert failed.failure.code is FailureCode.LORA_UNAVAILABLE
 
 
-async def test_a_job_over_its_time_fails_with_timeout(resources: Resources, bench: GenerationBench) -> None:
-    hurried = Pace(poll=QUICK.poll, beat=QUICK.beat, job_limit=timedelta(seconds=0.3))
-    async with working(resources, bench, pace=hurried):
+async def test_a_job_over_its_time_fails_with_timeout(resources: Resources, executor: GenerationExecutor) -> None:
+    hurried = WorkerTiming(poll=QUICK.poll, heartbeat=QUICK.heartbeat, job_limit=timedelta(seconds=0.3))
+    async with working(resources, executor, timing=hurried):
         failed = await ended(resources, await accept(resources, picture(steps=LONG)))
     assert failed.failure is not None
     assert failed.failure.code is FailureCode.TIMEOUT
     assert failed.attempt == 1
 
 
-async def test_a_full_storage_delays_a_job_and_does_not_lose_it(resources: Resources, bench: GenerationBench) -> None:
+async def test_a_full_storage_delays_a_job_and_does_not_lose_it(
+    resources: Resources, executor: GenerationExecutor
+) -> None:
     blocked = resources.settings.data_dir / "images"
     blocked.parent.mkdir(parents=True, exist_ok=True)
     blocked.write_text("a file where the folder should be")
-    async with working(resources, bench) as worker:
+    async with working(resources, executor) as worker:
         job_id = await accept(resources, picture())
         await running(resources, job_id)
         await wait_until(lambda: worker.open_jobs == 1)
@@ -241,32 +251,72 @@ async def test_a_full_storage_delays_a_job_and_does_not_lose_it(resources: Resou
         assert (await ended(resources, job_id)).state is JobState.COMPLETED
 
 
-async def test_a_drain_finishes_what_it_can(resources: Resources, bench: GenerationBench) -> None:
-    async with working(resources, bench) as worker:
+async def test_a_drain_finishes_what_it_can(resources: Resources, executor: GenerationExecutor) -> None:
+    async with working(resources, executor) as worker:
         job_id = await accept(resources, picture(steps=30))
         await running(resources, job_id)
         await worker.drain(timedelta(seconds=60))
         assert (await job(resources, job_id)).state is JobState.COMPLETED
 
 
-async def test_a_drain_hands_back_what_it_cannot_finish(
-    resources: Resources, bench: GenerationBench, engine: Engine
+async def test_a_drain_releases_what_it_cannot_finish(
+    resources: Resources, executor: GenerationExecutor, engine: Engine
 ) -> None:
-    async with working(resources, bench) as worker:
+    async with working(resources, executor) as worker:
         job_id = await accept(resources, picture(steps=LONG))
         await running(resources, job_id)
         await worker.drain(timedelta(seconds=2.2))
     assert (await job(resources, job_id)).state is JobState.QUEUED
     assert not objects(resources)
     assert not engine.progress(), "no run is live"
-    await resources.jobs.cancel(job_id, account_id=ACCOUNT)
+    await resources.queue.cancel(job_id, account_id=ACCOUNT)
 
 
-class HeldBench:
-    """A bench whose next step can be made to hang, or to fail, as a device does."""
+def _next_format(name: str, text: str) -> str:
+    """The scripts of a later version: another way to name the LoRA in a record, which its own workers can read."""
+    write, read = (
+        "string.gsub(request, '\"lora_id\":', '\"lora\":')",
+        "string.gsub(job[4], '\"lora\":', '\"lora_id\":')",
+    )
+    for rewrite in (
+        replacing("accept", "'version', version", "'version', 99"),
+        replacing("accept", "'request', request,", f"'request', {write},"),
+        replacing("claim", "unpack(job, 1, 5)", f"job[1], job[2], job[3], ({read}), job[5]"),
+    ):
+        text = rewrite(name, text)
+    return text
 
-    def __init__(self, bench: GenerationBench) -> None:
-        self._bench = bench
+
+@pytest.mark.slow
+async def test_two_versions_of_the_code_work_on_one_queue(
+    resources: Resources, executor: GenerationExecutor, redis_db: redis.Redis
+) -> None:
+    """This version's worker draws what it can read, fails alone what is damaged, and leaves newer records to newer workers."""
+    newer = replace(resources, queue=JobQueue(connect(resources.redis_url), resources.settings, rewrite=_next_format))
+    damaged = await accept(resources, picture(seed=1))
+    cast(Any, redis_db).hset(redis_key("job", damaged), "request", "{}")
+    async with working(resources, executor) as worker:
+        foreign = [await accept(newer, picture(seed=seed)) for seed in range(2, 5)]
+        own = [await accept(resources, picture(seed=seed)) for seed in range(5, 8)]
+        for job_id in own:
+            assert (await ended(resources, job_id)).state is JobState.COMPLETED
+        failed = await ended(resources, damaged)
+        assert failed.failure is not None
+        assert "cannot be read" in failed.failure.message
+        assert {(await job(resources, job_id)).state for job_id in foreign} <= {JobState.QUEUED, JobState.RUNNING}
+        with Engine.load({"pocket": POCKET}, EngineOptions(max_rows=8)) as second:
+            async with working(newer, GenerationExecutor(second, newer)):
+                for job_id in foreign:
+                    assert (await ended(newer, job_id)).state is JobState.COMPLETED
+        worker.check()
+    assert audit(redis_db, max_attempts=resources.settings.max_attempts) == []
+
+
+class HeldExecutor:
+    """A executor whose next step can be made to hang, or to fail, as a device does."""
+
+    def __init__(self, executor: GenerationExecutor) -> None:
+        self._executor = executor
         self.hold = threading.Event()
         self.hold.set()
         self.errors: list[Exception] = []
@@ -275,38 +325,38 @@ class HeldBench:
     kind = JobKind.GENERATION
 
     @property
-    def free_rows(self) -> int:
-        return self._bench.free_rows
+    def free_runs(self) -> int:
+        return self._executor.free_runs
 
     @property
     def resident(self) -> Sequence[str]:
-        return self._bench.resident
+        return self._executor.resident
 
     @property
     def has_work(self) -> bool:
-        return self._bench.has_work
+        return self._executor.has_work
 
-    async def start(self, claim: Claim, keys: Sequence[str]) -> None:
-        await self._bench.start(claim, keys)
+    async def start(self, claim: Claim, run_ids: Sequence[str]) -> None:
+        await self._executor.start(claim, run_ids)
 
     def step(self) -> Sequence[FinishedRun]:
         self.hold.wait(60)
-        if self.errors and self._bench.progress():
+        if self.errors and self._executor.progress():
             raise self.errors.pop()
-        return self._bench.step()
+        return self._executor.step()
 
-    def abort(self, key: str) -> bool:
-        return self._bench.abort(key)
+    def abort(self, run_id: str) -> bool:
+        return self._executor.abort(run_id)
 
     def progress(self) -> Mapping[str, tuple[int, int]]:
-        return self._bench.progress()
+        return self._executor.progress()
 
 
 @pytest.fixture
-def held(bench: GenerationBench) -> Iterator[HeldBench]:
-    bench_that_hangs = HeldBench(bench)
-    yield bench_that_hangs
-    bench_that_hangs.hold.set()
+def held(executor: GenerationExecutor) -> Iterator[HeldExecutor]:
+    hanging = HeldExecutor(executor)
+    yield hanging
+    hanging.hold.set()
 
 
 @pytest.fixture
@@ -319,22 +369,22 @@ async def hasty(settings: Settings, redis_db: redis.Redis) -> AsyncIterator[Reso
 async def test_a_hung_step_loses_its_lease_and_its_late_images(
     hasty: Resources, engine: Engine, redis_db: redis.Redis
 ) -> None:
-    hung = HeldBench(GenerationBench(engine, hasty))
-    strict = Pace(poll=QUICK.poll, beat=QUICK.beat, step_limit=timedelta(seconds=0.2))
-    async with working(hasty, hung, pace=strict) as worker:
+    hung = HeldExecutor(GenerationExecutor(engine, hasty))
+    strict = WorkerTiming(poll=QUICK.poll, heartbeat=QUICK.heartbeat, step_limit=timedelta(seconds=0.2))
+    async with working(hasty, hung, timing=strict) as worker:
         hung.hold.clear()
         job_id = await accept(hasty, picture())
         await wait_until(lambda: is_unhealthy(worker))
 
         async def is_queued_again() -> bool:
-            await hasty.jobs.reap()
+            await hasty.queue.reap()
             return (await job(hasty, job_id)).state is JobState.QUEUED
 
         await wait_until(is_queued_again)
         claims: list[Claim] = []
 
         async def is_claimed_elsewhere() -> bool:
-            claims.extend(await hasty.jobs.claim("another", kind=JobKind.GENERATION, nonce="n"))
+            claims.extend(await hasty.queue.claim("another", kind=JobKind.GENERATION, nonce="n"))
             return bool(claims)
 
         await wait_until(is_claimed_elsewhere)
@@ -345,12 +395,12 @@ async def test_a_hung_step_loses_its_lease_and_its_late_images(
         assert (await job(hasty, job_id)).state is JobState.RUNNING
         assert not objects(hasty)
         keeping.cancel()
-        await hasty.jobs.cancel(job_id, account_id=ACCOUNT)
+        await hasty.queue.cancel(job_id, account_id=ACCOUNT)
 
 
 async def keep(resources: Resources, claim: Claim) -> None:
     while True:
-        await resources.jobs.beat(claim.lease, progress=0)
+        await resources.queue.heartbeat(claim.lease, progress=0)
         await asyncio.sleep(0.1)
 
 
@@ -362,7 +412,7 @@ def is_unhealthy(worker: Worker) -> bool:
     return False
 
 
-async def test_a_failed_step_starts_its_jobs_over(resources: Resources, held: HeldBench) -> None:
+async def test_a_failed_step_starts_its_jobs_over(resources: Resources, held: HeldExecutor) -> None:
     held.errors = [RuntimeError("device lost")]
     async with working(resources, held) as worker:
         done = await ended(resources, await accept(resources, picture()))
@@ -371,7 +421,7 @@ async def test_a_failed_step_starts_its_jobs_over(resources: Resources, held: He
     assert done.attempt == 2
 
 
-async def test_a_bench_that_fails_every_step_is_unhealthy(resources: Resources, held: HeldBench) -> None:
+async def test_an_executor_that_fails_every_step_is_unhealthy(resources: Resources, held: HeldExecutor) -> None:
     held.errors = [RuntimeError("device lost") for _ in range(50)]
     async with working(resources, held) as worker:
         for seed in range(3):
@@ -380,12 +430,13 @@ async def test_a_bench_that_fails_every_step_is_unhealthy(resources: Resources, 
         held.errors = []
 
 
+@pytest.mark.slow
 async def test_a_job_outlives_a_killed_redis(tmp_path: Path, engine: Engine) -> None:
     home = tmp_path / "own"
     settings = Settings(data_dir=home, catalog=write_catalog(tmp_path / "catalog"), redis_url=ensure_redis(home).url)
     try:
         async with open_resources(settings) as resources:
-            async with working(resources, GenerationBench(engine, resources)):
+            async with working(resources, GenerationExecutor(engine, resources)):
                 job_id = await accept(resources, picture(steps=60))
                 await running(resources, job_id)
                 os.kill(ensure_redis(home).pid, signal.SIGKILL)

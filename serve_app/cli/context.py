@@ -1,4 +1,4 @@
-"""The settings and the stores as a command needs them: every mistake named, no service started by accident."""
+"""Settings and stores for a command: a mistake is reported by name, and no service is started by accident."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -9,15 +9,15 @@ import yaml
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
-from serve_app.cli.ending import BadUsage, Failed
+from serve_app.cli.exit_codes import BadUsage, Failed
 from serve_app.service.resources import Resources, open_resources
 from serve_app.settings import Settings
-from serve_app.stores.catalog import CatalogError
+from serve_app.stores.catalog_file import CatalogError
 from serve_app.stores.embedded import running_redis, stop_redis
 
 
 def read_settings(**given: Any) -> Settings:
-    """The environment's settings with what the command line gives over them. Raises `BadUsage` naming the bad one."""
+    """Settings from the environment, overridden by the command line. Raises `BadUsage` naming the bad one."""
     try:
         settings = Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
@@ -35,19 +35,19 @@ def read_settings(**given: Any) -> Settings:
 
 
 @asynccontextmanager
-async def opened(settings: Settings, *, first: bool = False) -> AsyncGenerator[Resources]:
-    """The stores of a service, running or not. A Redis that had to be started for the command is stopped after it.
+async def open_stores(settings: Settings, *, creates_data: bool = False) -> AsyncGenerator[Resources]:
+    """Open the stores of a service, running or not. A Redis started for the command is stopped after it.
 
-    Raises `Failed` when there is no service at this data directory, unless the command may be the `first`.
+    Raises `Failed` when the data directory holds no service, unless the command `creates_data`.
     """
     if settings.redis_url:
         async with _open(settings) as resources:
             yield resources
         return
-    if not first and not (settings.data_dir / "redis").is_dir():
+    if not creates_data and not (settings.data_dir / "redis").is_dir():
         raise Failed(
-            f"no service keeps its data in {settings.data_dir.resolve()}: "
-            "start one with `atelier up`, or name another with --data-dir or --redis-url"
+            f"no service has its data in {settings.data_dir.resolve()}: "
+            "start one with `atelier up`, or give --data-dir or --redis-url"
         )
     was_running = running_redis(settings.data_dir) is not None
     try:
@@ -60,7 +60,7 @@ async def opened(settings: Settings, *, first: bool = False) -> AsyncGenerator[R
 
 @asynccontextmanager
 async def _open(settings: Settings) -> AsyncGenerator[Resources]:
-    """Raises `BadUsage` when a setting keeps the stores from opening."""
+    """Raises `BadUsage` when the stores cannot open because of a setting."""
     opening = open_resources(settings)
     try:
         resources = await opening.__aenter__()

@@ -1,0 +1,136 @@
+"""What `atelier up` prints: the stages of its start, then addresses, keys and example requests, or one line of JSON."""
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn
+
+from deployments.demo import EXAMPLE_PROMPT, Demo
+from serve_app.cli.local import READY_FILE
+
+NAME_WIDTH = 36
+
+
+class Stages:
+    """The stages of a start: each prints one line with its seconds when it ends."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._began: dict[str, float] = {}
+
+    def begin(self, name: str) -> None:
+        self._began[name] = time.monotonic()
+
+    def update(self, name: str, percent: int) -> None:
+        """Show how far a stage is, where that is possible."""
+
+    def end(self, name: str, note: str = "") -> None:
+        seconds = time.monotonic() - self._began.pop(name)
+        self._console.print(f"  {name:<{NAME_WIDTH}}{seconds:6.1f} s  {note}".rstrip())
+
+    @contextmanager
+    def stage(self, name: str) -> Generator[None]:
+        """A stage that ends with the block, unless an exception leaves it."""
+        self.begin(name)
+        yield
+        self.end(name)
+
+
+class LiveStages(Stages):
+    """On a terminal, running stages are shown below the lines, with their seconds counting."""
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__(progress.console)
+        self._progress = progress
+        self._tasks: dict[str, TaskID] = {}
+
+    def begin(self, name: str) -> None:
+        super().begin(name)
+        self._tasks[name] = self._progress.add_task(name, total=None)
+
+    def update(self, name: str, percent: int) -> None:
+        self._progress.update(self._tasks[name], description=f"{name}: {percent} %")
+
+    def end(self, name: str, note: str = "") -> None:
+        self._progress.remove_task(self._tasks.pop(name))
+        super().end(name, note)
+
+
+@dataclass(frozen=True, slots=True)
+class Reporter:
+    """Prints for a person, or with `as_json` only the ready line for a program; errors go to stderr."""
+
+    as_json: bool = False
+
+    def info(self, text: str) -> None:
+        if not self.as_json:
+            print(text, flush=True)
+
+    def error(self, reason: str) -> None:
+        print(f"atelier: {reason}", file=sys.stderr, flush=True)
+
+    def stopping(self) -> None:
+        """Say so after a signal; the process that showed the stages may have been killed with its cursor hidden."""
+        if not self.as_json:
+            Console().show_cursor()
+        self.info("Stopping ...")
+
+    @contextmanager
+    def stages(self) -> Generator[Stages]:
+        """Where the stages of the start are shown: live on a terminal, as plain lines elsewhere."""
+        console = Console(quiet=self.as_json, highlight=False, markup=False, soft_wrap=True)
+        if self.as_json or not console.is_terminal or console.is_dumb_terminal:
+            yield Stages(console)
+            return
+        columns = (SpinnerColumn(), TextColumn(f"{{task.description:<{NAME_WIDTH}}}{{task.elapsed:5.0f}} s"))
+        with Progress(*columns, console=console, transient=True) as progress:
+            yield LiveStages(progress)
+
+    def ready(self, demo: Demo) -> None:
+        """Print the ready line for a program: requests are accepted from now on."""
+        if self.as_json:
+            print(json.dumps(demo.ready), flush=True)
+
+    def welcome(self, demo: Demo, lora_id: str | None, *, data_dir: Path, logs: Path) -> None:
+        """Print what a person needs next: addresses, keys, example requests, where things are."""
+        self.info(f"""
+Atelier is ready.
+
+  Base address   {demo.base_url}
+  Key for A      {demo.keys["a"]}   (Authorization: Bearer)
+  Key for B      {demo.keys["b"]}   (X-API-Key)
+  Console        {demo.console_url}   (account {demo.account}, password {demo.console_password})
+  Documentation  {demo.base_url}/docs/a   {demo.base_url}/docs/b
+  Data           {data_dir}   (keys in {READY_FILE}, readable by you only)
+  Logs           {logs}
+
+{_examples(demo, lora_id) if lora_id else "The catalog holds no LoRA yet: add one, then generate."}
+
+Ctrl-C stops everything.
+""")
+
+
+def _examples(demo: Demo, lora_id: str) -> str:
+    """Two curl lines for each interface: one to generate, one to poll."""
+    a = {"prompt": EXAMPLE_PROMPT, "lora_id": lora_id, "seed": 7}
+    b = {"positive_prompt": EXAMPLE_PROMPT, "model_id": lora_id, "seed": 0}
+    bearer, api_key = f"Authorization: Bearer {demo.keys['a']}", f"X-API-Key: {demo.keys['b']}"
+    return f"""Interface A: generate, then poll with the request_id of the answer until it holds the image's address:
+{_post(demo, bearer, a)}
+curl -s {demo.base_url}/v1/generate/REQUEST_ID -H '{bearer}'
+
+Interface B: generate, then poll with the run_id of the answer:
+{_post(demo, api_key, b)}
+curl -s {demo.base_url}/v1/generations/RUN_ID -H '{api_key}'"""
+
+
+def _post(demo: Demo, credential: str, body: dict[str, str | int]) -> str:
+    generate = f"curl -s {demo.base_url}/v1/generate -H 'Content-Type: application/json'"
+    return f"{generate} -H '{credential}' -d {shlex.quote(json.dumps(body))}"

@@ -1,0 +1,197 @@
+"""HTTP calls, retries and polling, without I/O: the logic that the sync and the async client share.
+
+An `Operation` is a generator. It yields a `Call` and is sent the `httpx.Response` (or thrown the transport's error);
+it yields a `Sleep` and is resumed after that many seconds; it returns the result.
+"""
+
+import random
+import time
+import uuid
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Literal, TypeVar
+from urllib.parse import quote
+
+import httpx
+
+from serve_app.client.errors import (
+    RateLimited,
+    ServiceError,
+    ServiceUnavailable,
+    Unreachable,
+    UnsupportedOption,
+    WaitTimeout,
+    run_failure,
+    service_error,
+)
+from serve_app.client.records import Model, Record
+
+Interface = Literal["a", "b"]
+T = TypeVar("T")
+
+BACKOFF_S, BACKOFF_CAP_S = 0.5, 8.0
+"""First and longest delay before a retry; each doubles the one before, and half of it is random."""
+POLL_S, POLL_CAP_S = 0.2, 2.0
+"""First and longest delay between two polls of a job; polls are not counted against the plan."""
+
+_EXPIRED_URL_STATUSES = (403, 404, 410)
+"""Answers of storages to a signed URL that has expired; for an image that is gone the fresh URL answers so again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One HTTP request."""
+
+    method: str
+    url: str
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+    json: dict[str, Any] | None = None
+    is_image: bool = False
+    """Whether the URL is an image's, which an object storage may answer instead of the service."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """A delay before the next call."""
+
+    seconds: float
+
+
+Operation = Generator[Call | Sleep, httpx.Response | None, T]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """The operations of one service with one key on one interface.
+
+    `retry_budget` is the most seconds that one call may spend in delays before retries.
+    """
+
+    base_url: str
+    key: str = field(repr=False)
+    interface: Interface
+    retry_budget: float
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` for a bad address or key here, not as a failed connection that is retried."""
+        address = httpx.URL(self.base_url)
+        if address.scheme not in ("http", "https") or not address.host:
+            raise ValueError(f"base_url: must be an http:// or https:// address, not {self.base_url!r}")
+        if not (self.key.isascii() and self.key.isprintable() and self.key):
+            raise ValueError("key: must be the printable text that was shown when the key was created")
+
+    def generate(self, idempotency_key: str | None, options: dict[str, Any]) -> Operation[Record]:
+        fields = _generation_fields(self.interface, options)
+        return self._create(self.interface, "/v1/generate", fields, idempotency_key)
+
+    def upscale(self, idempotency_key: str | None, image_id: str, scale_factor: int | None) -> Operation[Record]:
+        fields = _without_none({"image_id": image_id, "scale_factor": scale_factor})
+        return self._create("a", "/v1/upscale", fields, idempotency_key)
+
+    def models(self) -> Operation[list[Model]]:
+        response = yield from self._send(Call("GET", self.base_url + "/v1/models", self._credential("b")))
+        return [Model.read(row) for row in response.json()["models"]]
+
+    def record(self, job_id: str, interface: Interface | None = None) -> Operation[Record]:
+        interface = interface or self.interface
+        path = "/v1/generate/" if interface == "a" else "/v1/generations/"
+        response = yield from self._send(
+            Call("GET", self.base_url + path + quote(job_id, safe=""), self._credential(interface))
+        )
+        return Record.read(response.json(), interface)
+
+    def wait(self, record: Record, timeout: float | None, on_record: Callable[[Record], None]) -> Operation[Record]:
+        """Poll the job until it has ended, calling `on_record` after each poll.
+
+        Raises `RunFailed` when it ended without images, `WaitTimeout` when it has not ended after `timeout` seconds.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        delay = POLL_S
+        while not record.is_final:
+            if deadline is not None and time.monotonic() + delay > deadline:
+                raise WaitTimeout(f"{record.id} is still {record.status} after {timeout:g} s")
+            yield Sleep(delay)
+            delay = min(POLL_CAP_S, delay * 1.5)
+            record = yield from self.record(record.id, record.interface)
+            on_record(record)
+        if record.status == "failed":
+            raise run_failure(record.id, record.error_code, record.error_message)
+        return record
+
+    def download(self, record: Record, index: int) -> Operation[bytes]:
+        """The PNG's bytes. The URL is signed, so no key is sent; an expired one is fetched anew once."""
+        try:
+            response = yield from self._send(Call("GET", record.images[index].url, is_image=True))
+        except ServiceError as error:
+            if error.status not in _EXPIRED_URL_STATUSES:
+                raise
+            fresh = yield from self.record(record.id, record.interface)
+            response = yield from self._send(Call("GET", fresh.images[index].url, is_image=True))
+        return response.content
+
+    def _create(
+        self, interface: Interface, path: str, fields: dict[str, Any], idempotency_key: str | None
+    ) -> Operation[Record]:
+        """A POST that is safe to retry: with the idempotency key, a second arrival returns the first one's job."""
+        headers = {**self._credential(interface), "Idempotency-Key": idempotency_key or str(uuid.uuid4())}
+        response = yield from self._send(Call("POST", self.base_url + path, headers, fields))
+        return Record.read(response.json(), interface)
+
+    def _credential(self, interface: Interface) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.key}"} if interface == "a" else {"X-API-Key": self.key}
+
+    def _send(self, call: Call) -> Operation[httpx.Response]:
+        """Send one call; retry it without an answer, on 429, on 5xx, and on a 404 that is not the service's own."""
+        budget = self.retry_budget
+        for attempt in count():
+            outcome = yield from _attempt(call)
+            if isinstance(outcome, httpx.Response):
+                return outcome
+            delay = _retry_delay(outcome, attempt)
+            if delay is None or delay > budget:
+                raise outcome
+            budget -= delay
+            yield Sleep(delay)
+        raise AssertionError("count() does not end")
+
+
+def _attempt(call: Call) -> Operation[httpx.Response | ServiceError | Unreachable]:
+    try:
+        response = yield call
+    except httpx.TransportError as error:
+        return Unreachable(f"no answer from {httpx.URL(call.url).host}: {error or type(error).__name__}")
+    assert response is not None, "a Call is answered with a Response"
+    return response if response.is_success else service_error(response, from_storage=call.is_image)
+
+
+def _retry_delay(error: ServiceError | Unreachable, attempt: int) -> float | None:
+    """Seconds to wait before a retry; None when a retry would not help."""
+    backoff = min(BACKOFF_CAP_S, BACKOFF_S * 2**attempt) * random.uniform(0.5, 1.0)
+    if isinstance(error, Unreachable):
+        return backoff
+    if not isinstance(error, RateLimited | ServiceUnavailable):
+        return None
+    return backoff if error.retry_after is None else max(error.retry_after, BACKOFF_S)
+
+
+_SHARED_OPTIONS = ("width", "height", "seed", "lora_weight")
+_FIELDS: dict[Interface, dict[str, str]] = {
+    "a": {name: name for name in ("prompt", "lora_id", "guidance_scale", "steps", "num_images", *_SHARED_OPTIONS)},
+    "b": {name: name for name in ("negative_prompt", *_SHARED_OPTIONS)}
+    | {"prompt": "positive_prompt", "lora_id": "model_id", "guidance_scale": "guidance"},
+}
+"""The field name of each option of `generate`, by interface; a missing option is not supported there."""
+
+
+def _generation_fields(interface: Interface, options: dict[str, Any]) -> dict[str, Any]:
+    names = _FIELDS[interface]
+    given = _without_none(options)
+    for option in given:
+        if option not in names:
+            raise UnsupportedOption(f"{option}: interface {interface!r} has no such field")
+    return {names[option]: value for option, value in given.items()}
+
+
+def _without_none(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}

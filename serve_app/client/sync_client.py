@@ -1,0 +1,134 @@
+"""The synchronous client, for scripts and notebooks."""
+
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TypeVar
+
+import httpx
+
+from serve_app.client.models import ImageInfo, JobState, OnProgress, open_png
+from serve_app.client.protocol import Interface, Operation, Service, Sleep
+from serve_app.client.records import Model, Record
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as PilImage
+
+T = TypeVar("T")
+TIMEOUT = httpx.Timeout(30.0, connect=5.0)
+RETRY_BUDGET_S = 30.0
+
+
+class Image(ImageInfo):
+    """A finished image, to download or to open with Pillow."""
+
+    def __init__(self, client: "Client", record: Record, index: int) -> None:
+        super().__init__(record.images[index])
+        self._client, self._record, self._index = client, record, index
+
+    def download(self, path: str | Path | None = None) -> bytes:
+        """The PNG's bytes, also written to `path` when one is given."""
+        png = self._client.execute(self._client.service.download(self._record, self._index))
+        if path is not None:
+            Path(path).write_bytes(png)
+        return png
+
+    def pil(self) -> "PilImage":
+        """The picture as a Pillow image; needs `pip install pillow`."""
+        return open_png(self.download())
+
+
+class Job(JobState):
+    """A generation or an upscale: `job.wait().images[0].pil()`."""
+
+    def __init__(self, client: "Client", record: Record) -> None:
+        super().__init__(record)
+        self._client = client
+
+    @property
+    def images(self) -> list[Image]:
+        """The finished images; empty until the job is completed."""
+        return [Image(self._client, self._record, index) for index in range(len(self._record.images))]
+
+    def refresh(self) -> Self:
+        """Poll the job once."""
+        self._record = self._client.execute(self._client.service.record(self.id, self._record.interface))
+        return self
+
+    def wait(self, timeout: float | None = 600.0, on_progress: OnProgress | None = None) -> Self:
+        """Return when the images are ready. Raises `RunFailed`, or `WaitTimeout` after `timeout` seconds."""
+        on_record = self._recorder(on_progress)
+        on_record(self._client.execute(self._client.service.wait(self._record, timeout, on_record)))
+        return self
+
+
+class Client:
+    """Client of one service with one key, on interface "a" (bearer key) or "b" (X-API-Key).
+
+    A call without an answer, or answered with 429, 5xx or a proxy's own 404, is retried, honouring `Retry-After`, while
+    the delays add up to at most `retry_budget` seconds. Every creating call sends an idempotency key, so a retry never
+    creates a second job. Errors: see `errors.py`.
+    """
+
+    def __init__(
+        self, base_url: str, key: str, *, interface: Interface = "a", retry_budget: float = RETRY_BUDGET_S,
+        timeout: httpx.Timeout = TIMEOUT, transport: httpx.BaseTransport | None = None,
+    ) -> None:  # fmt: skip
+        self.service = Service(base_url=base_url.rstrip("/"), key=key, interface=interface, retry_budget=retry_budget)
+        self._http = httpx.Client(timeout=timeout, transport=transport)
+
+    def generate(
+        self, prompt: str, *, lora_id: str, lora_weight: float | None = None, guidance_scale: float | None = None, seed: int | None = None,
+        width: int | None = None, height: int | None = None, steps: int | None = None, num_images: int | None = None,
+        negative_prompt: str | None = None, idempotency_key: str | None = None,
+    ) -> Job:  # fmt: skip
+        """Start a job that draws `prompt` with the LoRA adapter `lora_id`; options left out take the service's defaults.
+
+        `steps` and `num_images` belong to interface A, `negative_prompt` to B: `UnsupportedOption` on the other.
+        """
+        options = {
+            "prompt": prompt, "lora_id": lora_id, "lora_weight": lora_weight, "guidance_scale": guidance_scale, "seed": seed, "width": width,
+            "height": height, "steps": steps, "num_images": num_images, "negative_prompt": negative_prompt,
+        }  # fmt: skip
+        return Job(self, self.execute(self.service.generate(idempotency_key, options)))
+
+    def upscale(self, image_id: str, scale_factor: int | None = None, *, idempotency_key: str | None = None) -> Job:
+        """Start a job that enlarges an image 2 or 4 times. Part of interface A: the key must be valid there."""
+        return Job(self, self.execute(self.service.upscale(idempotency_key, image_id, scale_factor)))
+
+    def models(self) -> list[Model]:
+        """The adapters this account may use. Part of interface B: the key must be valid there."""
+        return self.execute(self.service.models())
+
+    def run(self, run_id: str) -> Job:
+        """A job started earlier, by its id."""
+        return Job(self, self.execute(self.service.record(run_id)))
+
+    def execute(self, operation: Operation[T]) -> T:
+        """Perform the calls and delays of an operation; returns its result."""
+        try:
+            action = next(operation)
+            while True:
+                if isinstance(action, Sleep):
+                    time.sleep(action.seconds)
+                    action = operation.send(None)
+                    continue
+                try:
+                    response = self._http.request(action.method, action.url, headers=action.headers, json=action.json)
+                except httpx.TransportError as error:
+                    action = operation.throw(error)
+                else:
+                    action = operation.send(response)
+        except StopIteration as end:
+            return end.value
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

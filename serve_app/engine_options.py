@@ -1,0 +1,76 @@
+"""Options of the engine, free of torch so that a configuration is checked before any replica starts."""
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+MAX_RANK = 256
+"""The highest LoRA rank that the adapter slots can hold."""
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+class Sampler(StrEnum):
+    """Numerical methods that integrate from noise to image."""
+
+    EULER = "euler"
+    DDIM = "ddim"
+    DPMPP_2M = "dpm++2m"
+    LCM = "lcm"
+    FLOW_EULER = "flow-euler"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineOptions:
+    """Every field has a working default. Raises ValueError that begins with the field's name on an impossible value."""
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012  read by pydantic where a YAML is validated
+
+    device: str = "auto"
+    """`cpu`, `cuda`, `cuda:1`…; `auto` uses the GPU where there is one."""
+    dtype: str = "auto"
+    """`float32`, `bfloat16` or `float16`; `auto` is float32 on a CPU and bfloat16 on a GPU."""
+    max_rows: int = 16
+    """Image rows of the widest forward pass; a run with guidance takes two."""
+    max_runs: int = 0
+    """Runs admitted at once; 0 means `max_rows // 2`, so that one latent shape fills one forward pass."""
+    exact: bool = True
+    """Make the same seed give the same bytes alone and in any batch (see `engine/batch_invariance.py`)."""
+    adapter_slots: int = 256
+    """Most adapters in slots beside the model; fewer where they do not fit `adapter_memory`."""
+    adapter_memory: int = 0
+    """Device bytes for each base model's adapter slots; 0 shares 1 GiB of a CPU's memory, or a third of what a GPU leaves
+    this process, among the base models."""
+    host_memory: int = 4 * 2**30
+    """Host bytes for packed adapters that are not in a slot."""
+    max_rank: int = 128
+    """Adapters of a higher rank are refused."""
+    sampler: str = ""
+    """Sampler of runs that name none (`euler`, `ddim`, `dpm++2m`, `lcm`); empty means the base model's own."""
+    compile: str = ""
+    """A `torch.compile` backend (`inductor`) for the denoiser; empty is eager. One graph per forward shape, made at warm-up.
+    A prompt beyond the encoder's window, an adapter of a rank above 32, or one on layers outside the transformer blocks
+    compiles new graphs at its first use, within one step: leave time for that in `step_limit_s`."""
+    threads: int = 0
+    """CPU threads of torch for the whole process; 0 leaves them as they are."""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[a-z]+(:\d+)?", self.device):
+            raise ValueError(f"device: must be auto, cpu, cuda or cuda:N, not {self.device!r}")
+        if self.dtype not in ("auto", *DTYPES):
+            raise ValueError(f"dtype: must be auto, float32, bfloat16 or float16, not {self.dtype!r}")
+        if self.max_rows < 2:
+            raise ValueError(f"max_rows: must be at least 2 (one run with guidance), not {self.max_rows}")
+        for name in ("max_runs", "adapter_memory", "host_memory", "threads"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: must not be negative, not {getattr(self, name)}")
+        if self.adapter_slots < 1:
+            raise ValueError(f"adapter_slots: must be at least 1, not {self.adapter_slots}")
+        if not 1 <= self.max_rank <= MAX_RANK:
+            raise ValueError(f"max_rank: must be between 1 and {MAX_RANK}, not {self.max_rank}")
+        if self.sampler and self.sampler not in {*Sampler}:
+            raise ValueError(f"sampler: must be one of {', '.join(Sampler)}, not {self.sampler!r}")
+
+    @property
+    def runs(self) -> int:
+        """Runs admitted at once."""
+        return self.max_runs or self.max_rows // 2

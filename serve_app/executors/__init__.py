@@ -1,0 +1,1 @@
+"""Executors run jobs on the engine and the upscaler. They know neither Ray nor HTTP."""

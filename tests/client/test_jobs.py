@@ -1,0 +1,168 @@
+"""A job from the prompt to the image, through both clients and both interfaces."""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Literal
+
+import httpx
+import pytest
+
+from serve_app.client import (
+    AsyncClient,
+    Client,
+    RunCanceled,
+    RunFailed,
+    UnsupportedOption,
+    WaitTimeout,
+)
+from serve_app.settings import Settings
+from tests.live import Live, live_service
+from tests.support import adapter_id, wait_until
+
+LORA = adapter_id("neon")
+PROMPT = "purple mountains under a black sky with a yellow moon"
+
+
+class RecordingTransport(httpx.HTTPTransport):
+    """Real connections that keep the requests sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: list[httpx.Request] = []
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        return super().handle_request(request)
+
+
+def test_generate_wait_and_open_the_image(live: Live, key: str) -> None:
+    percentages: list[int] = []
+    with Client(live.base_url, key) as client:
+        job = client.generate(PROMPT, lora_id=LORA, seed=7, width=768, num_images=2)
+        assert job.id.startswith("gen_")
+        assert not job.images
+        job.wait(timeout=20, on_progress=percentages.append)
+        assert (job.status, job.progress, job.done) == ("completed", 100, True)
+        assert percentages == sorted(percentages)
+        assert percentages[-1] == 100
+        assert [(image.width, image.height) for image in job.images] == [(768, 512)] * 2
+        assert job.images[1].pil().size == (768, 512)
+        assert (job.images[0].image_id or "").startswith("img_")
+        assert job.completed_at is not None
+
+
+async def test_the_async_client_does_the_same(live: Live, key: str, tmp_path: Path) -> None:
+    percentages: list[int] = []
+    async with AsyncClient(live.base_url, key) as client:
+        job = await client.generate(PROMPT, lora_id=LORA, seed=7, width=768, num_images=2)
+        await job.wait(timeout=20, on_progress=percentages.append)
+        assert percentages[-1] == 100
+        picture = await job.images[1].pil()
+        assert picture.size == (768, 512)
+        png = await job.images[0].download(tmp_path / "x.png")
+        assert (tmp_path / "x.png").read_bytes() == png
+        again = await client.run(job.id)
+        assert [image.image_id for image in again.images] == [image.image_id for image in job.images]
+
+
+@pytest.mark.parametrize("size", [256, 1024])
+def test_interface_b_accepts_its_own_sizes_and_a_negative_prompt(live: Live, key: str, size: int) -> None:
+    with Client(live.base_url, key, interface="b") as client:
+        job = client.generate(
+            PROMPT,
+            lora_id=LORA,
+            negative_prompt="boats",
+            width=size,
+            height=256,
+            lora_weight=1.5,
+            guidance_scale=3,
+            seed=1,
+        )
+        assert job.status == "queued"
+        assert job.wait(timeout=20).images[0].pil().size == (size, 256)
+
+
+def test_an_image_can_be_upscaled(live: Live, key: str) -> None:
+    with Client(live.base_url, key) as client:
+        image = client.generate(PROMPT, lora_id=LORA).wait(timeout=20).images[0]
+        assert image.image_id is not None
+        larger = client.upscale(image.image_id, 2).wait(timeout=20).images[0]
+        assert (larger.width, larger.height) == (1024, 1024)
+        assert client.upscale(image.image_id).wait(timeout=20).images[0].width == 1024
+
+
+def test_models_are_those_the_account_may_use(live: Live, key: str) -> None:
+    with Client(live.base_url, key) as client:
+        names = {model.name for model in client.models()}
+    assert "Outline" in names
+    assert "Private" not in names
+
+
+@pytest.mark.parametrize(
+    ("interface", "option", "value"),
+    [("a", "negative_prompt", "boats"), ("b", "steps", 30), ("b", "num_images", 2)],
+)
+def test_an_option_of_the_other_interface_is_refused_before_anything_is_sent(
+    live: Live, key: str, interface: Literal["a", "b"], option: str, value: str | int
+) -> None:
+    transport = RecordingTransport()
+    with (
+        Client(live.base_url, key, interface=interface, transport=transport) as client,
+        pytest.raises(UnsupportedOption, match=option),
+    ):
+        client.generate(PROMPT, lora_id=LORA, **{option: value})  # pyright: ignore[reportArgumentType]
+    assert transport.requests == []
+
+
+@pytest.mark.parametrize("interface", ["a", "b"])
+def test_a_failed_job_raises_with_its_code(live: Live, key: str, interface: Literal["a", "b"]) -> None:
+    live.outcome = "fail"
+    with Client(live.base_url, key, interface=interface) as client:
+        job = client.generate(PROMPT, lora_id=LORA)
+        with pytest.raises(RunFailed, match="the brush broke") as failed:
+            job.wait(timeout=20)
+    assert (failed.value.run_id, failed.value.code) == (job.id, "generation_failed")
+    assert job.status == "failed"
+
+
+def test_a_canceled_job_raises_its_own_error(live: Live, key: str) -> None:
+    live.outcome = "leave"
+    with Client(live.base_url, key) as client:
+        job = client.generate(PROMPT, lora_id=LORA)
+        live.run(live.resources.queue.cancel(job.id, account_id=None))
+        with pytest.raises(RunCanceled):
+            job.wait(timeout=20)
+
+
+def test_waiting_times_out_and_the_job_goes_on(live: Live, key: str) -> None:
+    live.outcome = "leave"
+    with Client(live.base_url, key) as client:
+        job = client.generate(PROMPT, lora_id=LORA)
+        with pytest.raises(WaitTimeout, match=job.id):
+            job.wait(timeout=0.5)
+        assert job.refresh().status == "processing"
+        assert job.estimated_completion_time is not None
+
+
+def test_the_key_is_never_sent_to_the_image_host(live: Live, key: str) -> None:
+    transport = RecordingTransport()
+    with Client(live.base_url, key, transport=transport) as client:
+        client.generate(PROMPT, lora_id=LORA).wait(timeout=20).images[0].download()
+    downloads = [request for request in transport.requests if request.url.path.startswith("/files/")]
+    assert len(downloads) == 1
+    sent = [*downloads[0].headers.values(), str(downloads[0].url)]  # not str(headers): httpx masks credentials there
+    assert not [text for text in sent if key in text]
+
+
+async def test_an_expired_url_is_signed_again(settings: Settings, redis_db: object) -> None:
+    with live_service(settings.model_copy(update={"image_url_life": timedelta(seconds=2)})) as live:
+        _, key = live.member()
+        async with AsyncClient(live.base_url, key) as client, httpx.AsyncClient() as browser:
+            job = await (await client.generate(PROMPT, lora_id=LORA)).wait(timeout=20)
+            image = job.images[0]
+
+            async def has_expired() -> bool:
+                return (await browser.get(image.url)).status_code != 200
+
+            await wait_until(has_expired)
+            assert (await image.pil()).size == (512, 512)

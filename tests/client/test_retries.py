@@ -1,0 +1,190 @@
+"""Retries: which errors are retried, after which delay, and that a retry never creates a second job."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+
+import httpx
+import pytest
+
+from serve_app.client import Client, NotFound, RateLimited, ServiceError, ServiceUnavailable, Unreachable
+from serve_app.client.errors import service_error
+from serve_app.client.protocol import BACKOFF_CAP_S, BACKOFF_S, Call, Operation, Service, Sleep
+from serve_app.client.records import Record
+from tests.live import Live
+from tests.support import adapter_id
+
+LORA = adapter_id("neon")
+PROMPT = "purple mountains under a black sky with a yellow moon"
+SERVICE = Service(base_url="http://service.test", key="atl_key", interface="a", retry_budget=60)
+
+
+class LossyTransport(httpx.HTTPTransport):
+    """Delivers every request and drops the first `lost` responses, like a connection that breaks after the request."""
+
+    def __init__(self, lost: int) -> None:
+        super().__init__()
+        self._lost = lost
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        response = super().handle_request(request)
+        if self._lost:
+            self._lost -= 1
+            raise httpx.ReadError("connection reset", request=request)
+        return response
+
+
+class UnroutedProxy(httpx.HTTPTransport):
+    """Answers the first `unrouted` matching requests with a proxy's own 404, then delivers."""
+
+    def __init__(self, matches: Callable[[httpx.Request], bool], unrouted: int) -> None:
+        super().__init__()
+        self._matches = matches
+        self.unrouted = unrouted
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if self.unrouted and self._matches(request):
+            self.unrouted -= 1
+            return httpx.Response(404, text="Path not found. Ping http://service.test/-/routes for available routes.")
+        return super().handle_request(request)
+
+
+def test_a_lost_response_is_retried_and_creates_no_second_job(live: Live) -> None:
+    account, key = live.member()
+    with Client(live.base_url, key, transport=LossyTransport(1)) as client:
+        job = client.generate(PROMPT, lora_id=LORA).wait(timeout=20)
+    stored_jobs = live.run(live.resources.jobs.list(account.id))
+    assert [stored.id for stored in stored_jobs] == [job.id]
+
+
+def test_two_calls_create_two_jobs_and_one_idempotency_key_creates_one(live: Live, key: str) -> None:
+    with Client(live.base_url, key) as client:
+        first, second = (client.generate(PROMPT, lora_id=LORA) for _ in range(2))
+        assert first.id != second.id
+        mine, again = (client.generate(PROMPT, lora_id=LORA, idempotency_key="order-7") for _ in range(2))
+        assert mine.id == again.id
+
+
+def test_delays_grow_and_end_with_the_retry_budget() -> None:
+    delays, error = _outcome_of(lambda: httpx.Response(503), retry_budget=20)
+    assert isinstance(error, ServiceUnavailable)
+    assert len(delays) >= 3
+    for attempt, delay in enumerate(delays):
+        longest = min(BACKOFF_CAP_S, BACKOFF_S * 2**attempt)
+        assert longest / 2 <= delay <= longest
+
+
+@pytest.mark.parametrize("form", ["seconds", "date"])
+def test_retry_after_is_honoured(form: str) -> None:
+    retry_after = "3" if form == "seconds" else format_datetime(datetime.now(UTC) + timedelta(seconds=3))
+    delays, _ = _outcome_of(lambda: httpx.Response(429, headers={"Retry-After": retry_after}), retry_budget=5)
+    assert delays
+    assert all(0.5 <= delay <= 3 for delay in delays)
+
+
+def test_a_delay_longer_than_the_retry_budget_is_not_begun() -> None:
+    delays, error = _outcome_of(lambda: httpx.Response(429, headers={"Retry-After": "3000"}), retry_budget=60)
+    assert delays == []
+    assert isinstance(error, RateLimited)
+    assert error.retry_after == 3000
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 409, 413, 415])
+def test_client_errors_are_not_retried(status: int) -> None:
+    def refuse() -> httpx.Response:
+        return httpx.Response(status, json={"error": {"code": "a_code", "message": "No."}})
+
+    delays, error = _outcome_of(refuse, retry_budget=60)
+    assert delays == []
+    assert isinstance(error, ServiceError)
+    assert (type(error), error.code) == (type(service_error(refuse())), "a_code")
+    assert not isinstance(error, ServiceUnavailable)
+
+
+@pytest.mark.parametrize("status", [404, 500, 502, 503, 504])
+@pytest.mark.parametrize("text", ["", "Path '/v1/generate' not found.", "<html>No server is available</html>", "[]"])
+def test_errors_of_a_proxy_without_the_service_are_retried(status: int, text: str) -> None:
+    delays, error = _outcome_of(lambda: httpx.Response(status, text=text), retry_budget=5)
+    assert len(delays) >= 2
+    assert isinstance(error, ServiceUnavailable)
+    assert error.status == status
+
+
+def test_a_service_that_is_not_routed_yet_is_retried(live: Live) -> None:
+    _, key = live.member()
+    transport = UnroutedProxy(lambda request: True, unrouted=2)
+    with Client(live.base_url, key, transport=transport) as client:
+        job = client.generate(PROMPT, lora_id=LORA).wait(timeout=20)
+    assert job.images
+    assert not transport.unrouted
+
+
+def test_an_image_behind_such_a_proxy_is_retried_too(live: Live) -> None:
+    _, key = live.member()
+    transport = UnroutedProxy(lambda request: request.url.path.startswith("/files/"), unrouted=1)
+    with Client(live.base_url, key, transport=transport) as client:
+        job = client.generate(PROMPT, lora_id=LORA).wait(timeout=20)
+        assert job.images[0].pil().size == (512, 512)
+
+
+def test_a_missing_image_is_requested_once_more_under_a_fresh_url() -> None:
+    url = "http://storage.test/x.png"
+    record = {
+        "request_id": "gen_x",
+        "status": "completed",
+        "images": [{"image_id": "i", "url": url, "width": 1, "height": 1}],
+    }
+    operation = SERVICE.download(Record.read(record, "a"), 0)
+    gone = httpx.Response(404, text="<Error><Code>NoSuchKey</Code></Error>")
+    assert _call(next(operation)).url == url
+    assert _call(operation.send(gone)).url.endswith("/v1/generate/gen_x")
+    assert _call(operation.send(httpx.Response(200, json=record))).url == url
+    with pytest.raises(NotFound):
+        operation.send(gone)
+
+
+def test_no_answer_is_unreachable_after_the_retry_budget() -> None:
+    def refuse() -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    delays, error = _outcome_of(refuse, retry_budget=5)
+    assert len(delays) >= 2
+    assert isinstance(error, Unreachable)
+
+
+def test_a_retry_sends_the_same_idempotency_key() -> None:
+    operation = SERVICE.generate(None, {"prompt": "x", "lora_id": "model_x"})
+    calls = [_call(next(operation))]
+    assert isinstance(operation.send(httpx.Response(503)), Sleep)
+    calls.append(_call(operation.send(None)))
+    assert calls[0] == calls[1]
+    assert len(calls[0].headers["Idempotency-Key"]) >= 32
+
+
+def _outcome_of(answer: Callable[[], httpx.Response], *, retry_budget: float) -> tuple[list[float], Exception]:
+    """The delays of a call that always gets `answer`, and its final error; without really waiting."""
+    service = Service(base_url="http://service.test", key="atl_key", interface="a", retry_budget=retry_budget)
+    operation: Operation[Any] = service.record("gen_x")
+    delays: list[float] = []
+    try:
+        action = next(operation)
+        while sum(delays) <= retry_budget:
+            if isinstance(action, Sleep):
+                delays.append(action.seconds)
+                action = operation.send(None)
+                continue
+            try:
+                response = answer()
+            except httpx.TransportError as error:
+                action = operation.throw(error)
+            else:
+                action = operation.send(response)
+    except Exception as error:  # noqa: BLE001 the error is the result
+        return delays, error
+    raise AssertionError("the call was retried for longer than its retry budget")
+
+
+def _call(action: Call | Sleep) -> Call:
+    assert isinstance(action, Call)
+    return action

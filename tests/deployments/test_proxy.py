@@ -1,0 +1,412 @@
+"""HAProxy as Serve starts it, through the wrapper, in front of a server that answers what a test wants."""
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+import yaml
+from starlette.types import Receive, Scope, Send
+
+from deployments.proxy import LIMITS, WRAPPER, environment, haproxy_binary
+from serve_app.domain.accounts import BUILTIN_PLANS
+from serve_app.domain.requests import Variant
+from tests.attack.raw import Answer, breach, exchange
+from tests.support import ROOT, free_port
+
+pytestmark = pytest.mark.skipif(haproxy_binary() is None, reason="HAProxy comes with ray[serve] on Linux")
+
+
+def generated_config(home: Path, *, port: int, replica_port: int, has_application: bool = True) -> Path:
+    """The configuration that this version of Serve generates for one application, or before there is one."""
+    from ray.serve._private import haproxy
+    from ray.serve.config import HTTPOptions
+
+    replica = haproxy.ServerConfig(name="replica", host="127.0.0.1", port=replica_port)
+    backend = haproxy.BackendConfig(name="http-atelier", path_prefix="/", app_name="atelier", servers=[replica])
+    config = haproxy.HAProxyConfig(
+        http_options=HTTPOptions(host="127.0.0.1", port=port, keep_alive_timeout_s=5),
+        socket_path=str(home / "node" / "admin.sock"),
+        metrics_socket_path=str(home / "node" / "metrics.sock"),
+        server_state_base=str(home / "node"),
+        server_state_file=str(home / "node" / "server-state"),
+        stats_port=free_port(),
+        metrics_port=free_port(),
+        health_check_fastinter="50ms",
+        health_check_downinter="50ms",
+        timeout_client_s=60,
+        timeout_server_s=60,
+        bufsize=int(LIMITS["RAY_SERVE_HAPROXY_TUNE_BUFSIZE"]),
+    )
+    file = home / "node" / "haproxy.cfg"
+    backends = {backend.name: backend} if has_application else {}
+    api = haproxy.HAProxyApi(config, backends, config_file_path=str(file))
+    api.cfg.has_received_routes = has_application
+    api._generate_config_file_internal()  # pyright: ignore[reportPrivateUsage]
+    return file
+
+
+class Proxy:
+    """A running HAProxy and the server behind it, which repeats each request as JSON, or answers as `X-Answer` says."""
+
+    def __init__(self, home: Path, *, has_application: bool = True, **variables: str) -> None:
+        self.home, self.port, self.replica_port = home, free_port(), free_port()
+        self.config = generated_config(
+            home, port=self.port, replica_port=self.replica_port, has_application=has_application
+        )
+        self.process = subprocess.Popen(
+            [str(WRAPPER), "-db", "-f", str(self.config)],
+            env={**os.environ, **environment(), **variables},
+            stderr=(home / "stderr.txt").open("wb"),
+        )
+        self._server = uvicorn.Server(
+            uvicorn.Config(answer, host="127.0.0.1", port=self.replica_port, log_level="warning", lifespan="off")
+        )
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._server.serve()))
+        self._thread.start()
+
+    def send(self, *parts: bytes, source: str = "", timeout: float = 15) -> list[Answer]:
+        return exchange(self.port, *parts, source=source, timeout=timeout)
+
+    def get(self, *rows: str, path: str = "/", source: str = "") -> Answer:
+        lines = [f"GET {path} HTTP/1.1", f"Host: 127.0.0.1:{self.port}", "Connection: close", *rows]
+        (answer,) = self.send("\r\n".join(lines).encode("latin-1") + b"\r\n\r\n", source=source)
+        return answer
+
+    def wait(self, status: int = 200) -> None:
+        """Until HAProxy listens and has found the server."""
+        for _ in range(200):
+            try:
+                if self.get().status == status:
+                    return
+            except (OSError, ValueError):
+                pass
+            threading.Event().wait(0.05)
+        raise AssertionError((self.home / "stderr.txt").read_text())
+
+    def stop_server(self) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.stop_server()
+
+
+async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+    """`X-Answer: 500 plain` answers as Serve does, without rate headers."""
+    headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"]}
+    status, plain = ([*headers.get("x-answer", "200").split(), ""])[:2]
+    sent = {**scope, "headers": headers}
+    content = {name: sent[name] for name in ("method", "path", "scheme", "client", "headers")}
+    rows = [(b"content-type", b"text/plain" if plain else b"application/json")]
+    if not plain:
+        rows += [(name, b"1") for name in (b"x-ratelimit-limit", b"x-ratelimit-remaining", b"x-ratelimit-reset")]
+        rows += [
+            (b"ratelimit-policy", b"x"),
+            (b"ratelimit", b"x"),
+            (b"x-request-id", headers.get("x-request-id", "health-check").encode()),
+        ]
+    await send({"type": "http.response.start", "status": int(status), "headers": rows})
+    await send({"type": "http.response.body", "body": json.dumps(content).encode()})
+
+
+@pytest.fixture(scope="module")
+def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    running = Proxy(tmp_path_factory.mktemp("proxy"))
+    try:
+        running.wait()
+        yield running
+    finally:
+        running.stop()
+
+
+@pytest.fixture(scope="module")
+def starting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    """It knows no application yet."""
+    running = Proxy(tmp_path_factory.mktemp("starting"), has_application=False)
+    try:
+        running.wait(status=503)
+        yield running
+    finally:
+        running.stop()
+
+
+def seen(answer: Answer) -> dict[str, Any]:
+    """The request as the server behind has seen it."""
+    assert answer.status == 200, answer
+    return json.loads(answer.body)
+
+
+def code(answer: Answer) -> str:
+    assert breach(answer) is None, breach(answer)
+    return json.loads(answer.body)["error"]["code"]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "X-Request-Timeout-Seconds: 0.001",
+        "X-Request-Disconnect-Disabled: ?1",
+        "Serve_Multiplexed_Model_Id: a",
+        "Serve-Multiplexed-Model-Id: \xff",
+        "Serve_Multiplexed-Model-Id: \xff",
+        "X-Serve-Router-Target: a",
+        "X-Session-Id: \xff",
+        "Upgrade: websocket",
+        "Expect: 200-ok",
+        "X-Forwarded-Host: evil.example",
+        "X-Forwarded-Proto: https",
+        "Forwarded: for=1.2.3.4;proto=https",
+        "X-Real-Ip: 1.2.3.4",
+    ],
+)
+def test_a_header_that_serve_or_the_application_would_obey_does_not_pass(proxy: Proxy, row: str) -> None:
+    name = row.partition(":")[0].lower()
+    assert name not in seen(proxy.get(row))["headers"]
+
+
+@pytest.mark.parametrize("given", ["", "short", "a" * 129, "with space", "quote\"'", "\xff" * 20])
+def test_a_request_id_that_is_not_fit_for_logs_is_replaced(proxy: Proxy, given: str) -> None:
+    answer = proxy.get(f"X-Request-Id: {given}")
+    assert re.fullmatch(r"req_[0-9a-f-]{36}", seen(answer)["headers"]["x-request-id"])
+    assert answer.header("x-request-id") == seen(answer)["headers"]["x-request-id"]
+
+
+def test_a_good_request_id_is_kept(proxy: Proxy) -> None:
+    assert proxy.get("X-Request-Id: my-own_id.1").header("x-request-id") == "my-own_id.1"
+    twice = proxy.get("X-Request-Id: my-own_id.1", "X-Request-Id: my-own_id.2")
+    assert str(twice.header("x-request-id")).startswith("req_")
+
+
+def test_nobody_is_believed_about_his_address_by_default(proxy: Proxy) -> None:
+    request = seen(proxy.get("X-Forwarded-For: 1.2.3.4", "X-Forwarded-For: 5.6.7.8", source="127.0.0.9"))
+    assert request["headers"]["x-forwarded-for"] == "127.0.0.9"
+    assert (request["client"][0], request["scheme"]) == ("127.0.0.9", "http")
+
+
+def test_a_trusted_proxy_names_the_caller_and_the_scheme(tmp_path: Path) -> None:
+    proxy = Proxy(tmp_path, ATELIER_TRUSTED_PROXIES="127.0.0.9, 10.0.0.0/8")
+    try:
+        proxy.wait()
+        rows = ("X-Forwarded-For: 6.6.6.6, 1.2.3.4, 10.1.2.3", "X-Forwarded-Proto: https")
+        request = seen(proxy.get(*rows, source="127.0.0.9"))
+        assert request["headers"]["x-forwarded-for"] == "1.2.3.4", "the last one that is no trusted proxy"
+        assert (request["client"][0], request["scheme"]) == ("1.2.3.4", "https")
+        assert seen(proxy.get(*rows, source="127.0.0.8"))["client"][0] == "127.0.0.8"
+        assert seen(proxy.get("X-Forwarded-Proto: javascript", source="127.0.0.9"))["scheme"] == "http"
+    finally:
+        proxy.stop()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("ATELIER_TRUSTED_PROXIES", "everybody; }"), ("ATELIER_CONNECTIONS_PER_ADDRESS", "many")]
+)
+def test_a_bad_setting_keeps_haproxy_from_starting(tmp_path: Path, name: str, value: str) -> None:
+    config = generated_config(tmp_path, port=free_port(), replica_port=free_port())
+    done = check(config, **{name: value})
+    assert done.returncode == 3
+    assert done.stderr.startswith(f"atelier: {name}: ")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "[::1]", "127.0.0.2", "localhost"])
+def test_haproxy_alone_listens_where_the_operator_says(tmp_path: Path, host: str) -> None:
+    port = free_port()
+    config = generated_config(tmp_path, port=port, replica_port=free_port())
+    assert check(config, ATELIER_HTTP_HOST=host).returncode == 0
+    assert f"    bind {host}:{port} proto h1\n" in config.read_text()
+
+
+def check(config: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Harden a configuration and let HAProxy check it."""
+    command = [str(WRAPPER), "-c", "-f", str(config)]
+    return subprocess.run(command, env={**os.environ, **environment(), **variables}, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "status", "expected"),
+    [
+        ("503 plain", 503, "overloaded"),
+        ("500 plain", 503, "unavailable"),
+        ("502 plain", 503, "unavailable"),
+        ("404 plain", 404, "not_found"),
+        ("400 plain", 400, "invalid_parameter"),
+        ("408 plain", 400, "invalid_parameter"),
+    ],
+)
+def test_an_answer_of_serve_itself_gets_the_contracts_form(
+    proxy: Proxy, given: str, status: int, expected: str
+) -> None:
+    answer = proxy.get(f"X-Answer: {given}")
+    assert (answer.status, code(answer)) == (status, expected)
+
+
+@pytest.mark.parametrize("status", [400, 404, 500, 503])
+def test_an_answer_of_the_application_stays_as_it_is(proxy: Proxy, status: int) -> None:
+    answer = proxy.get(f"X-Answer: {status}")
+    assert answer.status == status
+    assert json.loads(answer.body)["path"] == "/"
+    assert answer.header("x-ratelimit-limit") == "1"
+
+
+@pytest.mark.parametrize(("path", "variant"), [("/nowhere", Variant.A), ("/v1/models", Variant.B)])
+def test_the_rate_headers_are_those_of_the_lowest_plan(proxy: Proxy, path: str, variant: Variant) -> None:
+    plan = next(plan for plan in BUILTIN_PLANS if plan.variant is variant)
+    answer = proxy.get("X-Answer: 404 plain", path=path)
+    seconds = round(plan.window.total_seconds())
+    assert answer.header("x-ratelimit-limit") == str(plan.limit)
+    assert answer.header("ratelimit-policy") == f'"{plan.policy_name}";q={plan.limit};w={seconds}'
+    assert answer.header("ratelimit") == f'"{plan.policy_name}";r={plan.limit};t={seconds}'
+
+
+@pytest.mark.parametrize("method", ["FOO", "get", "PROPFIND", "TRACE"])
+def test_a_strange_method_reaches_the_application_as_one_that_no_address_takes(proxy: Proxy, method: str) -> None:
+    (answer,) = proxy.send(f"{method} / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".encode())
+    assert seen(answer)["method"] == "TRACE"
+
+
+@pytest.mark.slow
+def test_a_half_sent_body_takes_no_place_behind(proxy: Proxy) -> None:
+    """The whole body arrives, or the caller gets 408."""
+    head = b"POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 10\r\n\r\n"
+    (answer,) = proxy.send(head + b"half")
+    assert (answer.status, code(answer)) == (408, "request_timeout")
+    assert seen(proxy.send(head, b"0123", b"456789")[0])["method"] == "POST"
+
+
+def test_one_address_cannot_take_all_connections(tmp_path: Path) -> None:
+    """But a proxy on this machine, or a trusted one, may: it stands for many callers."""
+    proxy = Proxy(tmp_path, ATELIER_CONNECTIONS_PER_ADDRESS="0", ATELIER_TRUSTED_PROXIES="127.0.0.9")
+    try:
+        proxy.wait()
+        assert proxy.get(source="127.0.0.9").status == 200
+        text = proxy.config.read_text().replace("127.0.0.0/8 ::1", "127.0.0.1")
+        proxy.config.write_text(text)
+        reloaded = subprocess.Popen(
+            [str(WRAPPER), "-db", "-f", str(proxy.config), "-sf", str(proxy.process.pid)],
+            env={**os.environ, **environment()},
+        )
+        try:
+            proxy.process.wait(timeout=30)
+            proxy.wait()
+            assert proxy.get(source="127.0.0.9").status == 200
+            with pytest.raises(ConnectionError):
+                proxy.get(source="127.0.0.8")
+        finally:
+            reloaded.kill()
+            reloaded.wait()
+    finally:
+        proxy.stop()
+
+
+def test_without_a_replica_the_answer_is_503(tmp_path: Path) -> None:
+    proxy = Proxy(tmp_path)
+    try:
+        proxy.wait()
+        proxy.stop_server()
+        answer = proxy.get()
+        assert (answer.status, code(answer)) == (503, "unavailable")
+        health = proxy.get(path="/-/healthz")
+        assert health.status in (200, 503)
+        assert breach(health) is None
+    finally:
+        proxy.stop()
+
+
+@pytest.mark.parametrize("path", ["/", "/v1/models", "/-/healthz", "/-/routes"])
+def test_before_serve_has_an_application_the_answer_is_503(starting: Proxy, path: str) -> None:
+    answer = starting.get(path=path)
+    assert (answer.status, code(answer)) == (503, "unavailable")
+
+
+def test_what_belongs_to_operators_is_closed_to_others(proxy: Proxy) -> None:
+    text = proxy.config.read_text()
+    binds = re.findall(r"^ *bind (\S+)", text, flags=re.MULTILINE)
+    assert len(binds) == 3
+    assert all(bind.startswith("127.0.0.1:") for bind in binds)
+    assert (proxy.home / "node" / "admin.sock").stat().st_mode & 0o777 == 0o600
+    assert proxy.config.stat().st_mode & 0o077 == 0
+    assert "option httplog" not in text
+    assert re.findall(r"^ *log (?!global)(\S+)", text, flags=re.MULTILINE) == [
+        str(proxy.home / "node" / "metrics.sock")
+    ]
+
+
+def test_a_configuration_is_hardened_once(proxy: Proxy) -> None:
+    before = proxy.config.read_text()
+    subprocess.run(
+        [str(WRAPPER), "-c", "-f", str(proxy.config)],
+        env={**os.environ, **environment()},
+        check=True,
+        capture_output=True,
+    )
+    assert proxy.config.read_text() == before
+    assert before.count("frontend.cfg") == 1
+
+
+@pytest.mark.parametrize("line", ["stats socket", "frontend http_frontend", "defaults", "listen stats"])
+def test_a_configuration_that_is_not_known_is_not_started(tmp_path: Path, line: str) -> None:
+    """A new version of Serve may write another; without its protection HAProxy must not listen."""
+    config = generated_config(tmp_path, port=free_port(), replica_port=free_port())
+    config.write_text(re.sub(rf"^( *){line}", r"\1# ", config.read_text(), flags=re.MULTILINE))
+    done = subprocess.run(
+        [str(WRAPPER), "-c", "-f", str(config)], env={**os.environ, **environment()}, capture_output=True, text=True
+    )
+    assert done.returncode == 3
+    assert "not started without its protection" in done.stderr
+
+
+def test_the_wrapper_becomes_haproxy_within_the_time_serve_waits(tmp_path: Path) -> None:
+    config = generated_config(tmp_path, port=free_port(), replica_port=free_port())
+    done = subprocess.run(
+        ["bash", "-c", f"TIMEFORMAT=%U+%S; time {WRAPPER} -v -f {config}"],
+        env={**os.environ, **environment()},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "HAProxy version" in done.stdout
+    assert sum(float(part) for part in done.stderr.strip().splitlines()[-1].split("+")) < 0.2, "seconds of CPU"
+
+
+def ways_of_starting() -> dict[str, dict[str, str]]:
+    """What each way of starting on a cluster puts into the environment; `up` and `serve run` take `environment()`."""
+    sourced = subprocess.run(
+        ["sh", "-c", ". configs/cluster.env; set"],
+        cwd=ROOT,
+        env={"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    rows = (line.partition("=") for line in sourced.stdout.splitlines())
+    chart = yaml.safe_load((ROOT / "configs" / "helm" / "atelier" / "values.yaml").read_text())["ray"]["environment"]
+    documents = yaml.safe_load_all((ROOT / "configs" / "kuberay" / "rayservice.yaml").read_text())
+    (manifest,) = [
+        document["data"] for document in documents if "RAY_SERVE_ENABLE_HA_PROXY" in document.get("data", {})
+    ]
+    return {"cluster.env": {name: value.strip("'") for name, _, value in rows}, "chart": chart, "manifest": manifest}
+
+
+@pytest.mark.parametrize("way", ["cluster.env", "chart", "manifest"])
+def test_every_way_of_starting_sets_the_same(way: str) -> None:
+    found = ways_of_starting()[way]
+    wanted = environment()
+    assert {name: found[name] for name in (*LIMITS, "RAY_SERVE_ENABLE_HA_PROXY")} == {
+        name: wanted[name] for name in (*LIMITS, "RAY_SERVE_ENABLE_HA_PROXY")
+    }
+    assert Path(found["RAY_SERVE_HAPROXY_BINARY_PATH"]).parts[-3:] == WRAPPER.parts[-3:]
+    assert found["FORWARDED_ALLOW_IPS"] == "*"
+    for name in ("CONFIG_FILE_LOC", "SOCKET_PATH", "METRICS_SOCKET_PATH", "SERVER_STATE_BASE", "SERVER_STATE_FILE"):
+        place = found[f"RAY_SERVE_HAPROXY_{name}"]
+        assert not place.startswith("/tmp/haproxy-serve"), "Ray's default, where any user may be first"
+        assert len(place) + len("/") + 56 <= 97, "with the node's id, what a socket's path may have"

@@ -1,0 +1,143 @@
+"""The supervisor of `atelier up`: whatever ends its child, it cleans up and has an exit code."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import ROOT
+
+PROGRAM = """
+import os, signal, sys, time
+from pathlib import Path
+from deployments.supervisor import supervise
+
+home, body = Path(sys.argv[1]), sys.argv[2]
+
+def say(name, text=""):
+    (home / (name + ".draft")).write_text(str(text))
+    (home / (name + ".draft")).rename(home / name)
+
+def run(child):
+    scope = globals() | {"child": child, "code": 0}
+    exec(body, scope)
+    return scope["code"]
+
+code = supervise(run, clean_up=lambda session: say("cleaned", session), on_stop=lambda: say("stopping"), stop_limit_s=1.0)
+say("code", code)
+"""
+FOREVER = "say('ready', os.getpid())\nwhile True: time.sleep(0.05)"
+
+
+class Supervised:
+    def __init__(self, home: Path, body: str, *, has_terminal: bool = True) -> None:
+        self.home = home
+        before = ["env", "--default-signal=HUP"] if has_terminal else ["nohup"]
+        self.process = subprocess.Popen([*before, sys.executable, "-c", PROGRAM, str(home), body], cwd=ROOT)
+
+    def said(self, name: str) -> str:
+        """What was said, once it was said."""
+        deadline = time.monotonic() + 30
+        while not (self.home / name).exists():
+            assert time.monotonic() < deadline, f"never said {name}"
+            time.sleep(0.01)
+        return (self.home / name).read_text()
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        self.said("ready")
+        self.process.send_signal(number)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    ready = tmp_path / "ready"
+    if ready.exists():
+        assert not is_alive(int(ready.read_text())), "the child has outlived its supervisor"
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ("code = 3", "3"),
+        ("pass", "0"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "None"),
+        ("os._exit(7)", "None"),
+        ("os.abort()", "None"),
+    ],
+)
+def test_a_child_that_ends_is_cleaned_up_after(home: Path, body: str, code: str) -> None:
+    supervised = Supervised(home, body)
+    assert supervised.said("code") == code
+    assert supervised.said("cleaned")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_interrupts_the_child(home: Path, number: signal.Signals) -> None:
+    supervised = Supervised(home, f"try:\n exec({FOREVER!r})\nfinally:\n say('interrupted')")
+    supervised.stop(number)
+    assert supervised.said("code") == "0"
+    supervised.said("interrupted")
+    supervised.said("stopping")
+    supervised.said("cleaned")
+
+
+def test_it_outlives_its_terminal_under_nohup(home: Path) -> None:
+    supervised = Supervised(home, FOREVER, has_terminal=False)
+    supervised.stop(signal.SIGHUP)
+    assert not (home / "stopping").exists()
+    supervised.stop()
+    assert supervised.said("code") == "0"
+
+
+def test_a_child_that_must_not_be_interrupted_is_killed(home: Path) -> None:
+    supervised = Supervised(home, f"with child.uninterruptible():\n exec({FOREVER!r})")
+    supervised.stop()
+    assert supervised.said("code") == "0"
+    supervised.said("cleaned")
+
+
+def test_a_child_that_does_not_stop_in_time_is_killed(home: Path) -> None:
+    stubborn = f"while True:\n try:\n  exec({FOREVER!r})\n except KeyboardInterrupt: pass"
+    supervised = Supervised(home, stubborn)
+    supervised.stop()
+    assert supervised.said("code") == "0"
+    supervised.said("cleaned")
+
+
+def test_a_child_that_has_lost_its_supervisor_stops_and_cleans_up_itself(home: Path) -> None:
+    supervised = Supervised(home, FOREVER)
+    child = int(supervised.said("ready"))
+    supervised.end()
+    assert int(supervised.said("cleaned")) == child
+    deadline = time.monotonic() + 30
+    while is_alive(child):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_the_clean_up_gets_the_session_of_what_the_child_started(home: Path) -> None:
+    body = "import subprocess\nsay('grandchild', subprocess.Popen(['sleep', '60']).pid)"
+    supervised = Supervised(home, body)
+    grandchild = int(supervised.said("grandchild"))
+    try:
+        assert os.getsid(grandchild) == int(supervised.said("cleaned"))
+    finally:
+        os.kill(grandchild, signal.SIGKILL)

@@ -1,0 +1,129 @@
+"""However `atelier up` ends, it says why in one line and leaves no process behind."""
+
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from deployments.runtime import kill_all_of, processes_in, runtime_home
+from serve_app.stores.embedded import stop_redis
+from tests.deployments.service import START_LIMIT_S, STOP_LIMIT_S, start_up
+from tests.support import ROOT, free_port
+
+pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray of its own"), pytest.mark.timeout(400)]
+
+
+class Start:
+    """An `atelier up` that has just been started."""
+
+    def __init__(self, home: Path) -> None:
+        self.data_dir, self._output = home / "var", home / "output.txt"
+        self._home = home
+
+    def begin(self, **environment: str) -> None:
+        arguments = ("--data-dir", str(self.data_dir), "--port", str(free_port()))
+        self.process = start_up(*arguments, output=self._output, cwd=ROOT, **environment)
+        self.seen: dict[int, psutil.Process] = {}
+
+    def until_it_runs(self, program: str) -> psutil.Process:
+        deadline = time.monotonic() + START_LIMIT_S
+        while not (found := [process for process in self.descendants() if program in _program(process)]):
+            assert self.process.poll() is None, self.output
+            assert time.monotonic() < deadline, f"{program} was not started"
+            time.sleep(0.02)
+        return found[0]
+
+    def until_it_says(self, text: str) -> None:
+        deadline = time.monotonic() + START_LIMIT_S
+        while text not in self.output:
+            assert self.process.poll() is None, self.output
+            assert time.monotonic() < deadline, self.output
+            self.descendants()
+            time.sleep(0.05)
+
+    def descendants(self) -> list[psutil.Process]:
+        """Those alive now; all that were ever seen are remembered."""
+        found = psutil.Process(self.process.pid).children(recursive=True)
+        self.seen |= {process.pid: process for process in found}
+        return found
+
+    @property
+    def output(self) -> str:
+        return self._output.read_text()
+
+    def left(self) -> list[psutil.Process]:
+        """What still runs of everything that was seen, and Redis."""
+        alive = [process for process in self.seen.values() if _is_alive(process)]
+        return [*alive, *(psutil.Process(pid) for pid in processes_in(self.data_dir / "redis"))]
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        kill_all_of(runtime_home(self.data_dir))
+        stop_redis(self.data_dir)
+        shutil.rmtree(runtime_home(self.data_dir))
+
+
+def _program(process: psutil.Process) -> str:
+    try:
+        return Path(process.exe()).name
+    except (psutil.Error, OSError):
+        return ""
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[Start]:
+    start = Start(tmp_path)
+    yield start
+    start.end()
+
+
+@pytest.mark.parametrize("program", ["gcs_server", "raylet"])
+def test_a_signal_while_ray_starts(up: Start, program: str) -> None:
+    """Ray's own handlers would print a C++ stack trace and leave Redis running."""
+    up.begin()
+    up.until_it_runs(program)
+    began = time.monotonic()
+    up.process.send_signal(signal.SIGTERM)
+    assert up.process.wait(timeout=60) == 0
+    assert time.monotonic() - began < STOP_LIMIT_S
+    assert up.output.splitlines()[-2:] == ["Stopping ...", "Stopped. Accounts, keys, jobs and images are kept."]
+    assert "Traceback" not in up.output
+    assert "***" not in up.output
+    assert not up.left()
+
+
+def test_ray_that_dies(up: Start) -> None:
+    """One call of another user of this machine can end Ray's control service."""
+    up.begin()
+    control_service = up.until_it_runs("gcs_server")
+    up.until_it_says("  Ray ")
+    control_service.kill()
+    try:
+        assert up.process.wait(timeout=STOP_LIMIT_S) == 1
+    except subprocess.TimeoutExpired:
+        pytest.fail(up.output)
+    assert "atelier: Ray has died (gcs_server, exit code -9) (logs: " in up.output
+    assert "Traceback" not in up.output
+    assert not up.left()
+
+
+def test_a_start_that_takes_too_long(up: Start) -> None:
+    up.begin(RAY_gcs_server_port_wait_time_s="0")
+    assert up.process.wait(timeout=START_LIMIT_S) == 1
+    (complaint,) = [line for line in up.output.splitlines() if line.startswith("atelier: ")]
+    assert complaint.startswith("atelier: Ray did not start: Timed out")
+    assert "Traceback" not in up.output
+    assert not up.left()

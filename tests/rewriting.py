@@ -1,0 +1,15 @@
+"""Scripts with a part replaced: a planted defect, or another version of the code."""
+
+from serve_app.stores.script import Rewrite
+
+
+def replacing(script: str, old: str, new: str) -> Rewrite:
+    """Replace `old`, which must occur once, in one script; the others stay as they are."""
+
+    def rewrite(name: str, text: str) -> str:
+        if name != script:
+            return text
+        assert text.count(old) == 1, f"{old!r} occurs {text.count(old)} times in {script}.lua"
+        return text.replace(old, new)
+
+    return rewrite

@@ -1,0 +1,111 @@
+"""An executor without a model, whose runs end as the test says."""
+
+import threading
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from serve_app.domain.jobs import Claim, Failure, JobKind, JobState, new_job_id
+from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.service.attempt import WorkerTiming
+from serve_app.service.executor import Pixels
+from serve_app.service.resources import Resources
+from serve_app.service.worker import Worker
+from tests.support import wait_until
+
+ACCOUNT = "acct_worker"
+QUICK = WorkerTiming(poll=timedelta(milliseconds=20), heartbeat=timedelta(milliseconds=20))
+Result = Failure | Literal["image", "nothing", "hang"]
+
+
+class ScriptedRun(NamedTuple):
+    run_id: str
+    image: Pixels | None
+    failure: Failure | None = None
+
+
+class ScriptedExecutor:
+    """Ends its runs with `results`, one after the other, then with images. A run that hangs stays until it is aborted."""
+
+    kind = JobKind.GENERATION
+    free_runs = 8
+
+    def __init__(self, *results: Result) -> None:
+        self._results = list(results)
+        self._runs: dict[str, Result] = {}
+        self._lock = threading.Lock()
+        self.start_errors: list[Exception] = []
+        """Raised by `start`, one a call."""
+        self.resident_errors: list[Exception] = []
+        """Raised by `resident`, one a call."""
+        self.aborted: list[str] = []
+
+    @property
+    def resident(self) -> Sequence[str]:
+        if self.resident_errors:
+            raise self.resident_errors.pop()
+        return ()
+
+    @property
+    def has_work(self) -> bool:
+        with self._lock:
+            return any(result != "hang" for result in self._runs.values())
+
+    async def start(self, claim: Claim, run_ids: Sequence[str]) -> None:
+        if self.start_errors:
+            raise self.start_errors.pop()
+        with self._lock:
+            for run_id in run_ids:
+                self._runs[run_id] = self._results.pop(0) if self._results else "image"
+
+    def step(self) -> Sequence[ScriptedRun]:
+        with self._lock:
+            ending: dict[str, Result] = {run_id: result for run_id, result in self._runs.items() if result != "hang"}
+            for run_id in ending:
+                del self._runs[run_id]
+        return [_ended(run_id, result) for run_id, result in ending.items()]
+
+    def abort(self, run_id: str) -> bool:
+        with self._lock:
+            self.aborted.append(run_id)
+            return self._runs.pop(run_id, None) is not None
+
+    def progress(self) -> Mapping[str, tuple[int, int]]:
+        with self._lock:
+            return dict.fromkeys(self._runs, (1, 2))
+
+
+def _ended(run_id: str, result: Result) -> ScriptedRun:
+    if isinstance(result, Failure):
+        return ScriptedRun(run_id, None, result)
+    return ScriptedRun(run_id, np.zeros((8, 8, 3), np.uint8) if result == "image" else None)
+
+
+@asynccontextmanager
+async def working(
+    resources: Resources, executor: ScriptedExecutor, *, timing: WorkerTiming = QUICK
+) -> AsyncGenerator[Worker]:
+    worker = Worker(resources, executor, name="scripted", timing=timing)
+    worker.start()
+    try:
+        yield worker
+    finally:
+        await worker.drain(timedelta(seconds=2.5))
+
+
+async def accept(resources: Resources, *, images: int = 1) -> str:
+    request = GenerationRequest(prompt="a boat", lora_id="model_x", width=8, height=8, seeds=tuple(range(images)))
+    job_id = new_job_id(JobKind.GENERATION)
+    await resources.queue.accept(job_id=job_id, variant=Variant.A, account_id=ACCOUNT, request=request, group="")
+    return job_id
+
+
+async def until(resources: Resources, job_id: str, state: JobState, *, attempt: int = 1) -> None:
+    async def is_there() -> bool:
+        job = await resources.jobs.find(job_id)
+        return job is not None and (job.state, job.attempt) == (state, attempt)
+
+    await wait_until(is_there)

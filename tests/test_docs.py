@@ -1,0 +1,117 @@
+"""The documents name only what exists: paths, links, make targets, commands, settings."""
+
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+import typer.main
+from click import Group
+
+from deployments.local import app
+from serve_app.settings import Settings
+from tests.support import ROOT
+
+TOP_LEVEL = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/RESULTS.md", "models/pocket/README.md")
+DOCUMENTS = [*(ROOT / name for name in TOP_LEVEL), *sorted((ROOT / "docs").rglob("*.md"))]
+FOLDERS = ("serve_app", "deployments", "tests", "docs", "configs", "models", "benchmarks", "notebooks")
+PATH = re.compile(rf"(?<![\w./…-])(?:{'|'.join(FOLDERS)})/[\w./*-]*[\w/*]")
+LINK = re.compile(r"\]\((?!https?://)([^)\s]+)\)")
+ENVIRONMENT = re.compile(r"\bATELIER_[A-Z_]+[A-Z]\b")
+COMMAND = re.compile(r"(?:^|[`/ ])atelier ((?:[a-z][a-z-]+)(?: [a-z][a-z-]+)?)")
+
+every_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+
+
+@every_document
+def test_every_path_exists(document: Path) -> None:
+    named = set(PATH.findall(document.read_text()))
+    assert not [path for path in sorted(named) if not any(ROOT.glob(path.rstrip("/")))]
+
+
+@every_document
+def test_every_link_leads_somewhere(document: Path) -> None:
+    broken = [link for link in LINK.findall(document.read_text()) if not _leads_somewhere(document, link)]
+    assert not broken
+
+
+@every_document
+def test_every_make_target_exists(document: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    assert set(re.findall(r"(?:`|^)make ([a-z-]+)", document.read_text(), flags=re.MULTILINE)) <= targets
+
+
+@every_document
+def test_every_environment_variable_is_read(document: Path) -> None:
+    assert set(ENVIRONMENT.findall(document.read_text())) <= _environment_variables()
+
+
+@every_document
+def test_every_command_exists(document: Path) -> None:
+    code = "\n".join(re.findall(r"```sh\n.*?```|`[^`\n]+`", document.read_text(), flags=re.DOTALL))
+    unknown = [words for words in COMMAND.findall(code) if not _is_command(words.split())]
+    assert not unknown
+
+
+def test_operations_explain_every_setting() -> None:
+    text = (ROOT / "docs" / "operations.md").read_text()
+    assert not [name for name in _settings() if f"`{name}`" not in text]
+
+
+def test_the_architecture_names_every_package() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    packages = {
+        path.parent.relative_to(ROOT)
+        for name in ("serve_app", "deployments")
+        for path in (ROOT / name).rglob("__init__.py")
+    }
+    assert not [str(package) for package in sorted(packages) if f"`{package}/" not in text]
+
+
+def test_every_decision_is_listed() -> None:
+    folder = ROOT / "docs" / "decisions"
+    index = (folder / "README.md").read_text()
+    files = sorted(path.name for path in folder.glob("[0-9]*.md"))
+    assert [int(name[:4]) for name in files] == list(range(1, len(files) + 1))
+    assert not [name for name in files if f"({name})" not in index]
+
+
+def _leads_somewhere(document: Path, link: str) -> bool:
+    place, _, anchor = link.partition("#")
+    target = (document.parent / place).resolve() if place else document
+    if not target.exists():
+        return False
+    return not anchor or anchor in _anchors(target)
+
+
+@cache
+def _anchors(document: Path) -> set[str]:
+    """The anchors that GitHub gives a document's headings."""
+    titles = re.findall(r"^#+ (.+)$", document.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def _settings() -> set[str]:
+    return {f"ATELIER_{name.upper()}" for name in Settings.model_fields}
+
+
+@cache
+def _environment_variables() -> frozenset[str]:
+    """Settings, and what the code, the configurations, the tests and the notebook read beside them."""
+    folders = ("serve_app", "deployments", "configs", "tests", "notebooks")
+    listed = subprocess.run(["git", "ls-files", *folders], cwd=ROOT, capture_output=True, text=True, check=True)
+    files = [ROOT / name for name in listed.stdout.splitlines()]
+    texts = (path.read_text(errors="ignore") for path in files if path.is_file() and path != Path(__file__))
+    return frozenset({name for text in texts for name in ENVIRONMENT.findall(text)} | _settings())
+
+
+def _is_command(words: list[str]) -> bool:
+    command = typer.main.get_command(app)
+    for word in words:
+        if not isinstance(command, Group):
+            return True  # what follows a command is its own
+        if word not in command.commands:
+            return False
+        command = command.commands[word]
+    return True

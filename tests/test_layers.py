@@ -1,0 +1,69 @@
+"""Which libraries each layer loads when it is imported; what ships is documented."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.support import ROOT
+
+HEAVY = ("torch", "ray", "diffusers", "transformers")
+
+
+def loaded_by(module: str) -> set[str]:
+    """Top-level packages in memory after importing `module` in a fresh interpreter."""
+    code = f"import sys, {module}; print(' '.join({{name.split('.')[0] for name in sys.modules}}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "serve_app.api.app",
+        "serve_app.cli",
+        "serve_app.service.worker",
+        "serve_app.stores.job_queue",
+        "deployments.args",
+    ],
+)
+def test_api_cli_service_stores_and_args_load_no_heavy_library(module: str) -> None:
+    assert not loaded_by(module) & set(HEAVY)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["serve_app.engine", "serve_app.upscale.upscaler"])
+def test_the_engine_and_the_upscaler_run_alone(module: str) -> None:
+    assert not loaded_by(module) & {"ray", "fastapi", "starlette", "redis"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["serve_app.executors.generation", "serve_app.executors.upscale"])
+def test_the_executors_load_neither_ray_nor_http(module: str) -> None:
+    assert not loaded_by(module) & {"ray", "fastapi", "starlette"}
+
+
+@pytest.mark.slow
+def test_an_upscaler_replica_loads_no_diffusion_library() -> None:
+    assert not loaded_by("deployments.upscaler") & {"diffusers", "transformers", "peft"}
+
+
+def test_the_client_stands_alone() -> None:
+    assert not loaded_by("serve_app.client") & {*HEAVY, "redis", "fastapi", "starlette", "pydantic"}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "configs").glob("*.yaml")),
+        "configs/helm/atelier",
+        "configs/kustomize",
+        "notebooks/quickstart.ipynb",
+        "benchmarks/RESULTS.md",
+        "models/pocket/README.md",
+    ],
+)
+def test_a_document_names_what_is_there(path: str) -> None:
+    """The other way round than tests/test_docs.py, which checks that what the documents name exists."""
+    assert (ROOT / path).exists()
+    assert any(path in document.read_text() for document in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")))

@@ -1,0 +1,61 @@
+"""The README's Python examples run as they are pasted, and print nothing but what they say."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import redis
+from PIL import Image
+
+from serve_app.settings import Settings
+from tests.live import live_service
+from tests.support import ROOT
+
+
+def python_block(containing: str) -> str:
+    """The README's one Python block that contains a text."""
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.MULTILINE | re.DOTALL)
+    (block,) = [block for block in blocks if containing in block]
+    return block
+
+
+def run_program(program: str, folder: Path) -> str:
+    """What a program prints, errors and warnings included."""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_engine_example_prints_no_warnings_and_saves_an_image(tmp_path: Path) -> None:
+    (tmp_path / "models").symlink_to(ROOT / "models")
+    assert run_program(python_block("Engine.load"), tmp_path) == ""
+    assert Image.open(tmp_path / "flower.png").size == (512, 512)
+
+
+def test_the_client_example_prints_progress_and_saves_an_image(
+    settings: Settings, redis_db: redis.Redis, tmp_path: Path
+) -> None:
+    with live_service(settings) as live:
+        _, key = live.member()
+        access = {"base_url": live.base_url, "keys": {"both": key}}
+        (tmp_path / "var").mkdir(exist_ok=True)
+        (tmp_path / "var" / "local.json").write_text(json.dumps(access))
+        printed = run_program(python_block("Client("), tmp_path)
+    assert printed.split()[-1] == "100"
+    assert Image.open(tmp_path / "mountains.png").size == (512, 512)
+
+
+@pytest.mark.parametrize("picture", re.findall(r"!\[.*?\]\((.*?)\)", (ROOT / "README.md").read_text()))
+def test_the_pictures_are_there_and_small(picture: str) -> None:
+    assert (ROOT / picture).stat().st_size < 300_000
+
+
+@pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\(((?!http)[^)#]+)", (ROOT / "README.md").read_text()))))
+def test_links_lead_to_files(target: str) -> None:
+    assert (ROOT / target).exists()
