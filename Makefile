@@ -1,4 +1,4 @@
-# Two commands matter: `make run` and `make test`. `make help` lists the rest.
+# `make run` starts the service, `make quick` checks a change, `make test` checks everything. `make help` lists the rest.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -9,7 +9,22 @@ STAMP := .venv/.installed
 export HF_HUB_OFFLINE := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help setup run test check lint types imports tests soak pocket-model pocket-report clean
+.PHONY: help setup run quick test check lint types imports tests manifests rayservice coverage soak pocket-model pocket-report clean
+
+WORKERS ?= auto
+PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup
+QUICK := -m 'not slow and not ray and not soak and not gpu' --ignore tests/faults --ignore tests/models --ignore tests/deployments --ignore tests/manifests
+
+# Runs pytest with the static checks beside it (pyright alone uses one core for most of a minute), and prints the output
+# of the checks in one piece.
+define pytest_beside_checks
+report=$$(mktemp); \
+{ status=0; $(MAKE) --no-print-directory --keep-going check >$$report 2>&1 || status=$$?; printf '\n%s\n' "$$(cat $$report)"; exit $$status; } & \
+checks=$$!; trap 'kill $$checks 2>/dev/null; rm -f $$report' EXIT; \
+status=0; $(1) || status=$$?; \
+wait $$checks || { echo 'The static checks failed: see above, or run `make check`.' >&2; status=1; }; \
+exit $$status
+endef
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,9 +42,14 @@ $(STAMP): pyproject.toml constraints.txt
 run: setup ## start everything, make a first image, print keys and curl lines (Ctrl-C stops)
 	@exec $(BIN)/atelier up $(ARGS)
 
-test: check tests ## the whole check: ruff, pyright, import-linter, pytest
+quick: WORKERS = logical
+quick: setup ## lint, types, import contracts and the fast tests, in about a minute
+	@$(call pytest_beside_checks,$(PYTEST) $(QUICK) $(ARGS))
 
-check: lint types imports
+test: setup ## the whole check: ruff, pyright, import-linter, pytest
+	@$(call pytest_beside_checks,$(PYTEST) $(ARGS))
+
+check: lint types imports ## the static checks alone: ruff, pyright, import-linter
 
 lint: setup
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -40,10 +60,19 @@ types: setup
 imports: setup
 	@$(BIN)/lint-imports
 
-tests: setup
-	@$(BIN)/python -m pytest $(ARGS)
+tests: setup ## the tests alone; ARGS="tests/api -k retention" chooses
+	@$(PYTEST) $(ARGS)
 
-soak: setup ## the long runs: chaos, fuzz, mutants, big simulations
+manifests: setup ## check the Dockerfile, the Helm chart, the manifests and the kustomize overlays (part of `make test`)
+	@$(BIN)/python -m pytest tests/manifests $(ARGS)
+
+rayservice: setup ## write the plain manifests of configs/kuberay and configs/kustomize anew from the Helm chart
+	@$(BIN)/python -m tests.manifests.render
+
+coverage: setup ## the tests with branch coverage of serve_app, deployments and the Lua scripts; also .coverage/html/index.html
+	@$(PYTEST) -p tests.lua_coverage --cov --cov-report=term:skip-covered --cov-report=html $(ARGS)
+
+soak: setup ## the long tests: chaos, fuzzing, mutants, big simulations, training
 	@$(BIN)/python -m pytest -m soak --timeout 7200 $(ARGS)
 
 pocket-model: setup ## train the bundled model from its recipe, going on from checkpoints (hours on a CPU)
@@ -53,4 +82,4 @@ pocket-report: setup ## measure the bundled model, by the checker that is not th
 	@$(BIN)/python -m models.pocket.recipe.report $(ARGS)
 
 clean: ## remove the environment and caches; data under var/ stays
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf .venv .coverage .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info

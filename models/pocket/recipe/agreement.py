@@ -47,11 +47,11 @@ class AgreementLoss:
         with half_precision(self.device):
             with torch.no_grad():
                 known, blind = self.teacher(noisy, both, embeddings, return_dict=False)[0].float().chunk(2)
-            told, untold = student(noisy, both, embeddings, return_dict=False)[0].float().chunk(2)
+            conditional, unconditional = student(noisy, both, embeddings, return_dict=False)[0].float().chunk(2)
         open_share = ((timesteps - SETTLED) / (OPEN - SETTLED)).clamp(0.0, 1.0)[:, None, None, None]
         cells = focused(focus, timesteps)
-        kept = ((told - known).square().mean(1) * cells).mean((1, 2))
-        agreed = ((told - untold - open_share * (known - blind)).square().mean(1) * cells).mean((1, 2))
+        kept = ((conditional - known).square().mean(1) * cells).mean((1, 2))
+        agreed = ((conditional - unconditional - open_share * (known - blind)).square().mean(1) * cells).mean((1, 2))
         return (KEEPING * kept + torch.where(timesteps < OPEN, AGREEMENT, KEEPING) * agreed).mean()
 
 

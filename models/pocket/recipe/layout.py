@@ -76,12 +76,12 @@ def _shares(kinds: Tensor, classes: int) -> Tensor:
 
 
 class LayoutReader(nn.Module):
-    """Reads the features that the last but one up block hands on, which have the latents' full resolution.
+    """Reads the features that the last but one up block passes on, which have the latents' full resolution.
 
     A star's error against a circle lies in a few cells of its edge, a small part of the diffusion loss; here every cell
     of it counts. From nothing, 400 steps with it reach what takes 480 without at the noise where shapes are decided
     (measured). The same idea as aligning features to a recogniser's (REPA, Yu et al. 2024), whose answers we can draw.
-    Colours are told as names, so that red for orange is as wrong as red for green; their latents lie less than half as far apart.
+    Colours are read as names, so that red for orange is as wrong as red for green; their latents lie less than half as far apart.
     In the trained UNet the features' standard deviations are 97 to 301: without the norm every step shook the answers.
     """
 

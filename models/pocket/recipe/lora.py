@@ -45,7 +45,7 @@ UNCHANGED = 0.05
 """Mean squared difference of a cell's latents with the style and without, below which the style leaves it as it is."""
 
 STRENGTHS = {"shadow": 1.25}
-"""Of styles that come out too faint: shadows were brown rather than violet, and on six prompts told apart on four; so much
+"""Of styles that come out too faint: shadows were brown rather than violet, and on six prompts distinguished on four; so much
 stronger on all six, and on 20 of 20."""
 
 
@@ -136,19 +136,21 @@ class StyleLoss:
         predicted = self.velocity.predicted(forward, styled, noise, timesteps, embeddings)
         cells = focused(focus, timesteps)
         error = self.velocity.error(predicted, styled, noise, timesteps, cells)
-        told, untold = twins_of(predicted)
+        conditional, unconditional = twins_of(predicted)
         with torch.no_grad():
             twins = [torch.cat(twins_of(rows)) for rows in (plain, noise, timesteps, embeddings)]
             known, blind = self.velocity.predicted(self.base, *twins).chunk(2)
-        agreement = torch.full((len(told),), AGREEMENT, device=styled.device)
+        agreement = torch.full((len(conditional),), AGREEMENT, device=styled.device)
         if self.is_linear:
             expected = self.style_map(known - blind)
         else:
             error = error + self.velocity.disagreement(predicted, timesteps, cells)
-            agreement *= ((OPEN - timesteps[: len(told)]) / (OPEN - SETTLED)).clamp(0.0, 1.0)
-            left_alone = (styled - plain).square().mean(1, keepdim=True)[: len(told)] < UNCHANGED
+            agreement *= ((OPEN - timesteps[: len(conditional)]) / (OPEN - SETTLED)).clamp(0.0, 1.0)
+            left_alone = (styled - plain).square().mean(1, keepdim=True)[: len(conditional)] < UNCHANGED
             expected = (known - blind) * left_alone
-        return error + (agreement * squared(told - untold - expected, cells[: len(told)])).sum() / len(styled)
+        return error + (
+            agreement * squared(conditional - unconditional - expected, cells[: len(conditional)])
+        ).sum() / len(styled)
 
 
 def focus_on_style(styled: Tensor, plain: Tensor) -> Tensor:

@@ -109,4 +109,4 @@ BRIEF = replace(
     upscaler_steps=2500,
 )
 """A short plan, of some three hours on two cores. The present weights began with one like it, by other optimisers:
-the model card tells how, and what followed."""
+`TRAINING_LOG.md` has how, and what followed."""

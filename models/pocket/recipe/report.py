@@ -1,4 +1,4 @@
-"""`python -m models.pocket.recipe.report`: measures the published folder and writes `report.json` and the model card's table."""
+"""`python -m models.pocket.recipe.report`: measures the published folder and writes `report.json` and the model card's tables."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ from diffusers import StableDiffusionPipeline
 from PIL import Image
 
 from .captions import plain_caption
-from .card import write_figures
+from .card import write_card
 from .checker import Verdict, check, colour_share, palette_distance
 from .contact_sheet import write_contact_sheet
 from .drawing import draw_scene, pixels
@@ -68,7 +68,7 @@ def main() -> None:
         report[name] = SECTIONS[name](sample)
         print(f"{name} ({time.monotonic() - began:.0f} s): {json.dumps(report[name])}", flush=True)
         REPORT.write_text(json.dumps(report, indent=2) + "\n")
-    write_figures(report)
+    write_card(report)
 
 
 def measure_speed(sample: Sample) -> Figures:
@@ -162,7 +162,7 @@ def measure_loras(sample: Sample) -> Figures:
             growing &= change > last
             last = change
         figures[style] = {
-            "told apart": _named(discriminant.classify, styled, style),
+            "recognised": _named(discriminant.classify, styled, style),
             "change by weight": moved,
             "grows": round(float(growing.mean()), 3),
         }

@@ -50,6 +50,6 @@ def generate(
             num_inference_steps=steps,
         ).images
         if label and len(pictures) % 20 < len(some):
-            pace = (time.monotonic() - began) / len(pictures)
-            print(f"{label:<24} {len(pictures):>4}/{len(prompts)}  {pace:.2f} s/picture", flush=True)
+            seconds = (time.monotonic() - began) / len(pictures)
+            print(f"{label:<24} {len(pictures):>4}/{len(prompts)}  {seconds:.2f} s/picture", flush=True)
     return pictures

@@ -58,7 +58,7 @@ LANDSCAPE_COLOURS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Thing:
-    """One object: centre and radius are shares of the picture's sides and of its shorter side. Its position is what is told of
+    """One object: centre and radius are shares of the picture's sides and of its shorter side. Its position is what is stated of
     its place, if anything is."""
 
     shape: str
@@ -120,8 +120,8 @@ def holds_out(scene: Scene) -> bool:
 
 
 def random_single(rng: random.Random) -> Scene:
-    """Where no place is told, about the center. While it was anywhere, such objects came out as blobs (seen), and the prompt
-    that people try first tells none."""
+    """Where no place is stated, about the center. While it was anywhere, such objects came out as blobs (seen), and the prompt
+    that people try first states none."""
     background = rng.choice(tuple(COLOURS))
     position = rng.choice(tuple(POSITIONS)) if rng.random() < 0.75 else None
     size = rng.choice(("small", "medium", "medium", "large"))

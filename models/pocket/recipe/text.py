@@ -59,9 +59,9 @@ SHARPNESS = 24.0
 KEEPING = 10.0
 """What a squared change of what the adopted text said counts: the adopted UNet knows it by that."""
 DEFAULT_POSITION = "center"
-"""Of an object whose place is not told."""
-TELLING = 12
-"""So many of the last tokens tell what a caption says as a whole; no caption of one object reaches as far."""
+"""Of an object whose place is not stated."""
+FACT_TOKENS = 12
+"""So many of the last tokens say what a caption says as a whole; no caption of one object reaches as far."""
 ABSENT = "(absent)"
 UNASKED = -100
 ANSWERS_AT_A_PLACE: dict[str, tuple[str, ...]] = {
@@ -151,7 +151,7 @@ def tokens_of(tokenizer: CLIPTokenizer, captions: list[str]) -> Tensor:
 
 
 def train_text_encoder(plan: Plan) -> None:
-    """From nothing, or from the adopted encoder, which goes on saying what it said, and where no place is told what it said of
+    """From nothing, or from the adopted encoder, which goes on saying what it said, and where no place is stated what it said of
     the default one. Once it has a reader it is over: the UNet goes on with that very reader."""
     from .unet import build_unet
 
@@ -180,11 +180,11 @@ def train_text_encoder(plan: Plan) -> None:
         scenes = [training_scene(rng) for _ in range(plan.text_batch)]
         seeds = [rng.random() for _ in scenes]
         tokens = tokens_of(tokenizer, _captions(scenes, seeds)).to(device)
-        told = tokens_of(tokenizer, _captions(map(with_place_told, scenes), seeds)).to(device)
+        placed = tokens_of(tokenizer, _captions(map(with_stated_place, scenes), seeds)).to(device)
         hidden, pooled = embed(encoder, pooling, tokens)
         changed: float | Tensor = 0.0
         if before is not None:
-            changed = before.change(tokens, told, hidden, pooled)
+            changed = before.change(tokens, placed, hidden, pooled)
             if step < plan.text_steps // 4:
                 # the reader first learns how the adopted text says it
                 hidden, pooled = hidden.detach(), pooled.detach()
@@ -215,12 +215,12 @@ class SaidBefore:
     def __init__(self, encoder: CLIPTextModel, pooling: nn.Module) -> None:
         self.encoder, self.pooling = copy.deepcopy(encoder), copy.deepcopy(pooling)
 
-    def change(self, tokens: Tensor, told: Tensor, hidden: Tensor, pooled: Tensor) -> Tensor:
+    def change(self, tokens: Tensor, placed: Tensor, hidden: Tensor, pooled: Tensor) -> Tensor:
         """The mean squared difference, of both ways, between what is said now of the captions and what was said before: word by
-        word of the captions themselves, in the last `TELLING` tokens of the same captions as `told`, which tell more."""
+        word of the captions themselves, in the last `FACT_TOKENS` tokens of the same captions as `placed`, which say more."""
         with torch.no_grad():
-            before, of_told = (embed(self.encoder, self.pooling, some)[0] for some in (tokens, told))
-            before = torch.cat([before[:, :-TELLING], of_told[:, -TELLING:]], dim=1)
+            before, of_placed = (embed(self.encoder, self.pooling, some)[0] for some in (tokens, placed))
+            before = torch.cat([before[:, :-FACT_TOKENS], of_placed[:, -FACT_TOKENS:]], dim=1)
             pooled_before = self.pooling(before)
         return functional.mse_loss(hidden, before) + functional.mse_loss(pooled, pooled_before)
 
@@ -262,8 +262,8 @@ def places_of(scene: Scene) -> list[tuple[str, Thing]]:
     return [(thing.position or DEFAULT_POSITION, thing) for thing in scene.things]
 
 
-def with_place_told(scene: Scene) -> Scene:
-    """The same scene, with the position of its one object as a position that is told."""
+def with_stated_place(scene: Scene) -> Scene:
+    """The same scene, with the position of its one object as a position that is stated."""
     if len(scene.things) != 1:
         return scene
     ((position, thing),) = places_of(scene)

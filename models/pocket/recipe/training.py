@@ -181,11 +181,11 @@ class Progress:
         done = step + 1
         if done % self.every and done != self.steps:
             return
-        pace = (time.monotonic() - self.began) / (done - self.start)
+        seconds_per_step = (time.monotonic() - self.began) / (done - self.start)
         mean = sum(self.losses) / len(self.losses)
         self.losses.clear()
-        left = pace * (self.steps - done) / 60
+        left = seconds_per_step * (self.steps - done) / 60
         print(
-            f"{self.stage:<12} {done:>6}/{self.steps}  loss {mean:.4f}  {pace:.3f} s/step  {left:.1f} min left",
+            f"{self.stage:<12} {done:>6}/{self.steps}  loss {mean:.4f}  {seconds_per_step:.3f} s/step  {left:.1f} min left",
             flush=True,
         )

@@ -109,10 +109,10 @@ class UnetTraining:
         embeddings = self.text_encoder(tokens_of(self.tokenizer, words).to(self.device)).last_hidden_state
         focus = with_twins(torch.stack([focus_on_objects(scene, columns, rows) for scene in scenes]), len(batch))
         loss = self.loss(self.forward, batch, embeddings, phase.middle_at(step), focus.to(self.device))
-        told = embeddings[: len(scenes)]
+        conditional = embeddings[: len(scenes)]
         loss = loss + LAYOUT_SHARE * self.layout.loss(scenes)
-        loss = loss + LOOKS_SHARE * self.guide.loss(told, scenes, columns, rows)
-        loss = loss + FACTS_SHARE * self.reader.loss(self.unet.add_embedding(told), told, scenes)
+        loss = loss + LOOKS_SHARE * self.guide.loss(conditional, scenes, columns, rows)
+        loss = loss + FACTS_SHARE * self.reader.loss(self.unet.add_embedding(conditional), conditional, scenes)
         self.optimisers.descend(loss, self.parameters, warm_then_cosine(step, phase.steps, phase.rate))
         self.average.update(step if self.phase == 0 else 10**6)
         return loss.item()

@@ -1,4 +1,4 @@
-"""The diffusion loss of the UNet and the LoRAs, and the twins that keep guidance harmless where it has nothing to tell."""
+"""The diffusion loss of the UNet and the LoRAs, and the twins that keep guidance harmless where words add nothing."""
 
 import random
 from collections.abc import Callable
@@ -19,7 +19,7 @@ AGREED, DISPUTED = 400, 500
 the second from the second timestep on: there the twin without words predicts half way to the other, and guidance 7.5 does
 what 4.25 would.
 
-Guidance multiplies that difference. Where a picture is all but decided there is little to be told: at t = 300 the words lowered
+Guidance multiplies that difference. Where a picture is all but decided words have little to add: at t = 300 the words lowered
 the error by 0.005 and yet the predictions differed by 0.009, so that guidance 7.5 raised the error from 0.04 to 0.45, and
 colours broke up; with guidance left out below t = 400 they hardly did. 1,000 steps at 20, up to 420 and 550, brought it down to
 0.06. Agreement up to t = 700 was too much: small objects lost their colour where the words still tell it, at t = 500 and 600.
@@ -72,10 +72,12 @@ class VelocityLoss:
 
     def disagreement(self, predicted: Tensor, timesteps: Tensor, cells: Tensor) -> Tensor:
         """What it costs, a number, that twins' predictions differ: the one without words comes to the one that has them."""
-        told, untold = twins_of(predicted)
-        agreed = ((DISPUTED - timesteps[: len(told)]) / (DISPUTED - AGREED)).clamp(0.0, 1.0)
+        conditional, unconditional = twins_of(predicted)
+        agreed = ((DISPUTED - timesteps[: len(conditional)]) / (DISPUTED - AGREED)).clamp(0.0, 1.0)
         agreement = DISPUTE + (AGREEMENT - DISPUTE) * agreed
-        return (agreement * squared(told.detach() - untold, cells[: len(told)])).sum() / len(predicted)
+        return (agreement * squared(conditional.detach() - unconditional, cells[: len(conditional)])).sum() / len(
+            predicted
+        )
 
 
 def noise_for(latents: Tensor, middle: float) -> tuple[Tensor, Tensor]:
