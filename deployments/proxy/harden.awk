@@ -23,6 +23,8 @@ section ~ /^global/ {
 
 section ~ /^defaults/ {
     if ($1 == "errorfile" || $0 ~ /option httplog/) next
+    # A request whose replica dies is sent to another: those that frontend.cfg allows, after the connection was made too
+    if ($1 == "retry-on") retries += sub(/retry-on .*/, "retry-on conn-failure empty-response")
     if ($1 == "mode") { print; insert("defaults.cfg"); defaults++; next }
 }
 
@@ -38,6 +40,10 @@ section == "frontend http_frontend" && $1 == "bind" {
     next
 }
 
+# On a connection that others used, HAProxy answers a replica's death with silence, as HTTP allows on a caller's later
+# requests: with `safe` a caller's first request never goes there.
+$1 == "http-reuse" { sub(/http-reuse .*/, "http-reuse safe") }
+
 # Serve's own error texts
 section == "backend default_backend" { sub(/return status 404/, "return status 503") }
 /http-request return status [45]/ { sub(/content-type text\/plain (lf-)?string "([^"\\]|\\.)*"/, "default-errorfiles") }
@@ -45,7 +51,7 @@ section == "backend default_backend" { sub(/return status 404/, "return status 5
 { print }
 
 END {
-    if (sockets != 1 || defaults != 1 || statistics != 2 || frontends != 1) {
+    if (sockets != 1 || defaults != 1 || statistics != 2 || frontends != 1 || retries != 1) {
         print "atelier: this configuration of Serve is not known; HAProxy is not started without its protection" > "/dev/stderr"
         exit 3
     }
