@@ -14,7 +14,9 @@ pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.timeo
 def test_a_killed_ingress_is_a_503_at_worst(service: Service, line: str, usual: int) -> None:
     headers = f"Host: 127.0.0.1:{service.port}\r\nContent-Length: 0\r\nConnection: close"
     request = f"{line} HTTP/1.1\r\n{headers}\r\n\r\n".encode()
-    assert [answer.status for answer in exchange(service.port, request)] == [usual]  # and HAProxy has a connection to reuse
+    assert [answer.status for answer in exchange(service.port, request)] == [
+        usual
+    ]  # and HAProxy has a connection to reuse
     service.kill("ServeReplica:atelier:ingress")
     faults: list[str] = []
     served_since, deadline = None, time.monotonic() + 60
