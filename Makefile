@@ -20,7 +20,7 @@ QUICK := -m 'not slow and not ray and not soak and not gpu' --ignore tests/fault
 define pytest_beside_checks
 report=$$(mktemp); \
 { status=0; $(MAKE) --no-print-directory --keep-going check >$$report 2>&1 || status=$$?; printf '\n%s\n' "$$(cat $$report)"; exit $$status; } & \
-checks=$$!; trap 'kill $$checks 2>/dev/null; rm -f $$report' EXIT; \
+checks=$$!; trap 'kill $$checks 2>/dev/null || true; rm -f $$report' EXIT; \
 status=0; $(1) || status=$$?; \
 wait $$checks || { echo 'The static checks failed: see above, or run `make check`.' >&2; status=1; }; \
 exit $$status

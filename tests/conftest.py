@@ -22,8 +22,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One worker for each core; for `auto` one more, since the tests of a Ray runtime mostly wait for other processes."""
-    return (os.cpu_count() or 1) + (config.option.numprocesses == "auto")
+    """One worker for each core; for `auto` two more, since the two groups with a Ray runtime mostly wait for other processes."""
+    return (os.cpu_count() or 1) + 2 * (config.option.numprocesses == "auto")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
