@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +77,12 @@ class Proxy:
     def send(self, *parts: bytes, source: str = "", timeout: float = 15) -> list[Answer]:
         return exchange(self.port, *parts, source=source, timeout=timeout)
 
-    def get(self, *rows: str, path: str = "/", source: str = "") -> Answer:
+    def ask(self, *rows: str, path: str = "/", source: str = "") -> list[Answer]:
         lines = [f"GET {path} HTTP/1.1", f"Host: 127.0.0.1:{self.port}", "Connection: close", *rows]
-        (answer,) = self.send("\r\n".join(lines).encode("latin-1") + b"\r\n\r\n", source=source)
+        return self.send("\r\n".join(lines).encode("latin-1") + b"\r\n\r\n", source=source)
+
+    def get(self, *rows: str, path: str = "/", source: str = "") -> Answer:
+        (answer,) = self.ask(*rows, path=path, source=source)
         return answer
 
     def wait(self, status: int = 200) -> None:
@@ -299,8 +303,8 @@ def test_one_address_cannot_take_all_connections(tmp_path: Path) -> None:
             proxy.process.wait(timeout=30)
             proxy.wait()
             assert proxy.get(source="127.0.0.9").status == 200
-            with pytest.raises(ConnectionError):
-                proxy.get(source="127.0.0.8")
+            with suppress(ConnectionError):  # or it is closed without a word, whichever the kernel sees first
+                assert proxy.ask(source="127.0.0.8") == []
         finally:
             reloaded.kill()
             reloaded.wait()
