@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 from PIL import Image
 
-from serve_app.atomic_files import PRIVATE, write_atomically
+from serve_app.atomic_files import write_atomically
 from serve_app.cli.local import READY_FILE
 from serve_app.domain.accounts import Plan
 from serve_app.domain.requests import Variant
@@ -58,7 +58,7 @@ async def demo_account(resources: Resources, base_url: str) -> Demo:
     keys = {name: await _working_key(resources, account_id, name, stored) for name in INTERFACES}
     demo = Demo(base_url=base_url, account=ACCOUNT, keys=keys, console_password=password)
     text = json.dumps({**demo.ready, "console_password": password}, indent=2) + "\n"
-    write_atomically(file, text, mode=PRIVATE)
+    write_atomically(file, text)
     return demo
 
 

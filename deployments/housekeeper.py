@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 from datetime import timedelta
 
 from deployments.args import HousekeeperArgs
-from deployments.ray_internals import bind_replica_to_node_address
+from deployments.ray_internals import prepare_replica
 from serve_app.log import configure_logging
 from serve_app.service.reap import reap_forever
 from serve_app.service.resources import open_resources
@@ -16,7 +16,7 @@ class Housekeeper:
     """Runs the reaper until it is stopped; unhealthy once the reaper has ended."""
 
     async def __init__(self, args: HousekeeperArgs) -> None:
-        bind_replica_to_node_address()
+        prepare_replica()
         settings = Settings()
         configure_logging(settings.log_level)
         self._stack = AsyncExitStack()

@@ -9,7 +9,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.ray_internals import bind_replica_to_node_address
+from deployments.ray_internals import prepare_replica
 from serve_app.api.app import create_app
 from serve_app.domain.jobs import JobKind
 from serve_app.log import configure_logging
@@ -68,7 +68,7 @@ class Ingress:
     async def __init__(
         self, generator: DeploymentHandle[Any], upscaler: DeploymentHandle[Any], *_beside: DeploymentHandle[Any]
     ) -> None:
-        bind_replica_to_node_address()
+        prepare_replica()
         settings = Settings()
         configure_logging(settings.log_level)
         hints = Hints({JobKind.GENERATION: generator, JobKind.UPSCALE: upscaler})

@@ -19,7 +19,7 @@ from deployments.demo import Demo, demo_account, first_image
 from deployments.output import Reporter, Stages
 from deployments.runtime import Runtime, cannot_listen, kill_all_of, processes_in, runtime_home
 from deployments.supervisor import Child, supervise
-from serve_app.atomic_files import PRIVATE, write_atomically
+from serve_app.atomic_files import PRIVATE_UMASK, make_folder, write_atomically
 from serve_app.cli import app
 from serve_app.cli.context import read_settings
 from serve_app.cli.exit_codes import BadUsage
@@ -58,6 +58,7 @@ def up(
     as_json: Annotated[bool, typer.Option("--json", help="Print only that JSON, when requests are accepted")] = False,
 ) -> None:
     """Run the whole service in the foreground: Redis, Ray, both interfaces, the console. Ctrl-C stops it all."""
+    os.umask(PRIVATE_UMASK)  # also of everything that it starts
     settings, service = _checked(config, data_dir, redis_url)
     if ready_file is not None and not ready_file.parent.is_dir():
         raise BadUsage(f"--ready-file {ready_file}: {ready_file.parent} is not a directory")
@@ -83,7 +84,7 @@ def _checked(config: Path, data_dir: Path | None, redis_url: str | None) -> tupl
     settings = read_settings()
     try:
         service = read_config(config)
-        settings.data_dir.mkdir(parents=True, exist_ok=True)
+        make_folder(settings.data_dir)
         write_atomically(settings.data_dir / ".writable", "")
         runtime_home(settings.data_dir)
     except ConfigError as error:
@@ -156,7 +157,7 @@ def _run(
             with stages.stage("Readiness check"):
                 _wait_until_ready(base_url)
             if ready_file is not None:
-                write_atomically(ready_file, json.dumps(demo.ready) + "\n", mode=PRIVATE)
+                write_atomically(ready_file, json.dumps(demo.ready) + "\n")
             reporter.ready(demo)
             if lora_id is not None:
                 _first_image(settings, demo, lora_id, stages)

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
 
-from deployments.ray_internals import use_loopback
+from deployments.ray_internals import keep_session_private, use_loopback
 from deployments.runtime import ray_environment, runtime_home
+from serve_app.atomic_files import PRIVATE, PRIVATE_UMASK
 from serve_app.settings import Settings
 
 RAY_TOKEN = Path.home() / ".ray" / "auth_token"
@@ -25,10 +26,11 @@ OF_UP_ALONE = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_SERVE_LOG_TO_STDERR")
 
 def prepare() -> None:
     """Set what the processes that this one will start find in their environment."""
-    os.umask(0o077)
+    os.umask(PRIVATE_UMASK)
     with contextlib.suppress(FileNotFoundError):
-        RAY_TOKEN.chmod(0o600)  # Ray writes it readable for everyone
+        RAY_TOKEN.chmod(PRIVATE)  # Ray writes it readable for everyone
     use_loopback()
+    keep_session_private()
     environment = ray_environment(runtime_home(Settings().data_dir))
     os.environ.update({name: value for name, value in environment.items() if name not in OF_UP_ALONE})
 

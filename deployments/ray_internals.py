@@ -1,7 +1,12 @@
 """What Ray has no public interface for: the addresses it listens on, who may call it, and whether its processes live."""
 
+import os
+from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from typing import Any
+
+from serve_app.atomic_files import PRIVATE_UMASK
 
 LOOPBACK = "127.0.0.1"
 LOOPBACK_ENVIRONMENT = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
@@ -17,13 +22,31 @@ def use_loopback() -> None:
     constants.ENABLE_RAY_CLUSTER = False
 
 
-def bind_replica_to_node_address() -> None:
-    """Bind this replica's server for calls between deployments to the node's own address. Called by every constructor.
+def keep_session_private() -> None:
+    """Keep other users of this machine out of the session's directory, with its sockets and logs.
 
-    Serve 2.60 binds that server to every interface, and it unpickles what it receives.
+    Ray 2.60 opens it to everybody, and they could put sockets of theirs in the place of Ray's. The directory above is shared
+    by the users' sessions, and stays so, but none can remove another's.
+    """
+    utils: Any = import_module("ray._common.utils")
+    utils.try_make_directory_shared = _share_only_above_sessions
+
+
+def _share_only_above_sessions(directory: str) -> None:
+    path = Path(directory)
+    if not any(part.startswith("session_") for part in path.parts):
+        with suppress(PermissionError):
+            path.chmod(0o1777)
+
+
+def prepare_replica() -> None:
+    """Make this process's files its user's alone, and bind its server for calls between deployments to the node's address.
+
+    Called by every constructor. Serve 2.60 binds that server to every interface, and it unpickles what it receives.
     """
     import ray
 
+    os.umask(PRIVATE_UMASK)
     address = ray.util.get_node_ip_address()
     host = f"[{address}]" if ":" in address else address
     replica: Any = import_module("ray.serve._private.replica")

@@ -8,7 +8,7 @@ from datetime import timedelta
 from ray import serve
 
 from deployments.args import WorkerArgs
-from deployments.ray_internals import bind_replica_to_node_address
+from deployments.ray_internals import prepare_replica
 from serve_app.log import configure_logging
 from serve_app.service.executor import Executor
 from serve_app.service.resources import Resources, open_resources
@@ -23,7 +23,7 @@ class WorkReplica:
 
     async def open(self, args: WorkerArgs, set_up: Callable[[Resources], Awaitable[Executor]]) -> None:
         """Load the executor and start the worker. Called once, by the constructor."""
-        bind_replica_to_node_address()
+        prepare_replica()
         settings = Settings()
         configure_logging(settings.log_level)
         self._drain = timedelta(seconds=args.drain_s)

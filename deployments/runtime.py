@@ -21,6 +21,7 @@ from pathlib import Path
 from deployments.config import ServeConfig
 from deployments.proxy import environment as proxy_environment
 from deployments.ray_internals import LOOPBACK, LOOPBACK_ENVIRONMENT, dead_core_process
+from serve_app.atomic_files import PRIVATE_FOLDER
 
 PROXY_PORTS = 4
 REPLICA_PORTS = 100
@@ -142,9 +143,10 @@ def runtime_home(data_dir: Path) -> Path:
     of which Serve takes 70."""
     owner = f"{os.getuid()}:{data_dir.resolve()}"
     home = Path("/tmp") / f"atelier-{hashlib.sha256(os.fsencode(owner)).hexdigest()[:10]}"
-    home.mkdir(mode=0o700, exist_ok=True)
+    home.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
     if home.lstat().st_uid != os.getuid() or not home.is_dir() or home.is_symlink():
         raise PermissionError(f"{home} belongs to someone else")
+    home.chmod(PRIVATE_FOLDER)
     return home
 
 
@@ -211,7 +213,7 @@ def cannot_listen(host: str, port: int) -> str | None:
 def ray_environment(home: Path) -> dict[str, str]:
     """Environment variables for Ray and Serve. A variable that is already set keeps its value."""
     proxy = home / "p"
-    proxy.mkdir(mode=0o700, exist_ok=True)
+    proxy.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
     first = _free_block(PROXY_PORTS + REPLICA_PORTS)
     stats, metrics, fallback_http, fallback_grpc = range(first, first + PROXY_PORTS)
     replicas = first + PROXY_PORTS

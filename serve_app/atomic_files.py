@@ -1,28 +1,34 @@
-"""Files that are written whole or not at all, and survive a power cut."""
+"""Files that are written whole or not at all, survive a power cut, and are private by default."""
 
 import os
 import secrets
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 PRIVATE = 0o600
 """Mode of a file that only its owner may read."""
+PRIVATE_FOLDER = 0o700
+PRIVATE_UMASK = 0o077
+"""What keeps files of other libraries private: set by every process that is ours from its start."""
 
 
 @contextmanager
-def atomic_file(path: Path, *, mode: int = 0o666, overwrite: bool = True) -> Generator[BinaryIO]:
+def atomic_file(
+    path: Path, *, mode: int = PRIVATE, folder_mode: int = PRIVATE_FOLDER, overwrite: bool = True
+) -> Generator[BinaryIO]:
     """A temporary file beside `path` (`file.name` is its path) that takes its place when the block ends without an error.
 
     Readers see the old content or the new. Raises `FileExistsError` at the end when not to `overwrite`: of several writers
-    the first wins. The folder is made if it is missing.
+    the first wins. The folder is made if it is missing. Both have exactly the modes given, whatever the umask is.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent, folder_mode)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
+    descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, PRIVATE)
     try:
-        os.close(descriptor)
+        with os.fdopen(descriptor, "wb") as opened:
+            os.fchmod(opened.fileno(), mode)
         with draft.open("wb") as file:
             yield file
             file.flush()
@@ -36,10 +42,27 @@ def atomic_file(path: Path, *, mode: int = 0o666, overwrite: bool = True) -> Gen
         draft.unlink(missing_ok=True)
 
 
-def write_atomically(path: Path, content: bytes | str, *, mode: int = 0o666, overwrite: bool = True) -> None:
+def write_atomically(
+    path: Path,
+    content: bytes | str,
+    *,
+    mode: int = PRIVATE,
+    folder_mode: int = PRIVATE_FOLDER,
+    overwrite: bool = True,
+) -> None:
     """Write a whole file through `atomic_file`."""
-    with atomic_file(path, mode=mode, overwrite=overwrite) as file:
+    with atomic_file(path, mode=mode, folder_mode=folder_mode, overwrite=overwrite) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+def make_folder(path: Path, mode: int = PRIVATE_FOLDER) -> None:
+    """Make a folder, and those above it that are missing, with exactly this mode; leave one that is there as it is."""
+    if path.is_dir():
+        return
+    make_folder(path.parent, mode)
+    with suppress(FileExistsError):
+        path.mkdir(mode=mode)
+        path.chmod(mode)
 
 
 def _sync_folder(folder: Path) -> None:

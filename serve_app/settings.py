@@ -12,7 +12,7 @@ import yaml
 from pydantic import AliasChoices, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from serve_app.atomic_files import PRIVATE, write_atomically
+from serve_app.atomic_files import write_atomically
 from serve_app.domain.accounts import BUILTIN_PLANS, Plan
 from serve_app.domain.requests import Variant
 
@@ -89,7 +89,7 @@ class Settings(BaseSettings):
         if not path.exists():
             new = {"pepper": secrets.token_urlsafe(32), "signing_key": secrets.token_urlsafe(32)}
             with suppress(FileExistsError):  # the first of several starters wins; the others read its file
-                write_atomically(path, json.dumps(new), mode=PRIVATE, overwrite=False)
+                write_atomically(path, json.dumps(new), overwrite=False)
         return json.loads(path.read_text())
 
 

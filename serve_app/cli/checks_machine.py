@@ -13,6 +13,7 @@ import httpx
 from serve_app.cli.checks import Check, fail, ok, warn
 from serve_app.cli.local import READY_FILE, read_ready_file
 from serve_app.settings import Settings
+from serve_app.stores.data_directory import open_to_others
 
 PACKAGES = ("ray", "torch", "diffusers", "transformers", "safetensors", "fastapi", "starlette", "redis", "fsspec")
 LOW_DISK_BYTES = 2 << 30
@@ -51,6 +52,16 @@ def check_data_directory(settings: Settings) -> Iterable[Check]:
     free = shutil.disk_usage(place).free
     if free < LOW_DISK_BYTES:
         yield warn("disk", f"{free / 1e9:.1f} GB free", "free some space: with a full disk Redis accepts no jobs")
+
+
+def check_privacy(settings: Settings) -> Iterable[Check]:
+    """Name what other users of this machine can open in the data directory."""
+    found = open_to_others(settings.data_dir.resolve())
+    if found:
+        names = ", ".join(str(path) for path in found)
+        yield warn("privacy", f"other users can open {names}", f"chmod -R go= {settings.data_dir.resolve()}")
+    elif settings.data_dir.exists():
+        yield ok("privacy", "only this user can open the data directory")
 
 
 def check_gpu() -> Iterable[Check]:

@@ -11,7 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from serve_app.cli.checks import Check, Level
-from serve_app.cli.checks_machine import check_data_directory, check_gpu, check_port, check_versions
+from serve_app.cli.checks_machine import (
+    check_data_directory,
+    check_gpu,
+    check_port,
+    check_privacy,
+    check_versions,
+)
 from serve_app.cli.checks_stores import check_catalog, check_redis, check_secrets, check_storage
 from serve_app.cli.command import Result, command
 from serve_app.settings import Settings
@@ -40,6 +46,7 @@ async def _run_checks(settings: Settings, port: int, all_weights: bool) -> list[
     return [
         *check_versions(),
         *check_data_directory(settings),
+        *check_privacy(settings),
         *check_secrets(settings),
         *check_redis(settings),
         *await check_storage(settings),

@@ -14,6 +14,7 @@ from serve_app.stores.accounts import AccountStore
 from serve_app.stores.api_keys import ApiKeyStore
 from serve_app.stores.auth import Authenticator
 from serve_app.stores.catalog import CatalogStore
+from serve_app.stores.data_directory import close_to_others
 from serve_app.stores.dead_letters import DeadLetters
 from serve_app.stores.embedded import ensure_redis
 from serve_app.stores.images import ImageStore
@@ -76,6 +77,7 @@ class Resources:
 @asynccontextmanager
 async def open_resources(settings: Settings, *, hint: Hint | None = None) -> AsyncGenerator[Resources]:
     """Open the stores; start the embedded Redis if the settings name none. Raises `StoreUnavailable`, `CatalogError`."""
+    await asyncio.to_thread(close_to_others, settings.data_dir)
     redis_url = settings.redis_url or (await asyncio.to_thread(ensure_redis, settings.data_dir)).url
     client = connect(redis_url)
     try:

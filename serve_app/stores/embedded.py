@@ -21,6 +21,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from serve_app.atomic_files import PRIVATE, PRIVATE_FOLDER, PRIVATE_UMASK, make_folder
 from serve_app.domain.errors import StoreUnavailable
 
 SOCKET_PATH_LIMIT = 100
@@ -97,11 +98,11 @@ def server_binary() -> Path:
 
 
 def _private_directory(path: Path) -> Path:
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(path)
     owner = path.lstat()
     if not stat.S_ISDIR(owner.st_mode) or owner.st_uid != os.getuid():
         raise StoreUnavailable(f"{path} must be a directory of this user")  # /tmp is shared: someone may be there first
-    path.chmod(0o700)
+    path.chmod(PRIVATE_FOLDER)
     return path
 
 
@@ -115,7 +116,7 @@ def _socket_path(home: Path) -> Path:
 
 @contextmanager
 def _lock(home: Path) -> Generator[None]:
-    with (home / "lock").open("w") as file:
+    with os.fdopen(os.open(home / "lock", os.O_WRONLY | os.O_CREAT, PRIVATE), "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -153,7 +154,9 @@ def _start(home: Path, socket: Path) -> None:
         "daemonize": "yes",  # its own session, adopted by init: it outlives the worker that happened to start it
     }
     command = [str(server_binary()), *(arg for name, value in options.items() for arg in (f"--{name}", value))]
-    done = subprocess.run(command, umask=0o077, cwd=home, capture_output=True, text=True, timeout=START_TIMEOUT_S)
+    done = subprocess.run(
+        command, umask=PRIVATE_UMASK, cwd=home, capture_output=True, text=True, timeout=START_TIMEOUT_S
+    )
     if done.returncode != 0:
         raise StoreUnavailable(f"the embedded Redis did not start: {(done.stdout + done.stderr).strip()[-300:]}")
 

@@ -3,13 +3,14 @@
 import hashlib
 import hmac
 import re
+import stat
 import time
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from serve_app.atomic_files import write_atomically
+from serve_app.atomic_files import PRIVATE_FOLDER, write_atomically
 from serve_app.domain.errors import NotFound
 from serve_app.settings import Settings
 from serve_app.stores.storage import in_storage_thread, open_filesystem
@@ -22,7 +23,8 @@ _EXPIRY = re.compile(r"[0-9]{1,12}")
 class ImageStore:
     """Images of any fsspec storage: a local directory, `memory://`, `s3://`, `gcs://`.
 
-    An image is visible only whole; its name is never reused, because it holds the job and the attempt.
+    An image is visible only whole; its name is never reused, because it holds the job and the attempt. In the data directory
+    it is its owner's alone; in a local folder that the operator names, it is open to whom that folder is open.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -130,7 +132,16 @@ class ImageStore:
             raise OSError(f"{stored} of {len(png)} bytes were stored")
 
     def _write_local(self, path: str, png: bytes) -> None:
-        write_atomically(Path(path), png)
+        folder_mode = _mode(Path(self._root)) if self._settings.storage_url else PRIVATE_FOLDER
+        write_atomically(Path(path), png, mode=folder_mode & 0o666, folder_mode=folder_mode)
+
+
+def _mode(folder: Path) -> int:
+    """The folder's permissions, its owner's whole; private while there is no folder."""
+    try:
+        return stat.S_IMODE(folder.stat().st_mode) & 0o777 | PRIVATE_FOLDER
+    except FileNotFoundError:
+        return PRIVATE_FOLDER
 
 
 def _protocols(files: Any) -> tuple[str, ...]:

@@ -74,3 +74,11 @@ def test_another_user_of_the_machine_can_open_none_of_its_files(service: Service
         seen = subprocess.run(["test", "-e", str(file)], user=OTHER_USER, group=OTHER_USER, extra_groups=[], cwd="/")
         assert seen.returncode == 1, file
     assert all(socket.stat().st_mode & 0o077 == 0 for socket in sockets)
+
+
+def test_everything_in_its_data_directory_is_private(service: Service) -> None:
+    """The replicas', the proxy's and Redis's files included: pytest's own folders would keep another user out anyway."""
+    found = [service.data_dir, *service.data_dir.rglob("*"), runtime_home(service.data_dir)]
+    assert any(path.suffix == ".png" for path in (service.data_dir / "images").rglob("*")), "the start's first image"
+    assert any(path.parent.name == "weights" for path in found)
+    assert not [path for path in found if not path.is_symlink() and path.stat().st_mode & 0o077]

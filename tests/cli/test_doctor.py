@@ -130,6 +130,19 @@ def test_secrets_that_others_can_read_fail(atelier: Atelier, tmp_path: Path) -> 
     assert "chmod 600" in finding["advice"]
 
 
+def test_what_other_users_can_open_is_named(atelier: Atelier, tmp_path: Path) -> None:
+    place = tmp_path / "mine"
+    (place / "images").mkdir(parents=True, mode=0o755)
+    (place / "weights").mkdir(mode=0o700)
+    finding = _finding(atelier, "privacy", "--data-dir", str(place))
+    assert finding["level"] == "warn"
+    assert f"{place}/images" in finding["found"]
+    assert "weights" not in finding["found"]
+    assert f"chmod -R go= {place}" in finding["advice"]
+    place.chmod(0o700)
+    assert _finding(atelier, "privacy", "--data-dir", str(place))["level"] == "ok", "nobody else can enter it"
+
+
 def test_a_person_sees_marks_and_advice(atelier: Atelier) -> None:
     out = atelier("doctor", "--redis-url", "redis://127.0.0.1:9").out
     assert "FAIL  redis" in out

@@ -1,0 +1,121 @@
+"""Whatever a service keeps in its data directory is its owner's alone, whatever the umask."""
+
+import hashlib
+import os
+import stat
+import subprocess
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from serve_app.domain.catalog import Adapter
+from serve_app.settings import Settings
+from serve_app.stores.data_directory import close_to_others, open_to_others
+from serve_app.stores.embedded import ensure_redis, stop_redis
+from serve_app.stores.images import ImageStore
+from serve_app.stores.weights import WeightStore
+from tests.support import write_safetensors
+
+OTHER_USER = 65_534
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder that every user of the machine can enter, as pytest's own are not; files are made with an open umask."""
+    before = os.umask(0)
+    try:
+        with TemporaryDirectory(prefix="atelier-tests-", dir="/tmp") as folder:
+            Path(folder).chmod(0o755)
+            yield Path(folder)
+    finally:
+        os.umask(before)
+
+
+async def fill(data_dir: Path, source: Path) -> Path:
+    """A data directory with what the real stores put there: secrets, Redis, an image and an adapter's weights."""
+    settings = Settings(data_dir=data_dir)
+    assert settings.pepper_bytes
+    ensure_redis(data_dir)
+    await image_in(settings)
+    file = write_safetensors(source / "one.safetensors")
+    adapter = Adapter(
+        id="model_one",
+        name="One",
+        description="",
+        created_at=datetime.now(UTC),
+        file=str(file),
+        sha256=hashlib.sha256(file.read_bytes()).hexdigest(),
+        base_model="pocket",
+    )
+    return await WeightStore(settings).fetch(adapter)
+
+
+async def image_in(settings: Settings) -> Path:
+    images = ImageStore(settings)
+    name = images.object_name("account", "gen_one", 1, 0, datetime.now(UTC))
+    return Path((await images.put(name, b"a picture")).removeprefix("file://"))
+
+
+def as_another_user(*command: str) -> str:
+    """What a command prints that another user of this machine runs."""
+    done = subprocess.run(
+        command, user=OTHER_USER, group=OTHER_USER, extra_groups=[], cwd="/", stdout=subprocess.PIPE, text=True
+    )
+    return done.stdout
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+async def test_every_folder_and_file_is_private(place: Path, tmp_path: Path) -> None:
+    data_dir = place / "deep" / "var"
+    try:
+        await fill(data_dir, tmp_path)
+        found = {path.relative_to(data_dir): path for path in [data_dir, *data_dir.rglob("*")]}
+        assert {path.parts[0] for path in found if path.parts} == {"images", "redis", "secrets.json", "weights"}
+        wanted = {name: 0o700 if path.is_dir() else 0o600 for name, path in found.items()}
+        assert {name: oct(mode(path)) for name, path in found.items()} == {n: oct(m) for n, m in wanted.items()}
+        assert open_to_others(data_dir) == []
+    finally:
+        stop_redis(data_dir)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+async def test_another_user_opens_nothing(place: Path, tmp_path: Path) -> None:
+    data_dir = place / "var"
+    data_dir.mkdir(mode=0o755)  # an operator's own, made before
+    try:
+        await fill(data_dir, tmp_path)
+        assert "redis" in as_another_user("ls", str(data_dir))
+        others = ["(", "-readable", "-o", "-executable", ")"]
+        assert as_another_user("find", str(data_dir), "!", "-path", str(data_dir), *others) == ""
+    finally:
+        stop_redis(data_dir)
+
+
+async def test_what_an_earlier_version_left_open_is_closed_and_the_rest_left_alone(place: Path, tmp_path: Path) -> None:
+    data_dir = place / "var"
+    for folder in ("images", "weights", "somebody's"):
+        (data_dir / folder).mkdir(parents=True, mode=0o755)
+    (data_dir / "images" / "one.png").touch(mode=0o644)
+    (data_dir / "local.json").touch(mode=0o644)
+    data_dir.chmod(0o755)
+    (tmp_path / "elsewhere").touch(mode=0o644)
+    (data_dir / "redis").symlink_to(tmp_path / "elsewhere")
+    assert {path.name for path in open_to_others(data_dir)} == {"var", "images", "local.json", "somebody's", "weights"}
+    close_to_others(data_dir)
+    assert {path.name for path in open_to_others(data_dir)} == {"var", "somebody's"}
+    assert mode(tmp_path / "elsewhere") == 0o644, "what a link leads to is not the service's"
+
+
+async def test_storage_that_the_operator_shares_stays_shared(place: Path) -> None:
+    shared = place / "bucket"
+    shared.mkdir(mode=0o750)
+    os.umask(0o077)
+    image = await image_in(Settings(data_dir=place / "var", redis_url="unix:///unused", storage_url=shared.as_uri()))
+    assert mode(image) == 0o640
+    assert {mode(folder) for folder in (shared, image.parent, image.parent.parent)} == {0o750}
