@@ -1,6 +1,5 @@
 """A request's body in the order of the contract: size, media type, strict JSON."""
 
-import asyncio
 import hashlib
 import json
 import re
@@ -9,6 +8,7 @@ from typing import Any
 from starlette.requests import Request
 
 from serve_app.api import strict_json
+from serve_app.api.body import BodyTooLarge, BodyTooSlow, read_bytes
 from serve_app.domain.errors import InvalidJson, InvalidParameter, PayloadTooLarge, UnsupportedMediaType
 
 MAX_BODY_BYTES = 64 * 1024
@@ -54,23 +54,12 @@ def digest(document: dict[str, Any]) -> str:
 
 
 async def _read_bytes(request: Request) -> bytes:
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and len(declared) < 20 and int(declared) > MAX_BODY_BYTES:
-        raise _too_large()
-    raw = bytearray()
     try:
-        async with asyncio.timeout(ARRIVAL_LIMIT_S):
-            async for chunk in request.stream():
-                raw += chunk
-                if len(raw) > MAX_BODY_BYTES:
-                    raise _too_large()
-    except TimeoutError:
+        return await read_bytes(request, limit=MAX_BODY_BYTES, seconds=ARRIVAL_LIMIT_S)
+    except BodyTooLarge:
+        raise PayloadTooLarge(f"The body must be at most {MAX_BODY_BYTES} bytes.") from None
+    except BodyTooSlow:
         raise InvalidJson(f"The body did not arrive within {ARRIVAL_LIMIT_S} seconds.") from None
-    return bytes(raw)
-
-
-def _too_large() -> PayloadTooLarge:
-    return PayloadTooLarge(f"The body must be at most {MAX_BODY_BYTES} bytes.")
 
 
 def _check_media_type(request: Request) -> None:

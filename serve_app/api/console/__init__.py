@@ -19,14 +19,14 @@ from serve_app.api.console.routes import SignInRequired, router
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.service.resources import Resources
 
-FORM_BYTES = 16 * 1024
-"""No form of ours is larger than a few hundred bytes."""
 STATIC = Path(__file__).parent / "static"
+_TEXTS = {404: "There is no such page here.", 405: "This page cannot be used that way."}
+"""Instead of what the router says."""
 
 
 def console_app(resources: Resources) -> ASGIApp:
     """The pages over these stores. Every answer carries the security headers; a POST must come from the console itself."""
-    app = new_app(resources, routes=router.routes, max_body_size=FORM_BYTES)
+    app = new_app(resources, routes=router.routes)
     app.mount("/static", StaticFiles(directory=STATIC))
     app.add_exception_handler(SignInRequired, _to_sign_in)
     app.add_exception_handler(HTTPException, _refuse)
@@ -42,7 +42,7 @@ async def _to_sign_in(request: Request, _error: Exception) -> Response:
 async def _refuse(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     status = HTTPStatus(error.status_code)
-    text = {404: "There is no such page here.", 403: error.detail}.get(status, f"{status.phrase}.")
+    text = _TEXTS.get(status, error.detail)
     response = problem_page(request, status, "Not found" if status == 404 else "Not done", text)
     response.headers.update(error.headers or {})
     return response

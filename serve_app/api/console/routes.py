@@ -7,6 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 
+from serve_app.api.console.forms import read_form
 from serve_app.api.console.key_page import KEY_NAME_LENGTH, KEY_PAGES, KeyPage
 from serve_app.api.console.pages import NAME_LENGTH, keys_page, redirect, settings_page, sign_in_page
 from serve_app.api.console.session import (
@@ -54,12 +55,6 @@ async def form_session(request: Request) -> SignedIn:
     if session is None:
         raise HTTPException(403, "You have been signed out. Sign in and try again.")
     return session
-
-
-async def read_form(request: Request) -> Mapping[str, str]:
-    """The form's text fields, the first of each name."""
-    async with request.form(max_files=0, max_fields=10) as form:
-        return {name: value for name, value in form.items() if isinstance(value, str)}
 
 
 async def key_page(slug: str) -> KeyPage:

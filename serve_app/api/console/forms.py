@@ -1,0 +1,39 @@
+"""The fields of a form, read within limits: size, time, media type."""
+
+from collections.abc import Mapping
+from urllib.parse import parse_qsl
+
+from fastapi import HTTPException
+from starlette.requests import Request
+
+from serve_app.api.body import BodyTooLarge, BodyTooSlow, read_bytes
+
+FORM_BYTES = 16 * 1024
+"""No form of ours is larger than a few hundred bytes."""
+ARRIVAL_LIMIT_S = 10.0
+MAX_FIELDS = 10
+MEDIA_TYPE = "application/x-www-form-urlencoded"
+_CLOSE = {"Connection": "close"}
+"""What is left of a body that was not read must not be taken for the next request."""
+
+
+async def read_form(request: Request) -> Mapping[str, str]:
+    """The form's fields, the first of each name. Raises `HTTPException`: 413, 408, 415, 400, in that order."""
+    try:
+        raw = await read_bytes(request, limit=FORM_BYTES, seconds=ARRIVAL_LIMIT_S)
+    except BodyTooLarge:
+        raise HTTPException(413, "The form is too large.", _CLOSE) from None
+    except BodyTooSlow:
+        text = f"The form did not arrive within {ARRIVAL_LIMIT_S:g} seconds. Try again."
+        raise HTTPException(408, text, _CLOSE) from None
+    if not raw:  # without fields, and browsers then name no media type
+        return {}
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if media_type != MEDIA_TYPE or encoding not in ("", "identity"):
+        raise HTTPException(415, f"Forms are sent as {MEDIA_TYPE}, without a content encoding.")
+    try:
+        pairs = parse_qsl(raw.decode("ascii", "replace"), keep_blank_values=True, max_num_fields=MAX_FIELDS)
+    except ValueError:
+        raise HTTPException(400, "The form has more fields than any form of ours.") from None
+    return dict(reversed(pairs))

@@ -1,0 +1,103 @@
+"""Forms that are too large, too slow or no forms: refused with a page, over a real socket."""
+
+import socket
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import pytest
+import redis
+
+from serve_app.api.console import forms
+from serve_app.settings import Settings
+from tests.attack.raw import Answer, exchange
+from tests.live import Live, live_service
+
+FORM_TYPE = "application/x-www-form-urlencoded"
+
+
+@pytest.fixture
+def port(settings: Settings, redis_db: redis.Redis) -> Iterator[int]:
+    with live_service(settings) as live:
+        yield _port(live)
+
+
+def test_a_form_of_which_only_a_part_arrives_is_given_up(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forms, "ARRIVAL_LIMIT_S", 0.2)
+    (answer,) = exchange(port, _post(port, length=100) + b"name=a")
+    assert answer.status == 408
+    assert "did not arrive within" in _page(answer)
+
+
+def test_a_form_that_trickles_in_is_given_up(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte now and then is no reason to wait longer."""
+    monkeypatch.setattr(forms, "ARRIVAL_LIMIT_S", 0.2)
+    (answer,) = exchange(port, _post(port, length=10_000) + b"name=", *[b"a"] * 40)
+    assert answer.status == 408
+
+
+def test_others_are_served_while_forms_are_half_sent(port: int) -> None:
+    half = [socket.create_connection(("127.0.0.1", port)) for _ in range(200)]
+    for connection in half:
+        connection.sendall(_post(port, length=100) + b"name=a")
+    (answer,) = exchange(port, b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    assert answer.status == 200
+    for connection in half:
+        connection.close()
+
+
+@pytest.mark.parametrize(("length", "body"), [(forms.FORM_BYTES + 1, b""), (None, b"x" * (forms.FORM_BYTES + 1))])
+def test_a_form_that_is_too_large_is_refused(port: int, length: int | None, body: bytes) -> None:
+    """By its declared length before a byte of it is read, and by its count where no length is declared."""
+    sent = body if length is not None else b"%x\r\n%s\r\n" % (len(body), body)
+    (answer,) = exchange(port, _post(port, length=length) + sent)
+    assert answer.status == 413
+    assert "too large" in _page(answer)
+
+
+@pytest.mark.parametrize(
+    "media_type", ["multipart/form-data; boundary=x", "application/json", "text/plain", "", f"{FORM_TYPE}x"]
+)
+def test_what_is_not_declared_as_a_form_is_not_read_as_one(port: int, media_type: str) -> None:
+    body = b'--x\r\nContent-Disposition: form-data; name="name"\r\n\r\nowner\r\n--x--\r\n'
+    (answer,) = exchange(port, _post(port, length=len(body), media_type=media_type, close=True) + body)
+    assert answer.status == 415
+    assert FORM_TYPE in _page(answer)
+
+
+def test_a_form_of_many_fields_is_refused(port: int) -> None:
+    body = b"&".join(b"f%d=" % number for number in range(100))
+    (answer,) = exchange(port, _post(port, length=len(body), close=True) + body)
+    assert answer.status == 400
+    assert "more fields" in _page(answer)
+
+
+def test_a_media_type_with_a_parameter_in_any_case_is_a_form(port: int) -> None:
+    body = b"name=%C3%B6wner&password=x"
+    media_type = "Application/X-WWW-Form-URLencoded; charset=UTF-8"
+    (answer,) = exchange(port, _post(port, length=len(body), media_type=media_type, close=True) + body)
+    assert answer.status == 403
+    assert "öwner" in _page(answer), "what was typed is shown again"
+
+
+def _port(live: Live) -> int:
+    return urlsplit(live.base_url).port or 0
+
+
+def _post(port: int, *, length: int | None, media_type: str = FORM_TYPE, close: bool = False) -> bytes:
+    """The head of a sign-in form; without a length it is sent in chunks."""
+    lines = [
+        "POST /console/sign-in HTTP/1.1",
+        f"Host: 127.0.0.1:{port}",
+        f"Origin: http://127.0.0.1:{port}",
+        f"Content-Type: {media_type}",
+        "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}",
+    ]
+    return "\r\n".join([*lines, *(["Connection: close"] if close else [])]).encode() + b"\r\n\r\n"
+
+
+def _page(answer: Answer) -> str:
+    """The answer's text, after checking that it is a page and that the connection ends where a body was left unread."""
+    assert (answer.header("content-type") or "").startswith("text/html")
+    assert answer.header("content-security-policy")
+    assert answer.header("connection") == "close"
+    return answer.body.decode()
