@@ -140,6 +140,6 @@ def run_record(job: Job, url_of: Callable[[str], str]) -> QueuedRun | Processing
         return FailedRun(
             run_id=job.id, status="failed", progress=job.progress, error=Failure.model_validate(failure_of(job))
         )
-    if job.state is JobState.QUEUED:
+    if job.state is JobState.QUEUED and job.started_at is None:  # after a lost worker it stays what a poll has shown
         return QueuedRun(run_id=job.id, status="queued", progress=job.progress)
     return ProcessingRun(run_id=job.id, status="processing", progress=job.progress)
