@@ -31,10 +31,16 @@ def test_api_cli_service_stores_and_args_load_no_heavy_library(module: str) -> N
     assert not loaded_by(module) & set(HEAVY)
 
 
+def test_describing_the_application_loads_ray_and_no_model_library() -> None:
+    """`serve build`, `serve deploy`, Serve's controller and `atelier up` read it: torch would cost each of them seconds."""
+    assert loaded_by("deployments.app").isdisjoint({"torch", "diffusers", "transformers", "peft"})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("module", ["serve_app.engine", "serve_app.upscale.upscaler"])
 def test_the_engine_and_the_upscaler_run_alone(module: str) -> None:
-    assert not loaded_by(module) & {"ray", "fastapi", "starlette", "redis"}
+    """PEFT takes two seconds to import: only an adapter with PEFT's configuration pays."""
+    assert not loaded_by(module) & {"ray", "fastapi", "starlette", "redis", "peft"}
 
 
 @pytest.mark.slow
@@ -45,7 +51,7 @@ def test_the_executors_load_neither_ray_nor_http(module: str) -> None:
 
 @pytest.mark.slow
 def test_an_upscaler_replica_loads_no_diffusion_library() -> None:
-    assert not loaded_by("deployments.upscaler") & {"diffusers", "transformers", "peft"}
+    assert not loaded_by("deployments.upscaler_loader") & {"diffusers", "transformers", "peft"}
 
 
 def test_the_client_stands_alone() -> None:

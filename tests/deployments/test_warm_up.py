@@ -8,7 +8,7 @@ import torch
 from pydantic import ValidationError
 
 from deployments.args import GeneratorArgs
-from deployments.generator import SIZES, load_engine, warm_up
+from deployments.engine_loader import SIZES, load_engine, warm_up
 from serve_app.api.variant_a.schemas import Side
 from serve_app.engine import Engine, EngineOptions
 from serve_app.service.resources import Resources

@@ -3,12 +3,12 @@
 import json
 import warnings
 from collections.abc import Mapping
-from typing import Any, NamedTuple, cast
-
-from peft import LoraConfig, PeftConfig
-from peft.utils.other import get_pattern_key
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from serve_app.engine.adapters.errors import UnusableAdapter
+
+if TYPE_CHECKING:  # importing PEFT takes two seconds: only an adapter that needs it pays
+    from peft import LoraConfig
 
 METADATA = "lora_adapter_metadata"
 """Where diffusers keeps the configuration of each component: `{"unet.lora_alpha": 8, …}`."""
@@ -31,13 +31,15 @@ UNTOLD = Scaling(None, False)
 class ScalingRules:
     """PEFT's rules by component, from a folder's configuration or from the metadata of diffusers' files."""
 
-    def __init__(self, configs: Mapping[str, LoraConfig], every: LoraConfig | None) -> None:
+    def __init__(self, configs: Mapping[str, "LoraConfig"], every: "LoraConfig | None") -> None:
         self._configs, self._every = configs, every
 
     def of(self, component: str, layer: str) -> Scaling:
         config = self._configs.get(component, self._every)
         if config is None:
             return UNTOLD
+        from peft.utils.other import get_pattern_key
+
         pattern = cast(Mapping[str, float], config.alpha_pattern or {})
         key = get_pattern_key(list(pattern), layer)
         return Scaling(float(pattern.get(key, config.lora_alpha)), bool(config.use_rslora))
@@ -60,7 +62,9 @@ def scaling_rules(metadata: Mapping[str, str], peft_config: Mapping[str, Any] | 
     return ScalingRules({component: _lora_config(row, METADATA) for component, row in fields.items()}, None)
 
 
-def _lora_config(fields: Mapping[str, Any], place: str) -> LoraConfig:
+def _lora_config(fields: Mapping[str, Any], place: str) -> "LoraConfig":
+    from peft import LoraConfig, PeftConfig
+
     kind = str(fields.get("peft_type") or "LORA").upper()
     if kind != "LORA":
         raise UnusableAdapter(f"{place}: a PEFT {kind} adapter, only LORA is supported")
