@@ -8,11 +8,9 @@ from typing import Annotated
 import typer
 
 from serve_app.cli.accounts import AccountName, find_account
-from serve_app.cli.audit import record_act
 from serve_app.cli.command import Result, store_command, table
 from serve_app.cli.exit_codes import BadUsage, Failed
 from serve_app.domain.accounts import ApiKey
-from serve_app.domain.audit import Act
 from serve_app.domain.errors import NotFound
 from serve_app.domain.requests import Variant
 from serve_app.service.resources import Resources
@@ -41,7 +39,6 @@ async def create(
         raise BadUsage("--expires-in: must be longer than zero")
     found = await find_account(resources, account)
     key, secret = await resources.api_keys.create(found.id, name=name, interfaces=variants, expires_in=life)
-    await record_act(resources, found.id, Act.KEY_CREATED, key.id)
     return Result(facts={"key": secret, **_facts(key)}, shown=secret)
 
 
@@ -72,7 +69,6 @@ async def roll(
         key, secret = await resources.api_keys.roll(key_id, grace=_duration("--grace", grace))
     except NotFound as error:
         raise Failed(f"{error.message} (see: atelier keys list ACCOUNT)") from None
-    await record_act(resources, key.account_id, Act.KEY_ROLLED, f"{key_id} {key.id}")
     return Result(facts={"key": secret, "replaces": key_id, **_facts(key)}, shown=secret)
 
 
@@ -81,8 +77,6 @@ async def revoke(resources: Resources, key_id: KeyId) -> Result:
     """Revoke a key, effective from its next use."""
     if not await resources.api_keys.revoke(key_id):
         raise Failed(f"no key {key_id!r} (see: atelier keys list ACCOUNT)")
-    account_id = await resources.api_keys.account_of(key_id)
-    await record_act(resources, account_id or "", Act.KEY_REVOKED, key_id)
     return Result(facts={"id": key_id, "revoked": True}, shown=f"{key_id}: revoked")
 
 

@@ -97,19 +97,22 @@ class Claim:
 class HeartbeatReply(StrEnum):
     OK = "ok"
     CANCEL = "cancel"
+    FORBIDDEN = "forbidden"
     FENCED = "fenced"
 
 
 class CommitReply(StrEnum):
     """Answer to finish, fail and release.
 
-    `DUPLICATE`: this attempt had already committed; `REQUEUED`: another attempt will follow.
+    `DUPLICATE`: this attempt had already committed; `REQUEUED`: another attempt will follow; `FORBIDDEN`: the
+    account may no longer use the adapter, and the job has failed.
     """
 
     OK = "ok"
     DUPLICATE = "duplicate"
     FENCED = "fenced"
     REQUEUED = "requeued"
+    FORBIDDEN = "forbidden"
     CANCELED = "canceled"
 
 

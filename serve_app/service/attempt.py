@@ -22,6 +22,9 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
 """Between tries of a store that does not answer."""
 
 
+FORBIDDEN_ADAPTER = "The account may no longer use this LoRA."
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerTiming:
     """Intervals and limits of a worker."""
@@ -202,6 +205,8 @@ class Attempt:
                 continue
             if reply is HeartbeatReply.CANCEL:
                 return Failed(Failure(code=FailureCode.CANCELED, message="The job was canceled."), retry=False)
+            if reply is HeartbeatReply.FORBIDDEN:
+                return Failed(Failure(code=FailureCode.LORA_UNAVAILABLE, message=FORBIDDEN_ADAPTER), retry=False)
             if reply is HeartbeatReply.FENCED:
                 return LeaseLost()
 

@@ -12,7 +12,6 @@ from serve_app.domain.jobs import JobKind
 from serve_app.settings import Settings
 from serve_app.stores.accounts import AccountStore
 from serve_app.stores.api_keys import ApiKeyStore
-from serve_app.stores.audit_log import AuditLog
 from serve_app.stores.auth import Authenticator
 from serve_app.stores.catalog import CatalogStore
 from serve_app.stores.data_directory import close_to_others
@@ -53,7 +52,6 @@ class Resources:
     images: ImageStore
     weights: WeightStore
     sweep_lock: SweepLock
-    audit: AuditLog
     hint: Hint | None = None
     background: set[asyncio.Task[Any]] = field(default_factory=lambda: set[asyncio.Task[Any]]())
 
@@ -99,7 +97,6 @@ async def open_resources(settings: Settings, *, hint: Hint | None = None) -> Asy
             images=ImageStore(settings),
             weights=WeightStore(settings),
             sweep_lock=SweepLock(client),
-            audit=AuditLog(client, settings),
             hint=hint,
         )
         try:

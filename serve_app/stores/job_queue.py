@@ -160,7 +160,7 @@ class JobQueue:
 
         A job is handed out while at least one of its images can start. The same nonce gets the same jobs.
         A job whose record cannot be read is not among them: it fails for good, by name, or, where a newer version wrote
-        it, goes back for a worker of that version.
+        it, goes back for a worker of that version. A job whose account may no longer use its adapter fails instead.
         """
         fairness = self._fairness
         answer: list[Any] = await self.scripts["claim"](
@@ -175,6 +175,7 @@ class JobQueue:
             owner_wait_ms=milliseconds(fairness.owner_wait),
             worker_life_ms=milliseconds(WORKER_LIFE),
             default_seconds_per_unit=DEFAULT_SECONDS_PER_UNIT[kind],
+            retention_ms=self._retention_ms,
             resident_groups=list(resident),
         )
         width = len(_ClaimedRow._fields)

@@ -84,8 +84,6 @@ KEY_MAP: tuple[Key, ...] = (
     Key("sessions:*", "set", "12 h", "account → digests of its sessions"),
     Key("throttle:*", "string", "the limit's window", "sign-in attempts and the like, by digest of who"),
     Key("grants:*", "hash", "permanent", "account → adapter id → allow or deny, over the catalog file"),
-    Key("audit:*", "stream", "audit life (a year) after its last row", "an account's pseudonym → what was done to it"),
-    Key("audit_logs", "zset", "permanent: trimmed by age", "pseudonyms with an audit log, by their last row (ms)"),
     Key("sweep_lock", "string", "the sweeper's interval", "who is looking for orphaned objects"),
 )
 """Every key there is. The key-leak test walks the server and fails on anything else."""

@@ -58,7 +58,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "redis.call('ZADD', K('workers:' .. job.kind), now, job.worker)",
         "",
     ),
-    Mutant("heartbeat hides the cancel", "heartbeat", "job.cancel and 'cancel' or 'ok'", "'ok'"),
+    Mutant("heartbeat hides the cancel", "heartbeat", "if job.cancel then return 'cancel' end\n", ""),
     Mutant(
         "progress falls", "heartbeat", "num(redis.call('HGET', K('job:' .. job_id), 'progress'), 0), math", "0, math"
     ),
@@ -79,10 +79,21 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("idempotency keys never go", "accept", "redis.call('PEXPIRE', idempotency_key, idempotency_ms)", ""),
     Mutant("a key is everyone's", "accept", "K('idempotency:' .. account .. ':'", "K('idempotency:' .. ':'"),
     Mutant("a repeated accept writes again", "accept", "if redis.call('EXISTS', K('job:' .. job_id)) == 1", "if false"),
-    Mutant("a denial is ignored", "accept", "grant == 'deny' or not (grant or is_open)", "not (grant or is_open)"),
-    Mutant("a grant is ignored", "accept", "not (grant or is_open)", "not is_open"),
-    Mutant("the file is ignored", "accept", "not (grant or is_open)", "false"),
-    Mutant("a grant is everyone's", "accept", "K('grants:' .. account)", "K('grants:')"),
+    # who may use an adapter, asked at the accept, the claim, each heartbeat and the commit
+    Mutant(
+        "a denial is ignored", "queue", "decision ~= 'deny' and (decision ~= false or is_open)", "decision or is_open"
+    ),
+    Mutant("a grant is ignored", "queue", "(decision ~= false or is_open)", "is_open"),
+    Mutant("the file is ignored", "queue", "(decision ~= false or is_open)", "true"),
+    Mutant("a grant is everyone's", "queue", "K('grants:' .. account)", "K('grants:')"),
+    Mutant("accept does not ask", "accept", "not may_use_adapter(account, adapter, is_open)", "false"),
+    Mutant("accept forgets the file's word", "accept", "is_open and 1 or 0", "1"),
+    Mutant("claim does not ask", "claim", "if keeps_adapter(job) then", "if true then"),
+    Mutant("an upscale needs an adapter", "queue", "return job.adapter == '' or may_use", "return may_use"),
+    Mutant("a job that claim ended stays queued", "claim", "    dequeue(job)\n    end_forbidden", "    end_forbidden"),
+    Mutant("claim ends any number of jobs", "claim", " or ended == MAX_ENDED", ""),
+    Mutant("heartbeat does not ask", "heartbeat", "keeps_adapter(job) and 'ok'", "'ok'"),
+    Mutant("finish does not ask", "finish", "not keeps_adapter(job)", "false"),
     Mutant("accept is not counted live", "accept", "redis.call('HINCRBY', K('unfinished'), account, 1)", ""),
     Mutant("accept adds no work", "accept", "redis.call('HINCRBY', K('load:' .. kind), 'work', work)", ""),
     Mutant("accept is not counted", "accept", "redis.call('HINCRBY', K('count'), 'accepted', 1)", ""),

@@ -96,10 +96,12 @@ async def working(
         await worker.drain(timedelta(seconds=2.5))
 
 
-async def accept(resources: Resources, *, images: int = 1) -> str:
+async def accept(resources: Resources, *, images: int = 1, adapter_id: str = "") -> str:
     request = GenerationRequest(prompt="a boat", lora_id="model_x", width=8, height=8, seeds=tuple(range(images)))
     job_id = new_job_id(JobKind.GENERATION)
-    await resources.queue.accept(job_id=job_id, variant=Variant.A, account_id=ACCOUNT, request=request, group="")
+    await resources.queue.accept(
+        job_id=job_id, variant=Variant.A, account_id=ACCOUNT, request=request, group="", adapter_id=adapter_id
+    )
     return job_id
 
 

@@ -21,7 +21,7 @@ from serve_app.stores.redis_keys import redis_key
 from serve_app.stores.script import Rewrite
 from tests.audit import audit
 from tests.rewriting import replacing
-from tests.service.scripted_executor import ScriptedExecutor, accept, until, working
+from tests.service.scripted_executor import ACCOUNT, Result, ScriptedExecutor, accept, until, working
 from tests.support import wait_until
 
 BROKEN = Failure(code=FailureCode.GENERATION_FAILED, message="The decoder's output is not finite.")
@@ -110,6 +110,29 @@ async def test_a_storage_that_is_down_for_a_whole_lease_costs_the_attempt_and_no
     assert audit(redis_db, max_attempts=5) == []
 
 
+@pytest.mark.parametrize("results", [("image", "hang"), ("image", "image")], ids=["running", "at the commit"])
+async def test_a_job_whose_account_may_no_longer_use_its_adapter_fails_and_leaves_no_images(
+    resources: Resources, redis_db: redis.Redis, results: tuple[Result, ...]
+) -> None:
+    executor = ScriptedExecutor(*results)
+    job_id = await accept(resources, images=2, adapter_id="model_x")
+    is_committed = "hang" not in results
+    deny = "redis.call('HSET', K('grants:' .. job.account), 'model_x', 'deny')\n"
+    asked = "if not keeps_adapter(job) then"
+    stores = _with_queue(resources, replacing("finish", asked, deny + asked)) if is_committed else resources
+    async with working(stores, executor):
+        if not is_committed:
+            await wait_until(lambda: _stored(resources))
+            redis_db.hset(redis_key("grants", ACCOUNT), "model_x", "deny")
+        await until(resources, job_id, JobState.FAILED)
+        await wait_until(lambda: not _stored(resources))
+    failure = (await _job(resources, job_id)).failure
+    assert failure is not None
+    assert failure.code is FailureCode.LORA_UNAVAILABLE
+    assert len(executor.aborted) == (0 if is_committed else 1)
+    assert audit(redis_db, max_attempts=5) == []
+
+
 async def test_a_canceled_job_leaves_neither_runs_nor_images(resources: Resources) -> None:
     executor = ScriptedExecutor("image", "hang")
     job_id = await accept(resources, images=2)
@@ -169,7 +192,7 @@ async def test_an_attempt_that_breaks_is_left_to_its_lease(
 ) -> None:
     """Here by an answer that no script of this version gives."""
     once = "if redis.call('HINCRBY', K('job:' .. job_id), 'nonsense', 1) == 1 then return 'nonsense' end\n"
-    end = "return job.cancel and 'cancel' or 'ok'"
+    end = "if job.cancel then return 'cancel' end"
     nonsense = replacing("heartbeat", end, once + end)
     async with open_resources(settings.model_copy(update={"lease": timedelta(seconds=0.3)})) as resources:
         job_id = await accept(resources)

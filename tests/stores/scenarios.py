@@ -8,8 +8,8 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Protocol
 
-from serve_app.domain.errors import Forbidden
-from serve_app.domain.jobs import CommitReply, Job, JobKind, Lease, StoredImage
+from serve_app.domain.errors import FailureCode, Forbidden
+from serve_app.domain.jobs import CommitReply, HeartbeatReply, Job, JobKind, Lease, StoredImage
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.stores.estimates import DEFAULT_SECONDS_PER_UNIT
 from serve_app.stores.job_queue import WORKER_LIFE, Fairness
@@ -504,7 +504,7 @@ async def an_idempotency_key_is_one_accounts_own(open_queue: OpenQueue) -> None:
 
 
 async def an_adapter_is_asked_about_at_the_accept(open_queue: OpenQueue) -> None:
-    """The last grant or denial counts, else the file; an accepted job stays accepted."""
+    """The last grant or denial counts, else the file."""
     queue = open_queue()
     request = GenerationRequest(prompt="a boat", lora_id="model_x", seeds=(1,))
 
@@ -533,6 +533,71 @@ async def an_adapter_is_asked_about_at_the_accept(open_queue: OpenQueue) -> None
     assert not await is_taken("denied", is_open=True)
     assert await is_taken("granted", is_open=False), "the call that was repeated had been accepted"
     assert (await queue.reader.backlog(JobKind.GENERATION)).ready == 2, "what was refused is in the queue"
+
+
+async def an_adapter_is_asked_about_until_the_end(open_queue: OpenQueue) -> None:
+    """A job whose account may no longer use its adapter fails at its next claim, heartbeat or commit; nobody else's does."""
+    queue = open_queue()
+    grants = redis_key("grants", "ann")
+    for adapter_id in ("model_waits", "model_gone", "model_runs", "model_ends", "model_file"):
+        queue.sync.hset(grants, adapter_id, "allow")
+    waits, gone, runs, ends, of_file, of_bob, of_none = [
+        (await _accept(queue, account, 1, adapter_id=adapter_id, is_open=is_open))[0]
+        for account, adapter_id, is_open in (
+            ("ann", "model_waits", False),
+            ("ann", "model_gone", False),
+            ("ann", "model_runs", False),
+            ("ann", "model_ends", False),
+            ("ann", "model_file", True),
+            ("bob", "model_waits", True),
+            ("bob", "", True),
+        )
+    ]
+    queue.sync.hset(grants, "model_waits", "deny")
+    queue.sync.hdel(grants, "model_gone", "model_file")
+    leases = {lease.job_id: lease for lease in await _claim(queue, "w1", limit=8)}
+    assert set(leases) == {job.id for job in (runs, ends, of_file, of_bob, of_none)}
+    assert {await queue.heartbeat(lease, progress=1) for lease in leases.values()} == {HeartbeatReply.OK}
+    queue.sync.hset(grants, "model_runs", "deny")
+    assert await queue.heartbeat(leases[runs.id], progress=1) is HeartbeatReply.FORBIDDEN
+    assert await queue.fail(leases[runs.id], FAILURE, retry=False) is CommitReply.OK
+    queue.sync.hset(grants, "model_ends", "deny")
+    assert await queue.finish(leases[ends.id], [], seconds=1.0) is CommitReply.FORBIDDEN
+    for job in (of_file, of_bob, of_none):
+        await _finish(queue, leases[job.id], seconds=1.0)
+    for job in (waits, gone, ends):
+        ended = await queue.reader.find(job.id)
+        assert ended is not None
+        assert ended.failure is not None
+        assert ended.failure.code is FailureCode.LORA_UNAVAILABLE
+    assert (await queue.reader.backlog(JobKind.GENERATION)).ready == 0
+
+
+async def one_claim_ends_a_bounded_number_of_jobs(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    await _accept(queue, "ann", 40, adapter_id="model_x", is_open=True)
+    queue.sync.hset(redis_key("grants", "ann"), "model_x", "deny")
+    for left in (8, 0):
+        assert await _claim(queue, "w1", limit=8) == []
+        assert (await queue.reader.backlog(JobKind.GENERATION)).ready == left
+
+
+async def a_forbidden_job_leaves_the_quarantine(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    (job,) = await _accept(queue, "ann", 1, adapter_id="model_x", is_open=True)
+    for _ in range(2):
+        await _claim(queue, "w1")
+        queue.advance(_lease_ms(queue) + 1)
+        await queue.reap()
+    queue.sync.hset(redis_key("grants", "ann"), "model_x", "deny")
+    assert await _claim(queue, "w2") == []
+    ended = await queue.reader.find(job.id)
+    assert ended is not None
+    assert ended.failure is not None
+    assert ended.failure.code is FailureCode.LORA_UNAVAILABLE
+    await _accept(queue, "bob", 1)
+    queue.advance(_lease_ms(queue) + 1)
+    assert len(await _claim(queue, "w3")) == 1
 
 
 async def dead_workers_are_forgotten(open_queue: OpenQueue) -> None:
@@ -606,6 +671,9 @@ SCENARIOS: tuple[Scenario, ...] = (
     a_nonce_is_one_workers_own,
     an_idempotency_key_is_one_accounts_own,
     an_adapter_is_asked_about_at_the_accept,
+    an_adapter_is_asked_about_until_the_end,
+    one_claim_ends_a_bounded_number_of_jobs,
+    a_forbidden_job_leaves_the_quarantine,
     dead_workers_are_forgotten,
     a_dead_letter_goes_after_retention,
 )
@@ -624,6 +692,8 @@ async def _accept(
     images: int = 1,
     share: float = 1.0,
     idempotency_key: str | None = None,
+    adapter_id: str = "",
+    is_open: bool = True,
 ) -> Sequence[Job]:
     request = GenerationRequest(prompt="a boat", lora_id="model_x", seeds=tuple(range(images)))
     jobs: list[Job] = []
@@ -636,6 +706,8 @@ async def _accept(
             group=group,
             share=share,
             idempotency_key=idempotency_key,
+            adapter_id=adapter_id,
+            is_open=is_open,
         )
         jobs.append(accepted.job)
     return jobs

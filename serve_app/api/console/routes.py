@@ -22,7 +22,6 @@ from serve_app.api.console.session import (
 )
 from serve_app.api.dependencies import resources_of
 from serve_app.domain.accounts import Account
-from serve_app.domain.audit import ANYONE, OWNER, Act
 from serve_app.stores.sessions import ABSOLUTE_LIFE
 from serve_app.stores.throttle import Limit
 
@@ -94,10 +93,8 @@ async def sign_in(request: Request, form: Form) -> Response:
         return sign_in_page(request, status=429, problem=problem, name=name, retry_after_s=ceil(wait_s))
     account = await _account_of(request, name, password)
     if account is None:
-        resources_of(request).spawn(_record_failed_sign_in(request, name))
         return sign_in_page(request, status=403, problem="Wrong account name or password.", name=name)
     await _reset_guesses(request, name)
-    await _record(request, account, Act.SIGNED_IN)
     response = redirect(request, "settings")
     set_session(request, response, await resources_of(request).sessions.create(account.id))
     return response
@@ -110,7 +107,6 @@ async def sign_out(request: Request, session: FormSession, form: Form) -> Respon
     if "everywhere" in form:
         await sessions.revoke_all(session.account.id)
     await sessions.revoke(session.token)
-    await _record(request, session.account, Act.SIGNED_OUT_EVERYWHERE if "everywhere" in form else Act.SIGNED_OUT)
     response = redirect(request, "sign-in")
     drop_cookie(request, response, SESSION)
     return response
@@ -139,7 +135,6 @@ async def create_key(request: Request, page: ChosenKeyPage, session: FormSession
     key, secret = await resources.api_keys.create(
         session.account.id, name=form.get("key_name", "")[:KEY_NAME_LENGTH], interfaces=frozenset({page.variant})
     )
-    await _record(request, session.account, Act.KEY_CREATED, key.id)
     return await keys_page(request, session, page, made=key, secret=secret)
 
 
@@ -150,7 +145,6 @@ async def revoke_key(request: Request, page: ChosenKeyPage, key_id: str, session
     if key_id not in {key.id for key in await api_keys.list(session.account.id)}:
         raise HTTPException(404)
     await api_keys.revoke(key_id)
-    await _record(request, session.account, Act.KEY_REVOKED, key_id)
     return redirect(request, f"settings/{page.slug}")
 
 
@@ -165,18 +159,6 @@ async def _account_of(request: Request, name: str, password: str) -> Account | N
     is_possible = len(name) <= NAME_LENGTH and len(password) <= PASSWORD_LENGTH
     accounts = resources_of(request).accounts
     return await accounts.check_password(name if is_possible else "", password[:PASSWORD_LENGTH])
-
-
-async def _record(request: Request, account: Account, act: Act, subject: str = "") -> None:
-    await resources_of(request).audit.record(account.id, act, actor=OWNER, subject=subject, address=_address(request))
-
-
-async def _record_failed_sign_in(request: Request, name: str) -> None:
-    """Run beside the answer, whose time must not tell whether there is such an account."""
-    resources = resources_of(request)
-    account = await resources.accounts.get(name) if len(name) <= NAME_LENGTH else None
-    if account is not None:
-        await resources.audit.record(account.id, Act.SIGN_IN_FAILED, actor=ANYONE, address=_address(request))
 
 
 async def _guess_wait_s(request: Request, name: str) -> float:

@@ -9,8 +9,7 @@
 -- the same call again, because its reply was lost: the caller made the id, so it is the caller's own job
 if redis.call('EXISTS', K('job:' .. job_id)) == 1 then return {'ok', snapshot(job_id)} end
 
-local grant = redis.call('HGET', K('grants:' .. account), adapter) -- the operator's decision holds over the file's
-if grant == 'deny' or not (grant or is_open) then return {'forbidden', {}} end
+if not may_use_adapter(account, adapter, is_open) then return {'forbidden', {}} end
 
 local idempotency_key = K('idempotency:' .. account .. ':' .. variant .. ':' .. idempotency_digest)
 if idempotency_digest ~= '' then
@@ -31,6 +30,7 @@ redis.call('HSET', K('job:' .. job_id), 'version', version, 'state', 'queued', '
   'account', account, 'group', group, 'work', work, 'share', share, 'num_images', num_images, 'request', request,
   'created', now, 'waiting_since', now, 'sequence', sequence)
 if rate_token ~= '' then redis.call('HSET', K('job:' .. job_id), 'rate_token', rate_token) end
+if adapter ~= '' then redis.call('HSET', K('job:' .. job_id), 'adapter', adapter, 'is_open', is_open and 1 or 0) end
 if idempotency_digest ~= '' then
   redis.call('HSET', idempotency_key, 'job', job_id, 'body', body_digest)
   redis.call('PEXPIRE', idempotency_key, idempotency_ms)

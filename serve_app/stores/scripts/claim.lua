@@ -1,6 +1,6 @@
 -- include queue
 -- args: kind, worker, nonce, capacity:number, lease_ms:number, max_skips:number, max_wait_ms:number, max_lead:number
--- args: owner_wait_ms:number, worker_life_ms:number, default_seconds_per_unit:number, resident_groups:list
+-- args: owner_wait_ms:number, worker_life_ms:number, default_seconds_per_unit:number, retention_ms:number, resident_groups:list
 -- claim: hand waiting jobs to a worker, fairly between accounts, preferring adapters that the worker holds.
 -- `capacity` is in images, `max_lead` in average waiting jobs.
 -- Returns {id, attempt, version, group, account, request, created} repeated. A repeated nonce gets the same jobs again.
@@ -10,6 +10,7 @@ local HELD_LIFE = 86400000 -- ms; far beyond any attempt
 local NEAR = 4             -- groups, accounts and jobs of each that are read beyond the head: a claim's cost stays flat
 local SEEN_EVERY = 1000    -- ms between two writes of a sign of life: idle polls stay reads
 local GROUPS_AT_ONCE = 128
+local MAX_ENDED = 32       -- jobs that one claim ends because their account may no longer use their adapter
 
 local last_claim = K('claim:' .. kind .. ':' .. worker)
 local load, workers, capacities = K('load:' .. kind), K('workers:' .. kind), K('capacity:' .. kind)
@@ -218,16 +219,23 @@ end
 
 redis.call('ZREM', K('delay:' .. kind), '') -- a first write that frees memory: the rest is then allowed on a full server
 promote_due(kind, 32)
-local out, claimed = {}, {}
+local out, claimed, ended = {}, {}, 0
 local quarantined, is_quarantine_worker = next_quarantined()
 while capacity > 0 and not (is_quarantine_worker and #claimed > 0) do
   local job
   if is_quarantine_worker then job = quarantined else job = next_job() end
   if not job then break end
-  local attempt = lease_to_worker(job)
-  claimed[#claimed + 1] = {job.id, attempt}
-  append(out, claimed_fields(job.id, attempt))
-  capacity = capacity - job.num_images
+  if keeps_adapter(job) then
+    local attempt = lease_to_worker(job)
+    claimed[#claimed + 1] = {job.id, attempt}
+    append(out, claimed_fields(job.id, attempt))
+    capacity = capacity - job.num_images
+  else
+    dequeue(job)
+    end_forbidden(job, retention_ms)
+    ended = ended + 1
+    if is_quarantine_worker or ended == MAX_ENDED then break end
+  end
 end
 
 if is_quarantine_worker then capacity = 0 end -- it has none for other jobs

@@ -1,7 +1,8 @@
 -- include queue
 -- args: job_id, attempt:number, seconds:number, images, retention_ms:number, image_ids:list
 -- finish: commit the images (JSON) of an attempt, which took `seconds` of one worker.
--- Returns ok, duplicate (this attempt had committed), canceled (a cancel came first) or fenced.
+-- Returns ok, duplicate (this attempt had committed), canceled (a cancel came first), forbidden (the account may no longer use the
+-- adapter: the job has failed) or fenced.
 local SMOOTHING = 0.8 -- of the moving average of seconds per work unit: about the last ten jobs
 
 local job = read_job(job_id)
@@ -15,6 +16,10 @@ drop_lease(job)
 if job.cancel then
   end_canceled(job, retention_ms)
   return 'canceled'
+end
+if not keeps_adapter(job) then
+  end_forbidden(job, retention_ms)
+  return 'forbidden'
 end
 
 local function measure_speed()

@@ -1,7 +1,7 @@
 -- include queue
 -- args: job_id, attempt:number, lease_ms:number, progress:number
 -- heartbeat: extend the lease, store the progress, learn of a cancel. The first write frees memory, so that heartbeats go on when
--- the server is full. Returns ok, cancel or fenced.
+-- the server is full. Returns ok, cancel, forbidden (its account may no longer use its adapter) or fenced.
 local job = read_job(job_id)
 if not holds_lease(job, attempt) then return fenced() end
 redis.call('ZREM', K('lease:' .. job.kind), job_id)
@@ -11,4 +11,5 @@ if redis.call('GET', quarantine_worker) == job.worker then redis.call('PEXPIRE',
 redis.call('ZADD', K('workers:' .. job.kind), now, job.worker)
 local shown = math.max(num(redis.call('HGET', K('job:' .. job_id), 'progress'), 0), math.min(progress, 99))
 redis.call('HSET', K('job:' .. job_id), 'progress', shown)
-return job.cancel and 'cancel' or 'ok'
+if job.cancel then return 'cancel' end
+return keeps_adapter(job) and 'ok' or 'forbidden'
