@@ -41,7 +41,13 @@ def build(args: AppArgs) -> Application:
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=args.ingress.drain_s,
     )(Ingress)
-    return ingress.bind(generator, upscaler, housekeeper)
+    return ingress.bind(generator, upscaler, housekeeper, always_on=always_on(args))
+
+
+def always_on(args: AppArgs) -> frozenset[JobKind]:
+    """The kinds of which there is a worker also without work."""
+    workers = {JobKind.GENERATION: args.generator, JobKind.UPSCALE: args.upscaler}
+    return frozenset(kind for kind, worker in workers.items() if worker.least_replicas)
 
 
 def _worker(deployment: type, kind: JobKind, args: WorkerArgs) -> Any:

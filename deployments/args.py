@@ -41,6 +41,11 @@ class ReplicaArgs(Args):
     drain_s: float = Field(default=30, gt=0)
     """At a stop, running jobs get this long to finish; then they are released to the queue."""
 
+    @property
+    def least_replicas(self) -> int:
+        """How many replicas there are without any work."""
+        return self.replicas if isinstance(self.replicas, int) else self.replicas.min_replicas
+
     @model_validator(mode="after")
     def _at_least_one(self) -> "ReplicaArgs":
         if isinstance(self.replicas, int) and self.replicas < 1:

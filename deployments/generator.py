@@ -4,6 +4,7 @@ import asyncio
 
 from deployments.args import GeneratorArgs
 from deployments.replica import WorkReplica
+from serve_app.domain.jobs import JobKind
 from serve_app.service.executor import Executor
 from serve_app.service.resources import Resources
 
@@ -15,4 +16,4 @@ class Generator(WorkReplica):
 
             return await asyncio.to_thread(load_executor, args, resources)
 
-        await self.open(args, set_up)
+        await self.open(args, JobKind.GENERATION, set_up)

@@ -60,20 +60,26 @@ def without_request_id(app: ASGIApp) -> ASGIApp:
 
 @serve.ingress()  # pyright: ignore[reportUntypedClassDecorator]
 class Ingress:
-    """Bound to the deployments it hints, and to those that only have to run beside it.
+    """Bound to the deployments it hints, and to those that only have to run beside it; it knows which keep a replica.
 
     Everything it promises is in Redis before it answers.
     """
 
     async def __init__(
-        self, generator: DeploymentHandle[Any], upscaler: DeploymentHandle[Any], *_beside: DeploymentHandle[Any]
+        self,
+        generator: DeploymentHandle[Any],
+        upscaler: DeploymentHandle[Any],
+        *_beside: DeploymentHandle[Any],
+        always_on: frozenset[JobKind] = frozenset(),
     ) -> None:
         prepare_replica()
         settings = Settings()
         configure_logging(settings.log_level)
         hints = Hints({JobKind.GENERATION: generator, JobKind.UPSCALE: upscaler})
         self._stack = AsyncExitStack()
-        self._resources = await self._stack.enter_async_context(open_resources(settings, hint=hints))
+        self._resources = await self._stack.enter_async_context(
+            open_resources(settings, hint=hints, always_on=always_on)
+        )
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Serve's hook: builds the app on the replica, so that nothing of it is pickled."""

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +18,8 @@ import typer
 from deployments.config import ConfigError, ServeConfig, read_config
 from deployments.demo import Demo, demo_account, first_image
 from deployments.output import Reporter, Stages
-from deployments.runtime import Runtime, cannot_listen, kill_all_of, processes_in, runtime_home
+from deployments.ray_environment import cannot_listen
+from deployments.runtime import Runtime, kill_all_of, last_line, processes_in, runtime_home
 from deployments.supervisor import Child, supervise
 from serve_app.atomic_files import PRIVATE_UMASK, make_folder, write_atomically
 from serve_app.cli import app
@@ -29,6 +31,8 @@ from serve_app.settings import ROOT, Settings
 from serve_app.stores.catalog_file import CatalogError
 from serve_app.stores.embedded import stop_redis
 
+START_LIMIT_S = 900.0
+"""Time for all replicas to start: large models take minutes to load and to warm up."""
 READY_LIMIT_S = 60.0
 STOP_LIMIT_S = 11.0
 """What has not stopped by then is killed: 15 s are promised."""
@@ -47,6 +51,22 @@ def main() -> None:
     app()
 
 
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """What to start, and where."""
+
+    settings: Settings
+    service: ServeConfig
+    host: str
+    port: int
+    ready_file: Path | None
+    limit_s: float
+
+    @property
+    def base_url(self) -> str:
+        return f"http://{_reachable(self.host)}:{self.port}"
+
+
 @app.command()
 def up(
     host: Annotated[str | None, typer.Option(help="Address to listen on [the config's, 127.0.0.1]")] = None,
@@ -55,6 +75,9 @@ def up(
     config: Annotated[Path, typer.Option(help="Serve YAML")] = ROOT / "configs" / "local.yaml",
     redis_url: Annotated[str | None, typer.Option(help="A Redis of your own [the embedded one]")] = None,
     ready_file: Annotated[Path | None, typer.Option(help="JSON written when requests are accepted")] = None,
+    start_limit: Annotated[
+        float, typer.Option(min=1, help="Seconds that the replicas may take to start")
+    ] = START_LIMIT_S,
     as_json: Annotated[bool, typer.Option("--json", help="Print only that JSON, when requests are accepted")] = False,
 ) -> None:
     """Run the whole service in the foreground: Redis, Ray, both interfaces, the console. Ctrl-C stops it all."""
@@ -68,7 +91,8 @@ def up(
     with only_one(settings.data_dir):
         if reason := cannot_listen(host, port):
             raise BadUsage(f"{host}:{port} {reason}: choose another with --host and --port")
-        code = _supervise(settings, service, Reporter(as_json), host=host, port=port, ready_file=ready_file)
+        start = _Start(settings, service, host=host, port=port, ready_file=ready_file, limit_s=start_limit)
+        code = _supervise(start, Reporter(as_json))
         os._exit(code)  # everything is stopped: unloading libraries would only use up the promised 15 s
 
 
@@ -108,18 +132,16 @@ def only_one(data_dir: Path) -> Generator[None]:
         yield
 
 
-def _supervise(
-    settings: Settings, service: ServeConfig, reporter: Reporter, *, host: str, port: int, ready_file: Path | None
-) -> int:
+def _supervise(start: _Start, reporter: Reporter) -> int:
     """Run the service until a signal, or until it ends by itself; nothing of it is left. Returns the exit code."""
-    runtime = Runtime(runtime_home(settings.data_dir))
+    runtime = Runtime(runtime_home(start.settings.data_dir))
 
     def run(child: Child) -> int:
-        return _run(child, runtime, settings, service, reporter, host=host, port=port, ready_file=ready_file)
+        return _run(child, runtime, start, reporter)
 
     def clean_up(session: int) -> None:
         runtime.kill(session)
-        _stop_redis(settings)
+        _stop_redis(start.settings)
 
     code = supervise(run, clean_up=clean_up, on_stop=reporter.stopping, stop_limit_s=STOP_LIMIT_S)
     if code is None:
@@ -128,36 +150,26 @@ def _supervise(
     return 1 if code is None else code
 
 
-def _run(
-    child: Child,
-    runtime: Runtime,
-    settings: Settings,
-    service: ServeConfig,
-    reporter: Reporter,
-    *,
-    host: str,
-    port: int,
-    ready_file: Path | None,
-) -> int:
+def _run(child: Child, runtime: Runtime, start: _Start, reporter: Reporter) -> int:
     """Start everything and wait; returns the exit code. A signal raises `KeyboardInterrupt`."""
+    settings = start.settings
 
     def ray_died(reason: str) -> None:
         reporter.error(f"{reason} (logs: {runtime.logs})")
         child.finish(1)
 
-    base_url = f"http://{_reachable(host)}:{port}"
     try:
         reporter.info("Starting Atelier ...")
         with reporter.stages() as stages:
             with stages.stage("Redis" if settings.redis_url else "Redis (embedded)"):
-                demo, lora_id = asyncio.run(_prepare(settings, base_url))
+                demo, lora_id = asyncio.run(_prepare(settings, start.base_url))
             with stages.stage("Ray"), child.uninterruptible():
-                runtime.start(service, host=host, port=port, on_death=ray_died)
-            _deploy(runtime, service, stages)
+                runtime.start(start.service, host=start.host, port=start.port, on_death=ray_died)
+            _deploy(runtime, start, stages)
             with stages.stage("Readiness check"):
-                _wait_until_ready(base_url)
-            if ready_file is not None:
-                write_atomically(ready_file, json.dumps(demo.ready) + "\n")
+                _wait_until_ready(start.base_url)
+            if start.ready_file is not None:
+                write_atomically(start.ready_file, json.dumps(demo.ready) + "\n")
             reporter.ready(demo)
             if lora_id is not None:
                 _first_image(settings, demo, lora_id, stages)
@@ -167,8 +179,8 @@ def _run(
     except CatalogError as error:
         reporter.error(str(error))
         return 2
-    except (AtelierError, RuntimeError) as error:
-        reporter.error(f"{str(error).strip().splitlines()[-1]} (logs: {runtime.logs})")
+    except (AtelierError, RuntimeError, OSError) as error:
+        reporter.error(f"{last_line(error)} (logs: {runtime.logs})")
         runtime.stop()
         return 1
     except KeyboardInterrupt:
@@ -176,11 +188,11 @@ def _run(
         raise
 
 
-def _deploy(runtime: Runtime, service: ServeConfig, stages: Stages) -> None:
+def _deploy(runtime: Runtime, start: _Start, stages: Stages) -> None:
     """Start all deployments at once; each is a stage of its own."""
     for stage in DEPLOYMENT_STAGES.values():
         stages.begin(stage)
-    runtime.deploy(service, on_healthy=lambda name: stages.end(DEPLOYMENT_STAGES[name]))
+    runtime.deploy(start.service, on_healthy=lambda name: stages.end(DEPLOYMENT_STAGES[name]), limit_s=start.limit_s)
 
 
 async def _prepare(settings: Settings, base_url: str) -> tuple[Demo, str | None]:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
 
+from deployments.ray_environment import ray_environment
 from deployments.ray_internals import keep_session_private, use_loopback
-from deployments.runtime import ray_environment, runtime_home
+from deployments.runtime import runtime_home
 from serve_app.atomic_files import PRIVATE, PRIVATE_UMASK
 from serve_app.settings import Settings
 

@@ -2,13 +2,15 @@
 
 import secrets
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
 
 from ray import serve
 
 from deployments.args import WorkerArgs
 from deployments.ray_internals import prepare_replica
+from serve_app.domain.errors import StoreUnavailable
+from serve_app.domain.jobs import JobKind
 from serve_app.log import configure_logging
 from serve_app.service.executor import Executor
 from serve_app.service.resources import Resources, open_resources
@@ -21,7 +23,7 @@ class WorkReplica:
 
     _worker: Worker | None = None
 
-    async def open(self, args: WorkerArgs, set_up: Callable[[Resources], Awaitable[Executor]]) -> None:
+    async def open(self, args: WorkerArgs, kind: JobKind, set_up: Callable[[Resources], Awaitable[Executor]]) -> None:
         """Load the executor and start the worker. Called once, by the constructor."""
         prepare_replica()
         settings = Settings()
@@ -29,7 +31,8 @@ class WorkReplica:
         self._drain = timedelta(seconds=args.drain_s)
         self._stack = AsyncExitStack()
         resources = await self._stack.enter_async_context(open_resources(settings))
-        worker = Worker(resources, await set_up(resources), name=_replica_name(), timing=args.timing)
+        executor = await noting_failure(kind, resources, set_up(resources))
+        worker = Worker(resources, executor, name=_replica_name(), timing=args.timing)
         worker.start()
         self._worker = worker
 
@@ -48,6 +51,19 @@ class WorkReplica:
             return
         await self._worker.drain(self._drain)
         await self._stack.aclose()
+
+
+async def noting_failure(kind: JobKind, resources: Resources, setting_up: Awaitable[Executor]) -> Executor:
+    """Await the executor; leave word for `/readyz` when it cannot be loaded, and take it back when it can."""
+    try:
+        executor = await setting_up
+    except Exception as error:
+        with suppress(StoreUnavailable):
+            await resources.workers.note_failure(kind, f"{type(error).__name__}: {error}")
+        raise
+    with suppress(StoreUnavailable):
+        await resources.workers.note_start(kind)
+    return executor
 
 
 def _replica_name() -> str:

@@ -4,6 +4,7 @@ import asyncio
 
 from deployments.args import UpscalerArgs
 from deployments.replica import WorkReplica
+from serve_app.domain.jobs import JobKind
 from serve_app.executors.upscale import UpscaleExecutor
 from serve_app.service.executor import Executor
 from serve_app.service.resources import Resources
@@ -16,4 +17,4 @@ class Upscaler(WorkReplica):
 
             return UpscaleExecutor(await asyncio.to_thread(load_upscaler, args), resources)
 
-        await self.open(args, set_up)
+        await self.open(args, JobKind.UPSCALE, set_up)

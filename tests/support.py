@@ -86,7 +86,7 @@ async def end_tasks(tasks: Collection[asyncio.Task[Any] | None]) -> None:
 
 
 def free_port() -> int:
-    """A free port outside the kernel's client range and outside the range of `deployments/runtime.py`, so that it stays
+    """A free port outside the kernel's client range and outside the range of `deployments/ray_environment.py`, so that it stays
     free until it is used."""
     while True:
         port = 10_000 + secrets.randbelow(10_000)

@@ -26,6 +26,7 @@ from serve_app.stores.sessions import SessionStore
 from serve_app.stores.sweep_lock import SweepLock
 from serve_app.stores.throttle import Throttle
 from serve_app.stores.weights import WeightStore
+from serve_app.stores.worker_signs import WorkerSigns
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +53,9 @@ class Resources:
     images: ImageStore
     weights: WeightStore
     sweep_lock: SweepLock
+    workers: WorkerSigns
+    always_on: frozenset[JobKind] = frozenset()
+    """Kinds of which the deployment keeps a worker also without work."""
     hint: Hint | None = None
     background: set[asyncio.Task[Any]] = field(default_factory=lambda: set[asyncio.Task[Any]]())
 
@@ -75,7 +79,9 @@ class Resources:
 
 
 @asynccontextmanager
-async def open_resources(settings: Settings, *, hint: Hint | None = None) -> AsyncGenerator[Resources]:
+async def open_resources(
+    settings: Settings, *, hint: Hint | None = None, always_on: frozenset[JobKind] = frozenset()
+) -> AsyncGenerator[Resources]:
     """Open the stores; start the embedded Redis if the settings name none. Raises `StoreUnavailable`, `CatalogError`."""
     await asyncio.to_thread(close_to_others, settings.data_dir)
     redis_url = settings.redis_url or (await asyncio.to_thread(ensure_redis, settings.data_dir)).url
@@ -97,6 +103,8 @@ async def open_resources(settings: Settings, *, hint: Hint | None = None) -> Asy
             images=ImageStore(settings),
             weights=WeightStore(settings),
             sweep_lock=SweepLock(client),
+            workers=WorkerSigns(client),
+            always_on=always_on,
             hint=hint,
         )
         try:

@@ -154,9 +154,12 @@ def _start(home: Path, socket: Path) -> None:
         "daemonize": "yes",  # its own session, adopted by init: it outlives the worker that happened to start it
     }
     command = [str(server_binary()), *(arg for name, value in options.items() for arg in (f"--{name}", value))]
-    done = subprocess.run(
-        command, umask=PRIVATE_UMASK, cwd=home, capture_output=True, text=True, timeout=START_TIMEOUT_S
-    )
+    try:
+        done = subprocess.run(
+            command, umask=PRIVATE_UMASK, cwd=home, capture_output=True, text=True, timeout=START_TIMEOUT_S
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise StoreUnavailable(f"the embedded Redis did not start: {error}") from error
     if done.returncode != 0:
         raise StoreUnavailable(f"the embedded Redis did not start: {(done.stdout + done.stderr).strip()[-300:]}")
 

@@ -84,6 +84,7 @@ KEY_MAP: tuple[Key, ...] = (
     Key("sessions:*", "set", "12 h", "account → digests of its sessions"),
     Key("throttle:*", "string", "the limit's window", "sign-in attempts and the like, by digest of who"),
     Key("grants:*", "hash", "permanent", "account → adapter id → allow or deny, over the catalog file"),
+    Key("start_failure:*", "string", "an hour", "kind → why the last worker that tried could not start"),
     Key("sweep_lock", "string", "the sweeper's interval", "who is looking for orphaned objects"),
 )
 """Every key there is. The key-leak test walks the server and fails on anything else."""

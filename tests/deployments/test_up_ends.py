@@ -25,8 +25,8 @@ class Start:
         self.data_dir, self._output = home / "var", home / "output.txt"
         self._home = home
 
-    def begin(self, **environment: str) -> None:
-        arguments = ("--data-dir", str(self.data_dir), "--port", str(free_port()))
+    def begin(self, *options: str, **environment: str) -> None:
+        arguments = ("--data-dir", str(self.data_dir), "--port", str(free_port()), *options)
         self.process = start_up(*arguments, output=self._output, cwd=ROOT, **environment)
         self.seen: dict[int, psutil.Process] = {}
 
@@ -125,5 +125,15 @@ def test_a_start_that_takes_too_long(up: Start) -> None:
     assert up.process.wait(timeout=START_LIMIT_S) == 1
     (complaint,) = [line for line in up.output.splitlines() if line.startswith("atelier: ")]
     assert complaint.startswith("atelier: Ray did not start: Timed out")
+    assert "Traceback" not in up.output
+    assert not up.left()
+
+
+def test_replicas_that_take_too_long_to_start(up: Start) -> None:
+    up.begin("--start-limit", "1")
+    assert up.process.wait(timeout=START_LIMIT_S) == 1
+    (complaint,) = [line for line in up.output.splitlines() if line.startswith("atelier: ")]
+    assert complaint.startswith("atelier: the service did not start: after 1 s: ")
+    assert "generator (" in complaint
     assert "Traceback" not in up.output
     assert not up.left()

@@ -17,7 +17,7 @@ import httpx
 import psutil
 
 from deployments.args import AppArgs
-from deployments.runtime import ray_environment
+from deployments.ray_environment import ray_environment
 from serve_app.domain.requests import Variant
 from serve_app.service.resources import open_resources
 from serve_app.settings import Settings

@@ -1,0 +1,68 @@
+"""Environment variables and ports for a Ray runtime of its own on this machine, so that several can run side by side."""
+
+import errno
+import os
+import secrets
+import socket
+from pathlib import Path
+
+from deployments.proxy import environment as proxy_environment
+from deployments.ray_internals import LOOPBACK_ENVIRONMENT
+from serve_app.atomic_files import PRIVATE_FOLDER
+
+PROXY_PORTS = 4
+REPLICA_PORTS = 100
+"""Ports for ingress replicas: Serve reuses the port of a replaced replica only after minutes."""
+
+
+def ray_environment(home: Path) -> dict[str, str]:
+    """Environment variables for Ray and Serve. A variable that is already set keeps its value."""
+    proxy = home / "p"
+    proxy.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
+    first = _free_block(PROXY_PORTS + REPLICA_PORTS)
+    stats, metrics, fallback_http, fallback_grpc = range(first, first + PROXY_PORTS)
+    replicas = first + PROXY_PORTS
+    wanted = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "token",  # otherwise any user of this machine could run code in the replicas
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        **LOOPBACK_ENVIRONMENT,
+        **proxy_environment(),
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(proxy / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(proxy / "admin.sock"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(proxy / "metrics.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(proxy),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(proxy / "server-state"),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback_http),
+        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(fallback_grpc),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(replicas),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(replicas + REPLICA_PORTS - 1),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",  # the default of 30 s is longer than a whole stop may take
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",  # a killed proxy is back in 5 s instead of 29 s
+        "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "2",
+        "RAY_SERVE_LOG_TO_STDERR": "0",
+    }
+    return {name: os.environ.get(name, value) for name, value in wanted.items()}
+
+
+def _free_block(count: int) -> int:
+    """The first of `count` consecutive free ports, below the range from which the kernel serves clients: a port of that
+    range may be taken before it is listened on."""
+    for _ in range(100):
+        first = 20_000 + secrets.randbelow(12_000 // count) * count
+        if not any(cannot_listen("127.0.0.1", port) for port in range(first, first + count)):
+            return first
+    raise RuntimeError(f"no {count} consecutive free ports between 20000 and 32000")
+
+
+def cannot_listen(host: str, port: int) -> str | None:
+    """The reason why the address cannot be listened on; None when it can."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return "is in use" if error.errno == errno.EADDRINUSE else f"cannot be listened on ({error.strerror})"
+        return None

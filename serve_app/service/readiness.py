@@ -1,0 +1,58 @@
+"""Whether the service is ready: its stores answer, and a generator lives or will live when there is work."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from serve_app.domain.errors import StoreUnavailable
+from serve_app.domain.jobs import JobKind
+from serve_app.service.resources import Resources
+
+READY_TIMEOUT_S = 5
+PROBE = "images/0/1970/01/01/probe/a0-0.png"
+"""A well-formed name that no job has: asking for it proves that the storage answers."""
+LONGEST_START_S = 600
+"""Work that has waited for so long without a sign of any worker: none is starting."""
+OK, DOWN = "ok", "down"
+IDLE = "scaled to zero"
+
+
+async def readiness(resources: Resources) -> tuple[bool, dict[str, str]]:
+    """Return whether the service is ready, and the state of each part; the details are the operator's."""
+    states = {
+        "redis": await _answers(resources.jobs.backlog(JobKind.GENERATION)),
+        "storage": await _answers(resources.images.exists(resources.images.uri(PROBE))),
+    }
+    if states["redis"] == OK:
+        states["generator"] = await _generator(resources)
+    return all(state in (OK, IDLE) for state in states.values()), states
+
+
+async def _generator(resources: Resources) -> str:
+    """Tell from Redis whether jobs will be worked on.
+
+    A worker that showed a sign of life in the last minute says yes. Else a worker that failed to start, after the last that
+    could, says no; and where none has, it depends on what the deployment promises: at least one replica (then one is missing),
+    or none until there is work (then work that has waited long says that none comes).
+    """
+    try:
+        async with asyncio.timeout(READY_TIMEOUT_S):
+            if await resources.workers.is_any_alive(JobKind.GENERATION):
+                return OK
+            failure = await resources.workers.failure(JobKind.GENERATION)
+            waiting = (await resources.jobs.backlog(JobKind.GENERATION)).oldest_age_s
+    except (StoreUnavailable, TimeoutError):
+        return DOWN
+    if failure is not None:
+        return f"cannot start: {failure}"
+    is_missing = JobKind.GENERATION in resources.always_on or waiting > LONGEST_START_S
+    return "none has started" if is_missing else IDLE
+
+
+async def _answers(probe: Coroutine[Any, Any, object]) -> str:
+    try:
+        async with asyncio.timeout(READY_TIMEOUT_S):
+            await probe
+    except (StoreUnavailable, TimeoutError):
+        return DOWN
+    return OK

@@ -1,0 +1,40 @@
+"""Whether workers live and can start, as far as Redis knows."""
+
+from datetime import timedelta
+from typing import Any, cast
+
+from redis.asyncio import Redis
+
+from serve_app.domain.durations import milliseconds
+from serve_app.domain.jobs import JobKind
+from serve_app.stores.job_queue import WORKER_LIFE
+from serve_app.stores.redis_keys import redis_key
+
+FAILURE_LIFE = timedelta(hours=1)
+"""Far longer than Serve waits before it starts a replica again: a worker that cannot start renews its failure."""
+MAX_REASON = 300
+
+
+class WorkerSigns:
+    """Signs of life of each kind's workers, and why one could not start. Every method may raise `StoreUnavailable`."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = cast(Any, redis)
+
+    async def is_any_alive(self, kind: JobKind) -> bool:
+        """Whether a worker has asked for jobs or worked on one within `WORKER_LIFE`."""
+        seconds, micros = await self._redis.time()
+        since = seconds * 1000 + micros // 1000 - milliseconds(WORKER_LIFE)
+        return bool(await self._redis.zcount(redis_key("workers", kind), since, "+inf"))
+
+    async def note_start(self, kind: JobKind) -> None:
+        """A worker has started: what kept the last from it is over."""
+        await self._redis.delete(redis_key("start_failure", kind))
+
+    async def note_failure(self, kind: JobKind, reason: str) -> None:
+        """A worker could not start."""
+        await self._redis.set(redis_key("start_failure", kind), reason[:MAX_REASON], px=FAILURE_LIFE)
+
+    async def failure(self, kind: JobKind) -> str | None:
+        """Why the last worker that tried to start could not; None when none has failed since the last that could."""
+        return await self._redis.get(redis_key("start_failure", kind))

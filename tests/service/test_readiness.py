@@ -1,0 +1,83 @@
+"""`/readyz` tells whether jobs will be worked on, as far as Redis knows."""
+
+import time
+from dataclasses import replace
+
+import pytest
+import redis
+
+from deployments.app import always_on as always_on_kinds
+from deployments.args import AppArgs, GeneratorArgs, ScaleArgs
+from deployments.replica import noting_failure
+from serve_app.domain.jobs import JobKind
+from serve_app.service.executor import Executor
+from serve_app.service.readiness import LONGEST_START_S, readiness
+from serve_app.service.resources import Resources
+from serve_app.stores.job_queue import WORKER_LIFE, new_nonce
+from serve_app.stores.redis_keys import redis_key
+from tests.service.scripted_executor import ScriptedExecutor
+
+GENERATION = JobKind.GENERATION
+
+
+@pytest.fixture
+def always_on(resources: Resources) -> Resources:
+    """Stores of an ingress whose deployment keeps at least one generator."""
+    return replace(resources, always_on=frozenset({GENERATION}))
+
+
+async def ask_for_work(resources: Resources) -> None:
+    await resources.queue.claim("worker", kind=GENERATION, nonce=new_nonce())
+
+
+async def working() -> Executor:
+    return ScriptedExecutor()
+
+
+async def failing() -> Executor:
+    raise FileNotFoundError("no model_index.json")
+
+
+async def test_it_is_not_ready_until_the_first_generator_asks_for_work(always_on: Resources) -> None:
+    assert await readiness(always_on) == (False, {"redis": "ok", "storage": "ok", "generator": "none has started"})
+    await ask_for_work(always_on)
+    assert await readiness(always_on) == (True, {"redis": "ok", "storage": "ok", "generator": "ok"})
+
+
+async def test_a_generator_that_was_seen_last_long_ago_is_gone(always_on: Resources, redis_db: redis.Redis) -> None:
+    last_seen = time.time() - WORKER_LIFE.total_seconds() - 1
+    redis_db.zadd(redis_key("workers", GENERATION), {"worker": last_seen * 1000})
+    assert not (await readiness(always_on))[0]
+
+
+async def test_a_generator_that_cannot_start_is_named_with_its_reason(resources: Resources) -> None:
+    with pytest.raises(FileNotFoundError):
+        await noting_failure(GENERATION, resources, failing())
+    is_ready, states = await readiness(resources)
+    assert not is_ready
+    assert states["generator"] == "cannot start: FileNotFoundError: no model_index.json"
+    await noting_failure(GENERATION, resources, working())
+    assert (await readiness(resources))[0]
+
+
+async def test_one_of_several_that_cannot_start_does_not_matter(resources: Resources) -> None:
+    await ask_for_work(resources)
+    with pytest.raises(FileNotFoundError):
+        await noting_failure(GENERATION, resources, failing())
+    assert (await readiness(resources))[1]["generator"] == "ok"
+
+
+async def test_scaled_to_zero_is_ready_while_no_work_waits_in_vain(resources: Resources, redis_db: redis.Redis) -> None:
+    assert (await readiness(resources))[1]["generator"] == "scaled to zero"
+    redis_db.zadd(redis_key("age", GENERATION), {"job": (time.time() - LONGEST_START_S + 60) * 1000})
+    assert (await readiness(resources))[0]
+    redis_db.zadd(redis_key("age", GENERATION), {"job": (time.time() - LONGEST_START_S - 60) * 1000})
+    assert (await readiness(resources))[1]["generator"] == "none has started"
+
+
+@pytest.mark.parametrize(
+    ("replicas", "kept"),
+    [(1, True), (ScaleArgs(min_replicas=0), False), (ScaleArgs(min_replicas=2, max_replicas=2), True)],
+)
+def test_the_ingress_knows_which_workers_the_deployment_keeps(replicas: int | ScaleArgs, kept: bool) -> None:
+    assert (GENERATION in always_on_kinds(AppArgs(generator=GeneratorArgs(replicas=replicas)))) is kept
