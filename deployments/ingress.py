@@ -9,8 +9,9 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.ray_internals import prepare_replica
+from deployments.ray_internals import has_haproxy, prepare_replica
 from serve_app.api.app import create_app
+from serve_app.api.client_address import with_vouched_address
 from serve_app.domain.jobs import JobKind
 from serve_app.log import configure_logging
 from serve_app.service.resources import open_resources
@@ -83,7 +84,8 @@ class Ingress:
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Serve's hook: builds the app on the replica, so that nothing of it is pickled."""
-        return without_request_id(create_app(self._resources))
+        app = without_request_id(create_app(self._resources))
+        return with_vouched_address(app) if has_haproxy() else app
 
     async def __del__(self) -> None:
         await self._stack.aclose()

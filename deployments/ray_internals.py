@@ -54,6 +54,12 @@ def prepare_replica() -> None:
     replica.add_port_to_grpc_server = lambda server, wanted: add_port(server, wanted.replace("[::]:", f"{host}:"))
 
 
+def has_haproxy() -> bool:
+    """Whether Serve's proxy is HAProxy, so that every request to a replica has come through it."""
+    constants: Any = import_module("ray.serve._private.constants")
+    return bool(constants.RAY_SERVE_ENABLE_HA_PROXY)
+
+
 def dead_core_process() -> str | None:
     """Which process of the runtime that this process has started has ended, of those that Ray cannot do without."""
     worker: Any = import_module("ray._private.worker")

@@ -5,12 +5,13 @@ import secrets
 from contextlib import suppress
 from datetime import timedelta
 from functools import cached_property
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
-from pydantic import AliasChoices, Field, SecretStr
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import AliasChoices, BeforeValidator, Field, SecretStr
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from serve_app.atomic_files import write_atomically
 from serve_app.domain.accounts import BUILTIN_PLANS, Plan
@@ -18,6 +19,13 @@ from serve_app.domain.requests import Variant
 
 ROOT = Path(__file__).resolve().parent.parent
 """The checkout (or the installed tree) that holds `configs/` and `models/`."""
+
+Network = IPv4Network | IPv6Network
+
+
+def _split(value: Any) -> Any:
+    """Items of a text by commas; anything else as it is."""
+    return [item.strip() for item in value.split(",") if item.strip()] if isinstance(value, str) else value
 
 
 class Settings(BaseSettings):
@@ -33,6 +41,8 @@ class Settings(BaseSettings):
     storage_options: dict[str, Any] = Field(default_factory=dict)
     public_url: str = ""
     """Base address in image URLs; empty takes the one the caller used."""
+    trusted_proxies: Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_split)] = ()
+    """Addresses or networks, by commas, whose `X-Forwarded-For` is believed. HAProxy, where Serve starts it, reads the same variable."""
     catalog: Path = ROOT / "configs" / "catalog.yaml"
     plans: Path | None = None
     """A YAML list of {interface, name, limit, window_s}, merged over the six plans of the documents."""

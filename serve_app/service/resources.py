@@ -23,6 +23,7 @@ from serve_app.stores.job_reader import JobReader
 from serve_app.stores.polling import Poller
 from serve_app.stores.redis import connect
 from serve_app.stores.sessions import SessionStore
+from serve_app.stores.sign_ins import SignIns
 from serve_app.stores.sweep_lock import SweepLock
 from serve_app.stores.throttle import Throttle
 from serve_app.stores.weights import WeightStore
@@ -48,6 +49,7 @@ class Resources:
     api_keys: ApiKeyStore
     auth: Authenticator
     sessions: SessionStore
+    sign_ins: SignIns
     throttle: Throttle
     catalog: CatalogStore
     images: ImageStore
@@ -98,6 +100,7 @@ async def open_resources(
             api_keys=ApiKeyStore(client, settings),
             auth=Authenticator(client, settings),
             sessions=SessionStore(client, settings),
+            sign_ins=SignIns(client),
             throttle=Throttle(client),
             catalog=await asyncio.to_thread(CatalogStore, client, settings),
             images=ImageStore(settings),

@@ -1,6 +1,7 @@
 """Accounts: their names, plans and passwords."""
 
 import secrets
+from collections.abc import Mapping
 from typing import Any, cast
 
 from redis.asyncio import Redis
@@ -12,6 +13,7 @@ from serve_app.domain.requests import Variant
 from serve_app.settings import Settings
 from serve_app.stores.api_key_format import base32
 from serve_app.stores.passwords import Passwords
+from serve_app.stores.records import pairs
 from serve_app.stores.redis_keys import redis_key
 from serve_app.stores.script import Script
 
@@ -27,6 +29,7 @@ class AccountStore:
         self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"
         self._settings = settings
         self._create = Script(redis, "create_account")
+        self._find = Script(redis, "find_account")
         self._passwords = Passwords()
 
     async def create(
@@ -53,11 +56,8 @@ class AccountStore:
         return [account for account in found if account is not None]
 
     async def get(self, id_or_name: str) -> Account | None:
-        found = await self._read(id_or_name)
-        if found is not None:
-            return found
-        account_id = await self._redis.get(redis_key("name", id_or_name))
-        return await self._read(account_id) if account_id else None
+        account_id, row = await self._find_row(id_or_name)
+        return _read_account(account_id, row) if row else None
 
     async def set_plans(self, account_id: str, plan_a: str | None = None, plan_b: str | None = None) -> Account:
         """Change plans; an open window's count is unchanged. Raises `NotFound`, `InvalidParameter`."""
@@ -83,11 +83,11 @@ class AccountStore:
         await self._redis.hset(redis_key("account", account_id), "password", await self._passwords.hash(password))
 
     async def check_password(self, name: str, password: str) -> Account | None:
-        """Return the account if the password is right. An unknown name takes as long as a wrong password."""
-        account = await self.get(name)
-        stored = await self._redis.hget(redis_key("account", account.id), "password") if account else None
-        matches = await self._passwords.matches(stored, password)
-        return account if matches and account is not None and not account.disabled else None
+        """Return the account if the password is right. An unknown name takes as long as a wrong password: one round trip,
+        one hash."""
+        account_id, row = await self._find_row(name)
+        matches = await self._passwords.matches(row.get("password"), password)
+        return _read_account(account_id, row) if matches and "disabled" not in row else None
 
     def _check_plans(self, plan_a: str | None, plan_b: str | None) -> None:
         for variant, name in ((Variant.A, plan_a), (Variant.B, plan_b)):
@@ -101,15 +101,21 @@ class AccountStore:
             raise NotFound(f"no account {account_id!r}")
         return found
 
+    async def _find_row(self, id_or_name: str) -> tuple[str, Mapping[str, str]]:
+        account_id, cells = await self._find(id_or_name=id_or_name)
+        return account_id, pairs(cells)
+
     async def _read(self, account_id: str) -> Account | None:
         row: dict[str, str] = await self._redis.hgetall(redis_key("account", account_id))
-        if not row:
-            return None
-        return Account(
-            id=account_id,
-            name=row["name"],
-            plan_a=row["plan_a"],
-            plan_b=row["plan_b"],
-            disabled="disabled" in row,
-            created_at=from_epoch_ms(row["created"]),
-        )
+        return _read_account(account_id, row) if row else None
+
+
+def _read_account(account_id: str, row: Mapping[str, str]) -> Account:
+    return Account(
+        id=account_id,
+        name=row["name"],
+        plan_a=row["plan_a"],
+        plan_b=row["plan_b"],
+        disabled="disabled" in row,
+        created_at=from_epoch_ms(row["created"]),
+    )

@@ -82,7 +82,11 @@ KEY_MAP: tuple[Key, ...] = (
     Key("keys:*", "zset", "permanent", "account → key ids by creation (ms)"),
     Key("session:*", "hash", "idle 30 min, at most 12 h", "digest of a console session's token → account"),
     Key("sessions:*", "set", "12 h", "account → digests of its sessions"),
-    Key("throttle:*", "string", "the limit's window", "sign-in attempts and the like, by digest of who"),
+    Key(
+        "sign_in:*", "hash", "an hour after the last try", "account:source → its tries to sign in, when the next may be"
+    ),
+    Key("sign_in_tries:*", "string", "an hour after the last try", "account → tries to sign in, from everywhere"),
+    Key("throttle:*", "string", "the limit's window", "forms that were sent, by digest of the form"),
     Key("grants:*", "hash", "permanent", "account → adapter id → allow or deny, over the catalog file"),
     Key("start_failure:*", "string", "an hour", "kind → why the last worker that tried could not start"),
     Key("sweep_lock", "string", "the sweeper's interval", "who is looking for orphaned objects"),

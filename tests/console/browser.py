@@ -67,9 +67,11 @@ class Page(HTMLParser):
 class Browser:
     """A browser at one address."""
 
-    def __init__(self, app: ASGIApp, *, address: str = "203.0.113.7", origin: str = ORIGIN) -> None:
+    def __init__(
+        self, app: ASGIApp, *, address: str = "203.0.113.7", origin: str = ORIGIN, headers: dict[str, str] | None = None
+    ) -> None:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False, client=(address, 40000))
-        self.http = httpx.AsyncClient(transport=transport, base_url=origin, follow_redirects=True)
+        self.http = httpx.AsyncClient(transport=transport, base_url=origin, follow_redirects=True, headers=headers)
 
     async def open(self, path: str) -> Page:
         return Page(await self.http.get(path))

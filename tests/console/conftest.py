@@ -23,8 +23,9 @@ class Browsers:
     _opened: list[Browser] = field(default_factory=list[Browser])
     _addresses: "count[int]" = field(default_factory=lambda: count(1))
 
-    def new(self, *, address: str = "", origin: str = ORIGIN) -> Browser:
-        browser = Browser(self.app, address=address or f"203.0.113.{next(self._addresses)}", origin=origin)
+    def new(self, *, address: str = "", origin: str = ORIGIN, headers: dict[str, str] | None = None) -> Browser:
+        address = address or f"203.0.113.{next(self._addresses)}"
+        browser = Browser(self.app, address=address, origin=origin, headers=headers)
         self._opened.append(browser)
         return browser
 

@@ -1,14 +1,15 @@
 """The console's path operations: sign in and out, account settings, and the keys of both interfaces."""
 
 from collections.abc import Mapping
-from datetime import timedelta
 from math import ceil
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 
+from serve_app.api.client_address import client_address
 from serve_app.api.console.forms import read_form
 from serve_app.api.console.key_page import KEY_NAME_LENGTH, KEY_PAGES, KeyPage
+from serve_app.api.console.known_device import read_device, set_device
 from serve_app.api.console.pages import NAME_LENGTH, keys_page, redirect, settings_page, sign_in_page
 from serve_app.api.console.session import (
     SESSION,
@@ -26,10 +27,6 @@ from serve_app.stores.sessions import ABSOLUTE_LIFE
 from serve_app.stores.throttle import Limit
 
 PASSWORD_LENGTH = 128
-FAST_GUESSES = Limit("sign-in-minute", 5, timedelta(minutes=1))
-"""By one address for one account name."""
-SLOW_GUESSES = Limit("sign-in-hour", 50, timedelta(hours=1))
-"""By everyone for one account name. Both end by themselves: nobody can lock an account for good."""
 NEW_KEYS = Limit("new-key-form", 1, ABSOLUTE_LIFE)
 """Of one opened form: a reload must not make a second key."""
 EXPIRED_FORM = "That page had expired. Go back, reload it, and try again."
@@ -87,16 +84,20 @@ async def sign_in(request: Request, form: Form) -> Response:
     name, password = form.get("name", "").strip(), form.get("password", "")
     if not is_form_token(anonymous_token(request), "sign in", form.get("form_token", "")):
         return sign_in_page(request, status=403, problem="That page had expired. Please try again.", name=name)
-    wait_s = await _guess_wait_s(request, name)
-    if wait_s:
-        problem = f"Too many attempts for this account. Try again in {_minutes(wait_s)}."
-        return sign_in_page(request, status=429, problem=problem, name=name, retry_after_s=ceil(wait_s))
+    resources = resources_of(request)
+    address = client_address(request.scope, resources.settings.trusted_proxies)
+    counted = await resources.sign_ins.count(name, address, read_device(request))
+    if counted.wait:
+        wait_s = ceil(counted.wait.total_seconds())
+        problem = f"Too many attempts for this account. Try again in {_in_words(wait_s)}."
+        return sign_in_page(request, status=429, problem=problem, name=name, retry_after_s=wait_s)
     account = await _account_of(request, name, password)
     if account is None:
         return sign_in_page(request, status=403, problem="Wrong account name or password.", name=name)
-    await _reset_guesses(request, name)
+    await resources.sign_ins.forget(counted)
     response = redirect(request, "settings")
-    set_session(request, response, await resources_of(request).sessions.create(account.id))
+    set_session(request, response, await resources.sessions.create(account.id))
+    set_device(request, response, account.id)
     return response
 
 
@@ -161,22 +162,7 @@ async def _account_of(request: Request, name: str, password: str) -> Account | N
     return await accounts.check_password(name if is_possible else "", password[:PASSWORD_LENGTH])
 
 
-async def _guess_wait_s(request: Request, name: str) -> float:
-    """Counts a guess, before it is looked at, so that many at once are counted too."""
-    throttle = resources_of(request).throttle
-    return await throttle.hit(FAST_GUESSES, name, _address(request)) or await throttle.hit(SLOW_GUESSES, name)
-
-
-async def _reset_guesses(request: Request, name: str) -> None:
-    throttle = resources_of(request).throttle
-    await throttle.reset(FAST_GUESSES, name, _address(request))
-    await throttle.reset(SLOW_GUESSES, name)
-
-
-def _address(request: Request) -> str:
-    return request.client.host if request.client else "unknown"
-
-
-def _minutes(seconds: float) -> str:
-    minutes = ceil(seconds / 60)
-    return "a minute" if minutes == 1 else f"{minutes} minutes"
+def _in_words(seconds: int) -> str:
+    if seconds <= 60:
+        return "a second" if seconds == 1 else f"{seconds} seconds"
+    return f"{ceil(seconds / 60)} minutes"

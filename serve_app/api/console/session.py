@@ -63,12 +63,12 @@ def nonce_of(session: str, purpose: str, given: str) -> str | None:
 
 
 def set_session(request: Request, response: Response, token: str) -> None:
-    _set(request, response, SESSION, token, ABSOLUTE_LIFE)
+    set_cookie(request, response, SESSION, token, ABSOLUTE_LIFE)
     drop_cookie(request, response, ANONYMOUS)
 
 
 def set_anonymous(request: Request, response: Response, token: str) -> None:
-    _set(request, response, ANONYMOUS, token, ANONYMOUS_LIFE)
+    set_cookie(request, response, ANONYMOUS, token, ANONYMOUS_LIFE)
 
 
 def drop_cookie(request: Request, response: Response, name: str) -> None:
@@ -86,7 +86,8 @@ def is_secure(request: Request) -> bool:
     return request.url.scheme == "https" or resources_of(request).settings.public_url.startswith("https://")
 
 
-def _set(request: Request, response: Response, name: str, value: str, life: timedelta) -> None:
+def set_cookie(request: Request, response: Response, name: str, value: str, life: timedelta) -> None:
+    """Set a cookie that neither scripts nor other sites' forms can use."""
     response.set_cookie(
         cookie_name(request, name),
         value,

@@ -1,0 +1,80 @@
+"""The caller's address: that of the connection, or what a trusted proxy says in `X-Forwarded-For`."""
+
+from collections.abc import Sequence
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from serve_app.settings import Network
+
+UNKNOWN = "unknown"
+"""One address for all callers of whom nothing can be believed."""
+_LOOPBACK = "127.0.0.1"
+_Address = IPv4Address | IPv6Address
+
+
+def client_address(scope: Scope, trusted: Sequence[Network]) -> str:
+    """Return the address to count a caller's tries by; of IPv6 the network, since a caller has a whole one.
+
+    uvicorn believes proxies on 127.0.0.1 by itself and puts their word in the place of the connection's address. Nobody
+    is believed here whom `trusted` does not name, 127.0.0.1 included.
+    """
+    peer: str = scope["client"][0] if scope.get("client") else UNKNOWN
+    lines = Headers(scope=scope).getlist("x-forwarded-for")
+    forwarded = [part.strip() for line in lines for part in line.split(",") if part.strip()]
+    if peer in forwarded or peer in map(_host, forwarded):  # believed by the server, or the caller names itself
+        if peer != _nearest(forwarded) or not _is_trusted(_parse(_LOOPBACK), trusted):
+            return UNKNOWN
+    elif not _is_trusted(_parse(peer), trusted):
+        return _countable(_parse(peer))
+    for part in reversed(forwarded):
+        address = _parse(_host(part))
+        if not _is_trusted(address, trusted):
+            return _countable(address)
+    return _countable(_parse(peer))
+
+
+def with_vouched_address(app: ASGIApp) -> ASGIApp:
+    """The app behind HAProxy, whose one `X-Forwarded-For` is the caller's address (`deployments/proxy/frontend.cfg`)."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            vouched = [value.decode("latin-1") for name, value in scope["headers"] if name == b"x-forwarded-for"]
+            if len(vouched) == 1:
+                kept = [pair for pair in scope["headers"] if pair[0] != b"x-forwarded-for"]
+                scope = {**scope, "client": (vouched[0], 0), "headers": kept}
+        await app(scope, receive, send)
+
+    return answer
+
+
+def _nearest(forwarded: Sequence[str]) -> str:
+    """What uvicorn takes for the caller's address, when 127.0.0.1 forwards."""
+    hosts = [_host(part) for part in forwarded]
+    return next((host for host in reversed(hosts) if host != _LOOPBACK), hosts[0])
+
+
+def _host(part: str) -> str:
+    """An address without its port: `[::1]:80`, `10.0.0.1:80`."""
+    if part.startswith("["):
+        return part[1:].partition("]")[0]
+    return part.partition(":")[0] if part.count(":") == 1 else part
+
+
+def _parse(host: str) -> _Address | None:
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return None
+    return (isinstance(address, IPv6Address) and address.ipv4_mapped) or address
+
+
+def _is_trusted(address: _Address | None, trusted: Sequence[Network]) -> bool:
+    return address is not None and any(address in network for network in trusted)
+
+
+def _countable(address: _Address | None) -> str:
+    if isinstance(address, IPv6Address):
+        return str(IPv6Network((address.packed, 64), strict=False))
+    return UNKNOWN if address is None else str(address)

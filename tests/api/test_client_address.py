@@ -1,0 +1,154 @@
+"""Whose word about a caller's address is believed: nobody's whom the setting does not name."""
+
+import socket
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from ipaddress import ip_network
+
+import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
+
+from serve_app.api.client_address import UNKNOWN, client_address, with_vouched_address
+from serve_app.settings import Network, Settings
+from tests.attack.raw import exchange
+
+LOAD_BALANCER, STRANGER = "10.0.0.1", "203.0.113.7"
+
+
+def address(peer: str | None, *forwarded: str, trusted: str = "") -> str:
+    scope = {
+        "type": "http",
+        "client": None if peer is None else (peer, 40000),
+        "headers": [(b"x-forwarded-for", line.encode("latin-1")) for line in forwarded],
+    }
+    return client_address(scope, Settings.model_validate({"trusted_proxies": trusted}).trusted_proxies)
+
+
+@pytest.mark.parametrize(
+    "forwarded",
+    [(), ("198.51.100.1",), ("198.51.100.1, 10.0.0.1",), ("198.51.100.1", "10.0.0.2"), ("",), (",",)],
+    ids=str,
+)
+@pytest.mark.parametrize("trusted", ["", LOAD_BALANCER, "127.0.0.1, 10.0.0.0/8"])
+def test_a_stranger_s_word_is_not_taken(forwarded: tuple[str, ...], trusted: str) -> None:
+    assert address(STRANGER, *forwarded, trusted=trusted) == STRANGER
+
+
+def test_a_server_that_believes_everybody_lets_nobody_choose() -> None:
+    """uvicorn takes the first address then, which is the caller's own text."""
+    assert address("198.51.100.1", "198.51.100.1, 203.0.113.7") == UNKNOWN
+    assert address("198.51.100.1", "198.51.100.1, 203.0.113.7", trusted="127.0.0.1") == UNKNOWN
+
+
+@pytest.mark.parametrize("forwarded", ["198.51.100.1", "203.0.113.9, 198.51.100.1", "x, 198.51.100.1, 10.0.0.9"])
+def test_a_trusted_proxy_names_the_caller(forwarded: str) -> None:
+    """The last address that is not a trusted proxy's: what stands before it is the caller's own text."""
+    assert address(LOAD_BALANCER, forwarded, trusted="10.0.0.0/8") == "198.51.100.1"
+    assert address(LOAD_BALANCER, *forwarded.split(", "), trusted="10.0.0.0/8") == "198.51.100.1"
+
+
+def test_a_trusted_proxy_that_names_nobody_stands_for_itself() -> None:
+    assert address(LOAD_BALANCER, trusted=LOAD_BALANCER) == LOAD_BALANCER
+    assert address(LOAD_BALANCER, "10.0.0.9", trusted="10.0.0.0/8") == LOAD_BALANCER
+    assert address(LOAD_BALANCER, "no address", trusted=LOAD_BALANCER) == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("peer", "counted"),
+    [
+        ("2001:db8:1:2:3::4", "2001:db8:1:2::/64"),
+        ("::ffff:198.51.100.1", "198.51.100.1"),
+        (None, UNKNOWN),
+        ("a socket", UNKNOWN),
+    ],
+)
+def test_an_address_is_counted_as_who_can_change_it_has_it(peer: str | None, counted: str) -> None:
+    assert address(peer) == counted
+
+
+def test_ports_and_brackets_of_an_address_do_not_count() -> None:
+    for forwarded in ("198.51.100.1:8080", "198.51.100.1"):
+        assert address(LOAD_BALANCER, forwarded, trusted=LOAD_BALANCER) == "198.51.100.1"
+    assert address(LOAD_BALANCER, "[2001:db8::1]:80", trusted=LOAD_BALANCER) == "2001:db8::/64"
+
+
+@pytest.mark.parametrize("wrong", ["everybody", "10.0.0.0/99", "10.0.0.1/8"])
+def test_a_proxy_that_is_no_address_stops_the_start(wrong: str) -> None:
+    with pytest.raises(ValueError, match="trusted_proxies"):
+        Settings.model_validate({"trusted_proxies": wrong})
+
+
+def test_the_setting_is_read_from_the_environment_as_haproxy_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATELIER_TRUSTED_PROXIES", "10.0.0.0/8, 192.0.2.1,::1")
+    assert Settings().trusted_proxies == (ip_network("10.0.0.0/8"), ip_network("192.0.2.1"), ip_network("::1"))
+
+
+FORGED = [
+    "198.51.100.1",
+    "198.51.100.1:5",
+    "127.0.0.1",
+    "198.51.100.1, 127.0.0.1",
+    "198.51.100.1:x",
+    "nonsense",
+    "[::1]:5",
+    "10.0.0.1",
+]
+
+
+@pytest.mark.parametrize("forwarded", FORGED)
+def test_behind_a_server_that_believes_this_machine_nobody_chooses_an_address(forwarded: str) -> None:
+    """uvicorn believes 127.0.0.1 by itself: what it says then is not taken either."""
+    with served(()) as port:
+        assert asked(port, forwarded) in (UNKNOWN, "127.0.0.1")
+        assert asked(port, None) == "127.0.0.1"
+    with served((ip_network("10.0.0.0/8"),)) as port:
+        assert asked(port, forwarded) in (UNKNOWN, "127.0.0.1")
+
+
+def test_behind_such_a_server_a_trusted_proxy_on_this_machine_names_the_caller() -> None:
+    with served((ip_network("127.0.0.1"),)) as port:
+        assert asked(port, "203.0.113.9, 198.51.100.1") == "198.51.100.1"
+
+
+async def test_haproxy_s_one_address_is_the_caller_s() -> None:
+    """On another node HAProxy is no local peer, and uvicorn does not believe it."""
+    seen: list[Scope] = []
+
+    async def app(scope: Scope, _receive: Receive, _send: Send) -> None:
+        seen.append(scope)
+
+    async def nothing(*_: object) -> dict[str, object]:
+        return {}
+
+    scope = {"type": "http", "client": ("10.0.0.5", 40000), "headers": [(b"x-forwarded-for", b"198.51.100.1")]}
+    await with_vouched_address(app)(scope, nothing, nothing)  # pyright: ignore[reportArgumentType]
+    assert client_address(seen[0], ()) == "198.51.100.1"
+
+
+@contextmanager
+def served(trusted: tuple[Network, ...]) -> Generator[int]:
+    """uvicorn with its own defaults; it answers with the caller's address."""
+
+    async def answer(scope: Scope, _receive: Receive, send: Send) -> None:
+        body = client_address(scope, trusted).encode()
+        headers = [(b"content-length", b"%d" % len(body)), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = uvicorn.Server(uvicorn.Config(answer, log_level="warning", lifespan="off"))
+        thread = threading.Thread(target=lambda: server.run(sockets=[listening]))
+        thread.start()
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join(30)
+
+
+def asked(port: int, forwarded: str | None) -> str:
+    line = "" if forwarded is None else f"X-Forwarded-For: {forwarded}\r\n"
+    (answer,) = exchange(port, f"GET / HTTP/1.1\r\nHost: x\r\n{line}\r\n".encode())
+    return answer.body.decode()
