@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import AliasChoices, BeforeValidator, Field, SecretStr
+from pydantic import AliasChoices, BeforeValidator, ByteSize, Field, SecretStr
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from serve_app.atomic_files import write_atomically
@@ -38,6 +38,8 @@ class Settings(BaseSettings):
     """A real server; empty starts the embedded one under `data_dir`."""
     storage_url: str = ""
     """fsspec URL of the image bucket; empty means `data_dir/images`."""
+    disk_reserve: ByteSize = ByteSize(512 << 20)
+    """With less free on the disk of the embedded Redis or of local images, new jobs are refused; 0 never looks."""
     storage_options: dict[str, Any] = Field(default_factory=dict)
     public_url: str = ""
     """Base address in image URLs; empty takes the one the caller used."""

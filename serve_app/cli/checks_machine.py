@@ -14,6 +14,8 @@ from serve_app.cli.checks import Check, fail, ok, warn
 from serve_app.cli.local import READY_FILE, read_ready_file
 from serve_app.settings import Settings
 from serve_app.stores.data_directory import open_to_others
+from serve_app.stores.disk_reserve import free_bytes, local_folders
+from serve_app.stores.images import ImageStore
 
 PACKAGES = ("ray", "torch", "diffusers", "transformers", "safetensors", "fastapi", "starlette", "redis", "fsspec")
 LOW_DISK_BYTES = 2 << 30
@@ -41,7 +43,6 @@ def check_data_directory(settings: Settings) -> Iterable[Check]:
             yield fail("data directory", f"{place} cannot be created in {above}", "choose another with --data-dir")
             return
         yield ok("data directory", f"{place} (created at the first start)")
-        place = above
     elif not os.access(place, os.R_OK | os.W_OK | os.X_OK):
         yield fail(
             "data directory", f"{place} is not writable", "chown it to this user, or choose another with --data-dir"
@@ -49,9 +50,24 @@ def check_data_directory(settings: Settings) -> Iterable[Check]:
         return
     else:
         yield ok("data directory", str(place))
-    free = shutil.disk_usage(place).free
-    if free < LOW_DISK_BYTES:
-        yield warn("disk", f"{free / 1e9:.1f} GB free", "free some space: with a full disk Redis accepts no jobs")
+
+
+def check_disks(settings: Settings) -> Iterable[Check]:
+    """Look at the disks that the service fills, as it does itself before it accepts a job."""
+    try:
+        images = ImageStore(settings).local_folder
+    except (ImportError, ValueError):
+        images = None  # the storage's own check says so
+    for folder in local_folders(settings, images):
+        free = free_bytes(folder)
+        found = f"{folder}: {free / 1e9:.1f} GB free"
+        if free < settings.disk_reserve:
+            reserve = settings.disk_reserve.human_readable()
+            yield fail("disk", found, f"free some space: below {reserve} (ATELIER_DISK_RESERVE) new jobs are refused")
+        elif free < LOW_DISK_BYTES:
+            yield warn("disk", found, "free some space: with a full disk Redis accepts no jobs")
+        else:
+            yield ok("disk", found)
 
 
 def check_privacy(settings: Settings) -> Iterable[Check]:

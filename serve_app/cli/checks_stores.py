@@ -1,5 +1,7 @@
 """Doctor checks for secrets, Redis, image storage, the catalog and adapter weights."""
 
+import errno
+import fcntl
 import secrets
 import stat
 from collections.abc import Iterable, Mapping
@@ -16,6 +18,10 @@ from serve_app.stores.embedded import running_redis, server_binary
 from serve_app.stores.images import ImageStore
 from serve_app.stores.redis_inspection import DURABLE, inspect_redis
 from serve_app.stores.weights import WeightStore
+
+STORAGE_ADVICE = (
+    "check ATELIER_STORAGE_URL, ATELIER_STORAGE_OPTIONS and the credentials' rights to write, read and delete"
+)
 
 
 def check_secrets(settings: Settings) -> Iterable[Check]:
@@ -44,7 +50,7 @@ def check_redis(settings: Settings) -> Iterable[Check]:
     if not url:
         embedded = running_redis(settings.data_dir)
         if embedded is None:
-            yield from _embedded_binary()
+            yield from _embedded_binary() if not is_service_up(settings) else _ended_under_the_service(settings)
             return
         url = embedded.url
     try:
@@ -71,6 +77,24 @@ def _embedded_binary() -> Iterable[Check]:
         yield fail("redis", error.message, "see the README, Operating")
 
 
+def is_service_up(settings: Settings) -> bool:
+    """Whether `atelier up` runs on this data directory: it locks a file there as long as it lives."""
+    try:
+        with (settings.data_dir / "up.lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _ended_under_the_service(settings: Settings) -> Iterable[Check]:
+    log = settings.data_dir.resolve() / "redis" / "redis.log"
+    advice = f"see the end of {log}; with a full disk it stops, and starts again once there is space"
+    yield fail("redis", "the service runs, and its embedded Redis does not", advice)
+
+
 def _wanted(settings: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {value}" for name, value in settings.items())
 
@@ -87,9 +111,8 @@ async def check_storage(settings: Settings) -> list[Check]:
         same = await images.get(uri) == probe
         await images.delete(uri)
     except (AtelierError, ImportError, ValueError) as error:
-        advice = (
-            "check ATELIER_STORAGE_URL, ATELIER_STORAGE_OPTIONS and the credentials' rights to write, read and delete"
-        )
+        is_full = isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.ENOSPC, errno.EDQUOT)
+        advice = "its disk is full: free some space" if is_full else STORAGE_ADVICE
         return [fail("storage", f"{settings.storage}: {error}", advice)]
     if not same:
         return [

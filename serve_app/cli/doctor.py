@@ -13,6 +13,7 @@ from rich.text import Text
 from serve_app.cli.checks import Check, Level
 from serve_app.cli.checks_machine import (
     check_data_directory,
+    check_disks,
     check_gpu,
     check_port,
     check_privacy,
@@ -46,6 +47,7 @@ async def _run_checks(settings: Settings, port: int, all_weights: bool) -> list[
     return [
         *check_versions(),
         *check_data_directory(settings),
+        *check_disks(settings),
         *check_privacy(settings),
         *check_secrets(settings),
         *check_redis(settings),

@@ -16,6 +16,7 @@ from serve_app.stores.auth import Authenticator
 from serve_app.stores.catalog import CatalogStore
 from serve_app.stores.data_directory import close_to_others
 from serve_app.stores.dead_letters import DeadLetters
+from serve_app.stores.disk_reserve import DiskReserve
 from serve_app.stores.embedded import ensure_redis
 from serve_app.stores.images import ImageStore
 from serve_app.stores.job_queue import JobQueue
@@ -53,6 +54,7 @@ class Resources:
     throttle: Throttle
     catalog: CatalogStore
     images: ImageStore
+    disk: DiskReserve
     weights: WeightStore
     sweep_lock: SweepLock
     workers: WorkerSigns
@@ -89,6 +91,7 @@ async def open_resources(
     redis_url = settings.redis_url or (await asyncio.to_thread(ensure_redis, settings.data_dir)).url
     client = connect(redis_url)
     try:
+        images = ImageStore(settings)
         resources = Resources(
             settings=settings,
             redis_url=redis_url,
@@ -103,7 +106,8 @@ async def open_resources(
             sign_ins=SignIns(client),
             throttle=Throttle(client),
             catalog=await asyncio.to_thread(CatalogStore, client, settings),
-            images=ImageStore(settings),
+            images=images,
+            disk=DiskReserve(settings, images.local_folder),
             weights=WeightStore(settings),
             sweep_lock=SweepLock(client),
             workers=WorkerSigns(client),

@@ -107,6 +107,7 @@ async def _accept(
     adapter_id: str = "",
     is_open: bool = True,
 ) -> Acceptance:
+    await resources.disk.check()
     kind = kind_of(request)
     acceptance = await resources.queue.accept(
         job_id=new_job_id(kind),

@@ -34,6 +34,11 @@ class ImageStore:
         self._is_local = "file" in _protocols(self._files)
         self._is_presigned = not self._is_local and "memory" not in _protocols(self._files)
 
+    @property
+    def local_folder(self) -> Path | None:
+        """Where images are on this machine; None for object storage."""
+        return Path(self._root) if self._is_local else None
+
     def object_name(self, account_id: str, job_id: str, attempt: int, index: int, when: datetime) -> str:
         """Name an attempt's image. No other attempt can overwrite it; the account is hashed."""
         owner = hmac.digest(self._settings.pepper_bytes, f"images of {account_id}".encode(), "sha256").hex()[:32]

@@ -1,6 +1,7 @@
 """`atelier doctor`: every check passes on a healthy service; each defect is one finding with advice."""
 
 import json
+import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,8 @@ import pytest
 import redis
 import yaml
 
+from deployments.local import only_one
+from deployments.runtime import runtime_home
 from serve_app.stores.embedded import ensure_redis, stop_redis
 from serve_app.stores.redis_inspection import DURABLE
 from tests.cli.conftest import Atelier
@@ -141,6 +144,27 @@ def test_what_other_users_can_open_is_named(atelier: Atelier, tmp_path: Path) ->
     assert f"chmod -R go= {place}" in finding["advice"]
     place.chmod(0o700)
     assert _finding(atelier, "privacy", "--data-dir", str(place))["level"] == "ok", "nobody else can enter it"
+
+
+def test_a_disk_below_the_reserve_fails(atelier: Atelier) -> None:
+    finding = _finding(atelier, "disk", env={"ATELIER_DISK_RESERVE": "1000000TiB"})
+    assert finding["level"] == "fail"
+    assert str(atelier.settings.data_dir / "images") in finding["found"]
+    assert "new jobs are refused" in finding["advice"]
+
+
+def test_an_embedded_redis_that_ended_under_the_service_fails(atelier: Atelier, tmp_path: Path) -> None:
+    """As on a full disk; without the service, a Redis that does not run is as it should be."""
+    place = tmp_path / "mine"
+    place.mkdir(mode=0o700)
+    words, env = ("--data-dir", str(place)), {"ATELIER_REDIS_URL": ""}
+    assert _finding(atelier, "redis", *words, env=env)["level"] != "fail"
+    with only_one(place):
+        finding = _finding(atelier, "redis", *words, env=env)
+    assert finding["level"] == "fail"
+    shutil.rmtree(runtime_home(place))
+    assert str(place / "redis" / "redis.log") in finding["advice"]
+    assert _finding(atelier, "redis", *words, env=env)["level"] != "fail"
 
 
 def test_a_person_sees_marks_and_advice(atelier: Atelier) -> None:

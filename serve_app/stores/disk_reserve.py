@@ -1,0 +1,48 @@
+"""The disks of the embedded Redis and of local images: before one is full, new jobs are refused, so that Redis never meets it."""
+
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from serve_app.domain.errors import StoreUnavailable
+from serve_app.settings import Settings
+from serve_app.stores.storage import in_storage_thread
+
+CHECK_EVERY_S = 1.0
+
+
+class DiskReserve:
+    """Looks at the free space at most once a second, when somebody asks; in between it answers from memory."""
+
+    def __init__(self, settings: Settings, storage_folder: Path | None) -> None:
+        self._folders = local_folders(settings, storage_folder)
+        self._reserve = settings.disk_reserve
+        self._checked = -CHECK_EVERY_S
+        self._short: Path | None = None
+
+    async def check(self) -> None:
+        """Raise `StoreUnavailable` while a disk has less free than the reserve."""
+        if not self._folders or not self._reserve:
+            return
+        if time.monotonic() - self._checked >= CHECK_EVERY_S:
+            self._checked = time.monotonic()  # whoever asks meanwhile gets the last answer
+            self._short = await in_storage_thread(self._first_short, doing="look at free space")
+        if self._short is not None:
+            raise StoreUnavailable(f"the disk of {self._short} has less than {self._reserve} bytes free")
+
+    def _first_short(self) -> Path | None:
+        return next((folder for folder in self._folders if free_bytes(folder) < self._reserve), None)
+
+
+def local_folders(settings: Settings, storage_folder: Path | None) -> list[Path]:
+    """Where this service writes on disks of its own machine: the embedded Redis, and images on local storage."""
+    found: Iterable[Path | None] = (None if settings.redis_url else settings.data_dir.resolve(), storage_folder)
+    return [folder for folder in found if folder is not None]
+
+
+def free_bytes(folder: Path) -> int:
+    """What this user may still write there, or where the folder will be made."""
+    place = next(place for place in (folder, *folder.parents) if place.exists())
+    disk = os.statvfs(place)
+    return disk.f_bavail * disk.f_frsize

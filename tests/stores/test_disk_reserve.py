@@ -1,0 +1,122 @@
+"""Before a disk is full new jobs are refused, and what has been accepted goes on; nobody asks the disk for each request."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import ByteSize
+
+from serve_app.api.app import create_app
+from serve_app.cli.checks import Level
+from serve_app.cli.checks_machine import check_disks
+from serve_app.cli.checks_stores import check_storage
+from serve_app.domain.errors import StoreUnavailable
+from serve_app.domain.jobs import JobState
+from serve_app.service.resources import open_resources
+from serve_app.settings import Settings
+from serve_app.stores.disk_reserve import CHECK_EVERY_S, DiskReserve, free_bytes
+from serve_app.stores.embedded import ensure_redis, stop_redis
+from serve_app.stores.images import ImageStore
+from tests.api.app import BODY_A, TestService, client_of, error_of, open_service, service_settings
+from tests.support import wait_until
+
+EVERYTHING = ByteSize(1 << 60)
+"""A reserve larger than any disk."""
+
+
+def reserve_of(settings: Settings) -> DiskReserve:
+    return DiskReserve(settings, ImageStore(settings).local_folder)
+
+
+async def test_a_job_is_refused_and_its_caller_asked_to_try_again(tmp_path: Path) -> None:
+    async with open_service(tmp_path, disk_reserve=EVERYTHING) as service:
+        member = await service.member()
+        answer = await service.client.post("/v1/generate", json=BODY_A, headers=member.a)
+        assert answer.status_code == 503
+        assert error_of(answer)["code"] == "unavailable"
+        assert int(answer.headers["retry-after"]) >= 1
+        assert str(tmp_path) not in answer.text
+        assert not await service.resources.jobs.list_all()
+
+
+async def test_what_is_not_on_a_disk_of_this_machine_is_not_looked_at(tmp_path: Path) -> None:
+    elsewhere = Settings(
+        data_dir=tmp_path, redis_url="unix:///unused", storage_url="memory://x", disk_reserve=EVERYTHING
+    )
+    await reserve_of(elsewhere).check()
+    await reserve_of(elsewhere.model_copy(update={"redis_url": "", "disk_reserve": ByteSize(0)})).check()
+    for change in ({"redis_url": ""}, {"storage_url": (tmp_path / "bucket").as_uri()}):
+        with pytest.raises(StoreUnavailable):
+            await reserve_of(Settings.model_validate(elsewhere.model_dump() | change)).check()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 8 MB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("mounting a tmpfs needs root")
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip(f"no tmpfs here: {mounted.stderr.decode().strip()}")
+    yield place
+    stop_redis(place / "var")
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+async def test_a_disk_that_fills_up_keeps_its_reserve_for_what_was_accepted(small_disk: Path) -> None:
+    reserve = ByteSize(5 << 20)
+    settings = service_settings(small_disk / "var", (), disk_reserve=reserve)
+    ensure_redis(settings.data_dir)
+    async with open_resources(settings) as resources, client_of(create_app(resources)) as client:
+        service = TestService(resources, client)
+        member = await service.member()
+        accepted = await service.submit(member)
+
+        async def answers(status: int) -> bool:
+            return (await client.post("/v1/generate", json=BODY_A, headers=member.a)).status_code == status
+
+        ballast = small_disk / "ballast"
+        ballast.write_bytes(bytes(free_bytes(small_disk) - reserve + 100_000))
+        await wait_until(lambda: answers(503))
+        done = await service.complete(accepted)
+        assert done.state is JobState.COMPLETED
+        ballast.unlink()
+        await wait_until(lambda: answers(202))
+
+
+async def test_the_disk_is_looked_at_once_a_second_at_most(small_disk: Path) -> None:
+    """Between two looks a full disk is not seen, and no request waits for a look."""
+    free = free_bytes(small_disk)
+    disk = DiskReserve(Settings(data_dir=small_disk, redis_url="", disk_reserve=ByteSize(free // 2)), None)
+    began = time.monotonic()
+    await disk.check()
+    (small_disk / "ballast").write_bytes(bytes(free * 3 // 4))
+    await disk.check()
+    assert time.monotonic() - began < CHECK_EVERY_S, "the machine was too slow for this test to show anything"
+    await wait_until(lambda: refuses(disk))
+
+
+async def test_doctor_calls_a_full_disk_by_its_name(small_disk: Path) -> None:
+    settings = Settings(data_dir=small_disk / "var", redis_url="unix:///unused")
+    settings.data_dir.mkdir()
+    with contextlib.suppress(OSError), (small_disk / "ballast").open("wb") as ballast:
+        ballast.write(bytes(free_bytes(small_disk)))
+    (disk,) = check_disks(settings)
+    (storage,) = await check_storage(settings)
+    assert (disk.level, storage.level) == (Level.FAIL, Level.FAIL)
+    assert storage.advice == "its disk is full: free some space"
+
+
+async def refuses(disk: DiskReserve) -> bool:
+    try:
+        await disk.check()
+    except StoreUnavailable:
+        return True
+    return False
