@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import struct
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -66,6 +67,29 @@ async def test_missing_weights_are_named_by_adapter(store: WeightStore, adapter:
         await store.fetch(replace(adapter, file="/nowhere.safetensors"))
     with pytest.raises(AdapterUnavailable, match="model_one"):
         await store.fetch(replace(adapter, file="/"))
+
+
+async def test_stored_weights_that_were_changed_are_replaced(
+    store: WeightStore, adapter: Adapter, tmp_path: Path
+) -> None:
+    """Changed before the process uses them, and between two uses; a file of the same size and times included."""
+    content = _source(adapter).read_bytes()
+    other = write_safetensors(tmp_path / "other.safetensors", fill=9).read_bytes()
+    assert len(other) == len(content)
+    kept = await store.fetch(adapter)
+    times = kept.stat()
+    for user in (WeightStore(Settings(data_dir=tmp_path / "var", redis_url="unix:///unused")), store):
+        kept.write_bytes(other)
+        os.utime(kept, ns=(times.st_atime_ns, times.st_mtime_ns))
+        assert (await user.fetch(adapter)).read_bytes() == content
+
+
+async def test_changed_weights_without_their_source_are_refused(store: WeightStore, adapter: Adapter) -> None:
+    kept = await store.fetch(adapter)
+    _source(adapter).unlink()
+    kept.write_bytes(b"other")
+    with pytest.raises(AdapterUnavailable, match="model_one"):
+        await store.fetch(adapter)
 
 
 def _source(adapter: Adapter) -> Path:
