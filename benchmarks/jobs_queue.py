@@ -176,7 +176,6 @@ def _accept_args(number: int, shape: Shape) -> list[str | int | float]:
             "idempotency_ms": day,
             "index_ms": month,
             "adapter": None,
-            "is_open": True,
             "version": RECORD_VERSION,
         }
     )

@@ -3,6 +3,7 @@
 import logging
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -20,13 +21,13 @@ SIZES = ((512, 512), (512, 768), (768, 512), (768, 768))
 """Width and height of the images that both interfaces offer."""
 
 
-def load_executor(args: GeneratorArgs, resources: Resources) -> GenerationExecutor:
-    return GenerationExecutor(load_engine(args, resources), resources)
+def load_executor(args: GeneratorArgs, resources: Resources, base_models: Sequence[BaseModel]) -> GenerationExecutor:
+    return GenerationExecutor(load_engine(args, base_models), resources)
 
 
-def load_engine(args: GeneratorArgs, resources: Resources) -> Engine:
+def load_engine(args: GeneratorArgs, base_models: Sequence[BaseModel]) -> Engine:
     prepare_device(args)
-    sources = {model.id: _source(model) for model in resources.catalog.base_models()}
+    sources = {model.id: _source(model) for model in base_models}
     engine = Engine.load(sources, args.engine)
     warm_up(engine, args.warm_up_s)
     return engine

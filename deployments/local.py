@@ -26,7 +26,7 @@ from serve_app.cli import app
 from serve_app.cli.context import read_settings
 from serve_app.cli.exit_codes import BadUsage
 from serve_app.domain.errors import AtelierError
-from serve_app.service.resources import open_resources
+from serve_app.service.resources import Resources, open_resources
 from serve_app.settings import ROOT, Settings
 from serve_app.stores.catalog_file import CatalogError
 from serve_app.stores.embedded import stop_redis
@@ -162,7 +162,7 @@ def _run(child: Child, runtime: Runtime, start: _Start, reporter: Reporter) -> i
         reporter.info("Starting Atelier ...")
         with reporter.stages() as stages:
             with stages.stage("Redis" if settings.redis_url else "Redis (embedded)"):
-                demo, lora_id = asyncio.run(_prepare(settings, start.base_url))
+                demo, lora_id = asyncio.run(_prepare(settings, start.base_url, reporter))
             with stages.stage("Ray"), child.uninterruptible():
                 runtime.start(start.service, host=start.host, port=start.port, on_death=ray_died)
             _deploy(runtime, start, stages)
@@ -195,13 +195,24 @@ def _deploy(runtime: Runtime, start: _Start, stages: Stages) -> None:
     runtime.deploy(start.service, on_healthy=lambda name: stages.end(DEPLOYMENT_STAGES[name]), limit_s=start.limit_s)
 
 
-async def _prepare(settings: Settings, base_url: str) -> tuple[Demo, str | None]:
+async def _prepare(settings: Settings, base_url: str, reporter: Reporter) -> tuple[Demo, str | None]:
     """Start the embedded Redis; returns the demo account, and the first LoRA it may use, if there is one."""
     async with open_resources(settings) as resources:
+        await _apply_catalog(resources, reporter)
         demo = await demo_account(resources, base_url)
         account = await resources.accounts.get(demo.account)
         adapters = await resources.catalog.adapters(account.id) if account else []
         return demo, adapters[0].id if adapters else None
+
+
+async def _apply_catalog(resources: Resources, reporter: Reporter) -> None:
+    """Apply the file as it is now; when it cannot be read, serve what was applied at an earlier start."""
+    try:
+        set_aside = [row.reason for row in await resources.catalog.seed()]
+    except CatalogError as error:
+        set_aside = [f"{error}; serving what was applied before"]
+    for reason in set_aside:
+        reporter.error(f"catalog: {reason}")
 
 
 def _stop_redis(settings: Settings) -> None:

@@ -1,5 +1,6 @@
 """Doctor checks for secrets, Redis, image storage, the catalog and adapter weights."""
 
+import asyncio
 import errno
 import fcntl
 import secrets
@@ -13,6 +14,7 @@ from serve_app.cli.checks import Check, fail, ok, warn
 from serve_app.domain.catalog import Adapter, BaseModel
 from serve_app.domain.errors import AdapterUnavailable, AtelierError, StoreUnavailable
 from serve_app.settings import Settings
+from serve_app.stores.catalog_digests import add_digests
 from serve_app.stores.catalog_file import CatalogError, read_catalog
 from serve_app.stores.embedded import running_redis, server_binary
 from serve_app.stores.images import ImageStore
@@ -125,10 +127,11 @@ async def check_storage(settings: Settings) -> list[Check]:
 
 async def check_catalog(settings: Settings, *, limit: int | None) -> list[Check]:
     try:
-        base_models, adapters = read_catalog(settings.catalog, settings.storage_options)
+        base_models, adapters, set_aside = await asyncio.to_thread(read_catalog, settings.catalog)
     except CatalogError as error:
         return [fail("catalog", str(error), "correct the file, or set ATELIER_CATALOG to another")]
     found = [ok("catalog", f"{settings.catalog}: base models {len(base_models)}, adapters {len(adapters)}")]
+    found += [fail("catalog", row.reason, "correct the row; the others are served") for row in set_aside]
     found += [finding for model in base_models.values() for finding in _check_base_model(model)]
     return found + await _check_weights(settings, list(adapters.values()), limit)
 
@@ -144,8 +147,9 @@ def _check_base_model(model: BaseModel) -> Iterable[Check]:
 
 async def _check_weights(settings: Settings, adapters: list[Adapter], limit: int | None) -> list[Check]:
     """Fetch adapters as a replica does, into a temporary directory."""
-    chosen = adapters[:limit]
-    refused: list[Check] = []
+    options = settings.storage_options
+    chosen, unreadable, _ = await asyncio.to_thread(add_digests, adapters[:limit], {}, options)
+    refused = [fail("catalog", row.reason, "put the file there") for row in unreadable]
     for adapter in chosen:
         with TemporaryDirectory() as place:
             try:

@@ -3,6 +3,7 @@
 from typing import Annotated
 
 import typer
+from rich.console import Group
 
 from serve_app.cli.accounts import AccountName, find_account
 from serve_app.cli.command import Result, store_command, table
@@ -22,39 +23,42 @@ async def list_loras(
 ) -> Result:
     """List the catalog's adapters."""
     if account is None:
-        adapters = resources.catalog.all()
+        adapters = await resources.catalog.all()
     else:
         adapters = await resources.catalog.adapters((await find_account(resources, account)).id)
     rows = [(adapter.name, adapter.id, adapter.base_model, _offered_to(adapter)) for adapter in adapters]
+    set_aside = await resources.catalog.set_aside()
+    listed = table(("NAME", "ID", "BASE MODEL", "OFFERED TO"), rows, empty="No adapters in the catalog.")
+    reported = "\n".join(f"Set aside: {row.reason}" for row in set_aside)
     return Result(
-        facts={"loras": [_facts(adapter) for adapter in adapters]},
-        shown=table(("NAME", "ID", "BASE MODEL", "OFFERED TO"), rows, empty="No adapters in the catalog."),
+        facts={"loras": [_facts(adapter) for adapter in adapters], "set_aside": [row._asdict() for row in set_aside]},
+        shown=Group(listed, reported) if reported else listed,
     )
 
 
 @store_command(app, "grant")
 async def grant(resources: Resources, lora: Lora, account: AccountName) -> Result:
-    """Allow an account to use an adapter, overriding the catalog file."""
-    adapter, found = _find(resources, lora), await find_account(resources, account)
+    """Allow an account to use an adapter, overriding whom it is offered to."""
+    adapter, found = await _find(resources, lora), await find_account(resources, account)
     await resources.catalog.grant(adapter.id, found.id)
     return _grant_result(adapter, found.name, "may use", allowed=True)
 
 
 @store_command(app, "revoke")
 async def revoke(resources: Resources, lora: Lora, account: AccountName) -> Result:
-    """Forbid an account to use an adapter, overriding the catalog file."""
-    adapter, found = _find(resources, lora), await find_account(resources, account)
+    """Forbid an account to use an adapter, overriding whom it is offered to."""
+    adapter, found = await _find(resources, lora), await find_account(resources, account)
     await resources.catalog.revoke(adapter.id, found.id)
     return _grant_result(adapter, found.name, "may not use", allowed=False)
 
 
-def _find(resources: Resources, id_or_name: str) -> Adapter:
-    adapter = resources.catalog.adapter(id_or_name)
+async def _find(resources: Resources, id_or_name: str) -> Adapter:
+    adapter = await resources.catalog.adapter(id_or_name)
     if adapter is not None:
         return adapter
-    named = [adapter for adapter in resources.catalog.all() if adapter.name.casefold() == id_or_name.casefold()]
+    named = [adapter for adapter in await resources.catalog.all() if adapter.name.casefold() == id_or_name.casefold()]
     if not named:
-        raise Failed(f"no adapter {id_or_name!r} in {resources.settings.catalog} (see: atelier loras list)")
+        raise Failed(f"no adapter {id_or_name!r} (see: atelier loras list)")
     if len(named) > 1:
         raise Failed(f"{len(named)} adapters are named {id_or_name!r}: give the id")
     return named[0]

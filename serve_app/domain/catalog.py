@@ -1,7 +1,9 @@
 """Base models and LoRA adapters on offer, as data."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,8 +20,9 @@ class BaseModel:
 class Adapter:
     """A LoRA adapter: `lora_id` of variant A, `model_id` of variant B.
 
-    `file` is a URI of a safetensors file; `sha256` (hex) is the identity of its weights;
-    `accounts` names who may use it, and None means everyone.
+    `file` is a URI of a safetensors file, or of a folder as PEFT saves one; `sha256` (hex) is the identity of its weights;
+    `accounts` names who may use it, and None means everyone. An adapter with an `owner` (an account's id) is that account's,
+    one without is the operator's.
     """
 
     id: str
@@ -30,7 +33,7 @@ class Adapter:
     sha256: str
     base_model: str
     accounts: frozenset[str] | None = None
-
-    def is_open_to(self, *names: str) -> bool:
-        """Whether the catalog file lets an account of one of these names use it. Grants and denials take precedence."""
-        return self.accounts is None or not self.accounts.isdisjoint(names)
+    is_folder: bool = False
+    owner: str = ""
+    found: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What validation saw in the file; empty for a row of the catalog file."""

@@ -1,9 +1,7 @@
 """Runs generation jobs on the engine."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
 
-from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import AdapterUnavailable, FailureCode, StoreUnavailable
 from serve_app.domain.jobs import Claim, Failure, JobKind
 from serve_app.domain.requests import GenerationRequest
@@ -67,7 +65,7 @@ class GenerationExecutor:
 
     async def _fetch(self, lora_id: str, group: str) -> tuple[AdapterFile, str]:
         """Fetch the adapter's file to this machine; return it and the base model it belongs to."""
-        adapter = await self._adapter(lora_id)
+        adapter = await self._resources.catalog.adapter(lora_id)
         if adapter is None:
             raise StartError(_lora_unavailable("The LoRA is no longer in the catalog."), retry=False)
         self._fetching[group] = self._fetching.get(group, 0) + 1
@@ -81,13 +79,6 @@ class GenerationExecutor:
             if not self._fetching[group]:
                 del self._fetching[group]
         return AdapterFile(id=adapter.sha256, path=path), adapter.base_model
-
-    async def _adapter(self, lora_id: str) -> Adapter | None:
-        """Look the adapter up in the catalog, which is read again when it does not know it."""
-        catalog = self._resources.catalog
-        if catalog.adapter(lora_id) is None:
-            await asyncio.to_thread(catalog.reload)
-        return catalog.adapter(lora_id)
 
 
 def _lora_unavailable(message: str) -> Failure:

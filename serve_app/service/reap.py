@@ -1,4 +1,4 @@
-"""Housekeeping: leases that ran out, jobs that waited too long, objects that no record names."""
+"""Housekeeping: leases that ran out, jobs that waited too long, objects that no record names, the catalog file."""
 
 import asyncio
 import logging
@@ -8,6 +8,7 @@ from datetime import UTC, date, datetime, timedelta
 from serve_app.domain.errors import AtelierError
 from serve_app.domain.jobs import Job
 from serve_app.service.resources import Resources
+from serve_app.service.seed import CatalogFollower
 from serve_app.stores.images import IMAGES
 
 _log = logging.getLogger(__name__)
@@ -18,12 +19,20 @@ SWEEP_EVERY = timedelta(hours=1)
 
 
 async def reap_forever(
-    resources: Resources, *, every: timedelta = timedelta(seconds=1), sweep_every: timedelta = SWEEP_EVERY
+    resources: Resources,
+    *,
+    every: timedelta = timedelta(seconds=1),
+    sweep_every: timedelta = SWEEP_EVERY,
+    look_every: timedelta = timedelta(seconds=1),
 ) -> None:
-    """Reap and sweep until cancelled, through any outage; restart the embedded Redis. Any number of processes may."""
+    """Reap, sweep and follow the catalog file until cancelled, through any outage; restart the embedded Redis.
+
+    Any number of processes may.
+    """
     async with asyncio.TaskGroup() as group:
         group.create_task(_reap_loop(resources, every))
         group.create_task(_sweep_loop(resources, sweep_every))
+        group.create_task(_catalog_loop(resources, look_every))
 
 
 async def _reap_loop(resources: Resources, every: timedelta) -> None:
@@ -69,6 +78,16 @@ async def _sweep_loop(resources: Resources, every: timedelta) -> None:
                 _log.info("the sweeper removed %d objects", removed)
         except Exception as error:  # noqa: BLE001 - a storage that is down today is swept tomorrow
             _log.warning("sweeping failed, trying again in %s: %s", every, error)
+        await _pause(every)
+
+
+async def _catalog_loop(resources: Resources, every: timedelta) -> None:
+    follower = CatalogFollower(resources)
+    while True:
+        try:
+            await follower.look()
+        except Exception as error:  # noqa: BLE001 - the file is looked at again, whatever this failure was
+            _log.warning("following the catalog file failed, trying again: %s", error)
         await _pause(every)
 
 

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from serve_app.domain.errors import AtelierError
+from serve_app.domain.errors import AtelierError, StoreUnavailable
 from serve_app.domain.jobs import JobKind
 from serve_app.settings import Settings
 from serve_app.stores.accounts import AccountStore
@@ -105,7 +105,7 @@ async def open_resources(
             sessions=SessionStore(client, settings),
             sign_ins=SignIns(client),
             throttle=Throttle(client),
-            catalog=await asyncio.to_thread(CatalogStore, client, settings),
+            catalog=CatalogStore(client, settings),
             images=images,
             disk=DiskReserve(settings, images.local_folder),
             weights=WeightStore(settings),
@@ -114,9 +114,18 @@ async def open_resources(
             always_on=always_on,
             hint=hint,
         )
+        await _seed_once(resources.catalog)
         try:
             yield resources
         finally:
             await asyncio.gather(*resources.background, return_exceptions=True)
     finally:
         await client.aclose()
+
+
+async def _seed_once(catalog: CatalogStore) -> None:
+    """Apply the catalog file to a Redis without one; while Redis is away, that is left to whoever opens it next."""
+    try:
+        await catalog.seed_once()
+    except StoreUnavailable as outage:
+        _log.info("the catalog was not looked for: %s", outage.message)

@@ -57,18 +57,8 @@ async def _shielded(resources: Resources, work: Coroutine[Any, Any, Acceptance])
 async def _generate(
     resources: Resources, caller: Caller, request: GenerationRequest, idempotency_key: str | None, body_sha256: str
 ) -> Acceptance:
-    """Ask Redis about an adapter that does not exist, too: its refusal has the same message and takes as long."""
-    adapter = resources.catalog.adapter(request.lora_id)
-    return await _accept(
-        resources,
-        caller,
-        request,
-        idempotency_key,
-        body_sha256,
-        group=adapter.sha256 if adapter else "",
-        adapter_id=adapter.id if adapter else "",
-        is_open=adapter is not None and adapter.is_open_to(caller.account_id, caller.account_name),
-    )
+    """The accept itself asks for the adapter: one that does not exist is refused as one that is not the account's."""
+    return await _accept(resources, caller, request, idempotency_key, body_sha256, adapter_id=request.lora_id)
 
 
 async def _upscale(
@@ -103,9 +93,7 @@ async def _accept(
     idempotency_key: str | None,
     body_sha256: str,
     *,
-    group: str = "",
     adapter_id: str = "",
-    is_open: bool = True,
 ) -> Acceptance:
     await resources.disk.check()
     kind = kind_of(request)
@@ -114,13 +102,11 @@ async def _accept(
         variant=caller.variant,
         account_id=caller.account_id,
         request=request,
-        group=group,
         idempotency_key=idempotency_key,
         body_sha256=body_sha256,
         share=plan_share(caller.plan, resources.settings.plan_table.values()),
         rate_token=caller.rate_token,
         adapter_id=adapter_id,
-        is_open=is_open,
     )
     if resources.hint is not None and not acceptance.replayed:
         resources.spawn(_hint(resources, kind, acceptance.job.id))

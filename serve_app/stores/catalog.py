@@ -1,69 +1,136 @@
-"""The catalog: the file's content, and the grants and denials that operators add."""
+"""The catalog: LoRA adapters in Redis, who may use them, and the catalog file that seeds it.
 
+Nothing of it is held by a process: what one changes, every other serves with its next request.
+"""
+
+import asyncio
+import json
+import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, cast
 
 from redis.asyncio import Redis
 
 from serve_app.domain.catalog import Adapter, BaseModel
 from serve_app.settings import Settings
-from serve_app.stores.catalog_file import read_catalog
+from serve_app.stores.catalog_digests import add_digests
+from serve_app.stores.catalog_file import CatalogError, SetAside, read_catalog
+from serve_app.stores.lora_records import REGISTERED, file_row, order_of, read_record, write_record
 from serve_app.stores.redis_keys import redis_key
+from serve_app.stores.script import Script
+
+_log = logging.getLogger(__name__)
 
 ALLOW, DENY = "allow", "deny"
+_AT_ONCE = 500
+"""Records read in one round trip."""
 
 
 class CatalogStore:
-    """Base models and adapters, and who may use them. The file is read once; `reload()` reads it again."""
+    """LoRA adapters, grants and denials. Base models stay in the file, which replicas read when they start."""
 
     def __init__(self, redis: Redis, settings: Settings) -> None:
         self._redis = cast(Any, redis)
         self._settings = settings
-        self.reload()
+        names = ("apply_catalog", "register_lora", "remove_lora", "grant_lora", "list_loras")
+        self._scripts = {name: Script(redis, name) for name in names}
 
-    def reload(self) -> None:
-        """Read the file again, all or nothing. Raises `CatalogError`."""
-        self._catalog = read_catalog(self._settings.catalog, self._settings.storage_options)
-
-    def base_models(self) -> list[BaseModel]:
-        return list(self._catalog.base_models.values())
-
-    def all(self) -> list[Adapter]:
-        """List every adapter; for operators and replicas."""
-        return list(self._catalog.adapters.values())
-
-    def adapter(self, lora_id: str) -> Adapter | None:
-        return self._catalog.adapters.get(lora_id)
+    async def adapter(self, lora_id: str) -> Adapter | None:
+        fields: dict[str, str] = await self._redis.hgetall(redis_key("lora", lora_id))
+        return read_record(lora_id, fields) if fields else None
 
     async def adapters(self, account_id: str) -> list[Adapter]:
-        """List the adapters that the account may use, in the file's order."""
-        names, grants = await self._names_and_grants(account_id)
-        return [adapter for adapter in self.all() if _may_use(adapter, names, grants)]
+        """List the adapters that the account may use, oldest first; costs by these, not by how many there are."""
+        rows: list[tuple[str, list[str]]] = await self._scripts["list_loras"](account=account_id)
+        return [read_record(lora_id, _fields(flat)) for lora_id, flat in rows]
+
+    async def all(self) -> list[Adapter]:
+        """List every adapter, oldest first; for operators."""
+        ids: list[str] = await self._redis.zrange(redis_key("loras"), 0, -1)
+        found: list[Adapter] = []
+        for start in range(0, len(ids), _AT_ONCE):
+            found += await self._read(ids[start : start + _AT_ONCE])
+        return found
+
+    async def open_adapter_id(self) -> str | None:
+        """The oldest adapter that everyone may use, for examples."""
+        ids: list[str] = await self._redis.zrange(redis_key("loras_open"), 0, 0)
+        return ids[0] if ids else None
 
     async def grant(self, lora_id: str, account_id: str) -> bool:
-        """Allow the account the adapter, over the file; False when there is no such adapter."""
+        """Allow the account the adapter, over its record; False when there is no such adapter."""
         return await self._decide(lora_id, account_id, ALLOW)
 
     async def revoke(self, lora_id: str, account_id: str) -> bool:
-        """Deny the account the adapter, over the file; False when there is no such adapter."""
+        """Deny the account the adapter, over its record; False when there is no such adapter."""
         return await self._decide(lora_id, account_id, DENY)
 
+    async def register(self, adapter: Adapter) -> bool:
+        """Add an adapter that is in no file; False when its id is in use."""
+        record = json.dumps(write_record(adapter, REGISTERED))
+        return await self._scripts["register_lora"](lora=adapter.id, order=order_of(adapter), record=record) == 1
+
+    async def remove(self, lora_id: str) -> str:
+        """Remove a registered adapter and its grants: `removed`, `unknown`, or `file` for one of the catalog file."""
+        return await self._scripts["remove_lora"](lora=lora_id)
+
+    async def base_models(self) -> list[BaseModel]:
+        """The file's base models; while it cannot be read, those that were applied last. Raises `CatalogError`."""
+        try:
+            catalog = await asyncio.to_thread(read_catalog, self._settings.catalog)
+        except CatalogError as error:
+            applied: str | None = await self._redis.hget(redis_key("catalog"), "base_models")
+            if applied is None:
+                raise
+            _log.warning("using the base models that were applied last: %s", error)
+            return [BaseModel(**row) for row in json.loads(applied)]
+        return list(catalog.base_models.values())
+
+    async def seed_once(self) -> None:
+        """Apply the catalog file where none has been: a new Redis. Raises `CatalogError`."""
+        if not await self._redis.exists(redis_key("catalog")):
+            await self.seed()
+
+    async def seed(self) -> Sequence[SetAside]:
+        """Make the adapters of the catalog file those that the file names now; return the rows that are set aside.
+
+        A row that is set aside keeps what was applied of it. Registered adapters stay. Raises `CatalogError` for a file that
+        cannot be read as a whole: then everything stays as it was applied.
+        """
+        catalog = await asyncio.to_thread(read_catalog, self._settings.catalog)
+        known: dict[str, str] = await self._redis.hgetall(redis_key("catalog_digests"))
+        adapters = list(catalog.adapters.values())
+        digested = await asyncio.to_thread(add_digests, adapters, known, self._settings.storage_options)
+        set_aside = [*catalog.set_aside, *digested.set_aside]
+        taken: list[str] = await self._scripts["apply_catalog"](
+            rows=json.dumps([file_row(adapter, place) for place, adapter in enumerate(digested.adapters)]),
+            kept=json.dumps([row.id for row in set_aside if row.id]),
+            set_aside=json.dumps(set_aside),
+            base_models=json.dumps([asdict(model) for model in catalog.base_models.values()]),
+            digests=json.dumps(digested.known),
+        )
+        return [*set_aside, *map(_taken, taken)]
+
+    async def set_aside(self) -> list[SetAside]:
+        """The rows of the file that were set aside when it was applied last."""
+        rows, taken = await self._redis.hmget(redis_key("catalog"), "set_aside", "taken")
+        return [*(SetAside(*row) for row in json.loads(rows or "[]")), *map(_taken, (taken or "").split())]
+
     async def _decide(self, lora_id: str, account_id: str, decision: str) -> bool:
-        if self.adapter(lora_id) is None:
-            return False
-        await self._redis.hset(redis_key("grants", account_id), lora_id, decision)
-        return True
+        return await self._scripts["grant_lora"](lora=lora_id, account=account_id, decision=decision) == 1
 
-    async def _names_and_grants(self, account_id: str) -> tuple[Sequence[str], Mapping[str, str]]:
-        """Return the names by which the file may list the account, and its grants."""
+    async def _read(self, ids: Sequence[str]) -> list[Adapter]:
         pipeline = self._redis.pipeline(transaction=False)
-        pipeline.hget(redis_key("account", account_id), "name")
-        pipeline.hgetall(redis_key("grants", account_id))
-        name, grants = await pipeline.execute()
-        return (account_id, name or ""), grants
+        for lora_id in ids:
+            pipeline.hgetall(redis_key("lora", lora_id))
+        records: list[dict[str, str]] = await pipeline.execute()
+        return [read_record(lora_id, record) for lora_id, record in zip(ids, records, strict=True) if record]
 
 
-def _may_use(adapter: Adapter, names: Sequence[str], grants: Mapping[str, str]) -> bool:
-    """Decide as `accept.lua` does for a job."""
-    grant = grants.get(adapter.id)
-    return adapter.is_open_to(*names) if grant is None else grant == ALLOW
+def _fields(flat: Sequence[str]) -> Mapping[str, str]:
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _taken(lora_id: str) -> SetAside:
+    return SetAside(lora_id, f"adapter {lora_id}: a LoRA with this id is registered")

@@ -103,18 +103,17 @@ class JobQueue:
         variant: Variant,
         account_id: str,
         request: Request,
-        group: str,
+        group: str = "",
         idempotency_key: str | None = None,
         body_sha256: str = "",
         share: float = 1.0,
         rate_token: str = "",
         adapter_id: str = "",
-        is_open: bool = True,
     ) -> Acceptance:
         """Make a job of a request, whole or not at all.
 
         `share` is the account's share of a busy queue; `rate_token` the counted request that is refunded if the job fails by
-        our fault. The account may use the adapter if the operator's last grant or denial says so, else if `is_open`.
+        our fault. The account must be allowed to use the adapter `adapter_id`, whose weights are then the job's group.
 
         Raises `Forbidden`; `QueueFull`; `IdempotencyConflict` when the key came with another body before.
         """
@@ -136,7 +135,6 @@ class JobQueue:
             "idempotency_ms": milliseconds(self._settings.idempotency_life),
             "index_ms": self._index_ms,
             "adapter": adapter_id,
-            "is_open": is_open,
             "version": RECORD_VERSION,
         }
         accept, replicas = self.scripts["accept"], self._settings.accept_replicas

@@ -87,8 +87,17 @@ KEY_MAP: tuple[Key, ...] = (
     ),
     Key("sign_in_tries:*", "string", "an hour after the last try", "account → tries to sign in, from everywhere"),
     Key("throttle:*", "string", "the limit's window", "forms that were sent, by digest of the form"),
-    Key("grants:*", "hash", "permanent", "account → adapter id → allow or deny, over the catalog file"),
     Key("start_failure:*", "string", "an hour", "kind → why the last worker that tried could not start"),
+    Key("grants:*", "hash", "permanent", "account → LoRA id → allow or deny, over the LoRA's record"),
+    Key("granted:*", "set", "permanent: until the LoRA is removed", "LoRA id → accounts with a grant or denial"),
+    Key("lora:*", "hash", "permanent", "a LoRA: name, weights, base model, owner, to whom it is offered"),
+    Key("loras", "zset", "permanent", "LoRA ids by creation (µs; those of one ms in the file's order)"),
+    Key("loras_open", "zset", "permanent", "the same, of those that everyone may use"),
+    Key("loras_owned:*", "zset", "permanent", "account → the same, of its own"),
+    Key("loras_offered:*", "zset", "permanent", "account id or name → the same, of those whose record names it"),
+    Key("catalog", "hash", "permanent", "when the catalog file was applied, its base models, rows that are set aside"),
+    Key("catalog_rows", "set", "permanent", "LoRA ids that the catalog file holds"),
+    Key("catalog_digests", "hash", "permanent: of the file's rows", "weight file → its version and SHA-256"),
     Key("sweep_lock", "string", "the sweeper's interval", "who is looking for orphaned objects"),
 )
 """Every key there is. The key-leak test walks the server and fails on anything else."""

@@ -216,8 +216,8 @@ async def test_any_other_path_is_404_and_nothing_redirects(
 
 @pytest.fixture
 async def broken(service: TestService, member: Member) -> AsyncIterator[httpx.AsyncClient]:
-    """The application without a catalog: every use of it raises."""
-    resources = replace(service.resources, catalog=None)  # pyright: ignore[reportArgumentType]
+    """The application without a queue and a catalog: every use of them raises."""
+    resources = replace(service.resources, queue=None, catalog=None)  # pyright: ignore[reportArgumentType]
     async with client_of(create_app(resources)) as client:
         yield client
 

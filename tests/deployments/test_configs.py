@@ -15,8 +15,7 @@ from deployments.args import AppArgs, ScaleArgs
 from deployments.config import ConfigError, ServeConfig, read_config
 from serve_app.domain.requests import Variant
 from serve_app.settings import Settings
-from serve_app.stores.catalog import CatalogStore
-from serve_app.stores.redis import connect
+from serve_app.stores.catalog_file import read_catalog
 from tests.support import ROOT
 
 CONFIGS = ROOT / "configs"
@@ -103,12 +102,12 @@ def test_a_fraction_of_a_card_caps_its_memory() -> None:
     assert AppArgs.model_validate({"generator": {"num_gpus": 1, "memory_fraction": 0.9}}).generator.memory_share == 0.9
 
 
-async def test_the_shipped_catalog_is_whole(settings: Settings, redis_url: str) -> None:
-    client = connect(redis_url)
-    catalog = CatalogStore(client, settings.model_copy(update={"catalog": CONFIGS / "catalog.yaml"}))
-    await client.aclose()
-    assert len(catalog.all()) == 8
-    assert all(len(adapter.id) == len("model_") + 26 for adapter in catalog.all())
+def test_the_shipped_catalog_is_whole() -> None:
+    catalog = read_catalog(CONFIGS / "catalog.yaml")
+    assert not catalog.set_aside
+    assert len(catalog.adapters) == 8
+    assert all(len(lora_id) == len("model_") + 26 for lora_id in catalog.adapters)
+    assert all(Path(adapter.file).is_file() for adapter in catalog.adapters.values())
 
 
 def test_the_example_plans_are_read(settings: Settings) -> None:

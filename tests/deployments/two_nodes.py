@@ -86,7 +86,7 @@ async def new_key() -> tuple[str, str]:
     async with open_resources(Settings()) as resources:
         account = await resources.accounts.create("two-nodes", plan_a="enterprise")
         _, secret = await resources.api_keys.create(account.id, interfaces=frozenset({Variant.A}))
-        return secret, resources.catalog.all()[0].id
+        return secret, (await resources.catalog.all())[0].id
 
 
 def field_of(ids: list[str], field: str, *, state: str) -> set[str]:

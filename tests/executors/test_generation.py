@@ -150,7 +150,7 @@ async def test_a_lora_that_left_the_catalog_is_no_reason_to_retry(executor: Gene
 async def test_an_adapter_is_resident_while_it_is_fetched_and_after(
     executor: GenerationExecutor, resources: Resources, engine: Engine
 ) -> None:
-    adapter = resources.catalog.adapter(REQUEST.lora_id)
+    adapter = await resources.catalog.adapter(REQUEST.lora_id)
     assert adapter is not None
     claim = dataclasses.replace(claim_of(REQUEST), group=adapter.sha256)
     await executor.start(claim, ["1"])

@@ -66,7 +66,7 @@ class Environment:
     ) -> str:
         """Ask once. An id that comes back is noted as acknowledged; `StoreUnavailable` means that nothing was promised."""
         request = picture(steps=steps, seed=seed, prompt=prompt, lora=lora, size=size)
-        adapter = self.resources.catalog.adapter(request.lora_id)
+        adapter = await self.resources.catalog.adapter(request.lora_id)
         acceptance = await (queue or self.resources.queue).accept(
             job_id=job_id or new_job_id(JobKind.GENERATION),
             variant=Variant.A,

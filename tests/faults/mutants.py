@@ -80,14 +80,16 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("a key is everyone's", "accept", "K('idempotency:' .. account .. ':'", "K('idempotency:' .. ':'"),
     Mutant("a repeated accept writes again", "accept", "if redis.call('EXISTS', K('job:' .. job_id)) == 1", "if false"),
     # who may use an adapter, asked at the accept, the claim, each heartbeat and the commit
-    Mutant(
-        "a denial is ignored", "queue", "decision ~= 'deny' and (decision ~= false or is_open)", "decision or is_open"
-    ),
-    Mutant("a grant is ignored", "queue", "(decision ~= false or is_open)", "is_open"),
-    Mutant("the file is ignored", "queue", "(decision ~= false or is_open)", "true"),
+    Mutant("a denial is ignored", "queue", "if grant then return", "if grant == 'allow' then return"),
+    Mutant("a grant is ignored", "queue", "if grant then return", "if grant == 'deny' then return"),
+    Mutant("a grant outlives its LoRA", "queue", "if not record[1] then return false end", ""),
+    Mutant("what is open to all is refused", "queue", "record[2] == '1' or ", ""),
+    Mutant("an owner is refused", "queue", " or record[1] == account then", " then"),
+    Mutant("an offer to an account is ignored", "queue", "K('loras_offered:' .. account)", "K('loras_offered:')"),
+    Mutant("an offer to a name is ignored", "queue", "K('loras_offered:' .. name)", "K('loras_offered:')"),
     Mutant("a grant is everyone's", "queue", "K('grants:' .. account)", "K('grants:')"),
-    Mutant("accept does not ask", "accept", "not may_use_adapter(account, adapter, is_open)", "false"),
-    Mutant("accept forgets the file's word", "accept", "is_open and 1 or 0", "1"),
+    Mutant("accept does not ask", "accept", "if not may_use_adapter(account, adapter) then", "if false then"),
+    Mutant("a job is in no group", "accept", "group = redis.call('HGET', K('lora:' .. adapter), 'sha256')", ""),
     Mutant("claim does not ask", "claim", "if keeps_adapter(job) then", "if true then"),
     Mutant("an upscale needs an adapter", "queue", "return job.adapter == '' or may_use", "return may_use"),
     Mutant("a job that claim ended stays queued", "claim", "    dequeue(job)\n    end_forbidden", "    end_forbidden"),

@@ -164,7 +164,7 @@ class Ingress:
 
     async def post(self, key: str) -> httpx.Response:
         """Ask for an image; an acknowledged id is in the acknowledged."""
-        lora = self._scene.resources.catalog.all()[0].id
+        lora = (await self._scene.resources.catalog.all())[0].id
         answer = await self._client.post(
             "/v1/generate", json=BODY | {"model_id": lora}, headers=self._member.b | {"Idempotency-Key": key}
         )

@@ -22,7 +22,9 @@ from serve_app.stores.script import Rewrite
 from tests.audit import audit
 from tests.rewriting import replacing
 from tests.service.scripted_executor import ACCOUNT, Result, ScriptedExecutor, accept, until, working
-from tests.support import wait_until
+from tests.support import adapter_id, wait_until
+
+NEON = adapter_id("neon")
 
 BROKEN = Failure(code=FailureCode.GENERATION_FAILED, message="The decoder's output is not finite.")
 TOO_LARGE = Failure(code=FailureCode.OUT_OF_MEMORY, message="The image does not fit into the device's memory.")
@@ -115,15 +117,15 @@ async def test_a_job_whose_account_may_no_longer_use_its_adapter_fails_and_leave
     resources: Resources, redis_db: redis.Redis, results: tuple[Result, ...]
 ) -> None:
     executor = ScriptedExecutor(*results)
-    job_id = await accept(resources, images=2, adapter_id="model_x")
+    job_id = await accept(resources, images=2, adapter_id=NEON)
     is_committed = "hang" not in results
-    deny = "redis.call('HSET', K('grants:' .. job.account), 'model_x', 'deny')\n"
+    deny = f"redis.call('HSET', K('grants:' .. job.account), '{NEON}', 'deny')\n"
     asked = "if not keeps_adapter(job) then"
     stores = _with_queue(resources, replacing("finish", asked, deny + asked)) if is_committed else resources
     async with working(stores, executor):
         if not is_committed:
             await wait_until(lambda: _stored(resources))
-            redis_db.hset(redis_key("grants", ACCOUNT), "model_x", "deny")
+            redis_db.hset(redis_key("grants", ACCOUNT), NEON, "deny")
         await until(resources, job_id, JobState.FAILED)
         await wait_until(lambda: not _stored(resources))
     failure = (await _job(resources, job_id)).failure

@@ -52,7 +52,7 @@ async def test_a_generation_waits_in_the_group_of_its_weights(resources: Resourc
     accepted = await generate(resources, caller, REQUEST)
     assert accepted.job.id.startswith("gen_")
     (claim,) = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce="n")
-    adapter = resources.catalog.adapter(REQUEST.lora_id)
+    adapter = await resources.catalog.adapter(REQUEST.lora_id)
     assert adapter is not None
     assert (claim.group, claim.account_id, claim.request) == (adapter.sha256, caller.account_id, REQUEST)
 

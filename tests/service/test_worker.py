@@ -89,7 +89,7 @@ def picture(*, seed: int = 7, n: int = 1, steps: int = SHORT, lora: str = "outli
 
 async def accept(resources: Resources, request: Request) -> str:
     kind = JobKind.UPSCALE if isinstance(request, UpscaleRequest) else JobKind.GENERATION
-    adapter = resources.catalog.adapter(request.lora_id) if isinstance(request, GenerationRequest) else None
+    adapter = await resources.catalog.adapter(request.lora_id) if isinstance(request, GenerationRequest) else None
     acceptance = await resources.queue.accept(
         job_id=new_job_id(kind),
         variant=Variant.A,

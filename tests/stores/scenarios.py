@@ -504,69 +504,65 @@ async def an_idempotency_key_is_one_accounts_own(open_queue: OpenQueue) -> None:
 
 
 async def an_adapter_is_asked_about_at_the_accept(open_queue: OpenQueue) -> None:
-    """The last grant or denial counts, else the file."""
+    """The last grant or denial counts, else to whom the LoRA is offered."""
     queue = open_queue()
     request = GenerationRequest(prompt="a boat", lora_id="model_x", seeds=(1,))
 
-    async def is_taken(job_id: str, *, is_open: bool, account: str = "ann", adapter_id: str = "model_x") -> bool:
+    async def is_taken(job_id: str, adapter_id: str, account: str = "ann") -> bool:
         accept = queue.accept(
-            job_id=job_id,
-            variant=Variant.A,
-            account_id=account,
-            request=request,
-            group="g",
-            adapter_id=adapter_id,
-            is_open=is_open,
+            job_id=job_id, variant=Variant.A, account_id=account, request=request, adapter_id=adapter_id
         )
         try:
             return (await accept).job.id == job_id
         except Forbidden:
             return False
 
-    assert [await is_taken(f"j{is_open}", is_open=is_open) for is_open in (True, False)] == [True, False]
-    queue.sync.hset(redis_key("grants", "ann"), "model_x", "allow")
-    assert await is_taken("granted", is_open=False)
-    assert not await is_taken("other adapter", is_open=False, adapter_id="model_y")
-    assert not await is_taken("other account", is_open=False, account="bob")
-    assert not await is_taken("unknown", is_open=False, adapter_id="")
-    queue.sync.hset(redis_key("grants", "ann"), "model_x", "deny")
-    assert not await is_taken("denied", is_open=True)
-    assert await is_taken("granted", is_open=False), "the call that was repeated had been accepted"
-    assert (await queue.reader.backlog(JobKind.GENERATION)).ready == 2, "what was refused is in the queue"
+    _offer(queue, "open", is_open=True)
+    _offer(queue, "own", owner="ann")
+    _offer(queue, "offered", to="ann")
+    _offer(queue, "named", to="Ann & Co")
+    _offer(queue, "closed")
+    usable = ["open", "own", "offered", "named"]
+    queue.sync.hset(redis_key("account", "ann"), "name", "Ann & Co")
+    assert [await is_taken(f"to ann: {lora}", lora) for lora in usable] == [True] * 4
+    assert [await is_taken(f"to bob: {lora}", lora, "bob") for lora in usable] == [True, False, False, False]
+    assert not await is_taken("closed", "closed")
+    assert not await is_taken("unknown", "gone")
+    assert queue.sync.hget(redis_key("job", "to ann: open"), "group") == "weights"
+    queue.sync.hset(redis_key("grants", "ann"), mapping={"closed": "allow", "gone": "allow"})
+    assert await is_taken("granted", "closed")
+    assert not await is_taken("granted, but gone", "gone")
+    assert not await is_taken("granted to another", "closed", "bob")
+    queue.sync.hset(redis_key("grants", "ann"), mapping=dict.fromkeys([*usable, "closed"], "deny"))
+    assert not any([await is_taken(f"denied: {lora}", lora) for lora in [*usable, "closed"]])
+    assert await is_taken("granted", "closed"), "the call that was repeated had been accepted"
+    assert (await queue.reader.backlog(JobKind.GENERATION)).ready == 6, "what was refused is in the queue"
 
 
 async def an_adapter_is_asked_about_until_the_end(open_queue: OpenQueue) -> None:
     """A job whose account may no longer use its adapter fails at its next claim, heartbeat or commit; nobody else's does."""
     queue = open_queue()
-    grants = redis_key("grants", "ann")
-    for adapter_id in ("model_waits", "model_gone", "model_runs", "model_ends", "model_file"):
-        queue.sync.hset(grants, adapter_id, "allow")
-    waits, gone, runs, ends, of_file, of_bob, of_none = [
-        (await _accept(queue, account, 1, adapter_id=adapter_id, is_open=is_open))[0]
-        for account, adapter_id, is_open in (
-            ("ann", "model_waits", False),
-            ("ann", "model_gone", False),
-            ("ann", "model_runs", False),
-            ("ann", "model_ends", False),
-            ("ann", "model_file", True),
-            ("bob", "model_waits", True),
-            ("bob", "", True),
-        )
-    ]
-    queue.sync.hset(grants, "model_waits", "deny")
-    queue.sync.hdel(grants, "model_gone", "model_file")
+    names = ("waits", "withdrawn", "removed", "runs", "ends", "open")
+    for name in names:
+        _offer(queue, name, to="bob", is_open=name == "open")
+    queue.sync.hset(redis_key("grants", "ann"), mapping=dict.fromkeys(names, "allow"))
+    of_ann = {name: (await _accept(queue, "ann", 1, adapter_id=name))[0].id for name in names}
+    of_others = [(await _accept(queue, "bob", 1, adapter_id=name))[0].id for name in ("waits", "")]
+    queue.sync.hset(redis_key("grants", "ann"), "waits", "deny")
+    queue.sync.hdel(redis_key("grants", "ann"), "withdrawn", "open")
+    queue.sync.delete(redis_key("lora", "removed"))
     leases = {lease.job_id: lease for lease in await _claim(queue, "w1", limit=8)}
-    assert set(leases) == {job.id for job in (runs, ends, of_file, of_bob, of_none)}
+    assert set(leases) == {of_ann["runs"], of_ann["ends"], of_ann["open"], *of_others}
     assert {await queue.heartbeat(lease, progress=1) for lease in leases.values()} == {HeartbeatReply.OK}
-    queue.sync.hset(grants, "model_runs", "deny")
-    assert await queue.heartbeat(leases[runs.id], progress=1) is HeartbeatReply.FORBIDDEN
-    assert await queue.fail(leases[runs.id], FAILURE, retry=False) is CommitReply.OK
-    queue.sync.hset(grants, "model_ends", "deny")
-    assert await queue.finish(leases[ends.id], [], seconds=1.0) is CommitReply.FORBIDDEN
-    for job in (of_file, of_bob, of_none):
-        await _finish(queue, leases[job.id], seconds=1.0)
-    for job in (waits, gone, ends):
-        ended = await queue.reader.find(job.id)
+    queue.sync.hset(redis_key("grants", "ann"), "runs", "deny")
+    assert await queue.heartbeat(leases[of_ann["runs"]], progress=1) is HeartbeatReply.FORBIDDEN
+    assert await queue.fail(leases[of_ann["runs"]], FAILURE, retry=False) is CommitReply.OK
+    queue.sync.delete(redis_key("lora", "ends"))
+    assert await queue.finish(leases[of_ann["ends"]], [], seconds=1.0) is CommitReply.FORBIDDEN
+    for job_id in (of_ann["open"], *of_others):
+        await _finish(queue, leases[job_id], seconds=1.0)
+    for name in ("waits", "withdrawn", "removed", "ends"):
+        ended = await queue.reader.find(of_ann[name])
         assert ended is not None
         assert ended.failure is not None
         assert ended.failure.code is FailureCode.LORA_UNAVAILABLE
@@ -575,7 +571,8 @@ async def an_adapter_is_asked_about_until_the_end(open_queue: OpenQueue) -> None
 
 async def one_claim_ends_a_bounded_number_of_jobs(open_queue: OpenQueue) -> None:
     queue = open_queue()
-    await _accept(queue, "ann", 40, adapter_id="model_x", is_open=True)
+    _offer(queue, "model_x", is_open=True)
+    await _accept(queue, "ann", 40, adapter_id="model_x")
     queue.sync.hset(redis_key("grants", "ann"), "model_x", "deny")
     for left in (8, 0):
         assert await _claim(queue, "w1", limit=8) == []
@@ -584,7 +581,8 @@ async def one_claim_ends_a_bounded_number_of_jobs(open_queue: OpenQueue) -> None
 
 async def a_forbidden_job_leaves_the_quarantine(open_queue: OpenQueue) -> None:
     queue = open_queue()
-    (job,) = await _accept(queue, "ann", 1, adapter_id="model_x", is_open=True)
+    _offer(queue, "model_x", is_open=True)
+    (job,) = await _accept(queue, "ann", 1, adapter_id="model_x")
     for _ in range(2):
         await _claim(queue, "w1")
         queue.advance(_lease_ms(queue) + 1)
@@ -683,6 +681,14 @@ def _lease_ms(queue: LogicalQueue) -> int:
     return round(queue.settings.lease.total_seconds() * 1000)
 
 
+def _offer(queue: LogicalQueue, lora_id: str, *, owner: str = "", is_open: bool = False, to: str = "") -> None:
+    """Write a LoRA's record."""
+    record = {"owner": owner, "open": "1" if is_open else "", "sha256": "weights"}
+    queue.sync.hset(redis_key("lora", lora_id), mapping=record)
+    if to:
+        queue.sync.zadd(redis_key("loras_offered", to), {lora_id: 1})
+
+
 async def _accept(
     queue: LogicalQueue,
     account: str,
@@ -693,7 +699,6 @@ async def _accept(
     share: float = 1.0,
     idempotency_key: str | None = None,
     adapter_id: str = "",
-    is_open: bool = True,
 ) -> Sequence[Job]:
     request = GenerationRequest(prompt="a boat", lora_id="model_x", seeds=tuple(range(images)))
     jobs: list[Job] = []
@@ -707,7 +712,6 @@ async def _accept(
             share=share,
             idempotency_key=idempotency_key,
             adapter_id=adapter_id,
-            is_open=is_open,
         )
         jobs.append(accepted.job)
     return jobs

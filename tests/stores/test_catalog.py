@@ -1,7 +1,9 @@
-"""The catalog: a file read once, with one clear error; grants over it."""
+"""The catalog in Redis: what one process changes, every other serves; the file seeds it without stopping it."""
 
-from collections.abc import Callable
-from datetime import UTC, date
+import os
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -9,170 +11,195 @@ import pytest
 import redis
 import yaml
 
+from serve_app.domain.catalog import Adapter
 from serve_app.service.resources import Resources, open_resources
 from serve_app.settings import Settings
 from serve_app.stores.catalog_file import CatalogError
-from tests.support import POCKET_ADAPTERS, PRIVATE_ADAPTER, adapter_id, write_safetensors
+from tests.audit import key_problems
+from tests.support import POCKET, POCKET_ADAPTERS, PRIVATE_ADAPTER, adapter_id, write_safetensors
 
-Row = dict[str, Any]
+Rows = list[dict[str, Any]]
+NEON = adapter_id("neon")
+REGISTERED = Adapter(
+    id="model_registered",
+    name="Mine",
+    description="",
+    created_at=datetime(2026, 11, 22, tzinfo=UTC),
+    file="memory://mine.safetensors",
+    sha256="1" * 64,
+    base_model="pocket",
+    accounts=frozenset(),
+    found={"rank": 16},
+)
 
 
-def _file(folder: Path, change: Callable[[Row], None] = lambda _: None) -> Path:
-    write_safetensors(folder / "loras" / "one.safetensors")
-    content: Row = {
-        "base_models": [{"id": "pocket", "folder": "../models/pocket"}],
-        "adapters": [
-            {
-                "id": "model_one",
-                "name": "One",
-                "description": "The first.",
-                "created_at": "2026-11-21T12:00:00Z",
-                "file": "loras/one.safetensors",
-                "base_model": "pocket",
-            }
-        ],
-    }
-    change(content)
-    path = folder / "catalog.yaml"
-    path.write_text(yaml.safe_dump(content))
-    return path
+@pytest.fixture
+async def other(settings: Settings, resources: Resources) -> AsyncIterator[Resources]:
+    """The stores of another process over the same Redis."""
+    async with open_resources(settings) as opened:
+        yield opened
+
+
+def _rewrite(settings: Settings, change: Callable[[Rows], object]) -> None:
+    content = yaml.safe_load(settings.catalog.read_text())
+    change(content["adapters"])
+    settings.catalog.write_text(yaml.safe_dump(content))
+
+
+async def _usable(resources: Resources, account_id: str) -> list[str]:
+    return [adapter.id for adapter in await resources.catalog.adapters(account_id)]
 
 
 async def test_everyone_sees_the_public_adapters_and_the_owner_its_own(resources: Resources) -> None:
     owner = await resources.accounts.create("owner")
-    other = await resources.accounts.create("other")
-    assert [adapter.id for adapter in await resources.catalog.adapters(other.id)] == [
-        adapter_id(name) for name in POCKET_ADAPTERS
-    ]
-    assert PRIVATE_ADAPTER in {adapter.id for adapter in await resources.catalog.adapters(owner.id)}
-    assert resources.catalog.adapter("model_unknown") is None
-    assert len(resources.catalog.all()) == 9
-    assert [base.id for base in resources.catalog.base_models()] == ["pocket"]
+    acme = await resources.accounts.create("acme")
+    assert await _usable(resources, acme.id) == [adapter_id(name) for name in POCKET_ADAPTERS]
+    assert PRIVATE_ADAPTER in await _usable(resources, owner.id)
+    assert await resources.catalog.adapter("model_unknown") is None
+    assert len(await resources.catalog.all()) == 9
+    assert [base.id for base in await resources.catalog.base_models()] == ["pocket"]
+    assert await resources.catalog.open_adapter_id() == adapter_id(POCKET_ADAPTERS[0])
 
 
-async def test_a_grant_and_a_revocation_hold_over_the_file(resources: Resources, settings: Settings) -> None:
-    other = await resources.accounts.create("other")
-    assert await resources.catalog.grant(PRIVATE_ADAPTER, other.id)
-    assert await resources.catalog.revoke(adapter_id("neon"), other.id)
-    async with open_resources(settings) as second:  # another process
-        usable = {adapter.id for adapter in await second.catalog.adapters(other.id)}
-        assert PRIVATE_ADAPTER in usable
-        assert adapter_id("neon") not in usable
-    assert not await resources.catalog.grant("model_unknown", other.id)
+async def test_rows_of_one_time_are_listed_in_the_files_order(resources: Resources, settings: Settings) -> None:
+    def at_one_time(rows: Rows) -> None:
+        rows.reverse()
+        for row in rows:
+            row["created_at"] = "2026-11-21T12:00:00Z"
+
+    _rewrite(settings, at_one_time)
+    await resources.catalog.seed()
+    names = [adapter.name.lower() for adapter in await resources.catalog.all()]
+    assert names == ["private", *reversed(POCKET_ADAPTERS)]
 
 
-def test_relative_paths_are_read_from_the_files_folder(
-    tmp_path: Path, settings: Settings, redis_db: redis.Redis
+async def test_a_grant_and_a_revocation_hold_over_the_record(resources: Resources, other: Resources) -> None:
+    acme = await resources.accounts.create("acme")
+    assert await resources.catalog.grant(PRIVATE_ADAPTER, acme.id)
+    assert await resources.catalog.revoke(NEON, acme.id)
+    usable = await _usable(other, acme.id)
+    assert PRIVATE_ADAPTER in usable
+    assert NEON not in usable
+    assert not await resources.catalog.grant("model_unknown", acme.id)
+
+
+async def test_a_registered_adapter_is_its_owners_and_as_it_was_written(resources: Resources, other: Resources) -> None:
+    acme, zeta = await resources.accounts.create("acme"), await resources.accounts.create("zeta")
+    mine = replace(REGISTERED, owner=acme.id)
+    assert await resources.catalog.register(mine)
+    assert await resources.catalog.register(mine), "the call that was repeated"
+    assert await other.catalog.adapter(mine.id) == mine
+    assert mine.id in await _usable(other, acme.id)
+    assert mine.id not in await _usable(other, zeta.id)
+    assert not await resources.catalog.register(replace(mine, id=NEON)), "an id of the file"
+
+
+async def test_what_is_removed_is_gone_everywhere_with_its_grants(
+    resources: Resources, other: Resources, redis_db: redis.Redis
 ) -> None:
-    store = _load(settings, _file(tmp_path))
-    (adapter,) = store.all()
-    assert adapter.file == str(tmp_path / "loras" / "one.safetensors")
-    assert len(adapter.sha256) == 64
-    assert store.base_models()[0].source == str((tmp_path / "../models/pocket").resolve())
+    acme, zeta = await resources.accounts.create("acme"), await resources.accounts.create("zeta")
+    mine = replace(REGISTERED, owner=acme.id, accounts=frozenset({"zeta"}))
+    await resources.catalog.register(mine)
+    await resources.catalog.grant(mine.id, zeta.id)
+    assert key_problems(redis_db) == []
+    assert await other.catalog.remove(mine.id) == "removed"
+    assert await other.catalog.remove(mine.id) == "unknown"
+    assert await resources.catalog.adapter(mine.id) is None
+    assert mine.id not in [*await _usable(resources, acme.id), *await _usable(resources, zeta.id)]
+    assert not [name for name in redis_db.scan_iter() if mine.id in str(name)]
+    await resources.catalog.register(replace(mine, accounts=frozenset()))
+    assert mine.id not in await _usable(resources, zeta.id), "an earlier grant came back with the id"
+    assert await resources.catalog.remove(NEON) == "file"
 
 
-@pytest.mark.parametrize(("config", "read"), [({}, "models/painting"), ({"config": "sdxl"}, "sdxl")])
-def test_a_base_model_may_be_one_file_with_a_config(tmp_path: Path, settings: Settings, config: Row, read: str) -> None:
-    row = {"id": "painting", "file": "models/painting.safetensors", **config}
-    store = _load(settings, _file(tmp_path, lambda content: content["base_models"].append(row)))
-    painting = store.base_models()[1]
-    assert painting.source == str(tmp_path / "models" / "painting.safetensors")
-    assert painting.config == str(tmp_path / read)
-    assert not store.base_models()[0].config
-
-
-def test_a_reload_takes_the_new_file_or_keeps_the_old(tmp_path: Path, settings: Settings) -> None:
-    path = _file(tmp_path)
-    store = _load(settings, path)
-    _file(tmp_path, lambda content: content["adapters"][0].update(name="Renamed"))
-    store.reload()
-    assert store.all()[0].name == "Renamed"
-    path.write_text("adapters: 3")
-    with pytest.raises(CatalogError):
-        store.reload()
-    assert store.all()[0].name == "Renamed"
-
-
-def _set(field: str, value: object) -> Callable[[Row], None]:
-    return lambda content: content["adapters"][0].update({field: value})
-
-
-def _base_model(**row: str) -> Callable[[Row], None]:
-    return lambda content: content["base_models"].append({"id": "more", **row})
-
-
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        (_set("id", "has space"), "adapters, row 1 .*id must be 1 to 128"),
-        (_set("id", None), "id must be text"),
-        (_set("name", ""), "name must be text"),
-        (lambda content: content["adapters"][0].pop("name"), r"row 1 \(model_one\): name is missing"),
-        (lambda content: content["adapters"][0].pop("id"), r"row 1 \(no id\): id is missing"),
-        (_set("created_at", "yesterday"), r"row 1 \(model_one\): created_at must be an ISO 8601 time"),
-        (_set("file", "loras/missing.safetensors"), "missing.safetensors cannot be read"),
-        (_set("sha256", "short"), "sha256 must be 64"),
-        (_set("base_model", "nothing"), "base_model 'nothing' is not in base_models"),
-        (_set("accounts", "acme"), "accounts must be a list of account names or ids"),
-        (_set("accounts", [["acme"]]), "accounts must be a list of account names or ids"),
-        (_set("created_at", 2026), "created_at must be an ISO 8601 time"),
-        (_set("description", 7), "description must be text"),
-        (_set("colour", "red"), "unknown field 'colour'"),
-        (lambda content: content["adapters"].append(dict(content["adapters"][0])), "row 2 .*used twice"),
-        (
-            lambda content: content["base_models"].append({"id": "pocket", "folder": "x"}),
-            "base_models, row 2 .*used twice",
-        ),
-        (_base_model(), r"row 2 \(more\): must have either a folder or a file"),
-        (_base_model(folder="x", file="y.safetensors"), "must have either a folder or a file"),
-        (_base_model(folder="x", config="y"), "config belongs to a file"),
-        (_base_model(file="x.ckpt"), r"file must be a .safetensors file"),
-        (lambda content: content["adapters"].append("text"), "adapters, row 2: must be a mapping"),
-        (lambda content: content.update(adapters={"a": 1}), "adapters: must be a list"),
-        (lambda content: content.update(loras=[]), "unknown section 'loras'"),
-    ],
-)
-def test_a_mistake_is_named_with_its_row(
-    tmp_path: Path, settings: Settings, change: Callable[[Row], None], complaint: str
+async def test_a_changed_file_is_served_by_every_process(
+    resources: Resources, other: Resources, settings: Settings
 ) -> None:
-    with pytest.raises(CatalogError, match=complaint) as caught:
-        _load(settings, _file(tmp_path, change))
-    assert "\n" not in str(caught.value)
-    assert "catalog.yaml" in str(caught.value)
+    await resources.catalog.register(REGISTERED)
+    new = {**yaml.safe_load(settings.catalog.read_text())["adapters"][0], "id": "model_new"}
+
+    def change(rows: Rows) -> None:
+        rows[0]["name"] = "Renamed"
+        rows[1]["accounts"] = ["nobody"]
+        del rows[2]
+        rows.append(new)
+
+    _rewrite(settings, change)
+    assert await resources.catalog.seed() == []
+    listed = {adapter.id: adapter for adapter in await other.catalog.all()}
+    assert listed[adapter_id("outline")].name == "Renamed"
+    assert NEON not in listed
+    assert "model_new" in listed
+    assert listed[REGISTERED.id] == REGISTERED
+    acme = await other.accounts.create("acme")
+    assert adapter_id("mosaic") not in await _usable(other, acme.id)
 
 
-@pytest.mark.parametrize(
-    "value", ["2026-11-21", "2026-11-21 12:00:00", "2026-11-21T14:00:00+02:00", date(2026, 11, 21)]
-)
-def test_a_time_without_a_zone_is_utc(tmp_path: Path, settings: Settings, value: object) -> None:
-    (adapter,) = _load(settings, _file(tmp_path, _set("created_at", value))).all()
-    assert adapter.created_at.astimezone(UTC).date() == date(2026, 11, 21)
-    assert adapter.created_at.hour in (0, 12)
+async def test_a_bad_row_is_set_aside_by_name_and_keeps_what_was_applied(
+    resources: Resources, other: Resources, settings: Settings
+) -> None:
+    await resources.catalog.register(REGISTERED)
+
+    def change(rows: Rows) -> None:
+        rows[0]["name"] = ""
+        rows[1]["description"] = "Small tiles."
+        rows.append({**rows[1], "id": "model_missing", "file": "/nowhere/missing.safetensors"})
+        rows.append({**rows[1], "id": REGISTERED.id})
+        rows.append({"id": "model_bad"})
+
+    _rewrite(settings, change)
+    reported = await resources.catalog.seed()
+    assert {row.id for row in reported} == {adapter_id("outline"), "model_missing", REGISTERED.id, "model_bad"}
+    assert await other.catalog.set_aside() == reported
+    listed = {adapter.id: adapter for adapter in await other.catalog.all()}
+    assert listed[adapter_id("outline")].name == "Outline"
+    assert listed[adapter_id("mosaic")].description == "Small tiles."
+    assert listed[REGISTERED.id] == REGISTERED
+    assert not {"model_missing", "model_bad"} & listed.keys()
 
 
-def test_an_empty_section_holds_nothing(tmp_path: Path, settings: Settings) -> None:
-    assert _load(settings, _file(tmp_path, lambda content: content.update(adapters=None))).all() == []
-
-
-def test_an_account_may_be_named_by_a_number(tmp_path: Path, settings: Settings) -> None:
-    (adapter,) = _load(settings, _file(tmp_path, _set("accounts", [42, "acme"]))).all()
-    assert adapter.accounts == {"42", "acme"}
-
-
-def test_a_missing_or_broken_file_is_named(tmp_path: Path, settings: Settings) -> None:
-    with pytest.raises(CatalogError, match=r"nothing\.yaml: No such file"):
-        _load(settings, tmp_path / "nothing.yaml")
-    broken = tmp_path / "broken.yaml"
-    broken.write_text("{a: [")
+async def test_a_file_that_cannot_be_read_stops_a_first_start_and_no_later_one(
+    settings: Settings, redis_db: redis.Redis
+) -> None:
+    good = settings.catalog.read_text()
+    settings.catalog.write_text("adapters: [")
     with pytest.raises(CatalogError, match="not YAML"):
-        _load(settings, broken)
-    broken.write_text("[]")
-    with pytest.raises(CatalogError, match="must hold"):
-        _load(settings, broken)
+        async with open_resources(settings):
+            pass
+    settings.catalog.write_text(good)
+    async with open_resources(settings):
+        settings.catalog.write_text("adapters: [")
+    async with open_resources(settings) as later:
+        assert len(await later.catalog.all()) == 9
+        assert [base.source for base in await later.catalog.base_models()] == [str(POCKET)]
+        with pytest.raises(CatalogError):
+            await later.catalog.seed()
+        assert len(await later.catalog.all()) == 9
 
 
-def _load(settings: Settings, catalog: Path) -> Any:
-    from serve_app.stores.catalog import CatalogStore
-    from serve_app.stores.redis import connect
+async def test_another_catalog_does_not_replace_one_that_was_applied(settings: Settings, resources: Resources) -> None:
+    """Such as that of an operator's shell, whose commands open the same Redis."""
+    empty = settings.catalog.with_name("empty.yaml")
+    empty.write_text("{}")
+    async with open_resources(settings.model_copy(update={"catalog": empty})) as shell:
+        assert len(await shell.catalog.all()) == 9
 
-    return CatalogStore(connect("unix:///unused"), settings.model_copy(update={"catalog": catalog}))
+
+async def test_a_file_is_read_again_only_when_it_has_changed(
+    resources: Resources, settings: Settings, tmp_path: Path
+) -> None:
+    file = write_safetensors(tmp_path / "weights.safetensors", fill=1)
+    _rewrite(settings, lambda rows: rows[0].update(file=str(file)))
+
+    async def digest() -> str:
+        await resources.catalog.seed()
+        adapter = await resources.catalog.adapter(adapter_id("outline"))
+        assert adapter is not None
+        return adapter.sha256
+
+    first, found = await digest(), file.stat()
+    write_safetensors(file, fill=2)
+    os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
+    assert await digest() == first, "the file was read again, although its size and time are the same"
+    os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns + 1_000_000))
+    assert await digest() != first

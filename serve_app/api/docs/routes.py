@@ -34,12 +34,12 @@ def docs_router(documents: Mapping[str, FastAPI], resources: Resources) -> APIRo
 
     templates.filters["shell"] = _with_variables
 
-    def document(request: Request, name: str) -> dict[str, Any]:
+    async def document(request: Request, name: str) -> dict[str, Any]:
         """With this service's address, and an adapter that every account may use in its examples."""
         if name not in documents:
             raise HTTPException(404)
-        usable = (adapter.id for adapter in resources.catalog.all() if adapter.accounts is None)
-        text = json.dumps(documents[name].openapi()).replace(EXAMPLE_ADAPTER_ID, next(usable, EXAMPLE_ADAPTER_ID))
+        usable = await resources.catalog.open_adapter_id()
+        text = json.dumps(documents[name].openapi()).replace(EXAMPLE_ADAPTER_ID, usable or EXAMPLE_ADAPTER_ID)
         return {**json.loads(text), "servers": [{"url": base_url(request, resources.settings.public_url)}]}
 
     def page(request: Request, template: str, **values: Any) -> HTMLResponse:
@@ -57,16 +57,16 @@ def docs_router(documents: Mapping[str, FastAPI], resources: Resources) -> APIRo
 
     @router.get("/docs")
     async def chooser(request: Request) -> HTMLResponse:
-        chosen = {name: document(request, name) for name in documents}
+        chosen = {name: await document(request, name) for name in documents}
         return page(request, "chooser.html", documents=chosen)
 
     @router.get("/docs/{name}")
     async def reference(request: Request, name: str) -> HTMLResponse:
-        return page(request, "reference.html", name=name, info=document(request, name)["info"])
+        return page(request, "reference.html", name=name, info=(await document(request, name))["info"])
 
     @router.get("/openapi/{name}.json")
     async def openapi(request: Request, name: str) -> Response:
-        return Response(json.dumps(document(request, name)), media_type="application/json")
+        return Response(json.dumps(await document(request, name)), media_type="application/json")
 
     return router
 

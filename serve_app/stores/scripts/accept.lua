@@ -1,15 +1,19 @@
 -- include queue
 -- args: job_id, kind, variant, account, group, work:number, share:number, num_images:number, request, rate_token
 -- args: idempotency_digest, body_digest, max_queued:number, max_unfinished:number, idempotency_ms:number, index_ms:number
--- args: adapter, is_open:flag, version:number
--- accept: every check first, then every write: after this script the job exists whole, or not at all. `adapter` may be '' (there
--- is none to ask about); `is_open`: the catalog file lets the account use it. A call is repeated with its job id.
+-- args: adapter, version:number
+-- accept: every check first, then every write: after this script the job exists whole, or not at all. `adapter`: the LoRA
+-- that the account must be allowed to use, and whose weights are the job's group; '' asks nothing, and `group` is the job's.
+-- A call is repeated with its job id.
 -- Returns {status, snapshot}; status: ok, forbidden, replay, conflict, full, account_full.
 
 -- the same call again, because its reply was lost: the caller made the id, so it is the caller's own job
 if redis.call('EXISTS', K('job:' .. job_id)) == 1 then return {'ok', snapshot(job_id)} end
 
-if not may_use_adapter(account, adapter, is_open) then return {'forbidden', {}} end
+if adapter ~= '' then
+  if not may_use_adapter(account, adapter) then return {'forbidden', {}} end
+  group = redis.call('HGET', K('lora:' .. adapter), 'sha256')
+end
 
 local idempotency_key = K('idempotency:' .. account .. ':' .. variant .. ':' .. idempotency_digest)
 if idempotency_digest ~= '' then
@@ -30,7 +34,7 @@ redis.call('HSET', K('job:' .. job_id), 'version', version, 'state', 'queued', '
   'account', account, 'group', group, 'work', work, 'share', share, 'num_images', num_images, 'request', request,
   'created', now, 'waiting_since', now, 'sequence', sequence)
 if rate_token ~= '' then redis.call('HSET', K('job:' .. job_id), 'rate_token', rate_token) end
-if adapter ~= '' then redis.call('HSET', K('job:' .. job_id), 'adapter', adapter, 'is_open', is_open and 1 or 0) end
+if adapter ~= '' then redis.call('HSET', K('job:' .. job_id), 'adapter', adapter) end
 if idempotency_digest ~= '' then
   redis.call('HSET', idempotency_key, 'job', job_id, 'body', body_digest)
   redis.call('PEXPIRE', idempotency_key, idempotency_ms)

@@ -11,7 +11,7 @@ local function set_global_vtime(kind, vtime) redis.call('SET', K('global_vtime:'
 local function read_job(id)
   local field = redis.call('HMGET', K('job:' .. id), 'state', 'kind', 'account', 'group', 'attempt', 'tries', 'work',
     'share', 'sequence', 'waiting_since', 'charge', 'cancel', 'variant', 'rate_token', 'skips', 'skipped_at', 'num_images',
-    'worker', 'losses', 'adapter', 'is_open')
+    'worker', 'losses', 'adapter')
   if not field[1] then return nil end
   return {
     id = id, state = field[1], kind = field[2], account = field[3], group = field[4], attempt = num(field[5], 0),
@@ -19,7 +19,7 @@ local function read_job(id)
     waiting_since = num(field[10], 0), charge = num(field[11], 0), cancel = field[12], variant = field[13],
     rate_token = field[14] or '', skips = num(field[15], 0), skipped_at = tonumber(field[16]),
     num_images = num(field[17], 1), worker = field[18], losses = num(field[19], 0),
-    adapter = field[20] or '', is_open = field[21] == '1',
+    adapter = field[20] or '',
   }
 end
 
@@ -178,14 +178,21 @@ local function end_canceled(job, retention_ms)
   end_job(job, 'canceled', retention_ms)
 end
 
--- The operator's decision of now holds over the catalog file's of when the job was accepted (`is_open`).
-local function may_use_adapter(account, adapter, is_open)
-  local decision = redis.call('HGET', K('grants:' .. account), adapter)
-  return decision ~= 'deny' and (decision ~= false or is_open)
+-- Whether the account may use the LoRA now: the operator's last grant or denial holds; without one, its owner and those may to
+-- whom it is offered. One that is gone may nobody.
+local function may_use_adapter(account, id)
+  local record = redis.call('HMGET', K('lora:' .. id), 'owner', 'open')
+  if not record[1] then return false end
+  local grant = redis.call('HGET', K('grants:' .. account), id)
+  if grant then return grant == 'allow' end
+  if record[2] == '1' or record[1] == account then return true end
+  if redis.call('ZSCORE', K('loras_offered:' .. account), id) then return true end
+  local name = redis.call('HGET', K('account:' .. account), 'name')
+  return (name and redis.call('ZSCORE', K('loras_offered:' .. name), id)) and true or false
 end
 
 -- Asked anew while a job waits and runs; an upscale has no adapter.
-local function keeps_adapter(job) return job.adapter == '' or may_use_adapter(job.account, job.adapter, job.is_open) end
+local function keeps_adapter(job) return job.adapter == '' or may_use_adapter(job.account, job.adapter) end
 
 local function end_forbidden(job, retention_ms)
   end_failed(job, 'lora_unavailable', 'The account may no longer use this LoRA.', retention_ms)

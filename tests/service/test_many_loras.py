@@ -1,0 +1,92 @@
+"""What a request costs does not grow with the number of LoRAs: commands and bytes, counted by Redis."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, cast
+
+import redis
+
+from serve_app.domain.accounts import Caller
+from serve_app.domain.catalog import Adapter
+from serve_app.domain.jobs import JobKind
+from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.service.resources import Resources
+from serve_app.service.submit import generate
+from serve_app.stores.job_queue import new_nonce
+from tests.support import adapter_id
+
+REQUEST = GenerationRequest(prompt="a boat", lora_id=adapter_id("neon"), seeds=(7,))
+MANY = 1_000
+VARIES = 200
+"""Bytes by which equal answers differ: times and sequence numbers grow longer, and so does what Redis tells of itself."""
+ANOTHERS = Adapter(
+    id="",
+    name="Another's",
+    description="",
+    created_at=datetime(2026, 11, 1, tzinfo=UTC),
+    file="memory://x.safetensors",
+    sha256="1" * 64,
+    base_model="pocket",
+    accounts=frozenset(),
+    owner="acct_another",
+)
+
+
+class Cost(NamedTuple):
+    commands: int
+    """Sent by the process and called by scripts."""
+    bytes_out: int
+
+
+class Meter:
+    """What Redis counts from one call to the next."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = cast(Any, client)
+
+    async def cost(self, work: Callable[[], Awaitable[object]]) -> Cost:
+        await work()  # loads its script
+        own = self._read()
+        before = self._read()
+        await work()
+        after = self._read()
+        return Cost(
+            after.commands - before.commands - (before.commands - own.commands),
+            after.bytes_out - before.bytes_out - (before.bytes_out - own.bytes_out),
+        )
+
+    def _read(self) -> Cost:
+        commands = sum(row["calls"] for row in self._client.info("commandstats").values())
+        return Cost(commands, self._client.info("stats")["total_net_output_bytes"])
+
+
+async def test_a_thousand_loras_cost_what_eight_do(resources: Resources, redis_db: redis.Redis) -> None:
+    acme = await resources.accounts.create("acme")
+    _, secret = await resources.api_keys.create(acme.id, interfaces=frozenset(Variant))
+    caller = (await resources.auth.authenticate(secret, Variant.A, counted=True)).caller
+    assert caller is not None
+    meter = Meter(redis_db)
+    few = await _costs(resources, meter, caller)
+    for number in range(MANY):
+        assert await resources.catalog.register(replace(ANOTHERS, id=f"model_{number}"))
+    many = await _costs(resources, meter, caller)
+    for name, cost in few.items():
+        assert many[name].commands == cost.commands, name
+        assert abs(many[name].bytes_out - cost.bytes_out) < VARIES, name
+
+
+async def _costs(resources: Resources, meter: Meter, caller: Caller) -> dict[str, Cost]:
+    """The cost of each thing that callers and replicas do all the time."""
+
+    async def claim() -> None:
+        (claimed,) = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce())
+        assert await resources.catalog.adapter(REQUEST.lora_id)
+        await resources.queue.finish(claimed.lease, [], seconds=1)
+
+    return {
+        "accept": await meter.cost(lambda: generate(resources, caller, REQUEST)),
+        "claim and finish": await meter.cost(claim),
+        "grant": await meter.cost(lambda: resources.catalog.grant(REQUEST.lora_id, caller.account_id)),
+        "list": await meter.cost(lambda: resources.catalog.adapters(caller.account_id)),
+    }

@@ -1,0 +1,92 @@
+"""The catalog file is followed while the service runs."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import yaml
+
+from serve_app.service.reap import reap_forever
+from serve_app.service.resources import Resources, open_resources
+from serve_app.service.seed import CatalogFollower
+from serve_app.settings import Settings
+from tests.support import adapter_id, end_tasks, wait_until, write_safetensors
+
+IN_TIME_S = 2.0
+"""Within which a change is served everywhere."""
+
+
+@asynccontextmanager
+async def _housekeeping(settings: Settings) -> AsyncGenerator[None]:
+    async with open_resources(settings) as housekeeper:
+        task = asyncio.create_task(reap_forever(housekeeper))
+        yield
+        await end_tasks({task})
+
+
+def _rewrite(settings: Settings, change: Callable[[list[dict[str, Any]]], object]) -> None:
+    content = yaml.safe_load(settings.catalog.read_text())
+    change(content["adapters"])
+    settings.catalog.write_text(yaml.safe_dump(content))
+
+
+async def test_a_changed_file_is_served_by_every_process_in_time(settings: Settings, resources: Resources) -> None:
+    async with _housekeeping(settings), open_resources(settings) as other:
+        for change, name in (
+            (lambda rows: rows[0].update(name="Changed"), "Changed"),
+            (lambda rows: rows[0].update(name="Once more"), "Once more"),
+        ):
+            _rewrite(settings, change)
+            began = time.monotonic()
+            for each in (resources, other):
+                await wait_until(lambda each=each, name=name: _is_called(each, name))
+            assert time.monotonic() - began < IN_TIME_S
+
+
+async def _is_called(resources: Resources, name: str) -> bool:
+    adapter = await resources.catalog.adapter(adapter_id("outline"))
+    return adapter is not None and adapter.name == name
+
+
+async def test_a_mistake_is_logged_once_and_the_mended_file_is_applied(
+    settings: Settings, resources: Resources, caplog: pytest.LogCaptureFixture
+) -> None:
+    follower, good = CatalogFollower(resources), settings.catalog.read_text()
+    await follower.look()
+    assert not caplog.text
+    _rewrite(settings, lambda rows: rows[1].update(name=""))
+    for _ in range(3):
+        await follower.look()
+    assert caplog.text.count("row 2 (model_mosaic") == 1
+    settings.catalog.write_text("adapters: [")
+    for _ in range(3):
+        await follower.look()
+    assert caplog.text.count("not YAML") == 1
+    settings.catalog.unlink()
+    await follower.look()
+    assert "No such file" in caplog.text
+    assert len(await resources.catalog.all()) == 9
+    settings.catalog.write_text(good)
+    _rewrite(settings, lambda rows: rows[0].update(name="Mended"))
+    await follower.look()
+    assert await _is_called(resources, "Mended")
+
+
+async def test_weights_that_come_late_are_found_without_another_change_of_the_file(
+    settings: Settings, resources: Resources
+) -> None:
+    weights = settings.catalog.with_name("late.safetensors")
+    _rewrite(settings, lambda rows: rows.append({**rows[0], "id": "model_late", "file": str(weights)}))
+    later, soon = CatalogFollower(resources), CatalogFollower(resources, again_after=timedelta(0))
+    await later.look()
+    await soon.look()
+    write_safetensors(weights)
+    await later.look()
+    assert await resources.catalog.adapter("model_late") is None
+    await soon.look()
+    assert await resources.catalog.adapter("model_late")
+    assert await resources.catalog.set_aside() == []

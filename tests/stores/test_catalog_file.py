@@ -1,0 +1,156 @@
+"""The catalog file: its rows, and what is said of those that are set aside."""
+
+import re
+from collections.abc import Callable
+from datetime import UTC, date
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from serve_app.domain.catalog import Adapter
+from serve_app.stores.catalog_file import CatalogError, read_catalog
+from tests.support import write_safetensors
+
+Row = dict[str, Any]
+
+
+def _file(folder: Path, change: Callable[[Row], None] = lambda _: None) -> Path:
+    write_safetensors(folder / "loras" / "one.safetensors")
+    content: Row = {
+        "base_models": [{"id": "pocket", "folder": "../models/pocket"}],
+        "adapters": [
+            {
+                "id": "model_one",
+                "name": "One",
+                "description": "The first.",
+                "created_at": "2026-11-21T12:00:00Z",
+                "file": "loras/one.safetensors",
+                "base_model": "pocket",
+            }
+        ],
+    }
+    change(content)
+    path = folder / "catalog.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def _only_adapter(path: Path) -> Adapter:
+    (adapter,) = read_catalog(path).adapters.values()
+    return adapter
+
+
+def test_relative_paths_are_read_from_the_files_folder(tmp_path: Path) -> None:
+    catalog = read_catalog(_file(tmp_path))
+    assert catalog.adapters["model_one"].file == str(tmp_path / "loras" / "one.safetensors")
+    assert catalog.base_models["pocket"].source == str((tmp_path / "../models/pocket").resolve())
+    assert not catalog.set_aside
+
+
+@pytest.mark.parametrize(("config", "read"), [({}, "models/painting"), ({"config": "sdxl"}, "sdxl")])
+def test_a_base_model_may_be_one_file_with_a_config(tmp_path: Path, config: Row, read: str) -> None:
+    row = {"id": "painting", "file": "models/painting.safetensors", **config}
+    models = read_catalog(_file(tmp_path, lambda content: content["base_models"].append(row))).base_models
+    assert models["painting"].source == str(tmp_path / "models" / "painting.safetensors")
+    assert models["painting"].config == str(tmp_path / read)
+    assert not models["pocket"].config
+
+
+def _set(field: str, value: object) -> Callable[[Row], None]:
+    return lambda content: content["adapters"][0].update({field: value})
+
+
+def _base_model(**row: str) -> Callable[[Row], None]:
+    return lambda content: content["base_models"].append({"id": "more", **row})
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (_set("id", "has space"), "adapters, row 1 .*id must be 1 to 128"),
+        (_set("id", None), "id must be text"),
+        (_set("name", ""), "name must be text"),
+        (lambda content: content["adapters"][0].pop("name"), r"row 1 \(model_one\): name is missing"),
+        (lambda content: content["adapters"][0].pop("id"), r"row 1 \(no id\): id is missing"),
+        (_set("created_at", "yesterday"), r"row 1 \(model_one\): created_at must be an ISO 8601 time"),
+        (_set("folder", "loras/peft"), "must have either a file or a folder"),
+        (_set("sha256", "short"), "sha256 must be 64"),
+        (_set("base_model", "nothing"), "base_model 'nothing' is not in base_models"),
+        (_set("accounts", "acme"), "accounts must be a list of account names or ids"),
+        (_set("accounts", [["acme"]]), "accounts must be a list of account names or ids"),
+        (_set("created_at", 2026), "created_at must be an ISO 8601 time"),
+        (_set("description", 7), "description must be text"),
+        (_set("colour", "red"), "unknown field 'colour'"),
+        (lambda content: content["adapters"].append(dict(content["adapters"][0])), "row 2 .*used twice"),
+        (
+            lambda content: content["base_models"].append({"id": "pocket", "folder": "x"}),
+            "base_models, row 2 .*used twice",
+        ),
+        (_base_model(), r"row 2 \(more\): must have either a folder or a file"),
+        (_base_model(folder="x", file="y.safetensors"), "must have either a folder or a file"),
+        (_base_model(folder="x", config="y"), "config belongs to a file"),
+        (_base_model(file="x.ckpt"), r"file must be a .safetensors file"),
+        (lambda content: content["adapters"].append("text"), "adapters, row 2: must be a mapping"),
+    ],
+)
+def test_a_row_with_a_mistake_is_set_aside_by_name_and_the_rest_is_read(
+    tmp_path: Path, change: Callable[[Row], None], complaint: str
+) -> None:
+    def with_another(content: Row) -> None:
+        another = {**content["adapters"][0], "id": "model_two"}
+        change(content)
+        content["adapters"].append(another)
+
+    catalog = read_catalog(_file(tmp_path, with_another))
+    assert "model_two" in catalog.adapters
+    assert "pocket" in catalog.base_models
+    (row,) = catalog.set_aside
+    assert re.search(complaint, row.reason)
+    assert "\n" not in row.reason
+    assert "catalog.yaml" in row.reason
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("{a: [", "not YAML"),
+        ("[]", "must hold"),
+        ("adapters: {a: 1}", "adapters: must be a list"),
+        ("loras: []", "unknown section 'loras'"),
+        ("base_models: [{id: pocket}]", r"row 1 \(pocket\): must have either a folder or a file"),
+    ],
+)
+def test_a_file_that_cannot_be_read_as_a_whole_is_an_error(tmp_path: Path, text: str, complaint: str) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_text(text)
+    with pytest.raises(CatalogError, match=complaint) as caught:
+        read_catalog(path)
+    assert "broken.yaml" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_and_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
+    with pytest.raises(CatalogError, match=r"nothing\.yaml: No such file"):
+        read_catalog(tmp_path / "nothing.yaml")
+    (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(CatalogError, match="not YAML"):
+        read_catalog(tmp_path / "bytes.yaml")
+
+
+@pytest.mark.parametrize(
+    "value", ["2026-11-21", "2026-11-21 12:00:00", "2026-11-21T14:00:00+02:00", date(2026, 11, 21)]
+)
+def test_a_time_without_a_zone_is_utc(tmp_path: Path, value: object) -> None:
+    adapter = _only_adapter(_file(tmp_path, _set("created_at", value)))
+    assert adapter.created_at.astimezone(UTC).date() == date(2026, 11, 21)
+    assert adapter.created_at.hour in (0, 12)
+
+
+def test_an_empty_section_holds_nothing(tmp_path: Path) -> None:
+    assert not read_catalog(_file(tmp_path, lambda content: content.update(adapters=None))).adapters
+
+
+def test_an_account_may_be_named_by_a_number(tmp_path: Path) -> None:
+    assert _only_adapter(_file(tmp_path, _set("accounts", [42, "acme"]))).accounts == {"42", "acme"}
