@@ -45,6 +45,8 @@ class Settings(BaseSettings):
     """Base address in image URLs; empty takes the one the caller used."""
     trusted_proxies: Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_split)] = ()
     """Addresses or networks, by commas, whose `X-Forwarded-For` is believed. HAProxy, where Serve starts it, reads the same variable."""
+    max_keys_per_account: int = Field(default=100, ge=1)
+    """API keys of one account that work at the same time."""
     catalog: Path = ROOT / "configs" / "catalog.yaml"
     plans: Path | None = None
     """A YAML list of {interface, name, limit, window_s}, merged over the six plans of the documents."""

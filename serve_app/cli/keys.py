@@ -11,7 +11,7 @@ from serve_app.cli.accounts import AccountName, find_account
 from serve_app.cli.command import Result, store_command, table
 from serve_app.cli.exit_codes import BadUsage, Failed
 from serve_app.domain.accounts import ApiKey
-from serve_app.domain.errors import NotFound
+from serve_app.domain.errors import NotFound, TooManyKeys
 from serve_app.domain.requests import Variant
 from serve_app.service.resources import Resources
 
@@ -38,7 +38,10 @@ async def create(
     if life == timedelta():
         raise BadUsage("--expires-in: must be longer than zero")
     found = await find_account(resources, account)
-    key, secret = await resources.api_keys.create(found.id, name=name, interfaces=variants, expires_in=life)
+    try:
+        key, secret = await resources.api_keys.create(found.id, name=name, interfaces=variants, expires_in=life)
+    except TooManyKeys as error:
+        raise Failed(error.message) from None
     return Result(facts={"key": secret, **_facts(key)}, shown=secret)
 
 
@@ -69,6 +72,8 @@ async def roll(
         key, secret = await resources.api_keys.roll(key_id, grace=_duration("--grace", grace))
     except NotFound as error:
         raise Failed(f"{error.message} (see: atelier keys list ACCOUNT)") from None
+    except TooManyKeys as error:
+        raise Failed(error.message) from None
     return Result(facts={"key": secret, "replaces": key_id, **_facts(key)}, shown=secret)
 
 

@@ -70,6 +70,12 @@ class QueueFull(AtelierError):
         self.retry_after_s = retry_after_s
 
 
+class TooManyKeys(AtelierError):
+    """As many API keys of an account as may be work already."""
+
+    code = "too_many_keys"
+
+
 class StoreUnavailable(AtelierError):
     """Redis or the object storage cannot be reached: nothing was accepted, hence nothing is lost."""
 

@@ -1,6 +1,6 @@
 """API keys: created, listed, replaced, revoked. Redis holds HMAC-SHA256 digests under a pepper that it does not hold."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, cast
 
@@ -8,7 +8,7 @@ from redis.asyncio import Redis
 
 from serve_app.domain.accounts import ApiKey
 from serve_app.domain.durations import from_epoch_ms, milliseconds
-from serve_app.domain.errors import InvalidParameter, NotFound
+from serve_app.domain.errors import InvalidParameter, NotFound, TooManyKeys
 from serve_app.domain.requests import Variant
 from serve_app.settings import Settings
 from serve_app.stores.api_key_format import hash_secret, hint_of, new_secret
@@ -33,7 +33,7 @@ class ApiKeyStore:
     async def create(
         self, account_id: str, *, name: str = "", interfaces: frozenset[Variant], expires_in: timedelta | None = None
     ) -> tuple[ApiKey, str]:
-        """A new key and its secret, which is never readable again. Raises `InvalidParameter`, `NotFound`."""
+        """A new key and its secret, which is never readable again. Raises `InvalidParameter`, `NotFound`, `TooManyKeys`."""
         if not interfaces:
             raise InvalidParameter("interfaces: must name at least one of a, b")
         if expires_in is not None and expires_in <= timedelta():
@@ -48,15 +48,17 @@ class ApiKeyStore:
             name=name.strip()[:MAX_NAME],
             interfaces="".join(sorted(interfaces)),
             life_ms=None if expires_in is None else milliseconds(expires_in),
+            max_keys=self._settings.max_keys_per_account,
         )
         if not row:
             raise NotFound(f"no account {account_id!r}")
+        self._check_number(row)
         return _read_key(hashed.id, pairs(row)), secret
 
     async def roll(self, key_id: str, *, grace: timedelta) -> tuple[ApiKey, str]:
         """A successor with the same name, interfaces and length of life; the old key stops after `grace`, everywhere.
 
-        Raises `NotFound` for a key that does not work any more.
+        Raises `NotFound` for a key that does not work any more, and `TooManyKeys`: during the grace both count.
         """
         secret = new_secret()
         hashed = hash_secret(secret, self._settings.pepper_bytes)
@@ -66,9 +68,11 @@ class ApiKeyStore:
             digest=hashed.digest,
             hint=hint_of(secret),
             grace_ms=milliseconds(grace),
+            max_keys=self._settings.max_keys_per_account,
         )
         if not row:
             raise NotFound(f"no key {key_id!r} that works")
+        self._check_number(row)
         return _read_key(hashed.id, pairs(row)), secret
 
     async def list(self, account_id: str) -> ApiKeys:
@@ -86,6 +90,12 @@ class ApiKeyStore:
             return False
         await self._redis.hset(redis_key("key", key_id), "revoked", "1")
         return True
+
+    def _check_number(self, row: Sequence[str]) -> None:
+        if row == ["full"]:
+            most = self._settings.max_keys_per_account
+            keys = f"{most} API key{'' if most == 1 else 's'}"
+            raise TooManyKeys(f"At most {keys} of an account can work at the same time. Revoke one first.")
 
 
 def _read_key(key_id: str, row: Mapping[str, str]) -> ApiKey:

@@ -117,6 +117,17 @@ def test_a_key_is_rolled_under_its_name(atelier: Atelier) -> None:
     assert atelier("keys", "roll", new["id"]).code == 1
 
 
+def test_an_account_gets_no_more_keys_than_it_may_have(atelier: Atelier) -> None:
+    few = {"ATELIER_MAX_KEYS_PER_ACCOUNT": "1"}
+    atelier("accounts", "create", "acme")
+    made = atelier.json("keys", "create", "acme")
+    refused = atelier("keys", "create", "acme", env=few)
+    assert refused.code == 1
+    assert "At most 1 API key of an account" in refused.err
+    assert atelier("keys", "roll", made["id"], env=few).code == 0
+    assert atelier("keys", "roll", made["id"], env=few).code == 1
+
+
 def test_adapters_are_listed_granted_and_revoked(atelier: Atelier) -> None:
     account = atelier.json("accounts", "create", "acme")
     everything = {row["id"]: row for row in atelier.json("loras", "list")["loras"]}

@@ -6,11 +6,13 @@ from datetime import timedelta
 
 import httpx
 import pytest
+import redis
 
 from serve_app.api.app import create_app
 from serve_app.domain.accounts import Account
 from serve_app.domain.requests import Variant
-from serve_app.service.resources import Resources
+from serve_app.service.resources import Resources, open_resources
+from serve_app.settings import Settings
 from tests.console.browser import Browser, Page
 from tests.console.conftest import PASSWORD, Browsers
 
@@ -130,6 +132,24 @@ async def test_the_list_says_when_a_key_expires(browser: Browser, resources: Res
     page = await browser.open("/console/settings/api")
     assert "expired" in page.text
     assert len([form for form in page.forms if "Revoke this key" in form.buttons]) == 2, "what is over needs no button"
+
+
+async def test_an_account_with_too_many_keys_gets_no_more_and_learns_why(
+    settings: Settings, redis_db: redis.Redis
+) -> None:
+    async with open_resources(settings.model_copy(update={"max_keys_per_account": 1})) as resources:
+        account = await resources.accounts.create("owner", password=PASSWORD)
+        browser = Browser(create_app(resources))
+        await browser.sign_in(account.name, PASSWORD)
+        made = await browser.send((await browser.open("/console/settings/api")).form("Generate API key"))
+        assert made.status == 200
+        refused = await browser.send(made.form("Generate API key"))
+        assert refused.status == 409
+        assert "At most 1 API key " in refused.text
+        assert not refused.tagged("secret")
+        page = await browser.send(refused.form("Revoke this key"))
+        assert (await browser.send(page.form("Generate API key"))).status == 200
+        await browser.aclose()
 
 
 async def test_revoking_stops_the_key_at_once(browser: Browser, resources: Resources, owner: Account) -> None:

@@ -359,6 +359,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "a key is made for nobody", "create_key", "if redis.call('EXISTS', K('account:' .. account)) == 0", "if false"
     ),
     Mutant("a key is made twice", "create_key", "if redis.call('EXISTS', K('key:' .. key_id)) == 0", "if true"),
+    Mutant("any number of keys", "create_key", ">= max_keys", "> max_keys"),
     Mutant("a key is rolled twice", "roll_key", "if redis.call('EXISTS', K('key:' .. new_id)) == 1", "if false"),
     Mutant(
         "a rolled key goes on", "roll_key", "redis.call('HSET', old_key, 'expires', math.min(ends, now + grace_ms))", ""

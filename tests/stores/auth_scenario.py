@@ -209,6 +209,7 @@ async def _check_repeated_creation(stores: Stores, sync: Any, make: Script, roll
         "name": "name",
         "interfaces": "a",
         "life_ms": HOUR_MS,
+        "max_keys": 1,
     }
     assert await make(**args) == (first := await make(**args)), "a repeated call made another record"
     sync.hset(redis_key("key", "key_first"), "expires", 10 * START_MS)
@@ -220,7 +221,9 @@ async def _check_repeated_creation(stores: Stores, sync: Any, make: Script, roll
         "digest": "d2",
         "hint": "hint",
         "grace_ms": 0,
+        "max_keys": 1,
     }
+    assert await make(**{**args, "key_id": "key_over"}) == ["full"], "an account has more keys than it may"
     second = await roll(**roll_args)
     assert await roll(**roll_args) == second, "a repeated roll did not find its own successor"
     assert {found.id for found in await stores.api_keys.list(account.id)} == {"key_first", "key_second"}

@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 import redis
 
-from serve_app.domain.accounts import Account
-from serve_app.domain.errors import InvalidParameter, NotFound
+from serve_app.domain.accounts import Account, ApiKey
+from serve_app.domain.errors import InvalidParameter, NotFound, TooManyKeys
 from serve_app.domain.requests import Variant
 from serve_app.service.resources import Resources, open_resources
 from serve_app.settings import Settings
@@ -227,6 +227,53 @@ async def test_an_account_without_a_password_cannot_sign_in(resources: Resources
 async def test_a_password_of_a_wrong_length_is_refused(resources: Resources, password: str) -> None:
     with pytest.raises(InvalidParameter, match="password"):
         await resources.accounts.create("ann", password=password)
+
+
+async def test_an_account_has_no_more_working_keys_than_it_may(settings: Settings, redis_db: redis.Redis) -> None:
+    """Whoever makes them at the same time; what was revoked or has expired does not count."""
+    async with open_resources(settings.model_copy(update={"max_keys_per_account": 5})) as resources:
+        account, other = [await resources.accounts.create(name) for name in ("many", "other")]
+
+        async def make(account_id: str = account.id) -> ApiKey | None:
+            try:
+                return (await resources.api_keys.create(account_id, interfaces=BOTH))[0]
+            except TooManyKeys:
+                return None
+
+        made = [key for key in await asyncio.gather(*(make() for _ in range(40))) if key]
+        assert len(made) == len(await resources.api_keys.list(account.id)) == 5
+        assert await make(other.id), "another account's keys do not count"
+        await resources.api_keys.revoke(made[0].id)
+        redis_db.hset(redis_key("key", made[1].id), "expires", 1)
+        assert [await make() is not None for _ in range(3)] == [True, True, False]
+
+
+async def test_rolling_needs_no_free_place_but_cannot_be_repeated_for_more(
+    settings: Settings, redis_db: redis.Redis
+) -> None:
+    async with open_resources(settings.model_copy(update={"max_keys_per_account": 2})) as resources:
+        account = await resources.accounts.create("rolling")
+        keys = [(await resources.api_keys.create(account.id, interfaces=BOTH))[0] for _ in range(2)]
+        await resources.api_keys.roll(keys[0].id, grace=timedelta(hours=1))
+        for key in keys:
+            with pytest.raises(TooManyKeys):
+                await resources.api_keys.roll(key.id, grace=timedelta(hours=1))
+        with pytest.raises(TooManyKeys):
+            await resources.api_keys.create(account.id, interfaces=BOTH)
+
+
+async def test_only_the_newest_of_the_keys_that_ended_are_listed(
+    resources: Resources, acme: Account, redis_db: redis.Redis
+) -> None:
+    untyped, kept = cast(Any, redis_db.pipeline()), 1000
+    for number in range(kept + 3):
+        untyped.hset(redis_key("key", f"old_{number}"), mapping={"digest": "d", "revoked": "1"})
+        untyped.zadd(redis_key("keys", acme.id), {f"old_{number}": number})
+    untyped.execute()
+    key, _ = await resources.api_keys.create(acme.id, interfaces=BOTH)
+    left = cast(Any, redis_db).zrange(redis_key("keys", acme.id), 0, -1)
+    assert left == [*(f"old_{number}" for number in range(3, kept + 3)), key.id]
+    assert not redis_db.exists(redis_key("key", "old_0"))
 
 
 async def test_a_key_needs_an_account_and_an_interface(resources: Resources, acme: Account) -> None:

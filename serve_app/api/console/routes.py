@@ -23,6 +23,7 @@ from serve_app.api.console.session import (
 )
 from serve_app.api.dependencies import resources_of
 from serve_app.domain.accounts import Account
+from serve_app.domain.errors import TooManyKeys
 from serve_app.stores.sessions import ABSOLUTE_LIFE
 from serve_app.stores.throttle import Limit
 
@@ -131,11 +132,16 @@ async def create_key(request: Request, page: ChosenKeyPage, session: FormSession
         raise HTTPException(403, EXPIRED_FORM)
     resources = resources_of(request)
     if await resources.throttle.hit(NEW_KEYS, nonce):
-        notice = "This form had already made its key, so no second one was made."
+        notice = (
+            "This form had already made its key, so no second one was made. "
+            "If the key was not copied in time, revoke it below and make another."
+        )
         return await keys_page(request, session, page, status=409, notice=notice)
-    key, secret = await resources.api_keys.create(
-        session.account.id, name=form.get("key_name", "")[:KEY_NAME_LENGTH], interfaces=frozenset({page.variant})
-    )
+    name, interfaces = form.get("key_name", "")[:KEY_NAME_LENGTH], frozenset({page.variant})
+    try:
+        key, secret = await resources.api_keys.create(session.account.id, name=name, interfaces=interfaces)
+    except TooManyKeys as error:
+        return await keys_page(request, session, page, status=409, notice=error.message)
     return await keys_page(request, session, page, made=key, secret=secret)
 
 

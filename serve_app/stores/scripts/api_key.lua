@@ -1,5 +1,22 @@
--- An API key's record, and its place in the account's list. It is never removed: what has expired is still listed.
+-- An API key's record, and its place in the account's list. What has expired or was revoked is still listed, the newest of it.
+local KEPT = 1000
+
 local function read_key(id) return redis.call('HGETALL', K('key:' .. id)) end
+
+-- How many keys of the account work now, less one of them. Forgets the oldest that do not.
+local function working_keys(account, except)
+  local working, ended = 0, {}
+  for _, id in ipairs(redis.call('ZRANGE', K('keys:' .. account), 0, -1)) do
+    local key = redis.call('HMGET', K('key:' .. id), 'digest', 'revoked', 'expires')
+    if not key[1] or key[2] or num(key[3], math.huge) <= now then ended[#ended + 1] = id
+    elseif id ~= except then working = working + 1 end
+  end
+  for i = 1, #ended - KEPT do
+    redis.call('DEL', K('key:' .. ended[i]))
+    redis.call('ZREM', K('keys:' .. account), ended[i])
+  end
+  return working
+end
 
 -- life_ms: until it expires, or nil for ever.
 local function write_key(id, digest, hint, account, name, interfaces, life_ms)
