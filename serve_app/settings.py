@@ -50,6 +50,8 @@ class Settings(BaseSettings):
     catalog: Path = ROOT / "configs" / "catalog.yaml"
     plans: Path | None = None
     """A YAML list of {interface, name, limit, window_s}, merged over the six plans of the documents."""
+    operator_token: SecretStr | None = Field(default=None, min_length=16)
+    """Opens `/metrics` and the details of `/readyz` from other machines (`Authorization: Bearer`); unset, only this one sees them."""
     pepper: SecretStr | None = None
     """Secret that keys API-key digests. Unset: made once in `data_dir/secrets.json` (0600)."""
     signing_keys: dict[str, SecretStr] = Field(default_factory=dict)

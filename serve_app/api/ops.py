@@ -1,11 +1,22 @@
-"""Health, readiness and metrics, for operators and their tools."""
+"""Health, readiness and metrics, for operators and their tools.
+
+What tells one tenant of the others is the operator's: `/metrics`, and what is wrong when `/readyz` says that something is.
+"""
+
+import hmac
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from serve_app.api.client_address import client_address
 from serve_app.api.dependencies import resources_of
+from serve_app.api.errors import error_response
+from serve_app.domain.errors import Unauthorized
 from serve_app.service.metrics import CONTENT_TYPE, render_metrics
 from serve_app.service.readiness import readiness
+
+THIS_MACHINE = ("127.0.0.1", "::/64")
+FOR_OPERATORS = "This address is for the operator: ask from the service's own machine, or with the operator's token."
 
 router = APIRouter()
 
@@ -18,9 +29,26 @@ async def alive() -> dict[str, str]:
 @router.get("/readyz")
 async def ready(request: Request) -> JSONResponse:
     is_ready, states = await readiness(resources_of(request))
-    return JSONResponse({"status": "ready" if is_ready else "not ready", **states}, 200 if is_ready else 503)
+    details = states if _is_operator(request) else {}
+    return JSONResponse({"status": "ready" if is_ready else "not ready", **details}, 200 if is_ready else 503)
 
 
 @router.get("/metrics", response_class=Response)
 async def metrics(request: Request) -> Response:
+    if not _is_operator(request):
+        return error_response(401, Unauthorized.code, FOR_OPERATORS, {"WWW-Authenticate": "Bearer"})
     return Response(await render_metrics(resources_of(request).jobs), media_type=CONTENT_TYPE)
+
+
+def _is_operator(request: Request) -> bool:
+    """Whether the caller has the operator's token, or is on this machine.
+
+    With a public address the service stands behind a proxy, whose callers may all look local: then only the token counts.
+    """
+    settings = resources_of(request).settings
+    if settings.operator_token is not None:
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        token = settings.operator_token.get_secret_value().encode()
+        if scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token):
+            return True
+    return not settings.public_url and client_address(request.scope, settings.trusted_proxies) in THIS_MACHINE

@@ -183,7 +183,7 @@ def test_a_pod_gets_the_secrets_of_its_deployments_and_no_other() -> None:
         "head": {"REDIS_JOBS_PASSWORD"},
         "generation": worker,
         "upscaling": worker,
-        "ingress": worker | {"ATELIER_SIGNING_KEYS"},
+        "ingress": worker | {"ATELIER_SIGNING_KEYS", "ATELIER_OPERATOR_TOKEN"},
     }
 
 
@@ -309,9 +309,29 @@ def test_the_notes_say_how_to_go_on() -> None:
     assert "atelier accounts create acme" in notes("many-gpus")
 
 
+def test_the_monitoring_has_the_token_that_the_ingress_pods_ask_for() -> None:
+    documents = rendered("production")
+    by_port = {
+        endpoint["port"]: endpoint for endpoint in find(documents, "ServiceMonitor", "atelier")["spec"]["endpoints"]
+    }
+    assert by_port["serve"]["authorization"]["type"] == "Bearer"
+    environments = [env for document in documents for env in _named(document, "ATELIER_OPERATOR_TOKEN")]
+    (reference,) = [env["valueFrom"]["secretKeyRef"] for env in environments]
+    assert by_port["serve"]["authorization"]["credentials"].items() <= reference.items()
+    assert "authorization" not in by_port["metrics"], "Ray's own"
+
+
+def _named(node: Any, name: str) -> list[dict[str, Any]]:
+    """Every object called `name` anywhere below."""
+    if isinstance(node, dict):
+        found = [cast(dict[str, Any], node)] if cast(Any, node).get("name") == name else []
+        return found + [each for value in cast(dict[str, Any], node).values() for each in _named(value, name)]
+    return [each for value in node for each in _named(value, name)] if isinstance(node, list) else []
+
+
 def test_a_generated_secret_has_every_key_and_no_default() -> None:
     first, second = (find(render(profile_values("cpu-demo")), "Secret", "atelier-secrets")["data"] for _ in range(2))
-    assert set(first) == {"pepper", "signing-keys", "redis-password", "gcs-redis-password"}
+    assert set(first) == {"pepper", "signing-keys", "redis-password", "gcs-redis-password", "operator-token"}
     assert all(first[key] != second[key] for key in first)
 
 

@@ -27,6 +27,9 @@
 - name: ATELIER_SIGNING_KEYS
   valueFrom:
     secretKeyRef: {name: {{ $secret }}, key: signing-keys}
+- name: ATELIER_OPERATOR_TOKEN
+  valueFrom:
+    secretKeyRef: {name: {{ $secret }}, key: operator-token, optional: true}
 {{- end }}
 {{- end -}}
 
