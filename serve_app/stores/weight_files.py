@@ -9,8 +9,10 @@ import fsspec
 
 from serve_app.domain.catalog import Adapter
 
-PEFT_FILES = ("adapter_config.json", "adapter_model.safetensors")
+PEFT_CONFIG = "adapter_config.json"
+PEFT_FILES = (PEFT_CONFIG, "adapter_model.safetensors")
 """The files of a folder that count; others beside them are not read."""
+MAX_CONFIG_BYTES = 1 << 20
 _BLOCK = 1 << 20
 _VERSIONS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "generation")
 """What storages call a file's version."""

@@ -3,10 +3,10 @@
 import hashlib
 import logging
 import os
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
-
-import fsspec
+from typing import BinaryIO, NamedTuple
 
 from serve_app.atomic_files import atomic_file
 from serve_app.domain.catalog import Adapter
@@ -14,6 +14,7 @@ from serve_app.domain.errors import AdapterUnavailable, StoreUnavailable
 from serve_app.safetensors_file import MAX_FILE_BYTES, UnusableFile, check_safetensors
 from serve_app.settings import Settings
 from serve_app.stores.storage import in_storage_thread
+from serve_app.stores.weight_files import MAX_CONFIG_BYTES, PEFT_CONFIG, opened, weight_files, weights_digest
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ class _Identity(NamedTuple):
 
 
 class WeightStore:
-    """Files of `data_dir/weights/<sha256>.safetensors`; one that is there has passed every check.
+    """Files of `data_dir/weights/<sha256>.safetensors`, and folders `<sha256>/`; what is there has passed every check.
 
     Whether it still is what it was is checked when this process first uses it, and when it has changed since.
     """
@@ -43,53 +44,62 @@ class WeightStore:
     def __init__(self, settings: Settings) -> None:
         self._folder = settings.data_dir / "weights"
         self._options = settings.storage_options
-        self._verified: dict[Path, _Identity] = {}
+        self._digests: dict[Path, tuple[_Identity, str]] = {}
 
     async def fetch(self, adapter: Adapter) -> Path:
-        """Return the adapter's weights as a local file. Raises `AdapterUnavailable` when missing or refused."""
-        stored = (self._folder / f"{adapter.sha256}.safetensors").resolve()
+        """Return the adapter's weights as a local file or folder. Raises `AdapterUnavailable` when missing or refused."""
+        stored = (self._folder / (adapter.sha256 if adapter.is_folder else f"{adapter.sha256}.safetensors")).resolve()
+        paths = {name: stored / name for name in weight_files(adapter)}  # of a file, `stored / ""` is itself
         try:
-            if await in_storage_thread(lambda: self._is_intact(adapter, stored), doing="adapter check"):
+            if await in_storage_thread(lambda: self._is_intact(adapter, paths), doing="adapter check"):
                 return stored
-            await in_storage_thread(lambda: self._fetch(adapter, stored), doing="adapter download")
+            await in_storage_thread(lambda: self._fetch(adapter, paths), doing="adapter download")
         except FileNotFoundError as missing:
             raise AdapterUnavailable(f"the weights of {adapter.id} are not in storage") from missing
         except StoreUnavailable as outage:
             raise AdapterUnavailable(f"the weights of {adapter.id} cannot be fetched") from outage
         return stored
 
-    def _is_intact(self, adapter: Adapter, stored: Path) -> bool:
-        """Whether the file is there with the catalog's digest; read once per process and version of the file."""
+    def _is_intact(self, adapter: Adapter, paths: Mapping[str, Path]) -> bool:
+        """Whether the files are there with the catalog's digest; each is read once per process and version of it."""
         try:
-            with stored.open("rb") as file:
-                identity = _Identity.of(os.fstat(file.fileno()))
-                if self._verified.get(stored) == identity:
-                    return True
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            digest = weights_digest({name: self._digest(path) for name, path in paths.items()})
         except FileNotFoundError:
             return False
         if digest != adapter.sha256:
             log.warning("the stored weights of %s are not what they were: they are fetched again", adapter.id)
             return False
-        self._verified[stored] = identity
         return True
 
-    def _fetch(self, adapter: Adapter, stored: Path) -> None:
-        with atomic_file(stored) as draft:  # two fetchers at once both write the same bytes
-            if self._copy(adapter.file, draft) != adapter.sha256:
-                raise AdapterUnavailable(f"the weights of {adapter.id} are not those of the catalog (sha256 differs)")
-            draft.flush()
-            _check(Path(draft.name))
+    def _digest(self, path: Path) -> str:
+        with path.open("rb") as file:
+            identity = _Identity.of(os.fstat(file.fileno()))
+            known = self._digests.get(path)
+            if known is None or known[0] != identity:
+                known = self._digests[path] = identity, hashlib.file_digest(file, "sha256").hexdigest()
+        return known[1]
 
-    def _copy(self, source: str, target: BinaryIO) -> str:
+    def _fetch(self, adapter: Adapter, paths: Mapping[str, Path]) -> None:
+        """Two fetchers at once both write the same bytes."""
+        with ExitStack() as stack:
+            drafts = {name: stack.enter_context(atomic_file(path)) for name, path in paths.items()}
+            sources = weight_files(adapter)
+            digests = {name: self._copy(sources[name], draft, _limit(name)) for name, draft in drafts.items()}
+            if weights_digest(digests) != adapter.sha256:
+                raise AdapterUnavailable(f"the weights of {adapter.id} are not those of the catalog (sha256 differs)")
+            for name, draft in drafts.items():
+                if name != PEFT_CONFIG:
+                    draft.flush()
+                    _check(Path(draft.name))
+
+    def _copy(self, source: str, target: BinaryIO, limit: int) -> str:
         """Copy and digest in one pass; stop at the size limit, whatever size the storage reports."""
         digest, size = hashlib.sha256(), 0
-        options = self._options if "://" in source and not source.startswith("file://") else {}
-        with cast(Any, fsspec.open(source, "rb", **options)) as read:
-            _check_size(getattr(read, "size", None) or 0)  # where the storage knows it, before a byte is copied
+        with opened(source, self._options) as read:
+            _check_size(getattr(read, "size", None) or 0, limit)  # where the storage knows it, before a byte is copied
             while block := read.read(_BLOCK):
                 size += len(block)
-                _check_size(size)
+                _check_size(size, limit)
                 digest.update(block)
                 target.write(block)
         return digest.hexdigest()
@@ -102,6 +112,10 @@ def _check(path: Path) -> None:
         raise AdapterUnavailable(f"adapter file: {error}") from error
 
 
-def _check_size(size: int) -> None:
-    if size > MAX_FILE_BYTES:
-        raise AdapterUnavailable("the adapter file is larger than 2 GiB")
+def _check_size(size: int, limit: int) -> None:
+    if size > limit:
+        raise AdapterUnavailable(f"the adapter file is larger than {'2 GiB' if limit == MAX_FILE_BYTES else '1 MiB'}")
+
+
+def _limit(name: str) -> int:
+    return MAX_CONFIG_BYTES if name == PEFT_CONFIG else MAX_FILE_BYTES

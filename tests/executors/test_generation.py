@@ -3,10 +3,14 @@
 import dataclasses
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
+from peft import LoraConfig
+from safetensors.torch import load_file, save_file
 
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Claim, JobKind, Lease, new_job_id
@@ -158,6 +162,26 @@ async def test_an_adapter_is_resident_while_it_is_fetched_and_after(
         executor.step()
     assert adapter.sha256 in executor.resident
     assert executor.free_runs == engine.free_runs == 1
+
+
+async def test_a_folder_of_peft_in_the_catalog_acts_as_its_configuration_says(
+    executor: GenerationExecutor, resources: Resources, tmp_path: Path
+) -> None:
+    """The folder holds the outline with twice its alpha: at half the weight it gives the outline's image."""
+    folder = tmp_path / "peft"
+    folder.mkdir()
+    tensors = load_file(POCKET / "loras" / "outline.safetensors")
+    renamed = {f"base_model.model.{name.removeprefix('unet.')}": tensor for name, tensor in tensors.items()}
+    save_file(renamed, folder / "adapter_model.safetensors")
+    LoraConfig(r=8, lora_alpha=16, target_modules=["to_q"]).save_pretrained(str(folder))
+    catalog = yaml.safe_load(resources.settings.catalog.read_text())
+    row = {key: value for key, value in catalog["adapters"][0].items() if key != "file"}
+    catalog["adapters"].append({**row, "id": "model_peft", "folder": str(folder)})
+    resources.settings.catalog.write_text(yaml.safe_dump(catalog))
+    assert await resources.catalog.seed() == []
+    (image,) = await images_of(executor, dataclasses.replace(REQUEST, lora_id="model_peft", lora_weight=0.375))
+    (outline,) = await images_of(executor, dataclasses.replace(REQUEST, lora_weight=0.75))
+    assert np.array_equal(image, outline)
 
 
 async def test_an_aborted_run_leaves_the_executor(executor: GenerationExecutor) -> None:

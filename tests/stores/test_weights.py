@@ -17,6 +17,7 @@ from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import AdapterUnavailable
 from serve_app.safetensors_file import MAX_HEADER_BYTES, UnusableFile, check_safetensors
 from serve_app.settings import Settings
+from serve_app.stores.catalog_digests import add_digests
 from serve_app.stores.weights import WeightStore
 from tests.support import write_safetensors
 
@@ -90,6 +91,74 @@ async def test_changed_weights_without_their_source_are_refused(store: WeightSto
     kept.write_bytes(b"other")
     with pytest.raises(AdapterUnavailable, match="model_one"):
         await store.fetch(adapter)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder as PEFT saves one, with a file that does not count."""
+    write_safetensors(tmp_path / "peft" / "adapter_model.safetensors")
+    (tmp_path / "peft" / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 4}')
+    (tmp_path / "peft" / "README.md").write_text("A card.")
+    return tmp_path / "peft"
+
+
+def _of_folder(adapter: Adapter, folder: Path) -> Adapter:
+    digested = add_digests([replace(adapter, file=str(folder), is_folder=True, sha256="")], {}, {})
+    assert not digested.set_aside
+    return digested.adapters[0]
+
+
+async def test_a_folder_of_peft_is_kept_whole_by_the_digest_of_both_its_files(
+    store: WeightStore, adapter: Adapter, folder: Path
+) -> None:
+    kept = await store.fetch(_of_folder(adapter, folder))
+    assert sorted(path.name for path in kept.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+    for path in kept.iterdir():
+        assert path.read_bytes() == (folder / path.name).read_bytes()
+    before = _of_folder(adapter, folder)
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 8}')
+    assert _of_folder(adapter, folder).sha256 != before.sha256
+    assert await store.fetch(before) == kept, "it is fetched once"
+
+
+async def test_a_kept_folder_that_lost_something_is_fetched_again(
+    store: WeightStore, adapter: Adapter, folder: Path
+) -> None:
+    ours = _of_folder(adapter, folder)
+    kept = await store.fetch(ours)
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (kept / name).unlink()
+        await store.fetch(ours)
+        (kept / name).write_bytes(b"rotten")
+        await store.fetch(ours)
+        assert (kept / name).read_bytes() == (folder / name).read_bytes()
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+async def test_other_files_than_the_catalogs_are_refused_in_a_folder(
+    store: WeightStore, adapter: Adapter, folder: Path, name: str
+) -> None:
+    ours = _of_folder(adapter, folder)
+    (folder / name).write_bytes((folder / name).read_bytes() + b" ")
+    with pytest.raises(AdapterUnavailable, match="sha256 differs"):
+        await store.fetch(ours)
+    (folder / name).unlink()
+    with pytest.raises(AdapterUnavailable, match="not in storage"):
+        await store.fetch(ours)
+
+
+async def test_a_folder_with_an_endless_configuration_is_refused(
+    store: WeightStore, adapter: Adapter, folder: Path
+) -> None:
+    (folder / "adapter_config.json").write_bytes(b" " * (1 << 20) + b"{}")
+    with pytest.raises(AdapterUnavailable, match="larger than 1 MiB"):
+        await store.fetch(_of_folder(adapter, folder))
+
+
+def test_a_folder_without_its_configuration_is_set_aside(adapter: Adapter, folder: Path) -> None:
+    (folder / "adapter_config.json").unlink()
+    row = replace(adapter, file=str(folder), is_folder=True, sha256="")
+    assert "cannot be read" in add_digests([row], {}, {}).set_aside[0].reason
 
 
 def _source(adapter: Adapter) -> Path:
