@@ -22,6 +22,12 @@ from serve_app.service.resources import Resources
 _KEY_TEXT = re.compile(r"[\x21-\x7e]{1,255}")
 _JOB_NAME = re.compile(r"[a-z2-7]{26}")
 
+_OTHER_INTERFACE = {
+    Variant.A: "This key is for X-API-Key (interface B): send it as 'X-API-Key: <API_KEY>', or use a key made for the bearer interface.",
+    Variant.B: "This key is for the bearer interface (A): send it as 'Authorization: Bearer <API_KEY>', or use a key made for X-API-Key.",
+}
+"""By the interface on which a key was used that works on the other."""
+
 
 @dataclass(frozen=True, slots=True)
 class Idempotency:
@@ -39,8 +45,8 @@ def resources_of(request: Request) -> Resources:
 async def authenticate(request: Request) -> Caller:
     """The caller, counted in the plan's window. Raises `Unauthorized`, `AmbiguousCredentials`, `RateLimitExceeded`.
 
-    A key that is unknown, revoked, expired, of a disabled account or made for the other interface gets one and the same
-    answer. `ContractRoute` calls it before it reads a body; path operations get the same caller again.
+    A key that is unknown, revoked, expired or of a disabled account gets one and the same answer; the holder of a key that
+    works on the other interface learns that. `ContractRoute` calls it before it reads a body; path operations get the same caller again.
     """
     context = RequestContext.of(request)
     if context.caller is None:
@@ -59,7 +65,7 @@ async def authenticate(request: Request) -> Caller:
 async def load_job(request: Request, job_id: str, *prefixes: str, of: Variant | None = None) -> Job | None:
     """The job, if it is the caller's (and was made on `of`): key and record in one round trip, and not counted.
 
-    Raises `Unauthorized` alike for every key that may not pass, whatever it asks for.
+    Raises `Unauthorized` for every key that may not pass, whatever it asks for.
     """
     key, variant = _credential(request)
     poll = await resources_of(request).poller.poll(key, variant, valid_job_id(job_id, *prefixes), of=of)
@@ -116,7 +122,8 @@ def _credential(request: Request) -> Credential:
 def _known_caller(context: RequestContext, auth: AuthResult) -> Caller:
     context.window = auth.window
     if auth.caller is None:
-        raise Unauthorized("The API key is not valid.")
+        other = _OTHER_INTERFACE.get(auth.window.plan.variant, "") if auth.is_of_other_interface else ""
+        raise Unauthorized(other or "The API key is not valid.")
     return auth.caller
 
 

@@ -107,8 +107,12 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuthResult:
-    """Result of authentication. No caller: the key is unknown, revoked, expired or disabled; `limited`: over the plan."""
+    """Result of authentication. No caller: the key is unknown, revoked, expired or disabled; `limited`: over the plan.
+
+    `is_of_other_interface`: no caller, because the key works on the other interface alone.
+    """
 
     caller: Caller | None
     window: Window
     limited: bool
+    is_of_other_interface: bool = False

@@ -6,12 +6,14 @@ from math import sqrt
 from typing import Any
 
 from serve_app.domain.accounts import Caller, Plan
-from serve_app.domain.errors import InvalidParameter, NotFound
+from serve_app.domain.errors import Forbidden, InvalidParameter, NotFound
 from serve_app.domain.jobs import JobKind, kind_of, new_job_id
-from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest
+from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest, Variant
 from serve_app.service.resources import Resources
 from serve_app.stores.job_queue import Acceptance
 
+ADAPTER_PREFIX = "model_"
+"""Of the ids in a catalog, by convention."""
 MAX_OUTPUT_PIXELS = 16_000_000
 MAX_SHARE = 8.0
 """A plan's share of a busy queue is the root of its rate against the lowest plan's, at most this: ahead, never alone."""
@@ -58,7 +60,23 @@ async def _generate(
     resources: Resources, caller: Caller, request: GenerationRequest, idempotency_key: str | None, body_sha256: str
 ) -> Acceptance:
     """The accept itself asks for the adapter: one that does not exist is refused as one that is not the account's."""
-    return await _accept(resources, caller, request, idempotency_key, body_sha256, adapter_id=request.lora_id)
+    try:
+        return await _accept(resources, caller, request, idempotency_key, body_sha256, adapter_id=request.lora_id)
+    except Forbidden as error:
+        raise Forbidden(await _id_of_name(resources, caller, request.lora_id) or error.message) from None
+
+
+async def _id_of_name(resources: Resources, caller: Caller, lora_id: str) -> str:
+    """What to send in place of a name, if it is that of adapters that the account may use; else an empty text.
+
+    The account's adapters are read whenever a name may have been sent, so that no time is longer for a name that exists.
+    """
+    if lora_id.startswith(ADAPTER_PREFIX):
+        return ""
+    usable = await resources.catalog.adapters(caller.account_id)
+    ids = [adapter.id for adapter in usable if adapter.name.casefold() == lora_id.strip().casefold()]
+    field = "lora_id" if caller.variant is Variant.A else "model_id"
+    return f"{field}: must be an id, not a name; send {' or '.join(ids)}" if ids else ""
 
 
 async def _upscale(

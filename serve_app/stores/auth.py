@@ -40,8 +40,9 @@ class AuthQuery:
         status, account_id, account_name, plan_name, used, ends, now = answer
         plan = next(plan for plan in self.plans if plan.name == plan_name)
         window = Window.at(plan, used=used, resets_at=from_epoch_ms(ends), asked_at=from_epoch_ms(now))
-        if status == "unknown":
-            return AuthResult(caller=None, window=window, limited=False)
+        if status in ("unknown", "other_interface"):
+            is_of_other = status == "other_interface"
+            return AuthResult(caller=None, window=window, limited=False, is_of_other_interface=is_of_other)
         caller = Caller(
             account_id=account_id,
             account_name=account_name,

@@ -239,15 +239,40 @@ async def test_a_disabled_account_s_keys_are_closed_until_it_is_enabled(service:
 
 
 async def test_every_kind_of_bad_key_gets_the_same_answer(service: TestService, member: Member) -> None:
+    """A key for the other interface too, once it is revoked or its account disabled."""
     revoked, secret = await service.resources.api_keys.create(member.account.id, interfaces=ALL)
     await service.resources.api_keys.revoke(revoked.id)
-    only_b = await service.key(member.account, frozenset({B}))
-    disabled = await service.member()
-    await service.resources.accounts.set_disabled(disabled.account.id, True)
+    revoked_b, only_b = await service.resources.api_keys.create(member.account.id, interfaces=frozenset({B}))
+    await service.resources.api_keys.revoke(revoked_b.id)
+    disabled, disabled_b = await service.member(), await service.member(interfaces=frozenset({B}))
+    for each in (disabled, disabled_b):
+        await service.resources.accounts.set_disabled(each.account.id, True)
     answers = [
         await call(service, SHARED, {"Authorization": f"Bearer {key}"}, BODY_A)
-        for key in (secret, only_b, disabled.key, "atl_" + "0" * 38, "nonsense")
+        for key in (secret, only_b, disabled.key, disabled_b.key, "atl_" + "0" * 38, "nonsense")
     ]
     assert len({answer.content for answer in answers}) == 1
     varying = {"x-request-id", "x-ratelimit-reset", "ratelimit", "content-length"}
     assert len({str(sorted((k, v) for k, v in answer.headers.items() if k not in varying)) for answer in answers}) == 1
+
+
+@pytest.mark.parametrize(("interface", "way", "named"), [
+    *((B, way, "X-API-Key") for way in [SHARED, *A_PATHS, *EITHER_PATHS]),
+    *((A, way, "Authorization: Bearer") for way in [SHARED, *B_PATHS, *EITHER_PATHS]),
+])  # fmt: skip
+async def test_a_key_of_the_other_interface_is_unauthorized_and_its_holder_learns_why(
+    service: TestService, member: Member, interface: Variant, way: tuple[str, str], named: str
+) -> None:
+    """Nothing but the message differs from the answer to an unknown key."""
+    key = await service.key(member.account, frozenset({interface}))
+
+    async def use(text: str) -> httpx.Response:
+        header = {"X-API-Key": text} if interface is A else {"Authorization": f"Bearer {text}"}
+        return await call(service, way, header, BODY_A)
+
+    answer, unknown = await use(key), await use("atl_" + "0" * 38)
+    unauthorized(answer)
+    assert named in error_of(answer)["message"]
+    assert "not valid" in error_of(unknown)["message"]
+    for name in ("www-authenticate", "x-ratelimit-limit", "x-ratelimit-remaining"):
+        assert answer.headers[name] == unknown.headers[name]

@@ -134,6 +134,28 @@ async def test_another_account_s_adapter_and_an_unknown_one_get_the_same_403(
 
 
 @pytest.mark.parametrize("variant", Variant)
+async def test_a_name_in_place_of_an_id_is_answered_with_the_id(
+    service: TestService, member: Member, variant: Variant
+) -> None:
+    """Only of an adapter that the account may use; any other name is answered as nothing is."""
+
+    async def message(lora: str) -> str:
+        body = BODIES[variant] | {LORA_FIELD[variant]: lora}
+        answer = await service.client.post("/v1/generate", json=body, headers=member.headers(variant))
+        assert answer.status_code == 403
+        return error_of(answer)["message"]
+
+    for name in ("Outline", "outline", "OUTLINE"):
+        assert f"{LORA_FIELD[variant]}: must be an id" in await message(name)
+        assert adapter_id("outline") in await message(name)
+    assert await message("Private") == await message("nothing") == await message("model_" + UNKNOWN)
+    await service.resources.catalog.grant(PRIVATE_ADAPTER, member.account.id)
+    assert PRIVATE_ADAPTER in await message("private")
+    await service.resources.catalog.revoke(adapter_id("outline"), member.account.id)
+    assert await message("Outline") == await message("nothing")
+
+
+@pytest.mark.parametrize("variant", Variant)
 async def test_a_grant_opens_an_adapter_and_its_revocation_closes_it(
     service: TestService, member: Member, other: Member, variant: Variant
 ) -> None:

@@ -62,6 +62,14 @@ async def test_a_generation_is_authenticated_in_one_round_trip_and_accepted_or_r
     assert await round_trips(lambda: service.client.post("/v1/generate", json=body, headers=member.a)) == 2
 
 
+@pytest.mark.parametrize("lora_id", ["Outline", "Private", "nothing"])
+async def test_a_name_in_place_of_an_id_costs_one_more_whether_it_exists_or_not(
+    service: TestService, round_trips: RoundTrips, member: Member, lora_id: str
+) -> None:
+    body = BODY_A | {"lora_id": lora_id}
+    assert await round_trips(lambda: service.client.post("/v1/generate", json=body, headers=member.a)) == 3
+
+
 @pytest.mark.parametrize("job_id", ["gen_" + "a" * 26, "nonsense"])
 async def test_a_poll_of_nothing_costs_the_same(
     service: TestService, round_trips: RoundTrips, member: Member, job_id: str

@@ -336,7 +336,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a key passes on any interface",
         "caller",
-        "if not string.find(key[3], interface, 1, true) then return unknown() end",
+        "if not string.find(key[3], interface, 1, true) then return refused('other_interface') end",
         "",
     ),
     Mutant("a disabled account passes", "caller", "not account[1] or account[2]", "not account[1]"),

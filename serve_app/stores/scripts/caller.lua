@@ -10,19 +10,20 @@ local function plan_called(name)
   return plans[1], tonumber(plans[2]), tonumber(plans[3])
 end
 
-local function unknown()
+local function refused(status)
   local name, _, window_ms = plan_called('')
-  return {'unknown', '', '', name, 0, now + window_ms, now}
+  return {status, '', '', name, 0, now + window_ms, now}
 end
 
--- {status, account id, account name, plan name, used, the window's end, now}; status: ok, limited, unknown. Times are in ms.
+-- {status, account id, account name, plan name, used, the window's end, now}; status: ok, limited, unknown, other_interface (a
+-- key that works, but not on this interface). Times are in ms.
 local function authenticate()
   local key = redis.call('HMGET', K('key:' .. key_id), 'digest', 'account', 'interfaces', 'revoked', 'used', 'expires')
-  if key[1] ~= key_digest or key[4] or num(key[6], math.huge) <= now then return unknown() end
-  if not string.find(key[3], interface, 1, true) then return unknown() end
+  if key[1] ~= key_digest or key[4] or num(key[6], math.huge) <= now then return refused('unknown') end
   local account_id = key[2]
   local account = redis.call('HMGET', K('account:' .. account_id), 'name', 'disabled', 'plan_' .. interface)
-  if not account[1] or account[2] then return unknown() end
+  if not account[1] or account[2] then return refused('unknown') end
+  if not string.find(key[3], interface, 1, true) then return refused('other_interface') end
 
   local plan, limit, window_ms = plan_called(account[3])
   local window = K('rate:' .. account_id .. ':' .. interface)
