@@ -96,7 +96,9 @@ class Runtime:
         healthy: set[str] = set()
         deadline = time.monotonic() + limit_s
         while True:
+            asked = time.monotonic()
             overview = serve.status().applications[application.name]
+            cost = time.monotonic() - asked
             for name, deployment in overview.deployments.items():
                 if deployment.status == "HEALTHY" and name not in healthy:
                     healthy.add(name)
@@ -109,7 +111,8 @@ class Runtime:
                 waiting = sorted(set(overview.deployments) - healthy)
                 reasons = [f"{name} ({overview.deployments[name].message or 'starting'})" for name in waiting]
                 raise TimeoutError(f"after {limit_s:g} s: {' '.join(', '.join(reasons).split())}")
-            time.sleep(STATUS_POLL_S)
+            # Serve pickles its configuration for each answer, and the replicas need the core
+            time.sleep(min(max(STATUS_POLL_S, 9 * cost), 10 * STATUS_POLL_S))
 
     def _watch(self, on_death: Callable[[str], None]) -> None:
         """Ray itself notices the end of its control service after a minute, and then ends this process."""

@@ -1,5 +1,6 @@
 """The service that the API tests call: the real application over real stores, accounts and keys, and a worker."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -64,6 +65,7 @@ class TestService:
     resources: Resources
     client: httpx.AsyncClient
     _leases: dict[str, Claim] = field(default_factory=dict[str, Claim])
+    _claiming: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def member(
         self,
@@ -91,10 +93,11 @@ class TestService:
     async def lease(self, job_id: str) -> Lease:
         """Claim until the job is ours; others met on the way stay claimed for the tests that wait for them."""
         kind = JobKind.UPSCALE if job_id.startswith("up_") else JobKind.GENERATION
-        while job_id not in self._leases:
-            claims = await self.resources.queue.claim("tests", kind=kind, nonce=new_nonce(), limit=64)
-            assert claims, f"{job_id} is not waiting"
-            self._leases |= {claim.lease.job_id: claim for claim in claims}
+        async with self._claiming:  # of two callers at once, one may be given both jobs
+            while job_id not in self._leases:
+                claims = await self.resources.queue.claim("tests", kind=kind, nonce=new_nonce(), limit=64)
+                assert claims, f"{job_id} is not waiting"
+                self._leases |= {claim.lease.job_id: claim for claim in claims}
         return self._leases[job_id].lease
 
     async def run(self, job_id: str, progress: int) -> Lease:

@@ -23,6 +23,7 @@ ENVIRONMENT = {
     "ATELIER_LEASE": "PT5S",
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # or the tests beside would starve its replicas
     "HF_HUB_OFFLINE": "1",
 }
 
