@@ -13,8 +13,10 @@ import httpx
 from PIL import Image
 
 from serve_app.atomic_files import write_atomically
+from serve_app.cli.audit import record_act
 from serve_app.cli.local import READY_FILE
 from serve_app.domain.accounts import Plan
+from serve_app.domain.audit import Act
 from serve_app.domain.requests import Variant
 from serve_app.service.resources import Resources
 
@@ -71,10 +73,12 @@ async def _account(resources: Resources, stored: Demo | None) -> tuple[str, str]
         account = await accounts.create(
             ACCOUNT, plan_a=highest[Variant.A], plan_b=highest[Variant.B], password=password
         )
+        await record_act(resources, account.id, Act.ACCOUNT_CREATED)
     elif stored is not None:
         password = stored.console_password
     else:
         await accounts.set_password(account.id, password)
+        await record_act(resources, account.id, Act.PASSWORD_SET)
     return account.id, password
 
 
@@ -84,7 +88,9 @@ async def _working_key(resources: Resources, account_id: str, name: str, stored:
     results = [await resources.auth.authenticate(secret, variant, counted=False) for variant in interfaces]
     if all(auth.caller is not None and auth.caller.account_id == account_id for auth in results):
         return secret
-    return (await resources.api_keys.create(account_id, name=f"demo {name}", interfaces=interfaces))[1]
+    key, made = await resources.api_keys.create(account_id, name=f"demo {name}", interfaces=interfaces)
+    await record_act(resources, account_id, Act.KEY_CREATED, key.id)
+    return made
 
 
 def first_image(demo: Demo, lora_id: str, path: Path, on_progress: Callable[[int], None]) -> bool:

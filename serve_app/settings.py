@@ -69,6 +69,8 @@ class Settings(BaseSettings):
     lease: timedelta = timedelta(seconds=30)
     accept_replicas: int = Field(default=0, ge=0)
     """Redis replicas that must hold an accepted job before it is acknowledged (`WAIT`); for failover, name them all."""
+    audit_life: timedelta = timedelta(days=365)
+    """How long a row of the audit log stays; an account's log holds its newest 10,000."""
     log_level: str = "INFO"
 
     @cached_property

@@ -9,6 +9,7 @@ from typing import Annotated
 from fastapi import Depends, Header, Request
 from pydantic import WithJsonSchema
 
+from serve_app.api.client_address import client_address
 from serve_app.api.context import RequestContext
 from serve_app.api.credentials import Credential, CredentialScheme
 from serve_app.api.json_body import digest
@@ -102,6 +103,11 @@ async def read_idempotency(
     if not is_valid:
         raise InvalidParameter("Idempotency-Key: must be 1 to 255 visible ASCII characters")
     return Idempotency(idempotency_key, digest(await request.json()))
+
+
+def caller_address(request: Request) -> str:
+    """Where the request came from: the connection's address, or what a trusted proxy vouches for."""
+    return client_address(request.scope, resources_of(request).settings.trusted_proxies)
 
 
 def found(job: Job | None, name: str) -> Job:

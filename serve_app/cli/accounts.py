@@ -6,9 +6,11 @@ from typing import Annotated
 
 import typer
 
+from serve_app.cli.audit import record_act
 from serve_app.cli.command import Result, store_command, table
 from serve_app.cli.exit_codes import BadUsage, Failed
 from serve_app.domain.accounts import Account
+from serve_app.domain.audit import Act
 from serve_app.domain.errors import InvalidParameter
 from serve_app.domain.requests import Variant
 from serve_app.service.resources import Resources
@@ -37,6 +39,7 @@ async def create(
         )
     except InvalidParameter as error:
         raise BadUsage(error.message) from None
+    await record_act(resources, account.id, Act.ACCOUNT_CREATED)
     shown = f"{account.name} ({account.id}): bearer plan {account.plan_a}, X-API-Key plan {account.plan_b}"
     return Result(facts=account_facts(account), shown=f"{shown}\nNext: atelier keys create {shlex.quote(account.name)}")
 
@@ -60,9 +63,11 @@ async def set_plan(resources: Resources, account: AccountName, plan_a: PlanA = N
         raise BadUsage("set-plan: give --plan-a, --plan-b or both")
     found = await find_account(resources, account)
     try:
-        return _account_result(await resources.accounts.set_plans(found.id, plan_a=plan_a, plan_b=plan_b))
+        changed = await resources.accounts.set_plans(found.id, plan_a=plan_a, plan_b=plan_b)
     except InvalidParameter as error:
         raise BadUsage(error.message) from None
+    await record_act(resources, found.id, Act.PLANS_CHANGED, f"a:{changed.plan_a} b:{changed.plan_b}")
+    return _account_result(changed)
 
 
 @store_command(app, "disable")
@@ -71,6 +76,7 @@ async def disable(resources: Resources, account: AccountName) -> Result:
     found = await find_account(resources, account)
     changed = await resources.accounts.set_disabled(found.id, True)
     await resources.sessions.revoke_all(found.id)
+    await record_act(resources, found.id, Act.ACCOUNT_DISABLED)
     return _account_result(changed)
 
 
@@ -78,7 +84,9 @@ async def disable(resources: Resources, account: AccountName) -> Result:
 async def enable(resources: Resources, account: AccountName) -> Result:
     """Enable a disabled account."""
     found = await find_account(resources, account)
-    return _account_result(await resources.accounts.set_disabled(found.id, False))
+    changed = await resources.accounts.set_disabled(found.id, False)
+    await record_act(resources, found.id, Act.ACCOUNT_ENABLED)
+    return _account_result(changed)
 
 
 @store_command(app, "set-password")
@@ -91,6 +99,7 @@ async def set_password(resources: Resources, account: AccountName, password_stdi
     except InvalidParameter as error:
         raise BadUsage(error.message) from None
     ended = await resources.sessions.revoke_all(found.id)
+    await record_act(resources, found.id, Act.PASSWORD_SET)
     return Result(
         facts={**account_facts(found), "sessions_ended": ended},
         shown=f"{found.name}: password set, {ended} console session{'' if ended == 1 else 's'} ended",

@@ -8,8 +8,10 @@ import typer
 from rich.table import Table
 
 from serve_app.cli.accounts import find_account
+from serve_app.cli.audit import record_act
 from serve_app.cli.command import Result, store_command, table
 from serve_app.cli.exit_codes import Failed
+from serve_app.domain.audit import Act
 from serve_app.domain.jobs import Job, JobState
 from serve_app.domain.requests import GenerationRequest
 from serve_app.service.resources import Resources
@@ -62,6 +64,7 @@ async def cancel(resources: Resources, job_id: JobId) -> Result:
     state = await resources.queue.cancel(job_id, account_id=None)
     if state is None:
         raise _unknown(job_id)
+    await _record(resources, job_id, Act.JOB_CANCELED)
     words = {JobState.CANCELED: "canceled", JobState.RUNNING: "will stop at its next step"}
     return Result(facts={"id": job_id, "state": state}, shown=f"{job_id}: {words.get(state, f'already {state}')}")
 
@@ -71,6 +74,7 @@ async def requeue(resources: Resources, job_id: JobId) -> Result:
     """Queue a dead job again, with all its attempts."""
     if not await resources.dead_letters.requeue(job_id):
         raise Failed(f"{job_id} is not a dead job (see: atelier jobs dead)")
+    await _record(resources, job_id, Act.JOB_REQUEUED)
     return Result(facts={"id": job_id, "state": JobState.QUEUED}, shown=f"{job_id}: queued again")
 
 
@@ -79,6 +83,10 @@ async def _find(resources: Resources, job_id: str) -> Job:
     if job is None:
         raise _unknown(job_id)
     return job
+
+
+async def _record(resources: Resources, job_id: str, act: Act) -> None:
+    await record_act(resources, (await _find(resources, job_id)).account_id, act, job_id)
 
 
 def _unknown(job_id: str) -> Failed:

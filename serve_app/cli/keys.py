@@ -8,9 +8,11 @@ from typing import Annotated
 import typer
 
 from serve_app.cli.accounts import AccountName, find_account
+from serve_app.cli.audit import record_act
 from serve_app.cli.command import Result, store_command, table
 from serve_app.cli.exit_codes import BadUsage, Failed
 from serve_app.domain.accounts import ApiKey
+from serve_app.domain.audit import Act
 from serve_app.domain.errors import NotFound, TooManyKeys
 from serve_app.domain.requests import Variant
 from serve_app.service.resources import Resources
@@ -42,6 +44,7 @@ async def create(
         key, secret = await resources.api_keys.create(found.id, name=name, interfaces=variants, expires_in=life)
     except TooManyKeys as error:
         raise Failed(error.message) from None
+    await record_act(resources, found.id, Act.KEY_CREATED, key.id)
     return Result(facts={"key": secret, **_facts(key)}, shown=secret)
 
 
@@ -74,6 +77,7 @@ async def roll(
         raise Failed(f"{error.message} (see: atelier keys list ACCOUNT)") from None
     except TooManyKeys as error:
         raise Failed(error.message) from None
+    await record_act(resources, key.account_id, Act.KEY_ROLLED, f"{key_id} {key.id}")
     return Result(facts={"key": secret, "replaces": key_id, **_facts(key)}, shown=secret)
 
 
@@ -82,6 +86,8 @@ async def revoke(resources: Resources, key_id: KeyId) -> Result:
     """Revoke a key, effective from its next use."""
     if not await resources.api_keys.revoke(key_id):
         raise Failed(f"no key {key_id!r} (see: atelier keys list ACCOUNT)")
+    account_id = await resources.api_keys.account_of(key_id)
+    await record_act(resources, account_id or "", Act.KEY_REVOKED, key_id)
     return Result(facts={"id": key_id, "revoked": True}, shown=f"{key_id}: revoked")
 
 

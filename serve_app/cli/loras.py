@@ -6,8 +6,10 @@ import typer
 from rich.console import Group
 
 from serve_app.cli.accounts import AccountName, find_account
+from serve_app.cli.audit import record_act
 from serve_app.cli.command import Result, store_command, table
 from serve_app.cli.exit_codes import Failed
+from serve_app.domain.audit import Act
 from serve_app.domain.catalog import Adapter
 from serve_app.service.resources import Resources
 
@@ -41,6 +43,7 @@ async def grant(resources: Resources, lora: Lora, account: AccountName) -> Resul
     """Allow an account to use an adapter, overriding whom it is offered to."""
     adapter, found = await _find(resources, lora), await find_account(resources, account)
     await resources.catalog.grant(adapter.id, found.id)
+    await record_act(resources, found.id, Act.LORA_GRANTED, adapter.id)
     return _grant_result(adapter, found.name, "may use", allowed=True)
 
 
@@ -49,6 +52,7 @@ async def revoke(resources: Resources, lora: Lora, account: AccountName) -> Resu
     """Forbid an account to use an adapter, overriding whom it is offered to."""
     adapter, found = await _find(resources, lora), await find_account(resources, account)
     await resources.catalog.revoke(adapter.id, found.id)
+    await record_act(resources, found.id, Act.LORA_REVOKED, adapter.id)
     return _grant_result(adapter, found.name, "may not use", allowed=False)
 
 

@@ -12,6 +12,7 @@ from serve_app.domain.jobs import JobKind
 from serve_app.settings import Settings
 from serve_app.stores.accounts import AccountStore
 from serve_app.stores.api_keys import ApiKeyStore
+from serve_app.stores.audit_log import AuditLog
 from serve_app.stores.auth import Authenticator
 from serve_app.stores.catalog import CatalogStore
 from serve_app.stores.data_directory import close_to_others
@@ -57,6 +58,7 @@ class Resources:
     disk: DiskReserve
     weights: WeightStore
     sweep_lock: SweepLock
+    audit: AuditLog
     workers: WorkerSigns
     always_on: frozenset[JobKind] = frozenset()
     """Kinds of which the deployment keeps a worker also without work."""
@@ -110,6 +112,7 @@ async def open_resources(
             disk=DiskReserve(settings, images.local_folder),
             weights=WeightStore(settings),
             sweep_lock=SweepLock(client),
+            audit=AuditLog(client, settings),
             workers=WorkerSigns(client),
             always_on=always_on,
             hint=hint,

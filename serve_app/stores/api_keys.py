@@ -84,6 +84,10 @@ class ApiKeyStore:
         rows: list[dict[str, str]] = await pipeline.execute() if ids else []
         return [_read_key(key_id, row) for key_id, row in zip(ids, rows, strict=True) if row]
 
+    async def account_of(self, key_id: str) -> str | None:
+        """The account of a key, whatever its state."""
+        return await self._redis.hget(redis_key("key", key_id), "account")
+
     async def revoke(self, key_id: str) -> bool:
         """True if there is such a key; it stops working with the next request, everywhere."""
         if not await self._redis.exists(redis_key("key", key_id)):

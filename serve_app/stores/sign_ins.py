@@ -47,6 +47,11 @@ class Try:
     wait: timedelta
     counted_at: str
 
+    @property
+    def account_id(self) -> str:
+        """The account that was meant; an id that no account has, where there is none."""
+        return self.counted_at.split(":")[1]
+
 
 class SignIns:
     """Counts tries by account and by where they come from. Redis holds digests of addresses and of unknown names."""

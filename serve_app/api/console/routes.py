@@ -6,7 +6,6 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 
-from serve_app.api.client_address import client_address
 from serve_app.api.console.forms import read_form
 from serve_app.api.console.key_page import KEY_NAME_LENGTH, KEY_PAGES, KeyPage
 from serve_app.api.console.known_device import read_device, set_device
@@ -21,8 +20,9 @@ from serve_app.api.console.session import (
     read_session,
     set_session,
 )
-from serve_app.api.dependencies import resources_of
+from serve_app.api.dependencies import caller_address, resources_of
 from serve_app.domain.accounts import Account
+from serve_app.domain.audit import ANYONE, OWNER, Act
 from serve_app.domain.errors import TooManyKeys
 from serve_app.stores.sessions import ABSOLUTE_LIFE
 from serve_app.stores.throttle import Limit
@@ -86,16 +86,17 @@ async def sign_in(request: Request, form: Form) -> Response:
     if not is_form_token(anonymous_token(request), "sign in", form.get("form_token", "")):
         return sign_in_page(request, status=403, problem="That page had expired. Please try again.", name=name)
     resources = resources_of(request)
-    address = client_address(request.scope, resources.settings.trusted_proxies)
-    counted = await resources.sign_ins.count(name, address, read_device(request))
+    counted = await resources.sign_ins.count(name, caller_address(request), read_device(request))
     if counted.wait:
         wait_s = ceil(counted.wait.total_seconds())
         problem = f"Too many attempts for this account. Try again in {_in_words(wait_s)}."
         return sign_in_page(request, status=429, problem=problem, name=name, retry_after_s=wait_s)
     account = await _account_of(request, name, password)
     if account is None:
+        await _record(request, counted.account_id, Act.SIGN_IN_FAILED, actor=ANYONE)
         return sign_in_page(request, status=403, problem="Wrong account name or password.", name=name)
     await resources.sign_ins.forget(counted)
+    await _record(request, account.id, Act.SIGNED_IN)
     response = redirect(request, "settings")
     set_session(request, response, await resources.sessions.create(account.id))
     set_device(request, response, account.id)
@@ -109,6 +110,7 @@ async def sign_out(request: Request, session: FormSession, form: Form) -> Respon
     if "everywhere" in form:
         await sessions.revoke_all(session.account.id)
     await sessions.revoke(session.token)
+    await _record(request, session.account.id, Act.SIGNED_OUT_EVERYWHERE if "everywhere" in form else Act.SIGNED_OUT)
     response = redirect(request, "sign-in")
     drop_cookie(request, response, SESSION)
     return response
@@ -142,6 +144,7 @@ async def create_key(request: Request, page: ChosenKeyPage, session: FormSession
         key, secret = await resources.api_keys.create(session.account.id, name=name, interfaces=interfaces)
     except TooManyKeys as error:
         return await keys_page(request, session, page, status=409, notice=error.message)
+    await _record(request, session.account.id, Act.KEY_CREATED, key.id)
     return await keys_page(request, session, page, made=key, secret=secret)
 
 
@@ -152,6 +155,7 @@ async def revoke_key(request: Request, page: ChosenKeyPage, key_id: str, session
     if key_id not in {key.id for key in await api_keys.list(session.account.id)}:
         raise HTTPException(404)
     await api_keys.revoke(key_id)
+    await _record(request, session.account.id, Act.KEY_REVOKED, key_id)
     return redirect(request, f"settings/{page.slug}")
 
 
@@ -166,6 +170,11 @@ async def _account_of(request: Request, name: str, password: str) -> Account | N
     is_possible = len(name) <= NAME_LENGTH and len(password) <= PASSWORD_LENGTH
     accounts = resources_of(request).accounts
     return await accounts.check_password(name if is_possible else "", password[:PASSWORD_LENGTH])
+
+
+async def _record(request: Request, account_id: str, act: Act, subject: str = "", *, actor: str = OWNER) -> None:
+    audit, address = resources_of(request).audit, caller_address(request)
+    await audit.record(account_id, act, actor=actor, subject=subject, address=address)
 
 
 def _in_words(seconds: int) -> str:

@@ -1,0 +1,83 @@
+"""`atelier audit`: list what was done to accounts, and record what the command line does."""
+
+import getpass
+import os
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
+
+import typer
+
+from serve_app.cli.command import Result, store_command, table
+from serve_app.cli.exit_codes import BadUsage, Failed
+from serve_app.domain.audit import Act, AuditRow, operator
+from serve_app.service.resources import Resources
+
+_AGO = re.compile(r"([0-9]{1,5})([smhd])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+def add_audit(app: typer.Typer) -> None:
+    store_command(app, "audit")(_audit)
+
+
+async def record_act(
+    resources: Resources, account_id: str, act: Act, subject: str = "", *, entry: str | None = None
+) -> None:
+    """Record an act of whoever runs this command."""
+    await resources.audit.record(account_id, act, actor=operator(_user()), subject=subject, entry=entry)
+
+
+async def _audit(
+    resources: Resources,
+    account: Annotated[
+        str | None, typer.Option(help="Only this account: its name or id, or a deleted one's id.")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Only after a time: 7d, 12h, 2026-11-23, 2026-11-23T18:00Z.")
+    ] = None,
+) -> Result:
+    """List what was done to accounts, oldest first: sign-ins, keys, grants, plans, deletions, operators' acts."""
+    names = {resources.audit.pseudonym(each.id): each.name for each in await resources.accounts.list()}
+    found = None if account is None else await resources.accounts.get(account)
+    if account is not None and found is None and not account.startswith("acct_"):
+        raise Failed(f"no account {account!r}; a deleted one is found by its id")
+    account_id = account if found is None else found.id
+    rows = await resources.audit.rows(account_id, since=None if since is None else _time(since))
+    facts = [_facts(row, names.get(row.log)) for row in rows]
+    columns = ("TIME", "ACCOUNT", "ACTOR", "ACT", "SUBJECT", "ADDRESS")
+    lines = [(f"{row.time:%Y-%m-%d %H:%M:%S}", names.get(row.log, _deleted(row)), *_acted(row)) for row in rows]
+    return Result(facts={"rows": facts}, shown=table(columns, lines, empty="Nothing is recorded."))
+
+
+def _facts(row: AuditRow, name: str | None) -> dict[str, object]:
+    actor, act, subject, address = _acted(row)
+    times = {"time": row.time.isoformat(), "account": name, "log": row.log}
+    return {**times, "actor": actor, "act": act, "subject": subject, "address": address}
+
+
+def _acted(row: AuditRow) -> tuple[str, str, str, str]:
+    return row.actor, row.act, row.subject, row.address
+
+
+def _deleted(row: AuditRow) -> str:
+    return f"deleted {row.log[:8]}"
+
+
+def _time(text: str) -> datetime:
+    """A time ago, or a date with or without a time; without a zone it is UTC."""
+    if ago := _AGO.fullmatch(text.strip().lower()):
+        return datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise BadUsage(f"--since: must be like 7d, 12h, 2026-11-23 or 2026-11-23T18:00Z, not {text!r}") from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _user() -> str:
+    """The system's user; the number where a container has no name for it."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())

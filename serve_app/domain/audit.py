@@ -1,0 +1,54 @@
+"""The audit log's rows: who did what to which account, when and from where; never a secret or a prompt."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+OWNER, ANYONE = "owner", "anyone"
+"""Actors: someone signed in to the console as the account; someone who could not sign in as it."""
+
+
+def operator(user: str) -> str:
+    """The actor of the command line: whoever has a shell, by the name of the system's user."""
+    return f"operator:{user}"
+
+
+def api_key(key_id: str) -> str:
+    """The actor of a request with a key."""
+    return f"key:{key_id}"
+
+
+class Act(StrEnum):
+    """What is recorded."""
+
+    SIGNED_IN = "signed_in"
+    SIGN_IN_FAILED = "sign_in_failed"
+    SIGNED_OUT = "signed_out"
+    SIGNED_OUT_EVERYWHERE = "signed_out_everywhere"
+    KEY_CREATED = "key_created"
+    KEY_ROLLED = "key_rolled"
+    KEY_REVOKED = "key_revoked"
+    LORA_GRANTED = "lora_granted"
+    LORA_REVOKED = "lora_revoked"
+    ACCOUNT_CREATED = "account_created"
+    ACCOUNT_DISABLED = "account_disabled"
+    ACCOUNT_ENABLED = "account_enabled"
+    ACCOUNT_DELETED = "account_deleted"
+    PLANS_CHANGED = "plans_changed"
+    PASSWORD_SET = "password_set"
+    JOB_CANCELED = "job_canceled"
+    JOB_REQUEUED = "job_requeued"
+    JOB_DELETED = "job_deleted"
+    IMAGE_DELETED = "image_deleted"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AuditRow:
+    """One act. `log` is the account's pseudonym; `subject` the id of what was acted on; `address` the caller's, if known."""
+
+    time: datetime
+    log: str
+    actor: str
+    act: Act | str
+    subject: str
+    address: str

@@ -1,0 +1,90 @@
+"""The audit log: one stream per account, to which rows are appended; nothing changes or removes one but its age."""
+
+import hmac
+import secrets
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, cast
+
+from redis.asyncio import Redis
+
+from serve_app.domain.audit import Act, AuditRow
+from serve_app.domain.durations import epoch_ms, from_epoch_ms, milliseconds
+from serve_app.domain.errors import UnreadableRecord
+from serve_app.settings import Settings
+from serve_app.stores.redis_keys import redis_key
+from serve_app.stores.script import Script
+
+MAX_ROWS = 10_000
+"""Of an account; about 2 MB."""
+MAX_FAILED_SIGN_INS = 1_000
+"""Kept in a log of their own, so that nobody who cannot sign in can push out what those who can have done."""
+MAX_TEXT = 200
+REFUSED = ":refused"
+
+
+class AuditLog:
+    """Appends and lists rows. A log is named by a pseudonym, so that it may stay when its account is deleted."""
+
+    def __init__(self, redis: Redis, settings: Settings) -> None:
+        self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"
+        self._settings = settings
+        self._append = Script(redis, "append_audit")
+
+    async def record(
+        self, account_id: str, act: Act, *, actor: str, subject: str = "", address: str = "", entry: str | None = None
+    ) -> None:
+        """Append one row; a call that is repeated with its `entry` appends none. Raises `StoreUnavailable`.
+
+        A failed sign-in is recorded only of an account that exists, and takes as long for any other.
+        """
+        is_refused = act is Act.SIGN_IN_FAILED
+        await self._append(
+            log=self.pseudonym(account_id) + (REFUSED if is_refused else ""),
+            account=account_id if is_refused else "",
+            entry=entry or secrets.token_hex(8),
+            actor=actor[:MAX_TEXT],
+            action=act,
+            subject=subject[:MAX_TEXT],
+            address=address[:MAX_TEXT],
+            max_rows=MAX_FAILED_SIGN_INS if is_refused else MAX_ROWS,
+            life_ms=milliseconds(self._settings.audit_life),
+        )
+
+    async def rows(self, account_id: str | None = None, *, since: datetime | None = None) -> list[AuditRow]:
+        """The rows of one account, or of all, oldest first."""
+        pseudonym = "" if account_id is None else self.pseudonym(account_id)
+        logs = [pseudonym, pseudonym + REFUSED] if pseudonym else await self._logs()
+        oldest = datetime.now(UTC) - self._settings.audit_life
+        start_ms = max(0, epoch_ms(oldest if since is None else max(since, oldest)))
+        found: list[AuditRow] = []
+        for log in logs:
+            found += await self._rows(log, start_ms)
+        return sorted(found, key=lambda row: row.time)
+
+    def pseudonym(self, account_id: str) -> str:
+        """The name of an account's log: nobody without the pepper can tell the account from it."""
+        text = f"audit log of {account_id}".encode()
+        return hmac.digest(self._settings.pepper_bytes, text, "sha256").hex()[:32]
+
+    async def _logs(self) -> Sequence[str]:
+        return await self._redis.zrange(redis_key("audit_logs"), 0, -1)
+
+    async def _rows(self, name: str, start_ms: int) -> list[AuditRow]:
+        rows: Sequence[tuple[str, Mapping[str, str]]] = await self._redis.xrange(redis_key("audit", name), min=start_ms)
+        return [_read_row(name.removesuffix(REFUSED), row_id, fields) for row_id, fields in rows]
+
+
+def _read_row(log: str, row_id: str, fields: Mapping[str, str]) -> AuditRow:
+    try:
+        act = fields["action"]
+        return AuditRow(
+            time=from_epoch_ms(row_id.partition("-")[0]),
+            log=log,
+            actor=fields["actor"],
+            act=Act(act) if act in set(Act) else act,
+            subject=fields["subject"],
+            address=fields["address"],
+        )
+    except KeyError as error:
+        raise UnreadableRecord(f"audit row {row_id}: {error}") from error

@@ -1,0 +1,106 @@
+"""`atelier audit`: every act of the command line leaves one row, and no row holds a secret."""
+
+import getpass
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from serve_app.domain.errors import FailureCode
+from serve_app.domain.jobs import Failure, JobKind, new_job_id
+from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.service.resources import Resources
+from tests.cli.conftest import Atelier
+from tests.support import PRIVATE_ADAPTER
+
+PASSWORD = "correct horse battery"
+PROMPT = "a boat on a lake of glass"
+REQUEST = GenerationRequest(prompt=PROMPT, lora_id="model_x", seeds=(7,))
+
+
+def test_every_act_of_the_command_line_leaves_exactly_one_row(atelier: Atelier) -> None:
+    account = atelier.json("accounts", "create", "acme")
+    key = atelier.json("keys", "create", "acme", "--name", "ci")
+    new = atelier.json("keys", "roll", key["id"])
+    atelier("keys", "revoke", new["id"])
+    atelier("loras", "grant", PRIVATE_ADAPTER, "acme")
+    atelier("loras", "revoke", PRIVATE_ADAPTER, "acme")
+    atelier("accounts", "set-plan", "acme", "--plan-b", "premium")
+    atelier("accounts", "set-password", "acme", "--password-stdin", typed=f"{PASSWORD}\n")
+    atelier("accounts", "disable", "acme")
+    atelier("accounts", "enable", "acme")
+    canceled, requeued = _job(atelier, account["id"], fails=False), _job(atelier, account["id"], fails=True)
+    atelier("jobs", "cancel", canceled)
+    atelier("jobs", "requeue", requeued)
+    rows = atelier.json("audit", "--account", "acme")["rows"]
+    assert [(row["act"], row["subject"]) for row in rows] == [
+        ("account_created", ""),
+        ("key_created", key["id"]),
+        ("key_rolled", f"{key['id']} {new['id']}"),
+        ("key_revoked", new["id"]),
+        ("lora_granted", PRIVATE_ADAPTER),
+        ("lora_revoked", PRIVATE_ADAPTER),
+        ("plans_changed", "a:basic b:premium"),
+        ("password_set", ""),
+        ("account_disabled", ""),
+        ("account_enabled", ""),
+        ("job_canceled", canceled),
+        ("job_requeued", requeued),
+    ]
+    assert {row["actor"] for row in rows} == {f"operator:{getpass.getuser()}"}
+    assert {row["account"] for row in rows} == {"acme"}
+    text = json.dumps(rows) + atelier("audit").out
+    for secret in (key["key"], new["key"], PASSWORD, PROMPT):
+        assert secret not in text
+
+
+def test_what_reads_or_fails_leaves_no_row(atelier: Atelier) -> None:
+    atelier("accounts", "create", "acme")
+    for words in (
+        ("accounts", "create", "acme"),
+        ("accounts", "list"),
+        ("accounts", "set-plan", "acme", "--plan-a", "none"),
+        ("keys", "list", "acme"),
+        ("keys", "revoke", "key_none"),
+        ("keys", "roll", "key_none"),
+        ("loras", "grant", "none", "acme"),
+        ("jobs", "cancel", "gen_none"),
+        ("audit",),
+    ):
+        atelier(*words)
+    assert [row["act"] for row in atelier.json("audit")["rows"]] == ["account_created"]
+
+
+def test_rows_are_listed_by_account_and_time(atelier: Atelier) -> None:
+    for name in ("acme", "zeta"):
+        atelier("accounts", "create", name)
+    assert [row["account"] for row in atelier.json("audit")["rows"]] == ["acme", "zeta"]
+    assert [row["account"] for row in atelier.json("audit", "--account", "zeta")["rows"]] == ["zeta"]
+    later = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+    assert atelier.json("audit", "--since", later)["rows"] == []
+    for since in ("1h", "7d", "2026-01-01", "2026-01-01T12:00Z"):
+        assert len(atelier.json("audit", "--since", since)["rows"]) == 2
+    assert "account_created" in atelier("audit").out
+
+
+@pytest.mark.parametrize("words", [("--since", "tomorrow"), ("--account", "nobody")])
+def test_a_mistake_is_reported_by_name(atelier: Atelier, words: tuple[str, str]) -> None:
+    atelier("accounts", "create", "acme")
+    ended = atelier("audit", *words)
+    assert ended.code != 0
+    assert words[1] in ended.err
+
+
+def _job(atelier: Atelier, account_id: str, *, fails: bool) -> str:
+    async def work(resources: Resources) -> str:
+        job_id = new_job_id(JobKind.GENERATION)
+        await resources.queue.accept(job_id=job_id, variant=Variant.A, account_id=account_id, request=REQUEST, group="")
+        while fails:
+            for claim in await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=job_id, limit=9):
+                if claim.lease.job_id == job_id:
+                    failure = Failure(code=FailureCode.GENERATION_FAILED, message="broken")
+                    await resources.queue.fail(claim.lease, failure, retry=False)
+                    return job_id
+        return job_id
+
+    return atelier.stores(work)
