@@ -9,6 +9,7 @@ from pydantic import Field, WithJsonSchema
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Match
 
 from serve_app.api.context import RequestContext
 from serve_app.api.schemas import ResponseBody
@@ -41,6 +42,7 @@ ANSWERS: Mapping[type[AtelierError], ErrorAnswer] = {
     errors.NotFound: ErrorAnswer(404, "There is no such request."),
     errors.MethodNotAllowed: ErrorAnswer(405, "This address does not take that method."),
     errors.IdempotencyConflict: ErrorAnswer(409, "This Idempotency-Key was used before with another body."),
+    errors.JobUnfinished: ErrorAnswer(409, "The job has not ended; cancel it first."),
     errors.PayloadTooLarge: ErrorAnswer(413, "The body must be at most 65536 bytes."),
     errors.UnsupportedMediaType: ErrorAnswer(415, "Send the body as 'Content-Type: application/json'."),
     errors.RateLimitExceeded: ErrorAnswer(429, "Your plan allows 50 requests per hour; try again in 1800 seconds."),
@@ -131,14 +133,20 @@ async def _answer_domain_error(request: Request, error: Exception) -> Response:
     return domain_error_response(error, RequestContext.of(request), challenge=challenge)
 
 
-async def _answer_http_exception(_request: Request, error: Exception) -> Response:
+async def _answer_http_exception(request: Request, error: Exception) -> Response:
     """404 and 405 of the router; `Allow` in a fixed order, and HEAD wherever there is GET."""
     assert isinstance(error, HTTPException)
     if error.status_code != HTTPStatus.METHOD_NOT_ALLOWED:
         return error_response(404, errors.NotFound.code, "There is nothing at this address.")
-    allowed = {method.strip() for method in (error.headers or {}).get("Allow", "").split(",")}
+    allowed = {method.strip() for method in (error.headers or {}).get("Allow", "").split(",")} | _methods_of(request)
     allow = ", ".join(sorted(allowed | {"HEAD"} if "GET" in allowed else allowed))
     return error_response(405, errors.MethodNotAllowed.code, ANSWERS[errors.MethodNotAllowed].example, {"Allow": allow})
+
+
+def _methods_of(request: Request) -> set[str]:
+    """Of every path operation of this path: the router names those of the first."""
+    matching = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    return {method for route in matching for method in getattr(route, "methods", None) or ()}
 
 
 async def _answer_unexpected_error(request: Request, _error: Exception) -> Response:

@@ -21,11 +21,19 @@ def add_audit(app: typer.Typer) -> None:
     store_command(app, "audit")(_audit)
 
 
+def this_operator() -> str:
+    """Whoever runs this command: the system's user, or its number where a container has no name for it."""
+    try:
+        return operator(getpass.getuser())
+    except (KeyError, OSError):
+        return operator(str(os.getuid()))
+
+
 async def record_act(
     resources: Resources, account_id: str, act: Act, subject: str = "", *, entry: str | None = None
 ) -> None:
     """Record an act of whoever runs this command."""
-    await resources.audit.record(account_id, act, actor=operator(_user()), subject=subject, entry=entry)
+    await resources.audit.record(account_id, act, actor=this_operator(), subject=subject, entry=entry)
 
 
 async def _audit(
@@ -73,11 +81,3 @@ def _time(text: str) -> datetime:
     except ValueError:
         raise BadUsage(f"--since: must be like 7d, 12h, 2026-11-23 or 2026-11-23T18:00Z, not {text!r}") from None
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-
-
-def _user() -> str:
-    """The system's user; the number where a container has no name for it."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())

@@ -1,4 +1,4 @@
-"""`atelier jobs`: list, show, cancel and requeue the jobs of every account."""
+"""`atelier jobs`: list, show, cancel, requeue and delete the jobs of every account."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -8,15 +8,17 @@ import typer
 from rich.table import Table
 
 from serve_app.cli.accounts import find_account
-from serve_app.cli.audit import record_act
+from serve_app.cli.audit import record_act, this_operator
 from serve_app.cli.command import Result, store_command, table
 from serve_app.cli.exit_codes import Failed
 from serve_app.domain.audit import Act
+from serve_app.domain.errors import NotFound
 from serve_app.domain.jobs import Job, JobState
 from serve_app.domain.requests import GenerationRequest
+from serve_app.service.delete import delete_job
 from serve_app.service.resources import Resources
 
-app = typer.Typer(no_args_is_help=True, help="List, show, cancel and requeue jobs of every account.")
+app = typer.Typer(no_args_is_help=True, help="List, show, cancel, requeue and delete jobs of every account.")
 
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="gen_… or up_…", show_default=False)]
 Limit = Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of jobs.")]
@@ -67,6 +69,16 @@ async def cancel(resources: Resources, job_id: JobId) -> Result:
     await _record(resources, job_id, Act.JOB_CANCELED)
     words = {JobState.CANCELED: "canceled", JobState.RUNNING: "will stop at its next step"}
     return Result(facts={"id": job_id, "state": state}, shown=f"{job_id}: {words.get(state, f'already {state}')}")
+
+
+@store_command(app, "delete")
+async def delete(resources: Resources, job_id: JobId) -> Result:
+    """Delete a job that has ended, with its prompt and its images."""
+    try:
+        await delete_job(resources, job_id, account_id=None, actor=this_operator())
+    except NotFound:
+        raise _unknown(job_id) from None
+    return Result(facts={"id": job_id, "deleted": True}, shown=f"{job_id}: deleted")
 
 
 @store_command(app, "requeue")

@@ -64,6 +64,10 @@ class AsyncJob(JobState):
         on_record(await self._client.execute(self._client.service.wait(self._record, timeout, on_record)))
         return self
 
+    async def delete(self) -> None:
+        """Delete the job, which must have ended, with its prompt and its images."""
+        await self._client.delete(self.id)
+
 
 class AsyncClient:
     """`Client` for asyncio: same options, same errors, same retries."""
@@ -103,6 +107,10 @@ class AsyncClient:
     async def run(self, run_id: str) -> AsyncJob:
         """A job started earlier, by its id."""
         return AsyncJob(self, await self.execute(self.service.record(run_id)))
+
+    async def delete(self, run_id: str) -> None:
+        """Delete a job that has ended, with its prompt and its images. Raises `NotFound`, and `Conflict` while it has not ended."""
+        await self.execute(self.service.delete(run_id))
 
     async def execute(self, operation: Operation[T]) -> T:
         """Perform the calls and delays of an operation; returns its result."""

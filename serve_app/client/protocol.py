@@ -16,6 +16,7 @@ from urllib.parse import quote
 import httpx
 
 from serve_app.client.errors import (
+    NotFound,
     RateLimited,
     ServiceError,
     ServiceUnavailable,
@@ -100,6 +101,22 @@ class Service:
             Call("GET", self.base_url + path + quote(job_id, safe=""), self._credential(interface))
         )
         return Record.read(response.json(), interface)
+
+    def delete(self, job_id: str) -> Operation[None]:
+        """A retry whose first call did delete the job is answered 404: it is deleted all the same."""
+        call = Call("DELETE", self.base_url + "/v1/jobs/" + quote(job_id, safe=""), self._credential(self.interface))
+        first = yield from _attempt(call)
+        if isinstance(first, httpx.Response):
+            return
+        delay = _retry_delay(first, 0)
+        if delay is None or delay > self.retry_budget:
+            raise first
+        yield Sleep(delay)
+        try:
+            yield from self._send(call)
+        except NotFound:
+            if isinstance(first, RateLimited):
+                raise
 
     def wait(self, record: Record, timeout: float | None, on_record: Callable[[Record], None]) -> Operation[Record]:
         """Poll the job until it has ended, calling `on_record` after each poll.

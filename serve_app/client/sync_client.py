@@ -61,6 +61,10 @@ class Job(JobState):
         on_record(self._client.execute(self._client.service.wait(self._record, timeout, on_record)))
         return self
 
+    def delete(self) -> None:
+        """Delete the job, which must have ended, with its prompt and its images."""
+        self._client.delete(self.id)
+
 
 class Client:
     """Client of one service with one key, on interface "a" (bearer key) or "b" (X-API-Key).
@@ -103,6 +107,10 @@ class Client:
     def run(self, run_id: str) -> Job:
         """A job started earlier, by its id."""
         return Job(self, self.execute(self.service.record(run_id)))
+
+    def delete(self, run_id: str) -> None:
+        """Delete a job that has ended, with its prompt and its images. Raises `NotFound`, and `Conflict` while it has not ended."""
+        self.execute(self.service.delete(run_id))
 
     def execute(self, operation: Operation[T]) -> T:
         """Perform the calls and delays of an operation; returns its result."""

@@ -48,6 +48,12 @@ class IdempotencyConflict(AtelierError):
     code = "idempotency_conflict"
 
 
+class JobUnfinished(AtelierError):
+    """Only a job that has ended can be deleted."""
+
+    code = "job_unfinished"
+
+
 class PayloadTooLarge(AtelierError):
     code = "payload_too_large"
 

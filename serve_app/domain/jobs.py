@@ -39,6 +39,11 @@ class StoredImage:
     sha256: str
     size_bytes: int
 
+    @property
+    def index(self) -> int:
+        """Its place among the images that were asked for, which its object's name ends with."""
+        return int(self.image_uri.rpartition("-")[2].removesuffix(".png"))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:

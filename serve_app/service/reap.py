@@ -7,6 +7,7 @@ from datetime import UTC, date, datetime, timedelta
 
 from serve_app.domain.errors import AtelierError
 from serve_app.domain.jobs import Job
+from serve_app.service.delete import remove_listed_objects
 from serve_app.service.resources import Resources
 from serve_app.service.seed import CatalogFollower
 from serve_app.stores.images import IMAGES
@@ -16,6 +17,8 @@ _log = logging.getLogger(__name__)
 BATCH = 100
 """Jobs moved per list and script: a few milliseconds, so that nobody waits behind the reaper."""
 SWEEP_EVERY = timedelta(hours=1)
+REMOVE_EVERY = timedelta(seconds=30)
+"""Objects of deleted jobs that could not be removed at once, and those that a worker wrote meanwhile."""
 
 
 async def reap_forever(
@@ -24,14 +27,16 @@ async def reap_forever(
     every: timedelta = timedelta(seconds=1),
     sweep_every: timedelta = SWEEP_EVERY,
     look_every: timedelta = timedelta(seconds=1),
+    remove_every: timedelta = REMOVE_EVERY,
 ) -> None:
-    """Reap, sweep and follow the catalog file until cancelled, through any outage; restart the embedded Redis.
+    """Reap, sweep, remove and follow the catalog file until cancelled, through any outage; restart the embedded Redis.
 
     Any number of processes may.
     """
     async with asyncio.TaskGroup() as group:
         group.create_task(_reap_loop(resources, every))
         group.create_task(_sweep_loop(resources, sweep_every))
+        group.create_task(_removal_loop(resources, remove_every))
         group.create_task(_catalog_loop(resources, look_every))
 
 
@@ -88,6 +93,15 @@ async def _catalog_loop(resources: Resources, every: timedelta) -> None:
             await follower.look()
         except Exception as error:  # noqa: BLE001 - the file is looked at again, whatever this failure was
             _log.warning("following the catalog file failed, trying again: %s", error)
+        await _pause(every)
+
+
+async def _removal_loop(resources: Resources, every: timedelta) -> None:
+    while True:
+        try:
+            await remove_listed_objects(resources)
+        except Exception as error:  # noqa: BLE001 - what a storage that is down keeps today goes when it is back
+            _log.warning("removing deleted objects failed, trying again in %s: %s", every, error)
         await _pause(every)
 
 

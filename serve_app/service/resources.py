@@ -17,6 +17,7 @@ from serve_app.stores.auth import Authenticator
 from serve_app.stores.catalog import CatalogStore
 from serve_app.stores.data_directory import close_to_others
 from serve_app.stores.dead_letters import DeadLetters
+from serve_app.stores.deletions import Deletions
 from serve_app.stores.disk_reserve import DiskReserve
 from serve_app.stores.embedded import ensure_redis
 from serve_app.stores.images import ImageStore
@@ -59,6 +60,7 @@ class Resources:
     weights: WeightStore
     sweep_lock: SweepLock
     audit: AuditLog
+    deletions: Deletions
     workers: WorkerSigns
     always_on: frozenset[JobKind] = frozenset()
     """Kinds of which the deployment keeps a worker also without work."""
@@ -113,6 +115,7 @@ async def open_resources(
             weights=WeightStore(settings),
             sweep_lock=SweepLock(client),
             audit=AuditLog(client, settings),
+            deletions=Deletions(client, images),
             workers=WorkerSigns(client),
             always_on=always_on,
             hint=hint,

@@ -17,6 +17,7 @@ from serve_app.stores.storage import in_storage_thread, open_filesystem
 
 IMAGES = "images"
 _NAME = re.compile(r"images/[0-9a-z]{1,64}/\d{4}/\d{2}/\d{2}/[A-Za-z0-9_]{1,64}/a\d{1,9}-\d{1,3}\.png")
+_FOLDER = re.compile(r"images/[0-9a-z]{1,64}(/\d{4}/\d{2}/\d{2}/[A-Za-z0-9_]{1,64})?")
 _EXPIRY = re.compile(r"[0-9]{1,12}")
 
 
@@ -41,8 +42,16 @@ class ImageStore:
 
     def object_name(self, account_id: str, job_id: str, attempt: int, index: int, when: datetime) -> str:
         """Name an attempt's image. No other attempt can overwrite it; the account is hashed."""
+        return f"{self.job_folder(account_id, job_id, when)}/a{attempt}-{index}.png"
+
+    def account_folder(self, account_id: str) -> str:
+        """Name the folder of all images of an account."""
         owner = hmac.digest(self._settings.pepper_bytes, f"images of {account_id}".encode(), "sha256").hex()[:32]
-        return f"{IMAGES}/{owner}/{when:%Y/%m/%d}/{job_id}/a{attempt}-{index}.png"
+        return f"{IMAGES}/{owner}"
+
+    def job_folder(self, account_id: str, job_id: str, when: datetime) -> str:
+        """Name the folder of the images of all attempts at a job that was accepted at `when`."""
+        return f"{self.account_folder(account_id)}/{when:%Y/%m/%d}/{job_id}"
 
     def uri(self, name: str) -> str:
         return f"{self._settings.storage.rstrip('/')}/{name}"
@@ -75,6 +84,16 @@ class ImageStore:
         path = self._path(self.name(image_uri))
         try:
             await in_storage_thread(lambda: self._files.rm_file(path), doing="delete")
+        except FileNotFoundError:
+            return
+
+    async def delete_folder(self, folder: str) -> None:
+        """Remove the folder of a job or an account with all images in it. Raises `NotFound` for any other folder."""
+        if not _FOLDER.fullmatch(folder):
+            raise NotFound("no such folder")
+        path = self._path(folder)
+        try:
+            await in_storage_thread(lambda: self._files.rm(path, recursive=True), doing="delete")
         except FileNotFoundError:
             return
 

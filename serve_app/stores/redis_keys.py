@@ -98,6 +98,12 @@ KEY_MAP: tuple[Key, ...] = (
     Key("catalog", "hash", "permanent", "when the catalog file was applied, its base models, rows that are set aside"),
     Key("catalog_rows", "set", "permanent", "LoRA ids that the catalog file holds"),
     Key("catalog_digests", "hash", "permanent: of the file's rows", "weight file → its version and SHA-256"),
+    Key(
+        "deletions",
+        "hash",
+        "permanent: empty when nothing was deleted for two leases",
+        "deleted job or image id → its objects, yet to be removed or looked for once more",
+    ),
     Key("audit:*", "stream", "audit life (a year) after its last row", "an account's pseudonym → what was done to it"),
     Key("audit_logs", "zset", "permanent: trimmed by age", "pseudonyms with an audit log, by their last row (ms)"),
     Key("sweep_lock", "string", "the sweeper's interval", "who is looking for orphaned objects"),

@@ -10,7 +10,13 @@ A, B = Variant.A, Variant.B
 UNKNOWN = "gen_" + "a" * 26
 A_PATHS = [("GET", f"/v1/generate/{UNKNOWN}"), ("POST", "/v1/upscale"), ("GET", f"/v1/upscale/{UNKNOWN}")]
 B_PATHS = [("GET", f"/v1/generations/{UNKNOWN}"), ("GET", "/v1/models")]
-EITHER_PATHS = [("GET", "/v1/jobs"), ("GET", f"/v1/jobs/{UNKNOWN}"), ("POST", f"/v1/jobs/{UNKNOWN}/cancel")]
+EITHER_PATHS = [
+    ("GET", "/v1/jobs"),
+    ("GET", f"/v1/jobs/{UNKNOWN}"),
+    ("POST", f"/v1/jobs/{UNKNOWN}/cancel"),
+    ("DELETE", f"/v1/jobs/{UNKNOWN}"),
+    ("DELETE", f"/v1/jobs/{UNKNOWN}/images/img_x"),
+]
 SHARED = ("POST", "/v1/generate")
 EVERY_PATH = [SHARED, *A_PATHS, *B_PATHS, *EITHER_PATHS]
 

@@ -1,4 +1,4 @@
-"""`atelier jobs`: list, show, cancel, requeue."""
+"""`atelier jobs`: list, show, cancel, requeue, delete."""
 
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Failure, JobKind, new_job_id
@@ -72,3 +72,16 @@ async def _fail_everything(resources: Resources) -> None:
 
 def _ids(answer: dict[str, list[dict[str, str]]]) -> list[str]:
     return [job["id"] for job in answer["jobs"]]
+
+
+def test_a_job_is_deleted_once_it_has_ended(atelier: Atelier) -> None:
+    job_id = _job(atelier, "acme")
+    refused = atelier("jobs", "delete", job_id)
+    assert refused.code == 1
+    assert "cancel it first" in refused.err
+    atelier("jobs", "cancel", job_id)
+    assert atelier.json("jobs", "delete", job_id) == {"id": job_id, "deleted": True}
+    for words in (("show", job_id), ("delete", job_id), ("cancel", job_id)):
+        assert atelier("jobs", *words).code == 1
+    [row] = [row for row in atelier.json("audit")["rows"] if row["act"] == "job_deleted"]
+    assert row["subject"] == job_id

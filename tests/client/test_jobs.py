@@ -10,6 +10,8 @@ import pytest
 from serve_app.client import (
     AsyncClient,
     Client,
+    Conflict,
+    NotFound,
     RunCanceled,
     RunFailed,
     UnsupportedOption,
@@ -166,3 +168,45 @@ async def test_an_expired_url_is_signed_again(settings: Settings, redis_db: obje
 
             await wait_until(has_expired)
             assert (await image.pil()).size == (512, 512)
+
+
+def test_a_finished_job_is_deleted(live: Live, key: str) -> None:
+    with Client(live.base_url, key) as client:
+        job = client.generate(PROMPT, lora_id=LORA)
+        job.wait(timeout=20)
+        job.delete()
+        for call in (lambda: client.run(job.id), lambda: client.delete(job.id)):
+            with pytest.raises(NotFound):
+                call()
+
+
+def test_an_unfinished_job_is_not_deleted(live: Live, key: str) -> None:
+    live.outcome = "leave"
+    with Client(live.base_url, key, interface="b") as client:
+        job = client.generate(PROMPT, lora_id=LORA)
+        with pytest.raises(Conflict, match="cancel it first"):
+            job.delete()
+        assert job.refresh().status == "queued"
+
+
+async def test_the_async_client_deletes_too(live: Live, key: str) -> None:
+    async with AsyncClient(live.base_url, key) as client:
+        job = await (await client.generate(PROMPT, lora_id=LORA)).wait(timeout=20)
+        await job.delete()
+        with pytest.raises(NotFound):
+            await client.run(job.id)
+
+
+def test_a_deletion_whose_answer_was_lost_is_no_error(live: Live, key: str) -> None:
+    class LosesAnswers(httpx.HTTPTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            answer = super().handle_request(request)
+            if request.method == "DELETE" and answer.status_code == 204:
+                raise httpx.ReadError("the connection broke", request=request)
+            return answer
+
+    with Client(live.base_url, key, transport=LosesAnswers()) as client:
+        job = client.generate(PROMPT, lora_id=LORA).wait(timeout=20)
+        job.delete()
+        with pytest.raises(NotFound):
+            client.run(job.id)

@@ -12,6 +12,7 @@ import pytest
 
 from serve_app.domain.jobs import JobKind, JobState, StoredImage, new_image_id, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.service.delete import delete_job
 from serve_app.service.reap import reap_forever, sweep
 from serve_app.service.resources import Resources, open_resources
 from serve_app.settings import Settings
@@ -30,7 +31,7 @@ async def _accept(resources: Resources) -> str:
 
 @asynccontextmanager
 async def _reaping(resources: Resources) -> AsyncGenerator[asyncio.Task[None]]:
-    task = asyncio.create_task(reap_forever(resources, every=OFTEN, sweep_every=OFTEN))
+    task = asyncio.create_task(reap_forever(resources, every=OFTEN, sweep_every=OFTEN, remove_every=OFTEN))
     try:
         yield task
     finally:
@@ -172,3 +173,63 @@ async def test_the_sweeper_works_by_itself(resources: Resources) -> None:
 
     async with _reaping(resources):
         await wait_until(is_gone)
+
+
+async def _completed(resources: Resources) -> tuple[str, str]:
+    """A job with one stored image: its id and the image's URI."""
+    job_id = await _accept(resources)
+    [claim] = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=job_id)
+    job = await resources.jobs.find(job_id)
+    assert job is not None
+    uri = await _put(resources, job_id, 1, when=job.created_at)
+    image = StoredImage(image_id=new_image_id(), image_uri=uri, width=8, height=8, sha256="0" * 64, size_bytes=3)
+    await resources.queue.finish(claim.lease, [image], seconds=1)
+    return job_id, uri
+
+
+async def test_objects_of_a_job_whose_deletion_was_cut_short_are_removed(
+    settings: Settings, resources: Resources
+) -> None:
+    """The process died after the record was gone: only the list still names the objects."""
+    async with open_resources(settings.model_copy(update={"lease": timedelta(milliseconds=30)})) as quick:
+        job_id, uri = await _completed(quick)
+        assert await quick.deletions.delete_job(job_id, account_id="acct_a")
+        assert await quick.images.exists(uri)
+        async with _reaping(quick):
+            await wait_until(lambda: _is_forgotten(quick))
+        assert not await quick.images.exists(uri)
+
+
+async def test_what_a_worker_writes_after_the_deletion_is_removed_too(settings: Settings, resources: Resources) -> None:
+    async with open_resources(settings.model_copy(update={"lease": timedelta(seconds=0.5)})) as quick:
+        job_id, uri = await _completed(quick)
+        await delete_job(quick, job_id, account_id="acct_a", actor="tests")
+        assert not await quick.images.exists(uri)
+        assert await quick.images.put(quick.images.name(uri), b"late") == uri
+        async with _reaping(quick):
+            await wait_until(lambda: _is_forgotten(quick))
+        assert not await quick.images.exists(uri)
+
+
+async def test_a_deletion_waits_for_a_storage_that_is_down(
+    resources: Resources, caplog: pytest.LogCaptureFixture
+) -> None:
+    job_id, uri = await _completed(resources)
+    images, aside = resources.settings.data_dir / "images", resources.settings.data_dir / "aside"
+    images.rename(aside)
+    images.write_text("a file where the folder should be")
+    await delete_job(resources, job_id, account_id="acct_a", actor="tests")
+    assert await resources.jobs.find(job_id) is None
+    async with _reaping(resources):
+        await wait_until(lambda: "removing deleted objects failed, trying again" in caplog.text)
+        images.unlink()
+        aside.rename(images)
+
+        async def is_gone() -> bool:
+            return not await resources.images.exists(uri)
+
+        await wait_until(is_gone)
+
+
+async def _is_forgotten(resources: Resources) -> bool:
+    return not await resources.deletions.listed()

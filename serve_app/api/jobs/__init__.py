@@ -8,7 +8,7 @@ from serve_app.api.jobs.routes import router
 from serve_app.service.resources import Resources
 
 _DESCRIPTION = """\
-Every request of interface A and every run of interface B is a job. Here you list, read and cancel your account's jobs,
+Every request of interface A and every run of interface B is a job. Here you list, read, cancel and delete your account's jobs,
 with either credential: `Authorization: Bearer <API_KEY>` or `X-API-Key: <API_KEY>`.
 
 Unlike the two interfaces, a job shows its real state (`queued`, `running`, `completed`, `failed`, `canceled`, `expired`),

@@ -1,4 +1,4 @@
-"""Path operations of `/v1/jobs`: list, read and cancel the jobs of an account, whichever interface they came in by."""
+"""Path operations of `/v1/jobs`: list, read, cancel and delete the jobs of an account, whichever interface they came in by."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -6,8 +6,16 @@ from typing import Annotated, NamedTuple
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
-from serve_app.api.dependencies import CallerDep, found, image_signer, load_job, resources_of, valid_job_id
-from serve_app.api.errors import error_responses
+from serve_app.api.dependencies import (
+    CallerDep,
+    caller_address,
+    found,
+    image_signer,
+    load_job,
+    resources_of,
+    valid_job_id,
+)
+from serve_app.api.errors import Responses, error_responses
 from serve_app.api.jobs import examples
 from serve_app.api.jobs.schemas import Cursor, Job, Jobs, job_record
 from serve_app.api.openapi import POLL_HEADERS, success
@@ -15,7 +23,16 @@ from serve_app.api.responses import json_response, poll_headers
 from serve_app.api.routing import ContractRoute
 from serve_app.api.schemas import job_id_schema
 from serve_app.domain import jobs
-from serve_app.domain.errors import AmbiguousCredentials, InvalidParameter, NotFound, RateLimitExceeded, Unauthorized
+from serve_app.domain.audit import api_key
+from serve_app.domain.errors import (
+    AmbiguousCredentials,
+    InvalidParameter,
+    JobUnfinished,
+    NotFound,
+    RateLimitExceeded,
+    Unauthorized,
+)
+from serve_app.service import delete
 from serve_app.service.resources import Resources
 
 router = APIRouter(route_class=ContractRoute, tags=["Jobs"])
@@ -34,6 +51,17 @@ JobId = Annotated[
     ),
 ]
 """Documented, not validated: the key comes first, and what cannot be an id is not found."""
+
+ImageName = Annotated[
+    str,
+    Path(
+        description="An `image_id` of the job.",
+        json_schema_extra={"type": "string", "pattern": "^img_[a-z2-7]{26}$"},
+    ),
+]
+_UNFINISHED: Responses = {
+    409: {**error_responses(JobUnfinished)[409], "description": "The job waits or runs: cancel it first."}
+}
 
 
 class Position(NamedTuple):
@@ -110,6 +138,52 @@ async def cancel_job(request: Request, caller: CallerDep, job_id: JobId) -> Resp
     await resources.queue.cancel(valid_id, account_id=caller.account_id)
     job = found(await resources.jobs.get(valid_id, account_id=caller.account_id), "job")
     return json_response(job_record(job, image_signer(request)))
+
+
+@router.delete(
+    "/v1/jobs/{job_id}",
+    operation_id="deleteJob",
+    summary="Delete a job that has ended, with its prompt and its images",
+    status_code=204,
+    response_class=Response,
+    responses={
+        204: {"description": "Deleted: nothing of the job can be read any more, whichever way it was made."},
+        **error_responses(AmbiguousCredentials, Unauthorized, NotFound, JobUnfinished, RateLimitExceeded),
+        **_UNFINISHED,
+    },
+)
+async def delete_job(request: Request, caller: CallerDep, job_id: JobId) -> Response:
+    await delete.delete_job(
+        resources_of(request),
+        valid_job_id(job_id, "gen", "up"),
+        account_id=caller.account_id,
+        actor=api_key(caller.key_id),
+        address=caller_address(request),
+    )
+    return Response(status_code=204)
+
+
+@router.delete(
+    "/v1/jobs/{job_id}/images/{image_id}",
+    operation_id="deleteImage",
+    summary="Delete one image of a job; with its last image the job goes, too",
+    status_code=204,
+    response_class=Response,
+    responses={
+        204: {"description": "Deleted: the image's addresses no longer open."},
+        **error_responses(AmbiguousCredentials, Unauthorized, NotFound, RateLimitExceeded),
+    },
+)
+async def delete_image(request: Request, caller: CallerDep, job_id: JobId, image_id: ImageName) -> Response:
+    await delete.delete_image(
+        resources_of(request),
+        valid_job_id(job_id, "gen", "up"),
+        image_id,
+        account_id=caller.account_id,
+        actor=api_key(caller.key_id),
+        address=caller_address(request),
+    )
+    return Response(status_code=204)
 
 
 async def _page(resources: Resources, account_id: str, limit: int, after: Position | None) -> list[jobs.Job]:

@@ -128,7 +128,8 @@ def job_record(job: jobs.Job, url_of: Callable[[str], str]) -> AnyJob:
 
 
 def _images(job: jobs.Job, url_of: Callable[[str], str]) -> list[Image]:
-    seeds = job.request.seeds if isinstance(job.request, GenerationRequest) else [None] * len(job.images)
+    """The images that were not deleted, each with its own seed."""
+    seeds = job.request.seeds if isinstance(job.request, GenerationRequest) else None
     return [
         Image(
             image_id=image.image_id,
@@ -137,7 +138,7 @@ def _images(job: jobs.Job, url_of: Callable[[str], str]) -> list[Image]:
             height=image.height,
             size_bytes=image.size_bytes,
             sha256=image.sha256,
-            seed=None if seed is None else str(seed),
+            seed=None if seeds is None else str(seeds[image.index]),
         )
-        for image, seed in zip(job.images, seeds, strict=True)
+        for image in job.images
     ]

@@ -36,6 +36,7 @@ redis.call('HSET', K('job:' .. job_id), 'version', version, 'state', 'queued', '
 if rate_token ~= '' then redis.call('HSET', K('job:' .. job_id), 'rate_token', rate_token) end
 if adapter ~= '' then redis.call('HSET', K('job:' .. job_id), 'adapter', adapter) end
 if idempotency_digest ~= '' then
+  redis.call('HSET', K('job:' .. job_id), 'idempotency', idempotency_digest) -- so that the key goes with a deleted job
   redis.call('HSET', idempotency_key, 'job', job_id, 'body', body_digest)
   redis.call('PEXPIRE', idempotency_key, idempotency_ms)
 end
