@@ -29,7 +29,7 @@ from serve_app.domain.errors import AtelierError
 from serve_app.service.resources import Resources, open_resources
 from serve_app.settings import ROOT, Settings
 from serve_app.stores.catalog_file import CatalogError
-from serve_app.stores.embedded import stop_redis
+from serve_app.stores.embedded import embedded_release, stop_redis
 
 START_LIMIT_S = 900.0
 """Time for all replicas to start: large models take minutes to load and to warm up."""
@@ -161,8 +161,10 @@ def _run(child: Child, runtime: Runtime, start: _Start, reporter: Reporter) -> i
     try:
         reporter.info("Starting Atelier ...")
         with reporter.stages() as stages:
-            with stages.stage("Redis" if settings.redis_url else "Redis (embedded)"):
-                demo, lora_id = asyncio.run(_prepare(settings, start.base_url, reporter))
+            redis = "Redis" if settings.redis_url else "Redis (embedded)"
+            stages.begin(redis)
+            demo, lora_id = asyncio.run(_prepare(settings, start.base_url, reporter))
+            stages.end(redis, "" if settings.redis_url else embedded_release(settings.data_dir))
             with stages.stage("Ray"), child.uninterruptible():
                 runtime.start(start.service, host=start.host, port=start.port, on_death=ray_died)
             _deploy(runtime, start, stages)

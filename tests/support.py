@@ -19,7 +19,7 @@ import redis
 import yaml
 
 from serve_app.domain.errors import StoreUnavailable
-from serve_app.stores.embedded import server_binary
+from serve_app.stores.redis_binary import server_binary
 from tests.lua_coverage import REDIS_LOG_FOLDER
 
 ROOT = Path(__file__).resolve().parent.parent

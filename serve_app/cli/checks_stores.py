@@ -16,9 +16,11 @@ from serve_app.domain.errors import AdapterUnavailable, AtelierError, StoreUnava
 from serve_app.settings import Settings
 from serve_app.stores.catalog_digests import add_digests
 from serve_app.stores.catalog_file import CatalogError, read_catalog
-from serve_app.stores.embedded import running_redis, server_binary
+from serve_app.stores.embedded import running_redis
 from serve_app.stores.images import ImageStore
+from serve_app.stores.redis_binary import server_binary, version_of
 from serve_app.stores.redis_inspection import DURABLE, inspect_redis
+from serve_app.stores.redis_releases import patched_release
 from serve_app.stores.weights import WeightStore
 
 STORAGE_ADVICE = (
@@ -61,6 +63,7 @@ def check_redis(settings: Settings) -> Iterable[Check]:
         yield fail("redis", str(error), "start it, or correct --redis-url / REDIS_URL (redis://, rediss:// or unix://)")
         return
     yield ok("redis", f"{facts.server} {facts.version}, {facts.used_memory} in use")
+    yield from _release(facts.server, facts.version)
     if facts.settings is None:
         yield warn(
             "redis durability", "this Redis user may not read CONFIG", f"make sure that it has {_wanted(DURABLE)}"
@@ -74,9 +77,21 @@ def check_redis(settings: Settings) -> Iterable[Check]:
 
 def _embedded_binary() -> Iterable[Check]:
     try:
-        yield ok("redis", f"not running; starts with the service from {server_binary()}")
+        binary = server_binary()
     except StoreUnavailable as error:
         yield fail("redis", error.message, "see the README, Operating")
+        return
+    version = ".".join(map(str, version_of(binary)))
+    yield ok("redis", f"not running; starts with the service from {binary} ({version})")
+    yield from _release("valkey" if "valkey" in binary.name else "redis", version)
+
+
+def _release(server: str, version: str) -> Iterable[Check]:
+    newer = patched_release(server, version)
+    if newer is not None:
+        found = f"{server} {version} lacks fixes of known holes; {newer} and later have them"
+        advice = "install a newer valkey-server or redis-server: on PATH it is taken instead of the bundled one"
+        yield warn("redis release", found, f"{advice}; a distribution may have put the fixes into an older number")
 
 
 def is_service_up(settings: Settings) -> bool:

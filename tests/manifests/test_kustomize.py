@@ -103,4 +103,4 @@ def test_one_card_is_shared_by_fractions() -> None:
 @needs_kustomize
 def test_an_image_of_ones_own_reaches_every_pod() -> None:
     images = {line.split()[-1] for line in yaml.safe_dump_all(built("many-gpus")).splitlines() if " image: " in line}
-    assert images == {"registry.example.com/atelier:0.1.0", "valkey/valkey:8.1.4"}
+    assert images == {"registry.example.com/atelier:0.1.0", "valkey/valkey:8.1.7"}

