@@ -1,4 +1,4 @@
-"""`atelier accounts`: create accounts, change their plans and console passwords."""
+"""`atelier accounts`: create and delete accounts, change their plans and console passwords."""
 
 import shlex
 import sys
@@ -6,13 +6,14 @@ from typing import Annotated
 
 import typer
 
-from serve_app.cli.audit import record_act
+from serve_app.cli.audit import record_act, this_operator
 from serve_app.cli.command import Result, store_command, table
 from serve_app.cli.exit_codes import BadUsage, Failed
 from serve_app.domain.accounts import Account
 from serve_app.domain.audit import Act
 from serve_app.domain.errors import InvalidParameter
 from serve_app.domain.requests import Variant
+from serve_app.service.delete_account import delete_account
 from serve_app.service.resources import Resources
 
 app = typer.Typer(no_args_is_help=True, help="Create accounts, change their plans and console passwords.")
@@ -87,6 +88,24 @@ async def enable(resources: Resources, account: AccountName) -> Result:
     changed = await resources.accounts.set_disabled(found.id, False)
     await record_act(resources, found.id, Act.ACCOUNT_ENABLED)
     return _account_result(changed)
+
+
+@store_command(app, "delete")
+async def delete(
+    resources: Resources,
+    account: AccountName,
+    yes: Annotated[bool, typer.Option("--yes", help="Really: nothing brings it back.")] = False,
+) -> Result:
+    """Delete an account with its jobs, prompts, images, keys, sessions and grants; its audit log stays, without its name."""
+    found = await find_account(resources, account)
+    if not yes:
+        raise BadUsage(f"delete: removes {found.name} with everything it made, for good; add --yes")
+    deleted = await delete_account(resources, found, actor=this_operator())
+    facts = {"id": found.id, "name": found.name, "jobs": deleted.jobs, "keys": deleted.keys, "left": list(deleted.left)}
+    shown = f"{found.name}: deleted, with {deleted.jobs} jobs and {deleted.keys} keys"
+    if deleted.left:
+        shown += f"\nStill naming it: {', '.join(deleted.left)}"
+    return Result(facts=facts, shown=shown, failed=bool(deleted.left))
 
 
 @store_command(app, "set-password")

@@ -10,6 +10,7 @@ from typing import Any
 from serve_app.domain.errors import AtelierError, StoreUnavailable
 from serve_app.domain.jobs import JobKind
 from serve_app.settings import Settings
+from serve_app.stores.account_records import AccountRecords
 from serve_app.stores.accounts import AccountStore
 from serve_app.stores.api_keys import ApiKeyStore
 from serve_app.stores.audit_log import AuditLog
@@ -61,6 +62,7 @@ class Resources:
     sweep_lock: SweepLock
     audit: AuditLog
     deletions: Deletions
+    account_records: AccountRecords
     workers: WorkerSigns
     always_on: frozenset[JobKind] = frozenset()
     """Kinds of which the deployment keeps a worker also without work."""
@@ -116,6 +118,7 @@ async def open_resources(
             sweep_lock=SweepLock(client),
             audit=AuditLog(client, settings),
             deletions=Deletions(client, images),
+            account_records=AccountRecords(client),
             workers=WorkerSigns(client),
             always_on=always_on,
             hint=hint,

@@ -146,3 +146,16 @@ def _states(atelier: Atelier) -> list[str]:
 
 def _usable(atelier: Atelier) -> set[str]:
     return {row["id"] for row in atelier.json("loras", "list", "--account", "acme")["loras"]}
+
+
+def test_an_account_is_deleted_only_with_a_yes(atelier: Atelier) -> None:
+    account = atelier.json("accounts", "create", "acme")
+    atelier("keys", "create", "acme")
+    refused = atelier("accounts", "delete", "acme")
+    assert refused.code == 2
+    assert "--yes" in refused.err
+    deleted = atelier.json("accounts", "delete", "acme", "--yes")
+    assert deleted == {"id": account["id"], "name": "acme", "jobs": 0, "keys": 1, "left": []}
+    assert atelier.json("accounts", "list")["accounts"] == []
+    acts = [row["act"] for row in atelier.json("audit", "--account", account["id"])["rows"]]
+    assert acts == ["account_created", "key_created", "account_deleted"]

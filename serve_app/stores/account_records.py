@@ -1,0 +1,114 @@
+"""Everything that Redis holds of one account: found by looking at every key, and removed."""
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+from redis.asyncio import Redis
+
+from serve_app.domain.jobs import JobKind
+from serve_app.stores.redis_keys import PREFIX, redis_key
+
+AT_ONCE = 500
+CATALOG = ("lora", "loras_offered", "loras_owned", "catalog", "catalog_rows")
+"""Families that the catalog's own operations change."""
+KEPT = ("audit", "audit_logs")
+
+
+class AccountRecords:
+    """For the deletion of an account. Reads the whole server: seconds for each 100,000 jobs."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"
+
+    async def job_ids(self, account_id: str) -> list[str]:
+        """The account's jobs, also those that its list has lost."""
+        found: list[str] = []
+        async for names in self._names("job:*"):
+            owners = await self._ask(names, lambda pipeline, name: pipeline.hget(name, "account"))
+            found += [_parts(name)[1] for name, owner in zip(names, owners, strict=True) if owner == account_id]
+        return found
+
+    async def remove(self, account_id: str) -> None:
+        """Remove all but the account's own record and name. Its jobs must be gone. Safe to repeat."""
+        key_ids: list[str] = await self._redis.zrange(redis_key("keys", account_id), 0, -1)
+        ids = {account_id, *key_ids}
+        async for names in self._names("*"):
+            mine = [name for name in names if _is_removed(name, ids)]
+            mine += await self._sessions(names, account_id)
+            if mine:
+                await self._redis.delete(*mine)
+        pipeline = self._redis.pipeline()
+        pipeline.hdel(redis_key("unfinished"), account_id)
+        for kind in JobKind:
+            pipeline.zrem(redis_key("vtime", kind), account_id)
+            pipeline.zrem(redis_key("idle_vtime", kind), account_id)
+        async for names in self._names("granted:*"):
+            for name in names:
+                pipeline.srem(name, account_id)
+        await pipeline.execute()
+
+    async def remove_account(self, account_id: str, name: str) -> None:
+        """Remove the account's record and free its name: the last step, until which it can be found."""
+        pipeline = self._redis.pipeline()
+        pipeline.delete(redis_key("account", account_id), redis_key("name", name))
+        pipeline.zrem(redis_key("accounts"), account_id)
+        await pipeline.execute()
+
+    async def still_naming(self, account_id: str, name: str) -> list[str]:
+        """The keys that still hold the account's id, in their name or value, or its name; the audit log never does."""
+        found: list[str] = []
+        async for names in self._names("*"):
+            looked_at = [each for each in names if _parts(each)[0] not in KEPT]
+            for each, text in zip(looked_at, await self._texts(looked_at), strict=True):
+                if account_id in each or account_id in text or each == redis_key("name", name):
+                    found.append(each.removeprefix(PREFIX))
+        return sorted(found)
+
+    async def _names(self, pattern: str) -> AsyncIterator[Sequence[str]]:
+        batch: list[str] = []
+        async for name in self._redis.scan_iter(match=PREFIX + pattern, count=AT_ONCE):
+            batch.append(name)
+            if len(batch) >= AT_ONCE:
+                yield batch
+                batch = []
+        yield batch
+
+    async def _sessions(self, names: Iterable[str], account_id: str) -> list[str]:
+        """Those of the account whose token's digest is on no list."""
+        sessions = [name for name in names if _parts(name)[0] == "session"]
+        owners = await self._ask(sessions, lambda pipeline, name: pipeline.hget(name, "account"))
+        return [name for name, owner in zip(sessions, owners, strict=True) if owner == account_id]
+
+    async def _texts(self, names: Sequence[str]) -> list[str]:
+        """Each key's value as one text."""
+        types = await self._ask(names, lambda pipeline, name: pipeline.type(name))
+        kinds = dict(zip(names, types, strict=True))
+        values = await self._ask(names, lambda pipeline, name: _READ[kinds[name]](pipeline, name))
+        return [str(value) for value in values]
+
+    async def _ask(self, names: Sequence[str], ask: Any) -> list[Any]:
+        if not names:
+            return []
+        pipeline = self._redis.pipeline(transaction=False)
+        for name in names:
+            ask(pipeline, name)
+        return await pipeline.execute()
+
+
+_READ: Mapping[str, Any] = {
+    "string": lambda pipeline, name: pipeline.get(name),
+    "hash": lambda pipeline, name: pipeline.hgetall(name),
+    "zset": lambda pipeline, name: pipeline.zrange(name, 0, -1),
+    "set": lambda pipeline, name: pipeline.smembers(name),
+    "none": lambda pipeline, name: pipeline.exists(name),
+}
+"""How a value is read by its type; a key may have gone since its name was read."""
+
+
+def _parts(name: str) -> list[str]:
+    return name.removeprefix(PREFIX).split(":")
+
+
+def _is_removed(name: str, ids: set[str]) -> bool:
+    family, *parts = _parts(name)
+    return bool(ids.intersection(parts)) and family not in ("account", "job", *CATALOG, *KEPT)

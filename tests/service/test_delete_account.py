@@ -1,0 +1,144 @@
+"""Deletion of an account: nothing names it any more but its audit log, and no other account's data change."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import redis
+
+from serve_app.domain.accounts import Account
+from serve_app.domain.audit import OWNER, Act
+from serve_app.domain.jobs import HeartbeatReply, JobKind, StoredImage, new_image_id, new_job_id
+from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.service.delete_account import delete_account
+from serve_app.service.resources import Resources
+from serve_app.stores.account_records import AccountRecords
+from serve_app.stores.redis_keys import redis_key
+from tests.audit import audit
+from tests.support import PRIVATE_ADAPTER
+
+PROMPT = "a boat of nobody else"
+REQUEST = GenerationRequest(prompt=PROMPT, lora_id="model_x", seeds=(1,))
+
+
+async def _accept(resources: Resources, account: Account) -> str:
+    job_id = new_job_id(JobKind.GENERATION)
+    await resources.queue.accept(
+        job_id=job_id, variant=Variant.A, account_id=account.id, request=REQUEST, group="", idempotency_key=job_id
+    )
+    return job_id
+
+
+async def _complete(resources: Resources, account: Account) -> str:
+    job_id = await _accept(resources, account)
+    [claim] = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=job_id)
+    name = resources.images.object_name(account.id, job_id, 1, 0, datetime.now(UTC))
+    uri = await resources.images.put(name, job_id.encode())
+    image = StoredImage(image_id=new_image_id(), image_uri=uri, width=8, height=8, sha256="0" * 64, size_bytes=30)
+    await resources.queue.finish(claim.lease, [image], seconds=1)
+    return job_id
+
+
+async def _populate(resources: Resources, name: str) -> Account:
+    """An account with a key, a session, a grant, a completed job and an object that no record names."""
+    account = await resources.accounts.create(name, password="correct horse battery")
+    _, secret = await resources.api_keys.create(account.id, interfaces=frozenset(Variant))
+    assert (await resources.auth.authenticate(secret, Variant.A, counted=True)).caller
+    await resources.sessions.create(account.id)
+    await resources.catalog.grant(PRIVATE_ADAPTER, account.id)
+    await resources.sign_ins.count(name, "192.0.2.7", None)
+    await resources.audit.record(account.id, Act.SIGNED_IN, actor=OWNER)
+    await _complete(resources, account)
+    await resources.images.put(resources.images.object_name(account.id, "gen_lost", 3, 0, datetime.now(UTC)), b"lost")
+    return account
+
+
+def _files(resources: Resources, account: Account) -> dict[Path, bytes]:
+    folder = resources.settings.data_dir / "images" / resources.images.account_folder(account.id)
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def _rows(server: Any, account: Account) -> dict[str, bytes]:
+    """Every key that names the account, with its value as Redis stores it."""
+    values = {name.decode(): server.dump(name) for name in server.scan_iter()}
+    return {name: value for name, value in values.items() if account.id in name or account.id.encode() in value}
+
+
+@pytest.fixture
+def raw(redis_url: str, redis_db: redis.Redis) -> Iterator[Any]:
+    """A client for bytes; values are dumped as they are, without compression."""
+    with redis.Redis.from_url(redis_url) as client:
+        untyped = cast(Any, client)
+        untyped.config_set("rdbcompression", "no")
+        yield untyped
+        untyped.config_set("rdbcompression", "yes")
+
+
+async def test_nothing_names_a_deleted_account_and_another_is_untouched(
+    resources: Resources, redis_db: redis.Redis, raw: Any
+) -> None:
+    other, account = await _populate(resources, "zeta"), await _populate(resources, "acme")
+    shared = (redis_key("accounts"), redis_key("granted", PRIVATE_ADAPTER), redis_key("idle_vtime", "generation"))
+
+    def of_other() -> dict[str, bytes]:
+        return {name: value for name, value in _rows(raw, other).items() if name not in shared}
+
+    rows, files = of_other(), _files(resources, other)
+    assert len(rows) > 8
+    assert files
+    assert _files(resources, account)
+    deleted = await delete_account(resources, account, actor="operator:tests")
+    assert (deleted.jobs, deleted.keys, deleted.left) == (1, 1, [])
+    assert _rows(raw, account) == {}
+    assert PROMPT.encode() in b"".join(of_other().values())
+    assert not (resources.settings.data_dir / "images" / resources.images.account_folder(account.id)).exists()
+    assert await resources.accounts.get("acme") is None
+    assert of_other() == rows
+    assert _files(resources, other) == files
+    assert await resources.accounts.get("zeta")
+    assert [row.act for row in await resources.audit.rows(account.id)] == [Act.SIGNED_IN, Act.ACCOUNT_DELETED]
+    assert audit(redis_db, max_attempts=5) == []
+    assert (await resources.accounts.create("acme")).id != account.id, "the name is free again"
+
+
+async def test_its_unfinished_jobs_end_at_once(resources: Resources, redis_db: redis.Redis) -> None:
+    account = await resources.accounts.create("acme")
+    await _accept(resources, account)
+    [claim] = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce="n")
+    await _accept(resources, account)
+    deleted = await delete_account(resources, account, actor="operator:tests")
+    assert (deleted.jobs, deleted.left) == (2, [])
+    assert await resources.queue.heartbeat(claim.lease, progress=50) is HeartbeatReply.FENCED
+    assert await resources.queue.claim("w", kind=JobKind.GENERATION, nonce="m") == []
+    assert audit(redis_db, max_attempts=5) == []
+
+
+@pytest.mark.parametrize("method", ["remove", "remove_account", "still_naming"])
+async def test_a_deletion_that_was_cut_short_is_done_by_the_next(
+    resources: Resources, raw: Any, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    account = await _populate(resources, "acme")
+
+    async def die(*_: object) -> None:
+        raise ConnectionError
+
+    monkeypatch.setattr(AccountRecords, method, die)
+    with pytest.raises(ConnectionError):
+        await delete_account(resources, account, actor="operator:tests")
+    monkeypatch.undo()
+    found = await resources.accounts.get("acme")
+    assert (found is None) == (method == "still_naming")
+    if found is not None:
+        assert found.disabled
+        assert (await delete_account(resources, found, actor="operator:tests")).left == []
+    assert _rows(raw, account) == {}
+    acts = [row.act for row in await resources.audit.rows(account.id)]
+    assert acts == [Act.SIGNED_IN, Act.ACCOUNT_DELETED]
+
+
+async def test_what_still_names_the_account_is_reported(resources: Resources, redis_db: redis.Redis) -> None:
+    account = await resources.accounts.create("acme")
+    redis_db.hset(redis_key("catalog"), "set_aside", f"for {account.id}")
+    assert (await delete_account(resources, account, actor="operator:tests")).left == ["catalog"]
