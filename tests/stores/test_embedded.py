@@ -118,6 +118,17 @@ def test_stopping_ends_the_process_and_reports_when_there_is_none(home: Path) ->
     assert not stop_redis(home / "never")
 
 
+def test_a_server_that_writes_its_first_file_is_stopped_when_it_has(home: Path) -> None:
+    with _client(ensure_redis(home)) as client:
+        client.config_set("appendonly", "no")
+        client.config_set("rdb-key-save-delay", 20_000)  # microseconds for each key of the first file
+        client.mset({f"k{number}": number for number in range(50)})
+        client.config_set("appendonly", "yes")
+        with pytest.raises(redis.ResponseError, match="SHUTDOWN"):
+            client.shutdown(nosave=True)
+    assert stop_redis(home)
+
+
 def test_a_server_that_cannot_start_says_why(home: Path) -> None:
     server = ensure_redis(home)
     with _client(server) as client:
