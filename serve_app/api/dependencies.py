@@ -14,8 +14,8 @@ from serve_app.api.context import RequestContext
 from serve_app.api.credentials import Credential, CredentialScheme
 from serve_app.api.json_body import digest
 from serve_app.api.responses import base_url
-from serve_app.domain.accounts import AuthResult, Caller
-from serve_app.domain.errors import InvalidParameter, NotFound, RateLimitExceeded, Unauthorized
+from serve_app.domain.accounts import AuthResult, Caller, Scope
+from serve_app.domain.errors import Forbidden, InvalidParameter, NotFound, RateLimitExceeded, Unauthorized
 from serve_app.domain.jobs import Job
 from serve_app.domain.requests import Variant
 from serve_app.service.resources import Resources
@@ -44,7 +44,7 @@ def resources_of(request: Request) -> Resources:
 
 
 async def authenticate(request: Request) -> Caller:
-    """The caller, counted in the plan's window. Raises `Unauthorized`, `AmbiguousCredentials`, `RateLimitExceeded`.
+    """The caller, counted in the plan's window. Raises `Unauthorized`, `AmbiguousCredentials`, `RateLimitExceeded`, `Forbidden`.
 
     A key that is unknown, revoked, expired or of a disabled account gets one and the same answer; the holder of a key that
     works on the other interface learns that. `ContractRoute` calls it before it reads a body; path operations get the same caller again.
@@ -53,13 +53,15 @@ async def authenticate(request: Request) -> Caller:
     if context.caller is None:
         key, variant = _credential(request)
         auth = await resources_of(request).auth.authenticate(key, variant, counted=True)
-        context.caller = _known_caller(context, auth)
+        caller = _known_caller(context, auth)
         if auth.limited:
             plan = auth.window.plan
             raise RateLimitExceeded(
                 f"Your plan allows {plan.limit} requests per {_period(plan.window.total_seconds())}; "
                 f"try again in {auth.window.seconds_left} seconds."
             )
+        _check_scope(caller, Scope.READ if request.method == "GET" else Scope.GENERATE)
+        context.caller = caller
     return context.caller
 
 
@@ -70,7 +72,7 @@ async def load_job(request: Request, job_id: str, *prefixes: str, of: Variant | 
     """
     key, variant = _credential(request)
     poll = await resources_of(request).poller.poll(key, variant, valid_job_id(job_id, *prefixes), of=of)
-    _known_caller(RequestContext.of(request), poll.auth)
+    _check_scope(_known_caller(RequestContext.of(request), poll.auth), Scope.READ)
     return poll.job
 
 
@@ -131,6 +133,15 @@ def _known_caller(context: RequestContext, auth: AuthResult) -> Caller:
         other = _OTHER_INTERFACE.get(auth.window.plan.variant, "") if auth.is_of_other_interface else ""
         raise Unauthorized(other or "The API key is not valid.")
     return auth.caller
+
+
+def _check_scope(caller: Caller, needed: Scope) -> None:
+    if needed not in caller.scopes:
+        raise Forbidden(f"This API key has not the scope '{needed}' that this takes; it has: {_scopes(caller)}.")
+
+
+def _scopes(caller: Caller) -> str:
+    return ", ".join(sorted(caller.scopes)) or "none"
 
 
 def _period(seconds: float) -> str:

@@ -52,7 +52,7 @@ ANSWERS: Mapping[type[AtelierError], ErrorAnswer] = {
 DESCRIPTIONS: Mapping[int, str] = {
     400: "The body is not valid JSON, or a parameter breaks its rule. The message names the parameter and its valid range.",
     401: "The API key is missing or not valid.",
-    403: "You may not use this LoRA, or it does not exist.",
+    403: "You may not use this LoRA, or it does not exist; or the key has not the scope for this.",
     404: "It does not exist in your account, or it is past its retention.",
     409: "The `Idempotency-Key` was used before with another body.",
     413: "The body is over 64 KiB.",

@@ -11,9 +11,10 @@ from serve_app.cli.accounts import AccountName, find_account
 from serve_app.cli.audit import record_act
 from serve_app.cli.command import Result, store_command, table
 from serve_app.cli.exit_codes import BadUsage, Failed
-from serve_app.domain.accounts import ApiKey
+from serve_app.cli.loras import find_adapter
+from serve_app.domain.accounts import ALL_SCOPES, ApiKey, Scope
 from serve_app.domain.audit import Act
-from serve_app.domain.errors import NotFound, TooManyKeys
+from serve_app.domain.errors import InvalidParameter, NotFound, TooManyKeys
 from serve_app.domain.requests import Variant
 from serve_app.service.resources import Resources
 
@@ -33,6 +34,13 @@ async def create(
     expires_in: Annotated[
         str | None, typer.Option(metavar="TIME", help="Lifetime: 30d, 12h, 45m, 90s. [never]")
     ] = None,
+    scope: Annotated[
+        list[Scope] | None, typer.Option(help="What the key may do: read, generate. May be repeated. [both]")
+    ] = None,
+    lora: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID", help="A LoRA that the key may use, by id or name. May be repeated. [all]"),
+    ] = None,
 ) -> Result:
     """Create a key and print it once: only its hash is stored."""
     variants = _variants(interfaces)
@@ -40,8 +48,18 @@ async def create(
     if life == timedelta():
         raise BadUsage("--expires-in: must be longer than zero")
     found = await find_account(resources, account)
+    adapters = frozenset([(await find_adapter(resources, each)).id for each in lora]) if lora else None
     try:
-        key, secret = await resources.api_keys.create(found.id, name=name, interfaces=variants, expires_in=life)
+        key, secret = await resources.api_keys.create(
+            found.id,
+            name=name,
+            interfaces=variants,
+            expires_in=life,
+            scopes=frozenset(scope) if scope else ALL_SCOPES,
+            adapters=adapters,
+        )
+    except InvalidParameter as error:
+        raise BadUsage(error.message) from None
     except TooManyKeys as error:
         raise Failed(error.message) from None
     await record_act(resources, found.id, Act.KEY_CREATED, key.id)
@@ -57,7 +75,7 @@ async def list_keys(resources: Resources, account: AccountName) -> Result:
     return Result(
         facts={"account": found.id, "keys": [_facts(key) for key in keys]},
         shown=table(
-            ("ID", "KEY", "NAME", "INTERFACES", "CREATED", "LAST USED", "EXPIRES", "STATE"),
+            ("ID", "KEY", "NAME", "INTERFACES", "MAY", "CREATED", "LAST USED", "EXPIRES", "STATE"),
             rows,
             empty=f"No keys yet: atelier keys create {shlex.quote(found.name)}",
         ),
@@ -70,7 +88,7 @@ async def roll(
     key_id: KeyId,
     grace: Annotated[str, typer.Option(metavar="TIME", help="How long the old key stays valid: 7d, 1h, 0s.")] = "1h",
 ) -> Result:
-    """Replace a key by a new one with the same name, interfaces and lifetime, and print it once."""
+    """Replace a key by a new one with the same name, interfaces, scopes, LoRAs and lifetime, and print it once."""
     try:
         key, secret = await resources.api_keys.roll(key_id, grace=_duration("--grace", grace))
     except NotFound as error:
@@ -112,6 +130,8 @@ def _facts(key: ApiKey) -> dict[str, object]:
         "name": key.name,
         "hint": key.hint,
         "interfaces": sorted(key.interfaces),
+        "scopes": sorted(key.scopes),
+        "loras": None if key.adapters is None else sorted(key.adapters),
         "created_at": key.created_at.isoformat(),
         "last_used_at": key.last_used_at.isoformat() if key.last_used_at else None,
         "expires_at": key.expires_at.isoformat() if key.expires_at else None,
@@ -123,7 +143,14 @@ def _facts(key: ApiKey) -> dict[str, object]:
 def _row(key: ApiKey) -> tuple[str, ...]:
     interfaces, state = ",".join(sorted(key.interfaces)), key.state(datetime.now(UTC))
     times = (_minute(key.created_at), _minute(key.last_used_at), _minute(key.expires_at))
-    return key.id, key.hint, key.name, interfaces, *times, state
+    return key.id, key.hint, key.name, interfaces, _may(key), *times, state
+
+
+def _may(key: ApiKey) -> str:
+    scopes = "all" if key.scopes == ALL_SCOPES else ",".join(sorted(key.scopes))
+    return (
+        scopes if key.adapters is None else f"{scopes}, {len(key.adapters)} LoRA{'' if len(key.adapters) == 1 else 's'}"
+    )
 
 
 def _minute(time: datetime | None) -> str:

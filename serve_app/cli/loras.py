@@ -41,7 +41,7 @@ async def list_loras(
 @store_command(app, "grant")
 async def grant(resources: Resources, lora: Lora, account: AccountName) -> Result:
     """Allow an account to use an adapter, overriding whom it is offered to."""
-    adapter, found = await _find(resources, lora), await find_account(resources, account)
+    adapter, found = await find_adapter(resources, lora), await find_account(resources, account)
     await resources.catalog.grant(adapter.id, found.id)
     await record_act(resources, found.id, Act.LORA_GRANTED, adapter.id)
     return _grant_result(adapter, found.name, "may use", allowed=True)
@@ -50,13 +50,14 @@ async def grant(resources: Resources, lora: Lora, account: AccountName) -> Resul
 @store_command(app, "revoke")
 async def revoke(resources: Resources, lora: Lora, account: AccountName) -> Result:
     """Forbid an account to use an adapter, overriding whom it is offered to."""
-    adapter, found = await _find(resources, lora), await find_account(resources, account)
+    adapter, found = await find_adapter(resources, lora), await find_account(resources, account)
     await resources.catalog.revoke(adapter.id, found.id)
     await record_act(resources, found.id, Act.LORA_REVOKED, adapter.id)
     return _grant_result(adapter, found.name, "may not use", allowed=False)
 
 
-async def _find(resources: Resources, id_or_name: str) -> Adapter:
+async def find_adapter(resources: Resources, id_or_name: str) -> Adapter:
+    """Raises `Failed` when there is no such adapter, or more than one of the name."""
     adapter = await resources.catalog.adapter(id_or_name)
     if adapter is not None:
         return adapter

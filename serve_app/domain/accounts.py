@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from enum import StrEnum
 from math import ceil
 from typing import Literal
 
@@ -46,9 +47,19 @@ class Account:
     created_at: datetime
 
 
+class Scope(StrEnum):
+    """What an API key may do: read jobs and models, or generate, upscale, cancel and delete."""
+
+    READ = "read"
+    GENERATE = "generate"
+
+
+ALL_SCOPES = frozenset(Scope)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ApiKey:
-    """An API key without its secret: `hint` has the first and last characters."""
+    """An API key without its secret: `hint` has the first and last characters. `adapters`: the only ones it may use."""
 
     id: str
     account_id: str
@@ -59,6 +70,8 @@ class ApiKey:
     last_used_at: datetime | None
     expires_at: datetime | None
     revoked: bool
+    scopes: frozenset[Scope] = ALL_SCOPES
+    adapters: frozenset[str] | None = None
 
     def state(self, now: datetime) -> Literal["active", "expired", "revoked"]:
         """For display; authentication decides by the store's clock."""
@@ -69,7 +82,8 @@ class ApiKey:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Caller:
-    """The holder of a valid key on one interface. `rate_token` names the counted request, so that it can be refunded."""
+    """The holder of a valid key on one interface. `rate_token` names the counted request, so that it can be refunded;
+    `adapters` are the only ones that the key may use."""
 
     account_id: str
     account_name: str
@@ -77,6 +91,12 @@ class Caller:
     variant: Variant
     plan: Plan
     rate_token: str = ""
+    scopes: frozenset[Scope] = ALL_SCOPES
+    adapters: frozenset[str] | None = None
+
+    def may_use(self, lora_id: str) -> bool:
+        """Whether the key, of all that its account may use, is for this adapter too."""
+        return self.adapters is None or lora_id in self.adapters
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

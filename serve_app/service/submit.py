@@ -60,6 +60,8 @@ async def _generate(
     resources: Resources, caller: Caller, request: GenerationRequest, idempotency_key: str | None, body_sha256: str
 ) -> Acceptance:
     """The accept itself asks for the adapter: one that does not exist is refused as one that is not the account's."""
+    if not caller.may_use(request.lora_id):  # alike for those that exist and those that do not
+        raise Forbidden(f"This API key may be used with {', '.join(sorted(caller.adapters or ()))} alone.")
     try:
         return await _accept(resources, caller, request, idempotency_key, body_sha256, adapter_id=request.lora_id)
     except Forbidden as error:

@@ -6,12 +6,13 @@ from typing import Any, cast
 
 from redis.asyncio import Redis
 
-from serve_app.domain.accounts import ApiKey
+from serve_app.domain.accounts import ALL_SCOPES, ApiKey, Scope
 from serve_app.domain.durations import from_epoch_ms, milliseconds
 from serve_app.domain.errors import InvalidParameter, NotFound, TooManyKeys
 from serve_app.domain.requests import Variant
 from serve_app.settings import Settings
 from serve_app.stores.api_key_format import hash_secret, hint_of, new_secret
+from serve_app.stores.key_scopes import read_adapters, read_scopes, write_adapters, write_scopes
 from serve_app.stores.records import pairs
 from serve_app.stores.redis_keys import redis_key
 from serve_app.stores.script import Rewrite, Script
@@ -31,7 +32,14 @@ class ApiKeyStore:
         self._roll = Script(redis, "roll_key", rewrite)
 
     async def create(
-        self, account_id: str, *, name: str = "", interfaces: frozenset[Variant], expires_in: timedelta | None = None
+        self,
+        account_id: str,
+        *,
+        name: str = "",
+        interfaces: frozenset[Variant],
+        expires_in: timedelta | None = None,
+        scopes: frozenset[Scope] = ALL_SCOPES,
+        adapters: frozenset[str] | None = None,
     ) -> tuple[ApiKey, str]:
         """A new key and its secret, which is never readable again. Raises `InvalidParameter`, `NotFound`, `TooManyKeys`."""
         if not interfaces:
@@ -48,6 +56,8 @@ class ApiKeyStore:
             name=name.strip()[:MAX_NAME],
             interfaces="".join(sorted(interfaces)),
             life_ms=None if expires_in is None else milliseconds(expires_in),
+            scopes=write_scopes(scopes),
+            adapters=write_adapters(adapters),
             max_keys=self._settings.max_keys_per_account,
         )
         if not row:
@@ -56,7 +66,7 @@ class ApiKeyStore:
         return _read_key(hashed.id, pairs(row)), secret
 
     async def roll(self, key_id: str, *, grace: timedelta) -> tuple[ApiKey, str]:
-        """A successor with the same name, interfaces and length of life; the old key stops after `grace`, everywhere.
+        """A successor with the same name, interfaces, scopes, adapters and length of life; the old key stops after `grace`, everywhere.
 
         Raises `NotFound` for a key that does not work any more, and `TooManyKeys`: during the grace both count.
         """
@@ -113,4 +123,6 @@ def _read_key(key_id: str, row: Mapping[str, str]) -> ApiKey:
         last_used_at=from_epoch_ms(row["used"]) if "used" in row else None,
         expires_at=from_epoch_ms(row["expires"]) if "expires" in row else None,
         revoked="revoked" in row,
+        scopes=read_scopes(row.get("scopes", "")),
+        adapters=read_adapters(row.get("adapters", "")),
     )

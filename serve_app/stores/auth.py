@@ -13,6 +13,7 @@ from serve_app.domain.durations import from_epoch_ms, milliseconds
 from serve_app.domain.requests import Variant
 from serve_app.settings import Settings
 from serve_app.stores.api_key_format import KeyDigest, hash_secret, is_well_formed
+from serve_app.stores.key_scopes import read_adapters, read_scopes
 from serve_app.stores.redis_keys import redis_key
 from serve_app.stores.script import Argument, Rewrite, Script
 
@@ -37,7 +38,7 @@ class AuthQuery:
         }
 
     def read(self, answer: Sequence[Any]) -> AuthResult:
-        status, account_id, account_name, plan_name, used, ends, now = answer
+        status, account_id, account_name, plan_name, used, ends, now, scopes, adapters = answer
         plan = next(plan for plan in self.plans if plan.name == plan_name)
         window = Window.at(plan, used=used, resets_at=from_epoch_ms(ends), asked_at=from_epoch_ms(now))
         if status in ("unknown", "other_interface"):
@@ -50,6 +51,8 @@ class AuthQuery:
             variant=self.variant,
             plan=plan,
             rate_token=self.rate_token,
+            scopes=read_scopes(scopes),
+            adapters=read_adapters(adapters),
         )
         return AuthResult(caller=caller, window=window, limited=status == "limited")
 

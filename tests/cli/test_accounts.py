@@ -128,6 +128,17 @@ def test_an_account_gets_no_more_keys_than_it_may_have(atelier: Atelier) -> None
     assert atelier("keys", "roll", made["id"], env=few).code == 1
 
 
+def test_a_key_is_kept_to_scopes_and_loras(atelier: Atelier) -> None:
+    atelier("accounts", "create", "acme")
+    made = atelier.json("keys", "create", "acme", "--scope", "read", "--lora", "neon", "--lora", adapter_id("outline"))
+    assert (made["scopes"], made["loras"]) == (["read"], sorted([adapter_id("neon"), adapter_id("outline")]))
+    assert "read, 2 LoRAs" in atelier("keys", "list", "acme").out
+    both = atelier.json("keys", "create", "acme", "--scope", "read", "--scope", "generate")
+    assert (both["scopes"], both["loras"]) == (["generate", "read"], None)
+    assert atelier("keys", "create", "acme", "--scope", "delete").code == 2
+    assert atelier("keys", "create", "acme", "--lora", "no such").code == 1
+
+
 def test_adapters_are_listed_granted_and_revoked(atelier: Atelier) -> None:
     account = atelier.json("accounts", "create", "acme")
     everything = {row["id"]: row for row in atelier.json("loras", "list")["loras"]}

@@ -353,6 +353,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("an unopened window ends at once", "caller", "num(first[2], now + window_ms)", "num(first[2], now)"),
     Mutant("everyone is on the lowest plan", "caller", "if plans[i] == name then", "if false then"),
     Mutant("the last use is never known", "caller", "if now - num(key[5], 0) >= USED_EVERY", "if false"),
+    Mutant("a key may do everything", "caller", "key[7] or ''", "''"),
+    Mutant("a key may use every adapter", "caller", "key[8] or ''", "''"),
     # the life of a key
     Mutant("a key never expires", "api_key", "'expires', now + life_ms", "'expires', now + 10 * life_ms"),
     Mutant(
@@ -369,6 +371,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("a revoked key is rolled", "roll_key", "or old[6] or", "or"),
     Mutant("an expired key is rolled", "roll_key", " or ends <= now", ""),
     Mutant("a rolled key's successor never expires", "roll_key", "tonumber(old[4])", "false"),
+    Mutant("a rolled key may do everything", "roll_key", "old[7], old[8]", "nil, old[8]"),
+    Mutant("a rolled key may use every adapter", "roll_key", "old[7], old[8]", "old[7], nil"),
     # the poll
     Mutant("another account's job is shown", "poll", "job.account ~= caller[2] or", ""),
     Mutant("a job is shown on any interface", "poll", " or (job_interface ~= '' and job.variant ~= job_interface)", ""),

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import redis
 
+from serve_app.domain.accounts import Scope
 from serve_app.domain.errors import NotFound
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.settings import Settings
@@ -52,6 +53,7 @@ async def run_auth_scenario(url: str, folder: Path, rewrite: Rewrite | None = No
         await _check_refusals(stores, sync)
         await _check_polls(stores)
         await _check_expiry(stores, sync)
+        await _check_scopes(stores)
         await _check_repeated_creation(
             stores, sync, Script(client, "create_key", rewrite), Script(client, "roll_key", rewrite)
         )
@@ -198,6 +200,21 @@ async def _check_expiry(stores: Stores, sync: Any) -> None:
     assert len(await stores.api_keys.list(account.id)) == 3
 
 
+async def _check_scopes(stores: Stores) -> None:
+    account, reading = await stores.accounts.create("scopes"), frozenset({Scope.READ})
+    made, secret = await stores.api_keys.create(
+        account.id, interfaces=BOTH, scopes=reading, adapters=frozenset({"model_x", "model_y"})
+    )
+    _, next_secret = await stores.api_keys.roll(made.id, grace=timedelta(minutes=1))
+    for each in (secret, next_secret):
+        caller = (await stores.auth.authenticate(each, Variant.A, counted=True)).caller
+        assert caller is not None
+        assert caller.scopes == reading, "a key may do more than it was made for"
+        assert [caller.may_use(lora) for lora in ("model_x", "model_y", "model_")] == [True, True, False], (
+            "a key may use more than it was made for"
+        )
+
+
 async def _check_repeated_creation(stores: Stores, sync: Any, make: Script, roll: Script) -> None:
     """As redis-py does when a reply was lost."""
     account = await stores.accounts.create("making again")
@@ -210,6 +227,8 @@ async def _check_repeated_creation(stores: Stores, sync: Any, make: Script, roll
         "interfaces": "a",
         "life_ms": HOUR_MS,
         "max_keys": 1,
+        "scopes": "read",
+        "adapters": "",
     }
     assert await make(**args) == (first := await make(**args)), "a repeated call made another record"
     sync.hset(redis_key("key", "key_first"), "expires", 10 * START_MS)

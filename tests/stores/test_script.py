@@ -83,7 +83,15 @@ async def test_arguments_reach_the_script_by_name_in_any_order(redis_url: str, r
     client = connect(redis_url)
     answer = "return {key_id, digest, hint, account, name, interfaces, tostring(life_ms), life_ms}"
     script = Script(client, "create_key", rewrite=lambda _, text: text.split("if redis.call")[0] + answer)
-    args: dict[str, Argument] = {"name": "n", "life_ms": 7, "key_id": "k", "interfaces": None, "max_keys": 1}
+    args: dict[str, Argument] = {
+        "name": "n",
+        "life_ms": 7,
+        "key_id": "k",
+        "interfaces": None,
+        "max_keys": 1,
+        "scopes": "",
+        "adapters": "",
+    }
     found = await script(**args, digest="d", hint="h", account="a")
     assert found == ["k", "d", "h", "a", "n", "", "7", 7]
     assert (await script(**{**args, "life_ms": None}, digest="d", hint="h", account="a"))[-1] == "nil"

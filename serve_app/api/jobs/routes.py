@@ -26,6 +26,7 @@ from serve_app.domain import jobs
 from serve_app.domain.audit import api_key
 from serve_app.domain.errors import (
     AmbiguousCredentials,
+    Forbidden,
     InvalidParameter,
     JobUnfinished,
     NotFound,
@@ -95,7 +96,7 @@ async def load_any_job(request: Request, job_id: JobId) -> jobs.Job:
     response_model=Jobs,
     responses={
         200: success("A page of jobs.", examples.JOBS),
-        **error_responses(InvalidParameter, AmbiguousCredentials, Unauthorized, RateLimitExceeded),
+        **error_responses(InvalidParameter, AmbiguousCredentials, Unauthorized, Forbidden, RateLimitExceeded),
     },
 )
 async def list_jobs(
@@ -116,7 +117,7 @@ async def list_jobs(
     response_model=Job,
     responses={
         200: success("The job.", examples.JOB, headers=POLL_HEADERS),
-        **error_responses(AmbiguousCredentials, Unauthorized, NotFound),
+        **error_responses(AmbiguousCredentials, Unauthorized, Forbidden, NotFound),
     },
 )
 async def get_job(request: Request, job: Annotated[jobs.Job, Depends(load_any_job)]) -> Response:
@@ -130,7 +131,7 @@ async def get_job(request: Request, job: Annotated[jobs.Job, Depends(load_any_jo
     response_model=Job,
     responses={
         200: success("The job as it is now; one that had ended is unchanged.", examples.CANCELED),
-        **error_responses(AmbiguousCredentials, Unauthorized, NotFound, RateLimitExceeded),
+        **error_responses(AmbiguousCredentials, Unauthorized, Forbidden, NotFound, RateLimitExceeded),
     },
 )
 async def cancel_job(request: Request, caller: CallerDep, job_id: JobId) -> Response:
@@ -148,7 +149,7 @@ async def cancel_job(request: Request, caller: CallerDep, job_id: JobId) -> Resp
     response_class=Response,
     responses={
         204: {"description": "Deleted: nothing of the job can be read any more, whichever way it was made."},
-        **error_responses(AmbiguousCredentials, Unauthorized, NotFound, JobUnfinished, RateLimitExceeded),
+        **error_responses(AmbiguousCredentials, Unauthorized, Forbidden, NotFound, JobUnfinished, RateLimitExceeded),
         **_UNFINISHED,
     },
 )
@@ -171,7 +172,7 @@ async def delete_job(request: Request, caller: CallerDep, job_id: JobId) -> Resp
     response_class=Response,
     responses={
         204: {"description": "Deleted: the image's addresses no longer open."},
-        **error_responses(AmbiguousCredentials, Unauthorized, NotFound, RateLimitExceeded),
+        **error_responses(AmbiguousCredentials, Unauthorized, Forbidden, NotFound, RateLimitExceeded),
     },
 )
 async def delete_image(request: Request, caller: CallerDep, job_id: JobId, image_id: ImageName) -> Response:

@@ -39,7 +39,7 @@ _UPSCALE_LINK = {
 }
 _POLL_RESPONSES: Responses = {
     200: success("The request's record.", examples.RECORDS, headers=POLL_HEADERS, links=_UPSCALE_LINK),
-    **error_responses(Unauthorized, NotFound),
+    **error_responses(Unauthorized, Forbidden, NotFound),
 }
 
 
@@ -80,7 +80,7 @@ async def generate(
     response_model=Acknowledgement,
     responses={
         202: success("Accepted.", examples.UPSCALE_ACCEPTED, headers=ACCEPTED_HEADERS, links=_POLL_LINK),
-        **error_responses(*SUBMIT_ERRORS, NotFound),
+        **error_responses(*SUBMIT_ERRORS, Forbidden, NotFound),
     },
 )
 async def upscale(

@@ -75,7 +75,7 @@ async def load_run(request: Request, run_id: RunId) -> Job:
     response_model=Run,
     responses={
         200: success("The run's record.", examples.RECORDS, headers=POLL_HEADERS),
-        **error_responses(Unauthorized, NotFound),
+        **error_responses(Unauthorized, Forbidden, NotFound),
     },
 )
 async def get_run(request: Request, job: Annotated[Job, Depends(load_run)]) -> Response:
@@ -90,9 +90,10 @@ async def get_run(request: Request, job: Annotated[Job, Depends(load_run)]) -> R
     response_model=Models,
     responses={
         200: success("The models.", examples.MODELS),
-        **error_responses(Unauthorized, RateLimitExceeded),
+        **error_responses(Unauthorized, Forbidden, RateLimitExceeded),
     },
 )
 async def list_models(request: Request, caller: CallerDep) -> Response:
-    adapters = await resources_of(request).catalog.adapters(caller.account_id)
+    usable = await resources_of(request).catalog.adapters(caller.account_id)
+    adapters = [adapter for adapter in usable if caller.may_use(adapter.id)]
     return json_response(Models.model_validate({"models": adapters}))

@@ -12,13 +12,15 @@ end
 
 local function refused(status)
   local name, _, window_ms = plan_called('')
-  return {status, '', '', name, 0, now + window_ms, now}
+  return {status, '', '', name, 0, now + window_ms, now, '', ''}
 end
 
--- {status, account id, account name, plan name, used, the window's end, now}; status: ok, limited, unknown, other_interface (a
--- key that works, but not on this interface). Times are in ms.
+-- {status, account id, account name, plan name, used, the window's end, now, scopes, adapters}; status: ok, limited, unknown,
+-- other_interface (a key that works, but not on this interface). Times are in ms. Scopes and adapters are the key's, '' for all.
 local function authenticate()
-  local key = redis.call('HMGET', K('key:' .. key_id), 'digest', 'account', 'interfaces', 'revoked', 'used', 'expires')
+  local key = redis.call('HMGET', K('key:' .. key_id), 'digest', 'account', 'interfaces', 'revoked', 'used', 'expires',
+    'scopes', 'adapters')
+  local scopes, adapters = key[7] or '', key[8] or ''
   if key[1] ~= key_digest or key[4] or num(key[6], math.huge) <= now then return refused('unknown') end
   local account_id = key[2]
   local account = redis.call('HMGET', K('account:' .. account_id), 'name', 'disabled', 'plan_' .. interface)
@@ -31,11 +33,11 @@ local function authenticate()
   local first = redis.call('ZRANGE', window, 0, 0, 'WITHSCORES')
   local ends = num(first[2], now + window_ms)
   if rate_token == '' or redis.call('ZSCORE', window, rate_token) then
-    return {'ok', account_id, account[1], plan, used, ends, now}
+    return {'ok', account_id, account[1], plan, used, ends, now, scopes, adapters}
   end
-  if used >= limit then return {'limited', account_id, account[1], plan, used, ends, now} end
+  if used >= limit then return {'limited', account_id, account[1], plan, used, ends, now, scopes, adapters} end
   redis.call('ZADD', window, ends, rate_token)
   if used == 0 then redis.call('PEXPIREAT', window, ends) end
   if now - num(key[5], 0) >= USED_EVERY then redis.call('HSET', K('key:' .. key_id), 'used', now) end
-  return {'ok', account_id, account[1], plan, used + 1, ends, now}
+  return {'ok', account_id, account[1], plan, used + 1, ends, now, scopes, adapters}
 end

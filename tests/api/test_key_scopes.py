@@ -1,0 +1,147 @@
+"""Keys that may do less than their account: read or generate alone, some LoRAs alone."""
+
+from datetime import timedelta
+from typing import Any
+
+import httpx
+import pytest
+
+from serve_app.domain.accounts import Scope
+from serve_app.domain.errors import InvalidParameter
+from serve_app.domain.requests import Variant
+from serve_app.stores.key_scopes import MAX_ADAPTERS
+from serve_app.stores.redis import connect
+from serve_app.stores.redis_keys import redis_key
+from tests.api.app import ALL, BODY_A, BODY_B, LORA, Member, TestService, error_of
+from tests.support import PRIVATE_ADAPTER, adapter_id
+
+A, B = Variant.A, Variant.B
+UNKNOWN = "gen_" + "a" * 26
+BODIES: dict[Variant, dict[str, Any]] = {A: BODY_A, B: BODY_B}
+LORA_FIELD = {A: "lora_id", B: "model_id"}
+POLL_PATHS = [(A, "/v1/generate/"), (A, "/v1/upscale/"), (B, "/v1/generations/"), (A, "/v1/jobs/"), (B, "/v1/jobs/")]
+READS = [
+    *((variant, "GET", path + UNKNOWN) for variant, path in POLL_PATHS),
+    (A, "GET", "/v1/jobs"),
+    (B, "GET", "/v1/models"),
+]
+CHANGES = [
+    (A, "POST", "/v1/generate"),
+    (B, "POST", "/v1/generate"),
+    (A, "POST", "/v1/upscale"),
+    (A, "POST", f"/v1/jobs/{UNKNOWN}/cancel"),
+    (B, "POST", f"/v1/jobs/{UNKNOWN}/cancel"),
+    (A, "DELETE", f"/v1/jobs/{UNKNOWN}"),
+    (B, "DELETE", f"/v1/jobs/{UNKNOWN}/images/img_x"),
+]
+
+
+async def key(service: TestService, member: Member, **options: Any) -> Member:
+    """The same account with a key that may do less."""
+    _, secret = await service.resources.api_keys.create(member.account.id, interfaces=ALL, **options)
+    return Member(member.account, secret)
+
+
+async def use(service: TestService, who: Member, way: tuple[Variant, str, str], body: object = None) -> httpx.Response:
+    variant, method, path = way
+    return await service.client.request(method, path, headers=who.headers(variant), json=body)
+
+
+@pytest.mark.parametrize("way", READS, ids=str)
+async def test_reading_takes_the_scope_read(
+    service: TestService, member: Member, way: tuple[Variant, str, str]
+) -> None:
+    reader, generator = [await key(service, member, scopes=frozenset({scope})) for scope in Scope]
+    assert (await use(service, reader, way)).status_code in (200, 404)
+    _refused(await use(service, generator, way), "read")
+
+
+@pytest.mark.parametrize("way", CHANGES, ids=str)
+async def test_changing_takes_the_scope_generate_before_a_body_is_read(
+    service: TestService, member: Member, way: tuple[Variant, str, str]
+) -> None:
+    reader, generator = [await key(service, member, scopes=frozenset({scope})) for scope in Scope]
+    assert (await use(service, generator, way, BODIES[way[0]])).status_code in (200, 202, 400, 404)
+    for body in (BODIES[way[0]], [], None):
+        _refused(await use(service, reader, way, body), "generate")
+
+
+@pytest.mark.parametrize(("variant", "path"), POLL_PATHS)
+async def test_a_job_that_exists_and_one_that_does_not_are_refused_alike(
+    service: TestService, member: Member, variant: Variant, path: str
+) -> None:
+    generator = await key(service, member, scopes=frozenset({Scope.GENERATE}))
+    job_id = await service.submit(generator, variant)
+    answers = [await use(service, generator, (variant, "GET", path + each)) for each in (job_id, UNKNOWN, "nonsense")]
+    assert len({answer.content for answer in answers}) == 1
+    _refused(answers[0], "read")
+    assert (await use(service, member, (variant, "GET", path + job_id))).status_code == 200
+
+
+@pytest.mark.parametrize("variant", Variant)
+async def test_a_key_for_one_lora_generates_with_no_other(
+    service: TestService, member: Member, variant: Variant
+) -> None:
+    """What it may not use is refused alike, whether it exists or not."""
+    limited = await key(service, member, adapters=frozenset({LORA}))
+    way = (variant, "POST", "/v1/generate")
+    assert (await use(service, limited, way, BODIES[variant])).status_code in (200, 202)
+    others = [adapter_id("neon"), PRIVATE_ADAPTER, "nothing", "Outline"]
+    answers = [await use(service, limited, way, BODIES[variant] | {LORA_FIELD[variant]: other}) for other in others]
+    assert {answer.status_code for answer in answers} == {403}
+    assert len({answer.content for answer in answers}) == 1
+    assert LORA in error_of(answers[0])["message"]
+
+
+async def test_a_key_for_a_lora_that_its_account_may_not_use_is_refused_all_the_same(
+    service: TestService, member: Member
+) -> None:
+    limited = await key(service, member, adapters=frozenset({PRIVATE_ADAPTER}))
+    answer = await use(service, limited, (A, "POST", "/v1/generate"), BODY_A | {"lora_id": PRIVATE_ADAPTER})
+    assert answer.status_code == 403
+    assert (await use(service, limited, (B, "GET", "/v1/models"))).json() == {"models": []}
+
+
+async def test_the_models_of_a_key_are_those_it_may_use(service: TestService, member: Member) -> None:
+    limited = await key(service, member, adapters=frozenset({LORA}))
+    models = (await use(service, limited, (B, "GET", "/v1/models"))).json()["models"]
+    assert [model["id"] for model in models] == [LORA]
+    assert len((await use(service, member, (B, "GET", "/v1/models"))).json()["models"]) > 1
+
+
+async def test_a_rolled_key_may_do_what_its_predecessor_might(service: TestService, member: Member) -> None:
+    options: dict[str, Any] = {"scopes": frozenset({Scope.READ}), "adapters": frozenset({LORA})}
+    made, _ = await service.resources.api_keys.create(member.account.id, interfaces=ALL, **options)
+    rolled, secret = await service.resources.api_keys.roll(made.id, grace=timedelta())
+    assert (made.scopes, made.adapters) == (rolled.scopes, rolled.adapters) == (options["scopes"], options["adapters"])
+    _refused(await use(service, Member(member.account, secret), CHANGES[0], BODY_A), "generate")
+    listed = {each.id: each for each in await service.resources.api_keys.list(member.account.id)}
+    assert listed[rolled.id].scopes == options["scopes"]
+
+
+async def test_a_record_without_scopes_may_do_everything_and_one_with_unknown_scopes_nothing(
+    service: TestService, member: Member
+) -> None:
+    made, secret = await service.resources.api_keys.create(member.account.id, interfaces=ALL)
+    who, client = Member(member.account, secret), connect(service.resources.redis_url)
+    assert not await client.hexists(redis_key("key", made.id), "scopes")  # pyright: ignore[reportGeneralTypeIssues]
+    assert (await use(service, who, CHANGES[0], BODY_A)).status_code == 202
+    await client.hset(redis_key("key", made.id), "scopes", "delete")  # pyright: ignore[reportGeneralTypeIssues]
+    _refused(await use(service, who, CHANGES[0], BODY_A), "generate")
+    _refused(await use(service, who, READS[0]), "read")
+    await client.aclose()
+
+
+async def test_a_key_that_could_do_nothing_is_not_made(service: TestService, member: Member) -> None:
+    many = frozenset(f"model_{number}" for number in range(MAX_ADAPTERS + 1))
+    for options in ({"scopes": frozenset[Scope]()}, {"adapters": frozenset[str]()}, {"adapters": many}):
+        with pytest.raises(InvalidParameter):
+            await key(service, member, **options)
+
+
+def _refused(answer: httpx.Response, scope: str) -> None:
+    assert answer.status_code == 403, answer.text
+    error = error_of(answer)
+    assert error["code"] == "forbidden"
+    assert f"'{scope}'" in error["message"]
+    assert answer.headers["x-ratelimit-limit"]
