@@ -6,10 +6,12 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 STAMP := .venv/.installed
+TOOLS := .venv/tools
+TOOLS_STAMP := $(TOOLS)/.installed
 export HF_HUB_OFFLINE := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help setup run quick test check lint types imports tests manifests rayservice coverage soak pocket-model pocket-report clean
+.PHONY: help setup run quick test check lint types imports tests manifests rayservice coverage soak sbom audit pocket-model pocket-report clean
 
 WORKERS ?= auto
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup
@@ -74,6 +76,18 @@ coverage: setup ## the tests with branch coverage of serve_app, deployments and 
 
 soak: setup ## the long tests: chaos, fuzzing, mutants, big simulations, training
 	@$(BIN)/python -m pytest -m soak --timeout 7200 $(ARGS)
+
+$(TOOLS_STAMP): configs/tools/requirements.txt | $(STAMP)
+	@$(BIN)/python -m venv $(TOOLS)
+	@$(TOOLS)/bin/pip install --quiet --disable-pip-version-check --require-hashes --requirement $< 2> >(grep -v '^WARNING: Location' >&2)
+	@touch $@
+
+sbom: setup $(TOOLS_STAMP) ## write what the environment consists of as a CycloneDX SBOM (SBOM=sbom.json)
+	@$(TOOLS)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file $(or $(SBOM),sbom.json) $(BIN)/python
+	@echo "$(or $(SBOM),sbom.json)"
+
+audit: setup $(TOOLS_STAMP) ## look up known holes of every package of the environment; needs a network
+	@$(TOOLS)/bin/python configs/tools/audit.py $(TOOLS)/bin/pip-audit "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 
 pocket-model: setup ## train the bundled model from its recipe, going on from checkpoints (hours on a CPU)
 	@$(BIN)/python -m models.pocket.recipe $(ARGS)
