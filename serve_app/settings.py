@@ -7,7 +7,7 @@ from datetime import timedelta
 from functools import cached_property
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import AliasChoices, BeforeValidator, ByteSize, Field, SecretStr
@@ -69,6 +69,13 @@ class Settings(BaseSettings):
     lease: timedelta = timedelta(seconds=30)
     accept_replicas: int = Field(default=0, ge=0)
     """Redis replicas that must hold an accepted job before it is acknowledged (`WAIT`); for failover, name them all."""
+    moderation_url: str = ""
+    """Asked by POST about each prompt and each image; empty asks nobody. See `serve_app/service/moderation.py`."""
+    moderation_callable: str = ""
+    """`package.module:function` in its place."""
+    moderation_timeout: timedelta = Field(default=timedelta(seconds=5), gt=timedelta())
+    moderation_fails: Literal["closed", "open"] = "closed"
+    """What happens while it gives no answer: requests are refused with 503 and images not stored, or all is allowed."""
     audit_life: timedelta = timedelta(days=365)
     """How long a row of the audit log stays; an account's log holds its newest 10,000."""
     log_level: str = "INFO"

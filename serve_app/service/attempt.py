@@ -12,6 +12,7 @@ from typing import TypeVar
 from serve_app.domain.errors import FailureCode, StoreUnavailable
 from serve_app.domain.jobs import Claim, CommitReply, Failure, HeartbeatReply, StoredImage, new_image_id
 from serve_app.service.executor import Executor, FinishedRun, StartError
+from serve_app.service.moderation import ModerationUnavailable
 from serve_app.service.png import encode_png
 from serve_app.service.resources import Resources
 from serve_app.service.step_thread import StepFailed, StepThread
@@ -159,6 +160,8 @@ class Attempt:
             return Failed(error.failure, retry=error.failure.code is FailureCode.OUT_OF_MEMORY)
         except StepFailed:
             return Failed(_generation_failed("The image could not be made."), retry=True)
+        except ModerationUnavailable:
+            return Failed(_generation_failed("The image could not be checked by moderation."), retry=True)
         except StoreUnavailable:
             return Failed(_generation_failed("The image could not be stored."), retry=True)
         finally:
@@ -176,6 +179,11 @@ class Attempt:
         pixels = run.image
         named = lease.job_id if self._resources.settings.png_job_id else None
         png = await loop.run_in_executor(self._encoders, lambda: encode_png(pixels, job_id=named))
+        verdict = await self._resources.moderation.image(
+            account_id=self._claim.account_id, job_id=lease.job_id, png=png
+        )
+        if not verdict.allowed:
+            raise RunFailed(_generation_failed("The image was refused by this service's moderation."))
         name = self._resources.images.object_name(
             self._claim.account_id, lease.job_id, lease.attempt, index, self._claim.created_at
         )

@@ -9,6 +9,7 @@ from typing import Any
 
 from serve_app.domain.errors import AtelierError, StoreUnavailable
 from serve_app.domain.jobs import JobKind
+from serve_app.service.moderation import Moderation
 from serve_app.settings import Settings
 from serve_app.stores.account_records import AccountRecords
 from serve_app.stores.accounts import AccountStore
@@ -63,6 +64,7 @@ class Resources:
     audit: AuditLog
     deletions: Deletions
     account_records: AccountRecords
+    moderation: Moderation
     workers: WorkerSigns
     always_on: frozenset[JobKind] = frozenset()
     """Kinds of which the deployment keeps a worker also without work."""
@@ -119,6 +121,7 @@ async def open_resources(
             audit=AuditLog(client, settings),
             deletions=Deletions(client, images),
             account_records=AccountRecords(client),
+            moderation=Moderation(settings),
             workers=WorkerSigns(client),
             always_on=always_on,
             hint=hint,

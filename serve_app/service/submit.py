@@ -62,10 +62,31 @@ async def _generate(
     """The accept itself asks for the adapter: one that does not exist is refused as one that is not the account's."""
     if not caller.may_use(request.lora_id):  # alike for those that exist and those that do not
         raise Forbidden(f"This API key may be used with {', '.join(sorted(caller.adapters or ()))} alone.")
+    job_id = new_job_id(JobKind.GENERATION)
+    await _check_prompt(resources, caller, request, job_id)
     try:
-        return await _accept(resources, caller, request, idempotency_key, body_sha256, adapter_id=request.lora_id)
+        return await _accept(
+            resources, caller, request, idempotency_key, body_sha256, job_id=job_id, adapter_id=request.lora_id
+        )
     except Forbidden as error:
         raise Forbidden(await _id_of_name(resources, caller, request.lora_id) or error.message) from None
+
+
+async def _check_prompt(resources: Resources, caller: Caller, request: GenerationRequest, job_id: str) -> None:
+    """Raises `InvalidParameter` for a prompt that the operator's moderation refuses."""
+    verdict = await resources.moderation.prompt(
+        account_id=caller.account_id,
+        job_id=job_id,
+        prompt=request.prompt,
+        negative_prompt=request.negative_prompt,
+    )
+    if not verdict.allowed:
+        field = "prompt" if caller.variant is Variant.A else "positive_prompt"
+        raise InvalidParameter(f"{field}: refused by this service's moderation" + _after_colon(verdict.reason))
+
+
+def _after_colon(reason: str) -> str:
+    return f": {reason}" if reason else ""
 
 
 async def _id_of_name(resources: Resources, caller: Caller, lora_id: str) -> str:
@@ -113,12 +134,13 @@ async def _accept(
     idempotency_key: str | None,
     body_sha256: str,
     *,
+    job_id: str = "",
     adapter_id: str = "",
 ) -> Acceptance:
     await resources.disk.check()
     kind = kind_of(request)
     acceptance = await resources.queue.accept(
-        job_id=new_job_id(kind),
+        job_id=job_id or new_job_id(kind),
         variant=caller.variant,
         account_id=caller.account_id,
         request=request,
