@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from serve_app.atomic_files import PRIVATE_UMASK
+from serve_app.atomic_files import PRIVATE_FOLDER, PRIVATE_UMASK
 
 LOOPBACK = "127.0.0.1"
 LOOPBACK_ENVIRONMENT = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
@@ -34,9 +34,9 @@ def keep_session_private() -> None:
 
 def _share_only_above_sessions(directory: str) -> None:
     path = Path(directory)
-    if not any(part.startswith("session_") for part in path.parts):
-        with suppress(PermissionError):
-            path.chmod(0o1777)
+    is_of_a_session = any(part.startswith("session_") for part in path.parts)
+    with suppress(PermissionError):
+        path.chmod(PRIVATE_FOLDER if is_of_a_session else 0o1777)
 
 
 def prepare_replica() -> None:

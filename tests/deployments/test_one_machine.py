@@ -56,6 +56,22 @@ def test_serve_run_reads_of_the_file_that_ray_stays_on_loopback(tmp_path: Path, 
         assert seen["environment"] | environment() == seen["environment"]
 
 
+MAKE_SESSION = """
+from ray._common.utils import try_to_create_directory
+for name in ("ray", "ray/session_1", "ray/session_1/sockets"):
+    try_to_create_directory(f"{os.environ['HOME']}/{name}")
+"""
+
+
+def test_rays_session_of_serve_run_is_private_and_the_users_sessions_stay_side_by_side(tmp_path: Path) -> None:
+    """Ray opens its sockets' folder to everybody, who could put a socket of theirs in the place of one of Ray's."""
+    arguments = json.dumps(["/usr/bin/serve", "run", str(ROOT / "configs" / "local.yaml")])
+    done = python(READ + MAKE_SESSION, arguments, HOME=str(tmp_path), ATELIER_DATA_DIR=str(tmp_path / "var"))
+    assert done.returncode == 0, done.stderr
+    folders = ("ray", "ray/session_1", "ray/session_1/sockets")
+    assert [(tmp_path / folder).stat().st_mode & 0o7777 for folder in folders] == [0o1777, 0o700, 0o700]
+
+
 def test_other_programs_that_read_the_file_are_left_alone() -> None:
     before = dict(os.environ)
     ServeDeploySchema.model_validate(yaml.safe_load((ROOT / "configs" / "local.yaml").read_text()))
