@@ -69,6 +69,8 @@ class Settings(BaseSettings):
     lease: timedelta = timedelta(seconds=30)
     accept_replicas: int = Field(default=0, ge=0)
     """Redis replicas that must hold an accepted job before it is acknowledged (`WAIT`); for failover, name them all."""
+    polls_per_second: int = Field(default=50, ge=1)
+    """Of one key at one ingress replica; polling every 5 seconds never meets it."""
     moderation_url: str = ""
     """Asked by POST about each prompt and each image; empty asks nobody. See `serve_app/service/moderation.py`."""
     moderation_callable: str = ""

@@ -15,7 +15,14 @@ from serve_app.api.credentials import Credential, CredentialScheme
 from serve_app.api.json_body import digest
 from serve_app.api.responses import base_url
 from serve_app.domain.accounts import AuthResult, Caller, Scope
-from serve_app.domain.errors import Forbidden, InvalidParameter, NotFound, RateLimitExceeded, Unauthorized
+from serve_app.domain.errors import (
+    Forbidden,
+    InvalidParameter,
+    NotFound,
+    PollLimitExceeded,
+    RateLimitExceeded,
+    Unauthorized,
+)
 from serve_app.domain.jobs import Job
 from serve_app.domain.requests import Variant
 from serve_app.service.resources import Resources
@@ -73,6 +80,9 @@ async def load_job(request: Request, job_id: str, *prefixes: str, of: Variant | 
     key, variant = _credential(request)
     poll = await resources_of(request).poller.poll(key, variant, valid_job_id(job_id, *prefixes), of=of)
     _check_scope(_known_caller(RequestContext.of(request), poll.auth), Scope.READ)
+    if poll.auth.limited:
+        most = resources_of(request).settings.polls_per_second
+        raise PollLimitExceeded(f"At most {most} polls a second with one key; poll every 5 seconds.")
     return poll.job
 
 

@@ -14,12 +14,19 @@ from starlette.routing import Match
 from serve_app.api.context import RequestContext
 from serve_app.api.schemas import ResponseBody
 from serve_app.domain import errors
-from serve_app.domain.errors import AtelierError, QueueFull, RateLimitExceeded, StoreUnavailable, Unauthorized
+from serve_app.domain.errors import (
+    AtelierError,
+    PollLimitExceeded,
+    QueueFull,
+    RateLimitExceeded,
+    StoreUnavailable,
+    Unauthorized,
+)
 
 Responses = dict[int | str, dict[str, Any]]
 """The value of `responses=` of a path operation."""
 
-STORE_RETRY_S = 5
+STORE_RETRY_S, POLL_RETRY_S = 5, 1
 UNAVAILABLE = "The service is temporarily unavailable; nothing was accepted. Try again in a few seconds."
 INTERNAL_ERROR = "internal_error"
 OVERLOADED = "overloaded"
@@ -167,6 +174,8 @@ def _retry_after_s(error: AtelierError, context: RequestContext) -> int | None:
         return STORE_RETRY_S
     if isinstance(error, QueueFull):
         return error.retry_after_s
+    if isinstance(error, PollLimitExceeded):
+        return POLL_RETRY_S
     if isinstance(error, RateLimitExceeded) and context.window is not None:
         return max(1, context.window.seconds_left)
     return None

@@ -4,7 +4,7 @@ import json
 import re
 from decimal import Decimal, InvalidOperation
 from math import isfinite
-from typing import Any, NoReturn
+from typing import Any
 
 from serve_app.domain.errors import InvalidJson
 
@@ -17,8 +17,8 @@ _UNWRITABLE = re.compile("[\x00\ud800-\udfff]")
 def parse(body: bytes) -> Any:
     """The value that `body` spells in UTF-8, or `InvalidJson`.
 
-    Refused: other encodings, duplicate keys, trailing data, comments, NaN and infinities, numbers beyond a float's
-    range, integers over `MAX_DIGITS` digits, nesting beyond the parser's depth, lone surrogates, NUL.
+    Refused: other encodings, duplicate keys, trailing data, comments, numbers beyond a float's range, integers over `MAX_DIGITS` digits, nesting beyond the parser's depth, lone surrogates, NUL.
+    `NaN` and `Infinity` are left to the model, which takes neither: its refusal names the field and its range.
     A number that is whole is an `int` however it was spelled: `512`, `512.0` and `5.12e2` are one value.
     """
     try:
@@ -31,7 +31,7 @@ def parse(body: bytes) -> Any:
         value = json.loads(
             text,
             object_pairs_hook=_object,
-            parse_constant=_no_constant,
+            parse_constant=float,
             parse_int=_integer,
             parse_float=_number,
         )
@@ -49,10 +49,6 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(members) < len(pairs):
         raise InvalidJson("An object has the same key twice.")
     return members
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise InvalidJson(f"{name} is not JSON.")
 
 
 def _integer(text: str) -> int:

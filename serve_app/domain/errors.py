@@ -66,6 +66,10 @@ class RateLimitExceeded(AtelierError):
     code = "rate_limit_exceeded"
 
 
+class PollLimitExceeded(RateLimitExceeded):
+    """One key polls far faster than any client needs; it touches no plan's count."""
+
+
 class QueueFull(AtelierError):
     """The queue, or the account's part of it, is full; try again after `retry_after_s` seconds."""
 

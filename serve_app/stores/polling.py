@@ -1,5 +1,8 @@
 """Polls: an API key and a job's record in one round trip."""
 
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from redis.asyncio import Redis
@@ -21,19 +24,49 @@ class Poll(NamedTuple):
 
 
 class Poller:
-    """Reads a job for the holder of a key."""
+    """Reads a job for the holder of a key; refuses a key that polls too fast without asking Redis.
 
-    def __init__(self, redis: Redis, settings: Settings, *, rewrite: Rewrite | None = None) -> None:
+    The bound is of this process, so that polls stay reads: a count in Redis would be a write, synced to disk.
+    """
+
+    def __init__(
+        self,
+        redis: Redis,
+        settings: Settings,
+        *,
+        rewrite: Rewrite | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._settings = settings
         self._poll = Script(redis, "poll", rewrite)
+        self._clock = clock
+        self._second = 0
+        self._counts: dict[tuple[str, str, Variant], int] = {}
+        self._known: dict[tuple[str, str, Variant], AuthResult] = {}
 
     async def poll(self, secret: str, variant: Variant, job_id: str, *, of: Variant | None) -> Poll:
         """Authenticate without counting, and read the job if it is the account's (and was made on `of`): one script.
 
+        Limited, and without a job, when a key that was valid in this second polls more than `polls_per_second` times.
         Raises `UnreadableRecord`, `StoreUnavailable`.
         """
         query = auth_query(secret, variant, self._settings)
         if query is None:
             return Poll(anonymous(variant, self._settings), None)
+        key = (query.key.id, query.key.digest, variant)
+        if self._count(key) > self._settings.polls_per_second and key in self._known:
+            return Poll(replace(self._known[key], limited=True), None)
         caller, snapshot = await self._poll(**query.args, job_id=job_id, job_interface=of)
-        return Poll(query.read(caller), read_snapshot(snapshot))
+        auth = query.read(caller)
+        if auth.caller is not None:
+            self._known[key] = auth
+        return Poll(auth, read_snapshot(snapshot))
+
+    def _count(self, key: tuple[str, str, Variant]) -> int:
+        second = int(self._clock())
+        if second != self._second:
+            self._second = second
+            self._counts.clear()
+            self._known.clear()
+        self._counts[key] = self._counts.get(key, 0) + 1
+        return self._counts[key]

@@ -45,9 +45,6 @@ INVALID_JSON = {
     "surrogates in the wrong order": around('"\\udc00\\ud800"'),
     "a lone surrogate in a key": b'{"\\ud83d": 1}',
     "a lone surrogate deep inside": around('[[[{"x": ["\\ud800"]}]]]'),
-    "NaN": around("NaN"),
-    "Infinity": around("Infinity"),
-    "minus Infinity": around("-Infinity"),
     "nan in lower case": around("nan"),
     "1e400": around("1e400"),
     "-1e400": around("-1e400"),
@@ -85,6 +82,33 @@ async def test_what_is_not_json_to_the_letter_is_refused(
     answer = await service.client.post(path, content=body, headers=regular.headers(variant))
     assert answer.status_code == 400, answer.text
     assert error_of(answer)["code"] == "invalid_json"
+
+
+NOT_NUMBERS = {
+    (Variant.A, "guidance_scale"): "must be between 1 and 20",
+    (Variant.A, "lora_weight"): "must be between 0.1 and 1",
+    (Variant.A, "steps"): "must be an integer between 20 and 50",
+    (Variant.A, "width"): "must be 512 or 768",
+    (Variant.A, "seed"): "must be an integer",
+    (Variant.A, "prompt"): "must be a string",
+    (Variant.B, "guidance"): "must be between 1 and 20",
+    (Variant.B, "width"): "must be an integer, a multiple of 8 between 256 and 1024",
+}
+
+
+@pytest.mark.parametrize("token", ["NaN", "Infinity", "-Infinity"])
+@pytest.mark.parametrize(("field", "range_text"), NOT_NUMBERS.items(), ids=str)
+async def test_what_is_no_number_is_refused_with_the_field_and_its_range(
+    service: TestService, regular: Member, field: tuple[Variant, str], range_text: str, token: str
+) -> None:
+    variant, name = field
+    body = {**(BODY_A if variant is Variant.A else BODY_B), name: "@"}
+    content = json.dumps(body).replace('"@"', token)
+    answer = await service.client.post("/v1/generate", content=content, headers=regular.headers(variant))
+    assert answer.status_code == 400
+    assert error_of(answer)["code"] == "invalid_parameter"
+    assert error_of(answer)["message"].startswith(f"{name}: ")
+    assert range_text.removeprefix("must be an integer ") in error_of(answer)["message"]
 
 
 @pytest.mark.parametrize("body", [b"[]", b"null", b"true", b"1", b'"text"', b'[{"prompt": "a"}]'])
