@@ -22,9 +22,12 @@ router = APIRouter()
 
 @router.get("/files/{name:path}", response_class=Response)
 async def open_file(request: Request, name: str, exp: str = "", kid: str = "", sig: str = "") -> Response:
-    images = resources_of(request).images
+    resources = resources_of(request)
+    images = resources.images
     try:
         if not _UNIX_TIME.fullmatch(exp) or not images.verify(name, exp, kid, sig):
+            raise NotFound("no such image")
+        if not await resources.jobs.images_open(name.split("/")[-2]):
             raise NotFound("no such image")
         png = await images.get(images.uri(name))
     except NotFound:

@@ -1,5 +1,6 @@
 """Reads of jobs, of the backlog and of the counters."""
 
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, cast
@@ -14,6 +15,7 @@ from serve_app.stores.records import read_jobs, read_snapshot
 from serve_app.stores.redis_keys import redis_key
 from serve_app.stores.script import Rewrite, Script
 
+REMEMBERED_S, MOST_REMEMBERED = 1.0, 10_000
 Jobs = list[Job]  # `JobReader.list` hides the built-in name inside the class
 LIST_LIMIT, LIST_STRIDE = 10_000, 200
 """How many of the newest jobs `list_all` reads, and how many at once."""
@@ -28,6 +30,8 @@ class JobReader:
     def __init__(self, redis: Redis, *, rewrite: Rewrite | None = None) -> None:
         self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"
         self._read = Script(redis, "read", rewrite)
+        self._image_opens = Script(redis, "image_opens", rewrite)
+        self._opens: dict[str, float] = {}
 
     async def get(self, job_id: str, *, account_id: str, variant: Variant | None = None) -> Job | None:
         """Return the job if it is the account's (and was made on `variant`), with an estimate of its end."""
@@ -64,6 +68,21 @@ class JobReader:
         if job is None:
             return None
         return next((image for image in job.images if image.image_id == image_id), None)
+
+    async def images_open(self, job_id: str) -> bool:
+        """Whether addresses of the job's images still open: it exists, and its account is not disabled.
+
+        One round trip; a yes is remembered for a second.
+        """
+        now = time.monotonic()
+        if self._opens.get(job_id, 0.0) > now:
+            return True
+        if not await self._image_opens(job_id=job_id):
+            return False
+        if len(self._opens) >= MOST_REMEMBERED:
+            self._opens.clear()
+        self._opens[job_id] = now + REMEMBERED_S
+        return True
 
     async def backlog(self, kind: JobKind) -> Backlog:
         pipeline = self._redis.pipeline(transaction=False)

@@ -4,6 +4,7 @@ import httpx
 import pytest
 
 from tests.api.app import Member, TestService, error_of, open_service, png_of
+from tests.support import wait_until
 
 
 @pytest.fixture
@@ -128,3 +129,19 @@ async def test_a_public_address_goes_before_the_caller_s(tmp_path_factory: pytes
         assert answer.json()["images"][0]["url"].startswith("https://cdn.example/atelier/files/images/")
         document = (await public.client.get("/openapi/a.json")).json()
         assert document["servers"] == [{"url": "https://cdn.example/atelier"}]
+
+
+@pytest.mark.parametrize("is_open_already", [False, True])
+async def test_an_address_ends_when_its_account_is_disabled(
+    service: TestService, member: Member, url: httpx.URL, is_open_already: bool
+) -> None:
+    if is_open_already:
+        assert (await service.client.get(url)).status_code == 200
+    await service.resources.accounts.set_disabled(member.account.id, True)
+
+    async def has_ended() -> bool:
+        return (await service.client.get(url)).status_code == 404
+
+    await wait_until(has_ended, timeout=10)
+    await service.resources.accounts.set_disabled(member.account.id, False)
+    assert (await service.client.get(url)).status_code == 200
