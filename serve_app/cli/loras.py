@@ -1,5 +1,6 @@
-"""`atelier loras`: list adapters and grant or revoke their use."""
+"""`atelier loras`: add, list and remove adapters, grant or revoke their use."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -8,14 +9,60 @@ from rich.console import Group
 from serve_app.cli.accounts import AccountName, find_account
 from serve_app.cli.audit import record_act
 from serve_app.cli.command import Result, store_command, table
-from serve_app.cli.exit_codes import Failed
+from serve_app.cli.exit_codes import BadUsage, Failed
 from serve_app.domain.audit import Act
 from serve_app.domain.catalog import Adapter
+from serve_app.domain.errors import InvalidParameter
+from serve_app.service.register import register
+from serve_app.service.register import remove as unregister
 from serve_app.service.resources import Resources
 
-app = typer.Typer(no_args_is_help=True, help="List LoRA adapters, grant and revoke their use.")
+app = typer.Typer(no_args_is_help=True, help="Add, list and remove LoRA adapters, grant and revoke their use.")
 
 Lora = Annotated[str, typer.Argument(metavar="LORA", help="The adapter's id or name.", show_default=False)]
+
+
+@store_command(app, "add")
+async def add(
+    resources: Resources,
+    file: Annotated[Path, typer.Argument(help="A safetensors file, or a folder of PEFT.", exists=True)],
+    base: Annotated[str, typer.Option(help="The base model it was trained for, as the catalog file calls it.")],
+    name: Annotated[str | None, typer.Option(help="By default that of the file.")] = None,
+    description: Annotated[str, typer.Option(help="What it looks like.")] = "",
+    account: Annotated[str | None, typer.Option(help="The account that owns it.")] = None,
+    everyone: Annotated[bool, typer.Option("--everyone", help="Offer it to all accounts.")] = False,
+) -> Result:
+    """Check an adapter, store it and offer it at once. Without --account or --everyone, grant it to whom you choose."""
+    if account is not None and everyone:
+        raise BadUsage("loras add: give --account or --everyone, not both")
+    owner = "" if account is None else (await find_account(resources, account)).id
+    try:
+        adapter = await register(
+            resources,
+            file,
+            name=name or file.stem,
+            description=description,
+            base_model=base,
+            owner=owner,
+            accounts=None if everyone else frozenset(),
+        )
+    except InvalidParameter as error:
+        raise Failed(error.message) from None
+    if owner:
+        await record_act(resources, owner, Act.LORA_GRANTED, adapter.id)
+    shown = f"{adapter.name} ({adapter.id}): {adapter.found['summary']}"
+    return Result(facts=_facts(adapter), shown=f"{shown}\nTry it: atelier generate 'a lighthouse' --lora {adapter.id}")
+
+
+@store_command(app, "remove")
+async def remove(resources: Resources, lora: Lora) -> Result:
+    """Remove an added adapter: jobs that wait for it or run with it end as lora_unavailable."""
+    adapter = await find_adapter(resources, lora)
+    if await unregister(resources, adapter.id) == "file":
+        raise Failed(f"{adapter.name} is a row of {resources.settings.catalog}: take it out there")
+    if adapter.owner:
+        await record_act(resources, adapter.owner, Act.LORA_REVOKED, adapter.id)
+    return Result(facts={"lora": adapter.id, "removed": True}, shown=f"{adapter.name} ({adapter.id}) is removed")
 
 
 @store_command(app, "list")
@@ -23,7 +70,7 @@ async def list_loras(
     resources: Resources,
     account: Annotated[str | None, typer.Option(help="Only adapters that this account may use.")] = None,
 ) -> Result:
-    """List the catalog's adapters."""
+    """List all adapters, and the rows of the catalog file that are set aside."""
     if account is None:
         adapters = await resources.catalog.all()
     else:
@@ -82,9 +129,13 @@ def _facts(adapter: Adapter) -> dict[str, object]:
         "base_model": adapter.base_model,
         "sha256": adapter.sha256,
         "created_at": adapter.created_at.isoformat(),
+        "owner": adapter.owner or None,
         "accounts": None if adapter.accounts is None else sorted(adapter.accounts),
+        "found": dict(adapter.found),
     }
 
 
 def _offered_to(adapter: Adapter) -> str:
-    return "everyone" if adapter.accounts is None else ", ".join(sorted(adapter.accounts)) or "nobody"
+    if adapter.accounts is None:
+        return "everyone"
+    return ", ".join(filter(None, [adapter.owner, *sorted(adapter.accounts)])) or "nobody"

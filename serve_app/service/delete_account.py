@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from serve_app.domain.accounts import Account
 from serve_app.domain.audit import Act
 from serve_app.service.delete import remove_objects
+from serve_app.service.register import remove as remove_lora
 from serve_app.service.resources import Resources
 
 PASSES = 3
@@ -22,7 +23,7 @@ class DeletedAccount:
 
 
 async def delete_account(resources: Resources, account: Account, *, actor: str) -> DeletedAccount:
-    """Disable the account, then remove its jobs, images, keys, sessions, grants and name, and look at every key.
+    """Disable the account, then remove its jobs, images, LoRAs, keys, sessions, grants and name, and look at every key.
 
     Running jobs end at once: their workers' later writes are fenced off. Safe to repeat after a crash at any point.
     """
@@ -49,6 +50,8 @@ async def _remove(resources: Resources, account: Account) -> int:
         await resources.deletions.delete_job(job_id, account_id=account.id, force=True)
         if (objects := await resources.deletions.objects(job_id)) is not None:
             await remove_objects(resources, objects)
+    for lora_id in await resources.catalog.owned_ids(account.id):
+        await remove_lora(resources, lora_id)
     await resources.account_records.remove(account.id)
     await resources.images.delete_folder(resources.images.account_folder(account.id))
     return len(job_ids)

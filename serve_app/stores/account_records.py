@@ -9,7 +9,7 @@ from serve_app.domain.jobs import JobKind
 from serve_app.stores.redis_keys import PREFIX, redis_key
 
 AT_ONCE = 500
-CATALOG = ("lora", "loras_offered", "loras_owned", "catalog", "catalog_rows")
+CATALOG = ("lora", "loras_offered", "loras_owned", "loras_stored", "catalog", "catalog_rows")
 """Families that the catalog's own operations change."""
 KEPT = ("audit", "audit_logs")
 

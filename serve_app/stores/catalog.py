@@ -8,7 +8,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from redis.asyncio import Redis
 
@@ -25,6 +25,13 @@ _log = logging.getLogger(__name__)
 ALLOW, DENY = "allow", "deny"
 _AT_ONCE = 500
 """Records read in one round trip."""
+
+
+class Removal(NamedTuple):
+    """`removed`, `unknown`, or `file` for an adapter of the catalog file; and the stored weights that no other adapter has."""
+
+    status: str
+    weights: str
 
 
 class CatalogStore:
@@ -71,9 +78,13 @@ class CatalogStore:
         record = json.dumps(write_record(adapter, REGISTERED))
         return await self._scripts["register_lora"](lora=adapter.id, order=order_of(adapter), record=record) == 1
 
-    async def remove(self, lora_id: str) -> str:
-        """Remove a registered adapter and its grants: `removed`, `unknown`, or `file` for one of the catalog file."""
-        return await self._scripts["remove_lora"](lora=lora_id)
+    async def remove(self, lora_id: str) -> Removal:
+        """Remove a registered adapter and its grants."""
+        return Removal(*await self._scripts["remove_lora"](lora=lora_id))
+
+    async def owned_ids(self, account_id: str) -> list[str]:
+        """The adapters that the account owns."""
+        return await self._redis.zrange(redis_key("loras_owned", account_id), 0, -1)
 
     async def base_models(self) -> list[BaseModel]:
         """The file's base models; while it cannot be read, those that were applied last. Raises `CatalogError`."""

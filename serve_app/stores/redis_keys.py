@@ -92,6 +92,7 @@ KEY_MAP: tuple[Key, ...] = (
     Key("granted:*", "set", "permanent: until the LoRA is removed", "LoRA id → accounts with a grant or denial"),
     Key("lora:*", "hash", "permanent", "a LoRA: name, weights, base model, owner, to whom it is offered"),
     Key("loras", "zset", "permanent", "LoRA ids by creation (µs; those of one ms in the file's order)"),
+    Key("loras_stored:*", "set", "permanent", "digest of weights → registered LoRA ids that have them"),
     Key("loras_open", "zset", "permanent", "the same, of those that everyone may use"),
     Key("loras_owned:*", "zset", "permanent", "account → the same, of its own"),
     Key("loras_offered:*", "zset", "permanent", "account id or name → the same, of those whose record names it"),

@@ -3,9 +3,11 @@
 import asyncio
 from datetime import datetime, timedelta
 
+import yaml
+
 from serve_app.domain.requests import Variant
 from tests.cli.conftest import Atelier
-from tests.support import PRIVATE_ADAPTER, adapter_id, wait_until
+from tests.support import POCKET, PRIVATE_ADAPTER, adapter_id, wait_until
 
 PASSWORD = "correct horse battery"
 
@@ -149,6 +151,28 @@ def test_adapters_are_listed_granted_and_revoked(atelier: Atelier) -> None:
     assert PRIVATE_ADAPTER in _usable(atelier)
     assert atelier.json("loras", "revoke", "private", account["id"])["allowed"] is False, "by name, in any case"
     assert PRIVATE_ADAPTER not in _usable(atelier)
+
+
+def test_an_adapter_is_added_for_an_account_and_removed(atelier: Atelier) -> None:
+    file = str(POCKET / "loras" / "outline.safetensors")
+    account = atelier.json("accounts", "create", "acme")
+    added = atelier.json("loras", "add", file, "--base", "pocket", "--name", "Mine", "--account", "acme")
+    assert added["owner"] == account["id"]
+    assert added["found"]["rank"] == 8
+    assert added["id"] in _usable(atelier)
+    assert atelier("loras", "remove", "mine").code == 0
+    assert added["id"] not in _usable(atelier)
+    refused = atelier("loras", "remove", PRIVATE_ADAPTER)
+    assert (refused.code, refused.err.count("\n")) == (1, 1)
+    assert "is a row of" in refused.err
+
+
+def test_a_row_that_is_set_aside_is_listed(atelier: Atelier) -> None:
+    content = yaml.safe_load(atelier.settings.catalog.read_text())
+    content["adapters"][0]["name"] = ""
+    atelier.settings.catalog.write_text(yaml.safe_dump(content))
+    assert atelier.json("loras", "list")["set_aside"][0]["id"] == adapter_id("outline")
+    assert "Set aside: " in atelier("loras", "list").out
 
 
 def _states(atelier: Atelier) -> list[str]:

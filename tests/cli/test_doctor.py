@@ -120,6 +120,16 @@ def test_a_single_file_without_its_config_is_named(atelier: Atelier, tmp_path: P
     assert "diffusers folder of the same architecture" in finding["advice"]
 
 
+def test_a_row_that_is_set_aside_fails_by_name(atelier: Atelier) -> None:
+    catalog = yaml.safe_load(atelier.settings.catalog.read_text())
+    catalog["adapters"][0]["colour"] = "red"
+    atelier.settings.catalog.write_text(yaml.safe_dump(catalog))
+    ended = atelier("doctor", "--json")
+    findings = [check for check in json.loads(ended.out)["checks"] if check["name"] == "catalog"]
+    assert [finding["level"] for finding in findings] == ["ok", "fail"]
+    assert "unknown field 'colour'" in findings[1]["found"]
+
+
 def test_a_broken_catalog_fails_and_the_rest_is_still_looked_at(atelier: Atelier) -> None:
     atelier.settings.catalog.write_text("adapters: [")
     assert _finding(atelier, "catalog")["level"] == "fail"

@@ -102,14 +102,14 @@ async def test_what_is_removed_is_gone_everywhere_with_its_grants(
     await resources.catalog.register(mine)
     await resources.catalog.grant(mine.id, zeta.id)
     assert key_problems(redis_db) == []
-    assert await other.catalog.remove(mine.id) == "removed"
-    assert await other.catalog.remove(mine.id) == "unknown"
+    assert await other.catalog.remove(mine.id) == ("removed", mine.file)
+    assert await other.catalog.remove(mine.id) == ("unknown", "")
     assert await resources.catalog.adapter(mine.id) is None
     assert mine.id not in [*await _usable(resources, acme.id), *await _usable(resources, zeta.id)]
     assert not [name for name in redis_db.scan_iter() if mine.id in str(name)]
     await resources.catalog.register(replace(mine, accounts=frozenset()))
     assert mine.id not in await _usable(resources, zeta.id), "an earlier grant came back with the id"
-    assert await resources.catalog.remove(NEON) == "file"
+    assert await resources.catalog.remove(NEON) == ("file", "")
 
 
 async def test_a_changed_file_is_served_by_every_process(

@@ -1,10 +1,11 @@
 -- A LoRA's record and the indexes that find it: of all, of those open to everyone, by owner, by the account or name it is offered
--- to. A record's `accounts` are JSON; its `open` is '1' or ''. `order` is its place by creation.
+-- to, and of registered ones by the digest of their stored weights. A record's `accounts` are JSON; its `open` is '1' or ''. `order` is its place by creation.
 local function unindex_lora(id)
-  local record = redis.call('HMGET', K('lora:' .. id), 'owner', 'accounts')
+  local record = redis.call('HMGET', K('lora:' .. id), 'owner', 'accounts', 'sha256')
   redis.call('ZREM', K('loras'), id)
   redis.call('ZREM', K('loras_open'), id)
   if record[1] then redis.call('ZREM', K('loras_owned:' .. record[1]), id) end
+  if record[3] then redis.call('SREM', K('loras_stored:' .. record[3]), id) end
   for _, name in ipairs(cjson.decode(record[2] or '[]')) do redis.call('ZREM', K('loras_offered:' .. name), id) end
 end
 
@@ -19,6 +20,7 @@ local function write_lora(id, order, record)
   redis.call('HSET', K('lora:' .. id), unpack(fields))
   redis.call('ZADD', K('loras'), order, id)
   if record.open == '1' then redis.call('ZADD', K('loras_open'), order, id) end
+  if record.source == 'registered' then redis.call('SADD', K('loras_stored:' .. record.sha256), id) end
   if record.owner ~= '' then redis.call('ZADD', K('loras_owned:' .. record.owner), order, id) end
   for _, name in ipairs(cjson.decode(record.accounts)) do redis.call('ZADD', K('loras_offered:' .. name), order, id) end
 end

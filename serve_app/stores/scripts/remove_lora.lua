@@ -1,11 +1,13 @@
 -- include lora
 -- args: lora
--- remove_lora: remove a registered LoRA with its grants: its queued jobs end, and its id is not given again. Returns removed, unknown,
--- or file for a row of the catalog file, which comes back from there.
+-- remove_lora: remove a registered LoRA with its grants: its queued jobs end, and its id is not given again. Returns {removed, its
+-- stored weights, or '' where another LoRA has the same}, {unknown}, or {file} for a row of the catalog file.
 local source = redis.call('HGET', K('lora:' .. lora), 'source')
-if not source then return 'unknown' end
-if source == 'file' then return 'file' end
+if not source then return {'unknown', ''} end
+if source == 'file' then return {'file', ''} end
+local weights = redis.call('HMGET', K('lora:' .. lora), 'sha256', 'file')
 for _, account in ipairs(redis.call('SMEMBERS', K('granted:' .. lora))) do redis.call('HDEL', K('grants:' .. account), lora) end
 redis.call('DEL', K('granted:' .. lora))
 remove_lora(lora)
-return 'removed'
+if redis.call('EXISTS', K('loras_stored:' .. weights[1])) == 1 then return {'removed', ''} end
+return {'removed', weights[2]}

@@ -1,0 +1,62 @@
+"""A base model's layers without its weights: what an adapter can be checked against in a second and a few megabytes."""
+
+import importlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from serve_app.engine.adapters.layer_table import LayerTable
+from serve_app.engine.families.checkpoint import diffusers
+from serve_app.engine.families.clip_text import clip_aliases
+from serve_app.engine.families.family import Component
+from serve_app.engine.families.registry import FAMILIES
+from serve_app.engine.families.sgm import sgm_aliases
+from serve_app.engine.families.unet import KOHYA_PREFIXES
+from serve_app.engine.lora_layers import wrap_layers
+
+transformers: Any = importlib.import_module("transformers")
+
+_ENCODERS = ("text_encoder", "text_encoder_2")
+
+
+class SkeletonTable(LayerTable):
+    """The layers' names and shapes. Their weights are taken as ones: what depends on them is only known to be finite."""
+
+    def base_weight(self, component: str, layer: str) -> Tensor:
+        return torch.ones(()).expand(self.shapes[component, layer])
+
+
+def load_skeleton(folder: Path) -> SkeletonTable:
+    """The layer table of a diffusers folder, whose weights are not read. Raises OSError, or ValueError for another family."""
+    index = _read(folder / "model_index.json")
+    if index.get("_class_name") not in FAMILIES:
+        raise ValueError(f"{folder}: {index.get('_class_name')} is not supported")
+    with torch.device("meta"):
+        components = {"unet": _unet(folder)}
+        components |= {name: _encoder(folder, name, index[name][1]) for name in _ENCODERS if _has(index, name)}
+    return SkeletonTable(components, "unet")
+
+
+def _unet(folder: Path) -> Component:
+    unet = diffusers.UNet2DConditionModel.from_config(_read(folder / "unet" / "config.json"))
+    layers = wrap_layers(unet)
+    return Component(unet, layers, sgm_aliases(layers, unet.config.layers_per_block), KOHYA_PREFIXES["unet"])
+
+
+def _encoder(folder: Path, name: str, class_name: str) -> Component:
+    encoder_class = getattr(transformers, class_name)
+    encoder = encoder_class(encoder_class.config_class.from_dict(_read(folder / name / "config.json")))
+    layers = wrap_layers(encoder)
+    return Component(encoder, layers, clip_aliases(layers), KOHYA_PREFIXES[name])
+
+
+def _has(index: Mapping[str, Any], name: str) -> bool:
+    return bool(index.get(name) and index[name][1])
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))

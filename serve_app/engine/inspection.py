@@ -1,0 +1,103 @@
+"""`python -m serve_app.engine.inspection FOLDER BASE PATH MAX_RANK`: checks an adapter against a base model, in limited memory.
+
+Prints one line of JSON: {"found": …} or {"refused": reason}. A process of its own, because a customer's file is read.
+"""
+
+import json
+import resource
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from serve_app.engine.adapters import AdapterWeights, UnusableAdapter, read_adapter
+from serve_app.engine.adapters.explain import FAMILIES, base_name
+from serve_app.engine.adapters.layer_table import LayerTable
+from serve_app.engine.adapters.source import PEFT_CONFIG
+from serve_app.engine.families.skeleton import load_skeleton
+from serve_app.safetensors_file import UnusableFile, check_safetensors
+
+MEMORY = 2 << 30
+"""Bytes that reading an adapter may take beyond what the libraries take."""
+WRITERS: Mapping[str, str] = {"ss_": "sd-scripts", "ot_": "OneTrainer", "lora_adapter_metadata": "diffusers"}
+"""Writer by how its metadata begin."""
+
+
+def main(folder: str, base: str, path: str, max_rank: str) -> None:
+    """`folder` describes the base model, whose id is `base`."""
+    table = load_skeleton(Path(folder))
+    torch.set_num_threads(1)
+    _limit_memory()
+    print(json.dumps(_inspect(Path(path), table, base, int(max_rank))))  # noqa: T201 - read by the process that started this one
+
+
+def _inspect(path: Path, table: LayerTable, base: str, max_rank: int) -> dict[str, Any]:
+    try:
+        weights = read_adapter(path, table, max_rank=max_rank, dtype=torch.float16)
+        return {"found": _describe(weights, table, base, _writer(path))}
+    except UnusableAdapter as error:
+        return {"refused": str(error)}
+    except BaseException as error:
+        if not _is_out_of_memory(error):
+            raise
+        return {"refused": "the file takes too much memory to read"}
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Python's, torch's, or that of safetensors, which panics."""
+    return isinstance(error, MemoryError) or "memory" in str(error) or type(error).__name__ == "PanicException"
+
+
+def _describe(weights: AdapterWeights, table: LayerTable, base: str, writer: str) -> dict[str, Any]:
+    """What the file holds, in fields and in a sentence."""
+    ranks = [made.down.shape[0] for layers in weights.values() for made in layers.values()]
+    kinds = sorted({_kind(layer, made.down.dim()) for layer, made in weights.get(table.denoiser, {}).items()})
+    encoders = [name.replace("_", " ") for name in sorted(weights) if name != table.denoiser]
+    family = base_name(table) if base_name(table) in FAMILIES.values() else base
+    parts = [family, f"rank {max(ranks)}", _joined(kinds), _joined(encoders), f"from {writer}" if writer else ""]
+    return {
+        "summary": ", ".join(part for part in parts if part),
+        "family": family,
+        "rank": max(ranks),
+        "layers": len(ranks),
+        "targets": kinds,
+        "components": sorted(weights),
+        "writer": writer,
+    }
+
+
+def _kind(layer: str, dimensions: int) -> str:
+    if ".attn" in layer:
+        return "attention"
+    if ".ff." in layer:
+        return "feed-forward"
+    return "convolution" if dimensions > 2 else "linear"
+
+
+def _joined(words: Iterable[str]) -> str:
+    *first, last = [*words] or [""]
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _writer(path: Path) -> str:
+    """Who wrote the file, by its metadata; empty where they do not say."""
+    if path.is_dir():
+        return "PEFT" if (path / PEFT_CONFIG).is_file() else "diffusers"
+    try:
+        metadata = check_safetensors(path).metadata
+    except UnusableFile:
+        return ""
+    return next((name for start, name in WRITERS.items() if any(key.startswith(start) for key in metadata)), "")
+
+
+def _limit_memory() -> None:
+    """From here on."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,48 @@
+"""Weights of registered LoRAs in object storage, by digest: the same weights are there once."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from serve_app.atomic_files import atomic_file
+from serve_app.settings import Settings
+from serve_app.stores.storage import in_storage_thread, open_filesystem
+
+LORAS = "loras"
+
+
+class LoraFiles:
+    """`<storage>/loras/<sha256>.safetensors`, and `<storage>/loras/<sha256>/` for a folder of PEFT."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._storage = settings.storage.rstrip("/")
+        self._files, root = open_filesystem(settings.storage, settings.storage_options)
+        self._root = root.rstrip("/")
+        self._is_local = "file" in self._files.protocol
+
+    async def put(self, sha256: str, files: Mapping[str, Path]) -> str:
+        """Store the files by name, '' for a single one, and return the URI of the file or folder. Raises `StoreUnavailable`."""
+        name = f"{LORAS}/{sha256}.safetensors" if "" in files else f"{LORAS}/{sha256}"
+        for part, source in files.items():
+            path = f"{self._root}/{name}/{part}".rstrip("/")
+            await in_storage_thread(lambda source=source, path=path: self._write(source, path), doing="write")
+        return f"{self._storage}/{name}"
+
+    async def delete(self, uri: str) -> None:
+        """Remove what `put` stored; nothing happens when it is not there."""
+        path = f"{self._root}/{uri.removeprefix(self._storage).lstrip('/')}"
+        try:
+            await in_storage_thread(lambda: self._files.rm(path, recursive=True), doing="delete")
+        except FileNotFoundError:
+            return
+
+    def _write(self, source: Path, path: str) -> None:
+        """Upload, and check the stored size: some storages report a truncated upload as a success."""
+        if self._is_local:
+            with source.open("rb") as file, atomic_file(Path(path)) as draft:
+                shutil.copyfileobj(file, draft)
+            return
+        self._files.put_file(str(source), path)
+        stored, size = self._files.info(path)["size"], source.stat().st_size
+        if stored != size:
+            raise OSError(f"{stored} of {size} bytes were stored")

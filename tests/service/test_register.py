@@ -1,0 +1,166 @@
+"""A LoRA that is registered: checked apart, stored by digest, served by every process at once, and gone when removed."""
+
+import json
+import struct
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from serve_app.domain.catalog import Adapter
+from serve_app.domain.errors import FailureCode, Forbidden, InvalidParameter
+from serve_app.domain.jobs import JobKind
+from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.service.delete_account import delete_account
+from serve_app.service.register import register, remove
+from serve_app.service.resources import Resources, open_resources
+from serve_app.service.submit import generate
+from serve_app.settings import Settings
+from tests.support import POCKET
+
+OUTLINE = POCKET / "loras" / "outline.safetensors"
+
+
+@pytest.fixture
+async def other(settings: Settings, resources: Resources) -> AsyncIterator[Resources]:
+    """The stores of another process over the same Redis."""
+    async with open_resources(settings) as opened:
+        yield opened
+
+
+async def _register(resources: Resources, path: Path = OUTLINE, **fields: Any) -> Adapter:
+    given: dict[str, Any] = {"name": "Mine", "base_model": "pocket", **fields}
+    return await register(resources, path, **given)
+
+
+async def test_what_was_registered_is_served_by_every_process_and_gone_when_removed(
+    resources: Resources, other: Resources
+) -> None:
+    acme = await resources.accounts.create("acme")
+    _, secret = await resources.api_keys.create(acme.id, interfaces=frozenset(Variant))
+    caller = (await resources.auth.authenticate(secret, Variant.A, counted=True)).caller
+    assert caller is not None
+    mine = await _register(resources, owner=acme.id)
+    assert mine.found["summary"] == "pocket, rank 8, attention and convolution, from diffusers"
+    assert (mine.found["rank"], mine.found["layers"], mine.found["components"]) == (8, 78, ["unet"])
+    assert await other.catalog.adapter(mine.id) == mine
+    assert (await other.weights.fetch(mine)).read_bytes() == OUTLINE.read_bytes()
+    request = GenerationRequest(prompt="a boat", lora_id=mine.id, seeds=(7,))
+    waiting = await generate(other, caller, request)
+    assert await remove(resources, mine.id) == "removed"
+    with pytest.raises(Forbidden):
+        await generate(other, caller, request)
+    assert await other.queue.claim("w", kind=JobKind.GENERATION, nonce="n") == []
+    ended = await other.jobs.find(waiting.job.id)
+    assert ended is not None
+    assert ended.failure is not None
+    assert ended.failure.code is FailureCode.LORA_UNAVAILABLE
+
+
+async def test_the_same_weights_are_stored_once(resources: Resources) -> None:
+    first, second = await _register(resources), await _register(resources, accounts=None)
+    assert first.id != second.id
+    assert replace(first, id=second.id, created_at=second.created_at, accounts=None) == second
+    assert _stored(resources) == [f"{first.sha256}.safetensors"]
+    await remove(resources, first.id)
+    assert _stored(resources) == [f"{first.sha256}.safetensors"], "the other has the same"
+    await remove(resources, second.id)
+    assert _stored(resources) == []
+
+
+async def test_an_account_that_is_deleted_takes_its_loras_along(resources: Resources) -> None:
+    acme = await resources.accounts.create("acme")
+    mine, of_operator = (
+        await _register(resources, owner=acme.id),
+        await _register(resources, POCKET / "loras" / "neon.safetensors"),
+    )
+    assert (await delete_account(resources, acme, actor="operator:root")).left == []
+    assert await resources.catalog.adapter(mine.id) is None
+    assert _stored(resources) == [f"{of_operator.sha256}.safetensors"]
+
+
+def _stored(resources: Resources) -> list[str]:
+    folder = resources.settings.data_dir / "images" / "loras"
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+async def test_a_folder_of_peft_is_registered_whole(resources: Resources, other: Resources, tmp_path: Path) -> None:
+    folder = tmp_path / "peft"
+    folder.mkdir()
+    tensors = load_file(OUTLINE)
+    renamed = {f"base_model.model.{name.removeprefix('unet.')}": tensor for name, tensor in tensors.items()}
+    save_file(renamed, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 8, "lora_alpha": 16}))
+    mine = await _register(resources, folder)
+    assert mine.found["writer"] == "PEFT"
+    kept = await other.weights.fetch(mine)
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        assert (kept / name).read_bytes() == (folder / name).read_bytes()
+
+
+def _huge(path: Path) -> Path:
+    """A valid file of 2 GB that is sparse on disk: zeros."""
+    size = (1 << 18) * 3900 * 2
+    header = {"unet.x.lora_A.weight": {"dtype": "F16", "shape": [1 << 18, 3900], "data_offsets": [0, size]}}
+    text = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + size)
+    return path
+
+
+def _of_rank(path: Path, rank: int) -> Path:
+    layer = "unet.mid_block.attentions.0.transformer_blocks.0.attn1.to_q"
+    shape = load_file(OUTLINE)[f"{layer}.lora_A.weight"].shape[1]
+    tensors = {f"{layer}.lora_A.weight": torch.ones(rank, shape), f"{layer}.lora_B.weight": torch.ones(shape, rank)}
+    save_file(tensors, path)
+    return path
+
+
+def _flux(path: Path) -> Path:
+    save_file({"transformer.single_transformer_blocks.0.attn.to_q.lora_A.weight": torch.ones(4, 8)}, path)
+    return path
+
+
+def _pickle(path: Path) -> Path:
+    torch.save({"a": torch.ones(2)}, path)
+    return path
+
+
+def _cut(path: Path) -> Path:
+    path.write_bytes(OUTLINE.read_bytes()[:-100])
+    return path
+
+
+@pytest.mark.parametrize(
+    ("write", "reason"),
+    [
+        (_flux, "looks like a Flux LoRA"),
+        (_pickle, "is a pickle"),
+        (_cut, "was not copied whole"),
+        (lambda path: _of_rank(path, 160), "rank 160"),
+        pytest.param(_huge, "takes too much memory", marks=pytest.mark.slow),
+    ],
+    ids=["flux", "pickle", "cut", "rank", "huge"],
+)
+async def test_a_file_that_does_not_fit_is_refused_with_the_reason(
+    resources: Resources, tmp_path: Path, write: Any, reason: str
+) -> None:
+    before = await resources.catalog.all()
+    with pytest.raises(InvalidParameter, match=reason):
+        await _register(resources, write(tmp_path / "bad.safetensors"))
+    assert await resources.catalog.all() == before
+    assert not (resources.settings.data_dir / "images" / "loras").exists()
+
+
+async def test_a_base_model_that_does_not_exist_and_a_missing_file_are_named(
+    resources: Resources, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidParameter, match="base_model: there is no base model 'sdxl'"):
+        await _register(resources, base_model="sdxl")
+    with pytest.raises(InvalidParameter, match="cannot be read"):
+        await _register(resources, tmp_path / "missing.safetensors")
