@@ -65,6 +65,7 @@ def test_the_client_stands_alone() -> None:
         "configs/helm/atelier",
         "configs/kustomize",
         "notebooks/quickstart.ipynb",
+        "notebooks/train_a_lora.ipynb",
         "benchmarks/RESULTS.md",
         "models/pocket/README.md",
     ],
