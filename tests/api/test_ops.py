@@ -20,10 +20,10 @@ async def test_the_process_says_it_is_alive(service: TestService) -> None:
 
 async def test_the_service_says_it_is_ready(service: TestService) -> None:
     answer = await service.client.get("/readyz")
-    assert (answer.status_code, answer.json()) == (
-        200,
-        {"status": "ready", "redis": "ok", "storage": "ok", "generator": "scaled to zero"},
-    )
+    assert answer.status_code == 200
+    generator = answer.json().pop("generator")
+    assert answer.json() == {"status": "ready", "redis": "ok", "storage": "ok", "generator": generator}
+    assert generator in ("ok", "scaled to zero"), "whether a worker of another test was there in the last minute"
 
 
 async def test_metrics_are_prometheus_text_with_the_queue_s_depth(service: TestService, member: Member) -> None:

@@ -16,6 +16,7 @@ from serve_app.domain.requests import GenerationRequest, Variant, image_seeds
 from serve_app.service.attempt import retry_until_available
 from serve_app.service.resources import Resources, open_resources
 from serve_app.settings import Settings
+from serve_app.stores.catalog import CatalogStore
 from serve_app.stores.embedded import ensure_redis, stop_redis
 from serve_app.stores.job_queue import JobQueue
 from tests.faults.reconciliation import AcknowledgedJobs, audit_service, unfinished
@@ -63,10 +64,11 @@ class Environment:
         key: str | None = None,
         may_end_as: Sequence[JobState] = (),
         queue: JobQueue | None = None,
+        catalog: CatalogStore | None = None,
     ) -> str:
         """Ask once. An id that comes back is noted as acknowledged; `StoreUnavailable` means that nothing was promised."""
         request = picture(steps=steps, seed=seed, prompt=prompt, lora=lora, size=size)
-        adapter = await self.resources.catalog.adapter(request.lora_id)
+        adapter = await (catalog or self.resources.catalog).adapter(request.lora_id)
         acceptance = await (queue or self.resources.queue).accept(
             job_id=job_id or new_job_id(JobKind.GENERATION),
             variant=Variant.A,

@@ -53,7 +53,13 @@ class Cluster:
         changes = {"redis_url": self._replica_url, "accept_replicas": 0}
         async with open_resources(self.env.settings.model_copy(update=changes)) as resources:
             for number in (*BEFORE, *BEHIND):
-                await self.env.accept(seed=number, key=f"key-{number}", may_end_as=CANCELED, queue=resources.queue)
+                await self.env.accept(
+                    seed=number,
+                    key=f"key-{number}",
+                    may_end_as=CANCELED,
+                    queue=resources.queue,
+                    catalog=resources.catalog,
+                )
             for job_id in self.env.acknowledged.all:
                 await resources.queue.cancel(job_id, account_id=None)
             return await audit_service(resources, self.env.acknowledged)
