@@ -53,11 +53,12 @@ async def test_guesses_sent_at_once_are_counted_too(browsers: Browsers, owner: A
 
 
 async def test_the_owner_on_a_known_device_signs_in_while_strangers_guess(
-    browser: Browser, browsers: Browsers, owner: Account
+    browser: Browser, browsers: Browsers, owner: Account, redis_db: redis.Redis
 ) -> None:
     """Even from the address from which the guesses come."""
     browser.http.cookies.delete("atelier_session")
     await _guess_from_many_addresses(browsers, "owner", count=50)
+    _let_waits_last(redis_db, 3600)
     stranger = browsers.new(address="203.0.113.1")
     assert (await stranger.sign_in("owner", WRONG)).status == 429
     assert (await browser.sign_in("owner", PASSWORD)).status == 200
@@ -67,6 +68,7 @@ async def test_the_owner_on_a_new_device_waits_no_longer_than_the_bound_whatever
     browsers: Browsers, owner: Account, redis_db: redis.Redis
 ) -> None:
     await _guess_from_many_addresses(browsers, "owner", count=50)
+    _let_waits_last(redis_db, BOUND_S)
     new_device = browsers.new()
     page = await new_device.sign_in("owner", PASSWORD)
     assert 0 < _wait_s(page) <= BOUND_S
@@ -78,8 +80,8 @@ async def test_the_owner_on_a_new_device_waits_no_longer_than_the_bound_whatever
 async def test_many_addresses_do_not_guess_faster_than_the_waits(
     browsers: Browsers, owner: Account, redis_db: redis.Redis
 ) -> None:
-    looked_at = await _guess_from_many_addresses(browsers, "owner")
-    assert looked_at == EVERYWHERE.free
+    assert await _guess_from_many_addresses(browsers, "owner", count=EVERYWHERE.free) == EVERYWHERE.free
+    _let_waits_last(redis_db, 3600)
     assert await _guess_from_many_addresses(browsers, "owner") == 0
     _let_waits_end(redis_db)
     again = browsers.new(address=f"198.51.100.{EVERYWHERE.free + 1}")
@@ -205,6 +207,14 @@ async def _status(browser: Browser, name: str) -> int:
 def _wait_s(page: Page) -> int:
     assert page.status == 429, page.text
     return int(page.answer.headers["Retry-After"])
+
+
+def _let_waits_last(client: redis.Redis, seconds: int) -> None:
+    """Move the end of every wait on: the shortest are a second, and a slow machine would see them pass."""
+    now = cast(Any, client).time()[0]
+    for name in cast(Any, client).scan_iter(redis_key("sign_in", "*")):
+        if client.hexists(name, "next"):
+            client.hset(name, "next", str((now + seconds) * 1000))
 
 
 def _let_waits_end(client: redis.Redis) -> None:

@@ -3,6 +3,7 @@
 # pyright: basic, reportMissingImports=false
 import json
 import sys
+import time
 from typing import Any
 
 import httpx
@@ -26,6 +27,7 @@ def first_image(client: AuthenticatedClient, accepted: Any) -> Image:
     request_id = accepted.request_id
     record = get_request.sync(request_id, client=client)
     while isinstance(record, ProcessingRecord):
+        time.sleep(0.1)
         record = get_request.sync(request_id, client=client)
     assert isinstance(record, CompletedRecord), record
     return record.images[0]

@@ -16,6 +16,7 @@ async function ended(request_id: string): Promise<StatusRecord> {
     // @ts-expect-error a record that is processing has no images
     data.images;
     console.error(`progress ${progress}`);
+    await new Promise((resolve) => setTimeout(resolve, 100));
   }
 }
 

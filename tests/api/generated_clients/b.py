@@ -3,6 +3,7 @@
 # pyright: basic, reportMissingImports=false
 import json
 import sys
+import time
 
 import httpx
 from client_b import AuthenticatedClient
@@ -28,6 +29,7 @@ def main(base_url: str, key: str) -> None:
     assert isinstance(accepted, Acknowledgement), accepted
     run = get_run.sync(accepted.run_id, client=client)
     while isinstance(run, QueuedRun | ProcessingRun):
+        time.sleep(0.1)
         run = get_run.sync(accepted.run_id, client=client)
     assert isinstance(run, CompletedRun), run
     body.guidance = 21

@@ -15,6 +15,7 @@ async function completed(run_id: string): Promise<CompletedRun> {
     if (data.status === "completed") return data;
     // @ts-expect-error a run that has not ended has no image
     data.image_url;
+    await new Promise((resolve) => setTimeout(resolve, 100));
   }
 }
 
