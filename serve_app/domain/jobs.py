@@ -52,12 +52,22 @@ class Failure:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Timings:
+    """Seconds that the parts of the completed attempt took: loading its weights, denoising and decoding all images, storing them."""
+
+    load: float
+    denoise: float
+    store: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
     """A snapshot of the record.
 
     Times are aware UTC, by the store's clock; `progress` is 0..100 and at most 99 until `COMPLETED`. `finish_estimate` is
     for a job that has not ended, and is counted from `read_at`. `request` is None when this version cannot read it: the
-    record is damaged, or a newer version wrote it.
+    record is damaged, or a newer version wrote it. `seconds` are those of one worker that a completed job used; `key_id` is
+    the API key that asked, empty for the console.
     """
 
     id: str
@@ -75,6 +85,9 @@ class Job:
     finish_estimate: datetime | None = None
     images: tuple[StoredImage, ...] = ()
     failure: Failure | None = None
+    key_id: str = ""
+    seconds: float | None = None
+    timings: Timings | None = None
 
 
 @dataclass(frozen=True, slots=True)

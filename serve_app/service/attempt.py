@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
@@ -10,7 +11,7 @@ from datetime import timedelta
 from typing import TypeVar
 
 from serve_app.domain.errors import FailureCode, StoreUnavailable
-from serve_app.domain.jobs import Claim, CommitReply, Failure, HeartbeatReply, StoredImage, new_image_id
+from serve_app.domain.jobs import Claim, CommitReply, Failure, HeartbeatReply, StoredImage, Timings, new_image_id
 from serve_app.service.executor import Executor, FinishedRun, StartError
 from serve_app.service.moderation import ModerationUnavailable
 from serve_app.service.png import encode_png
@@ -46,6 +47,7 @@ class WorkerTiming:
 class Completed:
     images: tuple[StoredImage, ...]
     seconds: float
+    timings: Timings
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ class Attempt:
         self._run_ids = [f"{lease.job_id}.{lease.attempt}.{index}" for index in range(claim.request.num_images)]
         self._started = False
         self._written: list[str] = []
+        self._denoised = 0.0
 
     @property
     def pending_runs(self) -> int:
@@ -147,13 +150,16 @@ class Attempt:
     async def _make(self) -> Outcome:
         futures = self._steps.expect(self._run_ids)
         storing: list[asyncio.Task[StoredImage]] = []
+        began = time.monotonic()
         try:
             await self._executor.start(self._claim, self._run_ids)
+            loaded = time.monotonic()
             self._started = True
             self._steps.wake()
             storing = [asyncio.create_task(self._store_image(index, future)) for index, future in enumerate(futures)]
             stored = await asyncio.gather(*storing)
-            return Completed(tuple(stored), self._steps.seconds(self._run_ids))
+            timings = self._timings(began, loaded)
+            return Completed(tuple(stored), self._steps.seconds(self._run_ids), timings)
         except StartError as error:
             return Failed(error.failure, retry=error.retry)
         except RunFailed as error:
@@ -170,9 +176,16 @@ class Attempt:
             for task in storing:
                 task.cancel()
 
+    def _timings(self, began: float, loaded: float) -> Timings:
+        denoised, stored = self._denoised, time.monotonic()
+        return Timings(
+            load=round(loaded - began, 3), denoise=round(denoised - loaded, 3), store=round(stored - denoised, 3)
+        )
+
     async def _store_image(self, index: int, future: asyncio.Future[FinishedRun]) -> StoredImage:
         """Wait for one run and store its image."""
         run = await future
+        self._denoised = time.monotonic()
         if run.image is None:
             raise RunFailed(run.failure or _generation_failed("The image could not be made."))
         lease, loop = self._claim.lease, asyncio.get_running_loop()
@@ -230,7 +243,9 @@ class Attempt:
     async def _commit(self, outcome: Outcome) -> CommitReply:
         queue, lease = self._resources.queue, self._claim.lease
         if isinstance(outcome, Completed):
-            return await retry_until_available(lambda: queue.finish(lease, outcome.images, seconds=outcome.seconds))
+            return await retry_until_available(
+                lambda: queue.finish(lease, outcome.images, seconds=outcome.seconds, timings=outcome.timings)
+            )
         if isinstance(outcome, Failed):
             return await retry_until_available(lambda: queue.fail(lease, outcome.failure, retry=outcome.retry))
         if isinstance(outcome, Released):

@@ -31,6 +31,7 @@ from serve_app.stores.sessions import SessionStore
 from serve_app.stores.sign_ins import SignIns
 from serve_app.stores.sweep_lock import SweepLock
 from serve_app.stores.throttle import Throttle
+from serve_app.stores.usage import UsageReader
 from serve_app.stores.weights import WeightStore
 from serve_app.stores.worker_signs import WorkerSigns
 
@@ -56,6 +57,7 @@ class Resources:
     sessions: SessionStore
     sign_ins: SignIns
     throttle: Throttle
+    usage: UsageReader
     catalog: CatalogStore
     images: ImageStore
     disk: DiskReserve
@@ -113,6 +115,7 @@ async def open_resources(
             sessions=SessionStore(client, settings),
             sign_ins=SignIns(client),
             throttle=Throttle(client),
+            usage=UsageReader(client),
             catalog=CatalogStore(client, settings),
             images=images,
             disk=DiskReserve(settings, images.local_folder),

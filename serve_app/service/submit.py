@@ -149,6 +149,7 @@ async def _accept(
         share=plan_share(caller.plan, resources.settings.plan_table.values()),
         rate_token=caller.rate_token,
         adapter_id=adapter_id,
+        key_id=caller.key_id,
     )
     if resources.hint is not None and not acceptance.replayed:
         resources.spawn(_hint(resources, kind, acceptance.job.id))

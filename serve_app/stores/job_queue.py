@@ -24,6 +24,7 @@ from serve_app.domain.jobs import (
     JobState,
     Lease,
     StoredImage,
+    Timings,
     kind_of,
 )
 from serve_app.domain.requests import Request, Variant
@@ -39,6 +40,7 @@ from serve_app.stores.records import (
     work_of,
     write_images,
     write_request,
+    write_timings,
 )
 from serve_app.stores.script import Argument, Rewrite, Script
 
@@ -109,11 +111,13 @@ class JobQueue:
         share: float = 1.0,
         rate_token: str = "",
         adapter_id: str = "",
+        key_id: str = "",
     ) -> Acceptance:
         """Make a job of a request, whole or not at all.
 
         `share` is the account's share of a busy queue; `rate_token` the counted request that is refunded if the job fails by
         our fault. The account must be allowed to use the adapter `adapter_id`, whose weights are then the job's group.
+        `key_id` is the API key that asked, for the account's history and usage.
 
         Raises `Forbidden`; `QueueFull`; `IdempotencyConflict` when the key came with another body before.
         """
@@ -136,6 +140,7 @@ class JobQueue:
             "index_ms": self._index_ms,
             "adapter": adapter_id,
             "version": RECORD_VERSION,
+            "key_id": key_id,
         }
         accept, replicas = self.scripts["accept"], self._settings.accept_replicas
         status, snapshot = await (accept.on_replicas(replicas, **args) if replicas else accept(**args))
@@ -201,11 +206,13 @@ class JobQueue:
         )
         return HeartbeatReply(reply)
 
-    async def finish(self, lease: Lease, images: Sequence[StoredImage], *, seconds: float) -> CommitReply:
+    async def finish(
+        self, lease: Lease, images: Sequence[StoredImage], *, seconds: float, timings: Timings | None = None
+    ) -> CommitReply:
         """Commit an attempt's images.
 
         `seconds` of one worker were used, the job's share when several ran together: they correct the account's virtual time
-        and all estimates.
+        and all estimates, and count as the account's usage. `timings` are for display.
         """
         if not (math.isfinite(seconds) and seconds >= 0):
             raise ValueError(f"seconds: {seconds}")
@@ -214,6 +221,7 @@ class JobQueue:
             attempt=lease.attempt,
             seconds=seconds,
             images=write_images(images),
+            timings=write_timings(timings),
             retention_ms=self._retention_ms,
             image_ids=[image.image_id for image in images],
         )

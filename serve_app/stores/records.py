@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from serve_app.domain.durations import from_epoch_ms
 from serve_app.domain.errors import FailureCode, UnreadableRecord
-from serve_app.domain.jobs import Failure, Job, JobKind, JobState, StoredImage
+from serve_app.domain.jobs import Failure, Job, JobKind, JobState, StoredImage, Timings
 from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest, Variant
 from serve_app.stores.estimates import MILLI, QueuePosition, estimate_finish, read_position
 
@@ -60,6 +60,10 @@ def write_images(images: Sequence[StoredImage]) -> str:
 def read_images(text: str | None) -> tuple[StoredImage, ...]:
     """Raises `UnreadableRecord`."""
     return _parse(_IMAGES, text, "images")
+
+
+def write_timings(timings: Timings | None) -> str:
+    return "" if timings is None else json.dumps(asdict(timings), separators=(",", ":"))
 
 
 def read_snapshot(answer: Sequence[Any]) -> Job | None:
@@ -113,6 +117,9 @@ def _read_job(job_id: str, fields: Mapping[str, str], position: QueuePosition | 
         else estimate_finish(kind, state, fields, position),
         images=read_images(fields.get("images")) if state is JobState.COMPLETED else (),
         failure=Failure(code=_failure_code(fields["code"]), message=fields["message"]) if "code" in fields else None,
+        key_id=fields.get("key", ""),
+        seconds=float(fields["seconds"]) if "seconds" in fields else None,
+        timings=_timings_if_readable(fields.get("timings")),
     )
 
 
@@ -122,6 +129,7 @@ _REQUESTS: Mapping[JobKind, TypeAdapter[Any]] = {
     JobKind.UPSCALE: TypeAdapter(UpscaleRequest),
 }
 _IMAGES = TypeAdapter(tuple[StoredImage, ...])
+_TIMINGS = TypeAdapter(Timings)
 
 
 def _parse(adapter: TypeAdapter[_Parsed], text: str | None, name: str) -> _Parsed:
@@ -138,6 +146,14 @@ def _request_if_readable(job_id: str, kind: JobKind, fields: Mapping[str, str]) 
         return read_request(kind, fields.get("request"))
     except UnreadableRecord as error:
         log.warning("job %s: its request (version %s) cannot be read: %s", job_id, fields.get("version", 0), error)
+        return None
+
+
+def _timings_if_readable(text: str | None) -> Timings | None:
+    """Read the timings of a completed attempt, which only pages show."""
+    try:
+        return _parse(_TIMINGS, text, "timings") if text else None
+    except UnreadableRecord:
         return None
 
 

@@ -75,6 +75,7 @@ KEY_MAP: tuple[Key, ...] = (
     Key("image:*", "string", "retention", "image id → job id"),
     Key("idempotency:*", "hash", "idempotency life (24 h)", "account:variant:digest → job id, body digest"),
     Key("rate:*", "zset", "the plan's window", "account:variant → rate_tokens counted in the window, by its end (ms)"),
+    Key("usage:*", "hash", "400 days", "account:day (since 1970) → images, work, ms of a worker; each by key:LoRA"),
     Key("account:*", "hash", "permanent", "an account: name, plans, password hash"),
     Key("accounts", "zset", "permanent", "account ids by creation (ms)"),
     Key("name:*", "string", "permanent", "account name → account id"),

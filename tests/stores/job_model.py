@@ -5,6 +5,7 @@ It keeps the expected state of every job in plain Python, independent of the scr
 """
 
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -272,6 +273,11 @@ class JobModel:
         assert not found, "; ".join(found)
         for job in self.jobs.values():
             await self._check_job(job)
+        completed = [job for job in self.jobs.values() if job.state == "completed"]
+        wanted = Counter({job.account: 0 for job in completed})
+        for job in completed:
+            wanted[job.account] += job.images
+        assert self._images_used() == wanted, f"usage counts {self._images_used()}, completed {wanted}"
         for kind in JobKind:
             backlog = await self.queue.reader.backlog(kind)
             counted = (len(self._ready(kind)), len(self._of(kind, "running")), len(self._delayed(kind)))
@@ -338,6 +344,15 @@ class JobModel:
         assert await self.queue.reader.get(job.id, account_id=job.account, variant=other) is None, (
             f"{job.id}: both variants"
         )
+
+    def _images_used(self) -> Counter[str]:
+        """Images counted as usage, by account."""
+        used: Counter[str] = Counter()
+        for name in self.queue.sync.scan_iter(redis_key("usage", "*")):
+            row = self.queue.sync.hgetall(name)
+            images = [int(value) for each, value in row.items() if each.startswith("images:")]
+            used[name.split(":")[-2]] += sum(images)
+        return used
 
     def _is_at_a_limit(self, account: str) -> bool:
         settings = self.queue.settings

@@ -1,9 +1,11 @@
 -- include queue
--- args: job_id, attempt:number, seconds:number, images, retention_ms:number, image_ids:list
--- finish: commit the images (JSON) of an attempt, which took `seconds` of one worker.
+-- args: job_id, attempt:number, seconds:number, images, timings, retention_ms:number, image_ids:list
+-- finish: commit the images (JSON) of an attempt, which took `seconds` of one worker; `timings` (JSON or '') are of its parts.
 -- Returns ok, duplicate (this attempt had committed), canceled (a cancel came first), forbidden (the account may no longer use the
 -- adapter: the job has failed) or fenced.
 local SMOOTHING = 0.8 -- of the moving average of seconds per work unit: about the last ten jobs
+local DAY = 86400000
+local USAGE_LIFE = 400 * DAY -- ms that a day's usage is kept: a year and a month to look back
 
 local job = read_job(job_id)
 if job and job.attempt == attempt then
@@ -30,9 +32,22 @@ local function measure_speed()
   redis.call('HSET', load, 'seconds_per_unit', string.format('%.17g', average))
 end
 
+-- Once for each job: of all its attempts one commits, and that one once.
+local function count_usage()
+  local usage = K('usage:' .. job.account .. ':' .. math.floor(now / DAY))
+  local key = redis.call('HGET', K('job:' .. job_id), 'key') or ''
+  local source = key .. ':' .. (job.adapter ~= '' and job.adapter or job.kind)
+  redis.call('HINCRBY', usage, 'images:' .. source, #image_ids)
+  redis.call('HINCRBY', usage, 'work:' .. source, job.work)
+  redis.call('HINCRBY', usage, 'ms:' .. source, math.floor(seconds * 1000 + 0.5))
+  redis.call('PEXPIRE', usage, USAGE_LIFE)
+end
+
 measure_speed()
+count_usage()
 charge(job.kind, job.account, (seconds - job.charge) / job.share)
 redis.call('HSET', K('job:' .. job_id), 'images', images, 'progress', 100, 'seconds', string.format('%.17g', seconds))
 for _, image_id in ipairs(image_ids) do redis.call('SET', K('image:' .. image_id), job_id, 'PX', retention_ms) end
+if timings ~= '' then redis.call('HSET', K('job:' .. job_id), 'timings', timings) end
 end_job(job, 'completed', retention_ms)
 return 'ok'
