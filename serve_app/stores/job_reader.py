@@ -2,8 +2,9 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from redis.asyncio import Redis
 
@@ -15,10 +16,38 @@ from serve_app.stores.records import read_jobs, read_snapshot
 from serve_app.stores.redis_keys import redis_key
 from serve_app.stores.script import Rewrite, Script
 
+LOOKED_AT_ONCE = 1_000
+"""Records that one call of `list_jobs.lua` looks at: about 3 ms, so that nobody waits behind a search."""
 REMEMBERED_S, MOST_REMEMBERED = 1.0, 10_000
 Jobs = list[Job]  # `JobReader.list` hides the built-in name inside the class
+Positions = list["Position"]
 LIST_LIMIT, LIST_STRIDE = 10_000, 200
 """How many of the newest jobs `list_all` reads, and how many at once."""
+
+
+class Position(NamedTuple):
+    """A job's position in its account's list; the newest is the greatest."""
+
+    accepted_ms: int
+    job_id: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobFilter:
+    """Which of an account's jobs to list: an empty text takes any; `since` is included, `until` is not."""
+
+    state: JobState | None = None
+    lora_id: str = ""
+    key_id: str = ""
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+class JobPage(NamedTuple):
+    """Jobs of one page, and after which position the next begins; None on the last."""
+
+    jobs: list[Job]
+    next: Position | None
 
 
 class JobReader:
@@ -31,6 +60,7 @@ class JobReader:
         self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"
         self._read = Script(redis, "read", rewrite)
         self._image_opens = Script(redis, "image_opens", rewrite)
+        self._list_jobs = Script(redis, "list_jobs", rewrite)
         self._opens: dict[str, float] = {}
 
     async def get(self, job_id: str, *, account_id: str, variant: Variant | None = None) -> Job | None:
@@ -49,6 +79,31 @@ class JobReader:
         latest = "+inf" if before is None else f"({epoch_ms(before)}"
         ids = await self._redis.zrevrangebyscore(redis_key("jobs", account_id), latest, "-inf", start=0, num=limit)
         return await find_jobs(self._redis, ids)
+
+    async def page(
+        self, account_id: str, *, limit: int, only: JobFilter | None = None, after: Position | None = None
+    ) -> JobPage:
+        """List those of the account's jobs that a filter takes, newest first, after a position."""
+        only, found, place = only or JobFilter(), Positions(), after
+        while len(found) <= limit:
+            rows, last = await self._list_jobs(
+                account=account_id,
+                state=only.state,
+                adapter=only.lora_id,
+                key_id=only.key_id,
+                since=None if only.since is None else epoch_ms(only.since),
+                until_ms=None if only.until is None else epoch_ms(only.until),
+                after_ms=None if place is None else place.accepted_ms,
+                after_id=None if place is None else place.job_id,
+                limit=limit + 1 - len(found),
+                most=LOOKED_AT_ONCE,
+            )
+            found += [Position(int(ms), job_id) for job_id, ms in rows]
+            if not last:
+                break
+            place = Position(int(last[1]), last[0])
+        jobs = await find_jobs(self._redis, [each.job_id for each in found[:limit]])
+        return JobPage(jobs, found[limit - 1] if len(found) > limit else None)
 
     async def list_all(self, state: JobState | None = None, limit: int = 50) -> Jobs:
         """List the newest jobs of all accounts, of one state if given, among the newest `LIST_LIMIT`."""

@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 import redis
 
+from serve_app.domain.durations import from_epoch_ms
 from serve_app.domain.errors import FailureCode, IdempotencyConflict, QueueFull, StoreUnavailable
 from serve_app.domain.jobs import (
     CommitReply,
@@ -24,10 +25,11 @@ from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest
 from serve_app.service.attempt import retry_until_available
 from serve_app.service.resources import Resources
 from serve_app.settings import Settings
+from serve_app.stores import job_reader
 from serve_app.stores.backlog import read_backlog
 from serve_app.stores.dead_letters import DeadLetters
 from serve_app.stores.job_queue import Acceptance, JobQueue, new_nonce
-from serve_app.stores.job_reader import LIST_LIMIT, JobReader
+from serve_app.stores.job_reader import LIST_LIMIT, JobFilter, JobReader, Position
 from serve_app.stores.redis import connect
 from serve_app.stores.redis_keys import redis_key
 from tests.audit import audit
@@ -297,3 +299,34 @@ async def _get(jobs: JobReader, job_id: str) -> Job:
     job = await jobs.get(job_id, account_id="acct_a")
     assert job is not None
     return job
+
+
+async def test_a_page_takes_what_its_filter_names_and_goes_on_where_the_last_ended(
+    queue: JobQueue, jobs: JobReader, redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when a call of the script sees fewer records than the page takes, and when many jobs have one time."""
+    monkeypatch.setattr(job_reader, "LOOKED_AT_ONCE", 3)
+    ids = [(await _accept(queue, key_id="k1" if number % 2 else "k2")).job.id for number in range(9)]
+    await queue.cancel(ids[0], account_id=None)
+    redis_db.zadd(redis_key("jobs", "acct_a"), dict.fromkeys(ids, 1000))
+    cases: list[tuple[JobFilter, set[str]]] = [
+        (JobFilter(), set(ids)),
+        (JobFilter(key_id="k1"), set(ids[1::2])),
+        (JobFilter(state=JobState.CANCELED), {ids[0]}),
+        (JobFilter(lora_id="model_other"), set()),
+        (JobFilter(since=from_epoch_ms(1000), until=from_epoch_ms(1001)), set(ids)),
+        (JobFilter(until=from_epoch_ms(1000)), set()),
+        (JobFilter(since=from_epoch_ms(1001)), set()),
+    ]
+    for only, wanted in cases:
+        found: list[str] = []
+        place: Position | None = None
+        for _ in range(9):
+            page = await jobs.page("acct_a", limit=2, only=only, after=place)
+            found += [job.id for job in page.jobs]
+            place = page.next
+            if place is None:
+                break
+        assert place is None
+        assert found == sorted(wanted, reverse=True), only
+    assert (await jobs.page("acct_b", limit=2)).jobs == []
