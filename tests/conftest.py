@@ -53,6 +53,15 @@ def pocket() -> Path:
     return POCKET
 
 
+@pytest.fixture(scope="session")
+def layer_tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the tests of all workers keep the layer tables of base models, each of which takes 8 s to make."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "layer_tables"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 @pytest.fixture
 def settings(tmp_path: Path, redis_url: str) -> Settings:
     """Settings of a service in a temporary directory, with the test catalog."""

@@ -1,6 +1,6 @@
-"""`python -m serve_app.engine.inspection FOLDER BASE PATH MAX_RANK`: checks an adapter against a base model, in limited memory.
+"""`python -m serve_app.engine.inspection FOLDER BASE PATH MAX_RANK KEPT`: checks an adapter against a base model, in limited memory.
 
-Prints one line of JSON: {"found": …} or {"refused": reason}. A process of its own, because a customer's file is read.
+The base model is known by its layer table, of which the folder `KEPT` holds a file from the second time on. Prints one line of JSON: {"found": …} or {"refused": reason}. A process of its own, because a customer's file is read.
 """
 
 import json
@@ -16,7 +16,7 @@ from serve_app.engine.adapters import AdapterWeights, UnusableAdapter, read_adap
 from serve_app.engine.adapters.explain import FAMILIES, base_name
 from serve_app.engine.adapters.layer_table import LayerTable
 from serve_app.engine.adapters.source import PEFT_CONFIG
-from serve_app.engine.families.skeleton import load_skeleton
+from serve_app.engine.layer_outline import outlined_table
 from serve_app.safetensors_file import UnusableFile, check_safetensors
 
 MEMORY = 2 << 30
@@ -25,9 +25,9 @@ WRITERS: Mapping[str, str] = {"ss_": "sd-scripts", "ot_": "OneTrainer", "lora_ad
 """Writer by how its metadata begin."""
 
 
-def main(folder: str, base: str, path: str, max_rank: str) -> None:
+def main(folder: str, base: str, path: str, max_rank: str, kept: str) -> None:
     """`folder` describes the base model, whose id is `base`."""
-    table = load_skeleton(Path(folder))
+    table = outlined_table(Path(folder), Path(kept))
     torch.set_num_threads(1)
     _limit_memory()
     print(json.dumps(_inspect(Path(path), table, base, int(max_rank))))  # noqa: T201 - read by the process that started this one

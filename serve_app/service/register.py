@@ -25,8 +25,10 @@ from serve_app.stores.weight_files import weight_files
 _log = logging.getLogger(__name__)
 
 INSPECTION_LIMIT_S = 120.0
-"""For one file; importing the libraries takes 4 s of it, and several times that on a busy machine."""
+"""For one file; a base model's first takes 8 s, and several times that on a busy machine; every other 2 s."""
 MAX_RANK = 128
+LAYER_TABLES = "layer_tables"
+"""A folder of the data directory: what adapters are checked against, made from each base model's configuration."""
 _INSPECTION = "serve_app.engine.inspection"
 
 
@@ -61,7 +63,7 @@ async def register(
     digested = await asyncio.to_thread(add_digests, [adapter], {}, {})
     if digested.set_aside:
         raise InvalidParameter(f"file: {digested.set_aside[0].reason}")
-    found = await _inspect(base, path, max_rank)
+    found = await _inspect(base, path, max_rank, resources.settings.data_dir.resolve() / LAYER_TABLES)
     (adapter,) = digested.adapters
     parts = {part: Path(uri) for part, uri in weight_files(adapter).items()}
     stored = await LoraFiles(resources.settings).put(adapter.sha256, parts)
@@ -78,9 +80,10 @@ async def remove(resources: Resources, lora_id: str) -> str:
     return removal.status
 
 
-async def _inspect(base: BaseModel, path: Path, max_rank: int) -> Mapping[str, Any]:
+async def _inspect(base: BaseModel, path: Path, max_rank: int, tables: Path) -> Mapping[str, Any]:
     """What the file holds. Raises `InvalidParameter` where it does not fit the base model or breaks a limit."""
-    command = (sys.executable, "-m", _INSPECTION, base.config or base.source, base.id, str(path), str(max_rank))
+    described = (base.config or base.source, base.id)
+    command = (sys.executable, "-m", _INSPECTION, *described, str(path), str(max_rank), str(tables))
     environment = {"PATH": os.defpath, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=environment

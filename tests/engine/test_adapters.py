@@ -1,14 +1,20 @@
 """LoRA files of every spelling become the same weights; what cannot be placed is refused by name."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, PeftConfig
+from peft.utils.other import get_pattern_key
 from safetensors.torch import save_file
 
 from serve_app.engine.adapters import AdapterWeights, LayerTable, UnusableAdapter, read_adapter
+from serve_app.engine.adapters.scaling import scaling_rules
 from serve_app.engine.families.registry import load_family
+from serve_app.engine.layer_outline import outlined_table
 from tests.engine import tiny_models
 from tests.engine.conftest import EXACT_FLOAT32
 
@@ -145,6 +151,37 @@ def test_weights_that_could_poison_or_do_not_fit_are_refused(
         read(saved(tmp_path / "a.safetensors", tensors), table)
 
 
+@pytest.mark.parametrize("model", ["sd", "sdxl"])
+def test_a_table_from_the_configuration_is_that_of_the_loaded_model_and_kept(
+    model: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    folder: Path = request.getfixturevalue(model)
+    loaded: LayerTable = request.getfixturevalue("xl_table" if model == "sdxl" else "table")
+    made = outlined_table(folder, tmp_path)
+    (file,) = tmp_path.iterdir()
+    written = file.stat()
+    kept = outlined_table(folder, tmp_path)
+    for table in (made, kept):
+        assert table.shapes == loaded.shapes
+        assert vars(table)["_names"] == vars(loaded)["_names"]
+        assert vars(table)["_prefixes"] == vars(loaded)["_prefixes"]
+        assert table.denoiser == loaded.denoiser
+    assert (file.stat().st_ino, file.stat().st_mtime_ns) == (written.st_ino, written.st_mtime_ns)
+
+
+def test_a_table_is_made_anew_when_the_configuration_changes(sd: Path, tmp_path: Path) -> None:
+    folder, kept = tmp_path / "model", tmp_path / "kept"
+    for name in ("model_index.json", "unet/config.json", "text_encoder/config.json"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes((sd / name).read_bytes())
+    layer = "time_embedding.linear_1"
+    before = outlined_table(folder, kept).base_weight("unet", layer).shape
+    config = json.loads((folder / "unet/config.json").read_text())
+    config["block_out_channels"] = [2 * width for width in config["block_out_channels"]]
+    (folder / "unet/config.json").write_text(json.dumps(config))
+    assert outlined_table(folder, kept).base_weight("unet", layer).shape == tuple(2 * side for side in before)
+
+
 def test_a_rank_above_the_limit_is_refused(table: LayerTable, tmp_path: Path) -> None:
     path = saved(tmp_path / "a.safetensors", pair(f"unet.{Q}", ".lora_A.weight", ".lora_B.weight"))
     with pytest.raises(UnusableAdapter, match=r"rank 4 .*, this server takes 2"):
@@ -165,6 +202,34 @@ def test_a_peft_configuration_that_is_not_computed_is_refused_by_name(
     (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, **config}))
     with pytest.raises(UnusableAdapter, match=reason):
         read(tmp_path, table)
+
+
+@pytest.mark.parametrize("config", [
+    {},
+    {"lora_alpha": 3.5, "use_rslora": True},
+    {"lora_alpha": 4, "alpha_pattern": {"to_k": 5, "attn1.to_q": 6, r"down_blocks\.\d+\..*to_q": 7, "nothing": 9}},
+    {"lora_alpha": 4, "alpha_pattern": {"o_q": 5, "^mid_block.*to_q": 6}},
+    {"lora_alpha": 4, "alpha_pattern": None, "some_field_of_a_newer_peft": 1},
+], ids=str)  # fmt: skip
+def test_alphas_are_those_of_pefts_own_classes(config: dict[str, Any]) -> None:
+    unknown = "some_field_of_a_newer_peft" in config
+    with pytest.warns(UserWarning, match="Unexpected keyword") if unknown else nullcontext():
+        reference = PeftConfig.from_peft_type(**{"peft_type": "LORA", "r": 4, **config})
+    assert isinstance(reference, LoraConfig)
+    patterns: dict[str, Any] = reference.alpha_pattern or {}
+    rules = scaling_rules({}, {"peft_type": "LORA", "r": 4, **config})
+    for layer in ("mid_block.attn1.to_q", "down_blocks.0.attn1.to_q", "attn1.to_q", "to_k", "up.xto_k", "conv_in"):
+        alpha = patterns.get(get_pattern_key(list(patterns), layer), reference.lora_alpha)
+        assert rules.of("unet", layer) == (alpha, reference.use_rslora)
+
+
+@pytest.mark.parametrize("config", [
+    {"lora_alpha": "8"}, {"lora_alpha": True}, {"lora_alpha": 10**400}, {"alpha_pattern": [1]},
+    {"alpha_pattern": {"to_q": None}}, {"alpha_pattern": {"(": 1}},
+], ids=lambda config: str(config)[:40])  # fmt: skip
+def test_an_alpha_that_is_no_number_is_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(UnusableAdapter, match=r"adapter_config\.json: (lora_alpha|alpha_pattern)"):
+        scaling_rules({}, config)
 
 
 def test_pefts_names_without_its_configuration_are_refused(table: LayerTable, tmp_path: Path) -> None:

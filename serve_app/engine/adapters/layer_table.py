@@ -1,10 +1,9 @@
 """A base model's layers by every name that adapter files use for them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
-
-from serve_app.engine.families.family import Component
 
 BARE_PREFIXES = ("model.diffusion_model.", "diffusion_model.", "lycoris_")
 """ComfyUI and whole checkpoints; LyCORIS without a trainer. They say nothing of the component."""
@@ -17,10 +16,26 @@ TEXT_PREFIXES = {
 """ComfyUI and OneTrainer."""
 
 
+class Layer(Protocol):
+    @property
+    def weight(self) -> torch.Tensor: ...
+
+
+class LayersOfComponent(Protocol):
+    """What the table reads of a `Component`, so that it can be made without a model."""
+
+    @property
+    def layers(self) -> Mapping[str, Layer]: ...
+    @property
+    def aliases(self) -> Mapping[str, str]: ...
+    @property
+    def kohya_prefixes(self) -> Sequence[str]: ...
+
+
 class LayerTable:
     """Finds a layer by the name that a file gives it. kohya writes underscores for dots."""
 
-    def __init__(self, components: Mapping[str, Component], denoiser: str) -> None:
+    def __init__(self, components: Mapping[str, LayersOfComponent], denoiser: str) -> None:
         self.components = components
         self.denoiser = denoiser
         self.shapes: dict[tuple[str, str], torch.Size] = {}

@@ -1,17 +1,20 @@
-"""How strongly each layer's change acts by PEFT's configuration: `lora_alpha`, `alpha_pattern`, `use_rslora`."""
+"""How strongly each layer's change acts by PEFT's configuration: `lora_alpha`, `alpha_pattern`, `use_rslora`.
+
+PEFT's own classes are not used, whose import takes seconds; a test compares with them.
+"""
 
 import json
-import warnings
+import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from serve_app.engine.adapters.errors import UnusableAdapter
 
-if TYPE_CHECKING:  # importing PEFT takes two seconds: only an adapter that needs it pays
-    from peft import LoraConfig
-
 METADATA = "lora_adapter_metadata"
 """Where diffusers keeps the configuration of each component: `{"unet.lora_alpha": 8, …}`."""
+PEFT_ALPHA = 8
+"""PEFT's own, where a configuration names none."""
+MAX_ALPHA = 1e9
 CHANGED_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Initialisations that train on another base weight: without it the difference cannot be applied."""
 UNSUPPORTED = ("lora_bias", "modules_to_save", "target_parameters", "layer_replication", "use_qalora", "use_bdlora",
@@ -28,21 +31,28 @@ class Scaling(NamedTuple):
 UNTOLD = Scaling(None, False)
 
 
+class PeftLora(NamedTuple):
+    """What of PEFT's `LoraConfig` says how strongly layers act."""
+
+    alpha: float
+    alpha_pattern: Mapping[re.Pattern[str], float]
+    rank_stabilised: bool
+
+    def of(self, layer: str) -> Scaling:
+        """By the first pattern that fits the end of the layer's name, as PEFT's `get_pattern_key` has it."""
+        alphas = (alpha for pattern, alpha in self.alpha_pattern.items() if pattern.match(layer))
+        return Scaling(next(alphas, self.alpha), self.rank_stabilised)
+
+
 class ScalingRules:
     """PEFT's rules by component, from a folder's configuration or from the metadata of diffusers' files."""
 
-    def __init__(self, configs: Mapping[str, "LoraConfig"], every: "LoraConfig | None") -> None:
+    def __init__(self, configs: Mapping[str, PeftLora], every: PeftLora | None) -> None:
         self._configs, self._every = configs, every
 
     def of(self, component: str, layer: str) -> Scaling:
         config = self._configs.get(component, self._every)
-        if config is None:
-            return UNTOLD
-        from peft.utils.other import get_pattern_key
-
-        pattern = cast(Mapping[str, float], config.alpha_pattern or {})
-        key = get_pattern_key(list(pattern), layer)
-        return Scaling(float(pattern.get(key, config.lora_alpha)), bool(config.use_rslora))
+        return UNTOLD if config is None else config.of(layer)
 
 
 def scaling_rules(metadata: Mapping[str, str], peft_config: Mapping[str, Any] | None) -> ScalingRules:
@@ -62,9 +72,7 @@ def scaling_rules(metadata: Mapping[str, str], peft_config: Mapping[str, Any] | 
     return ScalingRules({component: _lora_config(row, METADATA) for component, row in fields.items()}, None)
 
 
-def _lora_config(fields: Mapping[str, Any], place: str) -> "LoraConfig":
-    from peft import LoraConfig, PeftConfig
-
+def _lora_config(fields: Mapping[str, Any], place: str) -> PeftLora:
     kind = str(fields.get("peft_type") or "LORA").upper()
     if kind != "LORA":
         raise UnusableAdapter(f"{place}: a PEFT {kind} adapter, only LORA is supported")
@@ -77,11 +85,25 @@ def _lora_config(fields: Mapping[str, Any], place: str) -> "LoraConfig":
         raise UnusableAdapter(
             f"{place}: trained from changed base weights ({fields['init_lora_weights']}); save it converted to plain LoRA"
         )
+    written = fields.get("alpha_pattern") or {}
+    if not isinstance(written, dict):
+        raise UnusableAdapter(f"{place}: alpha_pattern is no object")
+    patterns = cast(Mapping[str, Any], written)
+    return PeftLora(
+        _number(fields.get("lora_alpha", PEFT_ALPHA), "lora_alpha", place),
+        {_pattern(key, place): _number(alpha, "alpha_pattern", place) for key, alpha in patterns.items()},
+        bool(fields.get("use_rslora")),
+    )
+
+
+def _number(value: Any, name: str, place: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_ALPHA:
+        raise UnusableAdapter(f"{place}: {name} is not a number")
+    return float(value)
+
+
+def _pattern(key: str, place: str) -> re.Pattern[str]:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # fields of a newer PEFT: those that change the result are refused above
-            config = PeftConfig.from_peft_type(**{"r": 8, **fields, "peft_type": "LORA"})
-    except (TypeError, ValueError, KeyError) as error:
-        raise UnusableAdapter(f"{place}: {error}") from error
-    assert isinstance(config, LoraConfig)
-    return config
+        return re.compile(rf"(.*\.)?({key})$")
+    except (re.error, RecursionError, OverflowError) as error:
+        raise UnusableAdapter(f"{place}: alpha_pattern has a key that is no pattern") from error

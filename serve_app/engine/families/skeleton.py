@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from serve_app.engine.adapters.layer_table import LayerTable
 from serve_app.engine.families.checkpoint import diffusers
@@ -23,22 +22,18 @@ transformers: Any = importlib.import_module("transformers")
 _ENCODERS = ("text_encoder", "text_encoder_2")
 
 
-class SkeletonTable(LayerTable):
-    """The layers' names and shapes. Their weights are taken as ones: what depends on them is only known to be finite."""
+def load_skeleton(folder: Path) -> LayerTable:
+    """The layer table of a diffusers folder, whose weights are not read: they are of torch's meta device.
 
-    def base_weight(self, component: str, layer: str) -> Tensor:
-        return torch.ones(()).expand(self.shapes[component, layer])
-
-
-def load_skeleton(folder: Path) -> SkeletonTable:
-    """The layer table of a diffusers folder, whose weights are not read. Raises OSError, or ValueError for another family."""
+    Raises OSError, or ValueError for another family.
+    """
     index = _read(folder / "model_index.json")
     if index.get("_class_name") not in FAMILIES:
         raise ValueError(f"{folder}: {index.get('_class_name')} is not supported")
     with torch.device("meta"):
         components = {"unet": _unet(folder)}
         components |= {name: _encoder(folder, name, index[name][1]) for name in _ENCODERS if _has(index, name)}
-    return SkeletonTable(components, "unet")
+    return LayerTable(components, "unet")
 
 
 def _unet(folder: Path) -> Component:
