@@ -22,7 +22,10 @@ from serve_app.atomic_files import PRIVATE_FOLDER
 
 LONGEST_STOP_S = 7.0
 """Time for Serve to stop before the rest is killed. `atelier up` promises to stop within 15 s."""
-STATUS_POLL_S = 0.2
+STATUS_POLL_S = (0.2, 2.0)
+"""Least and most time between two questions for the status."""
+STATUS_SHARE = 0.1
+"""Of the time, at most, that answering them may take: Serve pickles its configuration for each."""
 RAY_POLL_S = 0.5
 KILL_LIMIT_S = 2.0
 
@@ -111,8 +114,8 @@ class Runtime:
                 waiting = sorted(set(overview.deployments) - healthy)
                 reasons = [f"{name} ({overview.deployments[name].message or 'starting'})" for name in waiting]
                 raise TimeoutError(f"after {limit_s:g} s: {' '.join(', '.join(reasons).split())}")
-            # Serve pickles its configuration for each answer, and the replicas need the core
-            time.sleep(min(max(STATUS_POLL_S, 9 * cost), 10 * STATUS_POLL_S))
+            least, most = STATUS_POLL_S
+            time.sleep(min(max(least, cost / STATUS_SHARE), most))
 
     def _watch(self, on_death: Callable[[str], None]) -> None:
         """Ray itself notices the end of its control service after a minute, and then ends this process."""

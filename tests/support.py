@@ -5,6 +5,7 @@ import inspect
 import json
 import os
 import secrets
+import shutil
 import socket
 import struct
 import subprocess
@@ -15,10 +16,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
 import redis
 import yaml
 
 from serve_app.domain.errors import StoreUnavailable
+from serve_app.stores.embedded import stop_redis
 from serve_app.stores.redis_binary import server_binary
 from tests.lua_coverage import REDIS_LOG_FOLDER
 
@@ -74,6 +77,23 @@ def _wait_until_it_answers(server: subprocess.Popen[bytes], socket_path: Path) -
                     return
             time.sleep(0.01)
     raise TimeoutError("the Redis of the tests did not answer")
+
+
+@contextmanager
+def mounted_disk(place: Path, *, megabytes: int) -> Generator[Path]:
+    """A disk of this size at `place`, really full when it is full; whose Redis at `place`/var is stopped at the end."""
+    place.mkdir()
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("mounting a tmpfs needs root")
+    command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(place)]
+    mounted = subprocess.run(command, capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip(f"no tmpfs here: {mounted.stderr.decode().strip()}")
+    try:
+        yield place
+    finally:
+        stop_redis(place / "var")
+        subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 async def end_tasks(tasks: Collection[asyncio.Task[Any] | None]) -> None:

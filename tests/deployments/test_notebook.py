@@ -19,7 +19,7 @@ def run(name: str, folder: Path, **parameters: int) -> list[Any]:
     assert not any(cell.get("outputs") for cell in notebook.cells), "stored without outputs"
     for cell in notebook.cells:
         if "parameters" in cell.metadata.get("tags", []):
-            cell.source = "\n".join(f"{name} = {value}" for name, value in parameters.items())
+            cell.source = "\n".join(f"{parameter} = {value}" for parameter, value in parameters.items())
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(folder)}}).execute()
     return [output for cell in notebook.cells for output in cell.get("outputs", [])]
 

@@ -26,7 +26,7 @@ from serve_app.stores.redis import connect_sync
 from serve_app.stores.redis_keys import redis_key
 from tests.support import free_port
 
-JOBS = 4
+JOBS = 6
 ARGS = {
     "generator": {"replicas": 2, "resources": {"executor": 1}, "threads": 1, "engine": {"max_rows": 4}, "drain_s": 3},
     "ingress": {"drain_s": 2},

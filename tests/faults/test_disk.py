@@ -1,7 +1,6 @@
 """What Redis wrote, and what is on the disk: a torn or damaged file, a full disk, a power cut."""
 
 import asyncio
-import os
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -11,9 +10,9 @@ import pytest
 
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import JobState
-from serve_app.stores.embedded import ensure_redis, stop_redis
+from serve_app.stores.embedded import ensure_redis
 from tests.faults.environment import Environment, open_environment
-from tests.support import wait_until
+from tests.support import mounted_disk, wait_until
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -72,17 +71,8 @@ async def test_a_damaged_middle_is_named_and_not_skipped(env: Environment) -> No
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 4 MB that is really full when it is full."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    if os.geteuid() != 0 or shutil.which("mount") is None:
-        pytest.skip("mounting a tmpfs needs root")
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)], capture_output=True)
-    if mounted.returncode != 0:
-        pytest.skip(f"no tmpfs here: {mounted.stderr.decode().strip()}")
-    yield place
-    stop_redis(place / "var")
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    with mounted_disk(tmp_path / "disk", megabytes=4) as disk:
+        yield disk
 
 
 @pytest.mark.soak

@@ -1,9 +1,6 @@
 """Before a disk is full new jobs are refused, and what has been accepted goes on; nobody asks the disk for each request."""
 
 import contextlib
-import os
-import shutil
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,10 +17,10 @@ from serve_app.domain.jobs import JobState
 from serve_app.service.resources import open_resources
 from serve_app.settings import Settings
 from serve_app.stores.disk_reserve import CHECK_EVERY_S, DiskReserve, free_bytes
-from serve_app.stores.embedded import ensure_redis, stop_redis
+from serve_app.stores.embedded import ensure_redis
 from serve_app.stores.images import ImageStore
 from tests.api.app import BODY_A, TestService, client_of, error_of, open_service, service_settings
-from tests.support import wait_until
+from tests.support import mounted_disk, wait_until
 
 EVERYTHING = ByteSize(1 << 60)
 """A reserve larger than any disk."""
@@ -57,17 +54,8 @@ async def test_what_is_not_on_a_disk_of_this_machine_is_not_looked_at(tmp_path: 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 8 MB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    if os.geteuid() != 0 or shutil.which("mount") is None:
-        pytest.skip("mounting a tmpfs needs root")
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)], capture_output=True)
-    if mounted.returncode != 0:
-        pytest.skip(f"no tmpfs here: {mounted.stderr.decode().strip()}")
-    yield place
-    stop_redis(place / "var")
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    with mounted_disk(tmp_path / "disk", megabytes=8) as disk:
+        yield disk
 
 
 async def test_a_disk_that_fills_up_keeps_its_reserve_for_what_was_accepted(small_disk: Path) -> None:
