@@ -10,7 +10,7 @@ from serve_app.domain.jobs import Job
 from serve_app.service.delete import remove_listed_objects
 from serve_app.service.resources import Resources
 from serve_app.service.seed import CatalogFollower
-from serve_app.stores.images import IMAGES
+from serve_app.stores.images import IMAGES, thumbnail_uri
 
 _log = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ async def _removal_loop(resources: Resources, every: timedelta) -> None:
 async def sweep(resources: Resources) -> int:
     """Remove the objects that no record names; return how many.
 
-    Of an ended job, what its record lists stays; of a job still under way, everything. An object without a record is removed
+    Of an ended job, what its record lists stays, with its thumbnails; of a job still under way, everything. An object without a record is removed
     only when its date is past retention, so that a service connected to an empty Redis by mistake deletes nothing.
     """
     removed = 0
@@ -138,7 +138,7 @@ def _is_orphan(resources: Resources, name: str, job: Job | None, *, is_over: boo
     if not job.state.is_terminal:
         return False
     uri = resources.images.uri(name)
-    return all(image.image_uri != uri for image in job.images)
+    return all(uri not in (image.image_uri, thumbnail_uri(image.image_uri)) for image in job.images)
 
 
 async def _remove(resources: Resources, names: Sequence[str]) -> int:

@@ -16,7 +16,9 @@ from serve_app.settings import Settings
 from serve_app.stores.storage import in_storage_thread, open_filesystem
 
 IMAGES = "images"
-_NAME = re.compile(r"images/[0-9a-z]{1,64}/\d{4}/\d{2}/\d{2}/[A-Za-z0-9_]{1,64}/a\d{1,9}-\d{1,3}\.png")
+_STEM = r"images/[0-9a-z]{1,64}/\d{4}/\d{2}/\d{2}/[A-Za-z0-9_]{1,64}/a\d{1,9}-\d{1,3}"
+_IMAGE, _OBJECT = re.compile(rf"{_STEM}\.png"), re.compile(rf"{_STEM}\.(png|webp)")
+"""The name of an image; the name of an image or its thumbnail. A thumbnail has no address of its own."""
 _FOLDER = re.compile(r"images/[0-9a-z]{1,64}(/\d{4}/\d{2}/\d{2}/[A-Za-z0-9_]{1,64})?")
 _EXPIRY = re.compile(r"[0-9]{1,12}")
 
@@ -57,10 +59,10 @@ class ImageStore:
         return f"{self._settings.storage.rstrip('/')}/{name}"
 
     def name(self, image_uri: str) -> str:
-        """Return the object name in a URI of this storage. Raises `NotFound` for any other URI."""
+        """Return the name of an image or thumbnail in a URI of this storage. Raises `NotFound` for any other URI."""
         prefix = self._settings.storage.rstrip("/") + "/"
         name = image_uri.removeprefix(prefix)
-        if not image_uri.startswith(prefix) or not _NAME.fullmatch(name):
+        if not image_uri.startswith(prefix) or not _OBJECT.fullmatch(name):
             raise NotFound("no such image")
         return name
 
@@ -72,7 +74,7 @@ class ImageStore:
         return self.uri(name)
 
     async def get(self, image_uri: str) -> bytes:
-        """Read a PNG. Raises `NotFound`, `StoreUnavailable`."""
+        """Read an image or thumbnail. Raises `NotFound`, `StoreUnavailable`."""
         path = self._path(self.name(image_uri))
         try:
             return await in_storage_thread(lambda: self._files.cat_file(path), doing="read")
@@ -80,12 +82,13 @@ class ImageStore:
             raise NotFound("no such image") from missing
 
     async def delete(self, image_uri: str) -> None:
-        """Remove an image; nothing happens when it is not there."""
-        path = self._path(self.name(image_uri))
-        try:
-            await in_storage_thread(lambda: self._files.rm_file(path), doing="delete")
-        except FileNotFoundError:
-            return
+        """Remove an image and its thumbnail; nothing happens when they are not there."""
+        for uri in (image_uri, thumbnail_uri(image_uri)):
+            path = self._path(self.name(uri))
+            try:
+                await in_storage_thread(lambda path=path: self._files.rm_file(path), doing="delete")
+            except FileNotFoundError:
+                continue
 
     async def delete_folder(self, folder: str) -> None:
         """Remove the folder of a job or an account with all images in it. Raises `NotFound` for any other folder."""
@@ -137,7 +140,7 @@ class ImageStore:
         """Check that a URL is one of ours, unchanged and not expired."""
         if not _EXPIRY.fullmatch(str(exp)) or kid not in self._settings.url_keys:
             return False
-        if not _NAME.fullmatch(name) or int(exp) < time.time():
+        if not _IMAGE.fullmatch(name) or int(exp) < time.time():
             return False
         return hmac.compare_digest(self._signature(name, int(exp), kid).encode(), sig.encode(errors="replace"))
 
@@ -158,6 +161,11 @@ class ImageStore:
     def _write_local(self, path: str, png: bytes) -> None:
         folder_mode = _mode(Path(self._root)) if self._settings.storage_url else PRIVATE_FOLDER
         write_atomically(Path(path), png, mode=folder_mode & 0o666, folder_mode=folder_mode)
+
+
+def thumbnail_uri(image_uri: str) -> str:
+    """Where the thumbnail of an image is kept; a thumbnail's own URI stays as it is."""
+    return image_uri.removesuffix(".png").removesuffix(".webp") + ".webp"
 
 
 def _mode(folder: Path) -> int:

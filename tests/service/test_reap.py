@@ -17,6 +17,7 @@ from serve_app.service.reap import reap_forever, sweep
 from serve_app.service.resources import Resources, open_resources
 from serve_app.settings import Settings
 from serve_app.stores.embedded import ensure_redis, stop_redis
+from serve_app.stores.images import thumbnail_uri
 from tests.support import wait_until, write_catalog
 
 REQUEST = GenerationRequest(prompt="a boat", lora_id="model_x", seeds=(1,))
@@ -136,9 +137,12 @@ async def test_the_sweeper_keeps_what_records_name_and_removes_the_rest(resource
     unknown_old = await _put(resources, "gen_ancient", 1, when=datetime.now(UTC) - timedelta(days=40))
     image = StoredImage(image_id=new_image_id(), image_uri=kept, width=8, height=8, sha256="0" * 64, size_bytes=3)
     await resources.queue.finish(claims[done], [image], seconds=1)
-    assert await sweep(resources) == 2
-    left = {uri: await resources.images.exists(uri) for uri in (kept, under_way, unknown_today, zombie, unknown_old)}
-    assert left == {kept: True, under_way: True, unknown_today: True, zombie: False, unknown_old: False}
+    kept_thumbnail, orphan = thumbnail_uri(kept), thumbnail_uri(zombie)
+    for uri in (kept_thumbnail, orphan):
+        await resources.images.put(resources.images.name(uri), b"webp")
+    assert await sweep(resources) == 3
+    objects = (kept, kept_thumbnail, under_way, unknown_today, zombie, orphan, unknown_old)
+    assert [uri for uri in objects if await resources.images.exists(uri)] == [*objects[:4]]
     assert await sweep(resources) == 0
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from serve_app.domain.errors import NotFound, StoreUnavailable
 from serve_app.settings import Settings
-from serve_app.stores.images import ImageStore
+from serve_app.stores.images import ImageStore, thumbnail_uri
 
 WHEN = datetime(2026, 11, 21, 12, tzinfo=UTC)
 PNG = b"\x89PNG\r\n\x1a\n" + b"x" * 100_000
@@ -70,6 +70,18 @@ async def test_putting_twice_is_harmless_and_deleting_too(store: ImageStore) -> 
     assert not await store.exists(uri)
     with pytest.raises(NotFound):
         await store.get(uri)
+
+
+async def test_a_thumbnail_goes_with_its_image_and_has_no_address(store: ImageStore) -> None:
+    uri = await store.put(_name(store), PNG)
+    thumbnail = await store.put(store.name(thumbnail_uri(uri)), b"webp")
+    assert await store.get(thumbnail) == b"webp"
+    if not uri.startswith("s3"):
+        url = urlsplit(store.url(thumbnail, base_url="http://x"))
+        signature = {name: values[0] for name, values in parse_qs(url.query).items()}
+        assert not store.verify(store.name(thumbnail), **signature)
+    await store.delete(uri)
+    assert not await store.exists(thumbnail)
 
 
 async def test_objects_are_listed_by_name(store: ImageStore) -> None:
