@@ -9,13 +9,14 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
-from deployments.args import AppArgs, ReplicaArgs, ScaleArgs, WorkerArgs
+from deployments.args import AppArgs, LoadScaleArgs, ReplicaArgs, ScaleArgs, WorkerArgs
 from deployments.generator import Generator
 from deployments.housekeeper import Housekeeper
 from deployments.ingress import Ingress
 from deployments.ray_internals import require_token_authentication
 from deployments.upscaler import Upscaler
 from serve_app.domain.jobs import JobKind
+from serve_app.settings import Settings
 
 HINTS_AT_ONCE = 100
 STOP_MARGIN_S = 5.0
@@ -32,16 +33,19 @@ def build(args: AppArgs) -> Application:
         ray_actor_options={"num_cpus": args.housekeeper.num_cpus, "resources": args.housekeeper.resources},
         graceful_shutdown_wait_loop_s=0.1,
     )(Housekeeper).bind(args.housekeeper)
+    open_requests = args.ingress.max_ongoing_requests or Settings().open_requests
     ingress = serve.deployment(
         name="ingress",
-        num_replicas=args.ingress.replicas,
-        max_ongoing_requests=args.ingress.max_ongoing_requests,
+        max_ongoing_requests=open_requests,
         max_queued_requests=args.ingress.max_queued_requests,
         ray_actor_options=_actor_options(args.ingress),
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=args.ingress.drain_s,
+        **_ingress_replicas(args.ingress.replicas),
     )(Ingress)
-    return ingress.bind(generator, upscaler, housekeeper, always_on=always_on(args))
+    return ingress.bind(
+        generator, upscaler, housekeeper, always_on=always_on(args), open_requests=args.ingress.max_ongoing_requests
+    )
 
 
 def always_on(args: AppArgs) -> frozenset[JobKind]:
@@ -60,6 +64,13 @@ def _worker(deployment: type, kind: JobKind, args: WorkerArgs) -> Any:
         graceful_shutdown_timeout_s=args.drain_s + STOP_MARGIN_S,
         **_replicas(kind, args.replicas),
     )(deployment)
+
+
+def _ingress_replicas(replicas: int | LoadScaleArgs) -> dict[str, Any]:
+    """By Serve's own policy: only the ingress has requests in progress to count."""
+    if isinstance(replicas, int):
+        return {"num_replicas": replicas}
+    return {"autoscaling_config": AutoscalingConfig(**replicas.model_dump())}
 
 
 def _actor_options(args: ReplicaArgs) -> dict[str, Any]:

@@ -24,9 +24,14 @@ class ScaleArgs(Args):
 
     @model_validator(mode="after")
     def _bounds_in_order(self) -> "ScaleArgs":
-        if self.min_replicas > self.max_replicas:
-            raise ValueError(f"min_replicas {self.min_replicas} is above max_replicas {self.max_replicas}")
+        check_bounds(self.min_replicas, self.max_replicas)
         return self
+
+
+def check_bounds(least: int, most: int) -> None:
+    """Raises `ValueError`."""
+    if least > most:
+        raise ValueError(f"min_replicas {least} is above max_replicas {most}")
 
 
 class ReplicaArgs(Args):
@@ -80,9 +85,25 @@ class WorkerArgs(ReplicaArgs):
         )
 
 
+class LoadScaleArgs(Args):
+    """Replicas by the load: as many as bring the requests in progress at one of them down to `target_ongoing_requests`."""
+
+    min_replicas: int = Field(default=1, ge=1)
+    max_replicas: int = Field(default=1, ge=1)
+    target_ongoing_requests: float = Field(default=50, gt=0)
+    upscale_delay_s: float = Field(default=10, ge=0)
+    downscale_delay_s: float = Field(default=600, ge=0)
+
+    @model_validator(mode="after")
+    def _bounds_in_order(self) -> "LoadScaleArgs":
+        check_bounds(self.min_replicas, self.max_replicas)
+        return self
+
+
 class IngressArgs(ReplicaArgs):
-    replicas: int = 1  # pyright: ignore[reportIncompatibleVariableOverride]
-    max_ongoing_requests: int = Field(default=1000, ge=1)
+    replicas: int | LoadScaleArgs = 1  # pyright: ignore[reportIncompatibleVariableOverride]
+    max_ongoing_requests: int | None = Field(default=None, ge=1)
+    """Of one replica. Unset: `ATELIER_OPEN_REQUESTS`; either way the wait for a connection to Redis follows from it."""
     max_queued_requests: int = Field(default=1000, ge=1)
     """Of one replica, beyond those in progress; the next request is answered 503 `overloaded`."""
 

@@ -72,9 +72,10 @@ class Ingress:
         upscaler: DeploymentHandle[Any],
         *_beside: DeploymentHandle[Any],
         always_on: frozenset[JobKind] = frozenset(),
+        open_requests: int | None = None,
     ) -> None:
         prepare_replica()
-        settings = Settings()
+        settings = Settings() if open_requests is None else Settings(open_requests=open_requests)
         configure_logging(settings.log_level)
         hints = Hints({JobKind.GENERATION: generator, JobKind.UPSCALE: upscaler})
         self._stack = AsyncExitStack()

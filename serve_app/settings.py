@@ -22,6 +22,11 @@ ROOT = Path(__file__).resolve().parent.parent
 
 Network = IPv4Network | IPv6Network
 
+SLOWEST_RATE = 200.0
+"""Requests a second that one ingress replica answers at the least: a third of what was measured on a small machine."""
+LEAST_REDIS_WAIT = timedelta(seconds=3)
+"""As long as one call to Redis may take: then nobody waits in vain for a server that does not answer."""
+
 
 def _split(value: Any) -> Any:
     """Items of a text by commas; anything else as it is."""
@@ -67,6 +72,13 @@ class Settings(BaseSettings):
     queue_age_limit: timedelta = timedelta(hours=24)
     max_attempts: int = Field(default=5, ge=1)
     lease: timedelta = timedelta(seconds=30)
+    open_requests: int = Field(default=1_000, ge=1)
+    """In progress at one ingress replica; what exceeds them waits in front of it. The next two belong to it."""
+    redis_connections: int = Field(default=64, ge=1)
+    """Of one process. More add nothing: one fsync confirms all writes of one turn of the server's loop, and with many calls
+    under way each waits longer for its answer than Redis takes."""
+    redis_wait: timedelta | None = Field(default=None, gt=timedelta())
+    """How long a call waits for one of them; then 503 `overloaded`. Unset: what `open_requests` take at 200 a second."""
     accept_replicas: int = Field(default=0, ge=0)
     """Redis replicas that must hold an accepted job before it is acknowledged (`WAIT`); for failover, name them all."""
     polls_per_second: int = Field(default=50, ge=1)
@@ -85,6 +97,10 @@ class Settings(BaseSettings):
     @cached_property
     def storage(self) -> str:
         return self.storage_url or (self.data_dir / "images").resolve().as_uri()
+
+    @property
+    def longest_redis_wait(self) -> timedelta:
+        return self.redis_wait or max(LEAST_REDIS_WAIT, timedelta(seconds=self.open_requests / SLOWEST_RATE))
 
     @cached_property
     def plan_table(self) -> dict[tuple[Variant, str], Plan]:

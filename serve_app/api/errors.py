@@ -16,6 +16,7 @@ from serve_app.api.schemas import ResponseBody
 from serve_app.domain import errors
 from serve_app.domain.errors import (
     AtelierError,
+    Overloaded,
     PollLimitExceeded,
     QueueFull,
     RateLimitExceeded,
@@ -26,11 +27,10 @@ from serve_app.domain.errors import (
 Responses = dict[int | str, dict[str, Any]]
 """The value of `responses=` of a path operation."""
 
-STORE_RETRY_S, POLL_RETRY_S = 5, 1
+STORE_RETRY_S, OVERLOAD_RETRY_S, POLL_RETRY_S = 5, 2, 1
 UNAVAILABLE = "The service is temporarily unavailable; nothing was accepted. Try again in a few seconds."
+OVERLOADED = "The service has more open requests than it can carry. Try again in a moment."
 INTERNAL_ERROR = "internal_error"
-OVERLOADED = "overloaded"
-"""Answered in front of the application, when the service has more open requests than it can carry."""
 
 
 class ErrorAnswer(NamedTuple):
@@ -55,6 +55,7 @@ ANSWERS: Mapping[type[AtelierError], ErrorAnswer] = {
     errors.RateLimitExceeded: ErrorAnswer(429, "Your plan allows 50 requests per hour; try again in 1800 seconds."),
     errors.QueueFull: ErrorAnswer(429, "The queue is full; try again in 5 seconds."),
     errors.StoreUnavailable: ErrorAnswer(503, UNAVAILABLE),
+    errors.Overloaded: ErrorAnswer(503, OVERLOADED),
 }
 DESCRIPTIONS: Mapping[int, str] = {
     400: "The body is not valid JSON, or a parameter breaks its rule. The message names the parameter and its valid range.",
@@ -66,11 +67,11 @@ DESCRIPTIONS: Mapping[int, str] = {
     415: "The body is declared as something other than JSON.",
     429: "Over the plan's limit (`rate_limit_exceeded`), or the queue is full (`queue_full`).",
     500: "An error of the service.",
-    503: "The service is temporarily unavailable. Nothing was accepted; try again.",
+    503: "The service is temporarily unavailable, or has too many open requests (`overloaded`). Nothing was accepted; try again.",
 }
 
 
-_CODES = [*(kind.code for kind in ANSWERS), INTERNAL_ERROR, OVERLOADED]
+_CODES = [*(kind.code for kind in ANSWERS), INTERNAL_ERROR]
 
 
 class Error(ResponseBody):
@@ -114,7 +115,7 @@ def domain_error_response(error: AtelierError, context: RequestContext, *, chall
     answer = next((ANSWERS[kind] for kind in type(error).__mro__ if kind in ANSWERS), None)
     if answer is None:
         raise error
-    message = UNAVAILABLE if isinstance(error, StoreUnavailable) else error.message
+    message = answer.example if isinstance(error, StoreUnavailable) else error.message
     return error_response(answer.status, error.code, message, _headers(error, context, challenge))
 
 
@@ -124,8 +125,8 @@ def internal_error(request_id: str) -> Response:
 
 
 def error_responses(*kinds: type[AtelierError]) -> Responses:
-    """`responses=` of a path operation: the errors it may answer with, and the two that every operation may meet."""
-    rows = [(ANSWERS[kind].status, kind.code, ANSWERS[kind].example) for kind in (*kinds, StoreUnavailable)]
+    """`responses=` of a path operation: the errors it may answer with, and those that every operation may meet."""
+    rows = [(ANSWERS[kind].status, kind.code, ANSWERS[kind].example) for kind in (*kinds, StoreUnavailable, Overloaded)]
     rows.append((500, INTERNAL_ERROR, "An error of the service; give the request id req_5f0c when you report it."))
     return {
         status: _documented(status, (row for row in rows if row[0] == status))
@@ -170,6 +171,8 @@ def _headers(error: AtelierError, context: RequestContext, challenge: str) -> di
 
 def _retry_after_s(error: AtelierError, context: RequestContext) -> int | None:
     """Never earlier than the moment at which trying again can succeed."""
+    if isinstance(error, Overloaded):
+        return OVERLOAD_RETRY_S
     if isinstance(error, StoreUnavailable):
         return STORE_RETRY_S
     if isinstance(error, QueueFull):

@@ -92,6 +92,12 @@ class StoreUnavailable(AtelierError):
     code = "unavailable"
 
 
+class Overloaded(StoreUnavailable):
+    """More requests are open than the connections to Redis can carry, and Redis answers: nothing was accepted."""
+
+    code = "overloaded"
+
+
 class UnreadableRecord(StoreUnavailable):
     """This version of the code cannot read a stored record: it is damaged, or a newer version wrote it."""
 

@@ -4,28 +4,30 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from serve_app.domain.errors import StoreUnavailable
+from serve_app.domain.errors import Overloaded, StoreUnavailable
 from serve_app.domain.jobs import JobKind
 from serve_app.service.resources import Resources
 
-READY_TIMEOUT_S = 5
+READY_TIMEOUT_S = 5.0
 PROBE = "images/0/1970/01/01/probe/a0-0.png"
 """A well-formed name that no job has: asking for it proves that the storage answers."""
 LONGEST_START_S = 600
 """Work that has waited for so long without a sign of any worker: none is starting."""
-OK, DOWN = "ok", "down"
+OK, DOWN, BUSY = "ok", "down", "busy"
+"""A service that is busy is ready: taken out of the balance, it would leave its load to the others."""
 IDLE = "scaled to zero"
 
 
 async def readiness(resources: Resources) -> tuple[bool, dict[str, str]]:
     """Return whether the service is ready, and the state of each part; the details are the operator's."""
+    turn_s = READY_TIMEOUT_S + resources.settings.longest_redis_wait.total_seconds()
     states = {
-        "redis": await _answers(resources.jobs.backlog(JobKind.GENERATION)),
-        "storage": await _answers(resources.images.exists(resources.images.uri(PROBE))),
+        "redis": await _answers(resources.jobs.backlog(JobKind.GENERATION), within_s=turn_s),
+        "storage": await _answers(resources.images.exists(resources.images.uri(PROBE)), within_s=READY_TIMEOUT_S),
     }
-    if states["redis"] == OK:
+    if states["redis"] != DOWN:
         states["generator"] = await _generator(resources)
-    return all(state in (OK, IDLE) for state in states.values()), states
+    return all(state in (OK, IDLE, BUSY) for state in states.values()), states
 
 
 async def _generator(resources: Resources) -> str:
@@ -41,6 +43,8 @@ async def _generator(resources: Resources) -> str:
                 return OK
             failure = await resources.workers.failure(JobKind.GENERATION)
             waiting = (await resources.jobs.backlog(JobKind.GENERATION)).oldest_age_s
+    except Overloaded:
+        return BUSY
     except (StoreUnavailable, TimeoutError):
         return DOWN
     if failure is not None:
@@ -49,10 +53,12 @@ async def _generator(resources: Resources) -> str:
     return "none has started" if is_missing else IDLE
 
 
-async def _answers(probe: Coroutine[Any, Any, object]) -> str:
+async def _answers(probe: Coroutine[Any, Any, object], *, within_s: float) -> str:
     try:
-        async with asyncio.timeout(READY_TIMEOUT_S):
+        async with asyncio.timeout(within_s):
             await probe
+    except Overloaded:
+        return BUSY
     except (StoreUnavailable, TimeoutError):
         return DOWN
     return OK

@@ -99,7 +99,7 @@ async def open_resources(
     """Open the stores; start the embedded Redis if the settings name none. Raises `StoreUnavailable`, `CatalogError`."""
     await asyncio.to_thread(close_to_others, settings.data_dir)
     redis_url = settings.redis_url or (await asyncio.to_thread(ensure_redis, settings.data_dir)).url
-    client = connect(redis_url)
+    client = connect(redis_url, connections=settings.redis_connections, wait=settings.longest_redis_wait)
     try:
         images = ImageStore(settings)
         resources = Resources(

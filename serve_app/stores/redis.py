@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
+from datetime import timedelta
 from typing import Any
 
 import redis as redis_py
@@ -15,7 +16,7 @@ from redis.exceptions import OutOfMemoryError, ReadOnlyError, RedisError, Respon
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry as SyncRetry
 
-from serve_app.domain.errors import StoreUnavailable
+from serve_app.domain.errors import Overloaded, StoreUnavailable
 
 CONNECT_TIMEOUT_S, REPLY_TIMEOUT_S, CALL_TIMEOUT_S = 2.0, 2.0, 3.0
 """A silent server must turn into a 503 soon. A call's own limit holds over redis-py's retries, which take a timeout
@@ -23,22 +24,28 @@ during the handshake for a broken connection. Two seconds to connect: while this
 time of every connection that it is opening runs out together (a stall of 1 s failed 41 to 64 of 100 calls at a limit of 1 s)."""
 RETRIES, RETRY_BASE_S, RETRY_CAP_S = 5, 0.05, 0.5
 """A refused or broken connection is tried again for about a second: a killed server is back in 0.13 s."""
-MAX_CONNECTIONS = 64
-"""Per process. More add nothing: one fsync confirms all writes of one turn of the server's loop."""
+MAX_CONNECTIONS, MAX_WAIT = 64, timedelta(seconds=5)
+"""Of a process that is no ingress; `Settings` sizes both for the requests that one may have open."""
 
 
-def connect(url: str) -> redis_async.Redis:
-    """Open an asyncio client of `redis://`, `rediss://` or `unix://`; a failure to reach the server is `StoreUnavailable`."""
-    pool = redis_async.BlockingConnectionPool.from_url(
+def connect(url: str, *, connections: int = MAX_CONNECTIONS, wait: timedelta = MAX_WAIT) -> redis_async.Redis:
+    """Open an asyncio client of `redis://`, `rediss://` or `unix://`; a failure to reach the server is `StoreUnavailable`.
+
+    Calls beyond `connections` take turns, in the order in which they came. One that has waited for `wait` while others were
+    answered is refused with `Overloaded`.
+    """
+    pool = redis_async.ConnectionPool.from_url(
         url,
         decode_responses=True,
         socket_connect_timeout=CONNECT_TIMEOUT_S,
         socket_timeout=REPLY_TIMEOUT_S,
-        max_connections=MAX_CONNECTIONS,
-        timeout=REPLY_TIMEOUT_S,
+        max_connections=connections,
         retry=Retry(ExponentialWithJitterBackoff(RETRY_CAP_S, RETRY_BASE_S), RETRIES, (RedisConnectionError,)),
     )
-    return _Client.from_pool(pool)
+    client = _Client(connection_pool=pool)
+    client.auto_close_connection_pool = True
+    client.turns = _Turns(connections, wait.total_seconds())
+    return client
 
 
 def connect_sync(url: str) -> redis_py.Redis:
@@ -86,18 +93,57 @@ def _is_outage(error: RedisError) -> bool:
     return any(text.strip().startswith(code) or f"-{code}" in text for code in _OUTAGES)
 
 
+class _Turns:
+    """Lets as many calls at a time to Redis as there are connections. redis-py's own waiting lets late calls pass early ones,
+    and cannot tell a busy process from a server that does not answer."""
+
+    def __init__(self, connections: int, wait_s: float) -> None:
+        self._free = asyncio.Semaphore(connections)
+        self._wait_s = wait_s
+        self._answered_at = 0.0
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncGenerator[None]:
+        """Raises `StoreUnavailable` when the server does not answer, and `Overloaded` when it does but the wait was too long."""
+        if self._free.locked():
+            await self._wait()
+        else:
+            await self._free.acquire()
+        try:
+            async with _in_time():
+                yield
+            self._answered_at = asyncio.get_running_loop().time()
+        finally:
+            self._free.release()
+
+    async def _wait(self) -> None:
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await self._free.acquire()
+        except TimeoutError:
+            if asyncio.get_running_loop().time() - self._answered_at > CALL_TIMEOUT_S:
+                raise StoreUnavailable("the job store cannot be reached") from None
+            raise Overloaded("too many requests are open") from None
+
+
 class _Client(redis_async.Redis):
     """redis-py's client with one kind of outage."""
 
+    turns: _Turns
+
     async def execute_command(self, *args: Any, **options: Any) -> Any:
-        async with _in_time():
+        async with self.turns.turn():
             return await super().execute_command(*args, **options)
 
     def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> Pipeline:
-        return _Pipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
+        pipeline = _Pipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
+        pipeline.turns = self.turns
+        return pipeline
 
 
 class _Pipeline(Pipeline):
+    turns: _Turns
+
     async def execute(self, raise_on_error: bool = True) -> list[Any]:
-        async with _in_time():
+        async with self.turns.turn():
             return await super().execute(raise_on_error)

@@ -13,12 +13,14 @@ from ray.serve.schema import ServeDeploySchema
 from deployments.app import build
 from deployments.args import AppArgs, ScaleArgs
 from deployments.config import ConfigError, ServeConfig, read_config
+from serve_app.domain.jobs import JobKind
 from serve_app.domain.requests import Variant
 from serve_app.settings import Settings
 from serve_app.stores.catalog_file import read_catalog
 from tests.support import ROOT
 
 CONFIGS = ROOT / "configs"
+ALL_KINDS = frozenset(JobKind)
 SERVE_FILES = ("local.yaml", "one_gpu.yaml", "production.yaml")
 
 
@@ -40,6 +42,25 @@ def test_a_shipped_config_is_valid_for_serve_and_for_us(name: str) -> None:
         if isinstance(replicas, ScaleArgs):
             AutoscalingConfig(**replicas.model_dump(exclude={"target_s"}))
     assert args.upscaler.weights, "Lanczos alone is for those who ask for it"
+
+
+def test_the_ingress_of_a_cluster_follows_its_load() -> None:
+    """By Serve's own policy, which HAProxy's replicas feed, and never with fewer than two."""
+    application = build(read_config(CONFIGS / "production.yaml").args)
+    scaling = application._bound_deployment._deployment_config.autoscaling_config  # pyright: ignore[reportPrivateUsage]
+    assert scaling is not None
+    assert (scaling.min_replicas, scaling.target_ongoing_requests) == (2, 50)
+    assert scaling.max_replicas > 2
+    with pytest.raises(ValidationError, match="min_replicas 3 is above max_replicas 2"):
+        AppArgs.model_validate({"ingress": {"replicas": {"min_replicas": 3, "max_replicas": 2}}})
+
+
+def test_the_requests_that_an_ingress_takes_are_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATELIER_OPEN_REQUESTS", "77")
+    for asked, expected in (None, 77), (5, 5):
+        built: Any = build(AppArgs.model_validate({"ingress": {"max_ongoing_requests": asked}}))
+        assert built._bound_deployment._deployment_config.max_ongoing_requests == expected
+        assert built._bound_deployment.init_kwargs == {"always_on": ALL_KINDS, "open_requests": asked}
 
 
 def deployments_of(node: Any) -> list[Any]:

@@ -1,0 +1,55 @@
+"""More requests than the connections to Redis carry: refused by a code of their own, while Redis answers."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any, cast
+
+import httpx
+import pytest
+import redis
+
+from serve_app.domain.requests import Variant
+from serve_app.service.readiness import readiness
+from tests.api.app import Member, TestService, error_of, open_service
+
+CONNECTIONS = 2
+WAIT = timedelta(milliseconds=100)
+PAUSE_MS = 1_500
+"""Less than a call waits for its answer: those that have a connection get theirs."""
+
+
+@pytest.fixture(scope="module")
+async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TestService]:
+    """A service of few connections, for which a call waits shortly."""
+    folder = tmp_path_factory.mktemp("overload")
+    async with open_service(folder, redis_connections=CONNECTIONS, redis_wait=WAIT) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("variant", Variant)
+async def test_a_call_that_waits_too_long_for_a_connection_is_overloaded(
+    service: TestService, member: Member, variant: Variant
+) -> None:
+    path = f"/v1/{'generate' if variant is Variant.A else 'generations'}/{await service.submit(member, variant)}"
+
+    async def poll() -> httpx.Response:
+        return await service.client.get(path, headers=member.headers(variant))
+
+    with redis.Redis.from_url(service.resources.redis_url) as admin:
+        cast(Any, admin).client_pause(PAUSE_MS)  # both connections are in use meanwhile
+        held = [asyncio.create_task(poll()) for _ in range(CONNECTIONS)]
+        await asyncio.sleep(0)
+        refused, ready = await asyncio.gather(poll(), readiness(service.resources))
+    assert refused.status_code == 503
+    assert error_of(refused)["code"] == "overloaded"
+    assert int(refused.headers["retry-after"]) >= 1
+    assert ready[1]["redis"] == "busy"
+    assert ready[0], "a replica that is only busy stays in the balance"
+    assert [answer.status_code for answer in await asyncio.gather(*held)] == [200] * CONNECTIONS
+
+
+def test_the_wait_fits_the_requests_that_may_be_open(service: TestService) -> None:
+    sized = service.resources.settings.model_copy(update={"redis_wait": None, "open_requests": 4_000})
+    assert sized.longest_redis_wait == timedelta(seconds=20)
+    assert sized.model_copy(update={"open_requests": 1}).longest_redis_wait >= timedelta(seconds=3)
