@@ -11,6 +11,7 @@ from serve_app.api.console import console_app
 from serve_app.api.dispatch import Dispatcher
 from serve_app.api.docs import STATIC, docs_router
 from serve_app.api.middleware import RequestContextMiddleware
+from serve_app.api.site import SiteFiles
 from serve_app.service.resources import Resources
 
 console_redirect = APIRouter()
@@ -23,6 +24,7 @@ def create_app(resources: Resources) -> ASGIApp:
     site.include_router(files.router)
     site.include_router(ops.router)
     site.include_router(docs_router({"a": a, "b": b, "jobs": jobs_app}, resources))
+    site.mount("/static", SiteFiles())
     site.mount("/docs/static", StaticFiles(directory=STATIC))
     site.include_router(console_redirect)
     site.mount("/console", console_app(resources))

@@ -8,6 +8,7 @@ import pytest
 import redis
 
 from serve_app.api.app import create_app
+from serve_app.api.site import STATIC
 from serve_app.domain.accounts import Account
 from serve_app.service.resources import Resources, open_resources
 from serve_app.settings import Settings
@@ -104,8 +105,7 @@ async def test_every_answer_carries_the_headers(
         (await browser.open("/console/settings/api")).answer,
         (await anonymous.open("/console/sign-in")).answer,
         (await anonymous.open("/console/nowhere")).answer,
-        (await anonymous.http.get("/console/static/console.css")),
-        (await anonymous.http.get("/console/static/%2e%2e/__init__.py")),
+        (await anonymous.http.get("/static/site.css")),
         (await anonymous.http.put("/console/settings")),
         (await anonymous.http.put("/console/settings", headers={"Origin": ORIGIN})),
         (await anonymous.http.post("/console/sign-in")),
@@ -122,7 +122,7 @@ async def test_every_answer_carries_the_headers(
         assert answer.headers["X-Content-Type-Options"] == "nosniff"
         assert answer.headers["X-Frame-Options"] == "DENY"
         assert answer.headers["Referrer-Policy"] == "same-origin"
-        is_static = answer.url.path.startswith("/console/static/")
+        is_static = answer.url.path.startswith("/static/")
         assert answer.headers["Cache-Control"] == ("public, max-age=300" if is_static else "no-store")
 
 
@@ -137,7 +137,7 @@ async def test_pages_need_nothing_inline_and_nothing_from_elsewhere(browser: Bro
             for name in ("src", "href", "action"):
                 assert attributes.get(name, "/").startswith(("/console", "#", "/")), (tag, attributes)
                 assert not attributes.get(name, "").startswith("//")
-            assert tag != "script" or attributes["src"].startswith("/console/static/")
+            assert tag != "script" or attributes["src"].startswith("/static/")
 
 
 async def test_pages_name_their_fields_and_landmarks(browser: Browser, browsers: Browsers) -> None:
@@ -152,8 +152,7 @@ async def test_pages_name_their_fields_and_landmarks(browser: Browser, browsers:
 
 
 def test_the_style_sheet_fetches_nothing() -> None:
-    static = Path(__file__).parents[2] / "serve_app" / "api" / "console" / "static"
-    assert not re.search(r"url\(|@import|https?:", (static / "console.css").read_text())
+    assert not re.search(r"url\(|@import|https?:", (STATIC / "site.css").read_text())
 
 
 async def test_with_the_store_gone_the_console_says_so(tmp_path: Path, settings: Settings) -> None:

@@ -4,22 +4,21 @@ app.mount("/console", console_app(resources))
 """
 
 from http import HTTPStatus
-from pathlib import Path
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from serve_app.api.applications import new_app
-from serve_app.api.console.pages import problem_page, redirect
+from serve_app.api.console.guards import SignInRequired
+from serve_app.api.console.pages import problem_page
 from serve_app.api.console.protection import Protection
-from serve_app.api.console.routes import SignInRequired, router
+from serve_app.api.console.rendering import redirect
+from serve_app.api.console.routes import router
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.service.resources import Resources
 
-STATIC = Path(__file__).parent / "static"
 _TEXTS = {404: "There is no such page here.", 405: "This page cannot be used that way."}
 """Instead of what the router says."""
 
@@ -27,7 +26,6 @@ _TEXTS = {404: "There is no such page here.", 405: "This page cannot be used tha
 def console_app(resources: Resources) -> ASGIApp:
     """The pages over these stores. Every answer carries the security headers; a POST must come from the console itself."""
     app = new_app(resources, routes=router.routes)
-    app.mount("/static", StaticFiles(directory=STATIC))
     app.add_exception_handler(SignInRequired, _to_sign_in)
     app.add_exception_handler(HTTPException, _refuse)
     app.add_exception_handler(StoreUnavailable, _unavailable)

@@ -1,14 +1,12 @@
-"""Rendering of the console's pages."""
+"""The pages about the account: sign-in, settings, keys, and what went wrong."""
 
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse
+from starlette.responses import HTMLResponse
 
 from serve_app.api.console.key_page import KEY_NAME_LENGTH, KEY_PAGES, KeyPage, curl_line
+from serve_app.api.console.rendering import render, site_of
 from serve_app.api.console.session import SignedIn, anonymous_token, form_token, set_anonymous, single_use_token
 from serve_app.api.dependencies import resources_of
 from serve_app.domain.accounts import ApiKey
@@ -16,20 +14,12 @@ from serve_app.domain.accounts import ApiKey
 NAME_LENGTH = 100
 """Characters of an account's name."""
 
-_TEMPLATES = Environment(
-    loader=FileSystemLoader(Path(__file__).parent / "templates"),
-    autoescape=True,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
-
 
 def sign_in_page(
     request: Request, *, status: int = 200, problem: str = "", name: str = "", retry_after_s: int | None = None
 ) -> HTMLResponse:
     token = anonymous_token(request)
-    response = _page(
+    response = render(
         request,
         "sign_in.html",
         None,
@@ -48,7 +38,7 @@ async def settings_page(request: Request, session: SignedIn) -> HTMLResponse:
     resources, account_id = resources_of(request), session.account.id
     windows = [(page, await resources.auth.window(account_id, page.variant)) for page in KEY_PAGES]
     adapters = await resources.catalog.adapters(account_id)
-    return _page(request, "settings.html", session, here="settings", windows=windows, adapters=adapters)
+    return render(request, "settings.html", session, here="settings", windows=windows, adapters=adapters)
 
 
 async def keys_page(
@@ -59,7 +49,7 @@ async def keys_page(
     keys = [key for key in await resources.api_keys.list(session.account.id) if page.variant in key.interfaces]
     keys.sort(key=lambda key: (key.state(now) == "active", key.created_at), reverse=True)
     adapters = await resources.catalog.adapters(session.account.id)
-    return _page(
+    return render(
         request,
         "keys.html",
         session,
@@ -68,7 +58,7 @@ async def keys_page(
         page=page,
         keys=keys,
         now=now,
-        docs=f"{request.scope.get('app_root_path', '')}/docs/{page.variant}",
+        docs=f"{site_of(request)}/docs/{page.variant}",
         notice=notice,
         made=made,
         secret=secret,
@@ -81,29 +71,7 @@ async def keys_page(
 
 def problem_page(request: Request, status: int, title: str, text: str) -> HTMLResponse:
     """A page that says what went wrong, and where to go on."""
-    return _page(request, "problem.html", None, status=status, title=title, text=text)
-
-
-def redirect(request: Request, path: str) -> RedirectResponse:
-    """To another page of the console."""
-    return RedirectResponse(f"{_root(request)}/{path}", 303)
-
-
-def _page(
-    request: Request, template: str, session: SignedIn | None, *, status: int = 200, **values: Any
-) -> HTMLResponse:
-    html = _TEMPLATES.get_template(template).render(
-        root=_root(request),
-        account=session.account if session else None,
-        sign_out_token=form_token(session.token, "sign out") if session else "",
-        key_pages=KEY_PAGES,
-        **{"here": "", **values},
-    )
-    return HTMLResponse(html, status)
-
-
-def _root(request: Request) -> str:
-    return request.scope.get("root_path", "").rstrip("/")
+    return render(request, "problem.html", None, status=status, title=title, text=text)
 
 
 def _base_url(request: Request) -> str:

@@ -6,21 +6,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-HEADERS = {
-    "Content-Security-Policy": (
-        "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; "
-        "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
-    ),
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    # not no-referrer: under it browsers send `Origin: null` with our own forms, and the check below would refuse them
-    "Referrer-Policy": "same-origin",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
-}
+from serve_app.api.site import PAGE_HEADERS
+
 HSTS = "max-age=31536000"
-STATIC_CACHE = "public, max-age=300"
 
 
 class Protection:
@@ -38,13 +26,9 @@ class Protection:
             await self._app(scope, receive, send)
             return
 
-        is_static = scope["path"].startswith(f"{scope.get('root_path', '')}/static/")  # now: routing rewrites the scope
-
         async def send_protected(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._set_headers(
-                    MutableHeaders(scope=message), is_https=scope["scheme"] == "https", is_static=is_static
-                )
+                self._set_headers(MutableHeaders(scope=message), is_https=scope["scheme"] == "https")
             await send(message)
 
         headers = Headers(scope=scope)
@@ -62,9 +46,9 @@ class Protection:
         origin = urlsplit(headers.get("origin", "")).netloc
         return bool(origin) and origin in (headers.get("host"), self._public.netloc)
 
-    def _set_headers(self, headers: MutableHeaders, *, is_https: bool, is_static: bool) -> None:
-        for name, value in HEADERS.items():
+    def _set_headers(self, headers: MutableHeaders, *, is_https: bool) -> None:
+        for name, value in PAGE_HEADERS.items():
             headers[name] = value
-        headers["Cache-Control"] = STATIC_CACHE if is_static else "no-store"
+        headers["Cache-Control"] = "no-store"
         if is_https or self._public.scheme == "https":
             headers["Strict-Transport-Security"] = HSTS

@@ -1,18 +1,17 @@
 """The console's path operations: sign in and out, account settings, and the keys of both interfaces."""
 
-from collections.abc import Mapping
 from math import ceil
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 
-from serve_app.api.console.forms import read_form
+from serve_app.api.console.guards import EXPIRED_FORM, Form, FormSession, PageSession, check_form
 from serve_app.api.console.key_page import KEY_NAME_LENGTH, KEY_PAGES, KeyPage
 from serve_app.api.console.known_device import read_device, set_device
-from serve_app.api.console.pages import NAME_LENGTH, keys_page, redirect, settings_page, sign_in_page
+from serve_app.api.console.pages import NAME_LENGTH, keys_page, settings_page, sign_in_page
+from serve_app.api.console.rendering import redirect
 from serve_app.api.console.session import (
     SESSION,
-    SignedIn,
     anonymous_token,
     drop_cookie,
     is_form_token,
@@ -30,29 +29,8 @@ from serve_app.stores.throttle import Limit
 PASSWORD_LENGTH = 128
 NEW_KEYS = Limit("new-key-form", 1, ABSOLUTE_LIFE)
 """Of one opened form: a reload must not make a second key."""
-EXPIRED_FORM = "That page had expired. Go back, reload it, and try again."
 
 router = APIRouter()
-
-
-class SignInRequired(Exception):
-    """A page was opened without a session; the browser is sent to the sign-in page."""
-
-
-async def page_session(request: Request) -> SignedIn:
-    """The session of a browser that opens a page. Raises `SignInRequired`."""
-    session = await read_session(request)
-    if session is None:
-        raise SignInRequired
-    return session
-
-
-async def form_session(request: Request) -> SignedIn:
-    """The session of a browser that sends a form."""
-    session = await read_session(request)
-    if session is None:
-        raise HTTPException(403, "You have been signed out. Sign in and try again.")
-    return session
 
 
 async def key_page(slug: str) -> KeyPage:
@@ -62,9 +40,6 @@ async def key_page(slug: str) -> KeyPage:
     return page
 
 
-PageSession = Annotated[SignedIn, Depends(page_session)]
-FormSession = Annotated[SignedIn, Depends(form_session)]
-Form = Annotated[Mapping[str, str], Depends(read_form)]
 ChosenKeyPage = Annotated[KeyPage, Depends(key_page)]
 
 
@@ -105,7 +80,7 @@ async def sign_in(request: Request, form: Form) -> Response:
 
 @router.post("/sign-out")
 async def sign_out(request: Request, session: FormSession, form: Form) -> Response:
-    _check_form(session, form, "sign out")
+    check_form(session, form, "sign out")
     sessions = resources_of(request).sessions
     if "everywhere" in form:
         await sessions.revoke_all(session.account.id)
@@ -150,19 +125,13 @@ async def create_key(request: Request, page: ChosenKeyPage, session: FormSession
 
 @router.post("/settings/{slug}/{key_id}/revoke")
 async def revoke_key(request: Request, page: ChosenKeyPage, key_id: str, session: FormSession, form: Form) -> Response:
-    _check_form(session, form, "revoke key")
+    check_form(session, form, "revoke key")
     api_keys = resources_of(request).api_keys
     if key_id not in {key.id for key in await api_keys.list(session.account.id)}:
         raise HTTPException(404)
     await api_keys.revoke(key_id)
     await _record(request, session.account.id, Act.KEY_REVOKED, key_id)
     return redirect(request, f"settings/{page.slug}")
-
-
-def _check_form(session: SignedIn, form: Mapping[str, str], purpose: str) -> None:
-    """Raises 403 when the form was not given to this session."""
-    if not is_form_token(session.token, purpose, form.get("form_token", "")):
-        raise HTTPException(403, EXPIRED_FORM)
 
 
 async def _account_of(request: Request, name: str, password: str) -> Account | None:

@@ -8,30 +8,26 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
 from fastapi.responses import HTMLResponse
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from serve_app.api.openapi import EXAMPLE_ADAPTER_ID
 from serve_app.api.responses import base_url
+from serve_app.api.site import PAGE_HEADERS, page_templates
 from serve_app.service.resources import Resources
 
 _PATH_PARAMETER = re.compile(r"\{(\w+)\}")
 _HERE = Path(__file__).parent
 STATIC = _HERE / "static"
-_PAGE_HEADERS = {
-    "Content-Security-Policy": (
-        "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self' data:; connect-src 'self'; "
-        "form-action 'none'; frame-ancestors 'none'; base-uri 'none'"
-    ),
-    "Referrer-Policy": "no-referrer",
+_REFERENCE_HEADERS = {
+    **PAGE_HEADERS,
+    "Content-Security-Policy": PAGE_HEADERS["Content-Security-Policy"].replace("img-src", "img-src data:"),
 }
-"""Nothing inline and nothing from elsewhere; the reference draws icons from `data:` images and calls this service."""
+"""The reference draws icons from `data:` images."""
 
 
 def docs_router(documents: Mapping[str, FastAPI], resources: Resources) -> APIRouter:
     """`/`, `/docs`, and for each document `/docs/<name>` and `/openapi/<name>.json`."""
     router = APIRouter(include_in_schema=False)
-    templates = Environment(loader=FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=StrictUndefined)
-
+    templates = page_templates(_HERE / "templates")
     templates.filters["shell"] = _with_variables
 
     async def document(request: Request, name: str) -> dict[str, Any]:
@@ -42,14 +38,16 @@ def docs_router(documents: Mapping[str, FastAPI], resources: Resources) -> APIRo
         text = json.dumps(documents[name].openapi()).replace(EXAMPLE_ADAPTER_ID, usable or EXAMPLE_ADAPTER_ID)
         return {**json.loads(text), "servers": [{"url": base_url(request, resources.settings.public_url)}]}
 
-    def page(request: Request, template: str, **values: Any) -> HTMLResponse:
+    def page(
+        request: Request, template: str, *, headers: Mapping[str, str] = PAGE_HEADERS, **values: Any
+    ) -> HTMLResponse:
         html = templates.get_template(template).render(
-            root=request.scope.get("root_path", ""),
+            site=request.scope.get("root_path", ""),
             base=base_url(request, resources.settings.public_url),
             titles={name: app.title.removeprefix("Atelier: ") for name, app in documents.items()},
             **values,
         )
-        return HTMLResponse(html, headers=_PAGE_HEADERS)
+        return HTMLResponse(html, headers=dict(headers))
 
     @router.get("/")
     async def landing(request: Request) -> HTMLResponse:
@@ -62,7 +60,8 @@ def docs_router(documents: Mapping[str, FastAPI], resources: Resources) -> APIRo
 
     @router.get("/docs/{name}")
     async def reference(request: Request, name: str) -> HTMLResponse:
-        return page(request, "reference.html", name=name, info=(await document(request, name))["info"])
+        info = (await document(request, name))["info"]
+        return page(request, "reference.html", headers=_REFERENCE_HEADERS, name=name, info=info)
 
     @router.get("/openapi/{name}.json")
     async def openapi(request: Request, name: str) -> Response:

@@ -11,3 +11,8 @@ SwaggerUIBundle({
   tryItOutEnabled: true,
   validatorUrl: null,
 });
+
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const follow = () => document.documentElement.classList.toggle("dark-mode", dark.matches);
+dark.addEventListener("change", follow);
+follow();

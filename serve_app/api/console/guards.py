@@ -1,0 +1,42 @@
+"""Who may open a page or send a form: dependencies of the console's path operations."""
+
+from collections.abc import Mapping
+from typing import Annotated
+
+from fastapi import Depends, HTTPException, Request
+
+from serve_app.api.console.forms import read_form
+from serve_app.api.console.session import SignedIn, is_form_token, read_session
+
+EXPIRED_FORM = "That page had expired. Go back, reload it, and try again."
+
+
+class SignInRequired(Exception):
+    """A page was opened without a session; the browser is sent to the sign-in page."""
+
+
+async def page_session(request: Request) -> SignedIn:
+    """The session of a browser that opens a page. Raises `SignInRequired`."""
+    session = await read_session(request)
+    if session is None:
+        raise SignInRequired
+    return session
+
+
+async def form_session(request: Request) -> SignedIn:
+    """The session of a browser that sends a form."""
+    session = await read_session(request)
+    if session is None:
+        raise HTTPException(403, "You have been signed out. Sign in and try again.")
+    return session
+
+
+def check_form(session: SignedIn, form: Mapping[str, str], purpose: str) -> None:
+    """Raises 403 when the form was not given to this session."""
+    if not is_form_token(session.token, purpose, form.get("form_token", "")):
+        raise HTTPException(403, EXPIRED_FORM)
+
+
+PageSession = Annotated[SignedIn, Depends(page_session)]
+FormSession = Annotated[SignedIn, Depends(form_session)]
+Form = Annotated[Mapping[str, str], Depends(read_form)]

@@ -1,0 +1,45 @@
+"""Rendering of a console page in the shared layout, and redirects between pages."""
+
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse
+
+from serve_app.api.console.key_page import KEY_PAGES
+from serve_app.api.console.session import SignedIn, form_token
+from serve_app.api.site import page_templates
+
+_TEMPLATES = page_templates(Path(__file__).parent / "templates")
+
+
+def render(
+    request: Request, template: str, session: SignedIn | None, *, here: str = "", status: int = 200, **values: Any
+) -> HTMLResponse:
+    """A page of the console. `here` names the link in the header that leads to it."""
+    html = _TEMPLATES.get_template(template).render(
+        root=root_of(request),
+        site=site_of(request),
+        account=session.account if session else None,
+        sign_out_token=form_token(session.token, "sign out") if session else "",
+        key_pages=KEY_PAGES,
+        in_settings=here in {page.slug for page in KEY_PAGES},
+        here=here,
+        **values,
+    )
+    return HTMLResponse(html, status)
+
+
+def redirect(request: Request, path: str) -> RedirectResponse:
+    """To another page of the console."""
+    return RedirectResponse(f"{root_of(request)}/{path}", 303)
+
+
+def root_of(request: Request) -> str:
+    """The path of the console."""
+    return request.scope.get("root_path", "").rstrip("/")
+
+
+def site_of(request: Request) -> str:
+    """The path of the service, in which the console is mounted."""
+    return request.scope.get("app_root_path", "").rstrip("/")

@@ -1,0 +1,49 @@
+"""What all pages share: the layout with its style and scripts, the headers, the templates. Nothing is loaded from elsewhere."""
+
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.responses import Response
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
+
+_HERE = Path(__file__).parent
+STATIC = _HERE / "static"
+
+PAGE_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; "
+        "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    # not no-referrer: under it browsers send `Origin: null` with our own forms, which the console's protection refuses
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+}
+"""Nothing inline and nothing from elsewhere; pages fetch parts of themselves from this service."""
+
+
+def page_templates(folder: Path) -> Environment:
+    """The templates of a folder, over the shared layout."""
+    return Environment(
+        loader=FileSystemLoader([folder, _HERE / "templates"]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+class SiteFiles(StaticFiles):
+    """The files of `static/`, which browsers keep for five minutes."""
+
+    def __init__(self) -> None:
+        super().__init__(directory=STATIC)
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        response.headers.update({**PAGE_HEADERS, "Cache-Control": "public, max-age=300"})
+        return response
