@@ -1,4 +1,4 @@
-"""Draw the README's pictures with the engine: `.venv/bin/python docs/images/draw.py`.
+"""Draw the pictures of the README, the landing page and the console with the engine: `.venv/bin/python docs/images/draw.py`.
 
 Each file shows runs that share every forward pass: other LoRAs, weights and (in scenes.png) prompts and seeds.
 """
@@ -15,6 +15,7 @@ POCKET = HERE.parents[1] / "models" / "pocket"
 STEPS = 30
 TILE, GAP, CAPTION = 256, 8, 24
 COLUMNS = 4
+SAMPLES, SAMPLE = HERE.parents[1] / "serve_app" / "api" / "site" / "static" / "samples", 384
 COLOURS = 256
 """Size of the PNG's palette: the pictures are flat, and each file stays below 300 kB."""
 
@@ -63,6 +64,8 @@ def main() -> None:
         for name, pictures in SHEETS.items():
             draw_together(engine, pictures, steps=1)  # reads the adapters, so that all runs can start at the same step
             images = draw_together(engine, pictures, steps=STEPS)
+            if name == "eight-styles.png":
+                save_samples(pictures, images)
             contact_sheet(pictures, images).quantize(COLOURS, kmeans=4, dither=Image.Dither.NONE).save(
                 HERE / name, optimize=True
             )
@@ -94,6 +97,13 @@ def contact_sheet(pictures: tuple[Picture, ...], images: list[Image.Image]) -> I
         sheet.paste(image.resize((TILE, TILE), Image.Resampling.LANCZOS), (x, y))
         canvas.text((x + TILE / 2, y + TILE + 4), picture.caption, fill="#555555", font=font, anchor="ma")
     return sheet
+
+
+def save_samples(pictures: tuple[Picture, ...], images: list[Image.Image]) -> None:
+    """The eight pictures of the landing page, which are also the samples of the bundled LoRAs in the console."""
+    for picture, image in zip(pictures, images, strict=True):
+        small = image.resize((SAMPLE, SAMPLE), Image.Resampling.LANCZOS)
+        small.save(SAMPLES / f"{picture.lora}.webp", quality=85, method=6)
 
 
 if __name__ == "__main__":

@@ -366,6 +366,21 @@ async def test_the_curl_lines_of_a_document_work_when_pasted(service: TestServic
             assert answer.status_code in (200, 202, 204), (line, answer.text)
 
 
+async def test_the_curl_line_of_the_landing_page_works_when_pasted(service: TestService, member: Member) -> None:
+    text = html.unescape((await page_of(service, "/")).text)
+    line = re.findall(r"curl http://[^<]*", text)[0].replace("YOUR_API_KEY", member.key)
+    assert (await _send(service, ["curl", "-s", *shlex.split(line)[1:]])).status_code == 202
+
+
+async def test_what_browsers_and_programs_look_for_is_there(service: TestService) -> None:
+    icon = await service.client.get("/favicon.ico")
+    robots, llms = (await service.client.get("/robots.txt")), (await service.client.get("/llms.txt"))
+    assert icon.headers["content-type"] == "image/svg+xml"
+    assert "Disallow: /v1/" in robots.text
+    for target in re.findall(r"\]\(([^)]+)\)", llms.text):
+        assert (await service.client.get(target)).status_code == 200
+
+
 async def _send(service: TestService, words: list[str]) -> httpx.Response:
     assert words[:2] == ["curl", "-s"]
     method, body, headers, url = "GET", None, dict[str, str](), ""

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
-from fastapi.responses import HTMLResponse
+from fastapi.responses import FileResponse, HTMLResponse, PlainTextResponse
 
+from serve_app.api.docs.landing import INTERFACE_ROWS, ROBOTS, SAMPLE_PROMPT, SAMPLES, landing_curl, llms_text
 from serve_app.api.openapi import EXAMPLE_ADAPTER_ID
 from serve_app.api.responses import base_url
 from serve_app.api.site import PAGE_HEADERS, page_templates
+from serve_app.api.site import STATIC as SITE_STATIC
 from serve_app.service.resources import Resources
 
 _PATH_PARAMETER = re.compile(r"\{(\w+)\}")
@@ -24,8 +26,11 @@ _REFERENCE_HEADERS = {
 """The reference draws icons from `data:` images."""
 
 
+_FAVICON_HEADERS = {"Cache-Control": "public, max-age=86400"}
+
+
 def docs_router(documents: Mapping[str, FastAPI], resources: Resources) -> APIRouter:
-    """`/`, `/docs`, and for each document `/docs/<name>` and `/openapi/<name>.json`."""
+    """`/`, what browsers and programs look for beside it, `/docs`, and for each document `/docs/<name>` and `/openapi/<name>.json`."""
     router = APIRouter(include_in_schema=False)
     templates = page_templates(_HERE / "templates")
     templates.filters["shell"] = _with_variables
@@ -51,7 +56,22 @@ def docs_router(documents: Mapping[str, FastAPI], resources: Resources) -> APIRo
 
     @router.get("/")
     async def landing(request: Request) -> HTMLResponse:
-        return page(request, "landing.html")
+        lora_id = await resources.catalog.open_adapter_id() or EXAMPLE_ADAPTER_ID
+        curl = landing_curl(base_url(request, resources.settings.public_url), lora_id)
+        return page(request, "landing.html", samples=SAMPLES, prompt=SAMPLE_PROMPT, rows=INTERFACE_ROWS, curl=curl)
+
+    @router.get("/favicon.ico")
+    async def favicon() -> Response:
+        return FileResponse(SITE_STATIC / "mark.svg", media_type="image/svg+xml", headers=_FAVICON_HEADERS)
+
+    @router.get("/robots.txt")
+    async def robots() -> Response:
+        return PlainTextResponse(ROBOTS)
+
+    @router.get("/llms.txt")
+    async def for_language_models(request: Request) -> Response:
+        base = base_url(request, resources.settings.public_url)
+        return PlainTextResponse(llms_text(base, {name: app.title for name, app in documents.items()}))
 
     @router.get("/docs")
     async def chooser(request: Request) -> HTMLResponse:

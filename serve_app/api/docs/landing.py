@@ -1,0 +1,65 @@
+"""What the landing page says, and the texts that programs look for: `robots.txt`, `llms.txt`."""
+
+import json
+from collections.abc import Mapping
+from typing import NamedTuple
+
+SAMPLES = ("neon", "stripes", "shadow", "mosaic", "confetti", "sepia", "blueprint", "outline")
+"""Pictures in `site/static/samples`, by the bundled LoRA that drew them (`docs/images/draw.py`)."""
+SAMPLE_PROMPT = "a yellow flower with a red middle on a blue background"
+
+ROBOTS = """User-agent: *
+Disallow: /console/
+Disallow: /files/
+Disallow: /v1/
+"""
+
+
+class InterfaceRow(NamedTuple):
+    """A property of both interfaces."""
+
+    name: str
+    a: str
+    b: str
+
+
+INTERFACE_ROWS = (
+    InterfaceRow("Your key goes in", "Authorization: Bearer", "X-API-Key"),
+    InterfaceRow("Images in a request", "one to four", "one"),
+    InterfaceRow("Sizes", "512 or 768 on each side", "256 to 1024 on each side, in steps of 8"),
+    InterfaceRow("Steps", "20 to 50", "30"),
+    InterfaceRow("Negative prompt", "no", "yes"),
+    InterfaceRow("LoRA weight", "0.1 to 1", "0 to 2"),
+    InterfaceRow("Upscaling", "2 or 4 times", "no"),
+    InterfaceRow("Limits count", "requests an hour", "requests a minute"),
+)
+
+
+def landing_curl(base_url: str, lora_id: str) -> str:
+    """A first request, with a place for the key."""
+    body = json.dumps({"prompt": SAMPLE_PROMPT, "lora_id": lora_id})
+    return (
+        f"curl {base_url}/v1/generate -H 'Authorization: Bearer YOUR_API_KEY' "
+        f"-H 'Content-Type: application/json' -d '{body}'"
+    )
+
+
+def llms_text(base_url: str, titles: Mapping[str, str]) -> str:
+    """What a language model needs to write a client: https://llmstxt.org."""
+    documents = "\n".join(
+        f"- [{title}]({base_url}/openapi/{name}.json): OpenAPI document" for name, title in titles.items()
+    )
+    return f"""# Atelier
+
+> A self-hosted service that generates images from prompts with LoRA models, as jobs that are polled.
+
+Programs send an API key and get the id of a job; they poll it every 5 seconds until its status is completed or failed.
+Two interfaces share `POST {base_url}/v1/generate`. The header that carries the key decides which one answers:
+`Authorization: Bearer` is interface A (one to four images, upscaling), `X-API-Key` is interface B (one image, negative prompt).
+Every error is JSON: `{{"error": {{"code": "...", "message": "..."}}}}`.
+
+## Documents
+
+{documents}
+- [Documentation]({base_url}/docs): the operations of all three, with a curl line for each
+"""
