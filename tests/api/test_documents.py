@@ -369,7 +369,7 @@ async def test_the_curl_lines_of_a_document_work_when_pasted(service: TestServic
 async def test_the_curl_line_of_the_landing_page_works_when_pasted(service: TestService, member: Member) -> None:
     text = html.unescape((await page_of(service, "/")).text)
     line = re.findall(r"curl http://[^<]*", text)[0].replace("YOUR_API_KEY", member.key)
-    assert (await _send(service, ["curl", "-s", *shlex.split(line)[1:]])).status_code == 202
+    assert (await _send(service, ["curl", "-s", "-X", "POST", *shlex.split(line)[1:]])).status_code == 202
 
 
 async def test_what_browsers_and_programs_look_for_is_there(service: TestService) -> None:
