@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 from serve_app.api.app import create_app
 from serve_app.domain.accounts import Account
 from serve_app.service.resources import Resources
+from tests.api.app import Member, TestService, client_of
 from tests.console.browser import ORIGIN, Browser
 
 PASSWORD = "correct horse battery"
@@ -53,3 +54,15 @@ async def browser(browsers: Browsers, owner: Account) -> Browser:
     signed_in = browsers.new()
     await signed_in.sign_in(owner.name, PASSWORD)
     return signed_in
+
+
+@pytest.fixture
+async def service(resources: Resources) -> AsyncIterator[TestService]:
+    async with client_of(create_app(resources)) as client:
+        yield TestService(resources, client)
+
+
+@pytest.fixture
+async def member(service: TestService, owner: Account) -> Member:
+    """The owner, with a key."""
+    return Member(owner, await service.key(owner))

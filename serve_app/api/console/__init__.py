@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 
 from serve_app.api.applications import new_app
 from serve_app.api.console.guards import SignInRequired
+from serve_app.api.console.history import router as history_router
 from serve_app.api.console.pages import problem_page
 from serve_app.api.console.protection import Protection
 from serve_app.api.console.rendering import redirect
@@ -25,7 +26,7 @@ _TEXTS = {404: "There is no such page here.", 405: "This page cannot be used tha
 
 def console_app(resources: Resources) -> ASGIApp:
     """The pages over these stores. Every answer carries the security headers; a POST must come from the console itself."""
-    app = new_app(resources, routes=router.routes)
+    app = new_app(resources, routes=[*router.routes, *history_router.routes])
     app.add_exception_handler(SignInRequired, _to_sign_in)
     app.add_exception_handler(HTTPException, _refuse)
     app.add_exception_handler(StoreUnavailable, _unavailable)

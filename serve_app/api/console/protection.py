@@ -49,6 +49,6 @@ class Protection:
     def _set_headers(self, headers: MutableHeaders, *, is_https: bool) -> None:
         for name, value in PAGE_HEADERS.items():
             headers[name] = value
-        headers["Cache-Control"] = "no-store"
+        headers.setdefault("Cache-Control", "no-store")  # images say for how long
         if is_https or self._public.scheme == "https":
             headers["Strict-Transport-Security"] = HSTS

@@ -1,0 +1,198 @@
+"""The console's history: an account's jobs, the page of each with its images, canceling and deleting."""
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, date, datetime, timedelta
+from typing import Annotated, Literal
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Depends, HTTPException, Request, Response
+
+from serve_app.api.console.guards import Form, FormSession, PageSession, check_form
+from serve_app.api.console.job_words import (
+    STATES,
+    curl_command,
+    failure_words,
+    parameters,
+    playground_query,
+    timeline,
+    title,
+)
+from serve_app.api.console.rendering import redirect, render
+from serve_app.api.console.session import SignedIn, form_token
+from serve_app.api.dependencies import caller_address, resources_of, valid_job_id
+from serve_app.api.responses import base_url
+from serve_app.domain.audit import OWNER, Act
+from serve_app.domain.errors import JobUnfinished, NotFound
+from serve_app.domain.jobs import Job, JobState, StoredImage
+from serve_app.service import delete
+from serve_app.service.thumbnails import thumbnail, thumbnail_size
+from serve_app.stores.job_reader import JobFilter, Position
+
+router = APIRouter()
+
+PAGE_SIZE = 24
+IMAGE_CACHE = "private, max-age=3600, immutable"
+"""An image's bytes never change; after a sign-out, what the browser kept is this old at most."""
+_CURSOR = re.compile(r"([0-9]{1,14})-((?:gen|up)_[a-z2-7]{26})")
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+_FILTERS = ("state", "lora", "key", "from", "to")
+
+
+@router.get("/history")
+async def open_history(request: Request, session: PageSession) -> Response:
+    resources, account_id = resources_of(request), session.account.id
+    chosen = {name: request.query_params.get(name, "")[:100] for name in _FILTERS}
+    after = _read_cursor(request.query_params.get("after", ""))
+    page = await resources.jobs.page(account_id, limit=PAGE_SIZE, only=_read_filter(chosen), after=after)
+    given = {name: value for name, value in chosen.items() if value}
+    return render(
+        request,
+        "history.html",
+        session,
+        here="history",
+        jobs=page.jobs,
+        older=urlencode({**given, "after": f"{page.next.accepted_ms}-{page.next.job_id}"}) if page.next else "",
+        newest=urlencode(given) if after else None,
+        chosen=chosen,
+        is_filtered=bool(given),
+        states=STATES,
+        loras={lora.id: lora.name for lora in await resources.catalog.adapters(account_id)},
+        keys=await resources.api_keys.list(account_id),
+        title=title,
+        thumbnail_size=thumbnail_size,
+    )
+
+
+async def load_job(request: Request, job_id: str, session: PageSession) -> Job:
+    """The account's job. Any other is not found."""
+    job = await resources_of(request).jobs.get(valid_job_id(job_id, "gen", "up"), account_id=session.account.id)
+    if job is None:
+        raise HTTPException(404)
+    return job
+
+
+async def load_image(job: "ChosenJob", image_id: str) -> StoredImage:
+    image = next((image for image in job.images if image.image_id == image_id), None)
+    if image is None:
+        raise HTTPException(404)
+    return image
+
+
+ChosenJob = Annotated[Job, Depends(load_job)]
+ChosenImage = Annotated[StoredImage, Depends(load_image)]
+
+
+@router.get("/history/{job_id}")
+async def open_job(request: Request, job: ChosenJob, session: PageSession) -> Response:
+    return await _job_page(request, session, job)
+
+
+@router.get("/history/{job_id}/{image_id}")
+async def open_image(
+    request: Request, job: ChosenJob, image: ChosenImage, download: Literal["yes"] | None = None
+) -> Response:
+    """The PNG, by this service whatever the storage: pages show images of no other place."""
+    try:
+        png = await resources_of(request).images.get(image.image_uri)
+    except NotFound:
+        raise HTTPException(404) from None
+    kind = "attachment" if download else "inline"
+    name = f"{job.id}-{image.index + 1}.png"
+    headers = {"Cache-Control": IMAGE_CACHE, "Content-Disposition": f'{kind}; filename="{name}"'}
+    return Response(png, media_type="image/png", headers=headers)
+
+
+@router.get("/history/{job_id}/{image_id}/thumbnail")
+async def open_thumbnail(request: Request, image: ChosenImage) -> Response:
+    try:
+        webp = await thumbnail(resources_of(request), image.image_uri)
+    except NotFound:
+        raise HTTPException(404) from None
+    return Response(webp, media_type="image/webp", headers={"Cache-Control": IMAGE_CACHE})
+
+
+@router.post("/history/{job_id}/cancel")
+async def cancel_job(request: Request, job_id: str, session: FormSession, form: Form) -> Response:
+    check_form(session, form, "cancel job")
+    resources, valid_id = resources_of(request), valid_job_id(job_id, "gen", "up")
+    state = await resources.queue.cancel(valid_id, account_id=session.account.id)
+    if state is None:
+        raise HTTPException(404)
+    await resources.audit.record(
+        session.account.id, Act.JOB_CANCELED, actor=OWNER, subject=valid_id, address=caller_address(request)
+    )
+    return redirect(request, f"history/{valid_id}")
+
+
+@router.post("/history/{job_id}/delete")
+async def delete_job(request: Request, job_id: str, session: FormSession, form: Form) -> Response:
+    check_form(session, form, "delete job")
+    account_id = session.account.id
+    try:
+        await delete.delete_job(
+            resources_of(request),
+            valid_job_id(job_id, "gen", "up"),
+            account_id=account_id,
+            actor=OWNER,
+            address=caller_address(request),
+        )
+    except NotFound:
+        raise HTTPException(404) from None
+    except JobUnfinished:
+        job = await load_job(request, job_id, session)
+        return await _job_page(request, session, job, status=409, notice="This job has not ended: cancel it first.")
+    return redirect(request, "history")
+
+
+async def _job_page(request: Request, session: SignedIn, job: Job, *, status: int = 200, notice: str = "") -> Response:
+    resources = resources_of(request)
+    names = {lora.id: lora.name for lora in await resources.catalog.adapters(session.account.id)}
+    keys = {key.id: key.name or key.hint for key in await resources.api_keys.list(session.account.id)}
+    address = base_url(request, resources.settings.public_url).removesuffix("/console")
+    return render(
+        request,
+        "job.html",
+        session,
+        here="history",
+        status=status,
+        notice=notice,
+        job=job,
+        title=title(job),
+        state=STATES[job.state],
+        failure=failure_words(job),
+        parameters=parameters(job, names),
+        timeline=timeline(job),
+        key=keys.get(job.key_id, "a key that was removed") if job.key_id else "",
+        curl=curl_command(job, address),
+        playground=playground_query(job),
+        cancel_token=form_token(session.token, "cancel job"),
+        delete_token=form_token(session.token, "delete job"),
+    )
+
+
+def _read_filter(chosen: Mapping[str, str]) -> JobFilter:
+    """What cannot be read takes any job."""
+    last = _read_date(chosen["to"])
+    return JobFilter(
+        state=JobState(chosen["state"]) if chosen["state"] in STATES else None,
+        lora_id=chosen["lora"],
+        key_id=chosen["key"],
+        since=_read_date(chosen["from"]),
+        until=last + timedelta(days=1) if last and last.year < 9999 else None,
+    )
+
+
+def _read_date(text: str) -> datetime | None:
+    """Midnight (UTC) at the beginning of a day."""
+    if _DATE.fullmatch(text):
+        with suppress(ValueError):
+            return datetime.combine(date.fromisoformat(text), datetime.min.time(), UTC)
+    return None
+
+
+def _read_cursor(text: str) -> Position | None:
+    """The position after which a page begins; what is none begins with the newest."""
+    parts = _CURSOR.fullmatch(text)
+    return Position(int(parts[1]), parts[2]) if parts else None

@@ -1,0 +1,167 @@
+"""A job in words: its state, why it failed, what was asked for, how long it took, and how to ask for it again."""
+
+import json
+import shlex
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+from serve_app.api.console.key_page import API, API_KEYS
+from serve_app.api.responses import failure_of
+from serve_app.domain.errors import FailureCode
+from serve_app.domain.jobs import Job, JobState
+from serve_app.domain.requests import GenerationRequest, UpscaleRequest, Variant
+
+PLACEHOLDER_KEY = "YOUR_API_KEY"
+STATES: Mapping[JobState, str] = {
+    JobState.QUEUED: "Waiting",
+    JobState.RUNNING: "Running",
+    JobState.COMPLETED: "Done",
+    JobState.FAILED: "Failed",
+    JobState.CANCELED: "Canceled",
+    JobState.EXPIRED: "Expired",
+}
+_ADVICE: Mapping[FailureCode, str] = {
+    FailureCode.GENERATION_FAILED: "Asking again may help; if not, tell the operator of this service the job's id.",
+    FailureCode.TIMEOUT: "It took longer than this service allows. Fewer steps or a smaller size take less.",
+    FailureCode.CANCELED: "",
+    FailureCode.EXPIRED: "It waited longer than this service lets a job wait. Ask again when less is waiting.",
+    FailureCode.LORA_UNAVAILABLE: "The LoRA was removed, or is no longer shared with this account. Choose another.",
+    FailureCode.OUT_OF_MEMORY: "The device ran out of memory. A smaller size or fewer images need less.",
+}
+
+
+class Part(NamedTuple):
+    """A row of a table: a label, and what it says, which may be an id."""
+
+    label: str
+    text: str
+    is_id: bool = False
+
+
+class FailureWords(NamedTuple):
+    code: str
+    message: str
+    advice: str
+
+
+def title(job: Job) -> str:
+    if isinstance(job.request, GenerationRequest):
+        return job.request.prompt
+    if isinstance(job.request, UpscaleRequest):
+        return f"An image, {job.request.scale_factor} times as large"
+    return "A request that this version of the service cannot read"
+
+
+def failure_words(job: Job) -> FailureWords | None:
+    """Why a job ended without images, and what may help; None for a job that did not."""
+    if job.state in (JobState.QUEUED, JobState.RUNNING, JobState.COMPLETED):
+        return None
+    failure = failure_of(job)
+    message = failure.message[:1].upper() + failure.message[1:].removesuffix(".") + "."
+    return FailureWords(failure.code, message, _ADVICE[failure.code])
+
+
+def parameters(job: Job, lora_names: Mapping[str, str]) -> list[Part]:
+    request = job.request
+    if isinstance(request, UpscaleRequest):
+        return [
+            Part("Source image", request.image_id, is_id=True),
+            Part("Enlarged", f"{request.scale_factor} times"),
+            Part("From", f"{request.source_width} × {request.source_height} pixels"),
+            Part("To", f"{request.width} × {request.height} pixels"),
+        ]
+    if request is None:
+        return []
+    return [
+        Part("LoRA", lora_names.get(request.lora_id, "no longer available")),
+        Part("LoRA id", request.lora_id, is_id=True),
+        Part("LoRA weight", f"{request.lora_weight:g}"),
+        Part("Size", f"{request.width} × {request.height} pixels"),
+        Part("Images", str(request.num_images)),
+        Part("Steps", str(request.steps)),
+        Part("Guidance", f"{request.guidance_scale:g}"),
+        Part("Seed" if request.num_images == 1 else "Seeds", ", ".join(map(str, request.seeds))),
+    ]
+
+
+def timeline(job: Job) -> list[Part]:
+    """What the record has of how long each part took; the parts are of the last attempt."""
+    parts: list[Part] = []
+    if job.started_at is not None:
+        parts.append(Part("Waited", _seconds(job.started_at - job.created_at)))
+    if job.timings is not None:
+        parts += [
+            Part("Loaded the LoRA", _seconds(timedelta(seconds=job.timings.load))),
+            Part("Drew", _seconds(timedelta(seconds=job.timings.denoise))),
+            Part("Stored", _seconds(timedelta(seconds=job.timings.store))),
+        ]
+    if job.finished_at is not None:
+        parts.append(Part("In all", _seconds(job.finished_at - job.created_at)))
+    if job.seconds is not None:
+        parts.append(Part("Worker time", _seconds(timedelta(seconds=job.seconds))))
+    if job.attempt > 1:
+        parts.append(Part("Attempts", str(job.attempt)))
+    return parts
+
+
+def curl_command(job: Job, address: str) -> str:
+    """The request as a shell command with a placeholder for the key; '' for a request that cannot be read."""
+    if job.request is None:
+        return ""
+    page = API if job.variant is Variant.A else API_KEYS
+    operation = "upscale" if isinstance(job.request, UpscaleRequest) else "generate"
+    body = json.dumps(_fields(job), ensure_ascii=False)
+    words = ("-H", f"{page.header} {PLACEHOLDER_KEY}", "-H", "Content-Type: application/json", "-d", body)
+    return shlex.join(["curl", f"{address}/v1/{operation}", *words])
+
+
+def playground_query(job: Job) -> str:
+    """The request as the query of the playground's address; '' for what the playground does not make."""
+    request = job.request
+    if not isinstance(request, GenerationRequest):
+        return ""
+    fields = {
+        "prompt": request.prompt,
+        "negative_prompt": request.negative_prompt,
+        "lora_id": request.lora_id,
+        "lora_weight": f"{request.lora_weight:g}",
+        "width": request.width,
+        "height": request.height,
+        "steps": request.steps,
+        "guidance_scale": f"{request.guidance_scale:g}",
+        "num_images": request.num_images,
+        "seed": request.seeds[0],
+    }
+    return urlencode({name: value for name, value in fields.items() if value != ""})
+
+
+def _fields(job: Job) -> dict[str, Any]:
+    request = job.request
+    if isinstance(request, UpscaleRequest):
+        return {"image_id": request.image_id, "scale_factor": request.scale_factor}
+    assert request is not None, "checked by the caller"
+    shared = {"lora_weight": request.lora_weight, "width": request.width, "height": request.height}
+    seed = {"seed": request.seeds[0]}
+    if job.variant is Variant.B:
+        prompts = {"positive_prompt": request.prompt, "negative_prompt": request.negative_prompt}
+        return {**prompts, "model_id": request.lora_id, **shared, "guidance": request.guidance_scale, **seed}
+    return {
+        "prompt": request.prompt,
+        "lora_id": request.lora_id,
+        **shared,
+        "num_images": request.num_images,
+        "guidance_scale": request.guidance_scale,
+        "steps": request.steps,
+        **seed,
+    }
+
+
+def _seconds(length: timedelta) -> str:
+    seconds = max(0.0, length.total_seconds())
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
