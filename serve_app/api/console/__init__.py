@@ -17,6 +17,7 @@ from serve_app.api.console.pages import problem_page
 from serve_app.api.console.protection import Protection
 from serve_app.api.console.rendering import redirect
 from serve_app.api.console.routes import router
+from serve_app.api.console.usage import router as usage_router
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.service.resources import Resources
 
@@ -26,7 +27,7 @@ _TEXTS = {404: "There is no such page here.", 405: "This page cannot be used tha
 
 def console_app(resources: Resources) -> ASGIApp:
     """The pages over these stores. Every answer carries the security headers; a POST must come from the console itself."""
-    app = new_app(resources, routes=[*router.routes, *history_router.routes])
+    app = new_app(resources, routes=[*router.routes, *history_router.routes, *usage_router.routes])
     app.add_exception_handler(SignInRequired, _to_sign_in)
     app.add_exception_handler(HTTPException, _refuse)
     app.add_exception_handler(StoreUnavailable, _unavailable)
