@@ -122,6 +122,8 @@ def _places(reading: Reading) -> Iterator[str]:
         is_aging = job_id in reading.row(f"age:{job['kind']}")
         if is_aging != (job["state"] == "queued"):
             yield f"{job_id}: {job['state']}, but {'' if is_aging else 'not '}in age"
+        if "plan" in job and is_aging != (job_id in reading.row(f"plan_age:{job['kind']}:{job['plan']}")):
+            yield f"{job_id}: {'not ' if is_aging else ''}in the age of {job['plan']}"
     yield from _groups(reading, jobs)
     yield from _held(reading, jobs)
 

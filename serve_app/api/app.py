@@ -11,6 +11,7 @@ from serve_app.api.console import console_app
 from serve_app.api.dispatch import Dispatcher
 from serve_app.api.docs import STATIC, docs_router
 from serve_app.api.middleware import RequestContextMiddleware
+from serve_app.api.request_measures import RequestMeasures
 from serve_app.api.site import SiteFiles
 from serve_app.service.resources import Resources
 
@@ -29,7 +30,7 @@ def create_app(resources: Resources) -> ASGIApp:
     site.include_router(console_redirect)
     site.mount("/console", console_app(resources))
     dispatcher = Dispatcher(a=a, b=b, others=[jobs_app], site=site)
-    return RequestContextMiddleware(dispatcher, resources.settings.plan_table)
+    return RequestContextMiddleware(dispatcher, resources.settings.plan_table, RequestMeasures(resources.measures))
 
 
 @console_redirect.get("/console")

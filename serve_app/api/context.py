@@ -22,6 +22,10 @@ class RequestContext:
     variant: Variant | None = None
     window: Window | None = None
     caller: Caller | None = None
+    route: str = ""
+    """Of an answer that no application gave."""
+    error_code: str = ""
+    """Of an error answer."""
 
     @classmethod
     def of(cls, request: HTTPConnection | Scope) -> "RequestContext":

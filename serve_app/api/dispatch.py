@@ -35,6 +35,7 @@ class Dispatcher:
             try:
                 app = self._by_variant[chosen_variant(Headers(scope=scope))]
             except (Unauthorized, AmbiguousCredentials) as error:
+                context.route = SHARED_PATH
                 await domain_error_response(error, context, challenge=EITHER.challenge)(scope, receive, send)
                 return
         else:

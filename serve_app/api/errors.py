@@ -115,6 +115,7 @@ def domain_error_response(error: AtelierError, context: RequestContext, *, chall
     answer = next((ANSWERS[kind] for kind in type(error).__mro__ if kind in ANSWERS), None)
     if answer is None:
         raise error
+    context.error_code = error.code
     message = answer.example if isinstance(error, StoreUnavailable) else error.message
     return error_response(answer.status, error.code, message, _headers(error, context, challenge))
 

@@ -3,6 +3,7 @@
 import logging
 import re
 import secrets
+import time
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 
@@ -13,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serve_app.api.context import RequestContext
 from serve_app.api.credentials import presumed_variant
 from serve_app.api.errors import internal_error
+from serve_app.api.request_measures import RequestMeasures
 from serve_app.domain.accounts import Plan, Window
 from serve_app.domain.requests import Variant
 
@@ -31,8 +33,11 @@ class RequestContextMiddleware:
     HEAD is answered as GET; the server sends no body.
     """
 
-    def __init__(self, app: ASGIApp, plans: Mapping[tuple[Variant, str], Plan]) -> None:
+    def __init__(
+        self, app: ASGIApp, plans: Mapping[tuple[Variant, str], Plan], measures: RequestMeasures | None = None
+    ) -> None:
         self._app = app
+        self._measures = measures
         self._lowest_plans = {plan.variant: plan for plan in reversed(list(plans.values()))}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -48,11 +53,13 @@ class RequestContextMiddleware:
         }
         context.attach(inner)
         started = finished = False
+        status = 0
+        began = time.perf_counter()
 
         async def send_with_headers(message: Message) -> None:
-            nonlocal started, finished
+            nonlocal started, finished, status
             if message["type"] == "http.response.start":
-                started = True
+                started, status = True, message["status"]
                 message["headers"] = self._with_common_headers(message["headers"], inner, context, is_read=is_read)
             elif message["type"] == "http.response.body":
                 finished = not message.get("more_body", False)
@@ -69,6 +76,9 @@ class RequestContextMiddleware:
             if started:  # the server ends such a response by closing the connection
                 raise
             await internal_error(context.request_id)(inner, receive, send_with_headers)
+        finally:
+            if self._measures is not None and status:
+                self._measures.add(inner, context, status=status, seconds=time.perf_counter() - began)
 
     def _with_common_headers(
         self, headers: Iterable[tuple[bytes, bytes]], scope: Scope, context: RequestContext, *, is_read: bool

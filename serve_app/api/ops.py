@@ -37,7 +37,7 @@ async def ready(request: Request) -> JSONResponse:
 async def metrics(request: Request) -> Response:
     if not _is_operator(request):
         return error_response(401, Unauthorized.code, FOR_OPERATORS, {"WWW-Authenticate": "Bearer"})
-    return Response(await render_metrics(resources_of(request).jobs), media_type=CONTENT_TYPE)
+    return Response(await render_metrics(resources_of(request)), media_type=CONTENT_TYPE)
 
 
 def _is_operator(request: Request) -> bool:

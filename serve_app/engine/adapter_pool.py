@@ -5,6 +5,7 @@ into a slot, between two steps, so that a run which waits for its adapter never 
 """
 
 import threading
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -15,6 +16,7 @@ import torch
 
 from serve_app.engine.adapter_slots import NO_SLOT, AdapterSlots, PackedRow, ranks_of
 from serve_app.engine.adapters import AdapterWeights, LayerTable, read_adapter
+from serve_app.engine.measured import Measured
 from serve_app.engine.run import AdapterFile
 
 LOADERS = 4
@@ -49,6 +51,7 @@ class AdapterPool:
         host_memory: int,
         max_rank: int,
         on_loaded: Callable[[], None],
+        measured: Measured | None = None,
     ) -> None:
         self._component_slots = component_slots
         self._table = table
@@ -57,6 +60,7 @@ class AdapterPool:
         self._host_memory = host_memory
         self._max_rank = max_rank
         self._on_loaded = on_loaded
+        self._measured = measured or Measured()
         self._loader = ThreadPoolExecutor(LOADERS, thread_name_prefix="adapter-loader")
         self._lock = threading.RLock()
         self._host: OrderedDict[str, Future[_Ready]] = OrderedDict()
@@ -112,6 +116,7 @@ class AdapterPool:
         fit = max(self._slot_memory // slot_bytes, self._min_slots, 1 + highest_used)
         count = min(fit, self._component_slots[component].count)
         with self._lock:
+            self._measured.evictions.extend(id for id, slot in self._slots.items() if slot >= count)
             self._slots = OrderedDict((id, slot) for id, slot in self._slots.items() if slot < count)
         self._free = [slot for slot in self._free if slot < count]
         for name, slots in self._component_slots.items():
@@ -170,6 +175,7 @@ class AdapterPool:
         unused = next((id for id, slot in self._slots.items() if not self._users[slot]), None)
         if unused is None:
             return None
+        self._measured.evictions.append(unused)
         with self._lock:
             return self._slots.pop(unused)
 
@@ -180,7 +186,10 @@ class AdapterPool:
         future.add_done_callback(lambda _: self._on_loaded())
 
     def _load(self, adapter: AdapterFile) -> _Ready:
-        return self._pack(read_adapter(adapter.path, self._table, max_rank=self._max_rank, dtype=self._dtype))
+        began = time.monotonic()
+        ready = self._pack(read_adapter(adapter.path, self._table, max_rank=self._max_rank, dtype=self._dtype))
+        self._measured.loads.append(time.monotonic() - began)
+        return ready
 
     def _pack(self, weights: AdapterWeights) -> _Ready:
         """Pack for the present layouts, as far as those cover the adapter."""

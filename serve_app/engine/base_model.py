@@ -13,6 +13,7 @@ from serve_app.engine.adapters import LayerTable
 from serve_app.engine.families.checkpoint import Source
 from serve_app.engine.families.family import Family
 from serve_app.engine.families.registry import load_family
+from serve_app.engine.measured import Measured
 from serve_app.engine.memory import is_out_of_memory, spare_memory
 from serve_app.engine.run import BatchKey, Run, RunRequest
 from serve_app.engine.runner import Runner, draw_noise
@@ -41,6 +42,7 @@ class BaseModel:
         on_loaded: Callable[[], None],
         *,
         base_models: int = 1,
+        measured: Measured | None = None,
     ) -> None:
         """`base_models` share the device's memory; `on_loaded` is called on another thread when an adapter has been read."""
         self.name = name
@@ -61,6 +63,7 @@ class BaseModel:
             host_memory=options.host_memory,
             max_rank=options.max_rank,
             on_loaded=on_loaded,
+            measured=measured,
         )
         if options.compile:
             common = dict.fromkeys(family.common_targets, min(COMPILED_RANK, options.max_rank))
@@ -82,8 +85,9 @@ class BaseModel:
         on_loaded: Callable[[], None],
         *,
         base_models: int = 1,
+        measured: Measured | None = None,
     ) -> "BaseModel":
-        return cls(name, load_family(source, options), options, on_loaded, base_models=base_models)
+        return cls(name, load_family(source, options), options, on_loaded, base_models=base_models, measured=measured)
 
     @property
     def denoiser(self) -> nn.Module:

@@ -5,6 +5,7 @@ add ──▶ waiting ──admit──▶ running ──denoise, step by step�
          is being read)      rows in a batch)                  own thread)
 """
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -13,10 +14,12 @@ from pathlib import Path
 import torch
 from PIL import Image
 
+from serve_app.engine.adapter_slots import NO_SLOT
 from serve_app.engine.base_model import BaseModel
 from serve_app.engine.device import torch_device
 from serve_app.engine.families.checkpoint import Source, name_of
 from serve_app.engine.live_runs import LiveRuns, Waiting
+from serve_app.engine.measured import Measured, Step
 from serve_app.engine.outcomes import failure_outcome, outcome_of_decoding
 from serve_app.engine.run import AdapterFile, Finished, Run, RunRequest
 from serve_app.engine.scheduler import Scheduler
@@ -34,6 +37,7 @@ class Engine:
         self.base_models: dict[str, BaseModel] = {}
         self.scheduler = Scheduler(max_runs=options.runs, max_rows=options.max_rows)
         self.live = LiveRuns()
+        self.measured = Measured()
         self._decoder = ThreadPoolExecutor(1, thread_name_prefix="decoder")
 
     @torch.inference_mode()
@@ -45,7 +49,11 @@ class Engine:
         self._remove_aborted()
         ended = self._admit()
         batch = self.scheduler.next_batch()  # runs that share a batch key, each at its own step
+        began = time.monotonic()
         ended += self._denoise(batch)
+        if batch:
+            slots = {run.slot for run in batch} - {NO_SLOT}
+            self.measured.steps.append(Step(time.monotonic() - began, sum(run.rows for run in batch), len(slots)))
         for run in self.scheduler.pop_finished(batch):
             self._decode(run)
         return ended + self._retire(wait=not batch and not ended)
@@ -157,7 +165,9 @@ class Engine:
             raise ValueError("base_models: at least one base model is needed")
         engine = cls(options)
         engine.base_models = {
-            name: BaseModel.load(name, source, options, engine.live.wake, base_models=len(sources))
+            name: BaseModel.load(
+                name, source, options, engine.live.wake, base_models=len(sources), measured=engine.measured
+            )
             for name, source in sources.items()
         }
         return engine

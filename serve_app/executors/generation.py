@@ -2,12 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 
+from serve_app.domain import metrics
 from serve_app.domain.errors import AdapterUnavailable, FailureCode, StoreUnavailable
 from serve_app.domain.jobs import Claim, Failure, JobKind
+from serve_app.domain.metrics import Metric
 from serve_app.domain.requests import GenerationRequest
 from serve_app.engine import AdapterFile, Engine, Finished, RunRequest
+from serve_app.engine.measured import take
+from serve_app.executors.gpu_memory import memory_of
 from serve_app.service.executor import StartError
 from serve_app.service.resources import Resources
+from serve_app.stores.measures import Measures
 
 
 class GenerationExecutor:
@@ -62,6 +67,23 @@ class GenerationExecutor:
 
     def progress(self) -> Mapping[str, tuple[int, int]]:
         return self._engine.progress()
+
+    def measure(self, measures: Measures) -> Mapping[Metric, float]:
+        measured = self._engine.measured
+        for step in take(measured.steps):
+            measures.observe(metrics.STEP_SECONDS, step.seconds, self.kind)
+            measures.observe(metrics.STEP_ROWS, step.rows, self.kind)
+            measures.observe(metrics.STEP_ADAPTERS, step.adapters, self.kind)
+        for seconds in take(measured.loads):
+            measures.observe(metrics.ADAPTER_LOADS, seconds, self.kind)
+        measures.count(metrics.ADAPTER_EVICTIONS, self.kind, by=len(list(take(measured.evictions))))
+        return {
+            metrics.RUNS: len(self._engine.progress()),
+            metrics.RUNS_LIMIT: self._engine.options.runs,
+            metrics.ROWS_LIMIT: self._engine.options.max_rows,
+            metrics.ADAPTERS_RESIDENT: len(self._engine.resident_adapters),
+            **memory_of(self._engine.device),
+        }
 
     async def _fetch(self, lora_id: str, group: str) -> tuple[AdapterFile, str]:
         """Fetch the adapter's file to this machine; return it and the base model it belongs to."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
@@ -10,15 +11,22 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from PIL import Image
 
+from serve_app.domain import metrics
 from serve_app.domain.errors import FailureCode, NotFound, StoreUnavailable
 from serve_app.domain.jobs import Claim, Failure, JobKind
+from serve_app.domain.metrics import Metric
 from serve_app.domain.requests import UpscaleRequest
+from serve_app.executors.gpu_memory import memory_of
 from serve_app.service.executor import Pixels, StartError
 from serve_app.service.resources import Resources
+from serve_app.stores.measures import Measures
 
 
 class ImageUpscaler(Protocol):
     """`on_progress(done, total)` is called between tiles, and may raise to stop."""
+
+    @property
+    def device(self) -> object: ...
 
     def upscale(self, rgb: Pixels, factor: int, on_progress: Callable[[int, int], None] | None = None) -> Pixels: ...
 
@@ -54,6 +62,7 @@ class UpscaleExecutor:
         self._current: str | None = None
         self._aborted: set[str] = set()
         self._progress: tuple[int, int] = (0, 1)
+        self._seconds: list[float] = []
 
     @property
     def free_runs(self) -> int:
@@ -82,12 +91,14 @@ class UpscaleExecutor:
                 return ()
             job = self._waiting.popleft()
             self._current, self._progress = job.run_id, (0, 1)
+        began = time.monotonic()
         try:
             image = self._upscaler.upscale(job.pixels, job.factor, self._report)
         except _Aborted:
             return ()
         finally:
             with self._lock:
+                self._seconds.append(time.monotonic() - began)
                 self._current = None
                 self._aborted.discard(job.run_id)
         return (UpscaledRun(job.run_id, image, None),)
@@ -106,6 +117,17 @@ class UpscaleExecutor:
         with self._lock:
             waiting = {job.run_id: (0, 1) for job in self._waiting}
             return waiting if self._current is None else {**waiting, self._current: self._progress}
+
+    def measure(self, measures: Measures) -> Mapping[Metric, float]:
+        with self._lock:
+            seconds, self._seconds = self._seconds, []
+        for each in seconds:
+            measures.observe(metrics.STEP_SECONDS, each, self.kind)
+        return {
+            metrics.RUNS: len(self.progress()),
+            metrics.RUNS_LIMIT: self._max_runs,
+            **memory_of(self._upscaler.device),
+        }
 
     def _report(self, done: int, total: int) -> None:
         with self._lock:

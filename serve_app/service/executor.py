@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 
 from serve_app.domain.errors import AtelierError
 from serve_app.domain.jobs import Claim, Failure, JobKind
+from serve_app.domain.metrics import Metric
+from serve_app.stores.measures import Measures
 
 Pixels = NDArray[np.uint8]
 """An image of shape [height, width, 3], RGB."""
@@ -60,6 +62,10 @@ class Executor(Protocol):
     def step(self) -> Sequence[FinishedRun]: ...
 
     def abort(self, run_id: str) -> bool: ...
+
+    def measure(self, measures: Measures) -> Mapping[Metric, float]:
+        """Add what was done since the last call; return how things are now."""
+        ...
 
     def progress(self) -> Mapping[str, tuple[int, int]]:
         """Steps done and steps in all, by live run id."""

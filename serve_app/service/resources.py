@@ -25,6 +25,7 @@ from serve_app.stores.embedded import ensure_redis
 from serve_app.stores.images import ImageStore
 from serve_app.stores.job_queue import JobQueue
 from serve_app.stores.job_reader import JobReader
+from serve_app.stores.measures import Measures
 from serve_app.stores.polling import Poller
 from serve_app.stores.redis import connect
 from serve_app.stores.sessions import SessionStore
@@ -68,6 +69,7 @@ class Resources:
     account_records: AccountRecords
     moderation: Moderation
     workers: WorkerSigns
+    measures: Measures
     always_on: frozenset[JobKind] = frozenset()
     """Kinds of which the deployment keeps a worker also without work."""
     hint: Hint | None = None
@@ -101,7 +103,8 @@ async def open_resources(
     redis_url = settings.redis_url or (await asyncio.to_thread(ensure_redis, settings.data_dir)).url
     client = connect(redis_url, connections=settings.redis_connections, wait=settings.longest_redis_wait)
     try:
-        images = ImageStore(settings)
+        measures = Measures(client)
+        images = ImageStore(settings, measures)
         resources = Resources(
             settings=settings,
             redis_url=redis_url,
@@ -126,14 +129,18 @@ async def open_resources(
             account_records=AccountRecords(client),
             moderation=Moderation(settings),
             workers=WorkerSigns(client),
+            measures=measures,
             always_on=always_on,
             hint=hint,
         )
         await _seed_once(resources.catalog)
+        sending = asyncio.create_task(measures.send_forever())
         try:
             yield resources
         finally:
             await asyncio.gather(*resources.background, return_exceptions=True)
+            sending.cancel()
+            await measures.send_last()
     finally:
         await client.aclose()
 

@@ -150,6 +150,7 @@ async def _accept(
         rate_token=caller.rate_token,
         adapter_id=adapter_id,
         key_id=caller.key_id,
+        plan=caller.plan.name,
     )
     if resources.hint is not None and not acceptance.replayed:
         resources.spawn(_hint(resources, kind, acceptance.job.id))

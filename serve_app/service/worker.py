@@ -9,6 +9,7 @@ from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import Claim
 from serve_app.service.attempt import Attempt, WorkerTiming
 from serve_app.service.executor import Executor
+from serve_app.service.report import report_forever
 from serve_app.service.resources import Resources
 from serve_app.service.step_thread import StepThread
 from serve_app.stores.job_queue import new_nonce
@@ -52,6 +53,9 @@ class Worker:
         self._drain_requested: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._steps.start()
         self._claiming = asyncio.create_task(self._claim_until_drained())
+        self._reporting = asyncio.create_task(
+            report_forever(self._resources, self._executor, worker=self._name), name=f"{self._name} reports"
+        )
 
     def hint(self) -> None:
         """Claim now instead of at the next poll."""
@@ -85,7 +89,9 @@ class Worker:
         await self._wait_for_attempts(deadline - loop.time())
         for task in self._attempts:
             task.cancel()
+        self._reporting.cancel()
         await self._steps.close(timedelta(seconds=max(0.0, deadline - loop.time())))
+        self._executor.measure(self._resources.measures)
         self._encoders.shutdown(wait=False, cancel_futures=True)
 
     async def _wait_for_attempts(self, seconds: float) -> None:

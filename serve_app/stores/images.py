@@ -5,15 +5,20 @@ import hmac
 import re
 import stat
 import time
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
 from serve_app.atomic_files import PRIVATE_FOLDER, write_atomically
-from serve_app.domain.errors import NotFound
+from serve_app.domain.errors import NotFound, StoreUnavailable
+from serve_app.domain.metrics import STORAGE_ERRORS, STORAGE_SECONDS
 from serve_app.settings import Settings
+from serve_app.stores.measures import Measures
 from serve_app.stores.storage import in_storage_thread, open_filesystem
+
+_Answer = TypeVar("_Answer")
 
 IMAGES = "images"
 _STEM = r"images/[0-9a-z]{1,64}/\d{4}/\d{2}/\d{2}/[A-Za-z0-9_]{1,64}/a\d{1,9}-\d{1,3}"
@@ -30,8 +35,9 @@ class ImageStore:
     it is its owner's alone; in a local folder that the operator names, it is open to whom that folder is open.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, measures: Measures | None = None) -> None:
         self._settings = settings
+        self._measures = measures
         self._files, root = open_filesystem(settings.storage, settings.storage_options)
         self._root = root.rstrip("/")
         self._is_local = "file" in _protocols(self._files)
@@ -70,14 +76,14 @@ class ImageStore:
         """Store an image and return its URI. Safe to repeat. Raises `StoreUnavailable`."""
         path = self._path(name)
         write = self._write_local if self._is_local else self._write_object
-        await in_storage_thread(lambda: write(path, png), doing="write")
+        await self._in_thread(lambda: write(path, png), doing="write")
         return self.uri(name)
 
     async def get(self, image_uri: str) -> bytes:
         """Read an image or thumbnail. Raises `NotFound`, `StoreUnavailable`."""
         path = self._path(self.name(image_uri))
         try:
-            return await in_storage_thread(lambda: self._files.cat_file(path), doing="read")
+            return await self._in_thread(lambda: self._files.cat_file(path), doing="read")
         except FileNotFoundError as missing:
             raise NotFound("no such image") from missing
 
@@ -86,7 +92,7 @@ class ImageStore:
         for uri in (image_uri, thumbnail_uri(image_uri)):
             path = self._path(self.name(uri))
             try:
-                await in_storage_thread(lambda path=path: self._files.rm_file(path), doing="delete")
+                await self._in_thread(lambda path=path: self._files.rm_file(path), doing="delete")
             except FileNotFoundError:
                 continue
 
@@ -96,19 +102,19 @@ class ImageStore:
             raise NotFound("no such folder")
         path = self._path(folder)
         try:
-            await in_storage_thread(lambda: self._files.rm(path, recursive=True), doing="delete")
+            await self._in_thread(lambda: self._files.rm(path, recursive=True), doing="delete")
         except FileNotFoundError:
             return
 
     async def exists(self, image_uri: str) -> bool:
         path = self._path(self.name(image_uri))
-        return await in_storage_thread(lambda: bool(self._files.exists(path)), doing="lookup")
+        return await self._in_thread(lambda: bool(self._files.exists(path)), doing="lookup")
 
     async def names(self, folder: str = IMAGES) -> list[str]:
         """List every object under `folder`, by name."""
         path = self._path(folder)
         try:
-            found = await in_storage_thread(lambda: list(self._files.find(path)), doing="listing")
+            found = await self._in_thread(lambda: list(self._files.find(path)), doing="listing")
         except FileNotFoundError:
             return []
         return [found_path.removeprefix(self._path("")) for found_path in found]
@@ -117,7 +123,7 @@ class ImageStore:
         """List the folders directly in `folder`, by name; none while the storage is empty."""
         path = self._path(folder)
         try:
-            rows = await in_storage_thread(lambda: list(self._files.ls(path, detail=True)), doing="listing")
+            rows = await self._in_thread(lambda: list(self._files.ls(path, detail=True)), doing="listing")
         except FileNotFoundError:
             return []
         return [row["name"].rstrip("/").removeprefix(self._path("")) for row in rows if row["type"] == "directory"]
@@ -147,6 +153,19 @@ class ImageStore:
     def _signature(self, name: str, expires: int, kid: str) -> str:
         text = f"GET\n/files/{name}\n{expires}\n{kid}"
         return hmac.digest(self._settings.url_keys[kid], text.encode(), hashlib.sha256).hex()
+
+    async def _in_thread(self, call: Callable[[], _Answer], *, doing: str) -> _Answer:
+        """Call the storage, and measure how long it takes."""
+        began = time.perf_counter()
+        try:
+            return await in_storage_thread(call, doing=doing)
+        except StoreUnavailable:
+            if self._measures is not None:
+                self._measures.count(STORAGE_ERRORS, doing)
+            raise
+        finally:
+            if self._measures is not None:
+                self._measures.observe(STORAGE_SECONDS, time.perf_counter() - began, doing)
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"

@@ -112,12 +112,13 @@ class JobQueue:
         rate_token: str = "",
         adapter_id: str = "",
         key_id: str = "",
+        plan: str = "",
     ) -> Acceptance:
         """Make a job of a request, whole or not at all.
 
         `share` is the account's share of a busy queue; `rate_token` the counted request that is refunded if the job fails by
         our fault. The account must be allowed to use the adapter `adapter_id`, whose weights are then the job's group.
-        `key_id` is the API key that asked, for the account's history and usage.
+        `key_id` is the API key that asked, for the account's history and usage; `plan` the name under which metrics count it.
 
         Raises `Forbidden`; `QueueFull`; `IdempotencyConflict` when the key came with another body before.
         """
@@ -141,6 +142,7 @@ class JobQueue:
             "adapter": adapter_id,
             "version": RECORD_VERSION,
             "key_id": key_id,
+            "plan": f"{variant}:{plan}" if plan else "",
         }
         accept, replicas = self.scripts["accept"], self._settings.accept_replicas
         status, snapshot = await (accept.on_replicas(replicas, **args) if replicas else accept(**args))
@@ -258,6 +260,7 @@ class JobQueue:
             queue_age_ms=milliseconds(self._settings.queue_age_limit),
             retention_ms=self._retention_ms,
             worker_life_ms=milliseconds(WORKER_LIFE),
+            plans=[f"{variant}:{name}" for variant, name in self._settings.plan_table],
         )
 
     async def cancel(self, job_id: str, *, account_id: str | None) -> JobState | None:

@@ -50,6 +50,11 @@ class JobPage(NamedTuple):
     next: Position | None
 
 
+class Waiting(NamedTuple):
+    jobs: int
+    oldest_age_s: float
+
+
 class JobReader:
     """Reads jobs. Every method may raise `StoreUnavailable`.
 
@@ -143,6 +148,23 @@ class JobReader:
         pipeline = self._redis.pipeline(transaction=False)
         ask_backlog(pipeline, kind)
         return backlog_from(kind, await pipeline.execute())
+
+    async def dead(self) -> int:
+        """Return how many failed jobs an operator may queue again."""
+        return await self._redis.zcard(redis_key("dead"))
+
+    async def waiting(self, plans: Sequence[str]) -> Mapping[tuple[JobKind, str], Waiting]:
+        """Return how many jobs of each plan (`a:basic`) wait, ready or delayed, and for how long the oldest has."""
+        pipeline = self._redis.pipeline(transaction=False)
+        pipeline.time()
+        of = [(kind, plan) for kind in JobKind for plan in plans]
+        for kind, plan in of:
+            pipeline.zcard(redis_key("plan_age", kind, plan))
+            pipeline.zrange(redis_key("plan_age", kind, plan), 0, 0, withscores=True)
+        (seconds, micros), *answers = await pipeline.execute()
+        now_ms = seconds * 1000 + micros // 1000
+        ages = [max(0.0, (now_ms - oldest[0][1]) / 1000) if oldest else 0.0 for oldest in answers[1::2]]
+        return {each: Waiting(*row) for each, row in zip(of, zip(answers[::2], ages, strict=True), strict=True)}
 
     async def counts(self) -> Mapping[str, int]:
         """Return the jobs counted since the first: accepted, requeued, fenced, ended by state."""

@@ -32,7 +32,7 @@ async def test_metrics_are_prometheus_text_with_the_queue_s_depth(service: TestS
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
     lines = answer.text.splitlines()
     for line in lines:
-        assert re.fullmatch(r'# (HELP|TYPE) \w+ .+|\w+(\{\w+="\w+"\})? [0-9.e+-]+', line), line
+        assert re.fullmatch(r'# (HELP|TYPE) \w+ .+|\w+(\{(\w+="[^"]+",?)+\})? [0-9.e+-]+', line), line
     ready = next(line for line in lines if line.startswith('atelier_jobs_ready{kind="generation"}'))
     assert float(ready.split()[-1]) >= 1
     accepted = next(line for line in lines if line.startswith('atelier_jobs_total{event="accepted"}'))

@@ -70,6 +70,8 @@ async def test_waiting_and_running_images_take_the_free_runs(resources: Resource
 class PausedUpscaler:
     """Reports its first tile of two, and goes on when it is allowed."""
 
+    device = "cpu"
+
     def __init__(self) -> None:
         self.began, self.go = asyncio.Event(), asyncio.Event()
         self._loop = asyncio.get_running_loop()

@@ -127,6 +127,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "count_ready",
     ),
     Mutant(
+        "a claimed job goes on ageing in its plan",
+        "queue",
+        "count_ready(job, -1)\n  stop_age_in_plan(job)",
+        "count_ready(job, -1)",
+    ),
+    Mutant(
+        "a canceled job goes on ageing in its plan",
+        "queue",
+        "then return end\n  stop_age_in_plan(job)",
+        "then return end",
+    ),
+    Mutant(
         "an account without waiting jobs keeps its virtual time",
         "queue",
         "if redis.call('EXISTS', queue_of(job)) == 0 then",
@@ -311,7 +323,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "moved = moved + reap_leases(kind) + promote_due(kind, limit) + expire_waiting(kind)",
         "moved = moved + reap_leases(kind) + promote_due(kind, limit)",
     ),
-    Mutant("dead workers count", "reap", "  remove_dead_workers(kind)\nend\n", "end\n"),
+    Mutant("dead workers count", "reap", "  remove_dead_workers(kind)\n", ""),
     Mutant("dead letters stay", "reap", "redis.call('ZREMRANGEBYSCORE', K('dead'), '-inf', now - retention_ms)", ""),
     Mutant("anyone may cancel", "cancel", "account ~= '' and job.account ~= account", "false"),
     Mutant("a canceled job is still queued", "cancel", "  remove_waiting(job)\n", ""),

@@ -9,11 +9,13 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from serve_app.domain.jobs import Claim, Failure, JobKind, JobState, new_job_id
+from serve_app.domain.metrics import Metric
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.service.attempt import WorkerTiming
 from serve_app.service.executor import Pixels
 from serve_app.service.resources import Resources
 from serve_app.service.worker import Worker
+from serve_app.stores.measures import Measures
 from tests.support import wait_until
 
 ACCOUNT = "acct_worker"
@@ -76,6 +78,9 @@ class ScriptedExecutor:
     def progress(self) -> Mapping[str, tuple[int, int]]:
         with self._lock:
             return dict.fromkeys(self._runs, (1, 2))
+
+    def measure(self, measures: Measures) -> Mapping[Metric, float]:
+        return {}
 
 
 def _ended(run_id: str, result: Result) -> ScriptedRun:

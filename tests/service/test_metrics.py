@@ -1,27 +1,56 @@
-"""Job metrics: every family there is, with the numbers that the queue has."""
+"""Metrics: the numbers that the queue has, that scripts count and processes measure, each counted once."""
 
+from datetime import timedelta
+from typing import Any, cast
+
+import pytest
+import redis
 from prometheus_client.parser import text_string_to_metric_families
 
-from serve_app.domain.jobs import JobKind, new_job_id
+from serve_app.domain import metrics
+from serve_app.domain.errors import FailureCode, StoreUnavailable
+from serve_app.domain.jobs import Failure, JobKind, Lease, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.service.metrics import render_metrics
-from serve_app.service.resources import Resources
+from serve_app.service.resources import Resources, open_resources
+from serve_app.settings import Settings
+from serve_app.stores.job_queue import new_nonce
+from serve_app.stores.measures import Measures
+from serve_app.stores.redis import connect
+from serve_app.stores.redis_keys import redis_key
+from tests.audit import key_problems
+from tests.support import wait_until
 
 REQUEST = GenerationRequest(prompt="a boat", lora_id="model_x", seeds=(1,))
+Numbers = dict[tuple[str, ...], float]
 
 
-async def test_the_metrics_are_what_the_queue_holds(resources: Resources) -> None:
-    for _ in range(3):
-        await resources.queue.accept(
-            job_id=new_job_id(JobKind.GENERATION), variant=Variant.A, account_id="acct_a", request=REQUEST, group=""
-        )
-    await resources.queue.claim("w", kind=JobKind.GENERATION, nonce="n")
-    text = (await render_metrics(resources.jobs)).decode()
-    found = {
+async def scrape(resources: Resources) -> Numbers:
+    """Every sample by its name and the values of its labels, which Prometheus' text has in the order of their names."""
+    text = (await render_metrics(resources)).decode()
+    return {
         (sample.name, *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
+
+
+async def accept(resources: Resources, plan: str = "", variant: Variant = Variant.A) -> str:
+    job_id = new_job_id(JobKind.GENERATION)
+    await resources.queue.accept(job_id=job_id, variant=variant, account_id="acct_a", request=REQUEST, plan=plan)
+    return job_id
+
+
+async def claim(resources: Resources, limit: int = 1) -> list[Lease]:
+    claims = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce(), limit=limit)
+    return [claim.lease for claim in claims]
+
+
+async def test_the_metrics_are_what_the_queue_holds(resources: Resources) -> None:
+    for _ in range(3):
+        await accept(resources)
+    await claim(resources)
+    found = await scrape(resources)
     for kind, ready, leased in (("generation", 2, 1), ("upscale", 0, 0)):
         assert found["atelier_jobs_ready", kind] == ready
         assert found["atelier_jobs_leased", kind] == leased
@@ -29,3 +58,105 @@ async def test_the_metrics_are_what_the_queue_holds(resources: Resources) -> Non
         assert (found["atelier_backlog_seconds", kind] > 0) == (ready > 0)
         assert found["atelier_oldest_job_age_seconds", kind] >= 0
     assert found["atelier_jobs_total", "accepted"] == 3
+    assert (found["atelier_workers", "generation"], found["atelier_workers", "upscale"]) == (1, 0)
+    assert found["atelier_redis_memory_bytes",] > 0
+
+
+async def test_waiting_jobs_are_counted_by_plan(resources: Resources) -> None:
+    for plan, variant in (("basic", Variant.A), ("basic", Variant.B), ("premium", Variant.B)):
+        await accept(resources, plan, variant)
+
+    async def waiting() -> Numbers:
+        found = await scrape(resources)
+        rows = {key: value for key, value in found.items() if key[0] == "atelier_jobs_waiting" and value}
+        return {(interface, plan): value for (_, interface, _, plan), value in rows.items()}
+
+    assert await waiting() == {("a", "basic"): 1, ("b", "basic"): 1, ("b", "premium"): 1}
+    (first,) = await claim(resources)
+    assert sum((await waiting()).values()) == 2, "a running job waits no more"
+    await resources.queue.fail(first, Failure(code=FailureCode.TIMEOUT, message=""), retry=True)
+    assert sum((await waiting()).values()) == 3, "a delayed one does"
+    await resources.queue.cancel(first.job_id, account_id=None)
+    assert sum((await waiting()).values()) == 2
+
+
+async def test_what_a_version_without_plans_took_is_forgotten(resources: Resources, redis_db: redis.Redis) -> None:
+    gone, stays = await accept(resources, "basic"), await accept(resources, "basic")
+    for family in ("age", "queue"):  # as it claims
+        key = redis_key(family, "generation", *(["acct_a"] if family == "queue" else []))
+        redis_db.zrem(key, gone)
+    await resources.queue.reap()
+    assert redis_db.zrange(redis_key("plan_age", "generation", "a", "basic"), 0, -1) == [stays]
+
+
+async def test_waits_ends_and_failures_are_counted_by_the_scripts_once(resources: Resources) -> None:
+    for _ in range(2):
+        await accept(resources)
+    failing, finishing = await claim(resources, 2)
+    failure = Failure(code=FailureCode.OUT_OF_MEMORY, message="")
+    for _ in range(2):  # each call may be repeated
+        await resources.queue.fail(failing, failure, retry=False)
+        await resources.queue.finish(finishing, [], seconds=1)
+    found = await scrape(resources)
+    assert found["atelier_job_failures_total", "out_of_memory", "generation"] == 1
+    assert found["atelier_job_wait_seconds_count", "generation"] == 2
+    assert found["atelier_job_seconds_count", "generation"] == 1
+    assert found["atelier_job_seconds_bucket", "generation", "3600"] == 1
+    assert found["atelier_dead_jobs",] == 1
+
+
+async def test_a_lease_that_runs_out_is_counted(settings: Settings, redis_db: redis.Redis) -> None:
+    hasty = settings.model_copy(update={"lease": timedelta(milliseconds=1)})
+    async with open_resources(hasty) as resources:
+        await accept(resources)
+        await claim(resources)
+        await wait_until(resources.queue.reap)
+        assert (await scrape(resources))["atelier_jobs_total", "lease_expired"] == 1
+
+
+async def test_the_scripts_have_the_buckets_of_the_table(resources: Resources) -> None:
+    text = resources.queue.scripts["claim"].text
+    written = text.split("JOB_SECONDS = {", 1)[1].split("}", 1)[0]
+    assert tuple(float(bound) for bound in written.split(",")) == metrics.JOB_S
+
+
+async def test_what_processes_measure_is_summed(resources: Resources, redis_db: redis.Redis) -> None:
+    for seconds in (0.02, 0.2):
+        process = Measures(connect(resources.redis_url))
+        process.observe(metrics.STEP_SECONDS, seconds, "generation")
+        process.count(metrics.ADAPTER_EVICTIONS, "generation", by=2)
+        await process.send()
+    found = await scrape(resources)
+    assert found["atelier_adapter_evictions_total", "generation"] == 4
+    assert found["atelier_step_seconds_bucket", "generation", "0.025"] == 1
+    assert found["atelier_step_seconds_count", "generation"] == 2
+    assert found["atelier_step_seconds_sum", "generation"] == pytest.approx(0.22)
+    assert not key_problems(redis_db)
+
+
+async def test_what_could_not_be_sent_is_sent_later_and_once(resources: Resources, redis_db: redis.Redis) -> None:
+    process = Measures(connect(resources.redis_url))
+    admin = cast(Any, redis_db)
+    process.count(metrics.ADAPTER_EVICTIONS, "generation")
+    admin.config_set("maxmemory", "1")
+    with pytest.raises(StoreUnavailable):
+        await process.send()
+    admin.config_set("maxmemory", "0")
+    process.count(metrics.ADAPTER_EVICTIONS, "generation")
+    for _ in range(3):
+        await process.send()
+    assert (await scrape(resources))["atelier_adapter_evictions_total", "generation"] == 2
+    process._sequence = 0  # pyright: ignore[reportPrivateUsage]  # as a call repeated after its reply was lost
+    process.count(metrics.ADAPTER_EVICTIONS, "generation")
+    await process.send()
+    assert (await scrape(resources))["atelier_adapter_evictions_total", "generation"] == 2
+
+
+async def test_gauges_are_the_living_workers(resources: Resources, redis_db: redis.Redis) -> None:
+    for worker in ("first", "second", "dead"):
+        await resources.queue.claim(worker, kind=JobKind.GENERATION, nonce=worker)
+        await resources.measures.show(JobKind.GENERATION, worker, {"runs": 3})
+    redis_db.zadd(redis_key("workers", "generation"), {"dead": 1})
+    assert (await scrape(resources))["atelier_runs", "generation"] == 6
+    await resources.queue.reap()
+    assert set(cast(Any, redis_db).hkeys(redis_key("gauges", "generation"))) == {"first", "second"}

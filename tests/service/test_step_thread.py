@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from serve_app.domain.jobs import Claim, Failure, JobKind
+from serve_app.domain.metrics import Metric
 from serve_app.service.executor import Pixels
 from serve_app.service.step_thread import MAX_FAILED_STEPS, StepFailed, StepThread
+from serve_app.stores.measures import Measures
 from tests.support import wait_until
 
 
@@ -55,6 +57,9 @@ class FragileExecutor:
 
     def progress(self) -> Mapping[str, tuple[int, int]]:
         return dict.fromkeys(self._live, (0, 1))
+
+    def measure(self, measures: Measures) -> Mapping[Metric, float]:
+        return {}
 
 
 @pytest.fixture

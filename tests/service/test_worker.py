@@ -18,6 +18,7 @@ from PIL import Image
 
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Claim, Job, JobKind, JobState, new_job_id
+from serve_app.domain.metrics import Metric
 from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest, Variant, image_seeds
 from serve_app.engine import Engine, EngineOptions
 from serve_app.executors.generation import GenerationExecutor
@@ -29,6 +30,7 @@ from serve_app.service.worker import Unhealthy, Worker
 from serve_app.settings import Settings
 from serve_app.stores.embedded import ensure_redis, stop_redis
 from serve_app.stores.job_queue import JobQueue
+from serve_app.stores.measures import Measures
 from serve_app.stores.redis import connect
 from serve_app.stores.redis_keys import redis_key
 from serve_app.upscale.upscaler import Upscaler
@@ -350,6 +352,9 @@ class HeldExecutor:
 
     def progress(self) -> Mapping[str, tuple[int, int]]:
         return self._executor.progress()
+
+    def measure(self, measures: Measures) -> Mapping[Metric, float]:
+        return self._executor.measure(measures)
 
 
 @pytest.fixture

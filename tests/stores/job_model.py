@@ -312,6 +312,7 @@ class JobModel:
             body_sha256=body,
             share=share,
             rate_token=job.rate_token,
+            plan="basic",
         )
 
     async def _maybe_twice(

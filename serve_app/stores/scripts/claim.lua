@@ -208,6 +208,7 @@ local function lease_to_worker(job)
   dequeue(job)
   local attempt = redis.call('HINCRBY', K('job:' .. job.id), 'attempt', 1)
   redis.call('HINCRBY', K('job:' .. job.id), 'tries', 1)
+  if attempt == 1 then observe_job('job_wait_seconds', job.kind, now - job.waiting_since) end
   redis.call('HSET', K('job:' .. job.id), 'state', 'running', 'worker', worker, 'started', now,
     'charge', string.format('%.17g', cost))
   redis.call('ZADD', K('lease:' .. kind), now + lease_ms, job.id)

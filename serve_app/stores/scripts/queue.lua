@@ -11,7 +11,7 @@ local function set_global_vtime(kind, vtime) redis.call('SET', K('global_vtime:'
 local function read_job(id)
   local field = redis.call('HMGET', K('job:' .. id), 'state', 'kind', 'account', 'group', 'attempt', 'tries', 'work',
     'share', 'sequence', 'waiting_since', 'charge', 'cancel', 'variant', 'rate_token', 'skips', 'skipped_at', 'num_images',
-    'worker', 'losses', 'adapter')
+    'worker', 'losses', 'adapter', 'plan')
   if not field[1] then return nil end
   return {
     id = id, state = field[1], kind = field[2], account = field[3], group = field[4], attempt = num(field[5], 0),
@@ -19,8 +19,31 @@ local function read_job(id)
     waiting_since = num(field[10], 0), charge = num(field[11], 0), cancel = field[12], variant = field[13],
     rate_token = field[14] or '', skips = num(field[15], 0), skipped_at = tonumber(field[16]),
     num_images = num(field[17], 1), worker = field[18], losses = num(field[19], 0),
-    adapter = field[20] or '',
+    adapter = field[20] or '', plan = field[21] or '',
   }
+end
+
+local MEASURES = K('measures') -- the operator's numbers, a field each: serve_app/domain/metrics.py
+local JOB_SECONDS = {0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600}
+
+local function observe_job(metric, kind, ms)
+  local bucket = '+Inf'
+  for i = #JOB_SECONDS, 1, -1 do
+    if ms <= JOB_SECONDS[i] * 1000 then bucket = JOB_SECONDS[i] end
+  end
+  redis.call('HINCRBY', MEASURES, metric .. '|' .. kind .. '|' .. bucket, 1)
+  redis.call('HINCRBYFLOAT', MEASURES, metric .. '|' .. kind .. '|sum', string.format('%.3f', ms / 1000))
+end
+
+-- The part of a plan in `age`; records of earlier versions name no plan.
+local function age_in_plan(job)
+  if job.plan ~= '' then
+    redis.call('ZADD', K('plan_age:' .. job.kind .. ':' .. job.plan), job.waiting_since, job.id)
+  end
+end
+
+local function stop_age_in_plan(job)
+  if job.plan ~= '' then redis.call('ZREM', K('plan_age:' .. job.kind .. ':' .. job.plan), job.id) end
 end
 
 local function queue_of(job) return K('queue:' .. job.kind .. ':' .. job.account) end
@@ -61,6 +84,7 @@ local function count_ready(job, sign)
 end
 
 local function enqueue(job)
+  age_in_plan(job)
   redis.call('ZADD', K('age:' .. job.kind), job.waiting_since, job.id)
   count_ready(job, 1)
   if job.losses >= QUARANTINE_LOSSES then
@@ -81,6 +105,7 @@ local function dequeue(job)
   if not was_quarantined and redis.call('ZREM', queue_of(job), job.id) == 0 then return false end
   redis.call('ZREM', K('age:' .. job.kind), job.id)
   count_ready(job, -1)
+  stop_age_in_plan(job)
   if was_quarantined then return true end
   if job.group ~= '' then
     redis.call('ZREM', K('group:' .. job.kind .. ':' .. job.group), job.id)
@@ -92,6 +117,7 @@ end
 
 -- The job goes on ageing until it is queued again.
 local function back_off(job, pause_ms)
+  age_in_plan(job)
   redis.call('ZADD', K('delay:' .. job.kind), math.floor(now + pause_ms), job.id)
   redis.call('ZADD', K('age:' .. job.kind), job.waiting_since, job.id)
 end
@@ -108,6 +134,7 @@ end
 -- A queued job is either in its queue or backing off.
 local function remove_waiting(job)
   if dequeue(job) then return end
+  stop_age_in_plan(job)
   redis.call('ZREM', K('delay:' .. job.kind), job.id)
   redis.call('ZREM', K('age:' .. job.kind), job.id)
 end
@@ -162,6 +189,7 @@ local function end_job(job, state, retention_ms)
   if redis.call('HINCRBY', K('unfinished'), job.account, -1) <= 0 then redis.call('HDEL', K('unfinished'), job.account) end
   redis.call('HINCRBY', K('load:' .. job.kind), 'work', -job.work)
   redis.call('HINCRBY', K('count'), state, 1)
+  if state == 'completed' then observe_job('job_seconds', job.kind, now - job.waiting_since) end
 end
 
 local function end_failed(job, code, message, retention_ms)
@@ -169,6 +197,7 @@ local function end_failed(job, code, message, retention_ms)
   refund_charge(job)
   refund_request(job)
   end_job(job, 'failed', retention_ms)
+  redis.call('HINCRBY', MEASURES, 'job_failures|' .. job.kind .. '|' .. code, 1)
   redis.call('ZADD', K('dead'), now, job.id)
 end
 

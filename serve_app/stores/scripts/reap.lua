@@ -1,5 +1,5 @@
 -- include queue
--- args: limit:number, max_attempts:number, queue_age_ms:number, retention_ms:number, worker_life_ms:number
+-- args: limit:number, max_attempts:number, queue_age_ms:number, retention_ms:number, worker_life_ms:number, plans:list
 -- reap: everything whose time is over: leases, pauses, jobs that waited too long, workers not seen, old dead letters; `limit` of
 -- each. Returns how many jobs moved.
 local function lose_lease(job)
@@ -28,6 +28,7 @@ local function reap_leases(kind)
     local job = read_job(id)
     if job and job.state == 'running' then
       drop_lease(job)
+      redis.call('HINCRBY', K('count'), 'lease_expired', 1)
       lose_lease(job)
     end
   end
@@ -49,6 +50,17 @@ local function remove_dead_workers(kind)
   for _, worker in ipairs(gone) do
     redis.call('ZREM', K('workers:' .. kind), worker)
     redis.call('HDEL', K('capacity:' .. kind), worker)
+    redis.call('HDEL', K('gauges:' .. kind), worker)
+  end
+end
+
+-- What a version that knows no plans has taken from `age` alone, while both were running.
+local function forget_taken(kind, plan)
+  local ages = K('plan_age:' .. kind .. ':' .. plan)
+  for _ = 1, limit do
+    local oldest = redis.call('ZRANGE', ages, 0, 0)[1]
+    if not oldest or redis.call('ZSCORE', K('age:' .. kind), oldest) then return end
+    redis.call('ZREM', ages, oldest)
   end
 end
 
@@ -56,6 +68,7 @@ local moved = 0
 for _, kind in ipairs(KINDS) do
   moved = moved + reap_leases(kind) + promote_due(kind, limit) + expire_waiting(kind)
   remove_dead_workers(kind)
+  for _, plan in ipairs(plans) do forget_taken(kind, plan) end
 end
 redis.call('ZREMRANGEBYSCORE', K('dead'), '-inf', now - retention_ms)
 return moved

@@ -1,0 +1,101 @@
+"""Every metric of `/metrics`: its name, what it says, its labels. Labels have few values, all known beforehand."""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+PREFIX = "atelier_"
+
+
+class MetricType(StrEnum):
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+class Metric(NamedTuple):
+    """Without the prefix, and a counter without `_total`. `bounds` are the upper ones of a histogram's buckets."""
+
+    name: str
+    type: MetricType
+    help: str
+    labels: tuple[str, ...] = ()
+    bounds: tuple[float, ...] = ()
+
+    @property
+    def full_name(self) -> str:
+        """As Prometheus knows it; a histogram's series add `_bucket`, `_count` and `_sum`."""
+        return f"{PREFIX}{self.name}{'_total' if self.type is MetricType.COUNTER else ''}"
+
+
+def _counter(name: str, help: str, *labels: str) -> Metric:
+    return Metric(name, MetricType.COUNTER, help, labels)
+
+
+def _gauge(name: str, help: str, *labels: str) -> Metric:
+    return Metric(name, MetricType.GAUGE, help, labels)
+
+
+def _histogram(name: str, help: str, bounds: tuple[float, ...], *labels: str) -> Metric:
+    return Metric(name, MetricType.HISTOGRAM, help, labels, bounds)
+
+
+JOB_S = (0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+"""`queue.lua` has the same."""
+CALL_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+STEP_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 10, 30)
+LOAD_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+ADAPTERS = (0, 1, 2, 4, 8, 16, 32)
+
+# Read at each scrape
+JOBS_READY = _gauge("jobs_ready", "Jobs waiting for a worker.", "kind")
+JOBS_LEASED = _gauge("jobs_leased", "Jobs being worked on.", "kind")
+JOBS_DELAYED = _gauge("jobs_delayed", "Jobs waiting for their next attempt.", "kind")
+BACKLOG_SECONDS = _gauge("backlog_seconds", "Work not yet done, in seconds of one replica.", "kind")
+OLDEST_JOB_AGE = _gauge("oldest_job_age_seconds", "Age of the oldest waiting job.", "kind")
+JOBS_WAITING = _gauge("jobs_waiting", "Jobs ready or delayed, by plan.", "kind", "interface", "plan")
+OLDEST_WAITING = _gauge("oldest_waiting_seconds", "Age of the oldest of them.", "kind", "interface", "plan")
+DEAD_JOBS = _gauge("dead_jobs", "Failed jobs that an operator may queue again.")
+WORKERS = _gauge("workers", "Workers that showed a sign of life in the last minute.", "kind")
+REDIS_MEMORY = _gauge("redis_memory_bytes", "Memory that Redis uses.")
+REDIS_MEMORY_LIMIT = _gauge("redis_memory_limit_bytes", "Its maxmemory; 0 is none.")
+
+# Counted by the scripts that change a job
+JOBS = _counter("jobs", "Jobs accepted, requeued, fenced, whose lease expired, and ended by state.", "event")
+JOB_WAIT = _histogram("job_wait_seconds", "From accept to the first attempt.", JOB_S, "kind")
+JOB_SECONDS = _histogram("job_seconds", "From accept to completed.", JOB_S, "kind")
+JOB_FAILURES = _counter("job_failures", "Jobs that failed for good.", "kind", "code")
+
+# Measured by workers
+STEP_SECONDS = _histogram("step_seconds", "Denoising steps, or upscales of one image.", STEP_S, "kind")
+STEP_ROWS = _histogram("step_rows", "Rows of a forward pass.", ROWS, "kind")
+STEP_ADAPTERS = _histogram("step_adapters", "Distinct adapters in a forward pass.", ADAPTERS, "kind")
+RUNS = _gauge("runs", "Images being made or about to be.", "kind")
+RUNS_LIMIT = _gauge("runs_limit", "Images that may be made at once.", "kind")
+ROWS_LIMIT = _gauge("rows_limit", "Rows that one forward pass of each worker may have.", "kind")
+ADAPTERS_RESIDENT = _gauge("adapters_resident", "Adapters in slots beside the models.", "kind")
+ADAPTER_LOADS = _histogram("adapter_load_seconds", "Reading an adapter's file and packing it.", LOAD_S, "kind")
+ADAPTER_EVICTIONS = _counter("adapter_evictions", "Adapters that lost their slot to another.", "kind")
+GPU_MEMORY = _gauge("gpu_memory_bytes", "Memory of the workers' cards; each worker counts its card whole.", "kind")
+GPU_MEMORY_USED = _gauge("gpu_memory_used_bytes", "Of it, in use by anybody.", "kind")
+
+# Measured by every process
+STORAGE_SECONDS = _histogram("storage_seconds", "Calls to the image storage.", CALL_S, "operation")
+STORAGE_ERRORS = _counter("storage_errors", "Of them, those that the storage failed.", "operation")
+HTTP_REQUESTS = _counter("http_requests", "Answered requests.", "interface", "method", "route", "status")
+HTTP_SECONDS = _histogram("http_request_seconds", "From a request's headers to its whole answer.", CALL_S, "route")
+HTTP_ERRORS = _counter("http_errors", "Error answers of the interfaces.", "interface", "code")
+
+METRICS: tuple[Metric, ...] = tuple(value for value in globals().values() if isinstance(value, Metric))
+EVENTS = ("accepted", "completed", "failed", "canceled", "expired", "requeued", "lease_expired", "fenced")
+
+
+def field_of(metric: Metric, *labels: str, part: str = "") -> str:
+    """The name under which its number is kept; `part` is a bucket's bound, or `sum`. The scripts write the same."""
+    assert len(labels) == len(metric.labels), f"{metric.name} has the labels {metric.labels}"
+    return "|".join((metric.name, *labels, *([part] if part else [])))
+
+
+def bucket_of(metric: Metric, value: float) -> str:
+    """The first bucket that holds the value."""
+    return next((f"{bound:g}" for bound in metric.bounds if value <= bound), "+Inf")

@@ -1,0 +1,31 @@
+"""Keeps the operator's metrics up to date with what one worker does."""
+
+import asyncio
+import logging
+
+from serve_app.service.executor import Executor
+from serve_app.service.resources import Resources
+from serve_app.stores.measures import is_cancelled
+
+log = logging.getLogger(__name__)
+
+REPORT_EVERY_S = 5.0
+
+
+async def report_forever(
+    resources: Resources, executor: Executor, *, worker: str, every_s: float = REPORT_EVERY_S
+) -> None:
+    """Report until cancelled, through any failure: it concerns no job."""
+    while not is_cancelled():
+        try:
+            await report(resources, executor, worker=worker)
+        except Exception as error:  # noqa: BLE001
+            log.debug("worker %s: reporting failed, trying again: %r", worker, error)
+        await asyncio.sleep(every_s)
+
+
+async def report(resources: Resources, executor: Executor, *, worker: str) -> None:
+    """Raises `StoreUnavailable`."""
+    gauges = executor.measure(resources.measures)
+    await resources.measures.show(executor.kind, worker, {metric.name: value for metric, value in gauges.items()})
+    await resources.measures.send()

@@ -1,0 +1,123 @@
+"""What this process measures for `/metrics`: collected here, and added in Redis to what all processes have measured."""
+
+import asyncio
+import json
+import logging
+import secrets
+from collections import defaultdict
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, NamedTuple, cast
+
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from serve_app.domain.durations import milliseconds
+from serve_app.domain.errors import StoreUnavailable
+from serve_app.domain.jobs import JobKind
+from serve_app.domain.metrics import Metric, bucket_of, field_of
+from serve_app.stores.job_queue import WORKER_LIFE
+from serve_app.stores.redis_keys import redis_key
+from serve_app.stores.script import Script
+
+log = logging.getLogger(__name__)
+
+SEND_EVERY_S = 5.0
+"""A third of the usual interval of Prometheus."""
+SEQUENCE_LIFE = timedelta(hours=1)
+"""Far longer than a call is repeated for."""
+GAUGES_LIFE = timedelta(minutes=10)
+
+
+class RedisMemory(NamedTuple):
+    """Bytes; a limit of 0 is none."""
+
+    used: int
+    limit: int
+
+
+class Measures:
+    """Counts and observations of one process, and the gauges of its worker. Not thread-safe: for the event loop alone."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = cast(Any, redis)
+        self._add = Script(redis, "add_measures")
+        self._source = secrets.token_hex(8)
+        self._sequence = 0
+        self._pending: defaultdict[str, float] = defaultdict(float)
+        self._unsent: Mapping[str, float] = {}
+        self._sending = asyncio.Lock()
+
+    def count(self, metric: Metric, *labels: str, by: float = 1) -> None:
+        self._pending[field_of(metric, *labels)] += by
+
+    def observe(self, metric: Metric, value: float, *labels: str) -> None:
+        self._pending[field_of(metric, *labels, part=bucket_of(metric, value))] += 1
+        self._pending[field_of(metric, *labels, part="sum")] += value
+
+    async def send(self) -> None:
+        """Add what has been measured since the last call. Raises `StoreUnavailable`: then the next call adds it too, once."""
+        async with self._sending:
+            if not self._unsent:
+                if not self._pending:
+                    return
+                self._unsent, self._pending = self._pending, defaultdict(float)
+                self._sequence += 1
+            amounts: list[str | int] = []
+            for name, amount in self._unsent.items():
+                amounts += [name, f"{amount:.9g}"]
+            life = milliseconds(SEQUENCE_LIFE)
+            await self._add(source=self._source, sequence=self._sequence, life_ms=life, amounts=amounts)
+            self._unsent = {}
+
+    async def send_forever(self, every_s: float = SEND_EVERY_S) -> None:
+        """Send until cancelled, through any outage."""
+        while not is_cancelled():
+            await asyncio.sleep(every_s)
+            try:
+                await self.send()
+            except Exception as error:  # noqa: BLE001 - numbers must not end what they are about
+                log.debug("what was measured is sent later: %r", error)
+
+    async def send_last(self) -> None:
+        """Before the process ends; without Redis, what was measured since the last time is lost."""
+        with suppress(StoreUnavailable, TimeoutError):
+            async with asyncio.timeout(1):
+                await self.send()
+
+    async def show(self, kind: JobKind, worker: str, gauges: Mapping[str, float]) -> None:
+        """Keep a worker's gauges, by metric, until the next call. Raises `StoreUnavailable`."""
+        pipeline = self._redis.pipeline(transaction=False)
+        pipeline.hset(redis_key("gauges", kind), worker, json.dumps(dict(gauges)))
+        pipeline.pexpire(redis_key("gauges", kind), GAUGES_LIFE)
+        await pipeline.execute()
+
+    async def memory(self) -> "RedisMemory | None":
+        """None where this user may not ask."""
+        try:
+            info: dict[str, int] = await self._redis.info("memory")
+        except ResponseError:
+            return None
+        return RedisMemory(info["used_memory"], info.get("maxmemory", 0))
+
+    async def measured(self) -> Mapping[str, float]:
+        """Every number of all processes, by its field."""
+        row: dict[str, str] = await self._redis.hgetall(redis_key("measures"))
+        return {name: float(value) for name, value in row.items()}
+
+    async def shown(self, kind: JobKind) -> list[Mapping[str, float]]:
+        """The gauges of each worker that lives, by metric; empty for one that has shown none."""
+        pipeline = self._redis.pipeline(transaction=False)
+        pipeline.time()
+        pipeline.zrange(redis_key("workers", kind), 0, -1, withscores=True)
+        pipeline.hgetall(redis_key("gauges", kind))
+        (seconds, micros), workers, gauges = await pipeline.execute()
+        since = seconds * 1000 + micros // 1000 - milliseconds(WORKER_LIFE)
+        return [json.loads(gauges.get(name, "{}")) for name, seen in workers if seen >= since]
+
+
+def is_cancelled() -> bool:
+    """A cancel may have been lost in the Redis client (CPython issue 86296)."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,0 +1,101 @@
+"""After a real job through the real application, `/metrics` shows every metric that the documents and dashboards name."""
+
+import re
+from collections.abc import AsyncIterator
+from datetime import timedelta
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from serve_app.domain.jobs import JobKind, JobState
+from serve_app.domain.metrics import METRICS
+from serve_app.engine import Engine, EngineOptions
+from serve_app.executors.generation import GenerationExecutor
+from serve_app.service.attempt import WorkerTiming
+from serve_app.service.worker import Worker
+from tests.api.app import BODY_B, TestService, open_service
+from tests.support import POCKET, ROOT, wait_until
+
+pytestmark = pytest.mark.slow
+QUICK = WorkerTiming(poll=timedelta(milliseconds=20), heartbeat=timedelta(milliseconds=50))
+Exported = dict[str, dict[tuple[str, ...], float]]
+"""Sample name → label values → number. A metric without a sample has its name all the same."""
+
+
+@pytest.fixture(scope="module")
+async def exported(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Exported]:
+    with Engine.load({"pocket": POCKET}, EngineOptions(max_rows=2, exact=False)) as engine:
+        async with open_service(tmp_path_factory.mktemp("service")) as service:
+            yield await _after_a_job(service, engine)
+
+
+async def _after_a_job(service: TestService, engine: Engine) -> Exported:
+    member = await service.member(plan_b="premium")
+    worker = Worker(service.resources, GenerationExecutor(engine, service.resources), name="w", timing=QUICK)
+    worker.start()
+    body = BODY_B | {"width": 256, "height": 256}
+    run_id = (await service.client.post("/v1/generate", json=body, headers=member.b)).json()["run_id"]
+
+    async def is_completed() -> bool:
+        job = await service.resources.jobs.find(run_id)
+        return job is not None and job.state is JobState.COMPLETED
+
+    await wait_until(is_completed, 60)
+    await worker.drain(timedelta(seconds=5))
+    for path in (
+        f"/v1/generations/{run_id}",
+        "/v1/generations/nothing",
+        "/nothing/here",
+        "/docs/static/reference.js",
+        "/console/sign-in",
+    ):
+        await service.client.get(path, headers=member.b)
+    await service.client.post("/v1/generate")
+    text = (await service.client.get("/metrics")).text
+    found: Exported = {}
+    for family in text_string_to_metric_families(text):
+        found[family.name + ("_total" if family.type == "counter" else "")] = {}
+        for sample in family.samples:
+            found.setdefault(sample.name, {})[tuple(sample.labels.values())] = sample.value
+    return found
+
+
+def test_the_table_in_the_documents_is_what_is_exported(exported: Exported) -> None:
+    text = (ROOT / "docs" / "operations.md").read_text()
+    rows = re.findall(r"^\| `(atelier_\w+)` \| (\w+) \|([^|]*)\|", text, re.MULTILINE)
+    documented = {name: (kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
+    assert documented == {metric.full_name: (metric.type.value, metric.labels) for metric in METRICS}
+    assert set(documented) <= set(exported)
+
+
+def test_a_job_leaves_its_numbers(exported: Exported) -> None:
+    kind = (JobKind.GENERATION.value,)
+    assert exported["atelier_jobs_total"]["completed",] == 1
+    assert exported["atelier_job_wait_seconds_count"][kind] == 1
+    assert exported["atelier_job_seconds_count"][kind] == 1
+    assert exported["atelier_step_seconds_count"][kind] == 30
+    assert exported["atelier_step_rows_sum"][kind] == 60, "guidance takes two rows"
+    assert exported["atelier_step_adapters_sum"][kind] == 30
+    assert exported["atelier_adapter_load_seconds_count"][kind] == 1
+    assert exported["atelier_storage_seconds_count"]["write",] == 1
+    assert exported["atelier_runs_limit"][kind] > 0
+    assert exported["atelier_workers"][kind] == 1
+
+
+def test_requests_are_counted_by_the_pattern_of_their_route(exported: Exported) -> None:
+    requests = exported["atelier_http_requests_total"]
+    assert requests["b", "POST", "/v1/generate", "200"] == 1
+    assert requests["b", "GET", "/v1/generations/{run_id}", "200"] == 1
+    assert requests["b", "GET", "/v1/generations/{run_id}", "404"] == 1
+    assert requests["none", "GET", "unmatched", "404"] == 1
+    assert requests["none", "GET", "/docs/static", "200"] == 1
+    assert requests["none", "POST", "/v1/generate", "401"] == 1
+    assert requests["none", "GET", "/console/sign-in", "200"] == 1
+    assert exported["atelier_http_errors_total"]["not_found", "b"] == 1
+    assert not [labels for labels in requests if "gen_" in labels[2]]
+
+
+def test_nothing_but_the_table_is_exported(exported: Exported) -> None:
+    series = {metric.full_name: metric for metric in METRICS}
+    known = {name + end for name in series for end in ("", "_bucket", "_count", "_sum")}
+    assert set(exported) <= known
