@@ -52,9 +52,11 @@ class Settings(BaseSettings):
     """Addresses or networks, by commas, whose `X-Forwarded-For` is believed. HAProxy, where Serve starts it, reads the same variable."""
     max_keys_per_account: int = Field(default=100, ge=1)
     """API keys of one account that work at the same time."""
+    max_lora_size: ByteSize = Field(default=ByteSize(1 << 30), ge=1, le=2 << 30)
+    """Of one LoRA that is uploaded."""
     catalog: Path = ROOT / "configs" / "catalog.yaml"
     plans: Path | None = None
-    """A YAML list of {interface, name, limit, window_s}, merged over the six plans of the documents."""
+    """A YAML list of {interface, name, limit, window_s, loras, lora_bytes}, merged over the six plans of the documents."""
     operator_token: SecretStr | None = Field(default=None, min_length=16)
     """Opens `/metrics` and the details of `/readyz` from other machines (`Authorization: Bearer`); unset, only this one sees them."""
     pepper: SecretStr | None = None
@@ -137,6 +139,6 @@ class Settings(BaseSettings):
 
 
 def _plan(row: dict[str, Any]) -> Plan:
-    return Plan(
-        Variant(row["interface"]), str(row["name"]), int(row["limit"]), timedelta(seconds=float(row["window_s"]))
-    )
+    quota = {name: int(row[name]) for name in ("loras", "lora_bytes") if name in row}
+    window = timedelta(seconds=float(row["window_s"]))
+    return Plan(Variant(row["interface"]), str(row["name"]), int(row["limit"]), window, **quota)

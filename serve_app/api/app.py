@@ -5,7 +5,7 @@ from fastapi.responses import RedirectResponse
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from serve_app.api import files, jobs, ops, variant_a, variant_b
+from serve_app.api import files, jobs, loras, ops, variant_a, variant_b
 from serve_app.api.applications import json_app
 from serve_app.api.console import console_app
 from serve_app.api.dispatch import Dispatcher
@@ -21,15 +21,16 @@ console_redirect = APIRouter()
 def create_app(resources: Resources) -> ASGIApp:
     """The ASGI application over opened resources; it neither opens nor closes them."""
     a, b, jobs_app = variant_a.create_app(resources), variant_b.create_app(resources), jobs.create_app(resources)
+    loras_app = loras.create_app(resources)
     site = json_app(resources)
     site.include_router(files.router)
     site.include_router(ops.router)
-    site.include_router(docs_router({"a": a, "b": b, "jobs": jobs_app}, resources))
+    site.include_router(docs_router({"a": a, "b": b, "jobs": jobs_app, "loras": loras_app}, resources))
     site.mount("/static", SiteFiles())
     site.mount("/docs/static", StaticFiles(directory=STATIC))
     site.include_router(console_redirect)
     site.mount("/console", console_app(resources))
-    dispatcher = Dispatcher(a=a, b=b, others=[jobs_app], site=site)
+    dispatcher = Dispatcher(a=a, b=b, others=[jobs_app, loras_app], site=site)
     return RequestContextMiddleware(dispatcher, resources.settings.plan_table, RequestMeasures(resources.measures))
 
 

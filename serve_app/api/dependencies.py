@@ -67,7 +67,8 @@ async def authenticate(request: Request) -> Caller:
                 f"Your plan allows {plan.limit} requests per {_period(plan.window.total_seconds())}; "
                 f"try again in {auth.window.seconds_left} seconds."
             )
-        _check_scope(caller, Scope.READ if request.method == "GET" else Scope.GENERATE)
+        changing = getattr(request.app.state, "changing_scope", Scope.GENERATE)
+        _check_scope(caller, Scope.READ if request.method == "GET" else changing)
         context.caller = caller
     return context.caller
 
@@ -98,7 +99,7 @@ def image_signer(request: Request) -> Callable[[str], str]:
     return partial(resources.images.url, base_url=base_url(request, resources.settings.public_url))
 
 
-async def read_idempotency(
+async def read_idempotency_key(
     request: Request,
     idempotency_key: Annotated[
         str | None,
@@ -108,12 +109,19 @@ async def read_idempotency(
         ),
         WithJsonSchema({"type": "string", "minLength": 1, "maxLength": 255, "pattern": r"^[\x21-\x7e]+$"}),
     ] = None,
-) -> Idempotency:
+) -> str | None:
     is_valid = idempotency_key is None or (
         _KEY_TEXT.fullmatch(idempotency_key) and len(request.headers.getlist("idempotency-key")) == 1
     )
     if not is_valid:
         raise InvalidParameter("Idempotency-Key: must be 1 to 255 visible ASCII characters")
+    return idempotency_key
+
+
+IdempotencyKeyDep = Annotated[str | None, Depends(read_idempotency_key)]
+
+
+async def read_idempotency(request: Request, idempotency_key: IdempotencyKeyDep) -> Idempotency:
     return Idempotency(idempotency_key, digest(await request.json()))
 
 

@@ -50,6 +50,7 @@ ANSWERS: Mapping[type[AtelierError], ErrorAnswer] = {
     errors.MethodNotAllowed: ErrorAnswer(405, "This address does not take that method."),
     errors.IdempotencyConflict: ErrorAnswer(409, "This Idempotency-Key was used before with another body."),
     errors.JobUnfinished: ErrorAnswer(409, "The job has not ended; cancel it first."),
+    errors.LoraQuotaExceeded: ErrorAnswer(409, "Your plan allows 10 LoRAs of your own; delete one first."),
     errors.PayloadTooLarge: ErrorAnswer(413, "The body must be at most 65536 bytes."),
     errors.UnsupportedMediaType: ErrorAnswer(415, "Send the body as 'Content-Type: application/json'."),
     errors.RateLimitExceeded: ErrorAnswer(429, "Your plan allows 50 requests per hour; try again in 1800 seconds."),

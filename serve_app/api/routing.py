@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from serve_app.api.dependencies import authenticate
 from serve_app.api.json_body import read_json
-from serve_app.api.schemas import RequestBody
+from serve_app.api.schemas import LINE_PATTERN, RequestBody
 from serve_app.api.strict_json import MAX_DIGITS
 from serve_app.domain.errors import InvalidParameter
 
@@ -102,10 +102,15 @@ def rule_of(schema: dict[str, Any]) -> Rule:
     if "enum" in schema:
         choices = " or ".join(str(value) for value in schema["enum"])
         return Rule(f"must be {choices}", f"must be {choices}")
+    if schema["type"] == "array":
+        item = schema["items"]
+        texts = f"at most {schema['maxItems']} texts of {item['minLength']} to {item['maxLength']} characters"
+        return Rule(f"must be {texts}", f"must be a list of {texts}")
     if schema["type"] == "string":
         length = f"{schema['minLength']} to" if "minLength" in schema else "at most"
         length += f" {schema['maxLength']} characters"
-        return Rule(f"must be {length} long", f"must be a string of {length}")
+        line = ", without control characters" if schema.get("pattern") == LINE_PATTERN else ""
+        return Rule(f"must be {length} long{line}", f"must be a string of {length}{line}")
     if "minimum" not in schema:
         return Rule(*[f"must be an integer of at most {MAX_DIGITS} digits"] * 2)
     kind = "a number" if schema["type"] == "number" else "an integer"

@@ -1,9 +1,22 @@
 """Field types and base models that the request and response models of several interfaces share."""
 
+import re
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    PlainSerializer,
+    WithJsonSchema,
+)
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from serve_app.domain.errors import FailureCode
 
@@ -42,6 +55,10 @@ def _not_null(value: Any) -> Any:
     return value
 
 
+NOT_NULL = BeforeValidator(_not_null)
+"""Of a field that may be left out, but not be null."""
+
+
 def _utc_text(moment: datetime) -> str:
     return moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="seconds") + "Z"
 
@@ -62,8 +79,34 @@ OptionalPrompt = Annotated[
     Field(max_length=MAX_PROMPT),
     WithJsonSchema({"type": "string", "maxLength": MAX_PROMPT}),
 ]
+LINE_PATTERN = r"^[^\u0000-\u001f\u007f-\u009f]*$"
+"""What is shown in one line, in a terminal too."""
+_LINE = re.compile(LINE_PATTERN)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Annotates a text of one line: trimmed, without control characters, of so many code points."""
+
+    shortest: int
+    longest: int
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, _schema: CoreSchema, _handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        bounds = {"minLength": self.shortest, "maxLength": self.longest}
+        return {"type": "string", **bounds, "pattern": LINE_PATTERN}
+
+    def _check(self, text: str) -> str:
+        text = _trimmed(text)
+        if not self.shortest <= len(text) <= self.longest or not _LINE.fullmatch(text):
+            raise PydanticCustomError("line", "must be one line")
+        return text
+
+
 CatalogId = Annotated[str, Field(min_length=1, max_length=128)]
-Seed = Annotated[int | None, BeforeValidator(_not_null), WithJsonSchema({"type": "integer"})]
+Seed = Annotated[int | None, NOT_NULL, WithJsonSchema({"type": "integer"})]
 
 JobId = Annotated[str, WithJsonSchema(job_id_schema("gen", "up"))]
 GenerationId = Annotated[str, WithJsonSchema(job_id_schema("gen"))]

@@ -35,7 +35,7 @@ async def create(
         str | None, typer.Option(metavar="TIME", help="Lifetime: 30d, 12h, 45m, 90s. [never]")
     ] = None,
     scope: Annotated[
-        list[Scope] | None, typer.Option(help="What the key may do: read, generate. May be repeated. [both]")
+        list[Scope] | None, typer.Option(help="What the key may do: read, generate, loras. May be repeated. [all]")
     ] = None,
     lora: Annotated[
         list[str] | None,

@@ -13,7 +13,7 @@ from serve_app.cli.exit_codes import BadUsage, Failed
 from serve_app.domain.audit import Act
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import InvalidParameter
-from serve_app.service.register import register
+from serve_app.service.register import Offer, register
 from serve_app.service.register import remove as unregister
 from serve_app.service.resources import Resources
 
@@ -37,15 +37,9 @@ async def add(
         raise BadUsage("loras add: give --account or --everyone, not both")
     owner = "" if account is None else (await find_account(resources, account)).id
     try:
-        adapter = await register(
-            resources,
-            file,
-            name=name or file.stem,
-            description=description,
-            base_model=base,
-            owner=owner,
-            accounts=None if everyone else frozenset(),
-        )
+        offer = Offer(name=name or file.stem, description=description, base_model=base)
+        offered_to = None if everyone else frozenset[str]()
+        adapter = (await register(resources, file, offer, owner=owner, accounts=offered_to)).adapter
     except InvalidParameter as error:
         raise Failed(error.message) from None
     if owner:

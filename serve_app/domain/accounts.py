@@ -8,15 +8,23 @@ from typing import Literal
 
 from serve_app.domain.requests import Variant
 
+GIB = 1 << 30
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """At most `limit` counted requests in a fixed window that the first counted request opens."""
+    """At most `limit` counted requests in a fixed window that the first counted request opens, and so many own LoRAs.
+
+    An account has two plans: of LoRAs it may own as many as the larger one allows.
+    """
 
     variant: Variant
     name: str
     limit: int
     window: timedelta
+    loras: int = 10
+    lora_bytes: int = 2 * GIB
+    """Of the LoRAs' files together."""
 
     @property
     def policy_name(self) -> str:
@@ -28,11 +36,11 @@ class Plan:
 HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
 BUILTIN_PLANS: tuple[Plan, ...] = (
     Plan(Variant.A, "basic", 50, HOUR),
-    Plan(Variant.A, "professional", 200, HOUR),
-    Plan(Variant.A, "enterprise", 1000, HOUR),
+    Plan(Variant.A, "professional", 200, HOUR, loras=50, lora_bytes=10 * GIB),
+    Plan(Variant.A, "enterprise", 1000, HOUR, loras=500, lora_bytes=100 * GIB),
     Plan(Variant.B, "free", 10, MINUTE),
-    Plan(Variant.B, "basic", 30, MINUTE),
-    Plan(Variant.B, "premium", 100, MINUTE),
+    Plan(Variant.B, "basic", 30, MINUTE, loras=50, lora_bytes=10 * GIB),
+    Plan(Variant.B, "premium", 100, MINUTE, loras=500, lora_bytes=100 * GIB),
 )
 """The six plans of the two documents. Operators add their own through `configs/plans.yaml`."""
 
@@ -48,10 +56,11 @@ class Account:
 
 
 class Scope(StrEnum):
-    """What an API key may do: read jobs and models, or generate, upscale, cancel and delete."""
+    """What an API key may do: read jobs and models; generate, upscale, cancel and delete; add, share and remove LoRAs."""
 
     READ = "read"
     GENERATE = "generate"
+    LORAS = "loras"
 
 
 ALL_SCOPES = frozenset(Scope)

@@ -18,6 +18,11 @@ def api_key(key_id: str) -> str:
     return f"key:{key_id}"
 
 
+def account(pseudonym: str) -> str:
+    """The actor of what one account does to another: it shares a LoRA, or ends that."""
+    return f"account:{pseudonym}"
+
+
 class Act(StrEnum):
     """What is recorded."""
 
@@ -28,6 +33,9 @@ class Act(StrEnum):
     KEY_CREATED = "key_created"
     KEY_ROLLED = "key_rolled"
     KEY_REVOKED = "key_revoked"
+    LORA_ADDED = "lora_added"
+    LORA_CHANGED = "lora_changed"
+    LORA_REMOVED = "lora_removed"
     LORA_GRANTED = "lora_granted"
     LORA_REVOKED = "lora_revoked"
     ACCOUNT_CREATED = "account_created"

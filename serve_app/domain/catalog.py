@@ -35,5 +35,9 @@ class Adapter:
     accounts: frozenset[str] | None = None
     is_folder: bool = False
     owner: str = ""
+    size_bytes: int = 0
+    """Of its weights in storage; 0 for a row of the catalog file, whose files are the operator's."""
+    trigger_words: tuple[str, ...] = ()
+    """What its owner says a prompt should hold for it to act."""
     found: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """What validation saw in the file; empty for a row of the catalog file."""

@@ -86,6 +86,12 @@ class TooManyKeys(AtelierError):
     code = "too_many_keys"
 
 
+class LoraQuotaExceeded(AtelierError):
+    """The account owns as many LoRAs, or as many bytes of them, as its plans allow."""
+
+    code = "lora_quota_exceeded"
+
+
 class StoreUnavailable(AtelierError):
     """Redis or the object storage cannot be reached: nothing was accepted, hence nothing is lost."""
 

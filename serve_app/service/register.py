@@ -1,26 +1,37 @@
 """Registers a LoRA: checked in a process of its own, stored by digest, then on offer everywhere at once."""
 
 import asyncio
+import hashlib
 import json
 import logging
 import os
 import secrets
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from serve_app.domain.catalog import Adapter, BaseModel
 from serve_app.domain.durations import epoch_ms, from_epoch_ms
-from serve_app.domain.errors import InvalidParameter
+from serve_app.domain.errors import IdempotencyConflict, InvalidParameter, LoraQuotaExceeded, NotFound
 from serve_app.service.resources import Resources
 from serve_app.settings import ROOT
 from serve_app.stores.api_key_format import base32
+from serve_app.stores.catalog import Registration, Terms
 from serve_app.stores.catalog_digests import add_digests
 from serve_app.stores.lora_files import LoraFiles
 from serve_app.stores.weight_files import weight_files
+
+
+class Registered(NamedTuple):
+    """An adapter, and how it came: `added` now; `replayed`, by an earlier call with the same key and body; `same`, the owner
+    had its weights before."""
+
+    adapter: Adapter
+    status: str
+
 
 _log = logging.getLogger(__name__)
 
@@ -32,44 +43,52 @@ LAYER_TABLES = "layer_tables"
 _INSPECTION = "serve_app.engine.inspection"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Offer:
+    """What is said of a LoRA by whoever registers it."""
+
+    name: str
+    base_model: str
+    description: str = ""
+    trigger_words: tuple[str, ...] = ()
+
+
 async def register(
     resources: Resources,
     path: Path,
+    offer: Offer,
     *,
-    name: str,
-    base_model: str,
-    description: str = "",
     owner: str = "",
     accounts: frozenset[str] | None = frozenset(),
     max_rank: int = MAX_RANK,
-) -> Adapter:
-    """Register the file, or folder of PEFT, at `path`. Raises `InvalidParameter` with the reason, `StoreUnavailable`."""
+    terms: Terms | None = None,
+) -> Registered:
+    """Register the file, or folder of PEFT, at `path`; an owner who registers by itself is held to `terms`.
+
+    Raises `InvalidParameter` with the reason, `StoreUnavailable`; under terms `IdempotencyConflict`, `LoraQuotaExceeded`.
+    """
     path = await asyncio.to_thread(path.resolve)
-    base = next((base for base in await resources.catalog.base_models() if base.id == base_model), None)
+    base = next((base for base in await resources.catalog.base_models() if base.id == offer.base_model), None)
     if base is None:
-        raise InvalidParameter(f"base_model: there is no base model {base_model!r}")
-    adapter = Adapter(
-        id="model_" + base32(secrets.token_bytes(16)),
-        name=name,
-        description=description,
-        created_at=from_epoch_ms(epoch_ms(datetime.now(UTC))),  # as its record keeps it
-        file=str(path),
-        is_folder=await asyncio.to_thread(path.is_dir),
-        sha256="",
-        base_model=base.id,
-        accounts=accounts,
-        owner=owner,
-    )
-    digested = await asyncio.to_thread(add_digests, [adapter], {}, {})
-    if digested.set_aside:
-        raise InvalidParameter(f"file: {digested.set_aside[0].reason}")
-    found = await _inspect(base, path, max_rank, resources.settings.data_dir.resolve() / LAYER_TABLES)
-    (adapter,) = digested.adapters
+        raise InvalidParameter(f"base_model: there is no base model {offer.base_model!r}")
+    adapter = await _digested(path, offer, owner, accounts)
+    if terms is not None:
+        terms = replace(terms, body_sha256=_body_digest(offer, adapter.sha256))
+    if (known := await _known(resources, adapter, terms)) is not None:
+        return known
+    async with resources.inspections:
+        found = await _inspect(base, path, max_rank, resources.settings.data_dir.resolve() / LAYER_TABLES)
     parts = {part: Path(uri) for part, uri in weight_files(adapter).items()}
-    stored = await LoraFiles(resources.settings).put(adapter.sha256, parts)
-    adapter = replace(adapter, file=stored, found=found)
-    await resources.catalog.register(adapter)
-    return adapter
+    files = LoraFiles(resources.settings)
+    adapter = replace(adapter, file=await files.put(adapter.sha256, parts), found=found)
+    try:
+        registration = await resources.catalog.register_under(adapter, terms)
+        return await _settled(resources, registration, adapter, terms)
+    finally:
+        if not await resources.catalog.has_weights(
+            adapter.sha256
+        ):  # another call was first: of the same file, or of the last
+            await files.delete(adapter.file)
 
 
 async def remove(resources: Resources, lora_id: str) -> str:
@@ -78,6 +97,59 @@ async def remove(resources: Resources, lora_id: str) -> str:
     if removal.weights:
         await LoraFiles(resources.settings).delete(removal.weights)
     return removal.status
+
+
+async def _digested(path: Path, offer: Offer, owner: str, accounts: frozenset[str] | None) -> Adapter:
+    """The adapter as it will be recorded, but for where it is stored and what was found in it."""
+    adapter = Adapter(
+        id="model_" + base32(secrets.token_bytes(16)),
+        **asdict(offer),
+        created_at=from_epoch_ms(epoch_ms(datetime.now(UTC))),  # as its record keeps it
+        file=str(path),
+        is_folder=await asyncio.to_thread(path.is_dir),
+        sha256="",
+        accounts=accounts,
+        owner=owner,
+    )
+    digested = await asyncio.to_thread(add_digests, [adapter], {}, {})
+    if digested.set_aside:
+        raise InvalidParameter(f"file: {digested.set_aside[0].reason}")
+    (adapter,) = digested.adapters
+    return replace(adapter, size_bytes=await asyncio.to_thread(_size, adapter))
+
+
+def _size(adapter: Adapter) -> int:
+    return sum(Path(uri).stat().st_size for uri in weight_files(adapter).values())
+
+
+def _body_digest(offer: Offer, sha256: str) -> str:
+    return hashlib.sha256(json.dumps([asdict(offer), sha256], sort_keys=True).encode()).hexdigest()
+
+
+async def _known(resources: Resources, adapter: Adapter, terms: Terms | None) -> Registered | None:
+    """What the owner has already, and None for what may be added; asked before the file is read, which takes seconds."""
+    if terms is None:
+        return None
+    registration = await resources.catalog.register_under(adapter, terms, asks=True)
+    return None if registration.status == "added" else await _settled(resources, registration, adapter, terms)
+
+
+async def _settled(
+    resources: Resources, registration: Registration, adapter: Adapter, terms: Terms | None
+) -> Registered:
+    if registration.status == "added":
+        return Registered(adapter, "added")
+    if registration.status in ("replayed", "same"):
+        there = await resources.catalog.adapter(registration.lora_id)
+        if there is None:
+            raise NotFound("The LoRA was removed meanwhile.")
+        return Registered(there, registration.status)
+    if registration.status == "conflict":
+        raise IdempotencyConflict("This Idempotency-Key was used before with another body.")
+    assert terms is not None, registration
+    if registration.status == "too_many":
+        raise LoraQuotaExceeded(f"Your plan allows {terms.max_loras} LoRAs of your own; delete one first.")
+    raise LoraQuotaExceeded(f"Your plan allows {terms.max_bytes} bytes of LoRAs of your own; delete one first.")
 
 
 async def _inspect(base: BaseModel, path: Path, max_rank: int, tables: Path) -> Mapping[str, Any]:

@@ -38,6 +38,8 @@ from serve_app.stores.worker_signs import WorkerSigns
 
 _log = logging.getLogger(__name__)
 
+INSPECTIONS_AT_ONCE = 2
+
 Hint = Callable[[JobKind, str], Awaitable[None]]
 """Receives the kind and id of each accepted job, so that an idle replica starts at once. It may be lost, late or refused."""
 
@@ -73,6 +75,8 @@ class Resources:
     always_on: frozenset[JobKind] = frozenset()
     """Kinds of which the deployment keeps a worker also without work."""
     hint: Hint | None = None
+    inspections: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(INSPECTIONS_AT_ONCE))
+    """Places for processes that read customers' files, each with limits of its own."""
     background: set[asyncio.Task[Any]] = field(default_factory=lambda: set[asyncio.Task[Any]]())
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:

@@ -4,15 +4,17 @@ Nothing of it is held by a process: what one changes, every other serves with it
 """
 
 import asyncio
+import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, cast
 
 from redis.asyncio import Redis
 
 from serve_app.domain.catalog import Adapter, BaseModel
+from serve_app.domain.durations import milliseconds
 from serve_app.settings import Settings
 from serve_app.stores.catalog_digests import add_digests
 from serve_app.stores.catalog_file import CatalogError, SetAside, read_catalog
@@ -34,13 +36,45 @@ class Removal(NamedTuple):
     weights: str
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Terms:
+    """What an account that registers a LoRA by itself is held to."""
+
+    max_loras: int
+    max_bytes: int
+    idempotency_key: str | None = None
+    body_sha256: str = ""
+
+
+class Registration(NamedTuple):
+    """`added`, `taken` (an id in use), `replayed`, `conflict`, `same`, `too_many` or `too_large`, and the id of what there is."""
+
+    status: str
+    lora_id: str
+
+
+class SharedAdapter(NamedTuple):
+    """An adapter that an account owns or may use, and, for its owner, whom it is shared with: account id → name."""
+
+    adapter: Adapter
+    shared_with: Mapping[str, str]
+
+
 class CatalogStore:
     """LoRA adapters, grants and denials. Base models stay in the file, which replicas read when they start."""
 
     def __init__(self, redis: Redis, settings: Settings) -> None:
         self._redis = cast(Any, redis)
         self._settings = settings
-        names = ("apply_catalog", "register_lora", "remove_lora", "grant_lora", "list_loras")
+        names = (
+            "apply_catalog",
+            "register_lora",
+            "remove_lora",
+            "grant_lora",
+            "list_loras",
+            "read_lora",
+            "update_lora",
+        )
         self._scripts = {name: Script(redis, name) for name in names}
 
     async def adapter(self, lora_id: str) -> Adapter | None:
@@ -51,6 +85,13 @@ class CatalogStore:
         """List the adapters that the account may use, oldest first; costs by these, not by how many there are."""
         rows: list[tuple[str, list[str]]] = await self._scripts["list_loras"](account=account_id)
         return [read_record(lora_id, _fields(flat)) for lora_id, flat in rows]
+
+    async def adapter_of(self, lora_id: str, account_id: str) -> SharedAdapter | None:
+        """The adapter, if the account owns it or may use it."""
+        answer = await self._scripts["read_lora"](lora=lora_id, account=account_id)
+        if not answer:
+            return None
+        return SharedAdapter(read_record(lora_id, _fields(answer[0])), dict(answer[1]))
 
     async def all(self) -> list[Adapter]:
         """List every adapter, oldest first; for operators."""
@@ -75,12 +116,35 @@ class CatalogStore:
 
     async def register(self, adapter: Adapter) -> bool:
         """Add an adapter that is in no file; False when its id is in use."""
-        record = json.dumps(write_record(adapter, REGISTERED))
-        return await self._scripts["register_lora"](lora=adapter.id, order=order_of(adapter), record=record) == 1
+        return (await self.register_under(adapter, None)).status == "added"
+
+    async def register_under(self, adapter: Adapter, terms: Terms | None, *, asks: bool = False) -> Registration:
+        """Add an adapter that is in no file, if the owner's terms allow; with `asks`, only say whether they do."""
+        key = terms.idempotency_key if terms else None
+        answer = await self._scripts["register_lora"](
+            lora=adapter.id,
+            order=order_of(adapter),
+            record=json.dumps(write_record(adapter, REGISTERED)),
+            asks=asks,
+            max_loras=terms.max_loras if terms else None,
+            max_bytes=terms.max_bytes if terms else None,
+            idempotency_digest="" if key is None else hashlib.sha256(key.encode()).hexdigest(),
+            body_digest=terms.body_sha256 if terms else "",
+            idempotency_ms=milliseconds(self._settings.idempotency_life),
+        )
+        return Registration(*answer)
+
+    async def update(self, lora_id: str, account_id: str, fields: Mapping[str, str]) -> bool:
+        """Change the named fields of a registered adapter's record; False when it is not the account's."""
+        return await self._scripts["update_lora"](lora=lora_id, owner=account_id, fields=json.dumps(dict(fields))) == 1
 
     async def remove(self, lora_id: str) -> Removal:
         """Remove a registered adapter and its grants."""
         return Removal(*await self._scripts["remove_lora"](lora=lora_id))
+
+    async def has_weights(self, sha256: str) -> bool:
+        """Whether a registered adapter has these weights."""
+        return bool(await self._redis.exists(redis_key("loras_stored", sha256)))
 
     async def owned_ids(self, account_id: str) -> list[str]:
         """The adapters that the account owns."""

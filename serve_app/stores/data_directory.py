@@ -5,7 +5,17 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-OURS = ("images", "layer_tables", "redis", "weights", "first-image.png", "local.json", "secrets.json", "up.lock")
+OURS = (
+    "images",
+    "layer_tables",
+    "redis",
+    "weights",
+    "first-image.png",
+    "local.json",
+    "secrets.json",
+    "up.lock",
+    "uploads",
+)
 """What the service keeps in the data directory. Anything else there is somebody else's, and is left alone."""
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 

@@ -31,6 +31,8 @@ def write_record(adapter: Adapter, source: str) -> dict[str, str]:
         "sha256": adapter.sha256,
         "base_model": adapter.base_model,
         "owner": adapter.owner,
+        "bytes": str(adapter.size_bytes),
+        "trigger_words": json.dumps(adapter.trigger_words),
         "open": "1" if adapter.accounts is None else "",
         "accounts": json.dumps(sorted(adapter.accounts or ())),
         "found": json.dumps(dict(adapter.found)),
@@ -48,6 +50,8 @@ def read_record(lora_id: str, fields: Mapping[str, str]) -> Adapter:
         sha256=fields["sha256"],
         base_model=fields["base_model"],
         owner=fields["owner"],
+        size_bytes=int(fields.get("bytes", "0")),
+        trigger_words=tuple(json.loads(fields.get("trigger_words", "[]"))),
         accounts=None if fields["open"] == "1" else frozenset(json.loads(fields["accounts"])),
         found=json.loads(fields["found"]),
     )

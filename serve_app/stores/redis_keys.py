@@ -77,7 +77,12 @@ KEY_MAP: tuple[Key, ...] = (
     Key("recent", "zset", "permanent: newest 10,000", "job ids by accept time (ms), for the operator"),
     Key("jobs:*", "zset", "retention after the last accept", "account → job ids by accept time (ms)"),
     Key("image:*", "string", "retention", "image id → job id"),
-    Key("idempotency:*", "hash", "idempotency life (24 h)", "account:variant:digest → job id, body digest"),
+    Key(
+        "idempotency:*",
+        "hash",
+        "idempotency life (24 h)",
+        "account:variant:digest → job id, body digest; account:loras:digest → LoRA id, body digest",
+    ),
     Key("rate:*", "zset", "the plan's window", "account:variant → rate_tokens counted in the window, by its end (ms)"),
     Key("usage:*", "hash", "400 days", "account:day (since 1970) → images, work, ms of a worker; each by key:LoRA"),
     Key("account:*", "hash", "permanent", "an account: name, plans, password hash"),

@@ -2,17 +2,24 @@
 
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from pathlib import Path
 
 import httpx
 import pytest
 
+from serve_app.service.register import LAYER_TABLES
 from tests.api.app import Member, TestService, open_service
+
+MAX_LORA_SIZE = 48 << 20
 
 
 @pytest.fixture(scope="session")
-async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TestService]:
+async def service(tmp_path_factory: pytest.TempPathFactory, layer_tables: Path) -> AsyncIterator[TestService]:
+    folder = tmp_path_factory.mktemp("service")
+    (folder / LAYER_TABLES).symlink_to(layer_tables)
     async with open_service(
-        tmp_path_factory.mktemp("service"),
+        folder,
+        max_lora_size=MAX_LORA_SIZE,
         lease=timedelta(hours=1),
         max_queued_per_account=100_000,
         idempotency_life=timedelta(hours=1),

@@ -1,11 +1,12 @@
 """The two documents and their pages: valid, closed, exact, with examples that work, and nothing loaded from elsewhere."""
 
+import hashlib
 import html
 import json
 import re
 import shlex
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
@@ -14,13 +15,15 @@ import pytest
 from openapi_spec_validator import validate
 
 from serve_app.api.openapi import duration_text
+from serve_app.domain.catalog import Adapter
 from serve_app.domain.requests import Variant
 from tests.api.app import Member, TestService, error_of
 
 A, B = Variant.A, Variant.B
-NAMES = ("a", "b", "jobs")
+NAMES = ("a", "b", "jobs", "loras")
 PROMPTS = {A: "prompt", B: "positive_prompt"}
 LONGEST = "x" * 4000
+WEIGHTS = b"weights"
 RATE = {
     "X-RateLimit-Limit",
     "X-RateLimit-Remaining",
@@ -237,6 +240,14 @@ async def test_real_jobs_match_their_document(service: TestService, member: Memb
     schema.validate((await service.client.get("/v1/jobs?limit=2", headers=member.a)).json())
 
 
+async def test_real_loras_match_their_document(service: TestService, member: Member) -> None:
+    document = await document_of(service, "loras")
+    own = await _own_lora(service, member)
+    for path, name in (("/v1/loras?limit=2", "Loras"), (f"/v1/loras/{own}", "Lora")):
+        answer = await service.client.get(path, headers=member.a)
+        validator(document, {"$ref": f"#/components/schemas/{name}"}).validate(answer.json())
+
+
 async def page_of(service: TestService, path: str) -> httpx.Response:
     answer = await service.client.get(path)
     assert answer.status_code == 200
@@ -350,12 +361,14 @@ async def test_the_curl_lines_of_a_document_work_when_pasted(service: TestServic
     page = await page_of(service, "/docs")
     section = page.text.partition(f'<section id="{name}">')[2].partition("</section>")[0]
     lines = [html.unescape(text) for text in re.findall(r"<pre>(curl .*?)</pre>", section, re.DOTALL)]
-    assert len(lines) == {"a": 5, "b": 4, "jobs": 5}[name]
-    lines.sort(key=lambda line: "DELETE" in line and "images" not in line)  # what deletes the job last
+    assert len(lines) == {"a": 5, "b": 4, "jobs": 5, "loras": 8}[name]
+    lines.sort(key=lambda line: "DELETE" in line and not re.search("images|grants", line))  # what deletes the rest last
     fields = {} if name == "b" else {"num_images": 2}
     job = await service.complete(await service.submit(member, B if name == "b" else A, **fields))
     known = {"$ATELIER_KEY": member.key, "$REQUEST_ID": job.id, "$RUN_ID": job.id, "$JOB_ID": job.id}
     known["$IMAGE_ID"] = job.images[0].image_id
+    other = await service.member()
+    known |= {"$LORA_ID": await _own_lora(service, member), "$ACCOUNT": other.account.id, "zeta": other.account.name}
     for line in lines:
         for variable, value in known.items():
             line = line.replace(variable, value)
@@ -384,6 +397,7 @@ async def test_what_browsers_and_programs_look_for_is_there(service: TestService
 async def _send(service: TestService, words: list[str]) -> httpx.Response:
     assert words[:2] == ["curl", "-s"]
     method, body, headers, url = "GET", None, dict[str, str](), ""
+    form: dict[str, Any] = {}
     rest = iter(words[2:])
     for word in rest:
         match word:
@@ -395,7 +409,27 @@ async def _send(service: TestService, words: list[str]) -> httpx.Response:
             case "-d":
                 body = next(rest)
                 json.loads(body)
+            case "-F":
+                field, _, value = next(rest).partition("=")
+                form[field] = (None, WEIGHTS if value.startswith("@") else value)
             case _:
                 assert not url
                 url = word
-    return await service.client.request(method, url, headers=headers, content=body)
+    return await service.client.request(method, url, headers=headers, content=body, files=form or None)
+
+
+async def _own_lora(service: TestService, member: Member) -> str:
+    """Of the weights that the example of an upload sends."""
+    record = Adapter(
+        id="model_" + member.account.id.removeprefix("acct_"),
+        name="Ink",
+        description="",
+        created_at=datetime(2026, 11, 1, tzinfo=UTC),
+        file="memory://ink.safetensors",
+        sha256=hashlib.sha256(WEIGHTS).hexdigest(),
+        base_model="pocket",
+        accounts=frozenset(),
+        owner=member.account.id,
+    )
+    assert await service.resources.catalog.register(record)
+    return record.id

@@ -23,6 +23,8 @@ POLL_PATHS = [(A, "/v1/generate/"), (A, "/v1/upscale/"), (B, "/v1/generations/")
 READS = [
     *((variant, "GET", path + UNKNOWN) for variant, path in POLL_PATHS),
     (A, "GET", "/v1/jobs"),
+    (A, "GET", "/v1/loras"),
+    (B, "GET", f"/v1/loras/{LORA}"),
     (B, "GET", "/v1/models"),
 ]
 CHANGES = [
@@ -51,7 +53,9 @@ async def use(service: TestService, who: Member, way: tuple[Variant, str, str], 
 async def test_reading_takes_the_scope_read(
     service: TestService, member: Member, way: tuple[Variant, str, str]
 ) -> None:
-    reader, generator = [await key(service, member, scopes=frozenset({scope})) for scope in Scope]
+    reader, generator = [
+        await key(service, member, scopes=frozenset({scope})) for scope in (Scope.READ, Scope.GENERATE)
+    ]
     assert (await use(service, reader, way)).status_code in (200, 404)
     _refused(await use(service, generator, way), "read")
 
@@ -60,10 +64,41 @@ async def test_reading_takes_the_scope_read(
 async def test_changing_takes_the_scope_generate_before_a_body_is_read(
     service: TestService, member: Member, way: tuple[Variant, str, str]
 ) -> None:
-    reader, generator = [await key(service, member, scopes=frozenset({scope})) for scope in Scope]
+    reader, generator = [
+        await key(service, member, scopes=frozenset({scope})) for scope in (Scope.READ, Scope.GENERATE)
+    ]
     assert (await use(service, generator, way, BODIES[way[0]])).status_code in (200, 202, 400, 404)
     for body in (BODIES[way[0]], [], None):
         _refused(await use(service, reader, way, body), "generate")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/loras"),
+        ("PATCH", "/v1/loras/model_x"),
+        ("DELETE", "/v1/loras/model_x"),
+        ("POST", "/v1/loras/model_x/grants"),
+        ("DELETE", "/v1/loras/model_x/grants/acme"),
+    ],
+)
+async def test_changing_loras_takes_the_scope_loras_before_a_body_is_read(
+    service: TestService, member: Member, method: str, path: str
+) -> None:
+    generator = await key(service, member, scopes=frozenset({Scope.READ, Scope.GENERATE}))
+    owner = await key(service, member, scopes=frozenset({Scope.LORAS}))
+    _refused(await use(service, generator, (A, method, path), []), "loras")
+    assert (await use(service, owner, (B, method, path), {"account": "acme"})).status_code in (404, 415, 400)
+
+
+async def test_a_key_for_some_loras_sees_and_changes_these_alone_and_adds_none(
+    service: TestService, member: Member
+) -> None:
+    kept = await key(service, member, adapters=frozenset({LORA}))
+    listed = (await service.client.get("/v1/loras", headers=kept.a)).json()["loras"]
+    assert [lora["id"] for lora in listed] == [LORA]
+    assert (await service.client.get(f"/v1/loras/{adapter_id('neon')}", headers=kept.a)).status_code == 404
+    assert (await service.client.post("/v1/loras", headers=kept.a)).status_code == 403
 
 
 @pytest.mark.parametrize(("variant", "path"), POLL_PATHS)

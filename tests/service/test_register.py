@@ -15,7 +15,7 @@ from serve_app.domain.errors import FailureCode, Forbidden, InvalidParameter
 from serve_app.domain.jobs import JobKind
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.service.delete_account import delete_account
-from serve_app.service.register import LAYER_TABLES, register, remove
+from serve_app.service.register import LAYER_TABLES, Offer, register, remove
 from serve_app.service.resources import Resources, open_resources
 from serve_app.service.submit import generate
 from serve_app.settings import Settings
@@ -40,8 +40,10 @@ async def other(settings: Settings, resources: Resources) -> AsyncIterator[Resou
 
 
 async def _register(resources: Resources, path: Path = OUTLINE, **fields: Any) -> Adapter:
-    given: dict[str, Any] = {"name": "Mine", "base_model": "pocket", **fields}
-    return await register(resources, path, **given)
+    said = {"name": "Mine", "base_model": "pocket"} | {
+        name: fields.pop(name) for name in ("base_model",) if name in fields
+    }
+    return (await register(resources, path, Offer(**said), **fields)).adapter
 
 
 async def test_what_was_registered_is_served_by_every_process_and_gone_when_removed(

@@ -1,0 +1,262 @@
+"""Path operations of `/v1/loras`: what an account may use, and its own LoRAs."""
+
+import re
+from typing import Annotated, NamedTuple
+
+from fastapi import APIRouter, Body, Depends, Path, Query, Request, Response
+
+from serve_app.api.dependencies import CallerDep, IdempotencyKeyDep, caller_address, resources_of
+from serve_app.api.errors import Responses, error_responses
+from serve_app.api.loras import examples
+from serve_app.api.loras.schemas import (
+    CURSOR,
+    Cursor,
+    GrantRequest,
+    Lora,
+    LoraChange,
+    Loras,
+    lora_record,
+)
+from serve_app.api.loras.upload import form_schema, read_upload
+from serve_app.api.openapi import ACCEPTED_HEADERS, named, success
+from serve_app.api.responses import json_response
+from serve_app.api.routing import ContractRoute
+from serve_app.domain.catalog import Adapter
+from serve_app.domain.durations import epoch_ms
+from serve_app.domain.errors import (
+    AmbiguousCredentials,
+    Forbidden,
+    IdempotencyConflict,
+    InvalidJson,
+    InvalidParameter,
+    LoraQuotaExceeded,
+    NotFound,
+    PayloadTooLarge,
+    RateLimitExceeded,
+    Unauthorized,
+    UnsupportedMediaType,
+)
+from serve_app.service import loras
+
+router = APIRouter(route_class=ContractRoute, tags=["LoRAs"], strict_content_type=False)
+
+DEFAULT_LIMIT, MAX_LIMIT = 50, 200
+_CURSOR = re.compile(CURSOR)
+_REFUSED = (AmbiguousCredentials, Unauthorized, Forbidden, RateLimitExceeded)
+_BODY = (InvalidParameter, InvalidJson, PayloadTooLarge, UnsupportedMediaType)
+
+LoraId = Annotated[str, Path(description="Its id.", json_schema_extra={"minLength": 1, "maxLength": 128})]
+AccountName = Annotated[
+    str, Path(description="The other account: its id or its name.", json_schema_extra={"minLength": 1})
+]
+_OTHERS: Responses = {
+    404: {
+        **error_responses(NotFound)[404],
+        "description": "Your account has no such LoRA, or there is no such account.",
+    }
+}
+_UPLOAD: Responses = {
+    409: {
+        **error_responses(IdempotencyConflict, LoraQuotaExceeded)[409],
+        "description": "The `Idempotency-Key` was used before with another body, or your plan allows no further LoRA.",
+    },
+    413: {**error_responses(PayloadTooLarge)[413], "description": "The file is larger than this service takes."},
+    415: {**error_responses(UnsupportedMediaType)[415], "description": "The body is no multipart form."},
+}
+_FORM = {"schema": form_schema(), "examples": named(examples.FORM)}
+ADDED_HEADERS = {
+    "Location": ACCEPTED_HEADERS["Location"],
+    "Idempotency-Replayed": ACCEPTED_HEADERS["Idempotency-Replayed"],
+}
+
+
+class Position(NamedTuple):
+    """A LoRA's position in the list; the newest is the greatest."""
+
+    created_ms: int
+    lora_id: str
+
+
+async def read_cursor(
+    cursor: Annotated[Cursor, Query(description="`next_cursor` of the page before.")] = None,
+) -> Position | None:
+    if cursor is None:
+        return None
+    if not _CURSOR.fullmatch(cursor):
+        raise InvalidParameter("cursor: must be the next_cursor of an earlier page")
+    created, _, lora_id = cursor.lstrip("-").partition("-")
+    return Position(-int(created) if cursor.startswith("-") else int(created), lora_id)
+
+
+async def acting(request: Request, caller: CallerDep) -> loras.By:
+    return loras.By(caller=caller, address=caller_address(request))
+
+
+ByDep = Annotated[loras.By, Depends(acting)]
+
+
+@router.get(
+    "/v1/loras",
+    operation_id="listLoras",
+    summary="List the LoRAs that you may use, newest first",
+    response_model=Loras,
+    responses={
+        200: success("A page of LoRAs.", examples.LORAS),
+        **error_responses(InvalidParameter, *_REFUSED),
+    },
+)
+async def list_loras(
+    request: Request,
+    caller: CallerDep,
+    after: Annotated[Position | None, Depends(read_cursor)],
+    limit: Annotated[int, Query(ge=1, le=MAX_LIMIT, description="How many to list.")] = DEFAULT_LIMIT,
+    base_model: Annotated[str | None, Query(max_length=128, description="Only those of this base model.")] = None,
+    q: Annotated[
+        str | None, Query(max_length=100, description="Only those with this in name, description or trigger words.")
+    ] = None,
+) -> Response:
+    adapters = await resources_of(request).catalog.adapters(caller.account_id)
+    wanted = (each for each in adapters if caller.may_use(each.id) and _matches(each, base_model, q))
+    ordered = sorted(wanted, key=_position, reverse=True)
+    rest = ordered if after is None else [each for each in ordered if _position(each) < after]
+    page = rest[:limit]
+    next_cursor = "{}-{}".format(*_position(page[-1])) if len(rest) > limit else None
+    return json_response(Loras(loras=[lora_record(each, caller.account_id) for each in page], next_cursor=next_cursor))
+
+
+@router.get(
+    "/v1/loras/{lora_id}",
+    operation_id="getLora",
+    summary="Read a LoRA",
+    response_model=Lora,
+    responses={200: success("The LoRA.", examples.LORA), **error_responses(*_REFUSED, NotFound)},
+)
+async def get_lora(request: Request, caller: CallerDep, lora_id: LoraId) -> Response:
+    found = await loras.find(resources_of(request), caller, lora_id)
+    return json_response(lora_record(found.adapter, caller.account_id, found.shared_with))
+
+
+@router.post(
+    "/v1/loras",
+    operation_id="addLora",
+    summary="Add a LoRA: it is checked while you wait, and served at once",
+    status_code=201,
+    response_model=Lora,
+    responses={
+        200: success("Your account has these weights for this base model already.", examples.LORA),
+        201: success("Added.", examples.LORA, headers=ADDED_HEADERS),
+        **error_responses(*_BODY, *_REFUSED, IdempotencyConflict, LoraQuotaExceeded),
+        **_UPLOAD,
+    },
+    openapi_extra={"requestBody": {"required": True, "content": {"multipart/form-data": _FORM}}},
+)
+async def add_lora(request: Request, by: ByDep, idempotency_key: IdempotencyKeyDep) -> Response:
+    loras.require_all_loras(by.caller)
+    upload = await read_upload(request)
+    registered = await loras.add(
+        resources_of(request),
+        by,
+        upload.path,
+        upload.form.to_offer(),
+        folder=upload.folder,
+        idempotency_key=idempotency_key,
+    )
+    body = lora_record(registered.adapter, by.caller.account_id, {})
+    if registered.status == "same":
+        return json_response(body)
+    headers = {"Location": f"{request.scope.get('root_path', '')}/v1/loras/{registered.adapter.id}"}
+    if registered.status == "replayed":
+        headers["Idempotency-Replayed"] = "true"
+    return json_response(body, status=201, headers=headers)
+
+
+@router.patch(
+    "/v1/loras/{lora_id}",
+    operation_id="changeLora",
+    summary="Change what a LoRA of your own is called",
+    response_model=Lora,
+    responses={
+        200: success("The LoRA as it is now.", examples.LORA),
+        **error_responses(*_BODY, *_REFUSED, NotFound),
+    },
+)
+async def change_lora(
+    request: Request,
+    by: ByDep,
+    lora_id: LoraId,
+    body: Annotated[LoraChange, Body(openapi_examples=named(examples.CHANGE))],
+) -> Response:
+    changed = await loras.change(
+        resources_of(request),
+        by,
+        lora_id,
+        name=body.name,
+        description=body.description,
+        trigger_words=body.trigger_words,
+    )
+    return json_response(lora_record(changed.adapter, by.caller.account_id, changed.shared_with))
+
+
+@router.delete(
+    "/v1/loras/{lora_id}",
+    operation_id="deleteLora",
+    summary="Delete a LoRA of your own, with its weights",
+    status_code=204,
+    response_class=Response,
+    responses={
+        204: {"description": "Deleted: jobs that wait for it or run with it end as `lora_unavailable`."},
+        **error_responses(*_REFUSED, NotFound),
+    },
+)
+async def delete_lora(request: Request, by: ByDep, lora_id: LoraId) -> Response:
+    await loras.remove(resources_of(request), by, lora_id)
+    return Response(status_code=204)
+
+
+@router.post(
+    "/v1/loras/{lora_id}/grants",
+    operation_id="shareLora",
+    summary="Let another account use a LoRA of your own",
+    response_model=Lora,
+    responses={
+        200: success("The LoRA, and whom it is shared with now.", examples.SHARED),
+        **error_responses(*_BODY, *_REFUSED, NotFound),
+        **_OTHERS,
+    },
+)
+async def share_lora(
+    request: Request,
+    by: ByDep,
+    lora_id: LoraId,
+    body: Annotated[GrantRequest, Body(openapi_examples=named(examples.GRANT))],
+) -> Response:
+    shared = await loras.share(resources_of(request), by, lora_id, body.account)
+    return json_response(lora_record(shared.adapter, by.caller.account_id, shared.shared_with))
+
+
+@router.delete(
+    "/v1/loras/{lora_id}/grants/{account}",
+    operation_id="unshareLora",
+    summary="No longer let another account use a LoRA of your own",
+    status_code=204,
+    response_class=Response,
+    responses={
+        204: {"description": "Its jobs with the LoRA that wait or run end as `lora_unavailable`."},
+        **error_responses(InvalidParameter, *_REFUSED, NotFound),
+        **_OTHERS,
+    },
+)
+async def unshare_lora(request: Request, by: ByDep, lora_id: LoraId, account: AccountName) -> Response:
+    await loras.unshare(resources_of(request), by, lora_id, account)
+    return Response(status_code=204)
+
+
+def _position(adapter: Adapter) -> Position:
+    return Position(epoch_ms(adapter.created_at), adapter.id)
+
+
+def _matches(adapter: Adapter, base_model: str | None, q: str | None) -> bool:
+    if base_model is not None and adapter.base_model != base_model:
+        return False
+    texts = (adapter.name, adapter.description, *adapter.trigger_words)
+    return q is None or any(q.casefold() in text.casefold() for text in texts)

@@ -1,0 +1,93 @@
+"""The upload of a LoRA: a form whose file goes to a folder of its own under the data directory."""
+
+import asyncio
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+from starlette.requests import Request
+
+from serve_app.api.dependencies import resources_of
+from serve_app.api.loras.schemas import LoraForm
+from serve_app.api.multipart import read_multipart
+from serve_app.api.routing import Rules
+from serve_app.atomic_files import make_folder
+from serve_app.domain.errors import InvalidParameter
+from serve_app.settings import Settings
+from serve_app.stores.weight_files import MAX_CONFIG_BYTES, PEFT_FILES
+
+UPLOADS = "uploads"
+FORGOTTEN_AFTER_S = 86_400.0
+"""What a process left behind when it was killed."""
+_FILE, _CONFIG = "file", "adapter_config"
+_RULES = Rules(LoraForm.model_json_schema()["properties"], {})
+
+
+class Upload(NamedTuple):
+    """What was said, and the file, or the folder of PEFT, in `folder`; whoever has it removes that."""
+
+    form: LoraForm
+    path: Path
+    folder: Path
+
+
+async def read_upload(request: Request) -> Upload:
+    """Receive the form. Raises `PayloadTooLarge`, `UnsupportedMediaType`, `InvalidParameter`, `StoreUnavailable`."""
+    resources = resources_of(request)
+    await resources.disk.check()
+    folder = await asyncio.to_thread(_new_folder, resources.settings)
+    try:
+        files = {_FILE: int(resources.settings.max_lora_size), _CONFIG: MAX_CONFIG_BYTES}
+        names = list(LoraForm.model_fields)
+        texts = await read_multipart(request, folder, texts=names, files=files, before_block=resources.disk.check)
+        return Upload(_read_form(texts), await asyncio.to_thread(_arrange, folder), folder)
+    except BaseException:
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        raise
+
+
+def form_schema() -> dict[str, Any]:
+    """The form in the document: its text fields and its files."""
+    schema = LoraForm.model_json_schema()
+    for name, text in (
+        (_FILE, "A safetensors file."),
+        (_CONFIG, "PEFT's `adapter_config.json`, beside its `adapter_model.safetensors` as `file`."),
+    ):
+        schema["properties"][name] = {"type": "string", "format": "binary", "description": text}
+    schema["required"] = [*schema["required"], _FILE]
+    return schema
+
+
+def _read_form(texts: dict[str, str]) -> LoraForm:
+    try:
+        return LoraForm.model_validate(texts)
+    except ValidationError as error:
+        raise InvalidParameter(_RULES.explain(error.errors())) from None
+
+
+def _new_folder(settings: Settings) -> Path:
+    uploads = settings.data_dir.resolve() / UPLOADS
+    make_folder(uploads)
+    for left in uploads.iterdir():
+        try:
+            if time.time() - left.stat().st_mtime > FORGOTTEN_AFTER_S:
+                shutil.rmtree(left, ignore_errors=True)
+        except FileNotFoundError:  # another process was first
+            continue
+    return Path(tempfile.mkdtemp(dir=uploads))
+
+
+def _arrange(folder: Path) -> Path:
+    """The file, or the folder with the two files under PEFT's names."""
+    file, config = folder / _FILE, folder / _CONFIG
+    if not file.exists():
+        raise InvalidParameter("file: is required, a safetensors file")
+    if not config.exists():
+        return file.rename(folder / "upload.safetensors")
+    peft_config, peft_weights = PEFT_FILES
+    config.rename(folder / peft_config)
+    file.rename(folder / peft_weights)
+    return folder

@@ -1,0 +1,179 @@
+"""Multipart forms whose files go to disk as they arrive: at no time is more than a block of one in memory."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.requests import Request
+
+from serve_app.domain.errors import InvalidParameter, PayloadTooLarge, UnsupportedMediaType
+
+MEDIA_TYPE = "multipart/form-data"
+FIELD_BYTES = 16 << 10
+FRAME_BYTES = 64 << 10
+"""For boundaries, the parts' headers, and all text fields together."""
+BLOCK_BYTES = 1 << 20
+"""Collected before a thread writes it."""
+GRACE_S, SLOWEST_BYTES_PER_S = 30.0, 32 << 10
+"""A body that arrives slower than this after the first seconds holds a connection for nothing."""
+
+
+async def read_multipart(
+    request: Request,
+    folder: Path,
+    *,
+    texts: Collection[str],
+    files: Mapping[str, int],
+    before_block: Callable[[], Awaitable[None]],
+) -> dict[str, str]:
+    """Return the text fields; write each file to `folder` under its field's name. `files` are the most bytes of each.
+
+    Raises `PayloadTooLarge` (before a byte is read, where the length says so), `UnsupportedMediaType`, `InvalidParameter`, in
+    that order, and whatever `before_block`, asked before each block is written.
+    """
+    limit = sum(files.values()) + FRAME_BYTES
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and len(declared) < 20 and int(declared) > limit:
+        raise _too_large(limit)
+    form = _Form(folder, texts, files)
+    parser = _parser(request, form)
+    received, started = 0, time.monotonic()
+    chunks = aiter(request.stream())
+    try:
+        while True:
+            chunk = await _next(chunks, started + GRACE_S + received / SLOWEST_BYTES_PER_S)
+            if chunk is None:
+                break
+            received += len(chunk)
+            if received > limit:
+                raise _too_large(limit)
+            parser.write(chunk)
+            if form.unwritten >= BLOCK_BYTES:
+                await before_block()
+                await asyncio.to_thread(form.write)
+        await asyncio.to_thread(form.write)
+    except FormParserError:
+        raise InvalidParameter("body: is not a multipart form") from None
+    finally:
+        form.close()
+    if not form.is_whole:
+        raise InvalidParameter("body: the multipart form ends early")
+    return form.fields
+
+
+class _Form:
+    """Receives what the parser finds. What belongs to files waits in `_blocks` until `write`."""
+
+    def __init__(self, folder: Path, texts: Collection[str], files: Mapping[str, int]) -> None:
+        self.fields: dict[str, str] = {}
+        self.unwritten = 0
+        self.is_whole = False
+        self._folder, self._texts, self._limits = folder, texts, files
+        self._files: dict[str, BinaryIO] = {}
+        self._sizes: dict[str, int] = {}
+        self._blocks: list[tuple[str, bytes]] = []
+        self._name = ""
+        self._text = bytearray()
+        self._header, self._value, self._disposition = b"", b"", b""
+
+    def on_part_begin(self) -> None:
+        self._name, self._disposition = "", b""
+        self._text.clear()
+
+    def on_header_field(self, data: bytes, start: int, end: int) -> None:
+        self._header += data[start:end]
+
+    def on_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def on_header_end(self) -> None:
+        if self._header.lower() == b"content-disposition":
+            self._disposition = self._value
+        self._header, self._value = b"", b""
+
+    def on_headers_finished(self) -> None:
+        name = parse_options_header(self._disposition)[1].get(b"name", b"").decode("utf-8", "replace")
+        if name not in self._texts and name not in self._limits:
+            raise InvalidParameter(f"body: unknown field; the fields are {', '.join((*self._texts, *self._limits))}")
+        if name in self.fields or name in self._files:
+            raise InvalidParameter(f"{name}: must be sent once")
+        self._name = name
+        if name in self._limits:
+            self._files[name] = (self._folder / name).open("xb", buffering=0)
+            self._sizes[name] = 0
+
+    def on_part_data(self, data: bytes, start: int, end: int) -> None:
+        block = data[start:end]
+        if self._name in self._limits:
+            self._sizes[self._name] += len(block)
+            if self._sizes[self._name] > self._limits[self._name]:
+                raise _too_large(self._limits[self._name], self._name)
+            self._blocks.append((self._name, block))
+            self.unwritten += len(block)
+            return
+        self._text += block
+        if len(self._text) > FIELD_BYTES:
+            raise InvalidParameter(f"{self._name}: must be at most {FIELD_BYTES} bytes")
+
+    def on_part_end(self) -> None:
+        if self._name in self._texts:
+            try:
+                self.fields[self._name] = self._text.decode("utf-8")
+            except UnicodeDecodeError:
+                raise InvalidParameter(f"{self._name}: must be UTF-8 text") from None
+
+    def on_end(self) -> None:
+        self.is_whole = True
+
+    def write(self) -> None:
+        """Write what has been collected; in a thread."""
+        blocks, self._blocks, self.unwritten = self._blocks, [], 0
+        for name, block in blocks:
+            self._files[name].write(block)
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+
+def _parser(request: Request, form: _Form) -> MultipartParser:
+    media_type, options = parse_options_header(request.headers.get("content-type", ""))
+    boundary = options.get(b"boundary", b"")
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if media_type.decode("latin-1").lower() != MEDIA_TYPE or not boundary or encoding not in ("", "identity"):
+        raise UnsupportedMediaType(
+            f"Send the body as 'Content-Type: {MEDIA_TYPE}' with a boundary, without a content encoding."
+        )
+    try:
+        return MultipartParser(
+            boundary,
+            {
+                "on_part_begin": form.on_part_begin,
+                "on_part_data": form.on_part_data,
+                "on_part_end": form.on_part_end,
+                "on_header_field": form.on_header_field,
+                "on_header_value": form.on_header_value,
+                "on_header_end": form.on_header_end,
+                "on_headers_finished": form.on_headers_finished,
+                "on_end": form.on_end,
+            },
+        )
+    except FormParserError:
+        raise InvalidParameter("Content-Type: its boundary is too long") from None
+
+
+async def _next(chunks: AsyncIterator[bytes], deadline: float) -> bytes | None:
+    """None at the end."""
+    try:
+        async with asyncio.timeout(deadline - time.monotonic()):
+            return await anext(chunks, None)
+    except TimeoutError:
+        raise InvalidParameter(f"body: must arrive at {SLOWEST_BYTES_PER_S >> 10} KiB a second or faster") from None
+
+
+def _too_large(limit: int, name: str = "") -> PayloadTooLarge:
+    return PayloadTooLarge(f"The {name or 'body'} must be at most {limit} bytes.")

@@ -1,0 +1,158 @@
+"""What an account does with its LoRAs: add, change, share and remove them; each is recorded in the audit log."""
+
+import asyncio
+import json
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from serve_app.domain.accounts import Account, Caller
+from serve_app.domain.audit import Act, account, api_key
+from serve_app.domain.errors import Forbidden, InvalidParameter, NotFound
+from serve_app.domain.requests import Variant
+from serve_app.service.register import Offer, Registered, register
+from serve_app.service.register import remove as unregister
+from serve_app.service.resources import Resources
+from serve_app.stores.catalog import SharedAdapter, Terms
+
+NO_SUCH = "There is no such LoRA."
+_ID = re.compile(r"[A-Za-z0-9_\-]{1,128}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class By:
+    """Who acts, and from which address."""
+
+    caller: Caller
+    address: str
+
+
+async def find(resources: Resources, caller: Caller, lora_id: str) -> SharedAdapter:
+    """A LoRA that the caller's account owns or may use. Raises `NotFound`."""
+    is_id = bool(_ID.fullmatch(lora_id)) and caller.may_use(lora_id)
+    found = await resources.catalog.adapter_of(lora_id, caller.account_id) if is_id else None
+    if found is None:
+        raise NotFound(NO_SUCH)
+    return found
+
+
+def require_all_loras(caller: Caller) -> None:
+    """Raises `Forbidden` for a key that is kept to some LoRAs: it could not use a new one."""
+    if caller.adapters is not None:
+        raise Forbidden("This API key is for some LoRAs alone; it cannot add another.")
+
+
+async def add(
+    resources: Resources, by: By, uploaded: Path, offer: Offer, *, folder: Path, idempotency_key: str | None
+) -> Registered:
+    """Register what was uploaded, and remove `folder`, which holds it. A client that disconnects does not stop it.
+
+    Raises `InvalidParameter`, `IdempotencyConflict`, `LoraQuotaExceeded`, `StoreUnavailable`.
+    """
+
+    async def work() -> Registered:
+        try:
+            terms = await _terms(resources, by.caller.account_id, idempotency_key)
+            registered = await register(resources, uploaded, offer, owner=by.caller.account_id, terms=terms)
+        finally:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        if registered.status == "added":
+            await _record(resources, by, Act.LORA_ADDED, registered.adapter.id)
+        return registered
+
+    return await asyncio.shield(resources.spawn(work()))
+
+
+async def change(
+    resources: Resources,
+    by: By,
+    lora_id: str,
+    *,
+    name: str | None,
+    description: str | None,
+    trigger_words: Sequence[str] | None,
+) -> SharedAdapter:
+    """Change what is given of the account's own LoRA. Raises `NotFound`."""
+    words = None if trigger_words is None else json.dumps(list(trigger_words))
+    given = {"name": name, "description": description, "trigger_words": words}
+    fields: Mapping[str, str] = {field: value for field, value in given.items() if value is not None}
+    found = await _own(resources, by.caller, lora_id)
+    if not fields:
+        return found
+    if not await resources.catalog.update(lora_id, by.caller.account_id, fields):
+        raise NotFound(NO_SUCH)
+    await _record(resources, by, Act.LORA_CHANGED, lora_id)
+    return await find(resources, by.caller, lora_id)
+
+
+async def remove(resources: Resources, by: By, lora_id: str) -> None:
+    """Remove the account's own LoRA: jobs that wait for it or run with it end as `lora_unavailable`. Raises `NotFound`."""
+    await _own(resources, by.caller, lora_id)
+
+    async def work() -> None:
+        if await unregister(resources, lora_id) == "removed":
+            await _record(resources, by, Act.LORA_REMOVED, lora_id)
+
+    await asyncio.shield(resources.spawn(work()))
+
+
+async def share(resources: Resources, by: By, lora_id: str, with_whom: str) -> SharedAdapter:
+    """Let another account, by its id or name, use the account's own LoRA. Raises `NotFound`, `InvalidParameter`."""
+    await _own(resources, by.caller, lora_id)
+    other = await _other(resources, by.caller, with_whom)
+    await resources.catalog.grant(lora_id, other.id)
+    await _record(resources, by, Act.LORA_GRANTED, lora_id, other=other)
+    return await find(resources, by.caller, lora_id)
+
+
+async def unshare(resources: Resources, by: By, lora_id: str, with_whom: str) -> None:
+    """End what `share` began: jobs of the other account with this LoRA end as `lora_unavailable`. Raises `NotFound`."""
+    found = await _own(resources, by.caller, lora_id)
+    other = await _other(resources, by.caller, with_whom)
+    if other.id not in found.shared_with:
+        raise NotFound("The LoRA is not shared with that account.")
+    await resources.catalog.revoke(lora_id, other.id)
+    await _record(resources, by, Act.LORA_REVOKED, lora_id, other=other)
+
+
+async def _own(resources: Resources, caller: Caller, lora_id: str) -> SharedAdapter:
+    found = await find(resources, caller, lora_id)
+    if found.adapter.owner != caller.account_id:
+        raise NotFound(NO_SUCH)
+    return found
+
+
+async def _other(resources: Resources, caller: Caller, id_or_name: str) -> Account:
+    other = await resources.accounts.get(id_or_name)
+    if other is None:
+        raise NotFound("There is no such account.")
+    if other.id == caller.account_id:
+        raise InvalidParameter("account: must be another account than your own")
+    return other
+
+
+async def _terms(resources: Resources, account_id: str, idempotency_key: str | None) -> Terms:
+    """The larger quota of the account's two plans."""
+    owner = await resources.accounts.get(account_id)
+    if owner is None:
+        raise NotFound("The account was deleted meanwhile.")
+    table = resources.settings.plan_table
+    names = {Variant.A: owner.plan_a, Variant.B: owner.plan_b}
+    plans = [table.get((each, name), resources.settings.plans_of(each)[0]) for each, name in names.items()]
+    return Terms(
+        max_loras=max(plan.loras for plan in plans),
+        max_bytes=max(plan.lora_bytes for plan in plans),
+        idempotency_key=idempotency_key,
+    )
+
+
+async def _record(resources: Resources, by: By, act: Act, lora_id: str, *, other: Account | None = None) -> None:
+    """In the owner's log; what changes for another account in that one's, too. Each names the other by its pseudonym."""
+    actor, own = api_key(by.caller.key_id), by.caller.account_id
+    subject = lora_id if other is None else f"{lora_id} {account(resources.audit.pseudonym(other.id))}"
+    await resources.audit.record(own, act, actor=actor, subject=subject, address=by.address)
+    if other is not None:
+        actor = account(resources.audit.pseudonym(own))
+        await resources.audit.record(other.id, act, actor=actor, subject=lora_id)

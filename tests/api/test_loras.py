@@ -1,0 +1,311 @@
+"""An account's LoRAs by HTTP: uploaded, listed, changed, shared, deleted; its alone, and within its quota."""
+
+import itertools
+import tracemalloc
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from serve_app.domain.catalog import Adapter
+from serve_app.domain.jobs import JobState
+from serve_app.domain.requests import Variant
+from tests.api.app import LORA, Member, TestService, error_of
+from tests.api.conftest import MAX_LORA_SIZE
+from tests.support import POCKET, PRIVATE_ADAPTER
+
+A, B = Variant.A, Variant.B
+OUTLINE = POCKET / "loras" / "outline.safetensors"
+SAID = {"name": "Ink", "base_model": "pocket"}
+GIB = 1 << 30
+_numbers = itertools.count(1)
+
+
+async def post(
+    service: TestService,
+    headers: dict[str, str],
+    fields: dict[str, Any] | None = None,
+    *,
+    file: bytes | None = b"no file",
+    **more: bytes,
+) -> httpx.Response:
+    """A form; its files need names to be files for httpx."""
+    files = {name: content for name, content in {"file": file, **more}.items() if content is not None}
+    return await service.client.post("/v1/loras", headers=headers, data=SAID if fields is None else fields, files=files)
+
+
+async def registered(service: TestService, owner: Member, **fields: Any) -> str:
+    """The id of a LoRA that the account owns; its file is not looked at."""
+    number = next(_numbers)
+    given: dict[str, Any] = {"name": f"Mine {number}", "description": "", "base_model": "pocket", "size_bytes": 1000}
+    record = Adapter(
+        id=f"model_{number:026d}".replace("0", "a").replace("1", "b").replace("8", "c").replace("9", "d"),
+        created_at=datetime(2026, 11, 1, 12, 0, number % 60, tzinfo=UTC),
+        file="memory://mine.safetensors",
+        sha256=f"{number:064x}",
+        owner=owner.account.id,
+        accounts=frozenset(),
+        **given | fields,
+    )
+    assert await service.resources.catalog.register(record)
+    return record.id
+
+
+def uploads(service: TestService) -> list[Path]:
+    folder = service.resources.settings.data_dir / "uploads"
+    return list(folder.iterdir()) if folder.exists() else []
+
+
+def refused(answer: httpx.Response, status: int, code: str, text: str = "") -> None:
+    error = error_of(answer)
+    assert (answer.status_code, error["code"]) == (status, code), answer.text
+    assert text in error["message"]
+
+
+@pytest.mark.slow
+async def test_an_uploaded_lora_is_at_once_one_of_both_interfaces_and_uploaded_once(
+    service: TestService, member: Member
+) -> None:
+    said = SAID | {"description": "Thin lines.", "trigger_words": "ink drawing, paper"}
+    once = member.a | {"Idempotency-Key": "k1"}
+    added = await post(service, once, said, file=OUTLINE.read_bytes())
+    assert added.status_code == 201, added.text
+    lora = added.json()
+    assert added.headers["location"] == f"/v1/loras/{lora['id']}"
+    assert lora["found"]["summary"] == "pocket, rank 8, attention and convolution, from diffusers"
+    assert (lora["trigger_words"], lora["is_own"], lora["size_bytes"]) == (
+        ["ink drawing", "paper"],
+        True,
+        OUTLINE.stat().st_size,
+    )
+    again = await post(service, once, said, file=OUTLINE.read_bytes())
+    assert (again.status_code, again.headers["idempotency-replayed"], again.json()) == (201, "true", lora)
+    refused(await post(service, once, SAID, file=OUTLINE.read_bytes()), 409, "idempotency_conflict")
+    same = await post(service, member.b, SAID, file=OUTLINE.read_bytes())
+    assert (same.status_code, same.json()) == (200, lora)
+    models = (await service.client.get("/v1/models", headers=member.b)).json()["models"]
+    assert {"id": lora["id"], "name": "Ink", "description": "Thin lines.", "created_at": lora["created_at"]} in models
+    await service.submit(member, lora_id=lora["id"])
+    assert [row.act for row in await service.resources.audit.rows(member.account.id)] == ["lora_added"]
+    assert uploads(service) == []
+    assert (await service.client.get(f"/v1/loras/{lora['id']}", headers=member.b)).json() == lora
+
+
+@pytest.mark.slow
+async def test_a_file_that_does_not_fit_is_refused_with_the_reason(service: TestService, member: Member) -> None:
+    refused(await post(service, member.a, file=b"PK\x03\x04" + b"0" * 100), 400, "invalid_parameter", "is a pickle")
+    assert await service.resources.catalog.owned_ids(member.account.id) == []
+    assert uploads(service) == []
+
+
+class Watched:
+    """A body that tells whether it was read."""
+
+    def __init__(self, content: bytes, times: int = 1) -> None:
+        self.content, self.times, self.was_read = content, times, False
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for _ in range(self.times):
+            self.was_read = True
+            yield self.content
+
+
+FORM = {"Content-Type": "multipart/form-data; boundary=b"}
+FILE_PART = b'--b\r\nContent-Disposition: form-data; name="file"\r\n\r\n'
+
+
+async def test_nothing_is_read_before_the_key_is_known_or_of_what_is_declared_too_large(
+    service: TestService, member: Member
+) -> None:
+    for headers, status, code in (
+        ({}, 401, "unauthorized"),
+        ({"X-API-Key": "nonsense"}, 401, "unauthorized"),
+        (member.a | {"Content-Length": str(MAX_LORA_SIZE + (2 << 20))}, 413, "payload_too_large"),
+    ):
+        body = Watched(FILE_PART)
+        refused(await service.client.post("/v1/loras", headers=FORM | headers, content=body), status, code)
+        assert not body.was_read
+
+
+async def test_an_upload_is_counted_on_the_stream_and_leaves_nothing(service: TestService, member: Member) -> None:
+    body = Watched(FILE_PART + bytes(1 << 20), times=MAX_LORA_SIZE // (1 << 20) + 2)
+    refused(await service.client.post("/v1/loras", headers=FORM | member.a, content=body), 413, "payload_too_large")
+    assert uploads(service) == []
+
+
+async def test_an_upload_takes_a_few_blocks_of_memory_whatever_its_size(service: TestService, member: Member) -> None:
+    async def body() -> AsyncIterator[bytes]:
+        for name, value in (SAID | {"base_model": "none"}).items():
+            yield f'--b\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode()
+        yield FILE_PART
+        for _ in range(640):
+            yield bytes(64 << 10)
+        yield b"\r\n--b--\r\n"
+
+    tracemalloc.start()
+    try:
+        answer = await service.client.post("/v1/loras", headers=FORM | member.a, content=body())
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    refused(answer, 400, "invalid_parameter", "base_model: there is no base model")
+    assert peak < 8 << 20, f"{peak / 2**20:.0f} MiB for 40 MiB"
+    assert uploads(service) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "file", "text"),
+    [
+        ({"base_model": "pocket"}, b"x", "name: is required"),
+        (SAID | {"name": "a\x1bb"}, b"x", "name: must be 1 to 100 characters long, without control characters"),
+        (SAID | {"nme": "x"}, b"x", "unknown field"),
+        (SAID | {"name": ["x", "y"]}, b"x", "name: must be sent once"),
+        (SAID, None, "file: is required"),
+        (SAID | {"base_model": "none"}, b"x", "base_model: there is no base model 'none'"),
+        (SAID | {"description": "x" * 20_000}, b"x", "description: must be at most"),
+    ],
+    ids=["missing", "control", "unknown", "twice", "no file", "base model", "long"],
+)
+async def test_a_form_that_is_wrong_is_refused_by_its_field(
+    service: TestService, regular: Member, fields: dict[str, Any], file: bytes | None, text: str
+) -> None:
+    more = {} if file is not None else {"adapter_config": b"{}"}
+    refused(await post(service, regular.a, fields, file=file, **more), 400, "invalid_parameter", text)
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "status", "code"),
+    [
+        ("application/json", b"{}", 415, "unsupported_media_type"),
+        ("multipart/form-data", b"{}", 415, "unsupported_media_type"),
+        ("multipart/form-data; boundary=b", b"nonsense", 400, "invalid_parameter"),
+        ("multipart/form-data; boundary=b", FILE_PART + b"cut", 400, "invalid_parameter"),
+        ("multipart/form-data; boundary=" + "b" * 300, b"", 400, "invalid_parameter"),
+    ],
+    ids=["JSON", "no boundary", "no form", "cut", "long boundary"],
+)
+async def test_a_body_that_is_no_form_is_refused(
+    service: TestService, regular: Member, content_type: str, body: bytes, status: int, code: str
+) -> None:
+    headers = regular.a | {"Content-Type": content_type}
+    refused(await service.client.post("/v1/loras", headers=headers, content=body), status, code)
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "text"), [(10, 1, "allows 10 LoRAs"), (1, 2 * GIB, f"allows {2 * GIB} bytes")]
+)
+async def test_the_plans_quota_holds(service: TestService, member: Member, count: int, size: int, text: str) -> None:
+    for _ in range(count):
+        await registered(service, member, size_bytes=size)
+    refused(await post(service, member.a), 409, "lora_quota_exceeded", text)
+    assert uploads(service) == []
+
+
+async def test_every_request_counts_against_the_plan(service: TestService) -> None:
+    single = await service.member(plan_a="single")
+    assert (await service.client.get("/v1/loras", headers=single.a)).status_code == 200
+    refused(await post(service, single.a), 429, "rate_limit_exceeded")
+
+
+async def test_loras_are_listed_newest_first_in_pages_and_filtered(service: TestService, member: Member) -> None:
+    mine = [await registered(service, member, description="Ink.") for _ in range(3)]
+    await registered(service, member, base_model="other", trigger_words=("ink",))
+    seen: list[str] = []
+    path = "/v1/loras?q=INK&base_model=pocket&limit=2"
+    page: dict[str, Any] = {"next_cursor": ""}
+    while "next_cursor" in page:
+        after = f"&cursor={page['next_cursor']}" if page["next_cursor"] else ""
+        page = (await service.client.get(path + after, headers=member.b)).json()
+        seen += [lora["id"] for lora in page["loras"]]
+    assert sorted(seen) == sorted(mine)
+    times = {
+        lora["id"]: lora["created_at"] for lora in (await service.client.get(path, headers=member.a)).json()["loras"]
+    }
+    assert list(times.values()) == sorted(times.values(), reverse=True)
+    assert len((await service.client.get("/v1/loras?q=ink", headers=member.b)).json()["loras"]) == 4
+    refused(await service.client.get("/v1/loras?cursor=x", headers=member.b), 400, "invalid_parameter", "cursor")
+
+
+async def test_a_lora_of_ones_own_is_changed_by_the_fields_that_are_sent(service: TestService, member: Member) -> None:
+    lora_id = await registered(service, member, description="Before.")
+    changed = await service.client.patch(
+        f"/v1/loras/{lora_id}", headers=member.b, json={"name": " New ", "trigger_words": ["ink"]}
+    )
+    assert changed.status_code == 200
+    found = changed.json()
+    assert (found["name"], found["description"], found["trigger_words"]) == ("New", "Before.", ["ink"])
+    adapter = await service.resources.catalog.adapter(lora_id)
+    assert adapter is not None
+    assert (adapter.name, adapter.trigger_words, adapter.size_bytes) == ("New", ("ink",), 1000)
+    for body, text in (
+        ({"name": None}, "name: "),
+        ({"trigger_words": [""]}, "trigger_words: "),
+        ({"owner": "x"}, "unknown field"),
+    ):
+        answer = await service.client.patch(f"/v1/loras/{lora_id}", headers=member.a, json=body)
+        refused(answer, 400, "invalid_parameter", text)
+    assert (await service.client.patch(f"/v1/loras/{lora_id}", headers=member.a, json={})).json() == found
+
+
+async def test_a_lora_is_shared_with_another_account_until_that_ends(service: TestService, member: Member) -> None:
+    other = await service.member()
+    lora_id = await registered(service, member)
+    path = f"/v1/loras/{lora_id}"
+    shared = await service.client.post(f"{path}/grants", headers=member.a, json={"account": other.account.name})
+    assert shared.json()["shared_with"] == [{"account_id": other.account.id, "name": other.account.name}]
+    seen = (await service.client.get(path, headers=other.b)).json()
+    assert seen["is_own"] is False
+    assert "shared_with" not in seen
+    job_id = await service.submit(other, lora_id=lora_id)
+    for who in (other.account.id, other.account.id):
+        answer = await service.client.delete(f"{path}/grants/{who}", headers=member.a)
+    assert answer.status_code == 404, "the second time"
+    assert (await service.client.get(path, headers=other.b)).status_code == 404
+    await service.resources.queue.claim("tests", kind=(await _job(service, job_id)).kind, nonce="ends", limit=64)
+    assert (await _job(service, job_id)).state is JobState.FAILED
+    acts = [[row.act for row in await service.resources.audit.rows(who.account.id)] for who in (member, other)]
+    assert acts == [["lora_granted", "lora_revoked"]] * 2
+    answer = await service.client.post(f"{path}/grants", headers=member.a, json={"account": "nobody there"})
+    refused(answer, 404, "not_found", "no such account")
+    answer = await service.client.post(f"{path}/grants", headers=member.a, json={"account": member.account.id})
+    refused(answer, 400, "invalid_parameter", "account: must be another account")
+
+
+async def test_a_lora_of_ones_own_is_deleted(service: TestService, member: Member) -> None:
+    lora_id = await registered(service, member)
+    path = f"/v1/loras/{lora_id}"
+    assert (await service.client.delete(path, headers=member.a)).status_code == 204
+    refused(await service.client.delete(path, headers=member.a), 404, "not_found")
+    assert await service.resources.catalog.adapter(lora_id) is None
+    assert [row.act for row in await service.resources.audit.rows(member.account.id)] == ["lora_removed"]
+
+
+@pytest.mark.parametrize("lora", ["another's", "shared", "open", "private", "unknown", "malformed"])
+async def test_what_is_not_ones_own_cannot_be_changed_and_is_not_found(
+    service: TestService, member: Member, lora: str
+) -> None:
+    """Every change of a LoRA that is another's is answered as of one that does not exist."""
+    other = await service.member()
+    owned = await registered(service, other)
+    if lora == "shared":
+        await service.resources.catalog.grant(owned, member.account.id)
+    known = {"another's": owned, "shared": owned, "open": LORA, "private": PRIVATE_ADAPTER, "malformed": "%00"}
+    path = f"/v1/loras/{known.get(lora, 'model_' + 'z' * 26)}"
+    answers = [
+        await service.client.patch(path, headers=member.a, json={"name": "Mine"}),
+        await service.client.delete(path, headers=member.b),
+        await service.client.post(f"{path}/grants", headers=member.a, json={"account": member.account.name}),
+        await service.client.delete(f"{path}/grants/{other.account.name}", headers=member.b),
+    ]
+    if lora not in ("shared", "open"):
+        answers.append(await service.client.get(path, headers=member.a))
+    for answer in answers:
+        refused(answer, 404, "not_found")
+        assert error_of(answer)["message"] == "There is no such LoRA."
+
+
+async def _job(service: TestService, job_id: str) -> Any:
+    return await service.resources.jobs.find(job_id)
