@@ -68,6 +68,7 @@ TYPOS: dict[str, tuple[str | int, ...]] = {
     "NetworkPolicy": ("spec", "policyTypes"),
     "PersistentVolumeClaim": ("spec", "accessModes"),
     "PodDisruptionBudget": ("spec", "selector"),
+    "PrometheusRule": ("spec", "groups", 0, "rules", 0, "annotations"),
     "RayService": ("spec", "rayClusterConfig", "headGroupSpec", "template", "spec", "containers", 0, "volumeMounts"),
     "Role": ("rules", 0, "resourceNames"),
     "RoleBinding": ("subjects",),
@@ -127,6 +128,7 @@ def test_the_serve_configuration_is_the_production_file() -> None:
 def test_a_change_of_the_production_file_is_deployed(tmp_path: Path) -> None:
     folder = tmp_path / "configs" / "helm" / "atelier"
     shutil.copytree(CHART, folder, symlinks=True)
+    shutil.copytree(ROOT / "configs" / "monitoring", tmp_path / "configs" / "monitoring")
     text = (ROOT / "configs" / "production.yaml").read_text()
     (tmp_path / "configs" / "production.yaml").write_text(text.replace("target_s: 30 ", "target_s: 31 "))
     deployed = serve_config(render(profile_values("many-gpus"), folder=folder))

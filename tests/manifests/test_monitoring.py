@@ -1,0 +1,100 @@
+"""Alert rules and the dashboard name metrics and labels that are exported, and reach Prometheus and Grafana by the chart."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from serve_app.domain.metrics import METRICS, MetricType
+from tests.manifests.chart import find, rendered
+from tests.support import ROOT
+
+MONITORING = ROOT / "configs" / "monitoring"
+OF_PROMETHEUS = {"instance", "le"}
+"""Labels that Prometheus adds, and a histogram's."""
+
+
+def exported() -> dict[str, set[str]]:
+    """Every series of `/metrics` and its labels; tests/executors/test_measures.py compares them with a real answer."""
+    series: dict[str, set[str]] = {}
+    for metric in METRICS:
+        ends = ("_bucket", "_count", "_sum") if metric.type is MetricType.HISTOGRAM else ("",)
+        series |= {metric.full_name + end: {*metric.labels, *OF_PROMETHEUS} for end in ends}
+    return series
+
+
+def rules() -> list[dict[str, Any]]:
+    (group,) = yaml.safe_load((MONITORING / "alerts.yaml").read_text())["groups"]
+    return group["rules"]
+
+
+def panels() -> list[dict[str, Any]]:
+    return json.loads((MONITORING / "dashboard.json").read_text())["panels"]
+
+
+def queries() -> Iterator[tuple[str, str]]:
+    """(where it is, the expression)"""
+    for rule in rules():
+        yield rule["alert"], rule["expr"]
+    for panel in panels():
+        for target in panel.get("targets", []):
+            yield panel["title"], target["expr"]
+
+
+@pytest.mark.parametrize(("place", "query"), list(queries()))
+def test_a_query_names_series_and_labels_that_are_exported(place: str, query: str) -> None:
+    series = exported()
+    named = re.findall(r"(atelier_\w+)(?:\{([^}]*)\})?", query)
+    assert named, place
+    for name, selectors in named:
+        assert name in series, place
+        assert set(re.findall(r"(\w+)[=!]~?", selectors)) <= series[name], place
+    grouped = {label for labels in re.findall(r"(?:by|on) \(([^)]*)\)", query) for label in labels.split(", ")}
+    assert all(grouped <= series[name] for name, _ in named), place
+    assert query.count("(") == query.count(")"), place
+    assert "max" in query or "absent" in query, (
+        f"{place}: every ingress replica shows the same: a sum would count it often"
+    )
+
+
+def test_the_dashboard_shows_every_metric() -> None:
+    shown = {
+        re.sub(r"_(bucket|count|sum)$", "", name)
+        for _, query in queries()
+        for name in re.findall(r"atelier_\w+", query)
+    }
+    assert {metric.full_name for metric in METRICS} <= shown
+
+
+def test_an_alert_says_what_is_wrong_and_what_to_look_at() -> None:
+    names = [rule["alert"] for rule in rules()]
+    assert len(set(names)) == len(names)
+    for rule in rules():
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        assert set(rule["annotations"]) == {"summary", "description"}
+
+
+def test_no_panel_covers_another() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in panels():
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not cells & taken, panel["title"]
+        assert at["x"] + at["w"] <= 24, panel["title"]
+        taken |= cells
+    assert len({panel["id"] for panel in panels()}) == len(panels())
+
+
+def test_the_chart_installs_both_with_the_monitor() -> None:
+    documents = rendered("production")
+    rule = find(documents, "PrometheusRule")
+    assert rule["spec"]["groups"][0]["rules"] == rules()
+    assert rule["metadata"]["labels"]["release"] == "kube-prometheus-stack", "what this Prometheus selects by"
+    dashboard = find(documents, "ConfigMap", "atelier-dashboard")
+    assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert json.loads(dashboard["data"]["atelier.json"])["panels"] == panels()
+    kinds = {document["kind"] for document in rendered("many-gpus")}
+    assert "PrometheusRule" not in kinds, "the kind is known only where the operator of Prometheus is installed"
