@@ -7,17 +7,10 @@ from fastapi import APIRouter, Body, Depends, Path, Query, Request, Response
 
 from serve_app.api.dependencies import CallerDep, IdempotencyKeyDep, caller_address, resources_of
 from serve_app.api.errors import Responses, error_responses
+from serve_app.api.lora_form import GrantRequest, LoraChange
+from serve_app.api.lora_upload import form_schema, read_upload
 from serve_app.api.loras import examples
-from serve_app.api.loras.schemas import (
-    CURSOR,
-    Cursor,
-    GrantRequest,
-    Lora,
-    LoraChange,
-    Loras,
-    lora_record,
-)
-from serve_app.api.loras.upload import form_schema, read_upload
+from serve_app.api.loras.schemas import CURSOR, Cursor, Lora, Loras, lora_record
 from serve_app.api.openapi import ACCEPTED_HEADERS, named, success
 from serve_app.api.responses import json_response
 from serve_app.api.routing import ContractRoute

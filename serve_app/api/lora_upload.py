@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from starlette.requests import Request
 
 from serve_app.api.dependencies import resources_of
-from serve_app.api.loras.schemas import LoraForm
+from serve_app.api.lora_form import LoraForm
 from serve_app.api.multipart import read_multipart
 from serve_app.api.routing import Rules
 from serve_app.atomic_files import make_folder

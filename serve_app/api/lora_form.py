@@ -1,0 +1,51 @@
+"""What is said of a LoRA by its owner: the fields of its upload, of a change, and whom it is shared with."""
+
+from typing import Annotated
+
+from pydantic import Field
+from pydantic.json_schema import SkipJsonSchema
+
+from serve_app.api.schemas import NOT_NULL, CatalogId, Line, RequestBody
+from serve_app.service.register import Offer
+
+MAX_WORDS, MAX_WORD = 20, 64
+
+Name = Annotated[str, Line(1, 100)]
+Description = Annotated[str, Line(0, 1000)]
+Word = Annotated[str, Line(1, MAX_WORD)]
+Words = Annotated[list[Word], Field(max_length=MAX_WORDS)]
+
+
+class LoraForm(RequestBody):
+    """The text fields of the form of `POST /v1/loras`."""
+
+    name: Annotated[Name, Field(description="What people call it.")]
+    base_model: Annotated[CatalogId, Field(description="The base model that it was trained for.")]
+    description: Annotated[Description, Field(description="What it looks like.")] = ""
+    trigger_words: Annotated[
+        str,
+        Line(0, MAX_WORDS * (MAX_WORD + 2)),
+        Field(description="What a prompt should hold for it to act, with commas between."),
+    ] = ""
+
+    def to_offer(self) -> Offer:
+        words = tuple(word.strip() for word in self.trigger_words.split(",") if word.strip())
+        return Offer(
+            name=self.name, base_model=self.base_model, description=self.description, trigger_words=words[:MAX_WORDS]
+        )
+
+
+class LoraChange(RequestBody):
+    """What changes; the weights never do."""
+
+    name: Annotated[Name | SkipJsonSchema[None], NOT_NULL, Field(description="What people call it.")] = None
+    description: Annotated[Description | SkipJsonSchema[None], NOT_NULL, Field(description="What it looks like.")] = (
+        None
+    )
+    trigger_words: Annotated[
+        Words | SkipJsonSchema[None], NOT_NULL, Field(description="What a prompt should hold for it to act.")
+    ] = None
+
+
+class GrantRequest(RequestBody):
+    account: Annotated[str, Line(1, 200), Field(description="Another account: its id or its name.")]
