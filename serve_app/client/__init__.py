@@ -7,6 +7,8 @@
     job = client.generate("purple mountains under a black sky with a yellow moon", lora_id=neon.id, seed=7)
     job.wait(on_progress=print).images[0].pil()
 
+    ink = client.loras.add("ink.safetensors", base_model="pocket", on_progress=lambda sent, total: print(sent, "of", total))
+
 `Client(…, interface="b")` uses interface B with the same methods. All errors derive from `AtelierClientError`.
 """
 
@@ -28,7 +30,7 @@ from serve_app.client.errors import (
     UnsupportedOption,
     WaitTimeout,
 )
-from serve_app.client.records import Model
+from serve_app.client.records import Lora, Model
 from serve_app.client.sync_client import Client, Image, Job
 
 __all__ = [
@@ -42,6 +44,7 @@ __all__ = [
     "Image",
     "InvalidRequest",
     "Job",
+    "Lora",
     "Model",
     "NotFound",
     "RateLimited",

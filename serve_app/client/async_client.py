@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 import httpx
 
+from serve_app.client.async_loras import AsyncLoras
 from serve_app.client.models import ImageInfo, JobState, OnProgress, open_png
-from serve_app.client.protocol import Interface, Operation, Service, Sleep
+from serve_app.client.protocol import Call, Interface, Operation, Service, Sleep
 from serve_app.client.records import Model, Record
 from serve_app.client.sync_client import RETRY_BUDGET_S, TIMEOUT
+from serve_app.client.upload import sent_body, timeout_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PilImage
@@ -78,6 +80,8 @@ class AsyncClient:
     ) -> None:  # fmt: skip
         self.service = Service(base_url=base_url.rstrip("/"), key=key, interface=interface, retry_budget=retry_budget)
         self._http = httpx.AsyncClient(timeout=timeout, transport=transport)
+        self.loras = AsyncLoras(self.service, self.execute)
+        """List, add, change, share and delete LoRAs."""
 
     async def generate(
         self, prompt: str, *, lora_id: str, lora_weight: float | None = None, guidance_scale: float | None = None, seed: int | None = None,
@@ -122,15 +126,20 @@ class AsyncClient:
                     action = operation.send(None)
                     continue
                 try:
-                    response = await self._http.request(
-                        action.method, action.url, headers=action.headers, json=action.json
-                    )
+                    response = await self._send(action)
                 except httpx.TransportError as error:
                     action = operation.throw(error)
                 else:
                     action = operation.send(response)
         except StopIteration as end:
             return end.value
+
+    async def _send(self, call: Call) -> httpx.Response:
+        with sent_body(call.upload) as body:
+            timeout = timeout_of(call.upload, self._http.timeout)
+            return await self._http.request(
+                call.method, call.url, headers=call.headers, json=call.json, timeout=timeout, **body
+            )
 
     async def aclose(self) -> None:
         await self._http.aclose()

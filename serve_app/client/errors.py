@@ -8,7 +8,7 @@ AtelierClientError
 │   ├── Unauthorized         401: the key is unknown, revoked, expired, or for the other interface
 │   ├── Forbidden            403: this account may not use this LoRA
 │   ├── NotFound             404
-│   ├── Conflict             409: the idempotency key was used with another body; or the job to delete has not ended
+│   ├── Conflict             409: the idempotency key was used with another body; the job to delete has not ended; the quota of LoRAs is used up
 │   ├── RateLimited          429: over the plan, or the queue is full
 │   └── ServiceUnavailable   5xx, or a 404 that is not the service's own: a proxy without the service
 ├── WaitTimeout              the job had not ended after `timeout`; it goes on, and wait() may be called again

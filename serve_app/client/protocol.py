@@ -27,6 +27,7 @@ from serve_app.client.errors import (
     service_error,
 )
 from serve_app.client.records import Model, Record
+from serve_app.client.upload import Upload
 
 Interface = Literal["a", "b"]
 T = TypeVar("T")
@@ -48,6 +49,7 @@ class Call:
     url: str
     headers: dict[str, str] = field(default_factory=dict[str, str])
     json: dict[str, Any] | None = None
+    upload: Upload | None = None
     is_image: bool = False
     """Whether the URL is an image's, which an object storage may answer instead of the service."""
 
@@ -91,20 +93,23 @@ class Service:
         return self._create("a", "/v1/upscale", fields, idempotency_key)
 
     def models(self) -> Operation[list[Model]]:
-        response = yield from self._send(Call("GET", self.base_url + "/v1/models", self._credential("b")))
+        response = yield from self.send(Call("GET", self.base_url + "/v1/models", self.credential("b")))
         return [Model.read(row) for row in response.json()["models"]]
 
     def record(self, job_id: str, interface: Interface | None = None) -> Operation[Record]:
         interface = interface or self.interface
         path = "/v1/generate/" if interface == "a" else "/v1/generations/"
-        response = yield from self._send(
-            Call("GET", self.base_url + path + quote(job_id, safe=""), self._credential(interface))
+        response = yield from self.send(
+            Call("GET", self.base_url + path + quote(job_id, safe=""), self.credential(interface))
         )
         return Record.read(response.json(), interface)
 
     def delete(self, job_id: str) -> Operation[None]:
-        """A retry whose first call did delete the job is answered 404: it is deleted all the same."""
-        call = Call("DELETE", self.base_url + "/v1/jobs/" + quote(job_id, safe=""), self._credential(self.interface))
+        return self.delete_at("/v1/jobs/" + quote(job_id, safe=""))
+
+    def delete_at(self, path: str) -> Operation[None]:
+        """A retry whose first call did delete it is answered 404: it is deleted all the same."""
+        call = Call("DELETE", self.base_url + path, self.credential(self.interface))
         first = yield from _attempt(call)
         if isinstance(first, httpx.Response):
             return
@@ -113,7 +118,7 @@ class Service:
             raise first
         yield Sleep(delay)
         try:
-            yield from self._send(call)
+            yield from self.send(call)
         except NotFound:
             if isinstance(first, RateLimited):
                 raise
@@ -139,26 +144,26 @@ class Service:
     def download(self, record: Record, index: int) -> Operation[bytes]:
         """The PNG's bytes. The URL is signed, so no key is sent; an expired one is fetched anew once."""
         try:
-            response = yield from self._send(Call("GET", record.images[index].url, is_image=True))
+            response = yield from self.send(Call("GET", record.images[index].url, is_image=True))
         except ServiceError as error:
             if error.status not in _EXPIRED_URL_STATUSES:
                 raise
             fresh = yield from self.record(record.id, record.interface)
-            response = yield from self._send(Call("GET", fresh.images[index].url, is_image=True))
+            response = yield from self.send(Call("GET", fresh.images[index].url, is_image=True))
         return response.content
 
     def _create(
         self, interface: Interface, path: str, fields: dict[str, Any], idempotency_key: str | None
     ) -> Operation[Record]:
         """A POST that is safe to retry: with the idempotency key, a second arrival returns the first one's job."""
-        headers = {**self._credential(interface), "Idempotency-Key": idempotency_key or str(uuid.uuid4())}
-        response = yield from self._send(Call("POST", self.base_url + path, headers, fields))
+        headers = {**self.credential(interface), "Idempotency-Key": idempotency_key or str(uuid.uuid4())}
+        response = yield from self.send(Call("POST", self.base_url + path, headers, fields))
         return Record.read(response.json(), interface)
 
-    def _credential(self, interface: Interface) -> dict[str, str]:
+    def credential(self, interface: Interface) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.key}"} if interface == "a" else {"X-API-Key": self.key}
 
-    def _send(self, call: Call) -> Operation[httpx.Response]:
+    def send(self, call: Call) -> Operation[httpx.Response]:
         """Send one call; retry it without an answer, on 429, on 5xx, and on a 404 that is not the service's own."""
         budget = self.retry_budget
         for attempt in count():

@@ -1,7 +1,7 @@
 """Jobs, images and models as the service returns them, parsed from either interface into one form."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
@@ -18,6 +18,44 @@ class Model:
     @classmethod
     def read(cls, row: Mapping[str, Any]) -> "Model":
         return cls(row["id"], row["name"], row["description"], datetime.fromisoformat(row["created_at"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Lora:
+    """A LoRA that this account may use; `id` is what `generate(lora_id=…)` takes.
+
+    `summary` says what its check found, `shared_with` (account id → name) whom an own one is shared with; both only where the
+    service tells.
+    """
+
+    id: str
+    name: str
+    description: str
+    trigger_words: tuple[str, ...]
+    base_model: str
+    created_at: datetime
+    is_own: bool
+    size_bytes: int | None = None
+    summary: str = ""
+    found: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    shared_with: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @classmethod
+    def read(cls, row: Mapping[str, Any]) -> "Lora":
+        found = row.get("found", {})
+        return cls(
+            id=row["id"],
+            name=row["name"],
+            description=row["description"],
+            trigger_words=tuple(row["trigger_words"]),
+            base_model=row["base_model"],
+            created_at=datetime.fromisoformat(row["created_at"]),
+            is_own=row["is_own"],
+            size_bytes=row.get("size_bytes"),
+            summary=found.get("summary", ""),
+            found=found,
+            shared_with={each["account_id"]: each["name"] for each in row.get("shared_with", ())},
+        )
 
 
 @dataclass(frozen=True, slots=True)

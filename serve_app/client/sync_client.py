@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import httpx
 
 from serve_app.client.models import ImageInfo, JobState, OnProgress, open_png
-from serve_app.client.protocol import Interface, Operation, Service, Sleep
+from serve_app.client.protocol import Call, Interface, Operation, Service, Sleep
 from serve_app.client.records import Model, Record
+from serve_app.client.sync_loras import Loras
+from serve_app.client.upload import sent_body, timeout_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PilImage
@@ -80,6 +82,8 @@ class Client:
     ) -> None:  # fmt: skip
         self.service = Service(base_url=base_url.rstrip("/"), key=key, interface=interface, retry_budget=retry_budget)
         self._http = httpx.Client(timeout=timeout, transport=transport)
+        self.loras = Loras(self.service, self.execute)
+        """List, add, change, share and delete LoRAs."""
 
     def generate(
         self, prompt: str, *, lora_id: str, lora_weight: float | None = None, guidance_scale: float | None = None, seed: int | None = None,
@@ -122,13 +126,20 @@ class Client:
                     action = operation.send(None)
                     continue
                 try:
-                    response = self._http.request(action.method, action.url, headers=action.headers, json=action.json)
+                    response = self._send(action)
                 except httpx.TransportError as error:
                     action = operation.throw(error)
                 else:
                     action = operation.send(response)
         except StopIteration as end:
             return end.value
+
+    def _send(self, call: Call) -> httpx.Response:
+        with sent_body(call.upload) as body:
+            timeout = timeout_of(call.upload, self._http.timeout)
+            return self._http.request(
+                call.method, call.url, headers=call.headers, json=call.json, timeout=timeout, **body
+            )
 
     def close(self) -> None:
         self._http.close()

@@ -1,0 +1,75 @@
+"""The upload of a LoRA: a form whose files are read while they are sent, anew for each try."""
+
+import io
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CHECK_S = 180.0
+"""How long an answer may take: the service checks the file before it answers, at most two minutes, after those before it."""
+
+OnSent = Callable[[int, int], object]
+"""Called with the bytes sent and the bytes in all, as they are sent; from 0 again when a try is repeated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """Text fields, and files by field; `on_progress` sees the bytes of the files."""
+
+    fields: Mapping[str, str]
+    files: Mapping[str, Path]
+    on_progress: OnSent | None = None
+
+
+def lora_files(path: Path) -> dict[str, Path]:
+    """A safetensors file, or the two files of a folder as PEFT saves one. Raises `FileNotFoundError`."""
+    files = {"file": path / PEFT_WEIGHTS, "adapter_config": path / PEFT_CONFIG} if path.is_dir() else {"file": path}
+    for file in files.values():
+        if not file.is_file():
+            raise FileNotFoundError(f"{file}: no such file")
+    return files
+
+
+@contextmanager
+def sent_body(upload: Upload | None) -> Generator[dict[str, Any]]:
+    """Arguments of httpx's `request` that send the form; the files are open meanwhile."""
+    if upload is None:
+        yield {}
+        return
+    total, sent = sum(file.stat().st_size for file in upload.files.values()), 0
+
+    def count(size: int) -> None:
+        nonlocal sent
+        sent += size
+        if upload.on_progress is not None and size:
+            upload.on_progress(sent, total)
+
+    with ExitStack() as opened:
+        files = {name: opened.enter_context(_CountedFile(path, count)) for name, path in upload.files.items()}
+        yield {"data": dict(upload.fields), "files": {name: (file.shown_name, file) for name, file in files.items()}}
+
+
+def timeout_of(upload: Upload | None, timeout: httpx.Timeout) -> httpx.Timeout:
+    """The client's own, and for an upload's answer at least as long as a check may take."""
+    if upload is None or timeout.read is None or timeout.read >= CHECK_S:
+        return timeout
+    return httpx.Timeout(connect=timeout.connect, read=CHECK_S, write=timeout.write, pool=timeout.pool)
+
+
+class _CountedFile(io.FileIO):
+    """A file that tells how much of it was read."""
+
+    def __init__(self, path: Path, count: Callable[[int], None]) -> None:
+        super().__init__(path)
+        self.shown_name = path.name
+        self._count = count
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        block = super().read(-1 if size is None else size)
+        self._count(len(block))
+        return block

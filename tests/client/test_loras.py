@@ -1,0 +1,82 @@
+"""LoRAs through both clients: added with progress, listed in pages, changed, shared and deleted."""
+
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+
+from serve_app.client import AsyncClient, Client, InvalidRequest, Lora, NotFound
+from serve_app.client import lora_protocol as protocol
+from serve_app.service.register import LAYER_TABLES
+from serve_app.settings import Settings
+from tests.live import Live
+from tests.support import POCKET, adapter_id
+
+OUTLINE = POCKET / "loras" / "outline.safetensors"
+
+
+@pytest.fixture(autouse=True)
+def _shared_layer_tables(settings: Settings, layer_tables: Path) -> None:
+    settings.data_dir.mkdir(exist_ok=True)
+    (settings.data_dir / LAYER_TABLES).symlink_to(layer_tables)
+
+
+class LossyTransport(httpx.HTTPTransport):
+    """Delivers every request and drops the response of the first upload."""
+
+    lost = 1
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        response = super().handle_request(request)
+        if self.lost and request.method == "POST":
+            self.lost -= 1
+            raise httpx.ReadError("connection reset", request=request)
+        return response
+
+
+@pytest.mark.slow
+async def test_a_lora_is_added_used_changed_shared_and_deleted_with_both_clients(live: Live) -> None:
+    (account, key), (zeta, _) = live.member(), live.member("zeta")
+    sent: list[tuple[int, int]] = []
+    with Client(live.base_url, key, transport=LossyTransport()) as client:
+        added = client.loras.add(
+            OUTLINE, base_model="pocket", trigger_words=["ink drawing"], on_progress=lambda *each: sent.append(each)
+        )
+        assert (added.name, added.trigger_words, added.is_own) == ("outline", ("ink drawing",), True)
+        assert added.summary.startswith("pocket, rank 8")
+        size = OUTLINE.stat().st_size
+        assert sent.count((size, size)) == 2, "the lost answer's upload was sent again"
+        assert live.run(live.resources.catalog.owned_ids(account.id)) == [added.id]
+        assert client.generate("a boat", lora_id=added.id).wait(timeout=20).done
+        assert client.loras.share(added.id, zeta.name).shared_with == {zeta.id: zeta.name}
+        client.loras.unshare(added.id, zeta.id)
+    async with AsyncClient(live.base_url, key, interface="b") as asynchronous:
+        again = await asynchronous.loras.add(OUTLINE, base_model="pocket", name="Another")
+        assert (again.id, again.shared_with) == (added.id, {})
+        changed = await asynchronous.loras.update(added.id, name="Ink", trigger_words=[])
+        assert (changed.name, changed.trigger_words) == ("Ink", ())
+        assert await asynchronous.loras.get(added.id) == changed
+        await asynchronous.loras.delete(added.id)
+        with pytest.raises(NotFound):
+            await asynchronous.loras.get(added.id)
+
+
+def test_all_pages_are_listed(live: Live, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "PAGE", 3)
+    with Client(live.base_url, key) as client:
+        listed = client.loras.list(base_model="pocket")
+        assert len({lora.id for lora in listed}) == len(listed) == 8
+        neon = client.loras.list(q="NEON")
+        assert [lora.id for lora in neon] == [adapter_id("neon")]
+        assert isinstance(neon[0], Lora)
+        with pytest.raises(InvalidRequest, match="there is no base model"):
+            client.loras.add(OUTLINE, base_model="none")
+
+
+def test_a_peft_folder_is_two_files(tmp_path: Path) -> None:
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        with pytest.raises(FileNotFoundError, match=name):
+            protocol.lora_files(tmp_path)
+        (tmp_path / name).write_text(json.dumps({}))
+    assert set(protocol.lora_files(tmp_path)) == {"file", "adapter_config"}
