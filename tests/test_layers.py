@@ -10,25 +10,17 @@ from tests.support import ROOT
 HEAVY = ("torch", "ray", "diffusers", "transformers")
 
 
-def loaded_by(module: str) -> set[str]:
-    """Top-level packages in memory after importing `module` in a fresh interpreter."""
-    code = f"import sys, {module}; print(' '.join({{name.split('.')[0] for name in sys.modules}}))"
+def loaded_by(*modules: str) -> set[str]:
+    """Top-level packages in memory after importing `modules` in a fresh interpreter."""
+    code = f"import sys, {', '.join(modules)}; print(' '.join({{name.split('.')[0] for name in sys.modules}}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     return set(done.stdout.split())
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "serve_app.api.app",
-        "serve_app.cli",
-        "serve_app.service.worker",
-        "serve_app.stores.job_queue",
-        "deployments.args",
-    ],
-)
-def test_api_cli_service_stores_and_args_load_no_heavy_library(module: str) -> None:
-    assert not loaded_by(module) & set(HEAVY)
+def test_api_cli_service_stores_and_args_load_no_heavy_library() -> None:
+    modules = ("api.app", "cli", "service.worker", "stores.job_queue")
+    loaded = loaded_by("deployments.args", *(f"serve_app.{module}" for module in modules))
+    assert not loaded & set(HEAVY)
 
 
 def test_describing_the_application_loads_ray_and_no_model_library() -> None:
@@ -37,16 +29,16 @@ def test_describing_the_application_loads_ray_and_no_model_library() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["serve_app.engine", "serve_app.upscale.upscaler"])
-def test_the_engine_and_the_upscaler_run_alone(module: str) -> None:
+def test_the_engine_and_the_upscaler_run_alone() -> None:
     """PEFT takes two seconds to import: only an adapter with PEFT's configuration pays."""
-    assert not loaded_by(module) & {"ray", "fastapi", "starlette", "redis", "peft"}
+    loaded = loaded_by("serve_app.engine", "serve_app.upscale.upscaler")
+    assert not loaded & {"ray", "fastapi", "starlette", "redis", "peft"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["serve_app.executors.generation", "serve_app.executors.upscale"])
-def test_the_executors_load_neither_ray_nor_http(module: str) -> None:
-    assert not loaded_by(module) & {"ray", "fastapi", "starlette"}
+def test_the_executors_load_neither_ray_nor_http() -> None:
+    loaded = loaded_by("serve_app.executors.generation", "serve_app.executors.upscale")
+    assert not loaded & {"ray", "fastapi", "starlette"}
 
 
 @pytest.mark.slow

@@ -34,6 +34,19 @@ Module = tuple[str, str]
 """Component and layer."""
 
 
+def rows(*named: tuple[Any, ...], everywhere: Sequence[Any]) -> list[Any]:
+    """Rows of a label, a base model and more. Behind `make soak` lie those of sd2 and sdxl, but for labels in `everywhere`."""
+    labels = [str(getattr(row[0], "label", row[0])) for row in named]
+    return [
+        pytest.param(
+            *row,
+            id="-".join((label, *map(str, row[1:]))),
+            marks=() if row[1] == "sd" or label in everywhere else pytest.mark.soak,
+        )
+        for label, row in zip(labels, named, strict=True)
+    ]
+
+
 class Base:
     """A base model in the engine and in diffusers' pipeline."""
 
@@ -249,10 +262,20 @@ NAMINGS = (
         f"lycoris_{layer.replace('.', '_')}{part}" for part in (".lora_down.weight", ".lora_up.weight", ".alpha")
     ), alpha=2),  # type: ignore[return-value]
 )  # fmt: skip
-NAMED_ROWS = [(naming, base) for naming in NAMINGS for base in naming.bases.split()]
+NAMED_ROWS = rows(
+    *((naming, base) for naming in NAMINGS for base in naming.bases.split()),
+    everywhere=(
+        "kohya fp16 with text encoders",
+        "kohya LoCon",
+        "kohya mixed ranks",
+        "diffusers, PEFT keys",
+        "ComfyUI diffusion_model",
+        "original names under kohya's prefix",
+    ),
+)
 
 
-@pytest.mark.parametrize(("naming", "base_name"), NAMED_ROWS, ids=[f"{n.label}-{b}" for n, b in NAMED_ROWS])
+@pytest.mark.parametrize(("naming", "base_name"), NAMED_ROWS)
 def test_every_spelling_gives_the_merged_result(
     bases: Callable[[str], Base], tmp_path: Path, weights: Sequence[float], naming: Naming, base_name: str
 ) -> None:
@@ -287,11 +310,13 @@ PEFT_CONFIGS: dict[str, dict[str, Any]] = {
     },
     "DoRA": {"r": 4, "lora_alpha": 8, "use_dora": True},
 }
-PEFT_ROWS = [(name, base, "unet") for name in PEFT_CONFIGS for base in ("sd", "sd2", "sdxl")] + [
+PEFT_ROWS = rows(
+    *((name, base, "unet") for name in PEFT_CONFIGS for base in ("sd", "sd2", "sdxl")),
     ("alpha 16 of rank 4", "sd", "text_encoder"),
     ("alpha 16 of rank 4", "sdxl", "text_encoder_2"),
     ("alpha 16 of rank 4", "sdxl", "text_encoder"),
-]
+    everywhere=("alpha 16 of rank 4",),
+)
 
 
 def peft_model(base: Base, component: str, config: Mapping[str, Any]) -> Any:
@@ -343,11 +368,14 @@ def test_a_peft_folder_gives_what_peft_makes(
 
 # -- diffusers' own writer -------------------------------------------------------------------------------------------------
 
-DIFFUSERS_ROWS = [
-    (name, base)
-    for name in ("alpha 16 of rank 4", "patterns", "DoRA", "rank-stabilised")
-    for base in ("sd", "sd2", "sdxl")
-]
+DIFFUSERS_ROWS = rows(
+    *(
+        (name, base)
+        for name in ("alpha 16 of rank 4", "patterns", "DoRA", "rank-stabilised")
+        for base in ("sd", "sd2", "sdxl")
+    ),
+    everywhere=("DoRA",),
+)
 
 
 @pytest.mark.parametrize(("config", "base_name"), DIFFUSERS_ROWS)
@@ -391,7 +419,10 @@ LYCORIS: dict[str, dict[str, Any]] = {
     },
     "IA3": {"algo": "ia3", "preset": "attn-mlp"},
 }  # fmt: skip
-LYCORIS_ROWS = [(name, base) for name in LYCORIS for base in ("sd", "sdxl")]
+LYCORIS_ROWS = rows(
+    *((name, base) for name in LYCORIS for base in ("sd", "sdxl")),
+    everywhere=("locon with convolutions", "LoHa DoRA", "LoKr low-rank", "IA3"),
+)
 
 
 def lycoris_network(base: Base, *, dim: int = 4, **options: Any) -> Any:

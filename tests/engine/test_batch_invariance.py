@@ -77,7 +77,7 @@ def digest(image: object) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("runs", [60, pytest.param(400, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("runs", [30, pytest.param(400, marks=pytest.mark.soak)])
 def test_runs_keep_their_bytes_in_random_batches(sd: Path, files: list[AdapterFile], runs: int) -> None:
     chance = random.Random(9)
     requests = [random_request(chance, f"{i}", files) for i in range(runs)]
