@@ -12,7 +12,9 @@ from deployments.args import GeneratorArgs
 from deployments.device import prepare_device
 from serve_app.domain.catalog import BaseModel
 from serve_app.engine import Checkpoint, Engine
+from serve_app.engine.layer_outline import outlined_table
 from serve_app.executors.generation import GenerationExecutor
+from serve_app.service.register import LAYER_TABLES
 from serve_app.service.resources import Resources
 
 log = logging.getLogger(__name__)
@@ -22,7 +24,21 @@ SIZES = ((512, 512), (512, 768), (768, 512), (768, 768))
 
 
 def load_executor(args: GeneratorArgs, resources: Resources, base_models: Sequence[BaseModel]) -> GenerationExecutor:
-    return GenerationExecutor(load_engine(args, base_models), resources)
+    executor = GenerationExecutor(load_engine(args, base_models), resources)
+    keep_layer_tables(base_models, resources.settings.data_dir)
+    return executor
+
+
+def keep_layer_tables(base_models: Sequence[BaseModel], data_dir: Path) -> None:
+    """Make what the first upload of a LoRA would make in a process of its own, which takes 8 s more.
+
+    On another machine than the ingress's it helps nobody, and costs less than a second.
+    """
+    for model in base_models:
+        try:
+            outlined_table(Path(model.config or model.source), data_dir.resolve() / LAYER_TABLES)
+        except (OSError, ValueError, KeyError) as error:
+            log.warning("base model %s: no layer table was made, so uploads make it: %s", model.id, error)
 
 
 def load_engine(args: GeneratorArgs, base_models: Sequence[BaseModel]) -> Engine:

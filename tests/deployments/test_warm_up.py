@@ -2,15 +2,19 @@
 
 import typing
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from pydantic import ValidationError
 
 from deployments.args import GeneratorArgs
-from deployments.engine_loader import SIZES, load_engine, warm_up
+from deployments.engine_loader import SIZES, keep_layer_tables, load_engine, warm_up
 from serve_app.api.variant_a.schemas import Side
+from serve_app.domain.catalog import BaseModel
 from serve_app.engine import Engine, EngineOptions
+from serve_app.engine.layer_outline import outlined_table
+from serve_app.service.register import LAYER_TABLES
 from serve_app.service.resources import Resources
 from tests.support import POCKET
 
@@ -48,6 +52,13 @@ def test_the_operator_may_say_how_long(engine: Engine, seconds: float, sizes: in
     seen = passes(engine)
     warm_up(engine, seconds)
     assert len(set(seen)) == sizes
+
+
+def test_a_replica_makes_the_layer_tables_that_uploads_are_checked_against(tmp_path: Path) -> None:
+    known, unknown = BaseModel(id="pocket", source=str(POCKET)), BaseModel(id="none", source=str(tmp_path / "none"))
+    keep_layer_tables([unknown, known], tmp_path)
+    (table,) = (tmp_path / LAYER_TABLES).iterdir()
+    assert outlined_table(POCKET, table.parent).denoiser == "unet"
 
 
 def test_a_size_that_does_not_fit_does_not_keep_the_replica_from_starting(engine: Engine) -> None:
