@@ -29,10 +29,8 @@ class LoraForm(RequestBody):
     ] = ""
 
     def to_offer(self) -> Offer:
-        words = tuple(word.strip() for word in self.trigger_words.split(",") if word.strip())
-        return Offer(
-            name=self.name, base_model=self.base_model, description=self.description, trigger_words=words[:MAX_WORDS]
-        )
+        words = tuple(split_words(self.trigger_words)[:MAX_WORDS])
+        return Offer(name=self.name, base_model=self.base_model, description=self.description, trigger_words=words)
 
 
 class LoraChange(RequestBody):
@@ -49,3 +47,8 @@ class LoraChange(RequestBody):
 
 class GrantRequest(RequestBody):
     account: Annotated[str, Line(1, 200), Field(description="Another account: its id or its name.")]
+
+
+def split_words(text: str) -> list[str]:
+    """Trigger words with commas between."""
+    return [word.strip() for word in text.split(",") if word.strip()]

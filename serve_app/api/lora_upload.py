@@ -4,6 +4,7 @@ import asyncio
 import shutil
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,18 +33,20 @@ class Upload(NamedTuple):
     form: LoraForm
     path: Path
     folder: Path
+    extra: Mapping[str, str]
 
 
-async def read_upload(request: Request) -> Upload:
-    """Receive the form. Raises `PayloadTooLarge`, `UnsupportedMediaType`, `InvalidParameter`, `StoreUnavailable`."""
+async def read_upload(request: Request, *, extra: Sequence[str] = ()) -> Upload:
+    """Receive the form, and the `extra` text fields of a page's. Raises `PayloadTooLarge`, `UnsupportedMediaType`, `InvalidParameter`, `StoreUnavailable`."""
     resources = resources_of(request)
     await resources.disk.check()
     folder = await asyncio.to_thread(_new_folder, resources.settings)
     try:
         files = {_FILE: int(resources.settings.max_lora_size), _CONFIG: MAX_CONFIG_BYTES}
-        names = list(LoraForm.model_fields)
+        names = [*LoraForm.model_fields, *extra]
         texts = await read_multipart(request, folder, texts=names, files=files, before_block=resources.disk.check)
-        return Upload(_read_form(texts), await asyncio.to_thread(_arrange, folder), folder)
+        others = {name: texts.pop(name, "") for name in extra}
+        return Upload(_read_form(texts), await asyncio.to_thread(_arrange, folder), folder, others)
     except BaseException:
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         raise
@@ -83,6 +86,9 @@ def _new_folder(settings: Settings) -> Path:
 def _arrange(folder: Path) -> Path:
     """The file, or the folder with the two files under PEFT's names."""
     file, config = folder / _FILE, folder / _CONFIG
+    for each in (file, config):
+        if each.exists() and not each.stat().st_size:  # a browser sends an empty file where none was chosen
+            each.unlink()
     if not file.exists():
         raise InvalidParameter("file: is required, a safetensors file")
     if not config.exists():

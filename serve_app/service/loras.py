@@ -5,11 +5,11 @@ import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from serve_app.domain.accounts import Account, Caller
-from serve_app.domain.audit import Act, account, api_key
+from serve_app.domain.audit import OWNER, Act, account, api_key
 from serve_app.domain.errors import Forbidden, InvalidParameter, NotFound
 from serve_app.domain.requests import Variant
 from serve_app.service.register import Offer, Registered, register
@@ -23,7 +23,7 @@ _ID = re.compile(r"[A-Za-z0-9_\-]{1,128}")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class By:
-    """Who acts, and from which address."""
+    """Who acts, and from which address; a caller without a key is the owner in the console."""
 
     caller: Caller
     address: str
@@ -54,7 +54,7 @@ async def add(
 
     async def work() -> Registered:
         try:
-            terms = await _terms(resources, by.caller.account_id, idempotency_key)
+            terms = replace(await quota(resources, by.caller.account_id), idempotency_key=idempotency_key)
             registered = await register(resources, uploaded, offer, owner=by.caller.account_id, terms=terms)
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
@@ -133,7 +133,7 @@ async def _other(resources: Resources, caller: Caller, id_or_name: str) -> Accou
     return other
 
 
-async def _terms(resources: Resources, account_id: str, idempotency_key: str | None) -> Terms:
+async def quota(resources: Resources, account_id: str) -> Terms:
     """The larger quota of the account's two plans."""
     owner = await resources.accounts.get(account_id)
     if owner is None:
@@ -141,16 +141,13 @@ async def _terms(resources: Resources, account_id: str, idempotency_key: str | N
     table = resources.settings.plan_table
     names = {Variant.A: owner.plan_a, Variant.B: owner.plan_b}
     plans = [table.get((each, name), resources.settings.plans_of(each)[0]) for each, name in names.items()]
-    return Terms(
-        max_loras=max(plan.loras for plan in plans),
-        max_bytes=max(plan.lora_bytes for plan in plans),
-        idempotency_key=idempotency_key,
-    )
+    return Terms(max_loras=max(plan.loras for plan in plans), max_bytes=max(plan.lora_bytes for plan in plans))
 
 
 async def _record(resources: Resources, by: By, act: Act, lora_id: str, *, other: Account | None = None) -> None:
     """In the owner's log; what changes for another account in that one's, too. Each names the other by its pseudonym."""
-    actor, own = api_key(by.caller.key_id), by.caller.account_id
+    own = by.caller.account_id
+    actor = api_key(by.caller.key_id) if by.caller.key_id else OWNER
     subject = lora_id if other is None else f"{lora_id} {account(resources.audit.pseudonym(other.id))}"
     await resources.audit.record(own, act, actor=actor, subject=subject, address=by.address)
     if other is not None:

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 from serve_app.api.applications import new_app
 from serve_app.api.console.guards import SignInRequired
 from serve_app.api.console.history import router as history_router
+from serve_app.api.console.loras import router as loras_router
 from serve_app.api.console.pages import problem_page
 from serve_app.api.console.protection import Protection
 from serve_app.api.console.rendering import redirect
@@ -27,7 +28,9 @@ _TEXTS = {404: "There is no such page here.", 405: "This page cannot be used tha
 
 def console_app(resources: Resources) -> ASGIApp:
     """The pages over these stores. Every answer carries the security headers; a POST must come from the console itself."""
-    app = new_app(resources, routes=[*router.routes, *history_router.routes, *usage_router.routes])
+    app = new_app(
+        resources, routes=[*router.routes, *history_router.routes, *loras_router.routes, *usage_router.routes]
+    )
     app.add_exception_handler(SignInRequired, _to_sign_in)
     app.add_exception_handler(HTTPException, _refuse)
     app.add_exception_handler(StoreUnavailable, _unavailable)

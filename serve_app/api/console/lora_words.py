@@ -1,0 +1,99 @@
+"""A LoRA in words: what was found in its file, how large it is, why one was refused."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from pydantic import ValidationError
+
+from serve_app.api.console.job_words import Part
+from serve_app.api.lora_form import MAX_WORD, MAX_WORDS
+from serve_app.domain.catalog import Adapter
+from serve_app.domain.errors import (
+    AtelierError,
+    IdempotencyConflict,
+    InvalidParameter,
+    LoraQuotaExceeded,
+    NotFound,
+    PayloadTooLarge,
+    UnsupportedMediaType,
+)
+from serve_app.domain.jobs import Job
+from serve_app.domain.requests import GenerationRequest
+
+REFUSALS = (InvalidParameter, IdempotencyConflict, LoraQuotaExceeded, PayloadTooLarge, UnsupportedMediaType)
+_STATUSES: Mapping[type[AtelierError], int] = {LoraQuotaExceeded: 409, IdempotencyConflict: 409, PayloadTooLarge: 413}
+_FIELDS = {
+    "file": "The file was refused",
+    "adapter_config": "adapter_config.json was refused",
+    "base_model": "Base model",
+    "name": "Name",
+    "description": "Description",
+    "trigger_words": "Trigger words",
+    "account": "Account",
+}
+
+_RULES = {
+    "name": "1 to 100 characters in one line",
+    "description": "at most 1000 characters in one line",
+    "trigger_words": f"at most {MAX_WORDS}, each of at most {MAX_WORD} characters",
+    "account": "1 to 200 characters",
+}
+
+
+class Refusal(NamedTuple):
+    """Why a form was refused, as a sentence, and the answer's status."""
+
+    status: int
+    text: str
+
+
+def refusal(error: AtelierError) -> Refusal:
+    status = next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), 400)
+    return Refusal(404 if isinstance(error, NotFound) else status, in_words(error.message))
+
+
+def broken_rule(error: ValidationError) -> Refusal:
+    """Of a field that breaks its rule, the first."""
+    field = str(error.errors(include_input=False, include_url=False)[0]["loc"][0])
+    return Refusal(400, f"{_FIELDS[field]}: {_RULES[field]}.")
+
+
+def in_words(message: str) -> str:
+    """A message that begins with a field's name, as a person reads it."""
+    field, colon, rest = message.partition(": ")
+    text = f"{_FIELDS[field]}: {rest}" if colon and field in _FIELDS else message
+    return text if text.endswith(".") else f"{text}."
+
+
+def found_parts(adapter: Adapter) -> list[Part]:
+    """The rows of a LoRA's page. The operator's LoRAs were checked elsewhere, and nothing is known of their files."""
+    found, parts = adapter.found, [Part("Id", adapter.id, is_id=True), Part("Base model", adapter.base_model)]
+    if adapter.trigger_words:
+        parts.append(Part("Trigger words", ", ".join(adapter.trigger_words)))
+    if found:
+        named = {"Rank": "rank", "Layers": "layers", "Changes": "targets", "Parts of the model": "components"}
+        for label, name in named.items():
+            value = found.get(name)
+            if value:
+                parts.append(Part(label, ", ".join(map(str, value)) if isinstance(value, list) else str(value)))
+        if found.get("writer"):
+            parts.append(Part("Made with", str(found["writer"])))
+    if adapter.size_bytes:
+        parts.append(Part("Size", size_in_words(adapter.size_bytes)))
+    return [*parts, Part("Added", f"{adapter.created_at:%-d %b %Y}"), Part("SHA-256", adapter.sha256, is_id=True)]
+
+
+def samples_of(jobs: Sequence[Job]) -> Mapping[str, Job]:
+    """The newest of these jobs with an image, of each LoRA."""
+    found: dict[str, Job] = {}
+    for job in jobs:
+        if job.images and isinstance(job.request, GenerationRequest):
+            found.setdefault(job.request.lora_id, job)
+    return found
+
+
+def size_in_words(number: int) -> str:
+    for unit, size in (("GB", 1 << 30), ("MB", 1 << 20), ("kB", 1 << 10)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number} bytes"

@@ -1,0 +1,240 @@
+"""The console's LoRAs: those the account may use, the page of each, and what an owner does with its own."""
+
+import asyncio
+import shutil
+from datetime import timedelta
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, HTTPException, Request, Response
+from pydantic import ValidationError
+
+from serve_app.api.console.guards import Form, FormSession, PageSession, check_form
+from serve_app.api.console.lora_words import (
+    REFUSALS,
+    Refusal,
+    broken_rule,
+    found_parts,
+    refusal,
+    samples_of,
+    size_in_words,
+)
+from serve_app.api.console.rendering import redirect, render
+from serve_app.api.console.session import SignedIn, form_token
+from serve_app.api.dependencies import caller_address, resources_of
+from serve_app.api.lora_form import GrantRequest, LoraChange, LoraForm, split_words
+from serve_app.api.lora_upload import read_upload
+from serve_app.domain.accounts import Caller
+from serve_app.domain.errors import NotFound
+from serve_app.domain.jobs import JobState
+from serve_app.domain.requests import Variant
+from serve_app.service import loras
+from serve_app.service.thumbnails import thumbnail_size
+from serve_app.stores.catalog import SharedAdapter
+from serve_app.stores.job_reader import JobFilter
+from serve_app.stores.throttle import Limit
+
+router = APIRouter()
+
+RECENT = 100
+"""Newest jobs among which a card's picture is looked for."""
+SAMPLES = 6
+MOST_COUNTED = 100
+TRIES = Limit("console-loras", 60, timedelta(hours=1))
+"""Uploads and shares of one account: a file takes seconds to check, and a name that is tried tells who has an account."""
+_VERDICTS = {
+    "added": "The file fits its base model. The LoRA can be used at once.",
+    "same": "This account had these weights already: this is the LoRA that has them.",
+    "changed": "Changed.",
+    "shared": "Shared.",
+    "unshared": "No longer shared.",
+}
+
+
+def signed_in_by(request: Request, session: FormSession) -> loras.By:
+    """The owner of the account, as the service names who acts."""
+    account, settings = session.account, resources_of(request).settings
+    plan = settings.plan_table.get((Variant.A, account.plan_a), settings.plans_of(Variant.A)[0])
+    caller = Caller(account_id=account.id, account_name=account.name, key_id="", variant=Variant.A, plan=plan)
+    return loras.By(caller=caller, address=caller_address(request))
+
+
+By = Annotated[loras.By, Depends(signed_in_by)]
+
+
+@router.get("/loras")
+async def open_loras(request: Request, session: PageSession) -> Response:
+    resources, account_id = resources_of(request), session.account.id
+    adapters = await resources.catalog.adapters(account_id)
+    newest = await resources.jobs.page(account_id, limit=RECENT)
+    groups = {"Yours": [each for each in adapters if each.owner == account_id]}
+    groups["Shared with you"] = [each for each in adapters if each.owner not in ("", account_id)]
+    groups["Of this service"] = [each for each in adapters if not each.owner]
+    terms = await loras.quota(resources, account_id)
+    return render(
+        request,
+        "loras.html",
+        session,
+        here="loras",
+        groups=groups,
+        used=f"{len(groups['Yours'])} of {terms.max_loras} LoRAs, "
+        f"{size_in_words(sum(each.size_bytes for each in groups['Yours']))} of {size_in_words(terms.max_bytes)}",
+        samples=samples_of(newest.jobs),
+        thumbnail_size=thumbnail_size,
+    )
+
+
+@router.get("/loras/new")
+async def open_upload(request: Request, session: PageSession) -> Response:
+    return await _upload_page(request, session)
+
+
+@router.post("/loras/new")
+async def upload(request: Request, session: FormSession, by: By) -> Response:
+    """The file is checked before the answer, which takes some seconds."""
+    resources, form = resources_of(request), None
+    await _check_tries(request, session)
+    try:
+        sent = await read_upload(request, extra=("form_token",))
+        form = sent.form
+        try:
+            check_form(session, sent.extra, "upload lora")
+        except HTTPException:
+            await asyncio.to_thread(shutil.rmtree, sent.folder, ignore_errors=True)
+            raise
+        registered = await loras.add(
+            resources, by, sent.path, form.to_offer(), folder=sent.folder, idempotency_key=None
+        )
+    except REFUSALS as error:
+        return await _upload_page(request, session, refused=refusal(error), form=form)
+    return redirect(request, f"loras/{registered.adapter.id}?said={registered.status}")
+
+
+@router.get("/loras/{lora_id}")
+async def open_lora(request: Request, session: PageSession, lora_id: str) -> Response:
+    found = await _find(request, session, lora_id)
+    return await _lora_page(request, session, found, notice=_VERDICTS.get(request.query_params.get("said", ""), ""))
+
+
+@router.post("/loras/{lora_id}/change")
+async def change(request: Request, session: FormSession, by: By, lora_id: str, form: Form) -> Response:
+    check_form(session, form, "change lora")
+    words = split_words(form.get("trigger_words", ""))
+    try:
+        said = LoraChange.model_validate(
+            {"name": form.get("name", ""), "description": form.get("description", ""), "trigger_words": words}
+        )
+    except ValidationError as error:
+        return await _refused(request, session, lora_id, broken_rule(error))
+    try:
+        await loras.change(
+            resources_of(request),
+            by,
+            lora_id,
+            name=said.name,
+            description=said.description,
+            trigger_words=said.trigger_words,
+        )
+    except NotFound:
+        raise HTTPException(404) from None
+    return redirect(request, f"loras/{lora_id}?said=changed")
+
+
+@router.post("/loras/{lora_id}/share")
+async def share(request: Request, session: FormSession, by: By, lora_id: str, form: Form) -> Response:
+    check_form(session, form, "share lora")
+    await _check_tries(request, session)
+    await _find(request, session, lora_id)
+    try:
+        grant = GrantRequest.model_validate({"account": form.get("account", "")})
+        await loras.share(resources_of(request), by, lora_id, grant.account)
+    except ValidationError as error:
+        return await _refused(request, session, lora_id, broken_rule(error))
+    except (NotFound, *REFUSALS) as error:
+        return await _refused(request, session, lora_id, refusal(error))
+    return redirect(request, f"loras/{lora_id}?said=shared")
+
+
+@router.post("/loras/{lora_id}/unshare")
+async def unshare(request: Request, session: FormSession, by: By, lora_id: str, form: Form) -> Response:
+    check_form(session, form, "unshare lora")
+    try:
+        await loras.unshare(resources_of(request), by, lora_id, form.get("account", ""))
+    except NotFound:
+        raise HTTPException(404) from None
+    return redirect(request, f"loras/{lora_id}?said=unshared")
+
+
+@router.post("/loras/{lora_id}/delete")
+async def delete(request: Request, session: FormSession, by: By, lora_id: str, form: Form) -> Response:
+    check_form(session, form, "delete lora")
+    try:
+        await loras.remove(resources_of(request), by, lora_id)
+    except NotFound:
+        raise HTTPException(404) from None
+    return redirect(request, "loras")
+
+
+async def _find(request: Request, session: SignedIn, lora_id: str) -> SharedAdapter:
+    try:
+        return await loras.find(resources_of(request), signed_in_by(request, session).caller, lora_id)
+    except NotFound:
+        raise HTTPException(404) from None
+
+
+async def _check_tries(request: Request, session: SignedIn) -> None:
+    if await resources_of(request).throttle.hit(TRIES, session.account.id):
+        headers = {"Connection": "close"}  # the body, which was not read, must not be taken for the next request
+        raise HTTPException(429, f"At most {TRIES.tries} uploads and shares an hour. Try again later.", headers)
+
+
+async def _refused(request: Request, session: SignedIn, lora_id: str, refused: Refusal) -> Response:
+    return await _lora_page(request, session, await _find(request, session, lora_id), refused=refused)
+
+
+async def _upload_page(
+    request: Request, session: SignedIn, *, refused: Refusal | None = None, form: LoraForm | None = None
+) -> Response:
+    resources = resources_of(request)
+    response = render(
+        request,
+        "lora_upload.html",
+        session,
+        here="loras",
+        status=refused.status if refused else 200,
+        problem=refused.text if refused else "",
+        form=form,
+        base_models=[base.id for base in await resources.catalog.base_models()],
+        largest=size_in_words(int(resources.settings.max_lora_size)),
+        upload_token=form_token(session.token, "upload lora"),
+    )
+    if refused is not None:
+        response.headers["Connection"] = "close"  # a part of the body may not have been read
+    return response
+
+
+async def _lora_page(
+    request: Request, session: SignedIn, found: SharedAdapter, *, notice: str = "", refused: Refusal | None = None
+) -> Response:
+    jobs, account_id, adapter = resources_of(request).jobs, session.account.id, found.adapter
+    done = await jobs.page(account_id, limit=SAMPLES, only=JobFilter(lora_id=adapter.id, state=JobState.COMPLETED))
+    unfinished = 0
+    for state in (JobState.QUEUED, JobState.RUNNING):
+        page = await jobs.page(account_id, limit=MOST_COUNTED, only=JobFilter(lora_id=adapter.id, state=state))
+        unfinished += len(page.jobs)
+    return render(
+        request,
+        "lora.html",
+        session,
+        here="loras",
+        status=refused.status if refused else 200,
+        notice=notice,
+        problem=refused.text if refused else "",
+        lora=adapter,
+        is_own=adapter.owner == account_id,
+        parts=found_parts(adapter),
+        shared_with=sorted(found.shared_with.items(), key=lambda each: each[1]),
+        jobs=done.jobs,
+        unfinished=unfinished,
+        thumbnail_size=thumbnail_size,
+        tokens={name: form_token(session.token, f"{name} lora") for name in ("change", "share", "unshare", "delete")},
+    )

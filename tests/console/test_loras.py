@@ -1,0 +1,208 @@
+"""The console's LoRAs: cards, upload with a verdict in words, change, sharing and removal; only of the account's own."""
+
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serve_app.api.console import loras
+from serve_app.domain.accounts import Account
+from serve_app.domain.audit import OWNER, Act
+from serve_app.domain.catalog import Adapter
+from serve_app.service.register import LAYER_TABLES
+from serve_app.service.resources import Resources
+from serve_app.stores.throttle import Limit
+from tests.api.app import LORA, Member, TestService
+from tests.console.browser import Browser, Page
+from tests.console.conftest import PASSWORD, Browsers
+from tests.support import POCKET
+
+NASTY = "</h1><script>alert(1)</script>\"'"
+FOUND = {"summary": "pocket, rank 8, attention, from diffusers", "rank": 8, "layers": 64, "targets": ["attention"]}
+_numbers = count(1)
+
+
+async def _own(resources: Resources, owner: Account, **fields: Any) -> Adapter:
+    """A LoRA of the account; its file is not looked at."""
+    given: dict[str, Any] = {"name": "Ink", "description": "Thin lines.", "trigger_words": ("ink drawing",), **fields}
+    adapter = Adapter(
+        id="model_" + "bcdefghij"[next(_numbers) % 9] * 26,
+        created_at=datetime(2026, 11, 1, tzinfo=UTC),
+        file="memory://ink.safetensors",
+        sha256=f"{next(_numbers):064x}",
+        base_model="pocket",
+        owner=owner.id,
+        accounts=frozenset(),
+        found=FOUND,
+        size_bytes=2 << 20,
+        **given,
+    )
+    assert await resources.catalog.register(adapter)
+    return adapter
+
+
+async def _upload(browser: Browser, file: bytes, *, token: str | None = None, **fields: str) -> Page:
+    """What a browser sends: an empty file where none was chosen."""
+    form = (await browser.open("/console/loras/new")).form("Upload and check")
+    said = {"name": "Ink", "base_model": "pocket", "description": "", "trigger_words": "", **fields}
+    data = {"form_token": form.fields["form_token"] if token is None else token, **said}
+    files = {"file": ("ink.safetensors", file), "adapter_config": ("", b"")}
+    headers = {"Sec-Fetch-Site": "same-origin"}
+    return Page(await browser.http.post(form.action, data=data, files=files, headers=headers))
+
+
+def _left(resources: Resources) -> int:
+    folder = resources.settings.data_dir / "uploads"
+    return len(list(folder.iterdir())) if folder.exists() else 0
+
+
+@pytest.mark.slow
+async def test_an_uploaded_file_is_checked_described_and_used_at_once(
+    browser: Browser, resources: Resources, service: TestService, member: Member, layer_tables: Path
+) -> None:
+    resources.settings.data_dir.mkdir(exist_ok=True)
+    (resources.settings.data_dir / LAYER_TABLES).symlink_to(layer_tables)
+    outline = (POCKET / "loras" / "outline.safetensors").read_bytes()
+    page = await _upload(browser, outline, trigger_words="ink drawing, paper")
+    assert page.status == 200, page.text
+    assert "The file fits its base model." in page.text
+    assert "Found: pocket, rank 8, attention and convolution, from diffusers." in page.text
+    lora_id = page.answer.url.path.rpartition("/")[2]
+    assert await service.submit(member, lora_id=lora_id)
+    same = await _upload(browser, outline)
+    assert (same.answer.url.path, "had these weights already" in same.text) == (page.answer.url.path, True)
+    assert (Act.LORA_ADDED, OWNER) in {(row.act, row.actor) for row in await resources.audit.rows(member.account.id)}
+    assert _left(resources) == 0
+
+
+async def test_what_cannot_be_used_is_refused_in_words_and_what_was_typed_stays(
+    browser: Browser, resources: Resources
+) -> None:
+    page = await _upload(browser, b"no tensors", name="My ink", base_model="other")
+    assert page.status == 400
+    assert "Base model: there is no base model 'other'." in page.text
+    assert page.form("Upload and check").fields["name"] == "My ink"
+    assert "The file was refused: is required" in (await _upload(browser, b"")).text
+    assert _left(resources) == 0
+
+
+async def test_an_upload_needs_the_forms_token_and_the_consoles_own_page(
+    browser: Browser, resources: Resources
+) -> None:
+    assert (await _upload(browser, b"no tensors", token="0" * 64)).status == 403
+    answer = await browser.http.post(
+        "/console/loras/new", headers={"Sec-Fetch-Site": "cross-site"}, files={"file": b"x"}
+    )
+    assert answer.status_code == 403
+    assert _left(resources) == 0
+
+
+async def test_uploads_and_shares_of_an_account_are_bounded(
+    browser: Browser, resources: Resources, owner: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loras, "TRIES", Limit("console-loras", 1, loras.TRIES.per))
+    lora = await _own(resources, owner)
+    form = (await browser.open(f"/console/loras/{lora.id}")).form("Share")
+    assert "There is no such account." in (await browser.send(form, account="nobody")).text
+    assert (await browser.send(form, account="nobody")).status == 429
+    assert (await _upload(browser, b"no tensors")).status == 429
+
+
+async def test_the_cards_say_whose_each_lora_is_and_show_a_picture_that_it_made(
+    browser: Browser, service: TestService, member: Member
+) -> None:
+    other = await service.resources.accounts.create("zeta")
+    mine = await _own(service.resources, member.account, name="Mine")
+    theirs = await _own(service.resources, other, name="Theirs")
+    await _own(service.resources, other, name="Secret")
+    await service.resources.catalog.grant(theirs.id, member.account.id)
+    job = await service.complete(await service.submit(member))
+    page = await browser.open("/console/loras")
+    places = [
+        page.text.index(words) for words in ("Yours", "Mine", "Shared with you", "Theirs", "Of this service", "Outline")
+    ]
+    assert places == sorted(places)
+    assert "1 of 10 LoRAs, 2 MB of 2 GB" in page.text
+    assert "rank 8 · “ink drawing”" in page.text
+    assert "Secret" not in page.text
+    images = [attributes["src"] for tag, attributes in page.tags if tag == "img" and "thumbnail" in attributes["src"]]
+    assert images == [f"/console/history/{job.id}/{job.images[0].image_id}/thumbnail"]
+    assert mine.id in page.text
+
+
+async def test_a_lora_of_another_is_not_found_and_one_that_is_shared_not_changed(
+    browser: Browser, resources: Resources, owner: Account
+) -> None:
+    mine, other = await _own(resources, owner), await resources.accounts.create("zeta")
+    secret, shared = await _own(resources, other), await _own(resources, other)
+    await resources.catalog.grant(shared.id, owner.id)
+    assert (await browser.open(f"/console/loras/{secret.id}")).status == 404
+    page = await browser.open(f"/console/loras/{mine.id}")
+    for lora_id in (secret.id, shared.id, LORA):
+        for button in ("Save", "Share", "Delete for good"):
+            form = page.form(button)
+            form.action = form.action.replace(mine.id, lora_id)
+            assert (await browser.send(form, account=owner.name)).status == 404
+            form.action = form.action.replace(lora_id, mine.id)
+    forms = [form for form in (await browser.open(f"/console/loras/{shared.id}")).forms if shared.id in form.action]
+    assert forms == []
+    assert {each.id for each in await resources.catalog.all()} >= {secret.id, shared.id, LORA}
+
+
+async def test_a_lora_is_renamed_and_a_wrong_name_refused_in_words(
+    browser: Browser, resources: Resources, owner: Account
+) -> None:
+    lora = await _own(resources, owner)
+    form = (await browser.open(f"/console/loras/{lora.id}")).form("Save")
+    page = await browser.send(form, name="Ink 2", trigger_words=" a ,, b ")
+    assert "Changed." in page.text
+    changed = await resources.catalog.adapter(lora.id)
+    assert changed is not None
+    assert (changed.name, changed.trigger_words, changed.description) == ("Ink 2", ("a", "b"), "Thin lines.")
+    for wrong, words in (({"name": " "}, "Name: 1 to 100"), ({"trigger_words": "x" * 65}, "Trigger words: at most 20")):
+        refused = await browser.send(form, **wrong)
+        assert (refused.status, words in refused.text) == (400, True)
+
+
+async def test_a_lora_is_shared_by_name_and_no_more(
+    browsers: Browsers, browser: Browser, resources: Resources, owner: Account
+) -> None:
+    lora = await _own(resources, owner)
+    zeta = await resources.accounts.create("zeta", password=PASSWORD)
+    page = await browser.open(f"/console/loras/{lora.id}")
+    page = await browser.send(page.form("Share"), account="zeta")
+    assert "Shared. " in page.text
+    second = browsers.new()
+    await second.sign_in(zeta.name, PASSWORD)
+    theirs = await second.open(f"/console/loras/{lora.id}")
+    assert ("Shared with you" in theirs.text, owner.name in theirs.text) == (True, False)
+    assert "1 other account can no longer use it" in page.text
+    page = await browser.send(page.form("Stop"))
+    assert "No longer shared." in page.text
+    assert (await second.open(f"/console/loras/{lora.id}")).status == 404
+
+
+async def test_before_a_lora_is_deleted_the_page_says_what_uses_it(
+    browser: Browser, service: TestService, member: Member
+) -> None:
+    lora = await _own(service.resources, member.account)
+    await service.submit(member, lora_id=lora.id)
+    page = await browser.open(f"/console/loras/{lora.id}")
+    assert "1 unfinished job of this account with it will fail." in page.text
+    assert (await browser.send(page.form("Delete for good"), form_token="x")).status == 403
+    page = await browser.send(page.form("Delete for good"))
+    assert page.answer.url.path == "/console/loras"
+    assert await service.resources.catalog.adapter(lora.id) is None
+
+
+async def test_what_an_owner_says_of_a_lora_is_text_and_never_markup(
+    browser: Browser, service: TestService, member: Member
+) -> None:
+    lora = await _own(service.resources, member.account, name=NASTY, description=NASTY, trigger_words=(NASTY,))
+    job = await service.complete(await service.submit(member, lora_id=lora.id))
+    for path in ("loras", f"loras/{lora.id}", "history", f"history/{job.id}", "usage", "settings"):
+        page = await browser.open(f"/console/{path}")
+        assert NASTY in page.text, path
+        assert "<script>alert" not in page.answer.text, path
