@@ -13,7 +13,8 @@ from deployments.args import AppArgs, LoadScaleArgs, ReplicaArgs, ScaleArgs, Wor
 from deployments.generator import Generator
 from deployments.housekeeper import Housekeeper
 from deployments.ingress import Ingress
-from deployments.ray_internals import require_token_authentication
+from deployments.ray_internals import is_spread, require_token_authentication
+from deployments.shared_settings import require_shared
 from deployments.upscaler import Upscaler
 from serve_app.domain.jobs import JobKind
 from serve_app.settings import Settings
@@ -26,6 +27,8 @@ STOP_MARGIN_S = 5.0
 def build(args: AppArgs) -> Application:
     """Bind the ingress to the generator and the upscaler, which pull jobs from Redis, and to the housekeeper."""
     require_token_authentication()
+    settings = Settings()
+    require_shared(settings, spread=is_spread(), secrets=())  # this node may have none: the replicas ask for theirs
     generator = _worker(Generator, JobKind.GENERATION, args.generator).bind(args.generator)
     upscaler = _worker(Upscaler, JobKind.UPSCALE, args.upscaler).bind(args.upscaler)
     housekeeper = serve.deployment(
@@ -33,7 +36,7 @@ def build(args: AppArgs) -> Application:
         ray_actor_options={"num_cpus": args.housekeeper.num_cpus, "resources": args.housekeeper.resources},
         graceful_shutdown_wait_loop_s=0.1,
     )(Housekeeper).bind(args.housekeeper)
-    open_requests = args.ingress.max_ongoing_requests or Settings().open_requests
+    open_requests = args.ingress.max_ongoing_requests or settings.open_requests
     ingress = serve.deployment(
         name="ingress",
         max_ongoing_requests=open_requests,

@@ -5,7 +5,8 @@ from contextlib import AsyncExitStack
 from datetime import timedelta
 
 from deployments.args import HousekeeperArgs
-from deployments.ray_internals import prepare_replica
+from deployments.ray_internals import on_several_machines, prepare_replica
+from deployments.shared_settings import require_shared
 from serve_app.log import configure_logging
 from serve_app.service.reap import reap_forever
 from serve_app.service.resources import open_resources
@@ -18,6 +19,7 @@ class Housekeeper:
     async def __init__(self, args: HousekeeperArgs) -> None:
         prepare_replica()
         settings = Settings()
+        require_shared(settings, spread=on_several_machines(), secrets=("pepper",))
         configure_logging(settings.log_level)
         self._stack = AsyncExitStack()
         resources = await self._stack.enter_async_context(open_resources(settings))

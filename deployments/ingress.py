@@ -9,7 +9,8 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.ray_internals import has_haproxy, prepare_replica
+from deployments.ray_internals import has_haproxy, on_several_machines, prepare_replica
+from deployments.shared_settings import require_shared
 from serve_app.api.app import create_app
 from serve_app.api.client_address import with_vouched_address
 from serve_app.domain.jobs import JobKind
@@ -76,6 +77,7 @@ class Ingress:
     ) -> None:
         prepare_replica()
         settings = Settings() if open_requests is None else Settings(open_requests=open_requests)
+        require_shared(settings, spread=on_several_machines())
         configure_logging(settings.log_level)
         hints = Hints({JobKind.GENERATION: generator, JobKind.UPSCALE: upscaler})
         self._stack = AsyncExitStack()

@@ -21,6 +21,7 @@ from deployments.output import Reporter, Stages
 from deployments.ray_environment import cannot_listen
 from deployments.runtime import Runtime, kill_all_of, last_line, processes_in, runtime_home
 from deployments.supervisor import Child, supervise
+from deployments.this_machine import check_this_machine
 from serve_app.atomic_files import PRIVATE_UMASK, make_folder, write_atomically
 from serve_app.cli import app
 from serve_app.cli.context import read_settings
@@ -111,6 +112,7 @@ def _checked(config: Path, data_dir: Path | None, redis_url: str | None) -> tupl
         make_folder(settings.data_dir)
         write_atomically(settings.data_dir / ".writable", "")
         runtime_home(settings.data_dir)
+        check_this_machine(config, service, settings)
     except ConfigError as error:
         raise BadUsage(str(error)) from None
     except OSError as error:

@@ -6,6 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from deployments.shared_settings import machines
 from serve_app.atomic_files import PRIVATE_FOLDER, PRIVATE_UMASK
 
 LOOPBACK = "127.0.0.1"
@@ -13,6 +14,7 @@ LOOPBACK_ENVIRONMENT = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """Keeps Ray's node address on 127.0.0.1, where it listens on nothing else. Ray's own default for laptops: it does so on
 macOS and Windows, and elsewhere when this variable says so. With any other node address Ray listens on every interface."""
 
+ANSWER_LIMIT_S = 60.0
 CORE_PROCESSES = ("gcs_server", "raylet")
 
 
@@ -66,6 +68,31 @@ def dead_core_process() -> str | None:
     node = worker._global_node
     dead: list[tuple[str, Any]] = node.dead_processes() if node is not None else []
     return next((f"{name}, exit code {process.returncode}" for name, process in dead if name in CORE_PROCESSES), None)
+
+
+def on_several_machines() -> bool:
+    """Whether Ray's nodes are on more than one machine."""
+    import ray
+
+    return machines(ray.nodes()) > 1
+
+
+def is_spread() -> bool:
+    """Whether the service runs on more than one machine, or may: by the nodes that live, and where Serve puts its proxies."""
+    import ray
+    from ray.serve.config import ProxyLocation
+
+    if not ray.is_initialized():
+        return False
+    if on_several_machines():
+        return True
+    constants: Any = import_module("ray.serve._private.constants")
+    try:
+        controller = ray.get_actor(constants.SERVE_CONTROLLER_NAME, namespace=constants.SERVE_NAMESPACE)
+    except ValueError:  # nothing is served yet
+        return False
+    location: Any = ray.get(controller.get_proxy_location.remote(), timeout=ANSWER_LIMIT_S)
+    return location == ProxyLocation.EveryNode
 
 
 def require_token_authentication() -> None:

@@ -8,7 +8,8 @@ from datetime import timedelta
 from ray import serve
 
 from deployments.args import WorkerArgs
-from deployments.ray_internals import prepare_replica
+from deployments.ray_internals import on_several_machines, prepare_replica
+from deployments.shared_settings import require_shared
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import JobKind
 from serve_app.log import configure_logging
@@ -27,6 +28,7 @@ class WorkReplica:
         """Load the executor and start the worker. Called once, by the constructor."""
         prepare_replica()
         settings = Settings()
+        require_shared(settings, spread=on_several_machines(), secrets=("pepper",))
         configure_logging(settings.log_level)
         self._drain = timedelta(seconds=args.drain_s)
         self._stack = AsyncExitStack()

@@ -43,6 +43,8 @@ class Settings(BaseSettings):
     """A real server; empty starts the embedded one under `data_dir`."""
     storage_url: str = ""
     """fsspec URL of the image bucket; empty means `data_dir/images`."""
+    storage_shared: bool = False
+    """A local folder that every machine of a cluster has mounted."""
     disk_reserve: ByteSize = ByteSize(512 << 20)
     """With less free on the disk of the embedded Redis or of local images, new jobs are refused; 0 never looks."""
     storage_options: dict[str, Any] = Field(default_factory=dict)

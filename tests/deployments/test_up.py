@@ -96,6 +96,14 @@ def test_a_bad_config(tmp_path: Path) -> None:
     assert "no/such.yaml" in refusal(tmp_path, "--config", "no/such.yaml", "--data-dir", str(tmp_path / "var"))
 
 
+def test_a_gpu_that_is_not_there(tmp_path: Path) -> None:
+    config = str(ROOT / "configs" / "one_gpu.yaml")
+    arguments = ("--config", config, "--data-dir", str(tmp_path / "var"))
+    line = refusal(tmp_path, *arguments, CUDA_VISIBLE_DEVICES="")
+    assert "generator 0.7, upscaler 0.3" in line
+    assert "nvidia-smi" in line
+
+
 def test_a_redis_url_of_another_scheme(tmp_path: Path) -> None:
     line = refusal(tmp_path, "--redis-url", "http://127.0.0.1:6379", "--data-dir", str(tmp_path / "var"))
     assert "REDIS_URL" in line

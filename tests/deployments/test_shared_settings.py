@@ -1,0 +1,93 @@
+"""A cluster whose machines would each have their own Redis, secrets or images is refused by name."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import SecretStr
+
+from deployments.config import ConfigError, ServeConfig, read_config
+from deployments.shared_settings import machines, require_shared
+from deployments.this_machine import check_this_machine, missing_here
+from serve_app.settings import Settings
+from tests.support import ROOT
+
+SHARED: dict[str, Any] = {
+    "redis_url": "rediss://redis.internal:6379/0",
+    "storage_url": "s3://images/atelier",
+    "pepper": SecretStr("p" * 32),
+    "signing_keys": {"k1": SecretStr("s" * 32)},
+}
+OWN: dict[str, tuple[dict[str, Any], str]] = {
+    "an embedded Redis": ({"redis_url": ""}, "ATELIER_REDIS_URL is not set"),
+    "a socket": ({"redis_url": "unix:///run/redis.sock"}, "ATELIER_REDIS_URL is an address of one machine"),
+    "loopback": ({"redis_url": "redis://localhost:6379"}, "ATELIER_REDIS_URL is an address of one machine"),
+    "its own images": ({"storage_url": ""}, "ATELIER_STORAGE_URL is not set"),
+    "a folder": ({"storage_url": "file:///srv/images"}, "ATELIER_STORAGE_URL is a folder of one machine"),
+    "its own pepper": ({"pepper": None}, "ATELIER_PEPPER is not set"),
+    "its own signing keys": ({"signing_keys": {}}, "ATELIER_SIGNING_KEYS is not set"),
+}
+CONFIGS = ROOT / "configs"
+
+
+def settings(tmp_path: Path, **changes: Any) -> Settings:
+    return Settings(data_dir=tmp_path, **(SHARED | changes))
+
+
+@pytest.mark.parametrize("case", OWN)
+def test_what_each_machine_would_have_for_itself_is_refused_by_name(tmp_path: Path, case: str) -> None:
+    changes, reason = OWN[case]
+    own = settings(tmp_path, **changes)
+    with pytest.raises(RuntimeError, match=reason):
+        require_shared(own, spread=True)
+    require_shared(own, spread=False)
+
+
+def test_all_that_is_missing_is_named_at_once(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError) as refused:
+        require_shared(Settings(data_dir=tmp_path, redis_url=""), spread=True)
+    for name in ("REDIS_URL", "STORAGE_URL", "PEPPER", "SIGNING_KEYS"):
+        assert f"ATELIER_{name}" in str(refused.value)
+
+
+def test_what_all_machines_share_is_taken(tmp_path: Path) -> None:
+    require_shared(settings(tmp_path), spread=True)
+    require_shared(settings(tmp_path, storage_url="file:///mnt/shared", storage_shared=True), spread=True)
+    require_shared(settings(tmp_path, signing_keys={}), spread=True, secrets=("pepper",))
+
+
+def test_machines_are_counted_not_nodes() -> None:
+    def node(address: str, alive: bool = True) -> dict[str, Any]:
+        return {"NodeManagerAddress": address, "Alive": alive}
+
+    assert machines([node("10.0.0.1"), node("10.0.0.1")]) == 1
+    assert machines([node("10.0.0.1"), node("10.0.0.2", alive=False)]) == 1
+    assert machines([node("10.0.0.1"), node("10.0.0.2")]) == 2
+
+
+def test_up_refuses_the_file_of_a_cluster(tmp_path: Path) -> None:
+    service = read_config(CONFIGS / "production.yaml")
+    with pytest.raises(ConfigError, match="ATELIER_PEPPER"):
+        check_this_machine(CONFIGS / "production.yaml", service, Settings(data_dir=tmp_path, redis_url=""))
+    with pytest.raises(ConfigError, match="the resources generator, housekeeper, ingress, upscaler are a cluster's"):
+        check_this_machine(CONFIGS / "production.yaml", service, settings(tmp_path))
+
+
+def test_a_machine_without_a_gpu_lacks_what_asks_for_one() -> None:
+    args = read_config(CONFIGS / "one_gpu.yaml").args
+    missing = missing_here(args, gpus=0)
+    assert missing is not None
+    assert "generator 0.7, upscaler 0.3" in missing
+    assert "Ray finds none on this machine" in missing
+    assert missing_here(args, gpus=1) is None
+    assert missing_here(read_config(CONFIGS / "local.yaml").args, gpus=0) is None
+
+
+def test_more_replicas_than_a_machine_has_gpus_are_refused_at_their_largest_number() -> None:
+    text = "applications: [{args: {generator: {num_gpus: 1, replicas: {max_replicas: 3}}}}]"
+    args = ServeConfig.model_validate(yaml.safe_load(text)).args
+    missing = missing_here(args, gpus=2)
+    assert missing is not None
+    assert "generator 3 × 1" in missing
+    assert missing_here(args, gpus=3) is None
