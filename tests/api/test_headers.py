@@ -198,8 +198,6 @@ async def test_another_method_gets_405_and_the_ones_that_work(
         "/docs/",
         "/openapi.json",
         "/redoc",
-        "/favicon.ico",
-        "/robots.txt",
         "/.env",
         "/%00",
         "/%ff",

@@ -122,6 +122,7 @@ def test_version(atelier: Atelier) -> None:
     assert atelier("--version").out.startswith("atelier ")
 
 
+@pytest.mark.slow
 def test_a_real_process_ends_the_same_way(tmp_path: Path) -> None:
     """Without the test runner: no traceback, and no import of a slow library."""
     program = "from serve_app.cli import app; app(prog_name='atelier')"

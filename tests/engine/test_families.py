@@ -121,6 +121,7 @@ class StraightLoop:
                     module.weight.add_(up @ down * (scale * alpha / len(down)))
 
 
+@pytest.mark.slow
 def test_a_mixed_batch_makes_the_latents_of_a_straight_loop(dit: Path, loras: list[AdapterFile]) -> None:
     requests = requests_over(loras)
     model = BaseModel.load("m", dit, WIDE_FLOAT32, lambda: None)
@@ -167,6 +168,7 @@ def test_runs_that_join_and_leave_at_any_step_keep_their_bytes(dit: Path, loras:
     assert [name for name in alone if not np.array_equal(alone[name], together[name])] == []  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.slow
 def test_two_families_serve_side_by_side(dit: Path, sd: Path) -> None:
     request = RunRequest(run_id="dit", prompt="a cat", steps=3, width=64, height=64, base_model="dit")
     with Engine.load({"dit": dit, "sd": sd}, EXACT_FLOAT32) as engine:

@@ -72,6 +72,7 @@ def test_adapters_change_what_is_made(sd: Path, tmp_path: Path) -> None:
     assert all((made["0"] - made[str(i)]).abs().max() > 100 * TOLERANCE for i in (1, 2, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "sampler"), [*product(["sd"], SAMPLERS), ("sd2", Sampler.DPMPP_2M), ("sdxl", Sampler.EULER)]
 )

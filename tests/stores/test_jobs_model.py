@@ -32,6 +32,7 @@ async def test_every_promise_holds_over_a_thousand_runs(hundred: int, redis_url:
         await queue.close()
 
 
+@pytest.mark.slow
 def test_every_promise_holds_for_moves_that_hypothesis_finds(redis_url: str, tmp_path: Path) -> None:
     class Machine(RuleBasedStateMachine):
         def __init__(self) -> None:
