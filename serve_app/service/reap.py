@@ -8,6 +8,7 @@ from datetime import UTC, date, datetime, timedelta
 from serve_app.domain.errors import AtelierError
 from serve_app.domain.jobs import Job
 from serve_app.service.delete import remove_listed_objects
+from serve_app.service.lora_weights import remove_unused_weights
 from serve_app.service.resources import Resources
 from serve_app.service.seed import CatalogFollower
 from serve_app.stores.images import IMAGES, thumbnail_uri
@@ -100,6 +101,7 @@ async def _removal_loop(resources: Resources, every: timedelta) -> None:
     while True:
         try:
             await remove_listed_objects(resources)
+            await remove_unused_weights(resources)
         except Exception as error:  # noqa: BLE001 - what a storage that is down keeps today goes when it is back
             _log.warning("removing deleted objects failed, trying again in %s: %s", every, error)
         await _pause(every)

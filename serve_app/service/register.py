@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from serve_app.domain.catalog import Adapter, BaseModel
 from serve_app.domain.durations import epoch_ms, from_epoch_ms
 from serve_app.domain.errors import IdempotencyConflict, InvalidParameter, LoraQuotaExceeded, NotFound
+from serve_app.service.lora_weights import held_weights, remove_unused_weights
 from serve_app.service.resources import Resources
 from serve_app.settings import ROOT
 from serve_app.stores.api_key_format import base32
@@ -80,22 +81,17 @@ async def register(
         found = await _inspect(base, path, max_rank, resources.settings.data_dir.resolve() / LAYER_TABLES)
     parts = {part: Path(uri) for part, uri in weight_files(adapter).items()}
     files = LoraFiles(resources.settings)
-    adapter = replace(adapter, file=await files.put(adapter.sha256, parts), found=found)
-    try:
+    async with held_weights(resources, files.uri(adapter.sha256, parts)):
+        adapter = replace(adapter, file=await files.put(adapter.sha256, parts), found=found)
         registration = await resources.catalog.register_under(adapter, terms)
         return await _settled(resources, registration, adapter, terms)
-    finally:
-        if not await resources.catalog.has_weights(
-            adapter.sha256
-        ):  # another call was first: of the same file, or of the last
-            await files.delete(adapter.file)
 
 
 async def remove(resources: Resources, lora_id: str) -> str:
     """Remove a registered LoRA, and its stored weights unless another has the same: `removed`, `unknown` or `file`."""
     removal = await resources.catalog.remove(lora_id)
     if removal.weights:
-        await LoraFiles(resources.settings).delete(removal.weights)
+        await remove_unused_weights(resources)
     return removal.status
 
 

@@ -25,6 +25,7 @@ from serve_app.stores.embedded import ensure_redis
 from serve_app.stores.images import ImageStore
 from serve_app.stores.job_queue import JobQueue
 from serve_app.stores.job_reader import JobReader
+from serve_app.stores.lora_weights import LoraWeights
 from serve_app.stores.measures import Measures
 from serve_app.stores.polling import Poller
 from serve_app.stores.redis import connect
@@ -65,6 +66,7 @@ class Resources:
     images: ImageStore
     disk: DiskReserve
     weights: WeightStore
+    lora_weights: LoraWeights
     sweep_lock: SweepLock
     audit: AuditLog
     deletions: Deletions
@@ -127,6 +129,7 @@ async def open_resources(
             images=images,
             disk=DiskReserve(settings, images.local_folder),
             weights=WeightStore(settings),
+            lora_weights=LoraWeights(client),
             sweep_lock=SweepLock(client),
             audit=AuditLog(client, settings),
             deletions=Deletions(client, images),

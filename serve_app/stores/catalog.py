@@ -142,10 +142,6 @@ class CatalogStore:
         """Remove a registered adapter and its grants."""
         return Removal(*await self._scripts["remove_lora"](lora=lora_id))
 
-    async def has_weights(self, sha256: str) -> bool:
-        """Whether a registered adapter has these weights."""
-        return bool(await self._redis.exists(redis_key("loras_stored", sha256)))
-
     async def owned_ids(self, account_id: str) -> list[str]:
         """The adapters that the account owns."""
         return await self._redis.zrange(redis_key("loras_owned", account_id), 0, -1)

@@ -1,7 +1,7 @@
 """Weights of registered LoRAs in object storage, by digest: the same weights are there once."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from serve_app.atomic_files import atomic_file
@@ -20,13 +20,17 @@ class LoraFiles:
         self._root = root.rstrip("/")
         self._is_local = "file" in self._files.protocol
 
+    def uri(self, sha256: str, files: Iterable[str]) -> str:
+        """Where `put` stores files of these names."""
+        return f"{self._storage}/{_name(sha256, files)}"
+
     async def put(self, sha256: str, files: Mapping[str, Path]) -> str:
         """Store the files by name, '' for a single one, and return the URI of the file or folder. Raises `StoreUnavailable`."""
-        name = f"{LORAS}/{sha256}.safetensors" if "" in files else f"{LORAS}/{sha256}"
+        name = _name(sha256, files)
         for part, source in files.items():
             path = f"{self._root}/{name}/{part}".rstrip("/")
             await in_storage_thread(lambda source=source, path=path: self._write(source, path), doing="write")
-        return f"{self._storage}/{name}"
+        return self.uri(sha256, files)
 
     async def delete(self, uri: str) -> None:
         """Remove what `put` stored; nothing happens when it is not there."""
@@ -46,3 +50,7 @@ class LoraFiles:
         stored, size = self._files.info(path)["size"], source.stat().st_size
         if stored != size:
             raise OSError(f"{stored} of {size} bytes were stored")
+
+
+def _name(sha256: str, files: Iterable[str]) -> str:
+    return f"{LORAS}/{sha256}.safetensors" if "" in files else f"{LORAS}/{sha256}"

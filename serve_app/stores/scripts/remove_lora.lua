@@ -1,7 +1,7 @@
 -- include lora
 -- args: lora
--- remove_lora: remove a registered LoRA with its grants: its queued jobs end, and its id is not given again. Returns {removed, its
--- stored weights, or '' where another LoRA has the same}, {unknown}, or {file} for a row of the catalog file.
+-- remove_lora: remove a registered LoRA with its grants: its queued jobs end, and its id is not given again. Its weights are due to be
+-- removed. Returns {removed, its stored weights, or '' where another LoRA has the same}, {unknown}, or {file} for a row of the catalog file.
 local source = redis.call('HGET', K('lora:' .. lora), 'source')
 if not source then return {'unknown', ''} end
 if source == 'file' then return {'file', ''} end
@@ -10,4 +10,5 @@ for _, account in ipairs(redis.call('SMEMBERS', K('granted:' .. lora))) do redis
 redis.call('DEL', K('granted:' .. lora))
 remove_lora(lora)
 if redis.call('EXISTS', K('loras_stored:' .. weights[1])) == 1 then return {'removed', ''} end
+redis.call('ZADD', K('loras_unused'), now, weights[2])
 return {'removed', weights[2]}

@@ -1,0 +1,105 @@
+"""Stored weights of LoRAs: they go with the last LoRA that has them, and never under a registration that needs them."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from serve_app.domain.catalog import Adapter
+from serve_app.service.lora_weights import held_weights, remove_unused_weights
+from serve_app.service.register import remove
+from serve_app.service.resources import Resources
+from serve_app.stores.lora_files import LoraFiles
+from tests.support import wait_until, write_safetensors
+
+SHA256 = "0a" * 32
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return write_safetensors(tmp_path / "mine.safetensors")
+
+
+async def _store(resources: Resources, file: Path) -> str:
+    return await LoraFiles(resources.settings).put(SHA256, {"": file})
+
+
+async def _record(resources: Resources, uri: str, lora_id: str = "model_mine") -> None:
+    record = Adapter(
+        id=lora_id,
+        name="Mine",
+        description="",
+        created_at=datetime(2026, 11, 1, tzinfo=UTC),
+        file=uri,
+        sha256=SHA256,
+        base_model="pocket",
+        accounts=frozenset(),
+    )
+    assert await resources.catalog.register(record)
+
+
+def _is_stored(resources: Resources) -> bool:
+    return (resources.settings.data_dir / "images" / "loras" / f"{SHA256}.safetensors").exists()
+
+
+async def test_weights_that_are_registered_anew_outlive_the_removal_of_the_last_lora_that_had_them(
+    resources: Resources, file: Path
+) -> None:
+    uri = await _store(resources, file)
+    await _record(resources, uri)
+    async with held_weights(resources, uri):
+        await _store(resources, file)
+        assert await remove(resources, "model_mine") == "removed"
+        await _record(resources, uri, "model_again")
+    assert _is_stored(resources)
+    assert await remove(resources, "model_again") == "removed"
+    assert not _is_stored(resources)
+
+
+async def test_a_registration_waits_while_the_same_weights_are_removed(resources: Resources, file: Path) -> None:
+    uri = await _store(resources, file)
+    await _record(resources, uri)
+    assert (await resources.catalog.remove("model_mine")).weights == uri
+    assert await resources.lora_weights.due() == [uri]
+    entered = asyncio.Event()
+
+    async def register() -> None:
+        async with held_weights(resources, uri):
+            entered.set()
+            await _record(resources, await _store(resources, file), "model_again")
+
+    registration = asyncio.create_task(register())
+    assert not await resources.lora_weights.hold(uri, "another")
+    assert not entered.is_set()
+    await LoraFiles(resources.settings).delete(uri)
+    await resources.lora_weights.gone(uri)
+    await registration
+    assert _is_stored(resources)
+
+
+async def test_what_a_registration_that_failed_or_was_killed_stored_is_removed_and_nothing_else(
+    resources: Resources, file: Path
+) -> None:
+    uri = await _store(resources, file)
+    assert await remove_unused_weights(resources) == 0, "of a Redis that knows nothing"
+    with pytest.raises(ValueError, match="the record"):
+        async with held_weights(resources, uri):
+            raise ValueError("the record was refused")
+    assert not _is_stored(resources)
+    await _store(resources, file)
+    assert await resources.lora_weights.hold(uri, "killed", life=timedelta(milliseconds=1))
+    await wait_until(lambda: remove_unused_weights(resources))
+    assert not _is_stored(resources)
+
+
+async def test_of_two_registrations_the_one_that_fails_takes_nothing_from_the_other(
+    resources: Resources, file: Path
+) -> None:
+    uri = await _store(resources, file)
+    async with held_weights(resources, uri):
+        with pytest.raises(ValueError, match="refused"):
+            async with held_weights(resources, uri):
+                raise ValueError("refused")
+        await _record(resources, uri)
+    assert _is_stored(resources)
