@@ -25,6 +25,10 @@ LIST_LIMIT, LIST_STRIDE = 10_000, 200
 """How many of the newest jobs `list_all` reads, and how many at once."""
 
 
+NO_KEY = "-"
+"""In place of a key: of jobs that were asked for in the console."""
+
+
 class Position(NamedTuple):
     """A job's position in its account's list; the newest is the greatest."""
 
@@ -34,7 +38,7 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobFilter:
-    """Which of an account's jobs to list: an empty text takes any; `since` is included, `until` is not."""
+    """Which of an account's jobs to list; an empty text takes any. `since` is included, `until` is not."""
 
     state: JobState | None = None
     lora_id: str = ""

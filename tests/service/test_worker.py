@@ -137,6 +137,9 @@ async def test_a_job_ends_as_pngs_of_the_asked_size(resources: Resources, execut
     assert done.state is JobState.COMPLETED
     assert done.progress == 100
     assert len(done.images) == len({image.image_id for image in done.images}) == 2
+    assert done.timings is not None
+    assert done.timings.denoise > 0
+    assert min(done.timings.load, done.timings.store) >= 0
     for stored in done.images:
         png = await resources.images.get(stored.image_uri)
         assert len(png) == stored.size_bytes

@@ -29,7 +29,7 @@ from serve_app.stores import job_reader
 from serve_app.stores.backlog import read_backlog
 from serve_app.stores.dead_letters import DeadLetters
 from serve_app.stores.job_queue import Acceptance, JobQueue, new_nonce
-from serve_app.stores.job_reader import LIST_LIMIT, JobFilter, JobReader, Position
+from serve_app.stores.job_reader import LIST_LIMIT, NO_KEY, JobFilter, JobReader, Position
 from serve_app.stores.redis import connect
 from serve_app.stores.redis_keys import redis_key
 from tests.audit import audit
@@ -306,12 +306,13 @@ async def test_a_page_takes_what_its_filter_names_and_goes_on_where_the_last_end
 ) -> None:
     """Also when a call of the script sees fewer records than the page takes, and when many jobs have one time."""
     monkeypatch.setattr(job_reader, "LOOKED_AT_ONCE", 3)
-    ids = [(await _accept(queue, key_id="k1" if number % 2 else "k2")).job.id for number in range(9)]
+    ids = [(await _accept(queue, key_id=key_id)).job.id for key_id in [*["k2", "k1"] * 4, ""]]
     await queue.cancel(ids[0], account_id=None)
     redis_db.zadd(redis_key("jobs", "acct_a"), dict.fromkeys(ids, 1000))
     cases: list[tuple[JobFilter, set[str]]] = [
         (JobFilter(), set(ids)),
         (JobFilter(key_id="k1"), set(ids[1::2])),
+        (JobFilter(key_id=NO_KEY), {ids[8]}),
         (JobFilter(state=JobState.CANCELED), {ids[0]}),
         (JobFilter(lora_id="model_other"), set()),
         (JobFilter(since=from_epoch_ms(1000), until=from_epoch_ms(1001)), set(ids)),

@@ -28,7 +28,7 @@ from serve_app.domain.errors import JobUnfinished, NotFound
 from serve_app.domain.jobs import Job, JobState, StoredImage
 from serve_app.service import delete
 from serve_app.service.thumbnails import thumbnail, thumbnail_size
-from serve_app.stores.job_reader import JobFilter, Position
+from serve_app.stores.job_reader import NO_KEY, JobFilter, Position
 
 router = APIRouter()
 
@@ -58,6 +58,7 @@ async def open_history(request: Request, session: PageSession) -> Response:
         chosen=chosen,
         is_filtered=bool(given),
         states=STATES,
+        no_key=NO_KEY,
         loras={lora.id: lora.name for lora in await resources.catalog.adapters(account_id)},
         keys=await resources.api_keys.list(account_id),
         title=title,

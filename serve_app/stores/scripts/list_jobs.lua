@@ -1,9 +1,11 @@
 -- args: account, state, adapter, key_id, since:number, until_ms:number, after_ms:number, after_id, limit:number, most:number
--- list_jobs: an account's jobs, newest first, that are in a state, use an adapter, were asked for with a key ('' takes any), and
+-- list_jobs: an account's jobs, newest first, that are in a state, use an adapter, were asked for with a key ('' takes any; '-': without one), and
 -- were accepted from `since` and before `until_ms`. It begins after a position (time and id), looks at `most` records, finds at
 -- most `limit`.
 -- Returns {{id, time} of each, {id, time} of the last record looked at, or {} when there are no more}.
 local SAME_MS = 32 -- an accept takes the server at least 50 µs, so an account has no more jobs of one millisecond than this
+
+local NO_KEY = '-'
 
 local index = K('jobs:' .. account)
 local latest = until_ms and '(' .. until_ms or '+inf'
@@ -14,7 +16,7 @@ local rows = redis.call('ZREVRANGEBYSCORE', index, latest, since or '-inf', 'WIT
 local function is_wanted(id)
   local job = redis.call('HMGET', K('job:' .. id), 'state', 'adapter', 'key')
   if not job[1] then return false end -- its retention is over
-  return (state == '' or job[1] == state) and (adapter == '' or job[2] == adapter) and (key_id == '' or job[3] == key_id)
+  return (state == '' or job[1] == state) and (adapter == '' or job[2] == adapter) and (key_id == '' or (job[3] or NO_KEY) == key_id)
 end
 
 local found, last = {}, {}
