@@ -184,6 +184,19 @@ async def test_a_lora_is_shared_by_name_and_no_more(
     assert (await second.open(f"/console/loras/{lora.id}")).status == 404
 
 
+async def test_no_form_of_a_lora_works_without_its_token(
+    browser: Browser, resources: Resources, owner: Account
+) -> None:
+    lora, zeta = await _own(resources, owner), await resources.accounts.create("zeta")
+    await resources.catalog.grant(lora.id, zeta.id)
+    page = await browser.open(f"/console/loras/{lora.id}")
+    for button in ("Save", "Share", "Stop", "Delete for good"):
+        form = page.form(button)
+        other = next(each for each in page.forms if each.action != form.action and lora.id in each.action)
+        for token in ("", "0" * 64, other.fields["form_token"]):
+            assert (await browser.send(form, form_token=token, account=zeta.id)).status == 403, button
+
+
 async def test_before_a_lora_is_deleted_the_page_says_what_uses_it(
     browser: Browser, service: TestService, member: Member
 ) -> None:
@@ -191,7 +204,6 @@ async def test_before_a_lora_is_deleted_the_page_says_what_uses_it(
     await service.submit(member, lora_id=lora.id)
     page = await browser.open(f"/console/loras/{lora.id}")
     assert "1 unfinished job of this account with it will fail." in page.text
-    assert (await browser.send(page.form("Delete for good"), form_token="x")).status == 403
     page = await browser.send(page.form("Delete for good"))
     assert page.answer.url.path == "/console/loras"
     assert await service.resources.catalog.adapter(lora.id) is None
