@@ -34,27 +34,11 @@ class AuthQuery:
             "key_digest": self.key.digest,
             "interface": self.variant,
             "rate_token": self.rate_token,
-            "plans": [cell for plan in self.plans for cell in (plan.name, plan.limit, milliseconds(plan.window))],
+            "plans": _plan_cells(self.plans),
         }
 
     def read(self, answer: Sequence[Any]) -> AuthResult:
-        status, account_id, account_name, plan_name, used, ends, now, scopes, adapters = answer
-        plan = next(plan for plan in self.plans if plan.name == plan_name)
-        window = Window.at(plan, used=used, resets_at=from_epoch_ms(ends), asked_at=from_epoch_ms(now))
-        if status in ("unknown", "other_interface"):
-            is_of_other = status == "other_interface"
-            return AuthResult(caller=None, window=window, limited=False, is_of_other_interface=is_of_other)
-        caller = Caller(
-            account_id=account_id,
-            account_name=account_name,
-            key_id=self.key.id,
-            variant=self.variant,
-            plan=plan,
-            rate_token=self.rate_token,
-            scopes=read_scopes(scopes),
-            adapters=read_adapters(adapters),
-        )
-        return AuthResult(caller=caller, window=window, limited=status == "limited")
+        return _read_caller(answer, self.plans, key_id=self.key.id, rate_token=self.rate_token)
 
 
 class Authenticator:
@@ -64,6 +48,7 @@ class Authenticator:
         self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"
         self._settings = settings
         self._authenticate = Script(redis, "authenticate", rewrite)
+        self._count_owner = Script(redis, "count_owner", rewrite)
 
     async def authenticate(self, secret: str, variant: Variant, *, counted: bool) -> AuthResult:
         """Identify the caller and count the request, in one script.
@@ -75,6 +60,14 @@ class Authenticator:
         if query is None:
             return anonymous(variant, self._settings)
         return query.read(await self._authenticate(**query.args))
+
+    async def count_owner(self, account_id: str, variant: Variant) -> AuthResult:
+        """Count a request of the account's owner, who has no key, as one of a key; a disabled account gives no caller."""
+        plans, rate_token = self._settings.plans_of(variant), secrets.token_urlsafe(12)
+        answer = await self._count_owner(
+            account_id=account_id, interface=variant, rate_token=rate_token, plans=_plan_cells(plans)
+        )
+        return _read_caller(answer, plans, key_id="", rate_token=rate_token)
 
     async def window(self, account_id: str, variant: Variant) -> Window:
         """Return the account's use of its plan; counts nothing."""
@@ -102,3 +95,27 @@ def anonymous(variant: Variant, settings: Settings) -> AuthResult:
     """Return the result for a text that cannot be a key: the same as for an unknown key."""
     window = Window.unopened(settings.plans_of(variant)[0], datetime.now(UTC))
     return AuthResult(caller=None, window=window, limited=False)
+
+
+def _plan_cells(plans: Sequence[Plan]) -> list[str | int]:
+    return [cell for plan in plans for cell in (plan.name, plan.limit, milliseconds(plan.window))]
+
+
+def _read_caller(answer: Sequence[Any], plans: Sequence[Plan], *, key_id: str, rate_token: str) -> AuthResult:
+    status, account_id, account_name, plan_name, used, ends, now, scopes, adapters = answer
+    plan = next(plan for plan in plans if plan.name == plan_name)
+    window = Window.at(plan, used=used, resets_at=from_epoch_ms(ends), asked_at=from_epoch_ms(now))
+    if status in ("unknown", "other_interface"):
+        is_of_other = status == "other_interface"
+        return AuthResult(caller=None, window=window, limited=False, is_of_other_interface=is_of_other)
+    caller = Caller(
+        account_id=account_id,
+        account_name=account_name,
+        key_id=key_id,
+        variant=plan.variant,
+        plan=plan,
+        rate_token=rate_token,
+        scopes=read_scopes(scopes),
+        adapters=read_adapters(adapters),
+    )
+    return AuthResult(caller=caller, window=window, limited=status == "limited")

@@ -1,4 +1,5 @@
 -- include queue
+-- include window
 -- include caller
 -- args: job_id, job_interface
 -- poll: key and record in one round trip; counts and writes nothing. `job_interface`: the one the job must be of, or ''.

@@ -1,0 +1,28 @@
+-- args: interface, rate_token, plans:list
+-- An account's use of its plan on one interface. Without a rate token nothing is counted; repeating a call with its rate token
+-- counts nothing twice. `plans` are name, limit and window (ms) of each plan of the interface, the lowest first.
+local function plan_called(name)
+  for i = 1, #plans, 3 do
+    if plans[i] == name then return name, tonumber(plans[i + 1]), tonumber(plans[i + 2]) end
+  end
+  return plans[1], tonumber(plans[2]), tonumber(plans[3])
+end
+
+local function refused(status)
+  local name, _, window_ms = plan_called('')
+  return {status, '', '', name, 0, now + window_ms, now, '', ''}
+end
+
+-- status, plan name, used, the window's end; status: ok, or limited for a request that the plan leaves no space for.
+local function count_request(account_id, plan_name)
+  local plan, limit, window_ms = plan_called(plan_name)
+  local window = K('rate:' .. account_id .. ':' .. interface)
+  local used = redis.call('ZCARD', window)
+  local first = redis.call('ZRANGE', window, 0, 0, 'WITHSCORES')
+  local ends = num(first[2], now + window_ms)
+  if rate_token == '' or redis.call('ZSCORE', window, rate_token) then return 'ok', plan, used, ends end
+  if used >= limit then return 'limited', plan, used, ends end
+  redis.call('ZADD', window, ends, rate_token)
+  if used == 0 then redis.call('PEXPIREAT', window, ends) end
+  return 'ok', plan, used + 1, ends
+end
