@@ -87,6 +87,8 @@ class Settings(BaseSettings):
     """Redis replicas that must hold an accepted job before it is acknowledged (`WAIT`); for failover, name them all."""
     polls_per_second: int = Field(default=50, ge=1)
     """Of one key at one ingress replica; polling every 5 seconds never meets it."""
+    previews: bool = True
+    """Show images in the console before they are finished, while somebody watches and no moderation is set."""
     moderation_url: str = ""
     """Asked by POST about each prompt and each image; empty asks nobody. See `serve_app/service/moderation.py`."""
     moderation_callable: str = ""

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from PIL import Image
 
@@ -146,6 +147,15 @@ class Engine:
     def progress(self) -> dict[str, tuple[int, int]]:
         """(steps done, steps in all) of every live run."""
         return self.live.progress()
+
+    @torch.inference_mode()
+    def unfinished(self, run_id: str, longest: int) -> tuple[int, np.ndarray] | None:
+        """A running run's step and the picture that it predicts, without the decoder; None where there is none to show."""
+        run = self.live.running(run_id)
+        if run is None or not run.step:
+            return None
+        rgb = self._model(run.request).family.latent_rgb
+        return None if rgb is None else (run.step, rgb.pixels(run.previous, longest))
 
     @property
     def resident_adapters(self) -> frozenset[str]:

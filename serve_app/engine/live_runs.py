@@ -72,6 +72,11 @@ class LiveRuns:
             started = [*self._running.values(), *(decoding.run for decoding in self._decoding.values())]
             return waiting | {run.request.run_id: (run.step, run.request.steps) for run in started}
 
+    def running(self, run_id: str) -> Run | None:
+        """A run that is being denoised."""
+        with self._changed:
+            return self._running.get(run_id)
+
     # -- the step thread -------------------------------------------------------------------------------------------
 
     def waiting(self) -> list[Waiting]:

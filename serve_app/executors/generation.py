@@ -10,7 +10,7 @@ from serve_app.domain.requests import GenerationRequest
 from serve_app.engine import AdapterFile, Engine, Finished, RunRequest
 from serve_app.engine.measured import take
 from serve_app.executors.gpu_memory import memory_of
-from serve_app.service.executor import StartError
+from serve_app.service.executor import Pixels, StartError
 from serve_app.service.resources import Resources
 from serve_app.stores.measures import Measures
 
@@ -84,6 +84,9 @@ class GenerationExecutor:
             metrics.ADAPTERS_RESIDENT: len(self._engine.resident_adapters),
             **memory_of(self._engine.device),
         }
+
+    def unfinished(self, run_id: str, longest: int) -> tuple[int, Pixels] | None:
+        return self._engine.unfinished(run_id, longest)
 
     async def _fetch(self, lora_id: str, group: str) -> tuple[AdapterFile, str]:
         """Fetch the adapter's file to this machine; return it and the base model it belongs to."""

@@ -12,9 +12,10 @@ from typing import TypeVar
 
 from serve_app.domain.errors import FailureCode, StoreUnavailable
 from serve_app.domain.jobs import Claim, CommitReply, Failure, HeartbeatReply, StoredImage, Timings, new_image_id
-from serve_app.service.executor import Executor, FinishedRun, StartError
+from serve_app.service.executor import Executor, FinishedRun, ShowsUnfinished, StartError
 from serve_app.service.moderation import ModerationUnavailable
 from serve_app.service.png import encode_png
+from serve_app.service.previews import write_previews
 from serve_app.service.resources import Resources
 from serve_app.service.step_thread import StepFailed, StepThread
 
@@ -115,6 +116,7 @@ class Attempt:
     async def run(self) -> None:
         making = asyncio.create_task(self._make())
         heartbeats = asyncio.create_task(self._heartbeat_until_lost())
+        previews = self._write_previews()
         try:
             outcome = await self._wait_for_outcome(making, heartbeats)
             reply = await self._commit(outcome)
@@ -124,6 +126,8 @@ class Attempt:
         finally:
             making.cancel()
             heartbeats.cancel()
+            if previews is not None:
+                previews.cancel()
 
     async def _wait_for_outcome(self, making: asyncio.Task[Outcome], heartbeats: asyncio.Task[Outcome]) -> Outcome:
         limit = self._timing.job_limit.total_seconds()
@@ -230,6 +234,15 @@ class Attempt:
                 return Failed(Failure(code=FailureCode.LORA_UNAVAILABLE, message=FORBIDDEN_ADAPTER), retry=False)
             if reply is HeartbeatReply.FENCED:
                 return LeaseLost()
+
+    def _write_previews(self) -> asyncio.Task[None] | None:
+        """Begin to show the images before they are done; not where moderation has yet to see them."""
+        executor, resources = self._executor, self._resources
+        if not resources.settings.previews or resources.moderation.is_on or not isinstance(executor, ShowsUnfinished):
+            return None
+        job_id = self._claim.lease.job_id
+        writing = write_previews(job_id, self._run_ids, executor.unfinished, resources.previews, self._encoders)
+        return asyncio.create_task(writing)
 
     def _progress(self) -> int:
         """Return the percentage over all images, at most 99."""

@@ -1,7 +1,7 @@
 """Protocol between a worker and what runs its jobs: the engine for generations, the upscaler for upscales."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,4 +69,13 @@ class Executor(Protocol):
 
     def progress(self) -> Mapping[str, tuple[int, int]]:
         """Steps done and steps in all, by live run id."""
+        ...
+
+
+@runtime_checkable
+class ShowsUnfinished(Protocol):
+    """An executor whose runs can be looked at between steps."""
+
+    def unfinished(self, run_id: str, longest: int) -> tuple[int, Pixels] | None:
+        """The step of a run and its picture so far, at most `longest` pixels on a side; from any thread, never waited for."""
         ...

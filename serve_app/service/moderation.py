@@ -43,6 +43,10 @@ class Moderation:
         self._is_open = settings.moderation_fails == "open"
         self._ask = _asker(settings)
 
+    @property
+    def is_on(self) -> bool:
+        return self._ask is not None
+
     async def prompt(self, *, account_id: str, job_id: str, prompt: str, negative_prompt: str) -> Verdict:
         """Raises `ModerationUnavailable`, if it fails closed."""
         texts = {"prompt": prompt, "negative_prompt": negative_prompt}

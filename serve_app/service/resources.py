@@ -28,6 +28,7 @@ from serve_app.stores.job_reader import JobReader
 from serve_app.stores.lora_weights import LoraWeights
 from serve_app.stores.measures import Measures
 from serve_app.stores.polling import Poller
+from serve_app.stores.previews import PreviewStore
 from serve_app.stores.redis import connect
 from serve_app.stores.sessions import SessionStore
 from serve_app.stores.sign_ins import SignIns
@@ -72,6 +73,7 @@ class Resources:
     deletions: Deletions
     account_records: AccountRecords
     moderation: Moderation
+    previews: PreviewStore
     workers: WorkerSigns
     measures: Measures
     always_on: frozenset[JobKind] = frozenset()
@@ -135,6 +137,7 @@ async def open_resources(
             deletions=Deletions(client, images),
             account_records=AccountRecords(client),
             moderation=Moderation(settings),
+            previews=PreviewStore(client),
             workers=WorkerSigns(client),
             measures=measures,
             always_on=always_on,

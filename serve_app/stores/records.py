@@ -115,6 +115,7 @@ def _read_job(job_id: str, fields: Mapping[str, str], position: QueuePosition | 
         finish_estimate=None
         if state.is_terminal or position is None
         else estimate_finish(kind, state, fields, position),
+        jobs_ahead=position.place if position and state is JobState.QUEUED and position.place >= 0 else None,
         images=read_images(fields.get("images")) if state is JobState.COMPLETED else (),
         failure=Failure(code=_failure_code(fields["code"]), message=fields["message"]) if "code" in fields else None,
         key_id=fields.get("key", ""),

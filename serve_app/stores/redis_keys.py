@@ -77,6 +77,8 @@ KEY_MAP: tuple[Key, ...] = (
     Key("recent", "zset", "permanent: newest 10,000", "job ids by accept time (ms), for the operator"),
     Key("jobs:*", "zset", "retention after the last accept", "account → job ids by accept time (ms)"),
     Key("image:*", "string", "retention", "image id → job id"),
+    Key("preview:*", "hash", "30 s after its last write", "job id → image index → step and PNG of the image so far"),
+    Key("preview_watched:*", "string", "10 s", "job id of a job that a page shows"),
     Key(
         "idempotency:*",
         "hash",

@@ -18,6 +18,7 @@ from serve_app.engine.device import torch_device, torch_dtype
 from serve_app.engine.families.checkpoint import Source
 from serve_app.engine.families.clip_text import TextEncoder, clip_aliases, encode_prompt, tokenize
 from serve_app.engine.families.family import Component
+from serve_app.engine.families.latent_rgb import LatentRGB
 from serve_app.engine.lora_layers import wrap_layers
 from serve_app.engine.run import Conditioning, RunRequest
 from serve_app.engine.sampler import Schedule, make_schedule
@@ -89,6 +90,7 @@ class TinyDiTFamily:
             "transformer": Component(self.transformer, layers, {}, ("lora_transformer",)),
             "text_encoder": Component(encoder.model, text_layers, clip_aliases(text_layers), ("lora_te1",)),
         }
+        self.latent_rgb: LatentRGB | None = None
         self.common_targets: Sequence[str] = [name for name in layers if ".attn." in name]
 
     @classmethod

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from serve_app.engine.families.latent_rgb import LatentRGB
 from serve_app.engine.lora_layers import LoRALayer
 from serve_app.engine.run import Conditioning, RunRequest
 from serve_app.engine.sampler import Schedule
@@ -48,6 +49,11 @@ class Family(Protocol):
     @property
     def common_targets(self) -> Sequence[str]:
         """Layers of the denoiser that most adapters change; compiled graphs expect adapters on these."""
+        ...
+
+    @property
+    def latent_rgb(self) -> LatentRGB | None:
+        """How to show latents without `decode`; None where no such map is known."""
         ...
 
     def encode(self, request: RunRequest, adapter_id: str) -> Conditioning:

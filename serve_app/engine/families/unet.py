@@ -17,6 +17,7 @@ from serve_app.engine.families.checkpoint import Source, load_pipeline
 from serve_app.engine.families.clip_text import Encoded, TextEncoder, clip_aliases, encode_prompt, pad_chunks
 from serve_app.engine.families.compiled import compile_denoiser
 from serve_app.engine.families.family import Component
+from serve_app.engine.families.latent_rgb import latent_rgb
 from serve_app.engine.families.sgm import sgm_aliases
 from serve_app.engine.lora_layers import wrap_layers
 from serve_app.engine.run import Conditioning, RunRequest
@@ -51,6 +52,9 @@ class UNetFamily:
         self._zero_negative = bool(pipeline.config.get("force_zeros_for_empty_prompt", False))
         self._schedules: dict[tuple[Sampler, int], Schedule] = {}
         self._encoded: OrderedDict[tuple[str, str, float], Encoded] = OrderedDict()
+        self.latent_rgb = latent_rgb(
+            type(self.vae).__name__, self.unet.config.in_channels, is_xl="text_encoder_2" in self.encoders
+        )
         self.components = self._wrap_components()
         self.common_targets = [name for name in self.components["unet"].layers if ".attentions." in name]
         self._denoise = compile_denoiser(self.unet, options.compile) if options.compile else self.unet
