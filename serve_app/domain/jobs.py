@@ -83,6 +83,8 @@ class Job:
     finished_at: datetime | None = None
     read_at: datetime | None = None
     finish_estimate: datetime | None = None
+    jobs_ahead: int | None = None
+    """Of the same account, while it waits."""
     images: tuple[StoredImage, ...] = ()
     failure: Failure | None = None
     key_id: str = ""

@@ -128,7 +128,12 @@ async def test_every_answer_carries_the_headers(
 
 async def test_pages_need_nothing_inline_and_nothing_from_elsewhere(browser: Browser, browsers: Browsers) -> None:
     made = await browser.send((await browser.open("/console/settings/api")).form("Generate API key"))
-    pages = [made, await browser.open("/console/settings"), await browsers.new().open("/console/sign-in")]
+    pages = [
+        made,
+        await browser.open("/console/settings"),
+        await browser.open("/console/playground"),
+        await browsers.new().open("/console/sign-in"),
+    ]
     for page in pages:
         for tag, attributes in page.tags:
             assert "style" not in attributes

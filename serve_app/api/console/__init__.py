@@ -15,8 +15,9 @@ from serve_app.api.console.guards import SignInRequired
 from serve_app.api.console.history import router as history_router
 from serve_app.api.console.loras import router as loras_router
 from serve_app.api.console.pages import problem_page
+from serve_app.api.console.playground import router as playground_router
 from serve_app.api.console.protection import Protection
-from serve_app.api.console.rendering import redirect
+from serve_app.api.console.rendering import redirect, root_of
 from serve_app.api.console.routes import router
 from serve_app.api.console.usage import router as usage_router
 from serve_app.domain.errors import StoreUnavailable
@@ -29,7 +30,14 @@ _TEXTS = {404: "There is no such page here.", 405: "This page cannot be used tha
 def console_app(resources: Resources) -> ASGIApp:
     """The pages over these stores. Every answer carries the security headers; a POST must come from the console itself."""
     app = new_app(
-        resources, routes=[*router.routes, *history_router.routes, *loras_router.routes, *usage_router.routes]
+        resources,
+        routes=[
+            *router.routes,
+            *playground_router.routes,
+            *history_router.routes,
+            *loras_router.routes,
+            *usage_router.routes,
+        ],
     )
     app.add_exception_handler(SignInRequired, _to_sign_in)
     app.add_exception_handler(HTTPException, _refuse)
@@ -39,7 +47,9 @@ def console_app(resources: Resources) -> ASGIApp:
 
 
 async def _to_sign_in(request: Request, _error: Exception) -> Response:
-    return redirect(request, "sign-in")
+    """Whoever wanted to try the playground gets there after signing in."""
+    wanted = request.url.path.removeprefix(f"{root_of(request)}/")
+    return redirect(request, "sign-in?next=playground" if wanted.startswith("playground") else "sign-in")
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

@@ -16,7 +16,13 @@ NAME_LENGTH = 100
 
 
 def sign_in_page(
-    request: Request, *, status: int = 200, problem: str = "", name: str = "", retry_after_s: int | None = None
+    request: Request,
+    *,
+    status: int = 200,
+    problem: str = "",
+    name: str = "",
+    after: str = "",
+    retry_after_s: int | None = None,
 ) -> HTMLResponse:
     token = anonymous_token(request)
     response = render(
@@ -26,6 +32,7 @@ def sign_in_page(
         status=status,
         problem=problem,
         name=name[:NAME_LENGTH],
+        after="playground" if after == "playground" else "",
         form_token=form_token(token, "sign in"),
     )
     if retry_after_s is not None:

@@ -45,14 +45,14 @@ ChosenKeyPage = Annotated[KeyPage, Depends(key_page)]
 
 @router.get("/")
 async def home(request: Request) -> Response:
-    return redirect(request, "settings")
+    return redirect(request, "playground")
 
 
 @router.get("/sign-in")
 async def open_sign_in(request: Request) -> Response:
     if await read_session(request) is not None:
         return redirect(request, "settings")
-    return sign_in_page(request)
+    return sign_in_page(request, after=request.query_params.get("next", ""))
 
 
 @router.post("/sign-in")
@@ -72,7 +72,7 @@ async def sign_in(request: Request, form: Form) -> Response:
         return sign_in_page(request, status=403, problem="Wrong account name or password.", name=name)
     await resources.sign_ins.forget(counted)
     await _record(request, account.id, Act.SIGNED_IN)
-    response = redirect(request, "settings")
+    response = redirect(request, "playground" if form.get("next") == "playground" else "settings")
     set_session(request, response, await resources.sessions.create(account.id))
     set_device(request, response, account.id)
     return response

@@ -4,9 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import NamedTuple
 
-SAMPLES = ("neon", "stripes", "shadow", "mosaic", "confetti", "sepia", "blueprint", "outline")
-"""Pictures in `site/static/samples`, by the bundled LoRA that drew them (`docs/images/draw.py`)."""
-SAMPLE_PROMPT = "a yellow flower with a red middle on a blue background"
+from serve_app.api.site.samples import SAMPLE_PROMPT
 
 ROBOTS = """User-agent: *
 Disallow: /console/

@@ -9,11 +9,12 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
 from fastapi.responses import FileResponse, HTMLResponse, PlainTextResponse
 
-from serve_app.api.docs.landing import INTERFACE_ROWS, ROBOTS, SAMPLE_PROMPT, SAMPLES, landing_curl, llms_text
+from serve_app.api.docs.landing import INTERFACE_ROWS, ROBOTS, landing_curl, llms_text
 from serve_app.api.openapi import EXAMPLE_ADAPTER_ID
 from serve_app.api.responses import base_url
 from serve_app.api.site import PAGE_HEADERS, page_templates
 from serve_app.api.site import STATIC as SITE_STATIC
+from serve_app.api.site.samples import SAMPLE_PROMPT, SAMPLES
 from serve_app.service.resources import Resources
 
 _PATH_PARAMETER = re.compile(r"\{(\w+)\}")

@@ -1,6 +1,5 @@
 // A "Copy" button beside whatever may be copied. Without this file a click or tap still selects the whole text.
-for (const place of document.querySelectorAll(".copyable")) {
-  if (!navigator.clipboard) break; // only offered on https and on localhost
+function addButton(place) {
   const text = place.querySelector("code");
   const button = document.createElement("button");
   const spoken = document.createElement("span");
@@ -17,3 +16,10 @@ for (const place of document.querySelectorAll(".copyable")) {
   });
   place.append(button, spoken);
 }
+
+function addButtons(part) {
+  if (navigator.clipboard) part.querySelectorAll(".copyable:not(:has(.copy))").forEach(addButton); // on https and localhost
+}
+
+addButtons(document);
+document.addEventListener("htmx:load", (event) => addButtons(event.detail.elt));

@@ -1,0 +1,22 @@
+"""The account's owner as a caller: a request of the console counts in the plan as one with a key."""
+
+from fastapi import HTTPException, Request
+
+from serve_app.api.console.session import SignedIn
+from serve_app.api.dependencies import resources_of
+from serve_app.domain.accounts import Caller
+from serve_app.domain.errors import RateLimitExceeded
+from serve_app.domain.requests import Variant
+
+
+async def owner_caller(request: Request, session: SignedIn) -> Caller:
+    """Count one request of interface A. Raises `RateLimitExceeded`; 403 for an account that was disabled meanwhile."""
+    counted = await resources_of(request).auth.count_owner(session.account.id, Variant.A)
+    if counted.caller is None:
+        raise HTTPException(403, "You have been signed out. Sign in and try again.")
+    if counted.limited:
+        window = counted.window
+        raise RateLimitExceeded(
+            f"Your plan's {window.plan.limit} requests are used; try again in {max(1, window.seconds_left)} seconds."
+        )
+    return counted.caller

@@ -1,0 +1,90 @@
+"""The playground's form: its fields, what they take, and the request that they make."""
+
+import secrets
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from serve_app.api.routing import Rules
+from serve_app.api.schemas import MAX_RANDOM_SEED, CatalogId, OptionalPrompt, Prompt
+from serve_app.domain.errors import InvalidParameter
+from serve_app.domain.requests import GenerationRequest, image_seeds
+
+EXAMPLES = (
+    "purple mountains under a black sky with a yellow moon",
+    "a yellow flower with a red middle on a blue background",
+    "a large red heart in the center on a pink background",
+)
+"""Prompts that the bundled model draws well."""
+Size = Literal["512x512", "768x512", "512x768", "768x768"]
+SIZES: Mapping[Size, str] = {
+    "512x512": "Square, 512 × 512",
+    "768x512": "Wide, 768 × 512",
+    "512x768": "Tall, 512 × 768",
+    "768x768": "Large square, 768 × 768",
+}
+DEFAULTS: Mapping[str, str] = {
+    "prompt": "", "negative_prompt": "", "lora_id": "", "lora_weight": "0.75", "size": "512x512",
+    "steps": "30", "guidance_scale": "7.5", "num_images": "1", "seed": "",
+}  # fmt: skip
+
+
+def _absent(value: object) -> object:
+    return None if value == "" else value
+
+
+class PlaygroundForm(BaseModel):
+    """What interface A takes, and a negative prompt. An empty seed is drawn by the service."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    prompt: Prompt
+    negative_prompt: OptionalPrompt = ""
+    lora_id: CatalogId
+    lora_weight: Annotated[float, Field(ge=0.1, le=1.0)] = 0.75
+    size: Size = "512x512"
+    steps: Annotated[int, Field(ge=20, le=50)] = 30
+    guidance_scale: Annotated[float, Field(ge=1, le=20)] = 7.5
+    num_images: Annotated[int, Field(ge=1, le=4)] = 1
+    seed: Annotated[int | None, BeforeValidator(_absent, json_schema_input_type=int)] = None
+
+    def to_domain(self) -> GenerationRequest:
+        seed = secrets.randbelow(MAX_RANDOM_SEED) if self.seed is None else self.seed
+        width, height = map(int, self.size.split("x"))
+        return GenerationRequest(
+            prompt=self.prompt,
+            negative_prompt=self.negative_prompt,
+            lora_id=self.lora_id,
+            lora_weight=self.lora_weight,
+            width=width,
+            height=height,
+            guidance_scale=self.guidance_scale,
+            steps=self.steps,
+            seeds=image_seeds(seed, self.num_images),
+        )
+
+
+def read_playground_form(fields: Mapping[str, str]) -> PlaygroundForm:
+    """Raises `InvalidParameter` in words for a person."""
+    try:
+        return PlaygroundForm.model_validate({name: fields[name] for name in DEFAULTS if name in fields})
+    except ValidationError as error:
+        schemas = PlaygroundForm.model_json_schema(mode="validation")["properties"]
+        schemas["seed"] = {"type": "integer"}
+        raise InvalidParameter(Rules(schemas, {}).explain(error.errors()).replace("_", " ")) from None
+
+
+def values_of(request: GenerationRequest) -> dict[str, str]:
+    """The form's fields as they were for a request."""
+    return {
+        "prompt": request.prompt,
+        "negative_prompt": request.negative_prompt,
+        "lora_id": request.lora_id,
+        "lora_weight": f"{request.lora_weight:g}",
+        "size": f"{request.width}x{request.height}",
+        "steps": str(request.steps),
+        "guidance_scale": f"{request.guidance_scale:g}",
+        "num_images": str(request.num_images),
+        "seed": str(request.seeds[0]),
+    }

@@ -1,0 +1,48 @@
+// The playground works without this file; with it, examples fill in the prompt, sliders say their value, words are checked
+// while they are typed, and a new picture is loaded before it takes the place of the one before.
+const prompt_ = document.getElementById("prompt");
+const words = document.getElementById("words");
+
+for (const link of document.querySelectorAll(".examples a")) {
+  link.addEventListener("click", (event) => {
+    event.preventDefault();
+    prompt_.value = link.textContent;
+    prompt_.focus();
+    check();
+  });
+}
+
+for (const slider of document.querySelectorAll("input[type=range]")) {
+  const shown = document.querySelector(`output[for=${slider.id}]`);
+  slider.addEventListener("input", () => { shown.textContent = slider.value; });
+}
+
+function check() {
+  const chosen = document.querySelector("input[name=lora_id]:checked, input[data-words]:checked");
+  const known = chosen?.dataset.words?.split(" ");
+  const used = prompt_.value.toLowerCase().match(/\p{L}+/gu) ?? [];
+  const unknown = known ? [...new Set(used)].filter((word) => !known.includes(word)) : [];
+  const text = unknown.length
+    ? `${words.dataset.say} ${unknown.join(", ")}. It knows colours, shapes and a few landscapes.` : "";
+  if (words.textContent !== text) words.textContent = text;
+}
+
+let waiting;
+prompt_.addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(check, 400); });
+for (const card of document.querySelectorAll(".pick-card input")) card.addEventListener("change", check);
+
+document.body.addEventListener("htmx:beforeSwap", (event) => {
+  const { target, xhr } = event.detail;
+  if (xhr.status !== 200) return;
+  event.detail.shouldSwap = false;
+  const parts = new DOMParser().parseFromString(xhr.responseText, "text/html");
+  const loading = [...parts.images].map((image) => {
+    const ahead = new Image();
+    ahead.src = image.getAttribute("src");
+    return ahead.decode().catch(() => {});
+  });
+  const late = new Promise((done) => { setTimeout(done, 3000); });
+  Promise.race([Promise.all(loading), late]).then(() => {
+    if (target.isConnected) htmx.swap(target, xhr.responseText, { swapStyle: "outerHTML" });
+  });
+});
