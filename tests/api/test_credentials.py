@@ -12,6 +12,7 @@ A_PATHS = [("GET", f"/v1/generate/{UNKNOWN}"), ("POST", "/v1/upscale"), ("GET", 
 B_PATHS = [("GET", f"/v1/generations/{UNKNOWN}"), ("GET", "/v1/models")]
 EITHER_PATHS = [
     ("GET", "/v1/jobs"),
+    ("GET", "/v1/usage"),
     ("GET", f"/v1/jobs/{UNKNOWN}"),
     ("POST", f"/v1/jobs/{UNKNOWN}/cancel"),
     ("DELETE", f"/v1/jobs/{UNKNOWN}"),

@@ -23,6 +23,7 @@ POLL_PATHS = [(A, "/v1/generate/"), (A, "/v1/upscale/"), (B, "/v1/generations/")
 READS = [
     *((variant, "GET", path + UNKNOWN) for variant, path in POLL_PATHS),
     (A, "GET", "/v1/jobs"),
+    (B, "GET", "/v1/usage"),
     (A, "GET", "/v1/loras"),
     (B, "GET", f"/v1/loras/{LORA}"),
     (B, "GET", "/v1/models"),

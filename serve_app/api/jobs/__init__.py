@@ -1,10 +1,11 @@
 """The jobs of an account as they are, with either credential, on paths that neither interface uses."""
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 
 from serve_app.api.applications import api_app
 from serve_app.api.credentials import EITHER
 from serve_app.api.jobs.routes import router
+from serve_app.api.jobs.usage import router as usage_router
 from serve_app.service.resources import Resources
 
 _DESCRIPTION = """\
@@ -16,5 +17,9 @@ its fields with defaults filled in, and the seed of each image. Reading a job do
 
 
 def create_app(resources: Resources) -> FastAPI:
-    tags = {"Jobs": "The jobs of your account, whichever interface they came in by."}
-    return api_app(resources, EITHER, router, title="Atelier: Jobs", description=_DESCRIPTION, tags=tags)
+    tags = {
+        "Jobs": "The jobs of your account, whichever interface they came in by.",
+        "Usage": "What completed jobs used, by day, key and LoRA.",
+    }
+    routes = APIRouter(routes=[*router.routes, *usage_router.routes])
+    return api_app(resources, EITHER, routes, title="Atelier: Jobs", description=_DESCRIPTION, tags=tags)
