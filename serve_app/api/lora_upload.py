@@ -16,7 +16,7 @@ from serve_app.api.lora_form import LoraForm
 from serve_app.api.multipart import read_multipart
 from serve_app.api.routing import Rules
 from serve_app.atomic_files import make_folder
-from serve_app.domain.errors import InvalidParameter
+from serve_app.domain.errors import InvalidParameter, StoreUnavailable
 from serve_app.settings import Settings
 from serve_app.stores.weight_files import MAX_CONFIG_BYTES, PEFT_FILES
 
@@ -38,8 +38,15 @@ class Upload(NamedTuple):
 
 async def read_upload(request: Request, *, extra: Sequence[str] = ()) -> Upload:
     """Receive the form, and the `extra` text fields of a page's. Raises `PayloadTooLarge`, `UnsupportedMediaType`, `InvalidParameter`, `StoreUnavailable`."""
+    await resources_of(request).disk.check()
+    try:
+        return await _receive(request, extra)
+    except OSError as error:  # such as a full disk: nothing was accepted
+        raise StoreUnavailable(f"an upload cannot be kept ({type(error).__name__})") from error
+
+
+async def _receive(request: Request, extra: Sequence[str]) -> Upload:
     resources = resources_of(request)
-    await resources.disk.check()
     folder = await asyncio.to_thread(_new_folder, resources.settings)
     try:
         files = {_FILE: int(resources.settings.max_lora_size), _CONFIG: MAX_CONFIG_BYTES}

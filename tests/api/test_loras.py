@@ -156,6 +156,21 @@ async def test_an_upload_takes_a_few_blocks_of_memory_whatever_its_size(service:
     assert uploads(service) == []
 
 
+async def test_an_upload_that_cannot_be_kept_is_refused_as_a_store_that_is_away(
+    service: TestService, regular: Member
+) -> None:
+    folder = service.resources.settings.data_dir / "uploads"
+    kept = folder.with_name("kept")
+    folder.mkdir(exist_ok=True)
+    folder.rename(kept)
+    folder.write_text("in the way")
+    try:
+        refused(await post(service, regular.a), 503, "unavailable")
+    finally:
+        folder.unlink()
+        kept.rename(folder)
+
+
 @pytest.mark.parametrize(
     ("fields", "file", "text"),
     [
