@@ -21,6 +21,8 @@ from serve_app.safetensors_file import UnusableFile, check_safetensors
 
 MEMORY = 2 << 30
 """Bytes that reading an adapter may take beyond what the libraries take."""
+PATTERN_SECONDS = 0.5
+"""For comparing PEFT's `alpha_pattern` with all layers: a replica does it again, and nothing else meanwhile."""
 WRITERS: Mapping[str, str] = {"ss_": "sd-scripts", "ot_": "OneTrainer", "lora_adapter_metadata": "diffusers"}
 """Writer by how its metadata begin."""
 
@@ -35,7 +37,7 @@ def main(folder: str, base: str, path: str, max_rank: str, kept: str) -> None:
 
 def _inspect(path: Path, table: LayerTable, base: str, max_rank: int) -> dict[str, Any]:
     try:
-        weights = read_adapter(path, table, max_rank=max_rank, dtype=torch.float16)
+        weights = read_adapter(path, table, max_rank=max_rank, dtype=torch.float16, pattern_seconds=PATTERN_SECONDS)
         return {"found": _describe(weights, table, base, _writer(path))}
     except UnusableAdapter as error:
         return {"refused": str(error)}

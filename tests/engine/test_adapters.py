@@ -209,6 +209,7 @@ def test_a_peft_configuration_that_is_not_computed_is_refused_by_name(
     {"lora_alpha": 3.5, "use_rslora": True},
     {"lora_alpha": 4, "alpha_pattern": {"to_k": 5, "attn1.to_q": 6, r"down_blocks\.\d+\..*to_q": 7, "nothing": 9}},
     {"lora_alpha": 4, "alpha_pattern": {"o_q": 5, "^mid_block.*to_q": 6}},
+    {"lora_alpha": 4, "alpha_pattern": {"attn1.to_q": 5, "attn1.to.q": 6, "conv.in": 7, "x.conv_in": 8}},
     {"lora_alpha": 4, "alpha_pattern": None, "some_field_of_a_newer_peft": 1},
 ], ids=str)  # fmt: skip
 def test_alphas_are_those_of_pefts_own_classes(config: dict[str, Any]) -> None:
@@ -230,6 +231,21 @@ def test_alphas_are_those_of_pefts_own_classes(config: dict[str, Any]) -> None:
 def test_an_alpha_that_is_no_number_is_refused(config: dict[str, Any]) -> None:
     with pytest.raises(UnusableAdapter, match=r"adapter_config\.json: (lora_alpha|alpha_pattern)"):
         scaling_rules({}, config)
+
+
+def test_patterns_that_take_long_are_refused_where_a_limit_is_set() -> None:
+    """Python's expressions cannot be interrupted, and hold up every thread of a replica."""
+    config = {"alpha_pattern": {r"(\w?){18}!": 1}}
+    layer = "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q"
+    assert scaling_rules({}, config).of("unet", layer).alpha == 8
+    with pytest.raises(UnusableAdapter, match="alpha_pattern: its expressions take too long"):
+        scaling_rules({}, config, seconds=1e-4).of("unet", layer)
+
+
+def test_a_plain_name_for_each_layer_is_quick() -> None:
+    names = [f"down_blocks.{number}.to_q" for number in range(800)]
+    rules = scaling_rules({}, {"alpha_pattern": {name: number for number, name in enumerate(names)}}, seconds=2.0)
+    assert [rules.of("unet", name).alpha for name in names] == list(range(800))
 
 
 def test_pefts_names_without_its_configuration_are_refused(table: LayerTable, tmp_path: Path) -> None:

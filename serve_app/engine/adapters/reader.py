@@ -1,5 +1,6 @@
 """Reads an adapter into layer weights. Every key is placed or the file is refused: a weight is never dropped in silence."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,14 +21,17 @@ AdapterWeights = dict[str, dict[str, ModuleWeights]]
 Layer = tuple[str, str]
 
 
-def read_adapter(path: Path, table: LayerTable, *, max_rank: int, dtype: torch.dtype) -> AdapterWeights:
+def read_adapter(
+    path: Path, table: LayerTable, *, max_rank: int, dtype: torch.dtype, pattern_seconds: float = math.inf
+) -> AdapterWeights:
     """The adapter in `path` (a file, or a folder of PEFT or diffusers), ready to pack.
 
+    `pattern_seconds` is what PEFT's `alpha_pattern` may take: a replica reads what was found quick when it was registered.
     Raises UnusableAdapter with the reason, OSError when it cannot be read.
     """
     source = open_source(path)
     found = _place(source, table)
-    rules = scaling_rules(source.metadata, source.peft_config)
+    rules = scaling_rules(source.metadata, source.peft_config, seconds=pattern_seconds)
     weights: AdapterWeights = {}
     for (component, layer), parts in found.items():
         scaling = rules.of(component, layer)

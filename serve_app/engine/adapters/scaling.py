@@ -4,8 +4,10 @@ PEFT's own classes are not used, whose import takes seconds; a test compares wit
 """
 
 import json
+import math
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from serve_app.engine.adapters.errors import UnusableAdapter
@@ -15,6 +17,7 @@ METADATA = "lora_adapter_metadata"
 PEFT_ALPHA = 8
 """PEFT's own, where a configuration names none."""
 MAX_ALPHA = 1e9
+_PLAIN = re.compile(r"[A-Za-z0-9_.\-]+")
 CHANGED_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Initialisations that train on another base weight: without it the difference cannot be applied."""
 UNSUPPORTED = ("lora_bias", "modules_to_save", "target_parameters", "layer_replication", "use_qalora", "use_bdlora",
@@ -31,36 +34,64 @@ class Scaling(NamedTuple):
 UNTOLD = Scaling(None, False)
 
 
+class Pattern(NamedTuple):
+    """A key of `alpha_pattern`: PEFT asks whether it fits the end of a layer's name, or all of it after a dot."""
+
+    regex: re.Pattern[str]
+    length: int
+    """Of a plain name, whose dots stand for any character: it is compared in one pass. 0 for any other expression."""
+
+    def fits(self, layer: str) -> bool:
+        if not self.length:
+            return self.regex.match(layer) is not None
+        before, end = layer[: -self.length], layer[-self.length :]
+        return before[-1:] in ("", ".") and self.regex.fullmatch(end) is not None
+
+
 class PeftLora(NamedTuple):
     """What of PEFT's `LoraConfig` says how strongly layers act."""
 
     alpha: float
-    alpha_pattern: Mapping[re.Pattern[str], float]
+    alpha_pattern: Sequence[tuple[Pattern, float]]
     rank_stabilised: bool
 
     def of(self, layer: str) -> Scaling:
-        """By the first pattern that fits the end of the layer's name, as PEFT's `get_pattern_key` has it."""
-        alphas = (alpha for pattern, alpha in self.alpha_pattern.items() if pattern.match(layer))
+        """By the first pattern that fits, as PEFT's `get_pattern_key` has it."""
+        alphas = (alpha for pattern, alpha in self.alpha_pattern if pattern.fits(layer))
         return Scaling(next(alphas, self.alpha), self.rank_stabilised)
 
 
 class ScalingRules:
-    """PEFT's rules by component, from a folder's configuration or from the metadata of diffusers' files."""
+    """PEFT's rules by component, from a folder's configuration or from the metadata of diffusers' files.
 
-    def __init__(self, configs: Mapping[str, PeftLora], every: PeftLora | None) -> None:
+    Comparing a layer with an expression holds up every other thread: `seconds` is what all layers may take.
+    """
+
+    def __init__(self, configs: Mapping[str, PeftLora], every: PeftLora | None, seconds: float) -> None:
         self._configs, self._every = configs, every
+        self._seconds = seconds
 
     def of(self, component: str, layer: str) -> Scaling:
+        """Raises UnusableAdapter when the patterns take too long."""
         config = self._configs.get(component, self._every)
-        return UNTOLD if config is None else config.of(layer)
+        if config is None:
+            return UNTOLD
+        began = time.thread_time()
+        scaling = config.of(layer)
+        self._seconds -= time.thread_time() - began
+        if self._seconds < 0:
+            raise UnusableAdapter("alpha_pattern: its expressions take too long to compare with the layers")
+        return scaling
 
 
-def scaling_rules(metadata: Mapping[str, str], peft_config: Mapping[str, Any] | None) -> ScalingRules:
+def scaling_rules(
+    metadata: Mapping[str, str], peft_config: Mapping[str, Any] | None, *, seconds: float = math.inf
+) -> ScalingRules:
     """Raises UnusableAdapter for a configuration that this engine does not compute."""
     if peft_config is not None:
-        return ScalingRules({}, _lora_config(peft_config, "adapter_config.json"))
+        return ScalingRules({}, _lora_config(peft_config, "adapter_config.json"), seconds)
     if METADATA not in metadata:
-        return ScalingRules({}, None)
+        return ScalingRules({}, None, seconds)
     try:
         flat = json.loads(metadata[METADATA])
         fields: dict[str, dict[str, Any]] = {}
@@ -69,7 +100,7 @@ def scaling_rules(metadata: Mapping[str, str], peft_config: Mapping[str, Any] | 
             fields.setdefault(component, {})[field] = value
     except (ValueError, AttributeError, RecursionError) as error:
         raise UnusableAdapter(f"{METADATA} is not a JSON object") from error
-    return ScalingRules({component: _lora_config(row, METADATA) for component, row in fields.items()}, None)
+    return ScalingRules({component: _lora_config(row, METADATA) for component, row in fields.items()}, None, seconds)
 
 
 def _lora_config(fields: Mapping[str, Any], place: str) -> PeftLora:
@@ -91,7 +122,7 @@ def _lora_config(fields: Mapping[str, Any], place: str) -> PeftLora:
     patterns = cast(Mapping[str, Any], written)
     return PeftLora(
         _number(fields.get("lora_alpha", PEFT_ALPHA), "lora_alpha", place),
-        {_pattern(key, place): _number(alpha, "alpha_pattern", place) for key, alpha in patterns.items()},
+        [(_pattern(key, place), _number(alpha, "alpha_pattern", place)) for key, alpha in patterns.items()],
         bool(fields.get("use_rslora")),
     )
 
@@ -102,8 +133,10 @@ def _number(value: Any, name: str, place: str) -> float:
     return float(value)
 
 
-def _pattern(key: str, place: str) -> re.Pattern[str]:
+def _pattern(key: str, place: str) -> Pattern:
+    if _PLAIN.fullmatch(key):
+        return Pattern(re.compile(key), len(key))
     try:
-        return re.compile(rf"(.*\.)?({key})$")
+        return Pattern(re.compile(rf"(.*\.)?({key})$"), 0)
     except (re.error, RecursionError, OverflowError) as error:
         raise UnusableAdapter(f"{place}: alpha_pattern has a key that is no pattern") from error
