@@ -20,7 +20,7 @@ class Housekeeper:
         prepare_replica()
         settings = Settings()
         require_shared(settings, spread=on_several_machines(), secrets=("pepper",))
-        configure_logging(settings.log_level)
+        configure_logging(settings.log_level, settings.log_format)
         self._stack = AsyncExitStack()
         resources = await self._stack.enter_async_context(open_resources(settings))
         self._reaping = asyncio.create_task(reap_forever(resources, every=timedelta(seconds=args.every_s)))

@@ -78,7 +78,7 @@ class Ingress:
         prepare_replica()
         settings = Settings() if open_requests is None else Settings(open_requests=open_requests)
         require_shared(settings, spread=on_several_machines())
-        configure_logging(settings.log_level)
+        configure_logging(settings.log_level, settings.log_format)
         hints = Hints({JobKind.GENERATION: generator, JobKind.UPSCALE: upscaler})
         self._stack = AsyncExitStack()
         self._resources = await self._stack.enter_async_context(

@@ -29,7 +29,7 @@ class WorkReplica:
         prepare_replica()
         settings = Settings()
         require_shared(settings, spread=on_several_machines(), secrets=("pepper",))
-        configure_logging(settings.log_level)
+        configure_logging(settings.log_level, settings.log_format)
         self._drain = timedelta(seconds=args.drain_s)
         self._stack = AsyncExitStack()
         resources = await self._stack.enter_async_context(open_resources(settings))

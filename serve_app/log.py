@@ -1,8 +1,15 @@
-"""Logging for every process, with secrets and prompts redacted."""
+"""Logging for every process: each line with the ids of what it is about, secrets and prompts redacted."""
 
+import json
 import logging
 import re
-from typing import TextIO
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Literal, TextIO
+
+LogFormat = Literal["text", "json"]
 
 _SECRETS = re.compile(
     r"atl_[0-9A-Za-z]{6,}"  # API keys
@@ -14,12 +21,48 @@ _SECRETS = re.compile(
 )
 REDACTED = "[redacted]"
 
+_no_ids: Mapping[str, str] = {}
+_ids: ContextVar[Mapping[str, str]] = ContextVar("log_ids", default=_no_ids)
+
+
+@contextmanager
+def log_ids(**ids: str | int) -> Generator[None]:
+    """Add ids (`request_id`, `account_id`, `job_id`, `attempt`) to every line that is logged inside; empty ones are left out."""
+    token = _ids.set({**_ids.get(), **{name: str(value) for name, value in ids.items() if value != ""}})
+    try:
+        yield
+    finally:
+        _ids.reset(token)
+
+
+def add_log_id(name: str, value: str) -> None:
+    """Add an id that became known to the lines of the task that asks, from now on."""
+    _ids.set({**_ids.get(), name: value})
+
 
 class RedactingFormatter(logging.Formatter):
     """Redacts API keys, signatures and prompts from the finished line, traceback included."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return _SECRETS.sub(REDACTED, super().format(record))
+        ids = "".join(f" {name}={value}" for name, value in _ids.get().items())
+        first, *more = super().format(record).split("\n")
+        return _SECRETS.sub(REDACTED, "\n".join([first + ids, *more]))
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line; texts are redacted before they are quoted."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_ids.get(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps({name: _SECRETS.sub(REDACTED, value) for name, value in line.items()}, ensure_ascii=False)
 
 
 class _LossyHandler(logging.StreamHandler[TextIO]):
@@ -30,8 +73,11 @@ class _LossyHandler(logging.StreamHandler[TextIO]):
         """
 
 
-def configure_logging(level: str = "INFO") -> None:
+def configure_logging(level: str = "INFO", log_format: LogFormat = "text") -> None:
     """Log to standard error at `level`, redacted; logging never raises. Call once, at a process's start."""
     handler = _LossyHandler()
-    handler.setFormatter(RedactingFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    is_json = log_format == "json"
+    handler.setFormatter(
+        JsonFormatter() if is_json else RedactingFormatter("%(asctime)s %(levelname)s %(name)s %(message)s")
+    )
     logging.basicConfig(level=level, handlers=[handler], force=True)

@@ -99,6 +99,7 @@ class Settings(BaseSettings):
     audit_life: timedelta = timedelta(days=365)
     """How long a row of the audit log stays; an account's log holds its newest 10,000."""
     log_level: str = "INFO"
+    log_format: Literal["text", "json"] = "text"
 
     @cached_property
     def storage(self) -> str:

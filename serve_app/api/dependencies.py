@@ -25,6 +25,7 @@ from serve_app.domain.errors import (
 )
 from serve_app.domain.jobs import Job
 from serve_app.domain.requests import Variant
+from serve_app.log import add_log_id
 from serve_app.service.resources import Resources
 
 _KEY_TEXT = re.compile(r"[\x21-\x7e]{1,255}")
@@ -150,6 +151,7 @@ def _known_caller(context: RequestContext, auth: AuthResult) -> Caller:
     if auth.caller is None:
         other = _OTHER_INTERFACE.get(auth.window.plan.variant, "") if auth.is_of_other_interface else ""
         raise Unauthorized(other or "The API key is not valid.")
+    add_log_id("account_id", auth.caller.account_id)
     return auth.caller
 
 

@@ -17,6 +17,7 @@ from serve_app.api.errors import internal_error
 from serve_app.api.request_measures import RequestMeasures
 from serve_app.domain.accounts import Plan, Window
 from serve_app.domain.requests import Variant
+from serve_app.log import log_ids
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,8 @@ class RequestContextMiddleware:
             await send(message)
 
         try:
-            await self._app(inner, receive, send_with_headers)
+            with log_ids(request_id=context.request_id):
+                await self._app(inner, receive, send_with_headers)
         except ClientDisconnect:
             log.info("request %s: the client disconnected before its body was read", context.request_id)
         except Exception as error:

@@ -104,7 +104,8 @@ class Lease:
 class Claim:
     """A job handed to a worker, with the lease under which it may write.
 
-    `group` is the same for jobs that use the same weights: the adapter's sha256; empty for an upscale.
+    `group` is the same for jobs that use the same weights: the adapter's sha256; empty for an upscale. `request_id` is that of
+    the HTTP request, for logs.
     """
 
     lease: Lease
@@ -112,6 +113,7 @@ class Claim:
     account_id: str
     request: Request
     created_at: datetime
+    request_id: str = ""
 
 
 class HeartbeatReply(StrEnum):

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from serve_app.domain.errors import FailureCode, StoreUnavailable
 from serve_app.domain.jobs import Claim, CommitReply, Failure, HeartbeatReply, StoredImage, Timings, new_image_id
+from serve_app.log import log_ids
 from serve_app.service.executor import Executor, FinishedRun, ShowsUnfinished, StartError
 from serve_app.service.moderation import ModerationUnavailable
 from serve_app.service.png import encode_png
@@ -114,6 +115,14 @@ class Attempt:
         return 0 if self._started else len(self._run_ids)
 
     async def run(self) -> None:
+        """Run to the end; every line that is logged meanwhile names the job, the attempt, the account and the request."""
+        lease, claim = self._claim.lease, self._claim
+        with log_ids(
+            request_id=claim.request_id, account_id=claim.account_id, job_id=lease.job_id, attempt=lease.attempt
+        ):
+            await self._run()
+
+    async def _run(self) -> None:
         making = asyncio.create_task(self._make())
         heartbeats = asyncio.create_task(self._heartbeat_until_lost())
         previews = self._write_previews()

@@ -1,6 +1,7 @@
 """Submit a request: one durable accept, which checks permission, then a hint to an idle replica."""
 
 import asyncio
+import logging
 from collections.abc import Coroutine, Iterable
 from math import sqrt
 from typing import Any
@@ -9,8 +10,11 @@ from serve_app.domain.accounts import Caller, Plan
 from serve_app.domain.errors import Forbidden, InvalidParameter, NotFound
 from serve_app.domain.jobs import JobKind, kind_of, new_job_id
 from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest, Variant
+from serve_app.log import log_ids
 from serve_app.service.resources import Resources
 from serve_app.stores.job_queue import Acceptance
+
+log = logging.getLogger(__name__)
 
 ADAPTER_PREFIX = "model_"
 """Of the ids in a catalog, by convention."""
@@ -26,13 +30,14 @@ async def generate(
     *,
     idempotency_key: str | None = None,
     body_sha256: str = "",
+    request_id: str = "",
 ) -> Acceptance:
     """Accept a generation. A client that disconnects does not stop it.
 
     Raises `Forbidden` alike for an adapter that does not exist and one that is not the account's; `QueueFull`,
     `IdempotencyConflict`, `StoreUnavailable`.
     """
-    return await _shielded(resources, _generate(resources, caller, request, idempotency_key, body_sha256))
+    return await _shielded(resources, _generate(resources, caller, request, idempotency_key, body_sha256, request_id))
 
 
 async def upscale(
@@ -43,12 +48,15 @@ async def upscale(
     *,
     idempotency_key: str | None = None,
     body_sha256: str = "",
+    request_id: str = "",
 ) -> Acceptance:
     """Accept an upscale of a stored image of the account.
 
     Raises `NotFound`, `InvalidParameter` over 16 megapixels, and what `generate` raises for the queue.
     """
-    return await _shielded(resources, _upscale(resources, caller, image_id, scale_factor, idempotency_key, body_sha256))
+    return await _shielded(
+        resources, _upscale(resources, caller, image_id, scale_factor, idempotency_key, body_sha256, request_id)
+    )
 
 
 async def _shielded(resources: Resources, work: Coroutine[Any, Any, Acceptance]) -> Acceptance:
@@ -57,7 +65,12 @@ async def _shielded(resources: Resources, work: Coroutine[Any, Any, Acceptance])
 
 
 async def _generate(
-    resources: Resources, caller: Caller, request: GenerationRequest, idempotency_key: str | None, body_sha256: str
+    resources: Resources,
+    caller: Caller,
+    request: GenerationRequest,
+    idempotency_key: str | None,
+    body_sha256: str,
+    request_id: str,
 ) -> Acceptance:
     """The accept itself asks for the adapter: one that does not exist is refused as one that is not the account's."""
     if not caller.may_use(request.lora_id):  # alike for those that exist and those that do not
@@ -66,7 +79,14 @@ async def _generate(
     await _check_prompt(resources, caller, request, job_id)
     try:
         return await _accept(
-            resources, caller, request, idempotency_key, body_sha256, job_id=job_id, adapter_id=request.lora_id
+            resources,
+            caller,
+            request,
+            idempotency_key,
+            body_sha256,
+            request_id,
+            job_id=job_id,
+            adapter_id=request.lora_id,
         )
     except Forbidden as error:
         raise Forbidden(await _id_of_name(resources, caller, request.lora_id) or error.message) from None
@@ -109,6 +129,7 @@ async def _upscale(
     scale_factor: int,
     idempotency_key: str | None,
     body_sha256: str,
+    request_id: str,
 ) -> Acceptance:
     image = await resources.jobs.image(image_id, account_id=caller.account_id, variant=caller.variant)
     if image is None or not await resources.images.exists(image.image_uri):
@@ -124,7 +145,7 @@ async def _upscale(
         raise InvalidParameter(
             f"scale_factor: {request.width}x{request.height} is over the limit of 16 megapixels for the output"
         )
-    return await _accept(resources, caller, request, idempotency_key, body_sha256)
+    return await _accept(resources, caller, request, idempotency_key, body_sha256, request_id)
 
 
 async def _accept(
@@ -133,6 +154,7 @@ async def _accept(
     request: Request,
     idempotency_key: str | None,
     body_sha256: str,
+    request_id: str,
     *,
     job_id: str = "",
     adapter_id: str = "",
@@ -151,7 +173,10 @@ async def _accept(
         adapter_id=adapter_id,
         key_id=caller.key_id,
         plan=caller.plan.name,
+        request_id=request_id,
     )
+    with log_ids(request_id=request_id, account_id=caller.account_id, job_id=acceptance.job.id):
+        log.info("job %s: %s", acceptance.job.id, "replayed" if acceptance.replayed else "accepted")
     if resources.hint is not None and not acceptance.replayed:
         resources.spawn(_hint(resources, kind, acceptance.job.id))
     return acceptance

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import Claim
+from serve_app.log import log_ids
 from serve_app.service.attempt import Attempt, WorkerTiming
 from serve_app.service.executor import Executor
 from serve_app.service.report import report_forever
@@ -155,4 +156,5 @@ class Worker:
         del self._attempts[task]
         self._wake.set()
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("job %s: left to its lease", task.get_name(), exc_info=error)
+            with log_ids(job_id=task.get_name()):
+                log.error("job %s: left to its lease", task.get_name(), exc_info=error)

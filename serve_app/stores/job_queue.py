@@ -113,12 +113,14 @@ class JobQueue:
         adapter_id: str = "",
         key_id: str = "",
         plan: str = "",
+        request_id: str = "",
     ) -> Acceptance:
         """Make a job of a request, whole or not at all.
 
         `share` is the account's share of a busy queue; `rate_token` the counted request that is refunded if the job fails by
         our fault. The account must be allowed to use the adapter `adapter_id`, whose weights are then the job's group.
-        `key_id` is the API key that asked, for the account's history and usage; `plan` the name under which metrics count it.
+        `key_id` is the API key that asked, for the account's history and usage; `plan` the name under which metrics count it;
+        `request_id` the HTTP request's, for the lines that workers log.
 
         Raises `Forbidden`; `QueueFull`; `IdempotencyConflict` when the key came with another body before.
         """
@@ -142,6 +144,7 @@ class JobQueue:
             "adapter": adapter_id,
             "version": RECORD_VERSION,
             "key_id": key_id,
+            "request_id": request_id,
             "plan": f"{variant}:{plan}" if plan else "",
         }
         accept, replicas = self.scripts["accept"], self._settings.accept_replicas
@@ -292,6 +295,7 @@ class _ClaimedRow(NamedTuple):
     account_id: str | None
     request: str | None
     created: str | None
+    request_id: str | None
 
     @property
     def lease(self) -> Lease:
@@ -310,6 +314,7 @@ class _ClaimedRow(NamedTuple):
             account_id=self.account_id or "",
             request=request,
             created_at=created_at,
+            request_id=self.request_id or "",
         )
 
 

@@ -286,7 +286,7 @@ def _next_format(name: str, text: str) -> str:
     for rewrite in (
         replacing("accept", "'version', version", "'version', 99"),
         replacing("accept", "'request', request,", f"'request', {write},"),
-        replacing("claim", "unpack(job, 1, 5)", f"job[1], job[2], job[3], ({read}), job[5]"),
+        replacing("claim", "unpack(job, 1, 6)", f"job[1], job[2], job[3], ({read}), job[5], job[6]"),
     ):
         text = rewrite(name, text)
     return text

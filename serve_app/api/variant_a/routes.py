@@ -4,6 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Body, Depends, Path, Request, Response
 
+from serve_app.api.context import RequestContext
 from serve_app.api.dependencies import CallerDep, IdempotencyDep, found, image_signer, load_job, resources_of
 from serve_app.api.errors import SUBMIT_ERRORS, Responses, error_responses
 from serve_app.api.openapi import ACCEPTED_HEADERS, POLL_HEADERS, success
@@ -67,6 +68,7 @@ async def generate(
         body.to_domain(),
         idempotency_key=idempotency.key,
         body_sha256=idempotency.body_sha256,
+        request_id=RequestContext.of(request).request_id,
     )
     return _acknowledge(request, acceptance)
 
@@ -96,6 +98,7 @@ async def upscale(
         body.scale_factor,
         idempotency_key=idempotency.key,
         body_sha256=idempotency.body_sha256,
+        request_id=RequestContext.of(request).request_id,
     )
     return _acknowledge(request, acceptance)
 

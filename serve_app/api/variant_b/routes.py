@@ -4,6 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Body, Depends, Path, Request, Response
 
+from serve_app.api.context import RequestContext
 from serve_app.api.dependencies import CallerDep, IdempotencyDep, found, image_signer, load_job, resources_of
 from serve_app.api.errors import SUBMIT_ERRORS, error_responses
 from serve_app.api.openapi import ACCEPTED_HEADERS, POLL_HEADERS, success
@@ -57,6 +58,7 @@ async def generate(
         body.to_domain(),
         idempotency_key=idempotency.key,
         body_sha256=idempotency.body_sha256,
+        request_id=RequestContext.of(request).request_id,
     )
     headers = accepted_headers(request, f"/v1/generations/{acceptance.job.id}", replayed=acceptance.replayed)
     return json_response(acknowledgement(acceptance.job), headers=headers)
