@@ -12,6 +12,7 @@ from serve_app.api.console.owner import owner_caller
 from serve_app.api.console.playground_form import read_playground_form, values_of
 from serve_app.api.console.playground_page import PURPOSE, panel_values, playground_page, query_values
 from serve_app.api.console.rendering import redirect, render
+from serve_app.api.context import RequestContext
 from serve_app.api.dependencies import caller_address, resources_of
 from serve_app.api.errors import ANSWERS
 from serve_app.api.schemas import MAX_RANDOM_SEED
@@ -45,7 +46,9 @@ async def generate(request: Request, session: FormSession, form: Form) -> Respon
     try:
         wanted = read_playground_form(form).to_domain()
         caller = await owner_caller(request, session)
-        accepted = await submit.generate(resources_of(request), caller, wanted)
+        accepted = await submit.generate(
+            resources_of(request), caller, wanted, request_id=RequestContext.of(request).request_id
+        )
     except StoreUnavailable:
         raise
     except AtelierError as error:
@@ -80,7 +83,12 @@ async def again(request: Request, generation: Generation, session: FormSession, 
     seed = before.seeds[-1] + 1 if form.get("seed") == "next" else randbelow(MAX_RANDOM_SEED)
     wanted = replace(before, seeds=image_seeds(seed, before.num_images))
     try:
-        accepted = await submit.generate(resources_of(request), await owner_caller(request, session), wanted)
+        accepted = await submit.generate(
+            resources_of(request),
+            await owner_caller(request, session),
+            wanted,
+            request_id=RequestContext.of(request).request_id,
+        )
     except StoreUnavailable:
         raise
     except AtelierError as error:
@@ -94,7 +102,9 @@ async def upscale(request: Request, job: ChosenJob, image_id: str, session: Form
     factor = 4 if form.get("factor") == "4" else 2
     try:
         caller = await owner_caller(request, session)
-        accepted = await submit.upscale(resources_of(request), caller, image_id, factor)
+        accepted = await submit.upscale(
+            resources_of(request), caller, image_id, factor, request_id=RequestContext.of(request).request_id
+        )
     except StoreUnavailable:
         raise
     except AtelierError as error:
