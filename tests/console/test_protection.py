@@ -123,7 +123,7 @@ async def test_every_answer_carries_the_headers(
         assert answer.headers["X-Frame-Options"] == "DENY"
         assert answer.headers["Referrer-Policy"] == "same-origin"
         is_static = answer.url.path.startswith("/static/")
-        assert answer.headers["Cache-Control"] == ("public, max-age=300" if is_static else "no-store")
+        assert answer.headers["Cache-Control"] == ("no-cache" if is_static else "no-store")
 
 
 async def test_pages_need_nothing_inline_and_nothing_from_elsewhere(browser: Browser, browsers: Browsers) -> None:

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from serve_app.api.applications import new_app
+from serve_app.api.console.compare import router as compare_router
 from serve_app.api.console.guards import SignInRequired
 from serve_app.api.console.history import router as history_router
 from serve_app.api.console.loras import router as loras_router
@@ -34,6 +35,7 @@ def console_app(resources: Resources) -> ASGIApp:
         routes=[
             *router.routes,
             *playground_router.routes,
+            *compare_router.routes,
             *history_router.routes,
             *loras_router.routes,
             *usage_router.routes,

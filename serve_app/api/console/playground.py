@@ -1,7 +1,6 @@
 """The playground: a form that submits an ordinary job for the account, and the job as it is drawn."""
 
 from dataclasses import replace
-from secrets import randbelow
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
@@ -9,13 +8,11 @@ from fastapi import APIRouter, Depends, HTTPException, Request, Response
 from serve_app.api.console.guards import Form, FormSession, PageSession, check_form
 from serve_app.api.console.history import ChosenJob
 from serve_app.api.console.owner import owner_caller
-from serve_app.api.console.playground_form import read_playground_form, values_of
-from serve_app.api.console.playground_page import PURPOSE, panel_values, playground_page, query_values
+from serve_app.api.console.playground_form import draw_seed, read_playground_form, values_of
+from serve_app.api.console.playground_page import PURPOSE, panel_values, playground_page, query_values, status_of
 from serve_app.api.console.rendering import redirect, render
 from serve_app.api.context import RequestContext
 from serve_app.api.dependencies import caller_address, resources_of
-from serve_app.api.errors import ANSWERS
-from serve_app.api.schemas import MAX_RANDOM_SEED
 from serve_app.domain.audit import OWNER, Act
 from serve_app.domain.errors import AtelierError, NotFound, StoreUnavailable
 from serve_app.domain.jobs import Job
@@ -52,7 +49,7 @@ async def generate(request: Request, session: FormSession, form: Form) -> Respon
     except StoreUnavailable:
         raise
     except AtelierError as error:
-        return await playground_page(request, session, form, status=_status(error), notice=error.message)
+        return await playground_page(request, session, form, status=status_of(error), notice=error.message)
     return redirect(request, f"playground/{accepted.job.id}")
 
 
@@ -80,7 +77,7 @@ async def again(request: Request, generation: Generation, session: FormSession, 
     """The same request, with the next seed or another one."""
     check_form(session, form, PURPOSE)
     job, before = generation
-    seed = before.seeds[-1] + 1 if form.get("seed") == "next" else randbelow(MAX_RANDOM_SEED)
+    seed = before.seeds[-1] + 1 if form.get("seed") == "next" else draw_seed()
     wanted = replace(before, seeds=image_seeds(seed, before.num_images))
     try:
         accepted = await submit.generate(
@@ -139,14 +136,10 @@ async def delete_job(request: Request, job: ChosenJob, session: FormSession, for
 
 async def _job_with_notice(request: Request, session: FormSession, job: Job, error: AtelierError) -> Response:
     values = _values(request, job)
-    return await playground_page(request, session, values, job=job, status=_status(error), notice=error.message)
+    return await playground_page(request, session, values, job=job, status=status_of(error), notice=error.message)
 
 
 def _values(request: Request, job: Job) -> dict[str, str]:
     """The form as it was for the job, and as the address has it; without a seed, so that the next images are others."""
     made = {**values_of(job.request), "seed": ""} if isinstance(job.request, GenerationRequest) else {}
     return made | query_values(request.query_params)
-
-
-def _status(error: AtelierError) -> int:
-    return next(ANSWERS[kind].status for kind in type(error).__mro__ if kind in ANSWERS)

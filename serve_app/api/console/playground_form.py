@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from serve_app.api.routing import Rules
-from serve_app.api.schemas import MAX_RANDOM_SEED, CatalogId, OptionalPrompt, Prompt
+from serve_app.api.schemas import CatalogId, OptionalPrompt, Prompt
 from serve_app.domain.errors import InvalidParameter
 from serve_app.domain.requests import GenerationRequest, image_seeds
 
@@ -30,6 +30,11 @@ DEFAULTS: Mapping[str, str] = {
 }  # fmt: skip
 
 
+def draw_seed() -> int:
+    """A seed that is short enough to be copied by hand."""
+    return secrets.randbelow(2**32)
+
+
 def _absent(value: object) -> object:
     return None if value == "" else value
 
@@ -50,7 +55,7 @@ class PlaygroundForm(BaseModel):
     seed: Annotated[int | None, BeforeValidator(_absent, json_schema_input_type=int)] = None
 
     def to_domain(self) -> GenerationRequest:
-        seed = secrets.randbelow(MAX_RANDOM_SEED) if self.seed is None else self.seed
+        seed = draw_seed() if self.seed is None else self.seed
         width, height = map(int, self.size.split("x"))
         return GenerationRequest(
             prompt=self.prompt,

@@ -1,21 +1,23 @@
 """Rendering of the playground: the form as it was filled in, beside the job that it made."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from serve_app.api.console.job_panel import panel_of
+from serve_app.api.console.job_panel import Panel, panel_of
 from serve_app.api.console.playground_form import DEFAULTS, EXAMPLES, SIZES
 from serve_app.api.console.rendering import render
 from serve_app.api.console.session import SignedIn, form_token
 from serve_app.api.console.snippets import snippets_of
 from serve_app.api.console.vocabulary import known_words, unknown_words
 from serve_app.api.dependencies import resources_of
+from serve_app.api.errors import ANSWERS
 from serve_app.api.responses import base_url
 from serve_app.api.site.samples import sample_of
 from serve_app.domain.catalog import Adapter
+from serve_app.domain.errors import AtelierError
 from serve_app.domain.jobs import Job
 from serve_app.domain.requests import GenerationRequest, Variant
 
@@ -30,10 +32,12 @@ async def playground_page(
     given: Mapping[str, str],
     *,
     job: Job | None = None,
+    comparing: Sequence[str] | None = None,
+    panels: Sequence[Panel] = (),
     status: int = 200,
     notice: str = "",
 ) -> HTMLResponse:
-    """`given` are fields of the form; what it lacks has its usual value."""
+    """`given` are fields of the form; what it lacks has its usual value. `comparing`: the LoRAs chosen to be compared."""
     adapters = await resources_of(request).catalog.adapters(session.account.id)
     values = _complete(given, adapters)
     words = await known_words(await resources_of(request).catalog.base_models())
@@ -45,6 +49,9 @@ async def playground_page(
         "playground.html",
         session,
         here="playground",
+        comparing=comparing,
+        panels=panels,
+        names={adapter.id: adapter.name for adapter in adapters},
         status=status,
         notice=notice,
         values=values,
@@ -78,6 +85,10 @@ def query_values(query: Mapping[str, str]) -> dict[str, str]:
     if "width" in query and "height" in query:
         values["size"] = f"{query['width']}x{query['height']}"
     return values
+
+
+def status_of(error: AtelierError) -> int:
+    return next(ANSWERS[kind].status for kind in type(error).__mro__ if kind in ANSWERS)
 
 
 def _complete(given: Mapping[str, str], adapters: list[Adapter]) -> dict[str, str]:

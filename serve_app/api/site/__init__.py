@@ -38,12 +38,13 @@ def page_templates(folder: Path) -> Environment:
 
 
 class SiteFiles(StaticFiles):
-    """The files of `static/`, which browsers keep for five minutes."""
+    """The files of `static/`: browsers keep pictures for five minutes, and ask before they use a style or script again."""
 
     def __init__(self) -> None:
         super().__init__(directory=STATIC)
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         response = await super().get_response(path, scope)
-        response.headers.update({**PAGE_HEADERS, "Cache-Control": "public, max-age=300"})
+        is_code = path.endswith((".css", ".js"))  # a page of this version must not meet those of the one before
+        response.headers.update({**PAGE_HEADERS, "Cache-Control": "no-cache" if is_code else "public, max-age=300"})
         return response

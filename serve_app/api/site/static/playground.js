@@ -18,7 +18,7 @@ for (const slider of document.querySelectorAll("input[type=range]")) {
 }
 
 function check() {
-  const chosen = document.querySelector("input[name=lora_id]:checked, input[data-words]:checked");
+  const chosen = document.querySelector(".pick-card input:checked");
   const known = chosen?.dataset.words?.split(" ");
   const used = prompt_.value.toLowerCase().match(/\p{L}+/gu) ?? [];
   const unknown = known ? [...new Set(used)].filter((word) => !known.includes(word)) : [];
