@@ -101,8 +101,8 @@ SUBMIT_ERRORS = (
 
 def install(app: FastAPI) -> None:
     """Make every exception an error response. `app.state.credentials` names the challenge of a 401."""
-    app.add_exception_handler(AtelierError, _answer_domain_error)
-    app.add_exception_handler(HTTPException, _answer_http_exception)
+    app.add_exception_handler(AtelierError, answer_domain_error)
+    app.add_exception_handler(HTTPException, answer_http_exception)
     app.add_exception_handler(Exception, _answer_unexpected_error)
 
 
@@ -136,14 +136,14 @@ def error_responses(*kinds: type[AtelierError]) -> Responses:
     }
 
 
-async def _answer_domain_error(request: Request, error: Exception) -> Response:
+async def answer_domain_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, AtelierError)
     credentials = getattr(request.app.state, "credentials", None)
     challenge = credentials.challenge if credentials else ""
     return domain_error_response(error, RequestContext.of(request), challenge=challenge)
 
 
-async def _answer_http_exception(request: Request, error: Exception) -> Response:
+async def answer_http_exception(request: Request, error: Exception) -> Response:
     """404 and 405 of the router; `Allow` in a fixed order, and HEAD wherever there is GET."""
     assert isinstance(error, HTTPException)
     if error.status_code != HTTPStatus.METHOD_NOT_ALLOWED:

@@ -294,6 +294,18 @@ async def test_there_is_no_other_document(service: TestService, path: str) -> No
     assert error_of(answer)["code"] == "not_found"
 
 
+@pytest.mark.parametrize("path", ["/nowhere", "/docs/x", "/files/a/b/c-0.png"])
+async def test_what_is_not_there_is_a_page_for_browsers_and_the_envelope_for_programs(
+    service: TestService, path: str
+) -> None:
+    browser = await service.client.get(path, headers={"Accept": "text/html,*/*;q=0.8"})
+    assert (browser.status_code, browser.headers["content-type"]) == (404, "text/html; charset=utf-8")
+    assert browser.headers["content-security-policy"]
+    assert error_of(await service.client.get(path))["code"] == "not_found"
+    api = await service.client.get("/v1/nowhere", headers={"Accept": "text/html"})
+    assert error_of(api)["code"] == "not_found"
+
+
 async def test_the_vendored_reference_fetches_nothing_and_has_its_licence(service: TestService) -> None:
     style = (await service.client.get("/docs/static/swagger-ui/swagger-ui.css")).text
     assert all(target.startswith("data:") for target in re.findall(r"url\([\"']?([^)\"']*)", style))
