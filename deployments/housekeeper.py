@@ -6,8 +6,8 @@ from datetime import timedelta
 
 from deployments.args import HousekeeperArgs
 from deployments.ray_internals import on_several_machines, prepare_replica
+from deployments.replica_log import configure_replica_log
 from deployments.shared_settings import require_shared
-from serve_app.log import configure_logging
 from serve_app.service.reap import reap_forever
 from serve_app.service.resources import open_resources
 from serve_app.settings import Settings
@@ -20,7 +20,7 @@ class Housekeeper:
         prepare_replica()
         settings = Settings()
         require_shared(settings, spread=on_several_machines(), secrets=("pepper",))
-        configure_logging(settings.log_level, settings.log_format)
+        configure_replica_log(settings)
         self._stack = AsyncExitStack()
         resources = await self._stack.enter_async_context(open_resources(settings))
         self._reaping = asyncio.create_task(reap_forever(resources, every=timedelta(seconds=args.every_s)))

@@ -10,11 +10,11 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.ray_internals import has_haproxy, on_several_machines, prepare_replica
+from deployments.replica_log import configure_replica_log
 from deployments.shared_settings import require_shared
 from serve_app.api.app import create_app
 from serve_app.api.client_address import with_vouched_address
 from serve_app.domain.jobs import JobKind
-from serve_app.log import configure_logging
 from serve_app.service.resources import open_resources
 from serve_app.settings import Settings
 
@@ -78,7 +78,7 @@ class Ingress:
         prepare_replica()
         settings = Settings() if open_requests is None else Settings(open_requests=open_requests)
         require_shared(settings, spread=on_several_machines())
-        configure_logging(settings.log_level, settings.log_format)
+        configure_replica_log(settings)
         hints = Hints({JobKind.GENERATION: generator, JobKind.UPSCALE: upscaler})
         self._stack = AsyncExitStack()
         self._resources = await self._stack.enter_async_context(

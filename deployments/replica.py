@@ -9,10 +9,10 @@ from ray import serve
 
 from deployments.args import WorkerArgs
 from deployments.ray_internals import on_several_machines, prepare_replica
+from deployments.replica_log import configure_replica_log
 from deployments.shared_settings import require_shared
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import JobKind
-from serve_app.log import configure_logging
 from serve_app.service.executor import Executor
 from serve_app.service.resources import Resources, open_resources
 from serve_app.service.worker import Worker
@@ -29,7 +29,7 @@ class WorkReplica:
         prepare_replica()
         settings = Settings()
         require_shared(settings, spread=on_several_machines(), secrets=("pepper",))
-        configure_logging(settings.log_level, settings.log_format)
+        configure_replica_log(settings)
         self._drain = timedelta(seconds=args.drain_s)
         self._stack = AsyncExitStack()
         resources = await self._stack.enter_async_context(open_resources(settings))

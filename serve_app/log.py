@@ -73,9 +73,9 @@ class _LossyHandler(logging.StreamHandler[TextIO]):
         """
 
 
-def configure_logging(level: str = "INFO", log_format: LogFormat = "text") -> None:
-    """Log to standard error at `level`, redacted; logging never raises. Call once, at a process's start."""
-    handler = _LossyHandler()
+def configure_logging(level: str = "INFO", log_format: LogFormat = "text", stream: TextIO | None = None) -> None:
+    """Log to `stream` or standard error at `level`, redacted; logging never raises. Call once, at a process's start."""
+    handler = _LossyHandler(stream)
     is_json = log_format == "json"
     handler.setFormatter(
         JsonFormatter() if is_json else RedactingFormatter("%(asctime)s %(levelname)s %(name)s %(message)s")

@@ -1,0 +1,13 @@
+"""Where a replica logs to."""
+
+import sys
+
+from serve_app.log import configure_logging
+from serve_app.settings import Settings
+
+
+def configure_replica_log(settings: Settings) -> None:
+    """JSON lines go to the process's own standard error, a file of Ray's: in the place of `sys.stderr` Serve may have put a
+    stream that makes each line a part of one of its own."""
+    stream = sys.__stderr__ if settings.log_format == "json" else None
+    configure_logging(settings.log_level, settings.log_format, stream=stream)
