@@ -117,7 +117,7 @@ async def test_a_finished_job_offers_what_can_be_done_with_it(
     assert "http-equiv" not in page.answer.text
     assert "hx-get" not in page.answer.text
     assert {"Seed 41", "Seed 42"} <= {f"Seed {seed}" for seed in ("41", "42") if f"Seed {seed}" in page.text}
-    for words in ("X-API-Key: YOUR_API_KEY", "requests.post", "await fetch"):
+    for words in ("one image of 30 steps", "X-API-Key: YOUR_API_KEY", "requests.post", "await fetch"):
         assert words in page.text
     image = job.images[0]
     assert (await browser.http.get(f"/console/history/{job.id}/{image.image_id}")).status_code == 200
