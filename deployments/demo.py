@@ -19,6 +19,7 @@ from serve_app.domain.accounts import Plan
 from serve_app.domain.audit import Act
 from serve_app.domain.requests import Variant
 from serve_app.service.resources import Resources
+from serve_app.stores.sign_in_links import LinkPurpose
 
 ACCOUNT = "demo"
 INTERFACES = {"a": frozenset({Variant.A}), "b": frozenset({Variant.B}), "both": frozenset(Variant)}
@@ -36,6 +37,8 @@ class Demo:
     account: str
     keys: dict[str, str]
     console_password: str
+    sign_in_url: str = ""
+    """Signs in to the console once. Not kept."""
 
     @property
     def console_url(self) -> str:
@@ -58,7 +61,14 @@ async def demo_account(resources: Resources, base_url: str) -> Demo:
     stored = _read(file)
     account_id, password = await _account(resources, stored)
     keys = {name: await _working_key(resources, account_id, name, stored) for name in INTERFACES}
-    demo = Demo(base_url=base_url, account=ACCOUNT, keys=keys, console_password=password)
+    token = await resources.sign_in_links.create(account_id, LinkPurpose.SIGN_IN)
+    demo = Demo(
+        base_url=base_url,
+        account=ACCOUNT,
+        keys=keys,
+        console_password=password,
+        sign_in_url=f"{base_url}/console/links/{token}",
+    )
     text = json.dumps({**demo.ready, "console_password": password}, indent=2) + "\n"
     write_atomically(file, text)
     return demo
@@ -121,7 +131,7 @@ def _poll(client: httpx.Client, request_id: str, on_progress: Callable[[int], No
 def _read(file: Path) -> Demo | None:
     try:
         stored = json.loads(file.read_text())
-        return Demo(**{name: stored[name] for name in Demo.__slots__})
+        return Demo(**{name: stored[name] for name in Demo.__slots__ if name != "sign_in_url"})
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
 

@@ -106,7 +106,8 @@ Atelier is ready.
   Base address   {demo.base_url}
   Key for A      {demo.keys["a"]}   (Authorization: Bearer)
   Key for B      {demo.keys["b"]}   (X-API-Key)
-  Console        {demo.console_url}   (account {demo.account}, password {demo.console_password})
+  Console        {demo.sign_in_url}   (signs you in, once)
+                 {demo.console_url}   (account {demo.account}, password {demo.console_password})
   Documentation  {demo.base_url}/docs/a   {demo.base_url}/docs/b
   Data           {data_dir}   (keys in {READY_FILE}, readable by you only)
   Logs           {logs}

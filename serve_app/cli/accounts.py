@@ -1,5 +1,6 @@
 """`atelier accounts`: create and delete accounts, change their plans and console passwords."""
 
+import asyncio
 import shlex
 import sys
 from typing import Annotated
@@ -9,12 +10,14 @@ import typer
 from serve_app.cli.audit import record_act, this_operator
 from serve_app.cli.command import Result, store_command, table
 from serve_app.cli.exit_codes import BadUsage, Failed
+from serve_app.cli.local import READY_FILE, read_ready_file
 from serve_app.domain.accounts import Account
 from serve_app.domain.audit import Act
 from serve_app.domain.errors import InvalidParameter
 from serve_app.domain.requests import Variant
 from serve_app.service.delete_account import delete_account
 from serve_app.service.resources import Resources
+from serve_app.stores.sign_in_links import LinkPurpose
 
 app = typer.Typer(no_args_is_help=True, help="Create accounts, change their plans and console passwords.")
 
@@ -123,6 +126,25 @@ async def set_password(resources: Resources, account: AccountName, password_stdi
         facts={**account_facts(found), "sessions_ended": ended},
         shown=f"{found.name}: password set, {ended} console session{'' if ended == 1 else 's'} ended",
     )
+
+
+@store_command(app, "sign-in-link")
+async def sign_in_link(
+    resources: Resources,
+    account: AccountName,
+    new_password: Annotated[
+        bool, typer.Option("--new-password", help="The link lets its user set a password.")
+    ] = False,
+) -> Result:
+    """Print a link that signs in to the console once, within 24 hours; with --new-password for a lost password."""
+    found = await find_account(resources, account)
+    purpose = LinkPurpose.NEW_PASSWORD if new_password else LinkPurpose.SIGN_IN
+    token = await resources.sign_in_links.create(found.id, purpose)
+    await record_act(resources, found.id, Act.SIGN_IN_LINK_MADE)
+    local = await asyncio.to_thread(read_ready_file, resources.settings.data_dir / READY_FILE) or {}
+    base_url = resources.settings.public_url or local.get("base_url", "")
+    url = f"{base_url.rstrip('/')}/console/links/{token}"
+    return Result(facts={**account_facts(found), "url": url}, shown=url)
 
 
 async def find_account(resources: Resources, id_or_name: str) -> Account:

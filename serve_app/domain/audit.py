@@ -44,6 +44,7 @@ class Act(StrEnum):
     ACCOUNT_DELETED = "account_deleted"
     PLANS_CHANGED = "plans_changed"
     PASSWORD_SET = "password_set"
+    SIGN_IN_LINK_MADE = "sign_in_link_made"
     JOB_CANCELED = "job_canceled"
     JOB_REQUEUED = "job_requeued"
     JOB_DELETED = "job_deleted"

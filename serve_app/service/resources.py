@@ -31,6 +31,7 @@ from serve_app.stores.polling import Poller
 from serve_app.stores.previews import PreviewStore
 from serve_app.stores.redis import connect
 from serve_app.stores.sessions import SessionStore
+from serve_app.stores.sign_in_links import SignInLinks
 from serve_app.stores.sign_ins import SignIns
 from serve_app.stores.sweep_lock import SweepLock
 from serve_app.stores.throttle import Throttle
@@ -61,6 +62,7 @@ class Resources:
     auth: Authenticator
     sessions: SessionStore
     sign_ins: SignIns
+    sign_in_links: SignInLinks
     throttle: Throttle
     usage: UsageReader
     catalog: CatalogStore
@@ -125,6 +127,7 @@ async def open_resources(
             auth=Authenticator(client, settings),
             sessions=SessionStore(client, settings),
             sign_ins=SignIns(client),
+            sign_in_links=SignInLinks(client),
             throttle=Throttle(client),
             usage=UsageReader(client),
             catalog=CatalogStore(client, settings),

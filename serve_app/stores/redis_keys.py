@@ -98,6 +98,7 @@ KEY_MAP: tuple[Key, ...] = (
         "sign_in:*", "hash", "an hour after the last try", "account:source → its tries to sign in, when the next may be"
     ),
     Key("sign_in_tries:*", "string", "an hour after the last try", "account → tries to sign in, from everywhere"),
+    Key("sign_in_link:*", "string", "24 h, or its only use", "digest of a link's token → purpose:account"),
     Key("throttle:*", "string", "the limit's window", "forms that were sent, by digest of the form"),
     Key("start_failure:*", "string", "an hour", "kind → why the last worker that tried could not start"),
     Key("grants:*", "hash", "permanent", "account → LoRA id → allow or deny, over the LoRA's record"),

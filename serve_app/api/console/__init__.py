@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from serve_app.api.applications import new_app
+from serve_app.api.console.account import router as account_router
 from serve_app.api.console.compare import router as compare_router
 from serve_app.api.console.guards import SignInRequired
 from serve_app.api.console.history import router as history_router
@@ -33,6 +34,7 @@ def console_app(resources: Resources) -> ASGIApp:
     app = new_app(
         resources,
         routes=[
+            *account_router.routes,  # before the keys pages, whose address is /settings/{slug}
             *router.routes,
             *playground_router.routes,
             *compare_router.routes,

@@ -23,7 +23,7 @@ def render(
         account=session.account if session else None,
         sign_out_token=form_token(session.token, "sign out") if session else "",
         key_pages=KEY_PAGES,
-        in_settings=here in {page.slug for page in KEY_PAGES},
+        in_settings=here in {*(page.slug for page in KEY_PAGES), "password"},
         here=here,
         **values,
     )

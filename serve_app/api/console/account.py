@@ -1,0 +1,145 @@
+"""Ways into an account without its password, by a link used once, and a change of the password."""
+
+from math import ceil
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, HTTPException, Request, Response
+
+from serve_app.api.console.guards import Form, FormSession, PageSession, check_form
+from serve_app.api.console.known_device import read_device, set_device
+from serve_app.api.console.rendering import redirect, render
+from serve_app.api.console.session import anonymous_token, form_token, is_form_token, set_anonymous, set_session
+from serve_app.api.dependencies import caller_address, resources_of
+from serve_app.domain.accounts import Account
+from serve_app.domain.audit import OWNER, Act
+from serve_app.domain.errors import InvalidParameter
+from serve_app.stores.passwords import LENGTH
+from serve_app.stores.sign_in_links import LinkPurpose, SignInLink
+
+_LINK, _PASSWORD = "sign-in link", "change password"
+
+router = APIRouter()
+
+
+async def live_link(request: Request, token: str) -> tuple[SignInLink, Account]:
+    """The link of the address, and its account. Raises 404 when it was used, is too old, or the account may not sign in."""
+    resources = resources_of(request)
+    link = await resources.sign_in_links.get(token)
+    account = await resources.accounts.get(link.account_id) if link else None
+    if link is None or account is None or account.disabled:
+        raise HTTPException(404)
+    return link, account
+
+
+Link = Annotated[tuple[SignInLink, Account], Depends(live_link)]
+
+
+@router.get("/links/{token}")
+async def open_link(request: Request, link: Link) -> Response:
+    """A page with a button: whatever looks at links in advance must not use them."""
+    return _link_page(request, link)
+
+
+@router.post("/links/{token}")
+async def use_link(request: Request, token: str, link: Link, form: Form) -> Response:
+    if not is_form_token(anonymous_token(request), _LINK, form.get("form_token", "")):
+        return _link_page(request, link, status=403, problem="That page had expired. Please try again.")
+    (_, purpose), account = link
+    resources = resources_of(request)
+    try:
+        password = _new_password(form) if purpose is LinkPurpose.NEW_PASSWORD else None
+    except InvalidParameter as error:
+        return _link_page(request, link, status=400, problem=error.message)
+    if await resources.sign_in_links.use(token) is None:
+        raise HTTPException(404)
+    if password is not None:
+        await _set_password(request, account, password)
+    return await _signed_in(request, account, "playground")
+
+
+@router.get("/settings/password")
+async def open_password(request: Request, session: PageSession) -> Response:
+    return _password_page(request, session)
+
+
+@router.post("/settings/password")
+async def change_password(request: Request, session: FormSession, form: Form) -> Response:
+    """With the password as it was: a browser left open must not cost its owner the account. Ends every other session."""
+    check_form(session, form, _PASSWORD)
+    resources, account = resources_of(request), session.account
+    counted = await resources.sign_ins.count(account.id, caller_address(request), read_device(request))
+    if counted.wait:
+        seconds = ceil(counted.wait.total_seconds())
+        response = _password_page(request, session, status=429, problem=f"Too many attempts. Wait {seconds} s.")
+        response.headers["Retry-After"] = str(seconds)
+        return response
+    if await resources.accounts.check_password(account.id, form.get("password", "")[: LENGTH.stop]) is None:
+        return _password_page(request, session, status=403, problem="The current password is wrong.")
+    await resources.sign_ins.forget(counted)
+    try:
+        password = _new_password(form)
+    except InvalidParameter as error:
+        return _password_page(request, session, status=400, problem=error.message)
+    await _set_password(request, account, password)
+    return await _signed_in(request, account, "settings")
+
+
+def _new_password(form: Form) -> str:
+    """Raises `InvalidParameter` when it was typed in two ways, or has a wrong length."""
+    password = form.get("new_password", "")
+    if password != form.get("new_password_again", ""):
+        raise InvalidParameter("The two new passwords differ.")
+    if len(password) not in LENGTH:
+        raise InvalidParameter(f"A password has {LENGTH.start} to {LENGTH.stop - 1} characters.")
+    return password
+
+
+async def _set_password(request: Request, account: Account, password: str) -> None:
+    resources = resources_of(request)
+    await resources.accounts.set_password(account.id, password)
+    await resources.sessions.revoke_all(account.id)
+    await _record(request, account, Act.PASSWORD_SET)
+
+
+async def _signed_in(request: Request, account: Account, page: str) -> Response:
+    await _record(request, account, Act.SIGNED_IN)
+    response = redirect(request, page)
+    set_session(request, response, await resources_of(request).sessions.create(account.id))
+    set_device(request, response, account.id)
+    return response
+
+
+def _link_page(request: Request, link: tuple[SignInLink, Account], *, status: int = 200, problem: str = "") -> Response:
+    (_, purpose), account = link
+    browser = anonymous_token(request)
+    response = render(
+        request,
+        "link.html",
+        None,
+        status=status,
+        problem=problem,
+        name=account.name,
+        needs_password=purpose is LinkPurpose.NEW_PASSWORD,
+        token=request.path_params["token"],
+        length=LENGTH,
+        form_token=form_token(browser, _LINK),
+    )
+    set_anonymous(request, response, browser)
+    return response
+
+
+def _password_page(request: Request, session: PageSession, *, status: int = 200, problem: str = "") -> Response:
+    return render(
+        request,
+        "password.html",
+        session,
+        status=status,
+        problem=problem,
+        here="password",
+        length=LENGTH,
+        form_token=form_token(session.token, _PASSWORD),
+    )
+
+
+async def _record(request: Request, account: Account, act: Act) -> None:
+    await resources_of(request).audit.record(account.id, act, actor=OWNER, address=caller_address(request))

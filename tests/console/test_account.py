@@ -1,0 +1,119 @@
+"""Links that sign in once, and the change of a password."""
+
+import pytest
+import redis
+
+from serve_app.domain.accounts import Account
+from serve_app.domain.audit import Act
+from serve_app.service.resources import Resources
+from serve_app.stores.redis_keys import redis_key
+from serve_app.stores.sign_in_links import LinkPurpose
+from tests.console.browser import Browser
+from tests.console.conftest import PASSWORD, Browsers
+
+NEW = "a new and better password"
+
+
+@pytest.fixture
+async def link(resources: Resources, owner: Account) -> str:
+    """The address of a link that signs the owner in."""
+    return "/console/links/" + await resources.sign_in_links.create(owner.id, LinkPurpose.SIGN_IN)
+
+
+@pytest.fixture
+async def reset(resources: Resources, owner: Account) -> str:
+    """The address of a link for a lost password."""
+    return "/console/links/" + await resources.sign_in_links.create(owner.id, LinkPurpose.NEW_PASSWORD)
+
+
+async def is_signed_in(browser: Browser) -> bool:
+    return "Sign out" in (await browser.open("/console/settings")).text
+
+
+async def test_a_link_signs_in_once(browsers: Browsers, link: str, resources: Resources, owner: Account) -> None:
+    first, second = browsers.new(), browsers.new()
+    page = await first.open(link)
+    assert "owner" in page.text
+    late = await second.open(link)
+    assert (await first.send(page.form("Sign in"))).status == 200
+    assert await is_signed_in(first)
+    assert (await second.send(late.form("Sign in"))).status == 404
+    assert (await second.open(link)).status == 404
+    assert not await is_signed_in(second)
+    newest = (await resources.audit.rows(owner.id))[-1]
+    assert newest.act == Act.SIGNED_IN
+
+
+async def test_a_look_at_a_link_does_not_use_it(browsers: Browsers, link: str) -> None:
+    for _ in range(3):
+        assert (await browsers.new().open(link)).status == 200
+
+
+async def test_the_button_of_another_browser_does_not_sign_in(browsers: Browsers, link: str) -> None:
+    """Or a stranger could sign somebody in to an account of the stranger's."""
+    form = (await browsers.new().open(link)).form("Sign in")
+    other = browsers.new()
+    await other.open(link)
+    assert (await other.send(form)).status == 403
+    assert not await is_signed_in(other)
+
+
+async def test_redis_holds_a_link_as_a_digest_for_a_day(link: str, redis_db: redis.Redis) -> None:
+    token = link.rpartition("/")[2]
+    assert not redis_db.exists(redis_key("sign_in_link", token))
+    (name,) = redis_db.keys(redis_key("sign_in_link", "*"))  # pyright: ignore[reportGeneralTypeIssues]
+    assert 0 < redis_db.ttl(name) <= 86_400  # pyright: ignore[reportOperatorIssue]
+
+
+@pytest.mark.parametrize("token", ["nothing", "%00", "x" * 500])
+async def test_an_invented_link_is_not_found(browsers: Browsers, token: str) -> None:
+    assert (await browsers.new().open(f"/console/links/{token}")).status == 404
+
+
+async def test_a_link_of_a_disabled_account_is_not_found(
+    browsers: Browsers, resources: Resources, owner: Account, link: str
+) -> None:
+    await resources.accounts.set_disabled(owner.id, True)
+    assert (await browsers.new().open(link)).status == 404
+
+
+async def test_a_lost_password_is_replaced_and_every_session_ends(
+    browser: Browser, browsers: Browsers, reset: str
+) -> None:
+    new = browsers.new()
+    form = (await new.open(reset)).form("Set password and sign in")
+    for bad in ({"new_password": "short", "new_password_again": "short"}, {"new_password": NEW}):
+        assert (await new.send(form, **bad)).status == 400
+    assert (await new.send(form, new_password=NEW, new_password_again=NEW)).status == 200
+    assert await is_signed_in(new)
+    assert not await is_signed_in(browser)
+    assert (await browsers.new().sign_in("owner", PASSWORD)).status == 403
+    assert (await browsers.new().sign_in("owner", NEW)).status == 200
+
+
+async def test_a_password_is_changed_by_who_knows_it(browser: Browser, browsers: Browsers) -> None:
+    elsewhere = browsers.new()
+    await elsewhere.sign_in("owner", PASSWORD)
+    form = (await browser.open("/console/settings/password")).form("Change password")
+    chosen = {"new_password": NEW, "new_password_again": NEW}
+    assert (await browser.send(form, password="not the password", **chosen)).status == 403
+    assert (await browser.send(form, password=PASSWORD, new_password=NEW, new_password_again="x")).status == 400
+    assert (await browser.send(form, password=PASSWORD, **chosen)).status == 200
+    assert await is_signed_in(browser)
+    assert not await is_signed_in(elsewhere)
+    assert (await browsers.new().sign_in("owner", NEW)).status == 200
+
+
+async def test_guesses_at_the_current_password_have_to_wait(browser: Browser) -> None:
+    page = await browser.open("/console/settings/password")
+    form, answers = page.form("Change password"), list[int]()
+    for _ in range(7):
+        answers.append((await browser.send(form, password="a wrong password")).status)
+    assert set(answers) == {403, 429}
+
+
+async def test_a_password_form_without_its_token_changes_nothing(browser: Browser, browsers: Browsers) -> None:
+    form = (await browser.open("/console/settings/password")).form("Change password")
+    refused = await browser.send(form, form_token="", password=PASSWORD, new_password=NEW, new_password_again=NEW)
+    assert refused.status == 403
+    assert (await browsers.new().sign_in("owner", PASSWORD)).status == 200
