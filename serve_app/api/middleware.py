@@ -3,9 +3,11 @@
 import logging
 import re
 import secrets
+import string
 import time
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from urllib.parse import quote_from_bytes
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
@@ -50,6 +52,7 @@ class RequestContextMiddleware:
         inner = {
             **scope,
             "method": "GET" if is_read else scope["method"],
+            "query_string": _quoted(scope["query_string"]),
             "headers": [pair for pair in scope["headers"] if pair[0].lower() not in SERVE_CONTROLS],
         }
         context.attach(inner)
@@ -98,6 +101,11 @@ class RequestContextMiddleware:
         """For an unknown caller: the lowest plan of the interface that was probably meant, reported and not enforced."""
         variant = context.variant or presumed_variant(Headers(scope=scope))
         return Window.unopened(self._lowest_plans[variant], datetime.now(UTC))
+
+
+def _quoted(query: bytes) -> bytes:
+    """The query with raw bytes beyond ASCII as a client has to write them: Starlette raises for what is no UTF-8."""
+    return query if query.isascii() else quote_from_bytes(query, safe=string.printable).encode()
 
 
 def rate_headers(window: Window) -> list[tuple[bytes, bytes]]:

@@ -4,7 +4,7 @@ import logging
 from typing import Any
 
 import pytest
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
 
@@ -55,6 +55,19 @@ async def test_controls_of_the_server_do_not_pass() -> None:
     ]
     await RequestContextMiddleware(app, PLANS)(scope(headers=headers), nothing, Recorder())
     assert seen == [(b"accept", b"*/*")]
+
+
+async def test_raw_bytes_of_a_query_are_read_as_if_they_were_quoted() -> None:
+    """Starlette's `request.url` raises for them, which pages and error handlers of whole sites ask for."""
+    seen: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(str(Request(scope).url.query))
+        await PlainTextResponse("ok")(scope, receive, send)
+
+    for query in (b"x=\xff&y=%20+%", b"x=a%2Fb&y=~"):
+        await RequestContextMiddleware(app, PLANS)(scope(query_string=query), nothing, Recorder())
+    assert seen == ["x=%FF&y=%20+%", "x=a%2Fb&y=~"]
 
 
 async def test_an_exception_after_the_answer_began_reaches_the_server() -> None:
