@@ -11,7 +11,7 @@ TOOLS_STAMP := $(TOOLS)/.installed
 export HF_HUB_OFFLINE := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help setup run quick test check lint types imports tests manifests rayservice coverage soak sbom audit pocket-model pocket-report clean
+.PHONY: help setup run quick test check lint types imports tests manifests rayservice coverage soak sbom audit screenshots pocket-model pocket-report clean
 
 WORKERS ?= auto
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup
@@ -73,6 +73,9 @@ rayservice: setup ## write the plain manifests of configs/kuberay and configs/ku
 
 coverage: setup ## the tests with branch coverage of serve_app, deployments and the Lua scripts; also .coverage/html/index.html
 	@$(PYTEST) -p tests.lua_coverage --cov --cov-report=term:skip-covered --cov-report=html $(ARGS)
+
+screenshots: setup ## pictures of every page by Chromium, into var/screenshots; ARGS=--docs also those of the README
+	@$(BIN)/python -m tests.browser.screenshots $(ARGS)
 
 soak: setup ## the long tests: chaos, fuzzing, mutants, big simulations, training
 	@$(BIN)/python -m pytest -m soak --timeout 7200 $(ARGS)

@@ -1,0 +1,54 @@
+"""A service that draws, and a Chromium of this machine."""
+
+import os
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Browser, BrowserContext, Page, async_playwright
+
+from serve_app.settings import Settings
+from tests.browser.site import Site, open_site
+from tests.support import volatile_redis
+
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    data_dir = tmp_path_factory.mktemp("site") / "var"
+    with volatile_redis() as redis_url, open_site(Settings(data_dir=data_dir, redis_url=redis_url)) as site:
+        yield site
+
+
+@pytest.fixture(scope="session")
+async def chromium() -> AsyncIterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on this machine: apt-get install chromium")
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        await browser.close()
+
+
+@pytest.fixture
+async def context(chromium: Browser, tmp_path: Path) -> AsyncIterator[BrowserContext]:
+    """A browser of its own for each test; an error of a page's script fails it."""
+    context = await chromium.new_context(viewport={"width": 1280, "height": 900})
+    errors: list[str] = []
+    context.on("weberror", lambda error: errors.append(str(error.error)))
+    context.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    yield context
+    await context.close()
+    assert not errors
+
+
+@pytest.fixture
+async def page(context: BrowserContext, site: Site) -> Page:
+    """Signed in by a link, as a new user after `make run`."""
+    page = await context.new_page()
+    await page.goto(site.sign_in_url())
+    await page.get_by_role("button", name="Sign in").click()
+    await page.wait_for_url("**/console/playground")
+    return page
