@@ -22,6 +22,7 @@ async def service(tmp_path_factory: pytest.TempPathFactory, layer_tables: Path) 
         max_lora_size=MAX_LORA_SIZE,
         lease=timedelta(hours=1),
         max_queued_per_account=100_000,
+        polls_per_second=100_000,
         idempotency_life=timedelta(hours=1),
     ) as opened:
         yield opened

@@ -3,18 +3,14 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from math import ceil
 
 import httpx
 import pytest
 
-from serve_app.api.app import create_app
 from serve_app.domain.accounts import BUILTIN_PLANS, Plan
 from serve_app.domain.requests import Variant
-from serve_app.stores.polling import Poller
-from serve_app.stores.redis import connect
-from tests.api.app import BODY_A, BODY_B, Member, TestService, client_of, error_of, open_service
+from tests.api.app import BODY_A, BODY_B, Member, TestService, error_of, open_service
 from tests.support import wait_until
 
 A, B = Variant.A, Variant.B
@@ -130,18 +126,7 @@ async def test_of_many_at_once_exactly_the_limit_passes(service: TestService, va
     assert left == list(range(limit))
 
 
-@pytest.fixture
-async def fast_polls(service: TestService) -> AsyncIterator[httpx.AsyncClient]:
-    """Of an application that takes more polls a second than a test can make."""
-    redis = connect(service.resources.redis_url)
-    settings = service.resources.settings.model_copy(update={"polls_per_second": 100_000})
-    poller = Poller(redis, settings)
-    async with client_of(create_app(replace(service.resources, poller=poller, settings=settings))) as client:
-        yield client
-    await redis.aclose()
-
-
-async def test_polling_is_not_counted(service: TestService, fast_polls: httpx.AsyncClient) -> None:
+async def test_polling_is_not_counted(service: TestService) -> None:
     member = await service.member(plan_a="basic", plan_b="free")
     a_job, b_job = await service.submit(member, A), await service.submit(member, B)
     for _ in range(60):
@@ -152,7 +137,7 @@ async def test_polling_is_not_counted(service: TestService, fast_polls: httpx.As
             (f"/v1/jobs/{a_job}", member.a),
             (f"/v1/generate/gen_{UNKNOWN}", member.a),
         ):
-            answer = await fast_polls.get(path, headers=headers)
+            answer = await service.client.get(path, headers=headers)
             assert answer.status_code in (200, 404)
             assert rate_headers(answer)[:2] == ((50, 49) if "Authorization" in headers else (10, 9))
 
