@@ -6,12 +6,13 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Browser, BrowserContext, Page, async_playwright
+from playwright.async_api import Browser, BrowserContext, Page, async_playwright, expect
 
 from serve_app.settings import Settings
 from tests.browser.site import Site, open_site
 from tests.support import volatile_redis
 
+expect.set_options(timeout=30_000)  # the tests beside need the cores, too
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 
 
