@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from serve_app.api.app import create_app
-from serve_app.domain.accounts import Account
+from serve_app.domain.accounts import ALL_SCOPES, Account, Scope
 from serve_app.domain.requests import Variant
 from serve_app.service.resources import Resources, open_resources
 from serve_app.settings import Settings
@@ -211,3 +211,71 @@ def _secret(page: Page) -> str:
     assert page.tagged("secret")
     [secret] = set(SECRET.findall(page.text))
     return secret
+
+
+@pytest.mark.parametrize(
+    ("days", "scopes"), [("30", {Scope.READ}), ("365", {Scope.READ, Scope.GENERATE}), ("", ALL_SCOPES)]
+)
+async def test_a_key_may_do_what_was_chosen_for_as_long_as_was_chosen(
+    browser: Browser, resources: Resources, owner: Account, days: str, scopes: set[Scope]
+) -> None:
+    form = (await browser.open("/console/settings/api")).form("Generate API key")
+    for scope in ALL_SCOPES - scopes:
+        del form.fields[f"scope_{scope}"]
+    page = await browser.send(form, expires=days)
+    assert _secret(page)
+    [key] = await resources.api_keys.list(owner.id)
+    assert key.scopes == scopes
+    life = None if key.expires_at is None else key.expires_at - key.created_at
+    assert life == (timedelta(days=int(days)) if days else None)
+
+
+@pytest.mark.parametrize("change", [{"expires": "7"}, {"no scopes": ""}])
+async def test_a_key_for_nothing_or_of_an_odd_length_is_not_made(
+    browser: Browser, resources: Resources, owner: Account, change: dict[str, str]
+) -> None:
+    form = (await browser.open("/console/settings/api")).form("Generate API key")
+    if "no scopes" in change:
+        form.fields = {name: value for name, value in form.fields.items() if not name.startswith("scope_")}
+    page = await browser.send(form, **change)
+    assert (page.status, "Choose what the key may do" in page.text) == (400, True)
+    assert not await resources.api_keys.list(owner.id)
+
+
+async def test_a_rolled_key_has_a_successor_and_works_a_day_longer(
+    browser: Browser, resources: Resources, owner: Account
+) -> None:
+    page = await browser.send((await browser.open("/console/settings/api")).form("Generate API key"), key_name="site")
+    old = _secret(page)
+    form = page.form("Roll this key")
+    rolled = await browser.send(form)
+    new = _secret(rolled)
+    for secret in (old, new):
+        assert (await resources.auth.authenticate(secret, Variant.A, counted=False)).caller is not None
+    first, second = await resources.api_keys.list(owner.id)
+    assert first.expires_at is not None
+    assert timedelta() < first.expires_at - second.created_at <= timedelta(days=1)
+    assert second.name == "site"
+    again = await browser.send(form)
+    assert again.status == 409, "a reload makes no third key"
+    assert len(await resources.api_keys.list(owner.id)) == 2
+
+
+async def test_a_key_of_another_account_is_not_rolled(
+    browser: Browser, resources: Resources, redis_db: redis.Redis
+) -> None:
+    other = await resources.accounts.create("other")
+    key, _ = await resources.api_keys.create(other.id, interfaces=frozenset({Variant.A}))
+    page = await browser.send((await browser.open("/console/settings/api")).form("Generate API key"))
+    form = page.form("Roll this key")
+    form.action = f"/console/settings/api/{key.id}/roll"
+    assert (await browser.send(form)).status == 404
+    assert len(await resources.api_keys.list(other.id)) == 1
+
+
+async def test_a_key_is_not_rolled_without_the_forms_token(
+    browser: Browser, resources: Resources, owner: Account
+) -> None:
+    page = await browser.send((await browser.open("/console/settings/api")).form("Generate API key"))
+    assert (await browser.send(page.form("Roll this key"), form_token="x.y")).status == 403
+    assert len(await resources.api_keys.list(owner.id)) == 1

@@ -151,7 +151,7 @@ async def test_pages_name_their_fields_and_landmarks(browser: Browser, browsers:
         assert tags.count("main") == tags.count("h1") == 1
         assert dict(page.tags)["html"]["lang"] == "en"
         labelled = {attributes["for"] for tag, attributes in page.tags if tag == "label"}
-        shown = {a["id"] for tag, a in page.tags if tag == "input" and a.get("type") != "hidden"}
+        shown = {a["id"] for tag, a in page.tags if tag in ("input", "select") and a.get("type") != "hidden"}
         assert shown == labelled
         assert all("alt" in attributes for tag, attributes in page.tags if tag == "img")
 

@@ -39,11 +39,10 @@ async def other(settings: Settings, resources: Resources) -> AsyncIterator[Resou
         yield opened
 
 
-async def _register(resources: Resources, path: Path = OUTLINE, **fields: Any) -> Adapter:
-    said = {"name": "Mine", "base_model": "pocket"} | {
-        name: fields.pop(name) for name in ("base_model",) if name in fields
-    }
-    return (await register(resources, path, Offer(**said), **fields)).adapter
+async def _register(
+    resources: Resources, path: Path = OUTLINE, *, base_model: str = "pocket", **fields: Any
+) -> Adapter:
+    return (await register(resources, path, Offer(name="Mine", base_model=base_model), **fields)).adapter
 
 
 async def test_what_was_registered_is_served_by_every_process_and_gone_when_removed(

@@ -15,6 +15,7 @@ from serve_app.api.console.account import router as account_router
 from serve_app.api.console.compare import router as compare_router
 from serve_app.api.console.guards import SignInRequired
 from serve_app.api.console.history import router as history_router
+from serve_app.api.console.keys import router as keys_router
 from serve_app.api.console.loras import router as loras_router
 from serve_app.api.console.pages import problem_page
 from serve_app.api.console.playground import router as playground_router
@@ -36,6 +37,7 @@ def console_app(resources: Resources) -> ASGIApp:
         routes=[
             *account_router.routes,  # before the keys pages, whose address is /settings/{slug}
             *router.routes,
+            *keys_router.routes,
             *playground_router.routes,
             *compare_router.routes,
             *history_router.routes,

@@ -1,11 +1,37 @@
 """The two pages that make keys, named as the two documents name them: *Account settings → API* and *→ API Keys*."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 
+from serve_app.domain.accounts import Scope
 from serve_app.domain.requests import Variant
 
 KEY_NAME_LENGTH = 60
 EXAMPLE_PROMPT = "purple mountains under a black sky with a yellow moon"
+ROLL_GRACE = timedelta(days=1)
+"""How long a rolled key still works beside its successor."""
+SCOPES: Mapping[Scope, str] = {
+    Scope.READ: "Read jobs, images and LoRAs",
+    Scope.GENERATE: "Generate, upscale, cancel and delete",
+    Scope.LORAS: "Add, change, share and delete LoRAs",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Expiry:
+    """A choice of the form: in words, and how long the key works; None is for good."""
+
+    words: str
+    life: timedelta | None
+
+
+EXPIRIES: Mapping[str, Expiry] = {
+    "": Expiry("Never", None),
+    "30": Expiry("In 30 days", timedelta(days=30)),
+    "90": Expiry("In 90 days", timedelta(days=90)),
+    "365": Expiry("In a year", timedelta(days=365)),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from serve_app.api.console.key_page import KEY_NAME_LENGTH, KEY_PAGES, KeyPage, curl_line
+from serve_app.api.console.key_page import EXPIRIES, KEY_NAME_LENGTH, KEY_PAGES, SCOPES, KeyPage, curl_line
 from serve_app.api.console.rendering import render, site_of
 from serve_app.api.console.session import SignedIn, anonymous_token, form_token, set_anonymous, single_use_token
 from serve_app.api.dependencies import resources_of
@@ -71,6 +71,9 @@ async def keys_page(
         secret=secret,
         curl=curl_line(page, _base_url(request), secret, adapters[0].id if adapters else "YOUR_LORA"),
         create_token=single_use_token(session.token, "create key"),
+        roll_token=single_use_token(session.token, "roll key"),
+        scopes=SCOPES,
+        expiries=EXPIRIES,
         revoke_token=form_token(session.token, "revoke key"),
         key_name_length=KEY_NAME_LENGTH,
     )

@@ -1,46 +1,28 @@
-"""The console's path operations: sign in and out, account settings, and the keys of both interfaces."""
+"""The console's path operations: sign in and out, and account settings."""
 
 from math import ceil
-from typing import Annotated
 
-from fastapi import APIRouter, Depends, HTTPException, Request, Response
+from fastapi import APIRouter, Request, Response
 
-from serve_app.api.console.guards import EXPIRED_FORM, Form, FormSession, PageSession, check_form
-from serve_app.api.console.key_page import KEY_NAME_LENGTH, KEY_PAGES, KeyPage
+from serve_app.api.console.guards import Form, FormSession, PageSession, check_form
 from serve_app.api.console.known_device import read_device, set_device
-from serve_app.api.console.pages import NAME_LENGTH, keys_page, settings_page, sign_in_page
+from serve_app.api.console.pages import NAME_LENGTH, settings_page, sign_in_page
 from serve_app.api.console.rendering import redirect
 from serve_app.api.console.session import (
     SESSION,
     anonymous_token,
     drop_cookie,
     is_form_token,
-    nonce_of,
     read_session,
     set_session,
 )
 from serve_app.api.dependencies import caller_address, resources_of
 from serve_app.domain.accounts import Account
 from serve_app.domain.audit import ANYONE, OWNER, Act
-from serve_app.domain.errors import TooManyKeys
-from serve_app.stores.sessions import ABSOLUTE_LIFE
-from serve_app.stores.throttle import Limit
 
 PASSWORD_LENGTH = 128
-NEW_KEYS = Limit("new-key-form", 1, ABSOLUTE_LIFE)
-"""Of one opened form: a reload must not make a second key."""
 
 router = APIRouter()
-
-
-async def key_page(slug: str) -> KeyPage:
-    page = next((page for page in KEY_PAGES if page.slug == slug), None)
-    if page is None:
-        raise HTTPException(404)
-    return page
-
-
-ChosenKeyPage = Annotated[KeyPage, Depends(key_page)]
 
 
 @router.get("/")
@@ -94,44 +76,6 @@ async def sign_out(request: Request, session: FormSession, form: Form) -> Respon
 @router.get("/settings")
 async def open_settings(request: Request, session: PageSession) -> Response:
     return await settings_page(request, session)
-
-
-@router.get("/settings/{slug}")
-async def open_keys(request: Request, page: ChosenKeyPage, session: PageSession) -> Response:
-    return await keys_page(request, session, page)
-
-
-@router.post("/settings/{slug}")
-async def create_key(request: Request, page: ChosenKeyPage, session: FormSession, form: Form) -> Response:
-    """The only response that ever holds the key. The form works once: a reload makes no second key."""
-    nonce = nonce_of(session.token, "create key", form.get("form_token", ""))
-    if nonce is None:
-        raise HTTPException(403, EXPIRED_FORM)
-    resources = resources_of(request)
-    if await resources.throttle.hit(NEW_KEYS, nonce):
-        notice = (
-            "This form had already made its key, so no second one was made. "
-            "If the key was not copied in time, revoke it below and make another."
-        )
-        return await keys_page(request, session, page, status=409, notice=notice)
-    name, interfaces = form.get("key_name", "")[:KEY_NAME_LENGTH], frozenset({page.variant})
-    try:
-        key, secret = await resources.api_keys.create(session.account.id, name=name, interfaces=interfaces)
-    except TooManyKeys as error:
-        return await keys_page(request, session, page, status=409, notice=error.message)
-    await _record(request, session.account.id, Act.KEY_CREATED, key.id)
-    return await keys_page(request, session, page, made=key, secret=secret)
-
-
-@router.post("/settings/{slug}/{key_id}/revoke")
-async def revoke_key(request: Request, page: ChosenKeyPage, key_id: str, session: FormSession, form: Form) -> Response:
-    check_form(session, form, "revoke key")
-    api_keys = resources_of(request).api_keys
-    if key_id not in {key.id for key in await api_keys.list(session.account.id)}:
-        raise HTTPException(404)
-    await api_keys.revoke(key_id)
-    await _record(request, session.account.id, Act.KEY_REVOKED, key_id)
-    return redirect(request, f"settings/{page.slug}")
 
 
 async def _account_of(request: Request, name: str, password: str) -> Account | None:

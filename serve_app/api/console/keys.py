@@ -1,0 +1,110 @@
+"""The pages of an account's API keys: create, roll and revoke them."""
+
+from collections.abc import Mapping
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, HTTPException, Request, Response
+
+from serve_app.api.console.guards import EXPIRED_FORM, Form, FormSession, PageSession, check_form
+from serve_app.api.console.key_page import EXPIRIES, KEY_NAME_LENGTH, KEY_PAGES, ROLL_GRACE, KeyPage
+from serve_app.api.console.pages import keys_page
+from serve_app.api.console.rendering import redirect
+from serve_app.api.console.session import SignedIn, nonce_of
+from serve_app.api.dependencies import caller_address, resources_of
+from serve_app.domain.accounts import Scope
+from serve_app.domain.audit import OWNER, Act
+from serve_app.domain.errors import NotFound, TooManyKeys
+from serve_app.stores.sessions import ABSOLUTE_LIFE
+from serve_app.stores.throttle import Limit
+
+NEW_KEYS = Limit("new-key-form", 1, ABSOLUTE_LIFE)
+"""Of one opened form: a reload must not make a second key."""
+MADE_ALREADY = (
+    "This form had already made its key, so no second one was made. "
+    "If the key was not copied in time, revoke it below and make another."
+)
+
+router = APIRouter()
+
+
+async def key_page(slug: str) -> KeyPage:
+    page = next((page for page in KEY_PAGES if page.slug == slug), None)
+    if page is None:
+        raise HTTPException(404)
+    return page
+
+
+ChosenKeyPage = Annotated[KeyPage, Depends(key_page)]
+
+
+@router.get("/settings/{slug}")
+async def open_keys(request: Request, page: ChosenKeyPage, session: PageSession) -> Response:
+    return await keys_page(request, session, page)
+
+
+@router.post("/settings/{slug}")
+async def create_key(request: Request, page: ChosenKeyPage, session: FormSession, form: Form) -> Response:
+    """The only response that ever holds the key. The form works once: a reload makes no second key."""
+    scopes = frozenset(scope for scope in Scope if f"scope_{scope}" in form)
+    expires_in = EXPIRIES.get(form.get("expires", ""))
+    if await _is_used_up(request, session, form, "create key"):
+        return await keys_page(request, session, page, status=409, notice=MADE_ALREADY)
+    if not scopes or expires_in is None:
+        return await keys_page(
+            request, session, page, status=400, notice="Choose what the key may do, and for how long."
+        )
+    try:
+        key, secret = await resources_of(request).api_keys.create(
+            session.account.id,
+            name=form.get("key_name", "")[:KEY_NAME_LENGTH],
+            interfaces=frozenset({page.variant}),
+            expires_in=expires_in.life,
+            scopes=scopes,
+        )
+    except TooManyKeys as error:
+        return await keys_page(request, session, page, status=409, notice=error.message)
+    await _record(request, session, Act.KEY_CREATED, key.id)
+    return await keys_page(request, session, page, made=key, secret=secret)
+
+
+@router.post("/settings/{slug}/{key_id}/roll")
+async def roll_key(request: Request, page: ChosenKeyPage, key_id: str, session: FormSession, form: Form) -> Response:
+    """A successor that may do the same, shown like a new key; the old key works a day longer."""
+    await _require_own(request, session, key_id)
+    if await _is_used_up(request, session, form, "roll key"):
+        return await keys_page(request, session, page, status=409, notice=MADE_ALREADY)
+    try:
+        key, secret = await resources_of(request).api_keys.roll(key_id, grace=ROLL_GRACE)
+    except NotFound:
+        raise HTTPException(404) from None
+    except TooManyKeys as error:
+        return await keys_page(request, session, page, status=409, notice=error.message)
+    await _record(request, session, Act.KEY_ROLLED, key_id)
+    return await keys_page(request, session, page, made=key, secret=secret)
+
+
+@router.post("/settings/{slug}/{key_id}/revoke")
+async def revoke_key(request: Request, page: ChosenKeyPage, key_id: str, session: FormSession, form: Form) -> Response:
+    check_form(session, form, "revoke key")
+    await _require_own(request, session, key_id)
+    await resources_of(request).api_keys.revoke(key_id)
+    await _record(request, session, Act.KEY_REVOKED, key_id)
+    return redirect(request, f"settings/{page.slug}")
+
+
+async def _is_used_up(request: Request, session: SignedIn, form: Mapping[str, str], purpose: str) -> bool:
+    """Whether the form was sent before. Raises 403 for one that was not given to this session."""
+    nonce = nonce_of(session.token, purpose, form.get("form_token", ""))
+    if nonce is None:
+        raise HTTPException(403, EXPIRED_FORM)
+    return bool(await resources_of(request).throttle.hit(NEW_KEYS, nonce))
+
+
+async def _require_own(request: Request, session: SignedIn, key_id: str) -> None:
+    if key_id not in {key.id for key in await resources_of(request).api_keys.list(session.account.id)}:
+        raise HTTPException(404)
+
+
+async def _record(request: Request, session: SignedIn, act: Act, key_id: str) -> None:
+    audit, address = resources_of(request).audit, caller_address(request)
+    await audit.record(session.account.id, act, actor=OWNER, subject=key_id, address=address)
