@@ -31,7 +31,7 @@ def test_describing_the_application_loads_ray_and_no_model_library() -> None:
 
 @pytest.mark.slow
 def test_the_engine_and_the_upscaler_run_alone() -> None:
-    """PEFT takes two seconds to import: only an adapter with PEFT's configuration pays."""
+    """PEFT takes two seconds to import, and is needed by tests and trainers alone."""
     loaded = loaded_by("serve_app.engine", "serve_app.upscale.upscaler")
     assert not loaded & {"ray", "fastapi", "starlette", "redis", "peft"}
 
