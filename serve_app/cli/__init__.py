@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from serve_app.cli import accounts, jobs, keys, loras
+from serve_app.cli import accounts, jobs, keys, loras, operators
 from serve_app.cli.audit import add_audit
 from serve_app.cli.doctor import add_doctor
 from serve_app.cli.exit_codes import OneLineErrors
@@ -41,6 +41,7 @@ app.add_typer(accounts.app, name="accounts")
 app.add_typer(keys.app, name="keys")
 app.add_typer(loras.app, name="loras")
 app.add_typer(jobs.app, name="jobs")
+app.add_typer(operators.app, name="operators")
 add_audit(app)
 add_image_commands(app)
 add_doctor(app)

@@ -10,7 +10,7 @@ import typer
 from serve_app.cli.audit import record_act, this_operator
 from serve_app.cli.command import Result, store_command, table
 from serve_app.cli.exit_codes import BadUsage, Failed
-from serve_app.cli.local import READY_FILE, read_ready_file
+from serve_app.cli.local import local_base_url
 from serve_app.domain.accounts import Account
 from serve_app.domain.audit import Act
 from serve_app.domain.errors import InvalidParameter
@@ -36,7 +36,7 @@ async def create(
     password_stdin: PasswordStdin = False,
 ) -> Result:
     """Create an account. With a password it can sign in to the console and create its own keys."""
-    password = _password_from_stdin() if password_stdin else None
+    password = password_from_stdin() if password_stdin else None
     try:
         account = await resources.accounts.create(
             name, plan_a=plan_a or "basic", plan_b=plan_b or "free", password=password
@@ -115,7 +115,7 @@ async def delete(
 async def set_password(resources: Resources, account: AccountName, password_stdin: PasswordStdin = False) -> Result:
     """Set an account's console password and end its console sessions."""
     found = await find_account(resources, account)
-    password = _password_from_stdin() if password_stdin else _password_from_terminal()
+    password = password_from_stdin() if password_stdin else password_from_terminal()
     try:
         await resources.accounts.set_password(found.id, password)
     except InvalidParameter as error:
@@ -141,9 +141,8 @@ async def sign_in_link(
     purpose = LinkPurpose.NEW_PASSWORD if new_password else LinkPurpose.SIGN_IN
     token = await resources.sign_in_links.create(found.id, purpose)
     await record_act(resources, found.id, Act.SIGN_IN_LINK_MADE)
-    local = await asyncio.to_thread(read_ready_file, resources.settings.data_dir / READY_FILE) or {}
-    base_url = resources.settings.public_url or local.get("base_url", "")
-    url = f"{base_url.rstrip('/')}/console/links/{token}"
+    base_url = await asyncio.to_thread(local_base_url, resources.settings)
+    url = f"{base_url}/console/links/{token}"
     return Result(facts={**account_facts(found), "url": url}, shown=url)
 
 
@@ -176,11 +175,11 @@ def _row(account: Account) -> tuple[str, ...]:
     return account.name, account.id, account.plan_a, account.plan_b, state, f"{account.created_at:%Y-%m-%d %H:%M}"
 
 
-def _password_from_stdin() -> str:
+def password_from_stdin() -> str:
     return sys.stdin.readline().rstrip("\r\n")
 
 
-def _password_from_terminal() -> str:
+def password_from_terminal() -> str:
     if not sys.stdin.isatty():
         raise BadUsage("set-password: standard input is not a terminal; use --password-stdin")
     return typer.prompt("New password (12 to 128 characters)", hide_input=True, confirmation_prompt=True)

@@ -11,6 +11,7 @@ import typer
 from serve_app.cli.command import Result, store_command, table
 from serve_app.cli.exit_codes import BadUsage, Failed
 from serve_app.domain.audit import Act, AuditRow, operator
+from serve_app.service.audit_names import log_names
 from serve_app.service.resources import Resources
 
 _AGO = re.compile(r"([0-9]{1,5})([smhd])")
@@ -46,9 +47,9 @@ async def _audit(
     ] = None,
 ) -> Result:
     """List what was done to accounts, oldest first: sign-ins, keys, grants, plans, deletions, operators' acts."""
-    names = {resources.audit.pseudonym(each.id): each.name for each in await resources.accounts.list()}
+    names = await log_names(resources)
     found = None if account is None else await resources.accounts.get(account)
-    if account is not None and found is None and not account.startswith("acct_"):
+    if account is not None and found is None and not account.startswith(("acct_", operator(""))):
         raise Failed(f"no account {account!r}; a deleted one is found by its id")
     account_id = account if found is None else found.id
     rows = await resources.audit.rows(account_id, since=None if since is None else _time(since))

@@ -34,6 +34,12 @@ def access(settings: Settings, *, base_url: str | None, key: str | None, interfa
     return Access(base_url=base_url or local["base_url"], key=key or keys.get("both") or keys[interface])
 
 
+def local_base_url(settings: Settings) -> str:
+    """Where a browser finds the service: its public address, or that of the local one; empty when neither is known."""
+    local = read_ready_file(settings.data_dir / READY_FILE) or {}
+    return (settings.public_url or str(local.get("base_url", ""))).rstrip("/")
+
+
 def read_ready_file(path: Path) -> Mapping[str, Any] | None:
     """Contents of the file, or None when there is none. The file is written atomically."""
     try:

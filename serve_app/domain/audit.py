@@ -9,7 +9,7 @@ OWNER, ANYONE = "owner", "anyone"
 
 
 def operator(user: str) -> str:
-    """The actor of the command line: whoever has a shell, by the name of the system's user."""
+    """The actor of the command line, by the name of the system's user, and of the operators' pages; these know an address."""
     return f"operator:{user}"
 
 
@@ -47,8 +47,11 @@ class Act(StrEnum):
     SIGN_IN_LINK_MADE = "sign_in_link_made"
     JOB_CANCELED = "job_canceled"
     JOB_REQUEUED = "job_requeued"
+    JOB_DROPPED = "job_dropped"
     JOB_DELETED = "job_deleted"
     IMAGE_DELETED = "image_deleted"
+    OPERATOR_CREATED = "operator_created"
+    OPERATOR_DELETED = "operator_deleted"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

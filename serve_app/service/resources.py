@@ -27,6 +27,8 @@ from serve_app.stores.job_queue import JobQueue
 from serve_app.stores.job_reader import JobReader
 from serve_app.stores.lora_weights import LoraWeights
 from serve_app.stores.measures import Measures
+from serve_app.stores.operator_sessions import OperatorSessions
+from serve_app.stores.operators import OperatorStore
 from serve_app.stores.polling import Poller
 from serve_app.stores.previews import PreviewStore
 from serve_app.stores.redis import connect
@@ -63,6 +65,9 @@ class Resources:
     sessions: SessionStore
     sign_ins: SignIns
     sign_in_links: SignInLinks
+    operators: OperatorStore
+    operator_sessions: OperatorSessions
+    operator_links: SignInLinks
     throttle: Throttle
     usage: UsageReader
     catalog: CatalogStore
@@ -128,6 +133,9 @@ async def open_resources(
             sessions=SessionStore(client, settings),
             sign_ins=SignIns(client),
             sign_in_links=SignInLinks(client),
+            operators=OperatorStore(client),
+            operator_sessions=OperatorSessions(client),
+            operator_links=SignInLinks(client, "operator_link"),
             throttle=Throttle(client),
             usage=UsageReader(client),
             catalog=CatalogStore(client, settings),

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from redis.asyncio import Redis
 
-from serve_app.domain.audit import Act, AuditRow
+from serve_app.domain.audit import Act, AuditRow, operator
 from serve_app.domain.durations import epoch_ms, from_epoch_ms, milliseconds
 from serve_app.domain.errors import UnreadableRecord
 from serve_app.settings import Settings
@@ -36,12 +36,13 @@ class AuditLog:
     ) -> None:
         """Append one row; a call that is repeated with its `entry` appends none. Raises `StoreUnavailable`.
 
-        A failed sign-in is recorded only of an account that exists, and takes as long for any other.
+        `account_id` may be what `operator` makes of an operator's name, for what is done to operators. A failed sign-in is
+        recorded only of an account or operator that exists, and takes as long for any other.
         """
         is_refused = act is Act.SIGN_IN_FAILED
         await self._append(
             log=self.pseudonym(account_id) + (REFUSED if is_refused else ""),
-            account=account_id if is_refused else "",
+            holder=_record_of(account_id) if is_refused else "",
             entry=entry or secrets.token_hex(8),
             actor=actor[:MAX_TEXT],
             action=act,
@@ -73,6 +74,10 @@ class AuditLog:
     async def _rows(self, name: str, start_ms: int) -> list[AuditRow]:
         rows: Sequence[tuple[str, Mapping[str, str]]] = await self._redis.xrange(redis_key("audit", name), min=start_ms)
         return [_read_row(name.removesuffix(REFUSED), row_id, fields) for row_id, fields in rows]
+
+
+def _record_of(account_id: str) -> str:
+    return account_id if account_id.startswith(operator("")) else f"account:{account_id}"
 
 
 def _read_row(log: str, row_id: str, fields: Mapping[str, str]) -> AuditRow:

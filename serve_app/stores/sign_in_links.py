@@ -30,26 +30,27 @@ class SignInLink(NamedTuple):
 class SignInLinks:
     """Links that an operator gives to people, and `atelier up` prints for its demo account."""
 
-    def __init__(self, redis: Redis) -> None:
+    def __init__(self, redis: Redis, family: str = "sign_in_link") -> None:
+        """Links of two families of Redis keys are not taken for each other."""
         self._redis = cast(Any, redis)
+        self._family = family
 
     async def create(self, account_id: str, purpose: LinkPurpose, *, life: timedelta = LINK_LIFE) -> str:
         """Return the token of a new link: 256 random bits, for the link's path after `/console/links/`."""
         token = secrets.token_urlsafe(32)
-        await self._redis.set(_key(token), f"{purpose}:{account_id}", ex=life)
+        await self._redis.set(self._key(token), f"{purpose}:{account_id}", ex=life)
         return token
 
     async def get(self, token: str) -> SignInLink | None:
         """Return the link without using it; None when it was used or is too old."""
-        return _read(await self._redis.get(_key(token)))
+        return _read(await self._redis.get(self._key(token)))
 
     async def use(self, token: str) -> SignInLink | None:
         """Return the link, for the only time."""
-        return _read(await self._redis.getdel(_key(token)))
+        return _read(await self._redis.getdel(self._key(token)))
 
-
-def _key(token: str) -> str:
-    return redis_key("sign_in_link", hashlib.sha256(token.encode(errors="replace")).hexdigest())
+    def _key(self, token: str) -> str:
+        return redis_key(self._family, hashlib.sha256(token.encode(errors="replace")).hexdigest())
 
 
 def _read(value: str | None) -> SignInLink | None:

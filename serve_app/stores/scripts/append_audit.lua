@@ -1,10 +1,10 @@
--- args: log, account, entry, actor, action, subject, address, max_rows:number, life_ms:number
+-- args: log, holder, entry, actor, action, subject, address, max_rows:number, life_ms:number
 -- append_audit: one row at the end of an account's log; rows go by the log's length and age alone. `entry` names the call: a
--- repeated one appends nothing. `account` may be ''; else the row is appended only if there is such an account.
+-- repeated one appends nothing. `holder` may be ''; else the row is appended only if there is such a record.
 -- Returns 1, or 0 when nothing was appended.
 local REPEATS = 32 -- rows that may come between a call and its repeat
 
-if account ~= '' and redis.call('EXISTS', K('account:' .. account)) == 0 then return 0 end
+if holder ~= '' and redis.call('EXISTS', K(holder)) == 0 then return 0 end
 local name = K('audit:' .. log)
 for _, row in ipairs(redis.call('XREVRANGE', name, '+', '-', 'COUNT', REPEATS)) do
   if row[2][2] == entry then return 0 end

@@ -1,0 +1,105 @@
+"""`atelier operators`: who may open the operators' pages, with an account of their own."""
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from serve_app.cli.accounts import PasswordStdin, password_from_stdin, password_from_terminal
+from serve_app.cli.audit import record_act
+from serve_app.cli.command import Result, store_command, table
+from serve_app.cli.exit_codes import BadUsage, Failed
+from serve_app.cli.local import local_base_url
+from serve_app.domain.audit import Act, operator
+from serve_app.domain.errors import InvalidParameter
+from serve_app.domain.operators import Operator
+from serve_app.service.resources import Resources
+from serve_app.stores.sign_in_links import LinkPurpose
+
+app = typer.Typer(no_args_is_help=True, help="Create operators of the web pages, and change their passwords.")
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The operator's name.", show_default=False)]
+
+
+@store_command(app, "create", creates_data=True)
+async def create(
+    resources: Resources,
+    name: Annotated[str, typer.Argument(help="1 to 63 of a-z 0-9 . _ -", show_default=False)],
+    password_stdin: PasswordStdin = False,
+) -> Result:
+    """Create an operator of /operators. Without a password, print a link with which they set one, once, within 24 hours."""
+    try:
+        made = await resources.operators.create(name, password=password_from_stdin() if password_stdin else None)
+    except InvalidParameter as error:
+        raise BadUsage(error.message) from None
+    await record_act(resources, operator(name), Act.OPERATOR_CREATED)
+    if password_stdin:
+        return Result(facts=_facts(made), shown=f"{name}: may sign in at /operators")
+    return await _link(resources, made, LinkPurpose.NEW_PASSWORD)
+
+
+@store_command(app, "list")
+async def list_operators(resources: Resources) -> Result:
+    """List all operators, oldest first."""
+    operators = await resources.operators.list()
+    rows = [
+        (each.name, "set" if each.has_password else "none", f"{each.created_at:%Y-%m-%d %H:%M}") for each in operators
+    ]
+    return Result(
+        facts={"operators": [_facts(each) for each in operators]},
+        shown=table(("NAME", "PASSWORD", "CREATED"), rows, empty="No operators yet: atelier operators create NAME"),
+    )
+
+
+@store_command(app, "password")
+async def password(resources: Resources, name: Name, password_stdin: PasswordStdin = False) -> Result:
+    """Set an operator's password and end their sessions."""
+    await _find(resources, name)
+    given = password_from_stdin() if password_stdin else password_from_terminal()
+    try:
+        await resources.operators.set_password(name, given)
+    except InvalidParameter as error:
+        raise BadUsage(error.message) from None
+    ended = await resources.operator_sessions.revoke_all(name)
+    await record_act(resources, operator(name), Act.PASSWORD_SET)
+    return Result(facts={"name": name, "sessions_ended": ended}, shown=f"{name}: password set")
+
+
+@store_command(app, "sign-in-link")
+async def sign_in_link(
+    resources: Resources,
+    name: Name,
+    new_password: Annotated[bool, typer.Option("--new-password", help="The link lets them set a password.")] = False,
+) -> Result:
+    """Print a link that signs an operator in once, within 24 hours; with --new-password for a lost password."""
+    found = await _find(resources, name)
+    return await _link(resources, found, LinkPurpose.NEW_PASSWORD if new_password else LinkPurpose.SIGN_IN)
+
+
+@store_command(app, "delete")
+async def delete(resources: Resources, name: Name) -> Result:
+    """Delete an operator and end their sessions; what they did stays in the audit log."""
+    await _find(resources, name)
+    await resources.operators.delete(name)
+    await resources.operator_sessions.revoke_all(name)
+    await record_act(resources, operator(name), Act.OPERATOR_DELETED)
+    return Result(facts={"name": name, "deleted": True}, shown=f"{name}: deleted")
+
+
+async def _find(resources: Resources, name: str) -> Operator:
+    found = await resources.operators.get(name)
+    if found is None:
+        raise Failed(f"no operator {name!r} (see: atelier operators list)")
+    return found
+
+
+async def _link(resources: Resources, found: Operator, purpose: LinkPurpose) -> Result:
+    token = await resources.operator_links.create(found.name, purpose)
+    await record_act(resources, operator(found.name), Act.SIGN_IN_LINK_MADE)
+    base_url = await asyncio.to_thread(local_base_url, resources.settings)
+    url = f"{base_url}/operators/links/{token}"
+    return Result(facts={**_facts(found), "url": url}, shown=url)
+
+
+def _facts(found: Operator) -> dict[str, object]:
+    return {"name": found.name, "has_password": found.has_password, "created_at": found.created_at.isoformat()}

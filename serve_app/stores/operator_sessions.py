@@ -1,0 +1,72 @@
+"""Sessions of operators in the browser: shorter than those of accounts, and kept apart from them."""
+
+import hashlib
+import secrets
+from datetime import timedelta
+from typing import Any, cast
+
+from redis.asyncio import Redis
+
+from serve_app.domain.durations import milliseconds
+from serve_app.stores.redis_keys import redis_key
+
+IDLE_LIFE = timedelta(minutes=15)
+ABSOLUTE_LIFE = timedelta(hours=8)
+
+
+class OperatorSessions:
+    """Sessions in Redis, which never holds a token, only its SHA-256."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = cast(Any, redis)
+
+    async def create(self, name: str) -> str:
+        """Open a session; its token has 256 random bits."""
+        token = secrets.token_urlsafe(32)
+        digest = _digest(token)
+        ends = await self._now_ms() + milliseconds(ABSOLUTE_LIFE)
+        pipeline = self._redis.pipeline()
+        pipeline.hset(redis_key("operator_session", digest), mapping={"operator": name, "ends": ends})
+        pipeline.expire(redis_key("operator_session", digest), IDLE_LIFE)
+        pipeline.sadd(redis_key("operator_sessions", name), digest)
+        pipeline.expire(redis_key("operator_sessions", name), ABSOLUTE_LIFE)
+        await pipeline.execute()
+        return token
+
+    async def get(self, token: str, *, extends: bool = True) -> str | None:
+        """Return the operator's name; None when the session has ended. With `extends`, its idle time starts again."""
+        key = redis_key("operator_session", _digest(token))
+        name, ends = await self._redis.hmget(key, "operator", "ends")
+        if name is None:
+            return None
+        left = int(ends) - await self._now_ms()
+        if left <= 0:
+            await self._redis.delete(key)
+            return None
+        if extends:
+            await self._redis.pexpire(key, min(left, milliseconds(IDLE_LIFE)))
+        return name
+
+    async def revoke(self, token: str) -> None:
+        digest = _digest(token)
+        name = await self._redis.hget(redis_key("operator_session", digest), "operator")
+        await self._redis.delete(redis_key("operator_session", digest))
+        if name:
+            await self._redis.srem(redis_key("operator_sessions", name), digest)
+
+    async def revoke_all(self, name: str) -> int:
+        """End every session of the operator; return how many."""
+        digests: set[str] = await self._redis.smembers(redis_key("operator_sessions", name))
+        if not digests:
+            return 0
+        ended = await self._redis.delete(*(redis_key("operator_session", digest) for digest in digests))
+        await self._redis.srem(redis_key("operator_sessions", name), *digests)
+        return ended
+
+    async def _now_ms(self) -> int:
+        seconds, micros = await self._redis.time()
+        return seconds * 1000 + micros // 1000
+
+
+def _digest(token: str) -> str:
+    return hashlib.sha256(token.encode(errors="replace")).hexdigest()

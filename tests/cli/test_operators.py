@@ -1,0 +1,28 @@
+"""`atelier operators`."""
+
+from tests.cli.conftest import Atelier
+
+PASSWORD = "correct horse battery"
+
+
+def test_an_operator_is_created_by_a_link_or_a_password_and_deleted_with_their_sessions(atelier: Atelier) -> None:
+    made = atelier.json("operators", "create", "alice")
+    assert "/operators/links/" in made["url"]
+    atelier.json("operators", "create", "bob", "--password-stdin", typed=f"{PASSWORD}\n")
+    listed = atelier.json("operators", "list")["operators"]
+    assert [(each["name"], each["has_password"]) for each in listed] == [("alice", False), ("bob", True)]
+    session = atelier.stores(lambda resources: resources.operator_sessions.create("bob"))
+    assert (
+        atelier.json("operators", "password", "bob", "--password-stdin", typed=f"x{PASSWORD}\n")["sessions_ended"] == 1
+    )
+    assert atelier.stores(lambda resources: resources.operator_sessions.get(session)) is None
+    assert atelier.json("operators", "delete", "bob")["deleted"] is True
+    assert atelier.stores(lambda resources: resources.operators.check_password("bob", f"x{PASSWORD}")) is None
+    rows = atelier.json("audit", "--account", "operator:bob")["rows"]
+    assert [row["act"] for row in rows] == ["operator_created", "password_set", "operator_deleted"]
+
+
+def test_a_name_in_use_or_of_other_letters_is_refused(atelier: Atelier) -> None:
+    atelier("operators", "create", "alice")
+    for name in ("alice", "Alice", "a b", "<b>"):
+        assert atelier("operators", "create", name).code == 2, name
