@@ -36,7 +36,8 @@ def create_app(resources: Resources) -> ASGIApp:
     site.include_router(console_redirect)
     site.mount("/console", console_app(resources))
     dispatcher = Dispatcher(a=a, b=b, others=[jobs_app, loras_app], site=site)
-    return RequestContextMiddleware(dispatcher, resources.settings.plan_table, RequestMeasures(resources.measures))
+    measures = RequestMeasures(resources.measures)
+    return RequestContextMiddleware(dispatcher, resources.settings.plan_table, measures, resources.auth)
 
 
 @console_redirect.get("/console")

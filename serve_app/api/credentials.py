@@ -9,6 +9,9 @@ from starlette.datastructures import Headers
 from serve_app.domain.errors import AmbiguousCredentials, Unauthorized
 from serve_app.domain.requests import Variant
 
+SHARED_PATH = "/v1/generate"
+"""`POST` here goes to the interface that the credential chooses."""
+
 
 class Credential(NamedTuple):
     """A key as sent, and the interface whose header carried it."""

@@ -8,12 +8,10 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve_app.api.context import RequestContext
-from serve_app.api.credentials import EITHER, chosen_variant
+from serve_app.api.credentials import EITHER, SHARED_PATH, chosen_variant
 from serve_app.api.errors import domain_error_response
 from serve_app.domain.errors import AmbiguousCredentials, Unauthorized
 from serve_app.domain.requests import Variant
-
-SHARED_PATH = "/v1/generate"
 
 
 class Dispatcher:

@@ -17,10 +17,12 @@ _HEADERS = {
 }
 """An image's name is never used twice, so its bytes never change; a page of any origin may show it."""
 
+FILES = "/files/"
+
 router = APIRouter()
 
 
-@router.get("/files/{name:path}", response_class=Response)
+@router.get(FILES + "{name:path}", response_class=Response)
 async def open_file(request: Request, name: str, exp: str = "", kid: str = "", sig: str = "") -> Response:
     resources = resources_of(request)
     images = resources.images

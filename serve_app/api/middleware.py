@@ -13,6 +13,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from serve_app.api.caller_window import caller_window
 from serve_app.api.context import RequestContext
 from serve_app.api.credentials import presumed_variant
 from serve_app.api.errors import internal_error
@@ -20,6 +21,7 @@ from serve_app.api.request_measures import RequestMeasures
 from serve_app.domain.accounts import Plan, Window
 from serve_app.domain.requests import Variant
 from serve_app.log import log_ids
+from serve_app.stores.auth import Authenticator
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +39,15 @@ class RequestContextMiddleware:
     """
 
     def __init__(
-        self, app: ASGIApp, plans: Mapping[tuple[Variant, str], Plan], measures: RequestMeasures | None = None
+        self,
+        app: ASGIApp,
+        plans: Mapping[tuple[Variant, str], Plan],
+        measures: RequestMeasures | None = None,
+        authenticator: Authenticator | None = None,
     ) -> None:
         self._app = app
         self._measures = measures
+        self._authenticator = authenticator
         self._lowest_plans = {plan.variant: plan for plan in reversed(list(plans.values()))}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,6 +71,8 @@ class RequestContextMiddleware:
             nonlocal started, finished, status
             if message["type"] == "http.response.start":
                 started, status = True, message["status"]
+                if context.window is None and self._authenticator is not None:
+                    context.window = await caller_window(self._authenticator, inner, context, status)
                 message["headers"] = self._with_common_headers(message["headers"], inner, context, is_read=is_read)
             elif message["type"] == "http.response.body":
                 finished = not message.get("more_body", False)

@@ -123,6 +123,37 @@ async def test_an_unknown_caller_sees_the_lowest_plan(
     assert abs(int(answer.headers["x-ratelimit-reset"]) - time.time() - window) < 3
 
 
+@pytest.mark.parametrize("variant", Variant)
+async def test_a_known_caller_sees_its_own_plan_where_nothing_asks_for_a_key(
+    service: TestService, variant: Variant
+) -> None:
+    caller = await service.member(plan_a="enterprise", plan_b="premium")
+    image = (await service.complete(await service.submit(caller, variant))).images[0]
+    address = service.resources.images.url(image.image_uri, base_url="")
+    limit = "1000" if variant is A else "100"
+    for method, path, status in (
+        ("GET", "/nothing", 404),
+        ("DELETE", "/v1/generate", 405),
+        ("GET", "/v1/jobs/x/nothing", 404),
+        ("GET", "/files/nothing", 404),
+        ("GET", address, 200),
+    ):
+        answer = await service.client.request(method, path, headers=caller.headers(variant))
+        assert answer.status_code == status, path
+        assert answer.headers["x-ratelimit-limit"] == limit, path
+        assert int(answer.headers["x-ratelimit-remaining"]) == int(limit) - 1, "the job counted, and nothing else"
+
+
+async def test_a_stranger_and_a_caller_without_redis_see_the_lowest_plan_where_nothing_asks_for_a_key(
+    without_redis: httpx.AsyncClient, member: Member
+) -> None:
+    for headers in ({}, member.a, {"X-API-Key": "nonsense"}):
+        answer = await without_redis.get("/nothing", headers=headers)
+        assert answer.status_code == 404
+        assert_headers(answer)
+        assert answer.headers["x-ratelimit-limit"] in ("50", "10")
+
+
 @pytest.mark.parametrize("given", ["01234567", "a.b-c_d.0", "x" * 128])
 async def test_a_fit_request_id_is_echoed(service: TestService, given: str) -> None:
     answer = await service.client.get("/healthz", headers={"X-Request-Id": given})
