@@ -15,7 +15,9 @@ from serve_app.domain.accounts import Account
 from serve_app.domain.audit import Act
 from serve_app.domain.errors import InvalidParameter
 from serve_app.domain.requests import Variant
+from serve_app.service import operate
 from serve_app.service.delete_account import delete_account
+from serve_app.service.operate import By
 from serve_app.service.resources import Resources
 from serve_app.stores.sign_in_links import LinkPurpose
 
@@ -67,10 +69,9 @@ async def set_plan(resources: Resources, account: AccountName, plan_a: PlanA = N
         raise BadUsage("set-plan: give --plan-a, --plan-b or both")
     found = await find_account(resources, account)
     try:
-        changed = await resources.accounts.set_plans(found.id, plan_a=plan_a, plan_b=plan_b)
+        changed = await operate.set_plans(resources, found, By(this_operator()), plan_a=plan_a, plan_b=plan_b)
     except InvalidParameter as error:
         raise BadUsage(error.message) from None
-    await record_act(resources, found.id, Act.PLANS_CHANGED, f"a:{changed.plan_a} b:{changed.plan_b}")
     return _account_result(changed)
 
 
@@ -78,19 +79,14 @@ async def set_plan(resources: Resources, account: AccountName, plan_a: PlanA = N
 async def disable(resources: Resources, account: AccountName) -> Result:
     """Reject the account's keys and end its console sessions at once; its jobs and images stay."""
     found = await find_account(resources, account)
-    changed = await resources.accounts.set_disabled(found.id, True)
-    await resources.sessions.revoke_all(found.id)
-    await record_act(resources, found.id, Act.ACCOUNT_DISABLED)
-    return _account_result(changed)
+    return _account_result(await operate.disable(resources, found, By(this_operator())))
 
 
 @store_command(app, "enable")
 async def enable(resources: Resources, account: AccountName) -> Result:
     """Enable a disabled account."""
     found = await find_account(resources, account)
-    changed = await resources.accounts.set_disabled(found.id, False)
-    await record_act(resources, found.id, Act.ACCOUNT_ENABLED)
-    return _account_result(changed)
+    return _account_result(await operate.enable(resources, found, By(this_operator())))
 
 
 @store_command(app, "delete")
@@ -139,10 +135,8 @@ async def sign_in_link(
     """Print a link that signs in to the console once, within 24 hours; with --new-password for a lost password."""
     found = await find_account(resources, account)
     purpose = LinkPurpose.NEW_PASSWORD if new_password else LinkPurpose.SIGN_IN
-    token = await resources.sign_in_links.create(found.id, purpose)
-    await record_act(resources, found.id, Act.SIGN_IN_LINK_MADE)
-    base_url = await asyncio.to_thread(local_base_url, resources.settings)
-    url = f"{base_url}/console/links/{token}"
+    path = await operate.make_sign_in_link(resources, found, By(this_operator()), purpose)
+    url = await asyncio.to_thread(local_base_url, resources.settings) + path
     return Result(facts={**account_facts(found), "url": url}, shown=url)
 
 

@@ -8,17 +8,18 @@ import typer
 from rich.table import Table
 
 from serve_app.cli.accounts import find_account
-from serve_app.cli.audit import record_act, this_operator
+from serve_app.cli.audit import this_operator
 from serve_app.cli.command import Result, store_command, table
 from serve_app.cli.exit_codes import Failed
-from serve_app.domain.audit import Act
 from serve_app.domain.errors import NotFound
 from serve_app.domain.jobs import Job, JobState
 from serve_app.domain.requests import GenerationRequest
+from serve_app.service import operate
 from serve_app.service.delete import delete_job
+from serve_app.service.operate import By
 from serve_app.service.resources import Resources
 
-app = typer.Typer(no_args_is_help=True, help="List, show, cancel, requeue and delete jobs of every account.")
+app = typer.Typer(no_args_is_help=True, help="List, show, cancel, requeue, drop and delete jobs of every account.")
 
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="gen_… or up_…", show_default=False)]
 Limit = Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of jobs.")]
@@ -63,10 +64,9 @@ async def show(resources: Resources, job_id: JobId) -> Result:
 @store_command(app, "cancel")
 async def cancel(resources: Resources, job_id: JobId) -> Result:
     """Cancel a job: immediately while it is queued, at its next step while it runs."""
-    state = await resources.queue.cancel(job_id, account_id=None)
+    state = await operate.cancel_job(resources, job_id, By(this_operator()))
     if state is None:
         raise _unknown(job_id)
-    await _record(resources, job_id, Act.JOB_CANCELED)
     words = {JobState.CANCELED: "canceled", JobState.RUNNING: "will stop at its next step"}
     return Result(facts={"id": job_id, "state": state}, shown=f"{job_id}: {words.get(state, f'already {state}')}")
 
@@ -84,10 +84,17 @@ async def delete(resources: Resources, job_id: JobId) -> Result:
 @store_command(app, "requeue")
 async def requeue(resources: Resources, job_id: JobId) -> Result:
     """Queue a dead job again, with all its attempts."""
-    if not await resources.dead_letters.requeue(job_id):
+    if not await operate.requeue_job(resources, job_id, By(this_operator())):
         raise Failed(f"{job_id} is not a dead job (see: atelier jobs dead)")
-    await _record(resources, job_id, Act.JOB_REQUEUED)
     return Result(facts={"id": job_id, "state": JobState.QUEUED}, shown=f"{job_id}: queued again")
+
+
+@store_command(app, "drop")
+async def drop(resources: Resources, job_id: JobId) -> Result:
+    """Take a dead job off the list of `dead`; it stays failed, for its account too."""
+    if not await operate.drop_job(resources, job_id, By(this_operator())):
+        raise Failed(f"{job_id} is not a dead job (see: atelier jobs dead)")
+    return Result(facts={"id": job_id, "dropped": True}, shown=f"{job_id}: off the list")
 
 
 async def _find(resources: Resources, job_id: str) -> Job:
@@ -95,10 +102,6 @@ async def _find(resources: Resources, job_id: str) -> Job:
     if job is None:
         raise _unknown(job_id)
     return job
-
-
-async def _record(resources: Resources, job_id: str, act: Act) -> None:
-    await record_act(resources, (await _find(resources, job_id)).account_id, act, job_id)
 
 
 def _unknown(job_id: str) -> Failed:

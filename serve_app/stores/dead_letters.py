@@ -26,3 +26,7 @@ class DeadLetters:
     async def requeue(self, job_id: str) -> bool:
         """Queue a failed job again with all its attempts; False when it has not failed."""
         return bool(await self._requeue(job_id=job_id))
+
+    async def drop(self, job_id: str) -> bool:
+        """Take a job off the list; its record stays as it is. False when it is not on the list."""
+        return bool(await self._redis.zrem(redis_key("dead"), job_id))

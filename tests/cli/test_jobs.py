@@ -52,6 +52,16 @@ def test_a_dead_job_is_queued_again(atelier: Atelier) -> None:
     assert _ids(atelier.json("jobs", "dead")) == []
 
 
+def test_a_dropped_job_leaves_the_list_and_stays_failed(atelier: Atelier) -> None:
+    job_id = _job(atelier, "acme")
+    assert atelier("jobs", "drop", job_id).code == 1, "it is waiting, not dead"
+    atelier.stores(_fail_everything)
+    assert atelier("jobs", "drop", job_id).code == 0
+    assert _ids(atelier.json("jobs", "dead")) == []
+    assert atelier.json("jobs", "show", job_id)["state"] == "failed"
+    assert [row["act"] for row in atelier.json("audit", "--account", "acme")["rows"]] == ["job_dropped"]
+
+
 def _job(atelier: Atelier, account_name: str) -> str:
     async def accept(resources: Resources) -> str:
         account = await resources.accounts.get(account_name) or await resources.accounts.create(account_name)

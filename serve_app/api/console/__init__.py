@@ -3,9 +3,6 @@
 app.mount("/console", console_app(resources))
 """
 
-from http import HTTPStatus
-
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -23,11 +20,8 @@ from serve_app.api.console.protection import Protection
 from serve_app.api.console.rendering import redirect, root_of
 from serve_app.api.console.routes import router
 from serve_app.api.console.usage import router as usage_router
-from serve_app.domain.errors import StoreUnavailable
+from serve_app.api.site.problems import answer_with_pages
 from serve_app.service.resources import Resources
-
-_TEXTS = {404: "There is no such page here.", 405: "This page cannot be used that way."}
-"""Instead of what the router says."""
 
 
 def console_app(resources: Resources) -> ASGIApp:
@@ -46,9 +40,7 @@ def console_app(resources: Resources) -> ASGIApp:
         ],
     )
     app.add_exception_handler(SignInRequired, _to_sign_in)
-    app.add_exception_handler(HTTPException, _refuse)
-    app.add_exception_handler(StoreUnavailable, _unavailable)
-    app.add_exception_handler(Exception, _internal_error)
+    answer_with_pages(app, problem_page)
     return Protection(app, public_url=resources.settings.public_url)  # outermost: a 500 and a 413 need its headers too
 
 
@@ -56,24 +48,3 @@ async def _to_sign_in(request: Request, _error: Exception) -> Response:
     """Whoever wanted to try the playground gets there after signing in."""
     wanted = request.url.path.removeprefix(f"{root_of(request)}/")
     return redirect(request, "sign-in?next=playground" if wanted.startswith("playground") else "sign-in")
-
-
-async def _refuse(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    status = HTTPStatus(error.status_code)
-    text = _TEXTS.get(status, error.detail)
-    response = problem_page(request, status, "Not found" if status == 404 else "Not done", text)
-    response.headers.update(error.headers or {})
-    return response
-
-
-async def _unavailable(request: Request, _error: Exception) -> Response:
-    text = "The service is temporarily unavailable. Try again in a few seconds."
-    response = problem_page(request, 503, "Temporarily unavailable", text)
-    response.headers["Retry-After"] = "5"
-    return response
-
-
-async def _internal_error(request: Request, _error: Exception) -> Response:
-    text = "The error has been logged. Going back and trying again may help."
-    return problem_page(request, 500, "An error of the service", text)

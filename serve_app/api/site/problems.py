@@ -1,0 +1,43 @@
+"""Answers of a site of pages to what goes wrong: pages that say so, in its own layout."""
+
+from collections.abc import Callable
+from http import HTTPStatus
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from serve_app.domain.errors import StoreUnavailable
+
+ProblemPage = Callable[[Request, int, str, str], Response]
+"""Renders status, title and text."""
+
+_TEXTS = {404: "There is no such page here.", 405: "This page cannot be used that way."}
+"""Instead of what the router says."""
+
+
+def answer_with_pages(app: FastAPI, page: ProblemPage) -> None:
+    """Answer refusals, outages and unexpected errors with pages."""
+
+    async def refuse(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        status = HTTPStatus(error.status_code)
+        text = _TEXTS.get(status, error.detail)
+        response = page(request, status, "Not found" if status == 404 else "Not done", text)
+        response.headers.update(error.headers or {})
+        return response
+
+    async def unavailable(request: Request, _error: Exception) -> Response:
+        text = "The service is temporarily unavailable. Try again in a few seconds."
+        response = page(request, 503, "Temporarily unavailable", text)
+        response.headers["Retry-After"] = "5"
+        return response
+
+    async def internal_error(request: Request, _error: Exception) -> Response:
+        text = "The error has been logged. Going back and trying again may help."
+        return page(request, 500, "An error of the service", text)
+
+    app.add_exception_handler(HTTPException, refuse)
+    app.add_exception_handler(StoreUnavailable, unavailable)
+    app.add_exception_handler(Exception, internal_error)
