@@ -77,7 +77,7 @@ async def set_plan(resources: Resources, account: AccountName, plan_a: PlanA = N
 
 @store_command(app, "disable")
 async def disable(resources: Resources, account: AccountName) -> Result:
-    """Reject the account's keys and end its console sessions at once; its jobs and images stay."""
+    """Reject the account's keys and end its console sessions and links at once; its jobs and images stay."""
     found = await find_account(resources, account)
     return _account_result(await operate.disable(resources, found, By(this_operator())))
 
@@ -109,14 +109,14 @@ async def delete(
 
 @store_command(app, "set-password")
 async def set_password(resources: Resources, account: AccountName, password_stdin: PasswordStdin = False) -> Result:
-    """Set an account's console password and end its console sessions."""
+    """Set an account's console password; ends its console sessions and the links made for it."""
     found = await find_account(resources, account)
     password = password_from_stdin() if password_stdin else password_from_terminal()
+    ended = len(await resources.sessions.list(found.id))
     try:
         await resources.accounts.set_password(found.id, password)
     except InvalidParameter as error:
         raise BadUsage(error.message) from None
-    ended = await resources.sessions.revoke_all(found.id)
     await record_act(resources, found.id, Act.PASSWORD_SET)
     return Result(
         facts={**account_facts(found), "sessions_ended": ended},

@@ -53,6 +53,8 @@ class Account:
     plan_b: str
     disabled: bool
     created_at: datetime
+    sign_in_fence: str = "0.0"
+    """What a session must have been opened with to be good: it changes with the password, and when the account is disabled."""
 
 
 class Scope(StrEnum):

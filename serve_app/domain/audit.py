@@ -30,6 +30,8 @@ class Act(StrEnum):
     SIGN_IN_FAILED = "sign_in_failed"
     SIGNED_OUT = "signed_out"
     SIGNED_OUT_EVERYWHERE = "signed_out_everywhere"
+    SESSION_ENDED = "session_ended"
+    OTHER_SESSIONS_ENDED = "other_sessions_ended"
     KEY_CREATED = "key_created"
     KEY_ROLLED = "key_rolled"
     KEY_REVOKED = "key_revoked"

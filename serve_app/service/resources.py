@@ -135,7 +135,7 @@ async def open_resources(
             sign_in_links=SignInLinks(client),
             operators=OperatorStore(client),
             operator_sessions=OperatorSessions(client),
-            operator_links=SignInLinks(client, "operator_link"),
+            operator_links=SignInLinks(client, "operator_link", "operator"),
             throttle=Throttle(client),
             usage=UsageReader(client),
             catalog=CatalogStore(client, settings),

@@ -30,6 +30,7 @@ class AccountStore:
         self._settings = settings
         self._create = Script(redis, "create_account")
         self._find = Script(redis, "find_account")
+        self._set_password = Script(redis, "set_password")
         self._passwords = Passwords()
 
     async def create(
@@ -70,17 +71,24 @@ class AccountStore:
         return await self._existing(account_id)
 
     async def set_disabled(self, account_id: str, disabled: bool) -> Account:
-        """Disable or enable: a disabled account's keys and password stop working with the next request."""
+        """Disable or enable: a disabled account's keys and password stop working with the next request, and its sessions and
+        links end for good."""
         await self._existing(account_id)
         if disabled:
-            await self._redis.hset(redis_key("account", account_id), "disabled", "1")
+            pipeline = self._redis.pipeline()
+            pipeline.hset(redis_key("account", account_id), "disabled", "1")
+            pipeline.hincrby(redis_key("account", account_id), "closures", 1)
+            await pipeline.execute()
         else:
             await self._redis.hdel(redis_key("account", account_id), "disabled")
         return await self._existing(account_id)
 
-    async def set_password(self, account_id: str, password: str) -> None:
-        await self._existing(account_id)
-        await self._redis.hset(redis_key("account", account_id), "password", await self._passwords.hash(password))
+    async def set_password(self, account_id: str, password: str) -> str:
+        """End every session of the account and every link to it; return the fence of sessions from now on."""
+        fence: str = await self._set_password(account=account_id, password_hash=await self._passwords.hash(password))
+        if not fence:
+            raise NotFound(f"no account {account_id!r}")
+        return fence
 
     async def check_password(self, name: str, password: str) -> Account | None:
         """Return the account if the password is right. An unknown name takes as long as a wrong password: one round trip,
@@ -118,4 +126,5 @@ def _read_account(account_id: str, row: Mapping[str, str]) -> Account:
         plan_b=row["plan_b"],
         disabled="disabled" in row,
         created_at=from_epoch_ms(row["created"]),
+        sign_in_fence=f"{row.get('closures', '0')}.{row.get('password_changes', '0')}",
     )

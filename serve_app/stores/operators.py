@@ -52,9 +52,12 @@ class OperatorStore:
         return _read(name, row) if row else None
 
     async def set_password(self, name: str, password: str) -> None:
-        """Raises `NotFound`, `InvalidParameter`."""
+        """Void every link to the operator. Raises `NotFound`, `InvalidParameter`."""
         await self._existing(name)
-        await self._redis.hset(redis_key("operator", name), "password", await self._passwords.hash(password))
+        pipeline = self._redis.pipeline()
+        pipeline.hset(redis_key("operator", name), "password", await self._passwords.hash(password))
+        pipeline.hincrby(redis_key("operator", name), "password_changes", 1)
+        await pipeline.execute()
 
     async def check_password(self, name: str, password: str) -> Operator | None:
         """Return the operator if the password is right. An unknown name takes as long as a wrong password."""

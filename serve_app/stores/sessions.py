@@ -1,13 +1,15 @@
-"""Console sessions: random tokens, stored as digests, that end when idle or old."""
+"""Console sessions: random tokens, stored as digests, that end when idle or old, or with the password they were opened with."""
 
 import hashlib
 import secrets
-from datetime import timedelta
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any, cast
 
 from redis.asyncio import Redis
 
-from serve_app.domain.durations import milliseconds
+from serve_app.domain.durations import epoch_ms, from_epoch_ms, milliseconds
 from serve_app.settings import Settings
 from serve_app.stores.redis_keys import redis_key
 from serve_app.stores.script import Script
@@ -16,50 +18,78 @@ IDLE_LIFE = timedelta(minutes=30)
 ABSOLUTE_LIFE = timedelta(hours=12)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Session:
+    """A live session. `id` is the digest of its token; what an older version did not store is None or empty."""
+
+    id: str
+    opened_at: datetime | None
+    seen_at: datetime | None
+    address: str
+    browser: str
+
+
 class SessionStore:
     """Sessions in Redis, which never holds a token, only its SHA-256."""
 
     def __init__(self, redis: Redis, settings: Settings) -> None:
         self._redis = cast(Any, redis)
+        self._open = Script(redis, "open_session")
         self._get = Script(redis, "session")
+        self._list = Script(redis, "list_sessions")
 
-    async def create(self, account_id: str) -> str:
-        """Open a session; its token has 256 random bits."""
+    async def create(self, account_id: str, *, fence: str = "", browser: str = "", address: str = "") -> str:
+        """Open a session; its token has 256 random bits. `fence` is that of the password or link that was shown: when it is no
+        longer the account's, the session is dead from the beginning."""
         token = secrets.token_urlsafe(32)
-        digest = _digest(token)
-        pipeline = self._redis.pipeline()
-        pipeline.hset(redis_key("session", digest), "account", account_id)
-        pipeline.expire(redis_key("session", digest), IDLE_LIFE)
-        pipeline.hset(redis_key("session", digest), "ends", await self._now_ms() + milliseconds(ABSOLUTE_LIFE))
-        pipeline.sadd(redis_key("sessions", account_id), digest)
-        pipeline.expire(redis_key("sessions", account_id), ABSOLUTE_LIFE)
-        await pipeline.execute()
+        await self._open(
+            token_digest=digest_of(token),
+            account=account_id,
+            fence=fence,
+            browser=browser,
+            address=address,
+            idle_ms=milliseconds(IDLE_LIFE),
+            life_ms=milliseconds(ABSOLUTE_LIFE),
+        )
         return token
 
     async def get(self, token: str) -> str | None:
         """Return the account of a live session and extend it by half an hour; None when it has ended."""
-        return await self._get(token_digest=_digest(token), idle_ms=milliseconds(IDLE_LIFE)) or None
+        return await self._get(token_digest=digest_of(token), idle_ms=milliseconds(IDLE_LIFE)) or None
+
+    async def list(self, account_id: str) -> Sequence[Session]:
+        """The account's live sessions, the one seen last first."""
+        rows: Sequence[Sequence[str]] = await self._list(account=account_id)
+        found = [
+            Session(id=digest, opened_at=_time(opened), seen_at=_time(seen), address=address, browser=browser)
+            for digest, opened, seen, address, browser in rows
+        ]
+        return sorted(found, key=lambda each: epoch_ms(each.seen_at) if each.seen_at else 0, reverse=True)
 
     async def revoke(self, token: str) -> None:
-        digest = _digest(token)
+        digest = digest_of(token)
         account_id = await self._redis.hget(redis_key("session", digest), "account")
-        await self._redis.delete(redis_key("session", digest))
         if account_id:
-            await self._redis.srem(redis_key("sessions", account_id), digest)
+            await self.end(account_id, digest)
 
-    async def revoke_all(self, account_id: str) -> int:
-        """End every session of the account; return how many."""
-        digests: set[str] = await self._redis.smembers(redis_key("sessions", account_id))
-        if not digests:
-            return 0
-        ended = await self._redis.delete(*(redis_key("session", digest) for digest in digests))
-        await self._redis.srem(redis_key("sessions", account_id), *digests)
-        return ended
+    async def end(self, account_id: str, session_id: str) -> bool:
+        """End a session of the account; False when it has none of this id."""
+        if not await self._redis.srem(redis_key("sessions", account_id), session_id):
+            return False
+        await self._redis.delete(redis_key("session", session_id))
+        return True
 
-    async def _now_ms(self) -> int:
-        seconds, micros = await self._redis.time()
-        return seconds * 1000 + micros // 1000
+    async def revoke_all(self, account_id: str, *, but: str = "") -> int:
+        """End every session of the account, but that of the token `but`; return how many."""
+        kept = digest_of(but)
+        ended = [await self.end(account_id, each.id) for each in await self.list(account_id) if each.id != kept]
+        return sum(ended)
 
 
-def _digest(token: str) -> str:
+def digest_of(token: str) -> str:
+    """The id of a token's session."""
     return hashlib.sha256(token.encode(errors="replace")).hexdigest()
+
+
+def _time(text: str) -> datetime | None:
+    return from_epoch_ms(text) if text else None

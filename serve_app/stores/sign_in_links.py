@@ -1,14 +1,19 @@
-"""One-time links to the console: random tokens that sign in, or set a new password, once; Redis holds their digests."""
+"""One-time links to the console: random tokens that sign in, or set a new password, once; Redis holds their digests.
+
+A link is void as soon as the account's password is changed, or the account disabled.
+"""
 
 import hashlib
 import secrets
+from collections.abc import Sequence
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 from redis.asyncio import Redis
 
-from serve_app.stores.redis_keys import redis_key
+from serve_app.domain.durations import milliseconds
+from serve_app.stores.script import Script
 
 LINK_LIFE = timedelta(hours=24)
 
@@ -25,36 +30,45 @@ class SignInLink(NamedTuple):
 
     account_id: str
     purpose: LinkPurpose
+    fence: str
+    """For the session that it opens."""
 
 
 class SignInLinks:
     """Links that an operator gives to people, and `atelier up` prints for its demo account."""
 
-    def __init__(self, redis: Redis, family: str = "sign_in_link") -> None:
-        """Links of two families of Redis keys are not taken for each other."""
-        self._redis = cast(Any, redis)
-        self._family = family
+    def __init__(self, redis: Redis, family: str = "sign_in_link", holder: str = "account") -> None:
+        """Links of two families of Redis keys are not taken for each other. `holder` is the family of whom they let in."""
+        self._family, self._holder = family, holder
+        self._create = Script(redis, "create_sign_in_link")
+        self._get = Script(redis, "sign_in_link")
 
     async def create(self, account_id: str, purpose: LinkPurpose, *, life: timedelta = LINK_LIFE) -> str:
         """Return the token of a new link: 256 random bits, for the link's path after `/console/links/`."""
         token = secrets.token_urlsafe(32)
-        await self._redis.set(self._key(token), f"{purpose}:{account_id}", ex=life)
+        await self._create(
+            name=self._name(token),
+            purpose=purpose,
+            holder=self._holder,
+            id=account_id,
+            life_ms=milliseconds(life),
+        )
         return token
 
     async def get(self, token: str) -> SignInLink | None:
-        """Return the link without using it; None when it was used or is too old."""
-        return _read(await self._redis.get(self._key(token)))
+        """Return the link without using it; None when it was used, is too old or void."""
+        return _read(await self._get(name=self._name(token), holder=self._holder, use=False))
 
     async def use(self, token: str) -> SignInLink | None:
         """Return the link, for the only time."""
-        return _read(await self._redis.getdel(self._key(token)))
+        return _read(await self._get(name=self._name(token), holder=self._holder, use=True))
 
-    def _key(self, token: str) -> str:
-        return redis_key(self._family, hashlib.sha256(token.encode(errors="replace")).hexdigest())
+    def _name(self, token: str) -> str:
+        return f"{self._family}:{hashlib.sha256(token.encode(errors='replace')).hexdigest()}"
 
 
-def _read(value: str | None) -> SignInLink | None:
-    if value is None:
+def _read(row: Sequence[str]) -> SignInLink | None:
+    if not row:
         return None
-    purpose, _, account_id = value.partition(":")
-    return SignInLink(account_id, LinkPurpose(purpose))
+    purpose, account_id, fence = row
+    return SignInLink(account_id, LinkPurpose(purpose), fence)

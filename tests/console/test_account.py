@@ -7,6 +7,7 @@ from serve_app.domain.accounts import Account
 from serve_app.domain.audit import Act
 from serve_app.service.resources import Resources
 from serve_app.stores.redis_keys import redis_key
+from serve_app.stores.sessions import digest_of
 from serve_app.stores.sign_in_links import LinkPurpose
 from tests.console.browser import Browser
 from tests.console.conftest import PASSWORD, Browsers
@@ -75,6 +76,56 @@ async def test_a_link_of_a_disabled_account_is_not_found(
 ) -> None:
     await resources.accounts.set_disabled(owner.id, True)
     assert (await browsers.new().open(link)).status == 404
+
+
+@pytest.mark.parametrize("change", ["password", "disabled and enabled"])
+async def test_a_link_is_void_when_the_account_has_changed(
+    browsers: Browsers, resources: Resources, owner: Account, link: str, reset: str, change: str
+) -> None:
+    late = browsers.new()
+    form = (await late.open(link)).form("Sign in")
+    if change == "password":
+        await resources.accounts.set_password(owner.id, NEW)
+    else:
+        await resources.accounts.set_disabled(owner.id, True)
+        await resources.accounts.set_disabled(owner.id, False)
+    assert (await late.send(form)).status == 404
+    assert (await browsers.new().open(reset)).status == 404
+    assert not await is_signed_in(late)
+
+
+async def test_sessions_are_listed_and_ended(browser: Browser, browsers: Browsers) -> None:
+    phone, desk = [
+        browsers.new(headers={"User-Agent": agent}) for agent in ("Firefox/140.0 Android", "Windows Edg/140")
+    ]
+    for each in (phone, desk):
+        await each.sign_in("owner", PASSWORD)
+    page = await browser.open("/console/settings")
+    assert all(words in page.text for words in ("Firefox on Android", "Edge on Windows", "this one"))
+    chosen = next(form for form in page.forms if form.action.endswith(f"{session_of(phone)}/end"))
+    assert (await browser.send(chosen, form_token="")).status == 403
+    assert (await browser.send(chosen)).status == 200
+    assert [await is_signed_in(each) for each in (phone, desk, browser)] == [False, True, True]
+    await browser.send((await browser.open("/console/settings")).form("End all others"))
+    assert [await is_signed_in(each) for each in (desk, browser)] == [False, True]
+
+
+async def test_a_session_of_another_account_cannot_be_ended(
+    browser: Browser, browsers: Browsers, resources: Resources
+) -> None:
+    await resources.accounts.create("another", password=PASSWORD)
+    another, own = browsers.new(), browsers.new()
+    await another.sign_in("another", PASSWORD)
+    await own.sign_in("owner", PASSWORD)
+    form = (await browser.open("/console/settings")).form("End")
+    form.action = form.action.replace(session_of(own), session_of(another))
+    assert (await browser.send(form)).status == 404
+    assert await is_signed_in(another)
+
+
+def session_of(browser: Browser) -> str:
+    """The id of a browser's session."""
+    return digest_of(browser.http.cookies["atelier_session"])
 
 
 async def test_a_lost_password_is_replaced_and_every_session_ends(

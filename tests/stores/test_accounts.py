@@ -213,7 +213,9 @@ async def test_a_password_opens_and_everything_else_does_not(resources: Resource
     assert await resources.accounts.check_password("nobody", "correct horse battery") is None
     await resources.accounts.set_password(account.id, "another long password")
     assert await resources.accounts.check_password("ann", "correct horse battery") is None
-    assert await resources.accounts.check_password("ann", "another long password") == account
+    assert await resources.accounts.check_password("ann", "another long password") == await resources.accounts.get(
+        "ann"
+    )
     await resources.accounts.set_disabled(account.id, True)
     assert await resources.accounts.check_password("ann", "another long password") is None
 
@@ -299,10 +301,21 @@ async def test_a_console_session_opens_lives_and_ends(
 
 async def test_signing_out_everywhere_ends_every_session_of_one_account(resources: Resources, acme: Account) -> None:
     mine = [await resources.sessions.create(acme.id) for _ in range(3)]
-    other = await resources.sessions.create("acct_other")
+    other = await resources.accounts.create("other")
+    others = await resources.sessions.create(other.id)
     assert await resources.sessions.revoke_all(acme.id) == 3
     assert [await resources.sessions.get(token) for token in mine] == [None] * 3
-    assert await resources.sessions.get(other) == "acct_other"
+    assert await resources.sessions.get(others) == other.id
+
+
+async def test_what_was_begun_with_the_old_password_opens_no_session(resources: Resources, acme: Account) -> None:
+    """A sign-in whose password was right a moment before it was changed."""
+    opened = await resources.sessions.create(acme.id, fence=acme.sign_in_fence)
+    fence = await resources.accounts.set_password(acme.id, "another long password")
+    late = await resources.sessions.create(acme.id, fence=acme.sign_in_fence)
+    new = await resources.sessions.create(acme.id, fence=fence)
+    assert [await resources.sessions.get(token) for token in (opened, late, new)] == [None, None, acme.id]
+    assert len(await resources.sessions.list(acme.id)) == 1
 
 
 async def test_a_session_ends_when_idle_and_never_outlives_twelve_hours(

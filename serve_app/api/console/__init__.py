@@ -19,6 +19,7 @@ from serve_app.api.console.playground import router as playground_router
 from serve_app.api.console.protection import Protection
 from serve_app.api.console.rendering import redirect, root_of
 from serve_app.api.console.routes import router
+from serve_app.api.console.sessions import router as sessions_router
 from serve_app.api.console.usage import router as usage_router
 from serve_app.api.site.problems import answer_with_pages
 from serve_app.service.resources import Resources
@@ -31,6 +32,7 @@ def console_app(resources: Resources) -> ASGIApp:
         routes=[
             *account_router.routes,  # before the keys pages, whose address is /settings/{slug}
             *router.routes,
+            *sessions_router.routes,
             *keys_router.routes,
             *playground_router.routes,
             *compare_router.routes,

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 
+from serve_app.api.console.browser_words import browser_words
 from serve_app.api.console.guards import Form, FormSession, PageSession, check_form
 from serve_app.api.console.known_device import read_device, set_device
 from serve_app.api.console.rendering import redirect, render
@@ -34,6 +35,17 @@ async def live_link(request: Request, token: str) -> tuple[SignInLink, Account]:
 Link = Annotated[tuple[SignInLink, Account], Depends(live_link)]
 
 
+async def open_session(request: Request, account: Account, fence: str, page: str) -> Response:
+    """Sign the browser in as the account, with what had this fence, and send it to the page."""
+    await _record(request, account, Act.SIGNED_IN)
+    response = redirect(request, page)
+    browser, address = browser_words(request.headers.get("user-agent", "")), caller_address(request)
+    sessions = resources_of(request).sessions
+    set_session(request, response, await sessions.create(account.id, fence=fence, browser=browser, address=address))
+    set_device(request, response, account.id)
+    return response
+
+
 @router.get("/links/{token}")
 async def open_link(request: Request, link: Link) -> Response:
     """A page with a button: whatever looks at links in advance must not use them."""
@@ -44,17 +56,17 @@ async def open_link(request: Request, link: Link) -> Response:
 async def use_link(request: Request, token: str, link: Link, form: Form) -> Response:
     if not is_form_token(anonymous_token(request), _LINK, form.get("form_token", "")):
         return _link_page(request, link, status=403, problem="That page had expired. Please try again.")
-    (_, purpose), account = link
+    (_, purpose, _), account = link
     resources = resources_of(request)
     try:
         password = _new_password(form) if purpose is LinkPurpose.NEW_PASSWORD else None
     except InvalidParameter as error:
         return _link_page(request, link, status=400, problem=error.message)
-    if await resources.sign_in_links.use(token) is None:
+    used = await resources.sign_in_links.use(token)
+    if used is None:
         raise HTTPException(404)
-    if password is not None:
-        await _set_password(request, account, password)
-    return await _signed_in(request, account, "playground")
+    fence = used.fence if password is None else await _set_password(request, account, password)
+    return await open_session(request, account, fence, "playground")
 
 
 @router.get("/settings/password")
@@ -80,8 +92,7 @@ async def change_password(request: Request, session: FormSession, form: Form) ->
         password = _new_password(form)
     except InvalidParameter as error:
         return _password_page(request, session, status=400, problem=error.message)
-    await _set_password(request, account, password)
-    return await _signed_in(request, account, "settings")
+    return await open_session(request, account, await _set_password(request, account, password), "settings")
 
 
 def _new_password(form: Form) -> str:
@@ -94,23 +105,15 @@ def _new_password(form: Form) -> str:
     return password
 
 
-async def _set_password(request: Request, account: Account, password: str) -> None:
-    resources = resources_of(request)
-    await resources.accounts.set_password(account.id, password)
-    await resources.sessions.revoke_all(account.id)
+async def _set_password(request: Request, account: Account, password: str) -> str:
+    """Return the fence of sessions from now on."""
+    fence = await resources_of(request).accounts.set_password(account.id, password)
     await _record(request, account, Act.PASSWORD_SET)
-
-
-async def _signed_in(request: Request, account: Account, page: str) -> Response:
-    await _record(request, account, Act.SIGNED_IN)
-    response = redirect(request, page)
-    set_session(request, response, await resources_of(request).sessions.create(account.id))
-    set_device(request, response, account.id)
-    return response
+    return fence
 
 
 def _link_page(request: Request, link: tuple[SignInLink, Account], *, status: int = 200, problem: str = "") -> Response:
-    (_, purpose), account = link
+    (_, purpose, _), account = link
     browser = anonymous_token(request)
     response = render(
         request,

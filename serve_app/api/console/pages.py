@@ -10,6 +10,7 @@ from serve_app.api.console.rendering import render, site_of
 from serve_app.api.console.session import SignedIn, anonymous_token, form_token, set_anonymous, single_use_token
 from serve_app.api.dependencies import resources_of
 from serve_app.domain.accounts import ApiKey
+from serve_app.stores.sessions import digest_of
 
 NAME_LENGTH = 100
 """Characters of an account's name."""
@@ -45,7 +46,17 @@ async def settings_page(request: Request, session: SignedIn) -> HTMLResponse:
     resources, account_id = resources_of(request), session.account.id
     windows = [(page, await resources.auth.window(account_id, page.variant)) for page in KEY_PAGES]
     adapters = await resources.catalog.adapters(account_id)
-    return render(request, "settings.html", session, here="settings", windows=windows, adapters=adapters)
+    return render(
+        request,
+        "settings.html",
+        session,
+        here="settings",
+        windows=windows,
+        adapters=adapters,
+        sessions=await resources.sessions.list(account_id),
+        this_session=digest_of(session.token),
+        end_token=form_token(session.token, "end session"),
+    )
 
 
 async def keys_page(

@@ -4,8 +4,9 @@ from math import ceil
 
 from fastapi import APIRouter, Request, Response
 
+from serve_app.api.console.account import open_session
 from serve_app.api.console.guards import Form, FormSession, PageSession, check_form
-from serve_app.api.console.known_device import read_device, set_device
+from serve_app.api.console.known_device import read_device
 from serve_app.api.console.pages import NAME_LENGTH, settings_page, sign_in_page
 from serve_app.api.console.rendering import redirect
 from serve_app.api.console.session import (
@@ -14,7 +15,6 @@ from serve_app.api.console.session import (
     drop_cookie,
     is_form_token,
     read_session,
-    set_session,
 )
 from serve_app.api.dependencies import caller_address, resources_of
 from serve_app.domain.accounts import Account
@@ -53,11 +53,8 @@ async def sign_in(request: Request, form: Form) -> Response:
         await _record(request, counted.account_id, Act.SIGN_IN_FAILED, actor=ANYONE)
         return sign_in_page(request, status=403, problem="Wrong account name or password.", name=name)
     await resources.sign_ins.forget(counted)
-    await _record(request, account.id, Act.SIGNED_IN)
-    response = redirect(request, "playground" if form.get("next") == "playground" else "settings")
-    set_session(request, response, await resources.sessions.create(account.id))
-    set_device(request, response, account.id)
-    return response
+    page = "playground" if form.get("next") == "playground" else "settings"
+    return await open_session(request, account, account.sign_in_fence, page)
 
 
 @router.post("/sign-out")

@@ -1,0 +1,33 @@
+"""The end of a session from another browser: of one in the list of the settings page, or of all but this one."""
+
+from fastapi import APIRouter, HTTPException, Request, Response
+
+from serve_app.api.console.guards import Form, FormSession, check_form
+from serve_app.api.console.rendering import redirect
+from serve_app.api.dependencies import caller_address, resources_of
+from serve_app.domain.audit import OWNER, Act
+
+_PURPOSE = "end session"
+
+router = APIRouter()
+
+
+@router.post("/settings/sessions/end")
+async def end_others(request: Request, session: FormSession, form: Form) -> Response:
+    check_form(session, form, _PURPOSE)
+    await resources_of(request).sessions.revoke_all(session.account.id, but=session.token)
+    return await _ended(request, session, Act.OTHER_SESSIONS_ENDED)
+
+
+@router.post("/settings/sessions/{session_id}/end")
+async def end_one(request: Request, session_id: str, session: FormSession, form: Form) -> Response:
+    check_form(session, form, _PURPOSE)
+    if not await resources_of(request).sessions.end(session.account.id, session_id):
+        raise HTTPException(404)
+    return await _ended(request, session, Act.SESSION_ENDED)
+
+
+async def _ended(request: Request, session: FormSession, act: Act) -> Response:
+    audit, address = resources_of(request).audit, caller_address(request)
+    await audit.record(session.account.id, act, actor=OWNER, address=address)
+    return redirect(request, "settings")
