@@ -38,7 +38,7 @@ class Poller:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
-        self._poll = Script(redis, "poll", rewrite)
+        self._poll = Script(redis, "poll", rewrite, writes=False)
         self._clock = clock
         self._second = 0
         self._counts: dict[tuple[str, str, Variant], int] = {}

@@ -17,6 +17,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry as SyncRetry
 
 from serve_app.domain.errors import Overloaded, StoreUnavailable
+from serve_app.stores.shared_connection import SharedConnection
 
 CONNECT_TIMEOUT_S, REPLY_TIMEOUT_S, CALL_TIMEOUT_S = 2.0, 2.0, 3.0
 """A silent server must turn into a 503 soon. A call's own limit holds over redis-py's retries, which take a timeout
@@ -39,12 +40,13 @@ def connect(url: str, *, connections: int = MAX_CONNECTIONS, wait: timedelta = M
         decode_responses=True,
         socket_connect_timeout=CONNECT_TIMEOUT_S,
         socket_timeout=REPLY_TIMEOUT_S,
-        max_connections=connections,
+        max_connections=connections + 1,  # the shared one
         retry=Retry(ExponentialWithJitterBackoff(RETRY_CAP_S, RETRY_BASE_S), RETRIES, (RedisConnectionError,)),
     )
     client = _Client(connection_pool=pool)
     client.auto_close_connection_pool = True
     client.turns = _Turns(connections, wait.total_seconds())
+    client.shared = SharedConnection(pool)
     return client
 
 
@@ -130,10 +132,24 @@ class _Client(redis_async.Redis):
     """redis-py's client with one kind of outage."""
 
     turns: _Turns
+    shared: SharedConnection
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         async with self.turns.turn():
             return await super().execute_command(*args, **options)
+
+    async def execute_read(self, *args: str | int | float) -> Any:
+        """Send a command that writes nothing on the connection that all reads share; if that breaks, on one of its own."""
+        async with self.turns.turn():
+            await self.shared.open()
+            try:
+                return await self.shared.call(*args)
+            except RedisConnectionError:
+                return await super().execute_command(*args)
+
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        await self.shared.close()
+        await super().aclose(close_connection_pool)
 
     def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> Pipeline:
         pipeline = _Pipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)

@@ -112,8 +112,10 @@ class Script:
     The digest pins the script to this version of the code, so that two versions can run side by side during a roll-out.
     """
 
-    def __init__(self, client: Redis, name: str, rewrite: Rewrite | None = None) -> None:
+    def __init__(self, client: Redis, name: str, rewrite: Rewrite | None = None, *, writes: bool = True) -> None:
+        """`writes=False`: calls go over the connection that all reads of the process share (`redis.py`)."""
         self._client = client
+        self._writes = writes
         self._source = load_script(name)
         self.text = rewrite(name, self._source.text) if rewrite else self._source.text
         self._sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
@@ -121,9 +123,9 @@ class Script:
     async def __call__(self, **args: Argument) -> Any:
         """Raises `TypeError`, before anything is sent, for an argument that is missing, unknown or of another type."""
         encoded = self._source.encode(args)
-        call = cast(Callable[..., Any], self._client.evalsha)  # redis-py's stubs mix the sync and async answers
+        execute = self._client.execute_command if self._writes else cast(Any, self._client).execute_read
         try:
-            return await call(self._sha, 1, PREFIX, *encoded)
+            return await execute("EVALSHA", self._sha, 1, PREFIX, *encoded)
         except NoScriptError:
             return await cast(Callable[..., Any], self._client.eval)(self.text, 1, PREFIX, *encoded)
 

@@ -16,6 +16,7 @@ from serve_app.stores.redis import connect
 from serve_app.stores.redis_keys import KEY_MAP, PREFIX, redis_key
 from serve_app.stores.script import Script
 from tests.audit import key_problems
+from tests.faults.redis_proxy import RedisProxy
 
 
 async def test_a_server_that_is_not_there_is_an_outage_and_soon(tmp_path: Path) -> None:
@@ -97,6 +98,40 @@ async def test_a_script_that_the_server_forgot_is_taught_again(redis_url: str, r
     cast(Any, redis_db).script_flush()
     assert await script(token_digest="digest", idle_ms=1) == ""
     await client.aclose()
+
+
+async def test_reads_share_a_connection_and_outlive_it(redis_url: str, redis_db: redis.Redis) -> None:
+    client, admin = connect(redis_url, connections=32), cast(Any, redis_db)
+    script = Script(client, "session", writes=False)
+    before = len(admin.client_list())
+    admin.script_flush()
+    for _ in range(2):
+        answers = await asyncio.gather(*(script(token_digest="digest", idle_ms=1) for _ in range(32)))
+        assert answers == [""] * 32
+    assert len(admin.client_list()) - before <= 33, "of its own has a connection only who taught the script"
+    admin.client_kill_filter(_type="normal", skipme=True)
+    assert await script(token_digest="digest", idle_ms=1) == ""
+    await client.aclose()
+
+
+async def test_a_shared_connection_that_fell_silent_is_left(redis_url: str, redis_db: redis.Redis) -> None:
+    proxy = RedisProxy(redis_url.removeprefix("unix://"))
+    await proxy.start()
+    client = connect(proxy.url)
+    script = Script(client, "session", writes=False)
+
+    async def connections() -> set[str]:
+        await script(token_digest="digest", idle_ms=1)
+        return {each["id"] for each in cast(Any, redis_db).client_list() if each["cmd"] in ("eval", "evalsha")}
+
+    first = await connections()
+    proxy.blackhole()
+    with pytest.raises(StoreUnavailable):
+        await script(token_digest="digest", idle_ms=1)
+    proxy.heal()
+    assert await connections() - first
+    await client.aclose()
+    await proxy.close()
 
 
 async def test_a_client_outlives_its_servers_death(tmp_path: Path) -> None:
