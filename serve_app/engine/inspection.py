@@ -1,9 +1,10 @@
-"""`python -m serve_app.engine.inspection FOLDER BASE PATH MAX_RANK KEPT`: checks an adapter against a base model, in limited memory.
+"""`python -m serve_app.engine.inspection FOLDER BASE PATH MAX_RANK KEPT SECONDS`: checks an adapter against a base model, in limited memory and processor time.
 
 The base model is known by its layer table, of which the folder `KEPT` holds a file from the second time on. Prints one line of JSON: {"found": …} or {"refused": reason}. A process of its own, because a customer's file is read.
 """
 
 import json
+import math
 import resource
 import sys
 from collections.abc import Iterable, Mapping
@@ -27,11 +28,12 @@ WRITERS: Mapping[str, str] = {"ss_": "sd-scripts", "ot_": "OneTrainer", "lora_ad
 """Writer by how its metadata begin."""
 
 
-def main(folder: str, base: str, path: str, max_rank: str, kept: str) -> None:
-    """`folder` describes the base model, whose id is `base`."""
+def main(folder: str, base: str, path: str, max_rank: str, kept: str, seconds: str) -> None:
+    """`folder` describes the base model, whose id is `base`; reading the file may take `seconds` of the processor."""
     table = outlined_table(Path(folder), Path(kept))
     torch.set_num_threads(1)
     _limit_memory()
+    _limit_processor_time(int(seconds))
     print(json.dumps(_inspect(Path(path), table, base, int(max_rank))))  # noqa: T201 - read by the process that started this one
 
 
@@ -99,6 +101,13 @@ def _limit_memory() -> None:
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _limit_processor_time(seconds: int) -> None:
+    """From here on; then the kernel ends the process by SIGXCPU, whatever it is in the middle of."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    limit = math.ceil(used.ru_utime + used.ru_stime) + seconds
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 1))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import secrets
+import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -38,6 +39,8 @@ _log = logging.getLogger(__name__)
 
 INSPECTION_LIMIT_S = 120.0
 """For one file; a base model's first takes 8 s, and several times that on a busy machine; every other 2 s."""
+PROCESSOR_LIMIT_S = 30
+"""For reading one file, beyond what starting takes: two files without an end hold both places for no longer than this."""
 MAX_RANK = 128
 LAYER_TABLES = "layer_tables"
 """A folder of the data directory: what adapters are checked against, made from each base model's configuration."""
@@ -151,7 +154,8 @@ async def _settled(
 async def _inspect(base: BaseModel, path: Path, max_rank: int, tables: Path) -> Mapping[str, Any]:
     """What the file holds. Raises `InvalidParameter` where it does not fit the base model or breaks a limit."""
     described = (base.config or base.source, base.id)
-    command = (sys.executable, "-m", _INSPECTION, *described, str(path), str(max_rank), str(tables))
+    command = (sys.executable, "-m", _INSPECTION, *described, str(path))
+    command = (*command, str(max_rank), str(tables), str(PROCESSOR_LIMIT_S))
     environment = {"PATH": os.defpath, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=environment
@@ -165,6 +169,8 @@ async def _inspect(base: BaseModel, path: Path, max_rank: int, tables: Path) -> 
         if process.returncode is None:
             process.kill()
             await process.wait()
+    if process.returncode == -signal.SIGXCPU:
+        raise InvalidParameter(f"file: reading it takes more than {PROCESSOR_LIMIT_S} s of a processor")
     if process.returncode:
         last = err.decode(errors="replace").strip().splitlines()[-1:]
         _log.warning("the inspection of a file ended with %d: %s", process.returncode, "".join(last)[:200])

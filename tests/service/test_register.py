@@ -14,6 +14,7 @@ from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import FailureCode, Forbidden, InvalidParameter
 from serve_app.domain.jobs import JobKind
 from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.service import register as registration
 from serve_app.service.delete_account import delete_account
 from serve_app.service.register import LAYER_TABLES, Offer, register, remove
 from serve_app.service.resources import Resources, open_resources
@@ -90,17 +91,21 @@ def _stored(resources: Resources) -> list[str]:
 
 
 async def test_a_folder_of_peft_is_registered_whole(resources: Resources, other: Resources, tmp_path: Path) -> None:
-    folder = tmp_path / "peft"
-    folder.mkdir()
-    tensors = load_file(OUTLINE)
-    renamed = {f"base_model.model.{name.removeprefix('unet.')}": tensor for name, tensor in tensors.items()}
-    save_file(renamed, folder / "adapter_model.safetensors")
-    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 8, "lora_alpha": 16}))
+    folder = _peft_folder(tmp_path / "peft")
     mine = await _register(resources, folder)
     assert mine.found["writer"] == "PEFT"
     kept = await other.weights.fetch(mine)
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         assert (kept / name).read_bytes() == (folder / name).read_bytes()
+
+
+def _peft_folder(folder: Path, **config: Any) -> Path:
+    folder.mkdir()
+    tensors = load_file(OUTLINE)
+    renamed = {f"base_model.model.{name.removeprefix('unet.')}": tensor for name, tensor in tensors.items()}
+    save_file(renamed, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 8, "lora_alpha": 16, **config}))
+    return folder
 
 
 def _huge(path: Path) -> Path:
@@ -135,6 +140,16 @@ async def test_a_file_that_does_not_fit_is_refused_with_the_reason(
         await _register(resources, write(tmp_path / "bad.safetensors"))
     assert await resources.catalog.all() == before
     assert not (resources.settings.data_dir / "images" / "loras").exists()
+
+
+async def test_a_file_that_takes_the_processor_without_end_gives_its_place_back(
+    resources: Resources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An expression whose comparison with one name takes longer than anybody waits."""
+    monkeypatch.setattr(registration, "PROCESSOR_LIMIT_S", 1)
+    folder = _peft_folder(tmp_path / "peft", alpha_pattern={r"(\w+\.?)+!": 4})
+    with pytest.raises(InvalidParameter, match="more than 1 s of a processor"):
+        await _register(resources, folder)
 
 
 async def test_a_base_model_that_does_not_exist_and_a_missing_file_are_named(
