@@ -20,6 +20,8 @@ data:
     save ""
     maxmemory {{ div (mul $limit 7) 10 }}mb
     maxmemory-policy noeviction
+    # a job's record stays one list of bytes, in half the memory of a table
+    hash-max-ziplist-value 4096
 ---
 apiVersion: v1
 kind: Service
