@@ -70,6 +70,8 @@ class Settings(BaseSettings):
     """Write the job's id into each PNG. Off, the same request gives the same file, byte for byte; the address names the job."""
     retention: timedelta = timedelta(days=30)
     """How long records and images stay readable after a job ends."""
+    compact_after: timedelta = timedelta(days=1)
+    """How long a completed job's record stays whole; then a compact one takes its place."""
     idempotency_life: timedelta = timedelta(hours=24)
     max_queued: int = Field(default=100_000, ge=1)
     max_queued_per_account: int = Field(default=1_000, ge=1)

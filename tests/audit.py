@@ -12,6 +12,7 @@ import redis
 
 from serve_app.domain.errors import UnreadableRecord
 from serve_app.domain.jobs import JobKind, JobState
+from serve_app.stores.compact_form import unpack
 from serve_app.stores.records import read_images, read_job
 from serve_app.stores.redis_keys import KEY_MAP, PREFIX, Key
 
@@ -99,7 +100,7 @@ def _entry(name: str) -> Key | None:
 
 
 def _jobs(reading: Reading) -> Mapping[str, dict[str, str]]:
-    return {job_id: reading.row(f"job:{job_id}") for job_id in reading.names("job")}
+    return {job_id: dict(unpack(job_id, reading.row(f"job:{job_id}"))) for job_id in reading.names("job")}
 
 
 def _places(reading: Reading) -> Iterator[str]:

@@ -13,6 +13,7 @@ from serve_app.cli.audit import add_audit
 from serve_app.cli.doctor import add_doctor
 from serve_app.cli.exit_codes import OneLineErrors
 from serve_app.cli.images import add_image_commands
+from serve_app.cli.migrate import add_migrate
 
 app = typer.Typer(
     cls=OneLineErrors,
@@ -45,5 +46,6 @@ app.add_typer(operators.app, name="operators")
 add_audit(app)
 add_image_commands(app)
 add_doctor(app)
+add_migrate(app)
 
 __all__ = ["app"]

@@ -17,6 +17,7 @@ from serve_app.stores.api_keys import ApiKeyStore
 from serve_app.stores.audit_log import AuditLog
 from serve_app.stores.auth import Authenticator
 from serve_app.stores.catalog import CatalogStore
+from serve_app.stores.compaction import Compaction
 from serve_app.stores.data_directory import close_to_others
 from serve_app.stores.dead_letters import DeadLetters
 from serve_app.stores.deletions import Deletions
@@ -78,6 +79,7 @@ class Resources:
     sweep_lock: SweepLock
     audit: AuditLog
     deletions: Deletions
+    compaction: Compaction
     account_records: AccountRecords
     moderation: Moderation
     previews: PreviewStore
@@ -146,6 +148,7 @@ async def open_resources(
             sweep_lock=SweepLock(client),
             audit=AuditLog(client, settings),
             deletions=Deletions(client, images),
+            compaction=Compaction(client),
             account_records=AccountRecords(client),
             moderation=Moderation(settings),
             previews=PreviewStore(client),

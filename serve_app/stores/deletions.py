@@ -11,6 +11,8 @@ from redis.asyncio import Redis
 
 from serve_app.domain.durations import from_epoch_ms
 from serve_app.domain.errors import JobUnfinished, UnreadableRecord
+from serve_app.stores.compact_form import is_packed
+from serve_app.stores.compaction import Compaction
 from serve_app.stores.images import ImageStore
 from serve_app.stores.records import UNREADABLE, read_images
 from serve_app.stores.redis_keys import redis_key
@@ -40,6 +42,7 @@ class Deletions:
     def __init__(self, redis: Redis, images: ImageStore, *, rewrite: Rewrite | None = None) -> None:
         self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"
         self._images = images
+        self._compaction = Compaction(redis)
         self._delete_job = Script(redis, "delete_job", rewrite)
         self._delete_image = Script(redis, "delete_image", rewrite)
 
@@ -82,12 +85,15 @@ class Deletions:
         await self._redis.hdel(redis_key("deletions"), name)
 
     async def _place(self, job_id: str) -> tuple[str, str]:
-        """A job's account and folder, neither of which ever changes; '' for what there is not."""
-        owner, created = await self._redis.hmget(redis_key("job", job_id), "account", "created")
+        """A job's account and folder, neither of which ever changes; '' for what there is not. Its record is whole afterwards."""
+        fields: dict[str, str] = await self._redis.hgetall(redis_key("job", job_id))
+        owner, created = fields.get("account"), fields.get("created", "")
         try:
+            if is_packed(fields):
+                created = (await self._compaction.expand(job_id, fields))["created"]
             return owner or "", self._images.job_folder(owner, job_id, from_epoch_ms(created)) if owner else ""
-        except UNREADABLE:
-            return owner, ""
+        except (UnreadableRecord, *UNREADABLE):
+            return owner or "", ""
 
 
 def _read(name: str, text: str) -> DeletedObjects:

@@ -12,6 +12,7 @@ from serve_app.domain.durations import epoch_ms
 from serve_app.domain.jobs import Backlog, Job, JobKind, JobState, StoredImage
 from serve_app.domain.requests import Variant
 from serve_app.stores.backlog import ask_backlog, backlog_from
+from serve_app.stores.compact_form import short_digest
 from serve_app.stores.records import read_jobs, read_snapshot
 from serve_app.stores.redis_keys import redis_key
 from serve_app.stores.script import Rewrite, Script
@@ -100,6 +101,8 @@ class JobReader:
                 state=only.state,
                 adapter=only.lora_id,
                 key_id=only.key_id,
+                adapter_digest=short_digest(only.lora_id),
+                key_digest=short_digest(only.key_id),
                 since=None if only.since is None else epoch_ms(only.since),
                 until_ms=None if only.until is None else epoch_ms(only.until),
                 after_ms=None if place is None else place.accepted_ms,

@@ -16,6 +16,7 @@ from serve_app.domain.durations import from_epoch_ms
 from serve_app.domain.errors import FailureCode, UnreadableRecord
 from serve_app.domain.jobs import Failure, Job, JobKind, JobState, StoredImage, Timings
 from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest, Variant
+from serve_app.stores.compact_form import unpack
 from serve_app.stores.estimates import MILLI, QueuePosition, estimate_finish, read_position
 
 log = logging.getLogger(__name__)
@@ -98,6 +99,7 @@ def read_job(job_id: str, fields: Mapping[str, str], position: QueuePosition | N
 
 
 def _read_job(job_id: str, fields: Mapping[str, str], position: QueuePosition | None) -> Job:
+    fields = unpack(job_id, fields)
     state, kind = read_state(fields["state"]), JobKind(fields["kind"])
     return Job(
         id=job_id,

@@ -73,6 +73,13 @@ KEY_MAP: tuple[Key, ...] = (
     Key("measures", "hash", "permanent: a field per metric and labels", "what all processes have measured since ever"),
     Key("measured:*", "string", "an hour", "process → the last of its measurements that was added"),
     Key("gauges:*", "hash", "10 minutes after the last worker's", "kind → what each worker last said of itself (JSON)"),
+    Key(
+        "uncompacted",
+        "zset",
+        "permanent: trimmed by retention",
+        "completed jobs whose record is still whole, by end (ms)",
+    ),
+    Key("migrations", "hash", "permanent: a field per migration", "name of a migration that was applied → when (ms)"),
     Key("dead", "zset", "permanent: trimmed by retention", "failed job ids by time, for the operator"),
     Key("recent", "zset", "permanent: newest 10,000", "job ids by accept time (ms), for the operator"),
     Key("jobs:*", "zset", "retention after the last accept", "account → job ids by accept time (ms)"),

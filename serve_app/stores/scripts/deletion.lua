@@ -21,7 +21,7 @@ end
 local function delete_record(job, folder)
   local name = K('job:' .. job.id)
   local stored = redis.call('HMGET', name, 'images', 'idempotency')
-  for _, index in ipairs({'recent', 'dead', 'jobs:' .. job.account}) do redis.call('ZREM', K(index), job.id) end
+  for _, index in ipairs({'recent', 'dead', 'uncompacted', 'jobs:' .. job.account}) do redis.call('ZREM', K(index), job.id) end
   for _, image in ipairs(read_images(stored[1]) or {}) do redis.call('DEL', K('image:' .. tostring(image.image_id))) end
   if stored[2] then
     local idempotency_key = K('idempotency:' .. job.account .. ':' .. job.variant .. ':' .. stored[2])

@@ -50,4 +50,5 @@ redis.call('HSET', K('job:' .. job_id), 'images', images, 'progress', 100, 'seco
 for _, image_id in ipairs(image_ids) do redis.call('SET', K('image:' .. image_id), job_id, 'PX', retention_ms) end
 if timings ~= '' then redis.call('HSET', K('job:' .. job_id), 'timings', timings) end
 end_job(job, 'completed', retention_ms)
+redis.call('ZADD', K('uncompacted'), now, job_id)
 return 'ok'

@@ -71,4 +71,5 @@ for _, kind in ipairs(KINDS) do
   for _, plan in ipairs(plans) do forget_taken(kind, plan) end
 end
 redis.call('ZREMRANGEBYSCORE', K('dead'), '-inf', now - retention_ms)
+redis.call('ZREMRANGEBYSCORE', K('uncompacted'), '-inf', now - retention_ms)
 return moved
