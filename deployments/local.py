@@ -1,71 +1,39 @@
 """The `atelier` command: the operator's commands, and `up`, which runs the whole service on one machine."""
 
-import asyncio
 import fcntl
-import json
 import os
-import signal
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import httpx
 import typer
 
 from deployments.config import ConfigError, ServeConfig, read_config
-from deployments.demo import Demo, demo_account, first_image
-from deployments.output import Reporter, Stages
+from deployments.one_machine_start import Start, run_service
+from deployments.output import Reporter
 from deployments.ray_environment import cannot_listen
-from deployments.runtime import Runtime, kill_all_of, last_line, processes_in, runtime_home
+from deployments.runtime import Runtime, kill_all_of, processes_in, runtime_home
 from deployments.supervisor import Child, supervise
 from deployments.this_machine import check_this_machine
 from serve_app.atomic_files import PRIVATE_UMASK, make_folder, write_atomically
 from serve_app.cli import app
 from serve_app.cli.context import read_settings
 from serve_app.cli.exit_codes import BadUsage
-from serve_app.domain.errors import AtelierError
-from serve_app.service.resources import Resources, open_resources
 from serve_app.settings import ROOT, Settings
-from serve_app.stores.catalog_file import CatalogError
-from serve_app.stores.embedded import embedded_release, stop_redis
+from serve_app.stores.embedded import stop_redis
 
 START_LIMIT_S = 900.0
 """Time for all replicas to start: large models take minutes to load and to warm up."""
-READY_LIMIT_S = 60.0
 STOP_LIMIT_S = 11.0
 """What has not stopped by then is killed: 15 s are promised."""
 STOP_REDIS_S = 2.0
-DEPLOYMENT_STAGES = {
-    "housekeeper": "Housekeeper",
-    "ingress": "HTTP interfaces",
-    "upscaler": "Upscaler: models loaded",
-    "generator": "Generator: base model loaded, warm",
-}
-"""What the start of each deployment is called on the screen."""
 
 
 def main() -> None:
     """The console script."""
     app()
-
-
-@dataclass(frozen=True, slots=True)
-class _Start:
-    """What to start, and where."""
-
-    settings: Settings
-    service: ServeConfig
-    host: str
-    port: int
-    ready_file: Path | None
-    limit_s: float
-
-    @property
-    def base_url(self) -> str:
-        return f"http://{_reachable(self.host)}:{self.port}"
 
 
 @app.command()
@@ -92,7 +60,7 @@ def up(
     with only_one(settings.data_dir):
         if reason := cannot_listen(host, port):
             raise BadUsage(f"{host}:{port} {reason}: choose another with --host and --port")
-        start = _Start(settings, service, host=host, port=port, ready_file=ready_file, limit_s=start_limit)
+        start = Start(settings, service, host=host, port=port, ready_file=ready_file, limit_s=start_limit)
         code = _supervise(start, Reporter(as_json))
         os._exit(code)  # everything is stopped: unloading libraries would only use up the promised 15 s
 
@@ -134,12 +102,12 @@ def only_one(data_dir: Path) -> Generator[None]:
         yield
 
 
-def _supervise(start: _Start, reporter: Reporter) -> int:
+def _supervise(start: Start, reporter: Reporter) -> int:
     """Run the service until a signal, or until it ends by itself; nothing of it is left. Returns the exit code."""
     runtime = Runtime(runtime_home(start.settings.data_dir))
 
     def run(child: Child) -> int:
-        return _run(child, runtime, start, reporter)
+        return run_service(child, runtime, start, reporter)
 
     def clean_up(session: int) -> None:
         runtime.kill(session)
@@ -152,73 +120,6 @@ def _supervise(start: _Start, reporter: Reporter) -> int:
     return 1 if code is None else code
 
 
-def _run(child: Child, runtime: Runtime, start: _Start, reporter: Reporter) -> int:
-    """Start everything and wait; returns the exit code. A signal raises `KeyboardInterrupt`."""
-    settings = start.settings
-
-    def ray_died(reason: str) -> None:
-        reporter.error(f"{reason} (logs: {runtime.logs})")
-        child.finish(1)
-
-    try:
-        reporter.info("Starting Atelier ...")
-        with reporter.stages() as stages:
-            redis = "Redis" if settings.redis_url else "Redis (embedded)"
-            stages.begin(redis)
-            demo, lora_id = asyncio.run(_prepare(settings, start.base_url, reporter))
-            stages.end(redis, "" if settings.redis_url else embedded_release(settings.data_dir))
-            with stages.stage("Ray"), child.uninterruptible():
-                runtime.start(start.service, host=start.host, port=start.port, on_death=ray_died)
-            _deploy(runtime, start, stages)
-            with stages.stage("Readiness check"):
-                _wait_until_ready(start.base_url)
-            if start.ready_file is not None:
-                write_atomically(start.ready_file, json.dumps(demo.ready) + "\n")
-            reporter.ready(demo)
-            if lora_id is not None:
-                _first_image(settings, demo, lora_id, stages)
-        reporter.welcome(demo, lora_id, data_dir=settings.data_dir, logs=runtime.logs)
-        signal.pause()
-        return 0
-    except CatalogError as error:
-        reporter.error(str(error))
-        return 2
-    except (AtelierError, RuntimeError, OSError) as error:
-        reporter.error(f"{last_line(error)} (logs: {runtime.logs})")
-        runtime.stop()
-        return 1
-    except KeyboardInterrupt:
-        runtime.stop()
-        raise
-
-
-def _deploy(runtime: Runtime, start: _Start, stages: Stages) -> None:
-    """Start all deployments at once; each is a stage of its own."""
-    for stage in DEPLOYMENT_STAGES.values():
-        stages.begin(stage)
-    runtime.deploy(start.service, on_healthy=lambda name: stages.end(DEPLOYMENT_STAGES[name]), limit_s=start.limit_s)
-
-
-async def _prepare(settings: Settings, base_url: str, reporter: Reporter) -> tuple[Demo, str | None]:
-    """Start the embedded Redis; returns the demo account, and the first LoRA it may use, if there is one."""
-    async with open_resources(settings) as resources:
-        await _apply_catalog(resources, reporter)
-        demo = await demo_account(resources, base_url)
-        account = await resources.accounts.get(demo.account)
-        adapters = await resources.catalog.adapters(account.id) if account else []
-        return demo, adapters[0].id if adapters else None
-
-
-async def _apply_catalog(resources: Resources, reporter: Reporter) -> None:
-    """Apply the file as it is now; when it cannot be read, serve what was applied at an earlier start."""
-    try:
-        set_aside = [row.reason for row in await resources.catalog.seed()]
-    except CatalogError as error:
-        set_aside = [f"{error}; serving what was applied before"]
-    for reason in set_aside:
-        reporter.error(f"catalog: {reason}")
-
-
 def _stop_redis(settings: Settings) -> None:
     """Stop the embedded Redis, also one that a killed process was just starting: it does not answer yet."""
     deadline = time.monotonic() + STOP_REDIS_S
@@ -227,37 +128,3 @@ def _stop_redis(settings: Settings) -> None:
         if not processes_in(settings.data_dir.resolve() / "redis") or time.monotonic() > deadline:
             return
         time.sleep(0.1)
-
-
-def _wait_until_ready(base_url: str) -> None:
-    deadline = time.monotonic() + READY_LIMIT_S
-    while True:
-        try:
-            if httpx.get(f"{base_url}/readyz", timeout=5).is_success:
-                return
-        except httpx.TransportError:
-            pass
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"{base_url}/readyz does not answer after {READY_LIMIT_S:g} s")
-        time.sleep(0.1)
-
-
-def _first_image(settings: Settings, demo: Demo, lora_id: str, stages: Stages) -> None:
-    """Draw one image, once per data directory: it shows that everything works together."""
-    path = settings.data_dir / "first-image.png"
-    if path.exists():
-        return
-    stages.begin("First image")
-    try:
-        drawn = first_image(demo, lora_id, path, lambda percent: stages.update("First image", percent))
-        note = str(path) if drawn else "failed: see the logs"
-    except httpx.HTTPError as error:
-        note = f"failed: {error}"
-    stages.end("First image", note)
-
-
-def _reachable(host: str) -> str:
-    """An address that a browser can open, also for a wildcard host."""
-    if host in ("0.0.0.0", "::"):
-        return "127.0.0.1"
-    return f"[{host}]" if ":" in host else host
