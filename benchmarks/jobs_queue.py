@@ -20,9 +20,10 @@ import redis
 from serve_app.domain.durations import milliseconds
 from serve_app.domain.jobs import JobKind, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.stores.claiming import Fairness
 from serve_app.stores.embedded import ensure_redis, stop_redis
 from serve_app.stores.estimates import DEFAULT_SECONDS_PER_UNIT
-from serve_app.stores.job_queue import WORKER_LIFE, Fairness
+from serve_app.stores.job_queue import WORKER_LIFE
 from serve_app.stores.records import RECORD_VERSION, work_of, write_request
 from serve_app.stores.redis_keys import PREFIX, redis_key
 from serve_app.stores.script import load_script

@@ -5,7 +5,7 @@ from datetime import timedelta
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from serve_app.engine_options import EngineOptions
-from serve_app.service.attempt import WorkerTiming
+from serve_app.service.worker_timing import WorkerTiming
 
 
 class Args(BaseModel):

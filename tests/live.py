@@ -21,7 +21,7 @@ from serve_app.domain.jobs import Claim, Failure, JobKind, StoredImage, new_imag
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.service.resources import Resources, open_resources
 from serve_app.settings import Settings
-from serve_app.stores.job_queue import new_nonce
+from serve_app.stores.claiming import new_nonce
 
 T = TypeVar("T")
 Outcome = Literal["complete", "fail", "leave"]

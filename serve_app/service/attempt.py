@@ -4,82 +4,25 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple, dataclass
-from datetime import timedelta
-from typing import TypeVar
+from dataclasses import astuple
 
 from serve_app.domain.errors import FailureCode, StoreUnavailable
 from serve_app.domain.jobs import Claim, CommitReply, Failure, HeartbeatReply, StoredImage, Timings, new_image_id
 from serve_app.log import log_ids
 from serve_app.service.executor import Executor, FinishedRun, ShowsUnfinished, StartError
 from serve_app.service.moderation import ModerationUnavailable
+from serve_app.service.outcome import Completed, Failed, LeaseLost, Outcome, Released, RunFailed, generation_failed
 from serve_app.service.png import encode_png
 from serve_app.service.previews import write_previews
 from serve_app.service.resources import Resources
+from serve_app.service.retrying import retry_until_available
 from serve_app.service.step_thread import StepFailed, StepThread
+from serve_app.service.worker_timing import WorkerTiming
 
 log = logging.getLogger(__name__)
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
-"""Between tries of a store that does not answer."""
-
-
 FORBIDDEN_ADAPTER = "The account may no longer use this LoRA."
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WorkerTiming:
-    """Intervals and limits of a worker."""
-
-    poll: timedelta = timedelta(seconds=0.5)
-    """An idle worker asks for work this often when no hint comes."""
-    heartbeat: timedelta = timedelta(seconds=1)
-    """Progress is written, and a cancel noticed, this often; a third of the lease at the latest."""
-    step_limit: timedelta = timedelta(minutes=3)
-    """A step that takes longer is hung: its leases are left to expire and the replica reports itself unhealthy."""
-    job_limit: timedelta = timedelta(minutes=30)
-    """An attempt that takes longer fails with `timeout`."""
-    open_jobs: int = 64
-    """Jobs begun and not committed: what bounds the images held in memory while storage is slow."""
-
-
-@dataclass(frozen=True, slots=True)
-class Completed:
-    images: tuple[StoredImage, ...]
-    seconds: float
-    timings: Timings
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    failure: Failure
-    retry: bool
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseLost:
-    """The lease belongs to another attempt: this one may write nothing more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Released:
-    """The worker is draining: the job returns to its place in the queue."""
-
-
-Outcome = Completed | Failed | LeaseLost | Released
-
-
-Answer = TypeVar("Answer")
-
-
-class RunFailed(Exception):
-    """A run ended without an image."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.message)
-        self.failure = failure
 
 
 class Attempt:
@@ -158,7 +101,7 @@ class Attempt:
         if error is None:
             return making.result()
         log.error("job %s: attempt %d broke", self._claim.lease.job_id, self._claim.lease.attempt, exc_info=error)
-        return Failed(_generation_failed("The image could not be made."), retry=True)
+        return Failed(generation_failed("The image could not be made."), retry=True)
 
     async def _make(self) -> Outcome:
         futures = self._steps.expect(self._run_ids)
@@ -178,11 +121,11 @@ class Attempt:
         except RunFailed as error:
             return Failed(error.failure, retry=error.failure.code is FailureCode.OUT_OF_MEMORY)
         except StepFailed:
-            return Failed(_generation_failed("The image could not be made."), retry=True)
+            return Failed(generation_failed("The image could not be made."), retry=True)
         except ModerationUnavailable:
-            return Failed(_generation_failed("The image could not be checked by moderation."), retry=True)
+            return Failed(generation_failed("The image could not be checked by moderation."), retry=True)
         except StoreUnavailable:
-            return Failed(_generation_failed("The image could not be stored."), retry=True)
+            return Failed(generation_failed("The image could not be stored."), retry=True)
         finally:
             self._started = True
             self._steps.forget(self._run_ids)
@@ -200,7 +143,7 @@ class Attempt:
         run = await future
         self._denoised = time.monotonic()
         if run.image is None:
-            raise RunFailed(run.failure or _generation_failed("The image could not be made."))
+            raise RunFailed(run.failure or generation_failed("The image could not be made."))
         lease, loop = self._claim.lease, asyncio.get_running_loop()
         pixels = run.image
         named = lease.job_id if self._resources.settings.png_job_id else None
@@ -209,7 +152,7 @@ class Attempt:
             account_id=self._claim.account_id, job_id=lease.job_id, png=png
         )
         if not verdict.allowed:
-            raise RunFailed(_generation_failed("The image was refused by this service's moderation."))
+            raise RunFailed(generation_failed("The image was refused by this service's moderation."))
         name = self._resources.images.object_name(
             self._claim.account_id, lease.job_id, lease.attempt, index, self._claim.created_at
         )
@@ -281,25 +224,3 @@ class Attempt:
                 await self._resources.images.delete(self._resources.images.uri(name))
             except StoreUnavailable:
                 log.warning("job %s: an object is left to the sweeper", self._claim.lease.job_id)
-
-
-async def retry_until_available(ask: Callable[[], Awaitable[Answer]], *, within: timedelta | None = None) -> Answer:
-    """Call a store until it answers, or raise its `StoreUnavailable` once `within` has passed.
-
-    Every script may run twice and every object has its attempt's name, so a repeated call does no harm.
-    """
-    loop = asyncio.get_running_loop()
-    deadline = None if within is None else loop.time() + within.total_seconds()
-    pause = FIRST_PAUSE_S
-    while True:
-        try:
-            return await ask()
-        except StoreUnavailable:
-            if deadline is not None and loop.time() + pause > deadline:
-                raise
-        await asyncio.sleep(pause)
-        pause = min(2 * pause, LONGEST_PAUSE_S)
-
-
-def _generation_failed(message: str) -> Failure:
-    return Failure(code=FailureCode.GENERATION_FAILED, message=message)

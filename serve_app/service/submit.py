@@ -12,7 +12,7 @@ from serve_app.domain.jobs import JobKind, kind_of, new_job_id
 from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest, Variant
 from serve_app.log import log_ids
 from serve_app.service.resources import Resources
-from serve_app.stores.job_queue import Acceptance
+from serve_app.stores.acceptance import Acceptance
 
 log = logging.getLogger(__name__)
 

@@ -8,12 +8,13 @@ from datetime import timedelta
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import Claim
 from serve_app.log import log_ids
-from serve_app.service.attempt import Attempt, WorkerTiming
+from serve_app.service.attempt import Attempt
 from serve_app.service.executor import Executor
 from serve_app.service.report import report_forever
 from serve_app.service.resources import Resources
 from serve_app.service.step_thread import StepThread
-from serve_app.stores.job_queue import new_nonce
+from serve_app.service.worker_timing import WorkerTiming
+from serve_app.stores.claiming import new_nonce
 
 log = logging.getLogger(__name__)
 

@@ -4,22 +4,19 @@ import hashlib
 import logging
 import math
 import random
-import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 from redis.asyncio import Redis
 
-from serve_app.domain.durations import from_epoch_ms, milliseconds
-from serve_app.domain.errors import FailureCode, Forbidden, IdempotencyConflict, QueueFull, UnreadableRecord
+from serve_app.domain.durations import milliseconds
+from serve_app.domain.errors import UnreadableRecord
 from serve_app.domain.jobs import (
     Claim,
     CommitReply,
     Failure,
     HeartbeatReply,
-    Job,
     JobKind,
     JobState,
     Lease,
@@ -29,12 +26,11 @@ from serve_app.domain.jobs import (
 )
 from serve_app.domain.requests import Request, Variant
 from serve_app.settings import Settings
+from serve_app.stores.acceptance import Acceptance, read_acceptance
+from serve_app.stores.claiming import DAMAGED, NEWER_RECORD_PAUSE, ClaimedRow, Fairness, claimed_rows
 from serve_app.stores.estimates import DEFAULT_SECONDS_PER_UNIT
 from serve_app.stores.records import (
     RECORD_VERSION,
-    UNREADABLE,
-    read_request,
-    read_snapshot,
     read_state,
     record_version,
     work_of,
@@ -51,35 +47,6 @@ WORKER_LIFE = timedelta(seconds=60)
 FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=1), timedelta(minutes=1)
 """Before the first retry, doubled for each further one; times a jitter of 0.5 to 1.5, so that retries spread."""
 MAX_MESSAGE = 500
-DAMAGED = Failure(
-    code=FailureCode.GENERATION_FAILED, message="The job's record cannot be read by this version of the service."
-)
-"""How a job fails whose record is damaged."""
-NEWER_RECORD_PAUSE = timedelta(seconds=5)
-"""A job that a newer version wrote is offered again after this long, until one of its workers takes it or it has expired."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fairness:
-    """How far grouping by adapter may deviate from fairness.
-
-    The fair head is skipped at most `max_skips` times, and no later than `max_wait` after the first; no account is preferred
-    while more than `max_lead` average waiting jobs ahead; a job is left to the worker that holds its adapter for at most
-    `owner_wait` after it was accepted.
-    """
-
-    max_skips: int = 4
-    max_wait: timedelta = timedelta(seconds=10)
-    max_lead: float = 4.0
-    owner_wait: timedelta = timedelta(seconds=1)
-
-
-@dataclass(frozen=True, slots=True)
-class Acceptance:
-    """An accepted job; `replayed` when an earlier call with the same idempotency key made it."""
-
-    job: Job
-    replayed: bool
 
 
 class JobQueue:
@@ -148,18 +115,8 @@ class JobQueue:
             "plan": f"{variant}:{plan}" if plan else "",
         }
         accept, replicas = self.scripts["accept"], self._settings.accept_replicas
-        status, snapshot = await (accept.on_replicas(replicas, **args) if replicas else accept(**args))
-        if status == "forbidden":
-            raise Forbidden("you may not use this LoRA")
-        if status == "full":
-            raise QueueFull("the queue is full; try again later")
-        if status == "account_full":
-            raise QueueFull(f"at most {self._settings.max_queued_per_account} unfinished jobs per account")
-        if status == "conflict":
-            raise IdempotencyConflict("this Idempotency-Key was used with a different body")
-        job = read_snapshot(snapshot)
-        assert job is not None, "accept answers with the record it wrote"
-        return Acceptance(job, replayed=status == "replay")
+        answer = await (accept.on_replicas(replicas, **args) if replicas else accept(**args))
+        return read_acceptance(answer, self._settings)
 
     async def claim(
         self, worker: str, *, kind: JobKind, nonce: str, resident: Sequence[str] = (), limit: int = 1
@@ -186,17 +143,15 @@ class JobQueue:
             retention_ms=self._retention_ms,
             resident_groups=list(resident),
         )
-        width = len(_ClaimedRow._fields)
-        rows = [_ClaimedRow(*answer[start : start + width]) for start in range(0, len(answer), width)]
         claims: list[Claim] = []
-        for row in rows:
+        for row in claimed_rows(answer):
             try:
                 claims.append(row.read(kind))
             except UnreadableRecord as error:
                 await self._give_up(row, error)
         return claims
 
-    async def _give_up(self, row: "_ClaimedRow", error: UnreadableRecord) -> None:
+    async def _give_up(self, row: ClaimedRow, error: UnreadableRecord) -> None:
         version = record_version(row.version)
         log.error("job %s: attempt %s: its record (version %d) cannot be read: %s", *row[:2], version, error.message)
         if version > RECORD_VERSION:
@@ -278,44 +233,6 @@ class JobQueue:
     def _index_ms(self) -> int:
         """How long a record can live at most, from accept."""
         return milliseconds(self._settings.retention + 2 * self._settings.queue_age_limit)
-
-
-def new_nonce() -> str:
-    """Name a claim; its repeats use the same name."""
-    return secrets.token_hex(8)
-
-
-class _ClaimedRow(NamedTuple):
-    """What `claim.lua` answers for one job; None for a field that its record lacks."""
-
-    job_id: str
-    attempt: int
-    version: str | None
-    group: str | None
-    account_id: str | None
-    request: str | None
-    created: str | None
-    request_id: str | None
-
-    @property
-    def lease(self) -> Lease:
-        return Lease(self.job_id, self.attempt)
-
-    def read(self, kind: JobKind) -> Claim:
-        """Raises `UnreadableRecord`."""
-        request = read_request(kind, self.request)
-        try:
-            created_at = from_epoch_ms(self.created or "")
-        except UNREADABLE as error:
-            raise UnreadableRecord(f"created: {type(error).__name__}") from error
-        return Claim(
-            lease=self.lease,
-            group=self.group or "",
-            account_id=self.account_id or "",
-            request=request,
-            created_at=created_at,
-            request_id=self.request_id or "",
-        )
 
 
 def _sha256(text: str) -> str:

@@ -20,7 +20,7 @@ from serve_app.domain.jobs import Claim, Job, JobKind, Lease, StoredImage, new_i
 from serve_app.domain.requests import Variant
 from serve_app.service.resources import Resources, open_resources
 from serve_app.settings import Settings
-from serve_app.stores.job_queue import new_nonce
+from serve_app.stores.claiming import new_nonce
 from tests.support import adapter_id, volatile_redis, write_catalog
 
 BASE = "http://service.test"

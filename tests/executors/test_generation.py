@@ -19,7 +19,7 @@ from serve_app.engine import Engine, EngineOptions
 from serve_app.executors.generation import GenerationExecutor
 from serve_app.service.executor import Pixels, StartError
 from serve_app.service.resources import Resources
-from serve_app.stores.job_queue import new_nonce
+from serve_app.stores.claiming import new_nonce
 from tests.api.app import BODY_A, BODY_B, TestService, open_service
 from tests.support import POCKET, adapter_id
 

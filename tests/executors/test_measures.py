@@ -11,8 +11,8 @@ from serve_app.domain.jobs import JobKind, JobState
 from serve_app.domain.metrics import METRICS
 from serve_app.engine import Engine, EngineOptions
 from serve_app.executors.generation import GenerationExecutor
-from serve_app.service.attempt import WorkerTiming
 from serve_app.service.worker import Worker
+from serve_app.service.worker_timing import WorkerTiming
 from tests.api.app import BODY_B, TestService, open_service
 from tests.support import POCKET, ROOT, wait_until
 

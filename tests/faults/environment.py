@@ -13,8 +13,8 @@ import redis
 
 from serve_app.domain.jobs import Job, JobKind, JobState, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant, image_seeds
-from serve_app.service.attempt import retry_until_available
 from serve_app.service.resources import Resources, open_resources
+from serve_app.service.retrying import retry_until_available
 from serve_app.settings import Settings
 from serve_app.stores.catalog import CatalogStore
 from serve_app.stores.embedded import ensure_redis, stop_redis

@@ -12,7 +12,8 @@ from serve_app.api.app import create_app
 from serve_app.domain.jobs import CommitReply, HeartbeatReply, JobKind, JobState, Lease
 from serve_app.domain.requests import Variant
 from serve_app.service.resources import open_resources
-from serve_app.stores.job_queue import JobQueue, new_nonce
+from serve_app.stores.claiming import new_nonce
+from serve_app.stores.job_queue import JobQueue
 from serve_app.stores.redis import connect
 from tests.api.app import ALL, BODY_A, BODY_B, Member, TestService, client_of, service_settings
 from tests.faults.clock import by_the_callers_clock, clock_off_by

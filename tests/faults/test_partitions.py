@@ -17,7 +17,8 @@ from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Claim, CommitReply, Failure, JobKind, JobState, StoredImage, new_image_id
 from serve_app.service.resources import open_resources
 from serve_app.settings import Settings
-from serve_app.stores.job_queue import JobQueue, new_nonce
+from serve_app.stores.claiming import new_nonce
+from serve_app.stores.job_queue import JobQueue
 from serve_app.stores.redis import connect
 from serve_app.stores.script import Rewrite
 from tests.api.app import Member, TestService, client_of, png_of, service_settings

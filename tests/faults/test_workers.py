@@ -14,8 +14,8 @@ from statistics import median
 import pytest
 
 from serve_app.domain.jobs import JobState
-from serve_app.service.attempt import WorkerTiming
 from serve_app.service.reap import reap_forever
+from serve_app.service.worker_timing import WorkerTiming
 from tests.faults.environment import ENDLESS, HASTY, LONG, Environment, open_environment
 from tests.faults.worker import POISON, QUICK, UNHEALTHY, Point, WorkerBehavior
 from tests.support import wait_until

@@ -14,10 +14,10 @@ from typing import Any, Literal, cast
 
 from serve_app.domain.jobs import Claim, HeartbeatReply, Lease
 from serve_app.domain.requests import GenerationRequest
-from serve_app.service.attempt import WorkerTiming
 from serve_app.service.reap import reap_forever
 from serve_app.service.resources import Resources, open_resources
 from serve_app.service.worker import Unhealthy, Worker
+from serve_app.service.worker_timing import WorkerTiming
 from serve_app.settings import Settings
 from serve_app.stores.job_queue import JobQueue
 from serve_app.stores.redis import connect

@@ -11,10 +11,10 @@ import numpy as np
 from serve_app.domain.jobs import Claim, Failure, JobKind, JobState, new_job_id
 from serve_app.domain.metrics import Metric
 from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.service.attempt import WorkerTiming
 from serve_app.service.executor import Pixels
 from serve_app.service.resources import Resources
 from serve_app.service.worker import Worker
+from serve_app.service.worker_timing import WorkerTiming
 from serve_app.stores.measures import Measures
 from tests.support import wait_until
 

@@ -11,9 +11,9 @@ import redis
 
 from serve_app.domain.errors import FailureCode, StoreUnavailable
 from serve_app.domain.jobs import Failure, Job, JobState
-from serve_app.service.attempt import retry_until_available
 from serve_app.service.executor import StartError
 from serve_app.service.resources import Resources, open_resources
+from serve_app.service.retrying import retry_until_available
 from serve_app.settings import Settings
 from serve_app.stores.job_queue import JobQueue
 from serve_app.stores.redis import connect

@@ -13,7 +13,7 @@ from serve_app.domain.jobs import JobKind
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.service.resources import Resources
 from serve_app.service.submit import generate
-from serve_app.stores.job_queue import new_nonce
+from serve_app.stores.claiming import new_nonce
 from tests.support import adapter_id
 
 REQUEST = GenerationRequest(prompt="a boat", lora_id=adapter_id("neon"), seeds=(7,))

@@ -14,7 +14,7 @@ from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.service.metrics import render_metrics
 from serve_app.service.resources import Resources, open_resources
 from serve_app.settings import Settings
-from serve_app.stores.job_queue import new_nonce
+from serve_app.stores.claiming import new_nonce
 from serve_app.stores.measures import Measures
 from serve_app.stores.redis import connect
 from serve_app.stores.redis_keys import redis_key

@@ -13,7 +13,8 @@ from serve_app.domain.jobs import JobKind
 from serve_app.service.executor import Executor
 from serve_app.service.readiness import LONGEST_START_S, readiness
 from serve_app.service.resources import Resources
-from serve_app.stores.job_queue import WORKER_LIFE, new_nonce
+from serve_app.stores.claiming import new_nonce
+from serve_app.stores.job_queue import WORKER_LIFE
 from serve_app.stores.redis_keys import redis_key
 from tests.service.scripted_executor import ScriptedExecutor
 

@@ -23,10 +23,10 @@ from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest
 from serve_app.engine import Engine, EngineOptions
 from serve_app.executors.generation import GenerationExecutor
 from serve_app.executors.upscale import UpscaleExecutor
-from serve_app.service.attempt import WorkerTiming
 from serve_app.service.executor import Executor, FinishedRun
 from serve_app.service.resources import Resources, open_resources
 from serve_app.service.worker import Unhealthy, Worker
+from serve_app.service.worker_timing import WorkerTiming
 from serve_app.settings import Settings
 from serve_app.stores.embedded import ensure_redis, stop_redis
 from serve_app.stores.job_queue import JobQueue

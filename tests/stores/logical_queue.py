@@ -7,8 +7,9 @@ from typing import Any, cast
 import redis
 
 from serve_app.settings import Settings
+from serve_app.stores.claiming import Fairness
 from serve_app.stores.dead_letters import DeadLetters
-from serve_app.stores.job_queue import Fairness, JobQueue
+from serve_app.stores.job_queue import JobQueue
 from serve_app.stores.job_reader import JobReader
 from serve_app.stores.redis import connect
 from serve_app.stores.redis_keys import PREFIX

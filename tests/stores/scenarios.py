@@ -11,8 +11,9 @@ from typing import Protocol
 from serve_app.domain.errors import FailureCode, Forbidden
 from serve_app.domain.jobs import CommitReply, HeartbeatReply, Job, JobKind, Lease, StoredImage
 from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.stores.claiming import Fairness
 from serve_app.stores.estimates import DEFAULT_SECONDS_PER_UNIT
-from serve_app.stores.job_queue import WORKER_LIFE, Fairness
+from serve_app.stores.job_queue import WORKER_LIFE
 from serve_app.stores.records import RECORD_VERSION
 from serve_app.stores.redis_keys import redis_key
 from tests.stores.job_model import FAILURE

@@ -22,13 +22,15 @@ from serve_app.domain.jobs import (
     new_job_id,
 )
 from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest, Variant
-from serve_app.service.attempt import retry_until_available
 from serve_app.service.resources import Resources
+from serve_app.service.retrying import retry_until_available
 from serve_app.settings import Settings
 from serve_app.stores import job_reader
+from serve_app.stores.acceptance import Acceptance
 from serve_app.stores.backlog import read_backlog
+from serve_app.stores.claiming import new_nonce
 from serve_app.stores.dead_letters import DeadLetters
-from serve_app.stores.job_queue import Acceptance, JobQueue, new_nonce
+from serve_app.stores.job_queue import JobQueue
 from serve_app.stores.job_reader import LIST_LIMIT, NO_KEY, JobFilter, JobReader, Position
 from serve_app.stores.redis import connect
 from serve_app.stores.redis_keys import redis_key

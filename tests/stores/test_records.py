@@ -11,7 +11,8 @@ from serve_app.domain.errors import FailureCode, UnreadableRecord
 from serve_app.domain.jobs import JobKind, JobState, StoredImage, new_image_id, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.service.resources import Resources
-from serve_app.stores.job_queue import JobQueue, new_nonce
+from serve_app.stores.claiming import new_nonce
+from serve_app.stores.job_queue import JobQueue
 from serve_app.stores.redis import connect
 from serve_app.stores.redis_keys import redis_key
 from serve_app.stores.script import Rewrite

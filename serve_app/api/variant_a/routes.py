@@ -24,7 +24,7 @@ from serve_app.domain.errors import AmbiguousCredentials, Forbidden, NotFound, U
 from serve_app.domain.jobs import Job
 from serve_app.domain.requests import Variant
 from serve_app.service import submit
-from serve_app.stores.job_queue import Acceptance
+from serve_app.stores.acceptance import Acceptance
 
 router = APIRouter(route_class=ContractRoute, strict_content_type=False)
 

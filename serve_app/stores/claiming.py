@@ -1,0 +1,77 @@
+"""Claims of jobs: how fair they are, what names one, and the rows that the script answers."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from serve_app.domain.durations import from_epoch_ms
+from serve_app.domain.errors import FailureCode, UnreadableRecord
+from serve_app.domain.jobs import Claim, Failure, JobKind, Lease
+from serve_app.stores.records import UNREADABLE, read_request
+
+DAMAGED = Failure(
+    code=FailureCode.GENERATION_FAILED, message="The job's record cannot be read by this version of the service."
+)
+"""How a job fails whose record is damaged."""
+NEWER_RECORD_PAUSE = timedelta(seconds=5)
+"""A job that a newer version wrote is offered again after this long, until one of its workers takes it or it has expired."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fairness:
+    """How far grouping by adapter may deviate from fairness.
+
+    The fair head is skipped at most `max_skips` times, and no later than `max_wait` after the first; no account is preferred
+    while more than `max_lead` average waiting jobs ahead; a job is left to the worker that holds its adapter for at most
+    `owner_wait` after it was accepted.
+    """
+
+    max_skips: int = 4
+    max_wait: timedelta = timedelta(seconds=10)
+    max_lead: float = 4.0
+    owner_wait: timedelta = timedelta(seconds=1)
+
+
+def new_nonce() -> str:
+    """Name a claim; its repeats use the same name."""
+    return secrets.token_hex(8)
+
+
+class ClaimedRow(NamedTuple):
+    """What `claim.lua` answers for one job; None for a field that its record lacks."""
+
+    job_id: str
+    attempt: int
+    version: str | None
+    group: str | None
+    account_id: str | None
+    request: str | None
+    created: str | None
+    request_id: str | None
+
+    @property
+    def lease(self) -> Lease:
+        return Lease(self.job_id, self.attempt)
+
+    def read(self, kind: JobKind) -> Claim:
+        """Raises `UnreadableRecord`."""
+        request = read_request(kind, self.request)
+        try:
+            created_at = from_epoch_ms(self.created or "")
+        except UNREADABLE as error:
+            raise UnreadableRecord(f"created: {type(error).__name__}") from error
+        return Claim(
+            lease=self.lease,
+            group=self.group or "",
+            account_id=self.account_id or "",
+            request=request,
+            created_at=created_at,
+            request_id=self.request_id or "",
+        )
+
+
+def claimed_rows(answer: Sequence[Any]) -> list[ClaimedRow]:
+    width = len(ClaimedRow._fields)
+    return [ClaimedRow(*answer[start : start + width]) for start in range(0, len(answer), width)]
