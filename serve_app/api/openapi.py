@@ -61,7 +61,13 @@ ACCEPTED_HEADERS: dict[str, Schema] = {
 POLL_HEADERS: dict[str, Schema] = {
     "Retry-After": _header(
         "Seconds to wait before polling again; absent once the record has ended.", _SECONDS, required=False
-    )
+    ),
+    "ETag": _header("Of this record as it is: send it as `If-None-Match`.", {"type": "string"}),
+    "Preference-Applied": _header(
+        "`Prefer: wait=N` was heeded, and for how many seconds at the most.",
+        {"type": "string", "pattern": "^wait=[0-9]+$"},
+        required=False,
+    ),
 }
 
 

@@ -59,7 +59,7 @@ NOT_NULL = BeforeValidator(_not_null)
 """Of a field that may be left out, but not be null."""
 
 
-def _utc_text(moment: datetime) -> str:
+def utc_text(moment: datetime) -> str:
     return moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="seconds") + "Z"
 
 
@@ -114,7 +114,7 @@ ImageId = Annotated[str, WithJsonSchema({"type": "string", "pattern": "^img_[a-z
 Url = Annotated[str, WithJsonSchema({"type": "string", "format": "uri"})]
 UtcTime = Annotated[
     datetime,
-    PlainSerializer(_utc_text, return_type=str),
+    PlainSerializer(utc_text, return_type=str),
     WithJsonSchema({"type": "string", "format": "date-time", "pattern": r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$"}),
 ]
 Pixels = Annotated[int, Field(ge=1, description="Pixels.")]

@@ -9,7 +9,7 @@ import httpx
 
 from serve_app.client.async_loras import AsyncLoras
 from serve_app.client.models import ImageInfo, JobState, OnProgress, open_png
-from serve_app.client.protocol import Call, Interface, Operation, Service, Sleep
+from serve_app.client.protocol import Call, Interface, Operation, Service, Sleep, longest_wait
 from serve_app.client.records import Model, Record
 from serve_app.client.sync_client import RETRY_BUDGET_S, TIMEOUT
 from serve_app.client.upload import sent_body, timeout_of
@@ -63,7 +63,8 @@ class AsyncJob(JobState):
     ) -> Self:
         """Return when the images are ready. Raises `RunFailed`, or `WaitTimeout` after `timeout` seconds."""
         on_record = self._recorder(on_progress)
-        on_record(await self._client.execute(self._client.service.wait(self._record, timeout, on_record)))
+        waiting = self._client.service.wait(self._record, timeout, on_record, shows_progress=on_progress is not None)
+        on_record(await self._client.execute(waiting))
         return self
 
     async def delete(self) -> None:
@@ -78,7 +79,9 @@ class AsyncClient:
         self, base_url: str, key: str, *, interface: Interface = "a", retry_budget: float = RETRY_BUDGET_S,
         timeout: httpx.Timeout = TIMEOUT, transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:  # fmt: skip
-        self.service = Service(base_url=base_url.rstrip("/"), key=key, interface=interface, retry_budget=retry_budget)
+        self.service = Service(
+            base_url=base_url.rstrip("/"), key=key, interface=interface, retry_budget=retry_budget, longest_wait=longest_wait(timeout),
+        )  # fmt: skip
         self._http = httpx.AsyncClient(timeout=timeout, transport=transport)
         self.loras = AsyncLoras(self.service, self.execute)
         """List, add, change, share and delete LoRAs."""

@@ -4,6 +4,7 @@ An `Operation` is a generator. It yields a `Call` and is sent the `httpx.Respons
 it yields a `Sleep` and is resumed after that many seconds; it returns the result.
 """
 
+import math
 import random
 import time
 import uuid
@@ -34,6 +35,7 @@ T = TypeVar("T")
 
 BACKOFF_S, BACKOFF_CAP_S = 0.5, 8.0
 """First and longest delay before a retry; each doubles the one before, and half of it is random."""
+LONG_POLL_S = 20.0
 POLL_S, POLL_CAP_S = 0.2, 2.0
 """First and longest delay between two polls of a job; polls are not counted against the plan."""
 
@@ -75,6 +77,8 @@ class Service:
     key: str = field(repr=False)
     interface: Interface
     retry_budget: float
+    longest_wait: float = LONG_POLL_S
+    """Seconds for which the service may hold an answer back."""
 
     def __post_init__(self) -> None:
         """Raise `ValueError` for a bad address or key here, not as a failed connection that is retried."""
@@ -98,11 +102,14 @@ class Service:
 
     def record(self, job_id: str, interface: Interface | None = None) -> Operation[Record]:
         interface = interface or self.interface
-        path = "/v1/generate/" if interface == "a" else "/v1/generations/"
-        response = yield from self.send(
-            Call("GET", self.base_url + path + quote(job_id, safe=""), self.credential(interface))
-        )
+        response = yield from self._poll(job_id, interface, 0)
         return Record.read(response.json(), interface)
+
+    def _poll(self, job_id: str, interface: Interface, wait_s: int) -> Operation[httpx.Response]:
+        """Read the record; with `wait_s` the service is asked to answer when the job has ended, or after that time."""
+        path = "/v1/generate/" if interface == "a" else "/v1/generations/"
+        headers = self.credential(interface) | ({"Prefer": f"wait={wait_s}"} if wait_s else {})
+        return self.send(Call("GET", self.base_url + path + quote(job_id, safe=""), headers))
 
     def delete(self, job_id: str) -> Operation[None]:
         return self.delete_at("/v1/jobs/" + quote(job_id, safe=""))
@@ -123,19 +130,28 @@ class Service:
             if isinstance(first, RateLimited):
                 raise
 
-    def wait(self, record: Record, timeout: float | None, on_record: Callable[[Record], None]) -> Operation[Record]:
+    def wait(
+        self, record: Record, timeout: float | None, on_record: Callable[[Record], None], *, shows_progress: bool = True
+    ) -> Operation[Record]:
         """Poll the job until it has ended, calling `on_record` after each poll.
 
+        Unless progress is shown, the service is asked to hold each answer back until the job has ended: an older one, or one
+        with too many open requests, answers at once, and is polled as ever.
         Raises `RunFailed` when it ended without images, `WaitTimeout` when it has not ended after `timeout` seconds.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        delay = POLL_S
+        delay, has_waited = POLL_S, False
         while not record.is_final:
-            if deadline is not None and time.monotonic() + delay > deadline:
+            left = math.inf if deadline is None else deadline - time.monotonic()
+            if left < (0 if has_waited else delay):
                 raise WaitTimeout(f"{record.id} is still {record.status} after {timeout:g} s")
-            yield Sleep(delay)
-            delay = min(POLL_CAP_S, delay * 1.5)
-            record = yield from self.record(record.id, record.interface)
+            if not has_waited:
+                yield Sleep(delay)
+                delay = min(POLL_CAP_S, delay * 1.5)
+            wait_s = 0 if shows_progress else int(min(self.longest_wait, max(0.0, left - delay)))
+            response = yield from self._poll(record.id, record.interface, wait_s)
+            has_waited = "preference-applied" in response.headers
+            record = Record.read(response.json(), record.interface)
             on_record(record)
         if record.status == "failed":
             raise run_failure(record.id, record.error_code, record.error_message)
@@ -176,6 +192,11 @@ class Service:
             budget -= delay
             yield Sleep(delay)
         raise AssertionError("count() does not end")
+
+
+def longest_wait(timeout: httpx.Timeout) -> float:
+    """How long an answer may be held back by whom the client still listens to."""
+    return LONG_POLL_S if timeout.read is None else min(LONG_POLL_S, timeout.read / 2)
 
 
 def _attempt(call: Call) -> Operation[httpx.Response | ServiceError | Unreachable]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import httpx
 
 from serve_app.client.models import ImageInfo, JobState, OnProgress, open_png
-from serve_app.client.protocol import Call, Interface, Operation, Service, Sleep
+from serve_app.client.protocol import Call, Interface, Operation, Service, Sleep, longest_wait
 from serve_app.client.records import Model, Record
 from serve_app.client.sync_loras import Loras
 from serve_app.client.upload import sent_body, timeout_of
@@ -60,7 +60,8 @@ class Job(JobState):
     def wait(self, timeout: float | None = 600.0, on_progress: OnProgress | None = None) -> Self:
         """Return when the images are ready. Raises `RunFailed`, or `WaitTimeout` after `timeout` seconds."""
         on_record = self._recorder(on_progress)
-        on_record(self._client.execute(self._client.service.wait(self._record, timeout, on_record)))
+        waiting = self._client.service.wait(self._record, timeout, on_record, shows_progress=on_progress is not None)
+        on_record(self._client.execute(waiting))
         return self
 
     def delete(self) -> None:
@@ -80,7 +81,9 @@ class Client:
         self, base_url: str, key: str, *, interface: Interface = "a", retry_budget: float = RETRY_BUDGET_S,
         timeout: httpx.Timeout = TIMEOUT, transport: httpx.BaseTransport | None = None,
     ) -> None:  # fmt: skip
-        self.service = Service(base_url=base_url.rstrip("/"), key=key, interface=interface, retry_budget=retry_budget)
+        self.service = Service(
+            base_url=base_url.rstrip("/"), key=key, interface=interface, retry_budget=retry_budget, longest_wait=longest_wait(timeout),
+        )  # fmt: skip
         self._http = httpx.Client(timeout=timeout, transport=transport)
         self.loras = Loras(self.service, self.execute)
         """List, add, change, share and delete LoRAs."""

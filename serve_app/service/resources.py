@@ -9,6 +9,7 @@ from typing import Any
 
 from serve_app.domain.errors import AtelierError, StoreUnavailable
 from serve_app.domain.jobs import JobKind
+from serve_app.service.job_waits import JobWaits
 from serve_app.service.moderation import Moderation
 from serve_app.settings import Settings
 from serve_app.stores.account_records import AccountRecords
@@ -60,6 +61,7 @@ class Resources:
     jobs: JobReader
     dead_letters: DeadLetters
     poller: Poller
+    waits: JobWaits
     accounts: AccountStore
     api_keys: ApiKeyStore
     auth: Authenticator
@@ -126,9 +128,10 @@ async def open_resources(
             settings=settings,
             redis_url=redis_url,
             queue=JobQueue(client, settings),
-            jobs=JobReader(client),
+            jobs=(jobs := JobReader(client)),
             dead_letters=DeadLetters(client),
             poller=Poller(client, settings),
+            waits=JobWaits(jobs, most=settings.open_requests // 2),
             accounts=AccountStore(client, settings),
             api_keys=ApiKeyStore(client, settings),
             auth=Authenticator(client, settings),

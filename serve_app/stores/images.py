@@ -20,6 +20,8 @@ from serve_app.stores.storage import in_storage_thread, open_filesystem
 
 _Answer = TypeVar("_Answer")
 
+SAME_URL_S, MOST_URLS = 300, 10_000
+
 IMAGES = "images"
 _STEM = r"images/[0-9a-z]{1,64}/\d{4}/\d{2}/\d{2}/[A-Za-z0-9_]{1,64}/a\d{1,9}-\d{1,3}"
 _IMAGE, _OBJECT = re.compile(rf"{_STEM}\.png"), re.compile(rf"{_STEM}\.(png|webp)")
@@ -41,6 +43,7 @@ class ImageStore:
         self._files, root = open_filesystem(settings.storage, settings.storage_options)
         self._root = root.rstrip("/")
         self._is_local = "file" in _protocols(self._files)
+        self._urls: dict[tuple[str, str], tuple[int, str]] = {}
         self._is_presigned = not self._is_local and "memory" not in _protocols(self._files)
 
     @property
@@ -129,15 +132,28 @@ class ImageStore:
         return [row["name"].rstrip("/").removeprefix(self._path("")) for row in rows if row["type"] == "directory"]
 
     def url(self, image_uri: str, *, base_url: str) -> str:
-        """Return a URL that opens without a key for `image_url_life`: ours for local storage, else presigned.
+        """Return a URL that opens without a key for `image_url_life`, or up to a hundredth longer: ours for local storage,
+        else presigned. It is the same for that hundredth, or `SAME_URL_S`, so that a poll need not sign it, nor differ.
 
         The time is this machine's, here and where the URL is verified.
         """
+        now, life = int(time.time()), int(self._settings.image_url_life.total_seconds())
+        period = max(1, min(SAME_URL_S, life // 100))
+        same_until = now - now % period + period
+        known = self._urls.get((image_uri, base_url))
+        if known is not None and known[0] == same_until and period > 1:
+            return known[1]
+        if len(self._urls) >= MOST_URLS:
+            self._urls.clear()
+        url = self._sign(image_uri, base_url, now, same_until - now + life if period > 1 else life)
+        self._urls[image_uri, base_url] = (same_until, url)
+        return url
+
+    def _sign(self, image_uri: str, base_url: str, now: int, life: int) -> str:
         name = self.name(image_uri)
-        life = int(self._settings.image_url_life.total_seconds())
         if self._is_presigned:
             return self._files.sign(self._path(name), expiration=life)
-        expires = int(time.time()) + life
+        expires = now + life
         kid = next(iter(self._settings.url_keys))
         query = urlencode({"exp": expires, "kid": kid, "sig": self._signature(name, expires, kid)})
         return f"{(self._settings.public_url or base_url).rstrip('/')}/files/{quote(name)}?{query}"

@@ -20,6 +20,7 @@ from serve_app.stores.script import Rewrite, Script
 LOOKED_AT_ONCE = 1_000
 """Records that one call of `list_jobs.lua` looks at: about 3 ms, so that nobody waits behind a search."""
 REMEMBERED_S, MOST_REMEMBERED = 1.0, 10_000
+Names = list[str]
 Jobs = list[Job]  # `JobReader.list` hides the built-in name inside the class
 Positions = list["Position"]
 LIST_LIMIT, LIST_STRIDE = 10_000, 200
@@ -69,6 +70,7 @@ class JobReader:
     def __init__(self, redis: Redis, *, rewrite: Rewrite | None = None) -> None:
         self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"
         self._read = Script(redis, "read", rewrite)
+        self._ended = Script(redis, "ended", rewrite, writes=False)
         self._image_opens = Script(redis, "image_opens", rewrite)
         self._list_jobs = Script(redis, "list_jobs", rewrite)
         self._opens: dict[str, float] = {}
@@ -89,6 +91,13 @@ class JobReader:
         latest = "+inf" if before is None else f"({epoch_ms(before)}"
         ids = await self._redis.zrevrangebyscore(redis_key("jobs", account_id), latest, "-inf", start=0, num=limit)
         return await find_jobs(self._redis, ids)
+
+    async def ended(self, job_ids: Names) -> Names:
+        """Return which of the jobs have ended or do not exist."""
+        found: Names = []
+        for start in range(0, len(job_ids), LOOKED_AT_ONCE):
+            found += await self._ended(job_ids=job_ids[start : start + LOOKED_AT_ONCE])
+        return found
 
     async def page(
         self, account_id: str, *, limit: int, only: JobFilter | None = None, after: Position | None = None

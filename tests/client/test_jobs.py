@@ -1,5 +1,6 @@
 """A job from the prompt to the image, through both clients and both interfaces."""
 
+import asyncio
 from datetime import timedelta
 from pathlib import Path
 from typing import Literal
@@ -134,6 +135,17 @@ def test_a_canceled_job_raises_its_own_error(live: Live, key: str) -> None:
         live.run(live.resources.queue.cancel(job.id, account_id=None))
         with pytest.raises(RunCanceled):
             job.wait(timeout=20)
+
+
+async def test_waiting_without_progress_is_one_long_poll(live: Live, key: str) -> None:
+    live.outcome = "leave"
+    async with AsyncClient(live.base_url, key) as client:
+        job = await client.generate(PROMPT, lora_id=LORA)
+        waiting = asyncio.create_task(job.wait(timeout=20))
+        await wait_until(lambda: live.resources.waits.count == 1)
+        await asyncio.to_thread(live.run, live.resources.queue.cancel(job.id, account_id=None))
+        with pytest.raises(RunCanceled):
+            await waiting
 
 
 def test_waiting_times_out_and_the_job_goes_on(live: Live, key: str) -> None:

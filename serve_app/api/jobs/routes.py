@@ -19,7 +19,8 @@ from serve_app.api.errors import Responses, error_responses
 from serve_app.api.jobs import examples
 from serve_app.api.jobs.schemas import Cursor, Job, Jobs, job_record
 from serve_app.api.openapi import POLL_HEADERS, success
-from serve_app.api.responses import json_response, poll_headers
+from serve_app.api.polls import NOT_MODIFIED, POLL_PARAMETERS, answer_poll
+from serve_app.api.responses import json_response
 from serve_app.api.routing import ContractRoute
 from serve_app.api.schemas import job_id_schema
 from serve_app.domain import jobs
@@ -84,11 +85,6 @@ async def read_cursor(
     return Position(datetime.fromtimestamp(int(parts[1]) / 1000, UTC), parts[2])
 
 
-async def load_any_job(request: Request, job_id: JobId) -> jobs.Job:
-    """The caller's job. Raises `Unauthorized`, `NotFound`."""
-    return found(await load_job(request, job_id, "gen", "up"), "job")
-
-
 @router.get(
     "/v1/jobs",
     operation_id="listJobs",
@@ -117,11 +113,16 @@ async def list_jobs(
     response_model=Job,
     responses={
         200: success("The job.", examples.JOB, headers=POLL_HEADERS),
+        304: NOT_MODIFIED | {"headers": POLL_HEADERS},
         **error_responses(AmbiguousCredentials, Unauthorized, Forbidden, NotFound),
     },
+    openapi_extra=POLL_PARAMETERS,
 )
-async def get_job(request: Request, job: Annotated[jobs.Job, Depends(load_any_job)]) -> Response:
-    return json_response(job_record(job, image_signer(request)), headers=poll_headers(job))
+async def get_job(request: Request, job_id: JobId) -> Response:
+    async def load() -> jobs.Job:
+        return found(await load_job(request, job_id, "gen", "up"), "job")
+
+    return await answer_poll(request, load, job_record)
 
 
 @router.post(

@@ -2,13 +2,14 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Body, Depends, Path, Request, Response
+from fastapi import APIRouter, Body, Path, Request, Response
 
 from serve_app.api.context import RequestContext
-from serve_app.api.dependencies import CallerDep, IdempotencyDep, found, image_signer, load_job, resources_of
+from serve_app.api.dependencies import CallerDep, IdempotencyDep, found, load_job, resources_of
 from serve_app.api.errors import SUBMIT_ERRORS, Responses, error_responses
 from serve_app.api.openapi import ACCEPTED_HEADERS, POLL_HEADERS, success
-from serve_app.api.responses import accepted_headers, json_response, poll_headers
+from serve_app.api.polls import NOT_MODIFIED, POLL_PARAMETERS, answer_poll
+from serve_app.api.responses import accepted_headers, json_response
 from serve_app.api.routing import ContractRoute
 from serve_app.api.schemas import job_id_schema
 from serve_app.api.variant_a import examples
@@ -40,6 +41,7 @@ _UPSCALE_LINK = {
 }
 _POLL_RESPONSES: Responses = {
     200: success("The request's record.", examples.RECORDS, headers=POLL_HEADERS, links=_UPSCALE_LINK),
+    304: NOT_MODIFIED | {"headers": POLL_HEADERS},
     **error_responses(Unauthorized, Forbidden, NotFound),
 }
 
@@ -103,11 +105,6 @@ async def upscale(
     return _acknowledge(request, acceptance)
 
 
-async def load_request(request: Request, request_id: RequestId) -> Job:
-    """The caller's generation or upscale. Raises `Unauthorized`, `NotFound`."""
-    return found(await load_job(request, request_id, "gen", "up", of=Variant.A), "request")
-
-
 @router.get(
     "/v1/upscale/{request_id}",
     operation_id="getUpscale",
@@ -115,6 +112,7 @@ async def load_request(request: Request, request_id: RequestId) -> Job:
     tags=["Upscaling"],
     response_model=StatusRecord,
     responses=_POLL_RESPONSES,
+    openapi_extra=POLL_PARAMETERS,
 )
 @router.get(
     "/v1/generate/{request_id}",
@@ -123,9 +121,13 @@ async def load_request(request: Request, request_id: RequestId) -> Job:
     tags=["Generation"],
     response_model=StatusRecord,
     responses=_POLL_RESPONSES,
+    openapi_extra=POLL_PARAMETERS,
 )
-async def poll(request: Request, job: Annotated[Job, Depends(load_request)]) -> Response:
-    return json_response(status_record(job, image_signer(request)), headers=poll_headers(job))
+async def poll(request: Request, request_id: RequestId) -> Response:
+    async def load() -> Job:
+        return found(await load_job(request, request_id, "gen", "up", of=Variant.A), "request")
+
+    return await answer_poll(request, load, status_record)
 
 
 def _acknowledge(request: Request, acceptance: Acceptance) -> Response:

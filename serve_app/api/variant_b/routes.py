@@ -2,13 +2,14 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Body, Depends, Path, Request, Response
+from fastapi import APIRouter, Body, Path, Request, Response
 
 from serve_app.api.context import RequestContext
-from serve_app.api.dependencies import CallerDep, IdempotencyDep, found, image_signer, load_job, resources_of
+from serve_app.api.dependencies import CallerDep, IdempotencyDep, found, load_job, resources_of
 from serve_app.api.errors import SUBMIT_ERRORS, error_responses
 from serve_app.api.openapi import ACCEPTED_HEADERS, POLL_HEADERS, success
-from serve_app.api.responses import accepted_headers, json_response, poll_headers
+from serve_app.api.polls import NOT_MODIFIED, POLL_PARAMETERS, answer_poll
+from serve_app.api.responses import accepted_headers, json_response
 from serve_app.api.routing import ContractRoute
 from serve_app.api.schemas import job_id_schema
 from serve_app.api.variant_b import examples
@@ -64,11 +65,6 @@ async def generate(
     return json_response(acknowledgement(acceptance.job), headers=headers)
 
 
-async def load_run(request: Request, run_id: RunId) -> Job:
-    """The caller's run. Raises `Unauthorized`, `NotFound`."""
-    return found(await load_job(request, run_id, "gen", of=Variant.B), "run")
-
-
 @router.get(
     "/v1/generations/{run_id}",
     operation_id="getRun",
@@ -77,11 +73,16 @@ async def load_run(request: Request, run_id: RunId) -> Job:
     response_model=Run,
     responses={
         200: success("The run's record.", examples.RECORDS, headers=POLL_HEADERS),
+        304: NOT_MODIFIED | {"headers": POLL_HEADERS},
         **error_responses(Unauthorized, Forbidden, NotFound),
     },
+    openapi_extra=POLL_PARAMETERS,
 )
-async def get_run(request: Request, job: Annotated[Job, Depends(load_run)]) -> Response:
-    return json_response(run_record(job, image_signer(request)), headers=poll_headers(job))
+async def get_run(request: Request, run_id: RunId) -> Response:
+    async def load() -> Job:
+        return found(await load_job(request, run_id, "gen", of=Variant.B), "run")
+
+    return await answer_poll(request, load, run_record)
 
 
 @router.get(

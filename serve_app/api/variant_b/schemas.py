@@ -2,8 +2,9 @@
 
 import secrets
 from collections.abc import Callable
+from dataclasses import asdict
 from math import ceil
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, RootModel
 
@@ -131,15 +132,14 @@ def acknowledgement(job: Job) -> Acknowledgement:
     return Acknowledgement(run_id=job.id, status="queued", estimated_time=estimated_time)
 
 
-def run_record(job: Job, url_of: Callable[[str], str]) -> QueuedRun | ProcessingRun | CompletedRun | FailedRun:
-    """Every end without an image is `failed`. `url_of` signs an image URI."""
+def run_record(job: Job, url_of: Callable[[str], str]) -> dict[str, Any]:
+    """A `Run` as plain values. Every end without an image is `failed`. `url_of` signs an image URI."""
     if job.state is JobState.COMPLETED:
         image_url = url_of(job.images[0].image_uri)
-        return CompletedRun(run_id=job.id, status="completed", progress=100, image_url=image_url)
+        return {"run_id": job.id, "status": "completed", "progress": 100, "image_url": image_url}
     if job.state.is_terminal:
-        return FailedRun(
-            run_id=job.id, status="failed", progress=job.progress, error=Failure.model_validate(failure_of(job))
-        )
+        error = asdict(failure_of(job))
+        return {"run_id": job.id, "status": "failed", "progress": job.progress, "error": error}
     if job.state is JobState.QUEUED and job.started_at is None:  # after a lost worker it stays what a poll has shown
-        return QueuedRun(run_id=job.id, status="queued", progress=job.progress)
-    return ProcessingRun(run_id=job.id, status="processing", progress=job.progress)
+        return {"run_id": job.id, "status": "queued", "progress": job.progress}
+    return {"run_id": job.id, "status": "processing", "progress": job.progress}

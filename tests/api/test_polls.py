@@ -1,0 +1,109 @@
+"""Polls that need not send or ask again: entity tags, and waiting for the end of a job."""
+
+import asyncio
+import time
+from dataclasses import replace
+from datetime import timedelta
+
+import httpx
+import pytest
+
+from serve_app.api.app import create_app
+from serve_app.api.polls import LONGEST_WAIT_S, preferred_wait
+from serve_app.domain.requests import Variant
+from serve_app.service.job_waits import JobWaits
+from tests.api.app import Member, TestService, client_of
+from tests.support import wait_until
+
+PATHS = [(Variant.A, "/v1/generate/"), (Variant.A, "/v1/jobs/"), (Variant.B, "/v1/generations/")]
+
+
+@pytest.mark.parametrize(("variant", "path"), PATHS)
+async def test_an_unchanged_record_is_not_sent_again(
+    service: TestService, member: Member, variant: Variant, path: str
+) -> None:
+    job_id, headers = await service.submit(member, variant), member.headers(variant)
+    waiting = await service.client.get(path + job_id, headers=headers)
+    await service.complete(job_id)
+    known = headers | {"If-None-Match": waiting.headers["etag"]}
+    completed = await service.client.get(path + job_id, headers=known)
+    assert completed.status_code == 200
+    known = headers | {"If-None-Match": f'"other", W/{completed.headers["etag"]}'}
+    again = await service.client.get(path + job_id, headers=known)
+    assert (again.status_code, again.content) == (304, b"")
+    assert again.headers["etag"] == completed.headers["etag"]
+    assert "x-ratelimit-limit" in again.headers
+    stranger = (await service.member()).headers(variant)
+    assert (await service.client.get(path + job_id, headers=known | stranger)).status_code == 404
+
+
+@pytest.mark.parametrize(("variant", "path"), PATHS)
+async def test_a_caller_that_prefers_to_wait_is_answered_when_the_job_ends(
+    service: TestService, member: Member, variant: Variant, path: str
+) -> None:
+    job_id, waits = await service.submit(member, variant), service.resources.waits
+    headers = member.headers(variant) | {"Prefer": "respond-async, wait=600"}
+    polls = [asyncio.create_task(service.client.get(path + job_id, headers=headers)) for _ in range(3)]
+    await wait_until(lambda: waits.count == len(polls))
+    await service.complete(job_id)
+    for answer in await asyncio.gather(*polls):
+        assert answer.headers["preference-applied"] == f"wait={LONGEST_WAIT_S}"
+        assert answer.json()["status"] == "completed"
+    assert waits.count == 0
+
+
+async def test_a_caller_that_has_waited_long_enough_gets_the_record_as_it_is(
+    service: TestService, member: Member
+) -> None:
+    job_id = await service.submit(member)
+    answer = await service.client.get(f"/v1/generate/{job_id}", headers=member.a | {"Prefer": "wait=1"})
+    assert (answer.json()["status"], answer.headers["preference-applied"]) == ("processing", "wait=1")
+
+
+async def test_nobody_waits_beyond_the_places_nor_one_account_in_all_of_them(
+    service: TestService, member: Member
+) -> None:
+    waits = JobWaits(service.resources.jobs, most=8)
+    async with client_of(create_app(replace(service.resources, waits=waits))) as client:
+        job_id, headers = await service.submit(member), member.a | {"Prefer": "wait=30"}
+
+        async def poll() -> httpx.Response:
+            return await client.get(f"/v1/generate/{job_id}", headers=headers)
+
+        held = [asyncio.create_task(poll()) for _ in range(2)]
+        await wait_until(lambda: waits.count == 2)
+        beyond = await poll()
+        assert (beyond.status_code, beyond.json()["status"]) == (200, "processing")
+        assert "preference-applied" not in beyond.headers
+        await service.resources.queue.cancel(job_id, account_id=member.account.id)
+        assert {answer.json()["status"] for answer in await asyncio.gather(*held)} == {"failed"}
+
+
+@pytest.mark.parametrize(
+    ("prefer", "seconds"),
+    [
+        ("wait=5", 5),
+        ('Wait = "7" ; x', 7),
+        ("respond-async, wait=99999", LONGEST_WAIT_S),
+        ("wait=0", 0),
+        ("wait", 0),
+        ("wait=-1", 0),
+        ("wait=²", 0),
+        ("await=9", 0),
+        ("", 0),
+    ],
+)
+def test_only_a_wait_in_whole_seconds_is_heeded(prefer: str, seconds: int) -> None:
+    assert preferred_wait(prefer) == seconds
+
+
+async def test_an_image_address_stays_the_same_and_opens_for_its_whole_life(
+    service: TestService, member: Member
+) -> None:
+    job = await service.complete(await service.submit(member))
+    images, life = service.resources.images, service.resources.settings.image_url_life
+    first, second = (images.url(job.images[0].image_uri, base_url="http://x") for _ in range(2))
+    assert first == second
+    query = httpx.URL(first).params
+    assert timedelta(seconds=int(query["exp"]) - time.time()) >= life
+    assert (await service.client.get(httpx.URL(first).raw_path.decode())).status_code == 200
