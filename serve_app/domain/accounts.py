@@ -53,8 +53,38 @@ class Account:
     plan_b: str
     disabled: bool
     created_at: datetime
-    sign_in_fence: str = "0.0"
-    """What a session must have been opened with to be good: it changes with the password, and when the account is disabled."""
+
+
+class Role(StrEnum):
+    """What a user of an account may do in the console: everything; draw, with LoRAs and keys of its own; look at the usage."""
+
+    OWNER = "owner"
+    MEMBER = "member"
+    BILLING = "billing"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class User:
+    """Someone who signs in to an account. Its first user, with the id '', is the account itself: its name and its password."""
+
+    id: str
+    name: str
+    role: Role
+    has_password: bool
+    created_at: datetime
+
+    @classmethod
+    def first(cls, account: Account) -> "User":
+        return cls(id="", name=account.name, role=Role.OWNER, has_password=True, created_at=account.created_at)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SignIn:
+    """A right password: whose, and what the session is to be opened with."""
+
+    account: Account
+    user: User
+    fence: str
 
 
 class Scope(StrEnum):
@@ -83,6 +113,8 @@ class ApiKey:
     revoked: bool
     scopes: frozenset[Scope] = ALL_SCOPES
     adapters: frozenset[str] | None = None
+    user_id: str = ""
+    """The invited user who made it."""
 
     def state(self, now: datetime) -> Literal["active", "expired", "revoked"]:
         """For display; authentication decides by the store's clock."""

@@ -18,6 +18,11 @@ def api_key(key_id: str) -> str:
     return f"key:{key_id}"
 
 
+def user(user_id: str) -> str:
+    """The actor in the console where it is an invited user of the account."""
+    return f"user:{user_id}"
+
+
 def account(pseudonym: str) -> str:
     """The actor of what one account does to another: it shares a LoRA, or ends that."""
     return f"account:{pseudonym}"
@@ -32,6 +37,8 @@ class Act(StrEnum):
     SIGNED_OUT_EVERYWHERE = "signed_out_everywhere"
     SESSION_ENDED = "session_ended"
     OTHER_SESSIONS_ENDED = "other_sessions_ended"
+    USER_INVITED = "user_invited"
+    USER_REMOVED = "user_removed"
     KEY_CREATED = "key_created"
     KEY_ROLLED = "key_rolled"
     KEY_REVOKED = "key_revoked"

@@ -23,10 +23,11 @@ _ID = re.compile(r"[A-Za-z0-9_\-]{1,128}")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class By:
-    """Who acts, and from which address; a caller without a key is the owner in the console."""
+    """Who acts, and from which address; `actor` is who in the console, a caller without a key."""
 
     caller: Caller
     address: str
+    actor: str = OWNER
 
 
 async def find(resources: Resources, caller: Caller, lora_id: str) -> SharedAdapter:
@@ -147,7 +148,7 @@ async def quota(resources: Resources, account_id: str) -> Terms:
 async def _record(resources: Resources, by: By, act: Act, lora_id: str, *, other: Account | None = None) -> None:
     """In the owner's log; what changes for another account in that one's, too. Each names the other by its pseudonym."""
     own = by.caller.account_id
-    actor = api_key(by.caller.key_id) if by.caller.key_id else OWNER
+    actor = api_key(by.caller.key_id) if by.caller.key_id else by.actor
     subject = lora_id if other is None else f"{lora_id} {account(resources.audit.pseudonym(other.id))}"
     await resources.audit.record(own, act, actor=actor, subject=subject, address=by.address)
     if other is not None:

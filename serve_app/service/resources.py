@@ -40,6 +40,7 @@ from serve_app.stores.sign_ins import SignIns
 from serve_app.stores.sweep_lock import SweepLock
 from serve_app.stores.throttle import Throttle
 from serve_app.stores.usage import UsageReader
+from serve_app.stores.users import UserStore
 from serve_app.stores.weights import WeightStore
 from serve_app.stores.worker_signs import WorkerSigns
 
@@ -68,6 +69,7 @@ class Resources:
     sessions: SessionStore
     sign_ins: SignIns
     sign_in_links: SignInLinks
+    users: UserStore
     operators: OperatorStore
     operator_sessions: OperatorSessions
     operator_links: SignInLinks
@@ -138,6 +140,7 @@ async def open_resources(
             sessions=SessionStore(client, settings),
             sign_ins=SignIns(client),
             sign_in_links=SignInLinks(client),
+            users=UserStore(client),
             operators=OperatorStore(client),
             operator_sessions=OperatorSessions(client),
             operator_links=SignInLinks(client, "operator_link", "operator"),

@@ -30,11 +30,13 @@ class AccountRecords:
 
     async def remove(self, account_id: str) -> None:
         """Remove all but the account's own record and name. Its jobs must be gone. Safe to repeat."""
+        await self._remove_names(account_id)
         key_ids: list[str] = await self._redis.zrange(redis_key("keys", account_id), 0, -1)
         ids = {account_id, *key_ids}
         async for names in self._names("*"):
             mine = [name for name in names if _is_removed(name, ids)]
             mine += await self._sessions(names, account_id)
+            mine += await self._links(names, account_id)
             if mine:
                 await self._redis.delete(*mine)
         pipeline = self._redis.pipeline()
@@ -78,6 +80,20 @@ class AccountRecords:
         sessions = [name for name in names if _parts(name)[0] == "session"]
         owners = await self._ask(sessions, lambda pipeline, name: pipeline.hget(name, "account"))
         return [name for name, owner in zip(sessions, owners, strict=True) if owner == account_id]
+
+    async def _links(self, names: Iterable[str], account_id: str) -> list[str]:
+        """Those that sign somebody in to the account."""
+        links = [name for name in names if _parts(name)[0] == "sign_in_link"]
+        values = await self._ask(links, lambda pipeline, name: pipeline.get(name))
+        return [name for name, value in zip(links, values, strict=True) if account_id in (value or "").split(":")]
+
+    async def _remove_names(self, account_id: str) -> None:
+        """Free the names of the account's invited users."""
+        ids: list[str] = await self._redis.zrange(redis_key("users", account_id), 0, -1)
+        records = [redis_key("user", account_id, user_id) for user_id in ids]
+        taken = await self._ask(records, lambda pipeline, name: pipeline.hget(name, "name"))
+        if names := [redis_key("name", name) for name in taken if name]:
+            await self._redis.delete(*names)
 
     async def _texts(self, names: Sequence[str]) -> list[str]:
         """Each key's value as one text."""

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from redis.asyncio import Redis
 
-from serve_app.domain.accounts import Account
+from serve_app.domain.accounts import Account, SignIn, User
 from serve_app.domain.durations import from_epoch_ms
 from serve_app.domain.errors import InvalidParameter, NotFound
 from serve_app.domain.requests import Variant
@@ -16,6 +16,7 @@ from serve_app.stores.passwords import Passwords
 from serve_app.stores.records import pairs
 from serve_app.stores.redis_keys import redis_key
 from serve_app.stores.script import Script
+from serve_app.stores.users import read_user
 
 NAME_LENGTH = range(1, 101)
 
@@ -30,6 +31,7 @@ class AccountStore:
         self._settings = settings
         self._create = Script(redis, "create_account")
         self._find = Script(redis, "find_account")
+        self._find_user = Script(redis, "find_user")
         self._set_password = Script(redis, "set_password")
         self._passwords = Passwords()
 
@@ -83,19 +85,25 @@ class AccountStore:
             await self._redis.hdel(redis_key("account", account_id), "disabled")
         return await self._existing(account_id)
 
-    async def set_password(self, account_id: str, password: str) -> str:
-        """End every session of the account and every link to it; return the fence of sessions from now on."""
-        fence: str = await self._set_password(account=account_id, password_hash=await self._passwords.hash(password))
+    async def set_password(self, account_id: str, password: str, *, user_id: str = "") -> str:
+        """Of the account's own user, or an invited one: ends every session and link of that user, and returns the fence of
+        sessions from now on."""
+        hashed = await self._passwords.hash(password)
+        fence: str = await self._set_password(account=account_id, user=user_id, password_hash=hashed)
         if not fence:
-            raise NotFound(f"no account {account_id!r}")
+            raise NotFound(f"no account {account_id!r} with this user")
         return fence
 
-    async def check_password(self, name: str, password: str) -> Account | None:
-        """Return the account if the password is right. An unknown name takes as long as a wrong password: one round trip,
-        one hash."""
-        account_id, row = await self._find_row(name)
-        matches = await self._passwords.matches(row.get("password"), password)
-        return _read_account(account_id, row) if matches and "disabled" not in row else None
+    async def check_password(self, name: str, password: str) -> SignIn | None:
+        """Return who signs in, if the password is right: by the account's name or id, or an invited user's name. An unknown name
+        takes as long as a wrong password: one round trip, one hash."""
+        account_id, user_id, fence, *cells = await self._find_user(id_or_name=name)
+        row, own = pairs(cells[0]), pairs(cells[1])
+        matches = await self._passwords.matches((own if user_id else row).get("password"), password)
+        if not matches or "disabled" in row:
+            return None
+        account = _read_account(account_id, row)
+        return SignIn(account=account, user=read_user(user_id, own) if user_id else User.first(account), fence=fence)
 
     def _check_plans(self, plan_a: str | None, plan_b: str | None) -> None:
         for variant, name in ((Variant.A, plan_a), (Variant.B, plan_b)):
@@ -126,5 +134,4 @@ def _read_account(account_id: str, row: Mapping[str, str]) -> Account:
         plan_b=row["plan_b"],
         disabled="disabled" in row,
         created_at=from_epoch_ms(row["created"]),
-        sign_in_fence=f"{row.get('closures', '0')}.{row.get('password_changes', '0')}",
     )

@@ -40,6 +40,7 @@ class ApiKeyStore:
         expires_in: timedelta | None = None,
         scopes: frozenset[Scope] = ALL_SCOPES,
         adapters: frozenset[str] | None = None,
+        user_id: str = "",
     ) -> tuple[ApiKey, str]:
         """A new key and its secret, which is never readable again. Raises `InvalidParameter`, `NotFound`, `TooManyKeys`."""
         if not interfaces:
@@ -58,6 +59,7 @@ class ApiKeyStore:
             life_ms=None if expires_in is None else milliseconds(expires_in),
             scopes=write_scopes(scopes),
             adapters=write_adapters(adapters),
+            user=user_id,
             max_keys=self._settings.max_keys_per_account,
         )
         if not row:
@@ -125,4 +127,5 @@ def _read_key(key_id: str, row: Mapping[str, str]) -> ApiKey:
         revoked="revoked" in row,
         scopes=read_scopes(row.get("scopes", "")),
         adapters=read_adapters(row.get("adapters", "")),
+        user_id=row.get("user", ""),
     )

@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from redis.asyncio import Redis
 
@@ -23,10 +23,20 @@ class Session:
     """A live session. `id` is the digest of its token; what an older version did not store is None or empty."""
 
     id: str
+    user_id: str
     opened_at: datetime | None
     seen_at: datetime | None
     address: str
     browser: str
+
+
+class Opened(NamedTuple):
+    """Whose a live session is: the account, and the invited user's id, name and role, empty for the account's own user."""
+
+    account_id: str
+    user_id: str
+    name: str
+    role: str
 
 
 class SessionStore:
@@ -38,13 +48,16 @@ class SessionStore:
         self._get = Script(redis, "session")
         self._list = Script(redis, "list_sessions")
 
-    async def create(self, account_id: str, *, fence: str = "", browser: str = "", address: str = "") -> str:
+    async def create(
+        self, account_id: str, *, user_id: str = "", fence: str = "", browser: str = "", address: str = ""
+    ) -> str:
         """Open a session; its token has 256 random bits. `fence` is that of the password or link that was shown: when it is no
-        longer the account's, the session is dead from the beginning."""
+        longer the user's, the session is dead from the beginning."""
         token = secrets.token_urlsafe(32)
         await self._open(
             token_digest=digest_of(token),
             account=account_id,
+            user=user_id,
             fence=fence,
             browser=browser,
             address=address,
@@ -53,16 +66,20 @@ class SessionStore:
         )
         return token
 
-    async def get(self, token: str) -> str | None:
-        """Return the account of a live session and extend it by half an hour; None when it has ended."""
-        return await self._get(token_digest=digest_of(token), idle_ms=milliseconds(IDLE_LIFE)) or None
+    async def get(self, token: str) -> Opened | None:
+        """Return whose a live session is and extend it by half an hour; None when it has ended."""
+        row = await self._get(token_digest=digest_of(token), idle_ms=milliseconds(IDLE_LIFE))
+        return Opened(*row) if row else None
 
-    async def list(self, account_id: str) -> Sequence[Session]:
-        """The account's live sessions, the one seen last first."""
+    async def list(self, account_id: str, *, user_id: str | None = None) -> Sequence[Session]:
+        """The live sessions of an account or of one of its users ('' for its own), the one seen last first."""
         rows: Sequence[Sequence[str]] = await self._list(account=account_id)
         found = [
-            Session(id=digest, opened_at=_time(opened), seen_at=_time(seen), address=address, browser=browser)
-            for digest, opened, seen, address, browser in rows
+            Session(
+                id=digest, user_id=user, opened_at=_time(opened), seen_at=_time(seen), address=address, browser=browser
+            )
+            for digest, user, opened, seen, address, browser in rows
+            if user_id in (None, user)
         ]
         return sorted(found, key=lambda each: epoch_ms(each.seen_at) if each.seen_at else 0, reverse=True)
 
@@ -79,11 +96,10 @@ class SessionStore:
         await self._redis.delete(redis_key("session", session_id))
         return True
 
-    async def revoke_all(self, account_id: str, *, but: str = "") -> int:
-        """End every session of the account, but that of the token `but`; return how many."""
-        kept = digest_of(but)
-        ended = [await self.end(account_id, each.id) for each in await self.list(account_id) if each.id != kept]
-        return sum(ended)
+    async def revoke_all(self, account_id: str, *, user_id: str | None = None, but: str = "") -> int:
+        """End every session of the account or of one of its users, but that of the token `but`; return how many."""
+        found, kept = await self.list(account_id, user_id=user_id), digest_of(but)
+        return sum([await self.end(account_id, each.id) for each in found if each.id != kept])
 
 
 def digest_of(token: str) -> str:

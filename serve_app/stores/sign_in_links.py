@@ -32,6 +32,8 @@ class SignInLink(NamedTuple):
     purpose: LinkPurpose
     fence: str
     """For the session that it opens."""
+    user_id: str = ""
+    """Of an invited user of the account."""
 
 
 class SignInLinks:
@@ -43,14 +45,16 @@ class SignInLinks:
         self._create = Script(redis, "create_sign_in_link")
         self._get = Script(redis, "sign_in_link")
 
-    async def create(self, account_id: str, purpose: LinkPurpose, *, life: timedelta = LINK_LIFE) -> str:
+    async def create(
+        self, account_id: str, purpose: LinkPurpose, *, user_id: str = "", life: timedelta = LINK_LIFE
+    ) -> str:
         """Return the token of a new link: 256 random bits, for the link's path after `/console/links/`."""
         token = secrets.token_urlsafe(32)
         await self._create(
             name=self._name(token),
             purpose=purpose,
             holder=self._holder,
-            id=account_id,
+            id=f"{account_id}:{user_id}" if user_id else account_id,
             life_ms=milliseconds(life),
         )
         return token
@@ -70,5 +74,6 @@ class SignInLinks:
 def _read(row: Sequence[str]) -> SignInLink | None:
     if not row:
         return None
-    purpose, account_id, fence = row
-    return SignInLink(account_id, LinkPurpose(purpose), fence)
+    purpose, holder, fence = row
+    account_id, _, user_id = holder.partition(":")
+    return SignInLink(account_id, LinkPurpose(purpose), fence, user_id)

@@ -52,7 +52,7 @@ async def test_without_javascript_a_job_is_drawn_and_found_in_the_history(chromi
     context = await chromium.new_context(java_script_enabled=False)
     page = await context.new_page()
     await page.goto(f"{site.base_url}/console/playground")
-    await page.get_by_label("Account").fill(ACCOUNT)
+    await page.get_by_label("Account or user").fill(ACCOUNT)
     await page.get_by_label("Password").fill(PASSWORD)
     await page.get_by_role("button", name="Sign in").click()
     await page.get_by_label("Prompt", exact=True).fill(EXAMPLE)

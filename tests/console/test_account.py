@@ -95,19 +95,19 @@ async def test_a_link_is_void_when_the_account_has_changed(
 
 
 async def test_sessions_are_listed_and_ended(browser: Browser, browsers: Browsers) -> None:
-    phone, desk = [
-        browsers.new(headers={"User-Agent": agent}) for agent in ("Firefox/140.0 Android", "Windows Edg/140")
+    phone, laptop = [
+        browsers.new(headers={"User-Agent": agent}) for agent in ("Firefox/140.0 Android", "Windows Chrome/140")
     ]
-    for each in (phone, desk):
+    for each in (phone, laptop):
         await each.sign_in("owner", PASSWORD)
     page = await browser.open("/console/settings")
-    assert all(words in page.text for words in ("Firefox on Android", "Edge on Windows", "this one"))
+    assert all(words in page.text for words in ("Firefox on Android", "Chrome on Windows", "this one"))
     chosen = next(form for form in page.forms if form.action.endswith(f"{session_of(phone)}/end"))
     assert (await browser.send(chosen, form_token="")).status == 403
     assert (await browser.send(chosen)).status == 200
-    assert [await is_signed_in(each) for each in (phone, desk, browser)] == [False, True, True]
+    assert [await is_signed_in(each) for each in (phone, laptop, browser)] == [False, True, True]
     await browser.send((await browser.open("/console/settings")).form("End all others"))
-    assert [await is_signed_in(each) for each in (desk, browser)] == [False, True]
+    assert [await is_signed_in(each) for each in (laptop, browser)] == [False, True]
 
 
 async def test_a_session_of_another_account_cannot_be_ended(

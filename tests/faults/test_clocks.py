@@ -15,6 +15,7 @@ from serve_app.service.resources import open_resources
 from serve_app.stores.claiming import new_nonce
 from serve_app.stores.job_queue import JobQueue
 from serve_app.stores.redis import connect
+from serve_app.stores.sessions import Opened
 from tests.api.app import ALL, BODY_A, BODY_B, Member, TestService, client_of, service_settings
 from tests.faults.clock import by_the_callers_clock, clock_off_by
 from tests.faults.environment import Environment, open_environment
@@ -143,5 +144,5 @@ async def test_sessions_keys_and_repeats_do_not_end_early(env: Environment) -> N
         first = await env.accept(key="once", may_end_as=[JobState.CANCELED])
     with clock_off_by(AHEAD):
         assert (await resources.auth.authenticate(secret, Variant.A, counted=True)).caller is not None
-        assert await sessions.get(token) == account.id
+        assert await sessions.get(token) == Opened(account.id, "", "", "")
         assert await env.accept(key="once", may_end_as=[JobState.CANCELED]) == first

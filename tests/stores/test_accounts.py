@@ -19,6 +19,7 @@ from serve_app.stores.api_key_format import BASE62
 from serve_app.stores.redis import connect
 from serve_app.stores.redis_keys import redis_key
 from serve_app.stores.script import Script
+from serve_app.stores.sessions import Opened
 from tests.audit import key_problems
 from tests.stores.auth_scenario import run_auth_scenario
 from tests.support import wait_until
@@ -208,14 +209,12 @@ async def test_authentication_keeps_its_promises_from_first_request_to_the_windo
 
 async def test_a_password_opens_and_everything_else_does_not(resources: Resources) -> None:
     account = await resources.accounts.create("ann", password="correct horse battery")
-    assert await resources.accounts.check_password("ann", "correct horse battery") == account
+    assert await resources.accounts.check_password("ann", "correct horse battery")
     assert await resources.accounts.check_password("ann", "wrong horse battery") is None
     assert await resources.accounts.check_password("nobody", "correct horse battery") is None
     await resources.accounts.set_password(account.id, "another long password")
     assert await resources.accounts.check_password("ann", "correct horse battery") is None
-    assert await resources.accounts.check_password("ann", "another long password") == await resources.accounts.get(
-        "ann"
-    )
+    assert await resources.accounts.check_password("ann", "another long password")
     await resources.accounts.set_disabled(account.id, True)
     assert await resources.accounts.check_password("ann", "another long password") is None
 
@@ -292,7 +291,7 @@ async def test_a_console_session_opens_lives_and_ends(
     resources: Resources, acme: Account, redis_db: redis.Redis
 ) -> None:
     token = await resources.sessions.create(acme.id)
-    assert await resources.sessions.get(token) == acme.id
+    assert await resources.sessions.get(token) == Opened(acme.id, "", "", "")
     assert await resources.sessions.get("guess") is None
     assert token not in _everything(redis_db)
     await resources.sessions.revoke(token)
@@ -305,17 +304,24 @@ async def test_signing_out_everywhere_ends_every_session_of_one_account(resource
     others = await resources.sessions.create(other.id)
     assert await resources.sessions.revoke_all(acme.id) == 3
     assert [await resources.sessions.get(token) for token in mine] == [None] * 3
-    assert await resources.sessions.get(others) == other.id
+    assert await resources.sessions.get(others) == Opened(other.id, "", "", "")
 
 
-async def test_what_was_begun_with_the_old_password_opens_no_session(resources: Resources, acme: Account) -> None:
+async def test_what_was_begun_with_the_old_password_opens_no_session(resources: Resources) -> None:
     """A sign-in whose password was right a moment before it was changed."""
-    opened = await resources.sessions.create(acme.id, fence=acme.sign_in_fence)
-    fence = await resources.accounts.set_password(acme.id, "another long password")
-    late = await resources.sessions.create(acme.id, fence=acme.sign_in_fence)
-    new = await resources.sessions.create(acme.id, fence=fence)
-    assert [await resources.sessions.get(token) for token in (opened, late, new)] == [None, None, acme.id]
-    assert len(await resources.sessions.list(acme.id)) == 1
+    ann = await resources.accounts.create("ann", password="correct horse battery")
+    begun = await resources.accounts.check_password("ann", "correct horse battery")
+    assert begun
+    opened = await resources.sessions.create(ann.id, fence=begun.fence)
+    fence = await resources.accounts.set_password(ann.id, "another long password")
+    late = await resources.sessions.create(ann.id, fence=begun.fence)
+    new = await resources.sessions.create(ann.id, fence=fence)
+    assert [await resources.sessions.get(token) for token in (opened, late, new)] == [
+        None,
+        None,
+        Opened(ann.id, "", "", ""),
+    ]
+    assert len(await resources.sessions.list(ann.id)) == 1
 
 
 async def test_a_session_ends_when_idle_and_never_outlives_twelve_hours(

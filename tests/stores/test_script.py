@@ -92,6 +92,7 @@ async def test_arguments_reach_the_script_by_name_in_any_order(redis_url: str, r
         "max_keys": 1,
         "scopes": "",
         "adapters": "",
+        "user": "",
     }
     found = await script(**args, digest="d", hint="h", account="a")
     assert found == ["k", "d", "h", "a", "n", "", "7", 7]

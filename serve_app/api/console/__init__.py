@@ -21,6 +21,7 @@ from serve_app.api.console.rendering import redirect, root_of
 from serve_app.api.console.routes import router
 from serve_app.api.console.sessions import router as sessions_router
 from serve_app.api.console.usage import router as usage_router
+from serve_app.api.console.users import router as users_router
 from serve_app.api.site.problems import answer_with_pages
 from serve_app.service.resources import Resources
 
@@ -33,6 +34,7 @@ def console_app(resources: Resources) -> ASGIApp:
             *account_router.routes,  # before the keys pages, whose address is /settings/{slug}
             *router.routes,
             *sessions_router.routes,
+            *users_router.routes,
             *keys_router.routes,
             *playground_router.routes,
             *compare_router.routes,

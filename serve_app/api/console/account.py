@@ -1,5 +1,6 @@
 """Ways into an account without its password, by a link used once, and a change of the password."""
 
+from dataclasses import replace
 from math import ceil
 from typing import Annotated
 
@@ -9,10 +10,12 @@ from serve_app.api.console.browser_words import browser_words
 from serve_app.api.console.guards import Form, FormSession, PageSession, check_form
 from serve_app.api.console.known_device import read_device, set_device
 from serve_app.api.console.rendering import redirect, render
+from serve_app.api.console.roles import home_of, may_open
 from serve_app.api.console.session import anonymous_token, form_token, is_form_token, set_anonymous, set_session
 from serve_app.api.dependencies import caller_address, resources_of
-from serve_app.domain.accounts import Account
+from serve_app.domain.accounts import SignIn, User
 from serve_app.domain.audit import OWNER, Act
+from serve_app.domain.audit import user as user_actor
 from serve_app.domain.errors import InvalidParameter
 from serve_app.stores.passwords import LENGTH
 from serve_app.stores.sign_in_links import LinkPurpose, SignInLink
@@ -22,27 +25,35 @@ _LINK, _PASSWORD = "sign-in link", "change password"
 router = APIRouter()
 
 
-async def live_link(request: Request, token: str) -> tuple[SignInLink, Account]:
-    """The link of the address, and its account. Raises 404 when it was used, is too old, or the account may not sign in."""
+async def live_link(request: Request, token: str) -> tuple[SignInLink, SignIn]:
+    """The link of the address, and whom it lets in. Raises 404 when it was used, is too old, or the account may not sign in."""
     resources = resources_of(request)
     link = await resources.sign_in_links.get(token)
     account = await resources.accounts.get(link.account_id) if link else None
     if link is None or account is None or account.disabled:
         raise HTTPException(404)
-    return link, account
+    user = await resources.users.get(account.id, link.user_id) if link.user_id else User.first(account)
+    if user is None:
+        raise HTTPException(404)
+    return link, SignIn(account=account, user=user, fence=link.fence)
 
 
-Link = Annotated[tuple[SignInLink, Account], Depends(live_link)]
+Link = Annotated[tuple[SignInLink, SignIn], Depends(live_link)]
 
 
-async def open_session(request: Request, account: Account, fence: str, page: str) -> Response:
-    """Sign the browser in as the account, with what had this fence, and send it to the page."""
-    await _record(request, account, Act.SIGNED_IN)
-    response = redirect(request, page)
-    browser, address = browser_words(request.headers.get("user-agent", "")), caller_address(request)
-    sessions = resources_of(request).sessions
-    set_session(request, response, await sessions.create(account.id, fence=fence, browser=browser, address=address))
-    set_device(request, response, account.id)
+async def open_session(request: Request, who: SignIn, page: str) -> Response:
+    """Sign the browser in, and send it to the page, or to the first that the user's role may see."""
+    await _record(request, who, Act.SIGNED_IN)
+    response = redirect(request, page if may_open(who.user.role, f"/{page}") else home_of(who.user.role))
+    token = await resources_of(request).sessions.create(
+        who.account.id,
+        user_id=who.user.id,
+        fence=who.fence,
+        browser=browser_words(request.headers.get("user-agent", "")),
+        address=caller_address(request),
+    )
+    set_session(request, response, token)
+    set_device(request, response, f"{who.account.id}:{who.user.id}" if who.user.id else who.account.id)
     return response
 
 
@@ -56,7 +67,7 @@ async def open_link(request: Request, link: Link) -> Response:
 async def use_link(request: Request, token: str, link: Link, form: Form) -> Response:
     if not is_form_token(anonymous_token(request), _LINK, form.get("form_token", "")):
         return _link_page(request, link, status=403, problem="That page had expired. Please try again.")
-    (_, purpose, _), account = link
+    (_, purpose, *_), who = link
     resources = resources_of(request)
     try:
         password = _new_password(form) if purpose is LinkPurpose.NEW_PASSWORD else None
@@ -65,8 +76,9 @@ async def use_link(request: Request, token: str, link: Link, form: Form) -> Resp
     used = await resources.sign_in_links.use(token)
     if used is None:
         raise HTTPException(404)
-    fence = used.fence if password is None else await _set_password(request, account, password)
-    return await open_session(request, account, fence, "playground")
+    if password is not None:
+        who = await _set_password(request, who, password)
+    return await open_session(request, who, "playground")
 
 
 @router.get("/settings/password")
@@ -78,21 +90,23 @@ async def open_password(request: Request, session: PageSession) -> Response:
 async def change_password(request: Request, session: FormSession, form: Form) -> Response:
     """With the password as it was: a browser left open must not cost its owner the account. Ends every other session."""
     check_form(session, form, _PASSWORD)
-    resources, account = resources_of(request), session.account
-    counted = await resources.sign_ins.count(account.id, caller_address(request), read_device(request))
+    resources = resources_of(request)
+    name = session.user.name if session.user.id else session.account.id
+    counted = await resources.sign_ins.count(name, caller_address(request), read_device(request))
     if counted.wait:
         seconds = ceil(counted.wait.total_seconds())
         response = _password_page(request, session, status=429, problem=f"Too many attempts. Wait {seconds} s.")
         response.headers["Retry-After"] = str(seconds)
         return response
-    if await resources.accounts.check_password(account.id, form.get("password", "")[: LENGTH.stop]) is None:
+    who = await resources.accounts.check_password(name, form.get("password", "")[: LENGTH.stop])
+    if who is None:
         return _password_page(request, session, status=403, problem="The current password is wrong.")
     await resources.sign_ins.forget(counted)
     try:
         password = _new_password(form)
     except InvalidParameter as error:
         return _password_page(request, session, status=400, problem=error.message)
-    return await open_session(request, account, await _set_password(request, account, password), "settings")
+    return await open_session(request, await _set_password(request, who, password), "settings")
 
 
 def _new_password(form: Form) -> str:
@@ -105,15 +119,16 @@ def _new_password(form: Form) -> str:
     return password
 
 
-async def _set_password(request: Request, account: Account, password: str) -> str:
-    """Return the fence of sessions from now on."""
-    fence = await resources_of(request).accounts.set_password(account.id, password)
-    await _record(request, account, Act.PASSWORD_SET)
-    return fence
+async def _set_password(request: Request, who: SignIn, password: str) -> SignIn:
+    """Return who signs in, with the fence of sessions from now on."""
+    accounts = resources_of(request).accounts
+    fence = await accounts.set_password(who.account.id, password, user_id=who.user.id)
+    await _record(request, who, Act.PASSWORD_SET)
+    return replace(who, fence=fence)
 
 
-def _link_page(request: Request, link: tuple[SignInLink, Account], *, status: int = 200, problem: str = "") -> Response:
-    (_, purpose, _), account = link
+def _link_page(request: Request, link: tuple[SignInLink, SignIn], *, status: int = 200, problem: str = "") -> Response:
+    (_, purpose, *_), who = link
     browser = anonymous_token(request)
     response = render(
         request,
@@ -121,7 +136,8 @@ def _link_page(request: Request, link: tuple[SignInLink, Account], *, status: in
         None,
         status=status,
         problem=problem,
-        name=account.name,
+        name=who.account.name,
+        user_name=who.user.name if who.user.id else "",
         needs_password=purpose is LinkPurpose.NEW_PASSWORD,
         token=request.path_params["token"],
         length=LENGTH,
@@ -144,5 +160,6 @@ def _password_page(request: Request, session: PageSession, *, status: int = 200,
     )
 
 
-async def _record(request: Request, account: Account, act: Act) -> None:
-    await resources_of(request).audit.record(account.id, act, actor=OWNER, address=caller_address(request))
+async def _record(request: Request, who: SignIn, act: Act) -> None:
+    actor = user_actor(who.user.id) if who.user.id else OWNER
+    await resources_of(request).audit.record(who.account.id, act, actor=actor, address=caller_address(request))

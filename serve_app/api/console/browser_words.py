@@ -1,7 +1,6 @@
 """A browser in words, by what it says of itself: enough to know one's own in a list."""
 
 _BROWSERS = (
-    ("Edg", "Edge"),
     ("OPR/", "Opera"),
     ("Firefox/", "Firefox"),
     ("Chrome/", "Chrome"),

@@ -6,6 +6,7 @@ from typing import Annotated
 from fastapi import Depends, HTTPException, Request
 
 from serve_app.api.console.forms import read_form
+from serve_app.api.console.roles import may_open
 from serve_app.api.console.session import SignedIn, is_form_token, read_session
 
 EXPIRED_FORM = "That page had expired. Go back, reload it, and try again."
@@ -20,7 +21,7 @@ async def page_session(request: Request) -> SignedIn:
     session = await read_session(request)
     if session is None:
         raise SignInRequired
-    return session
+    return _admit(request, session)
 
 
 async def form_session(request: Request) -> SignedIn:
@@ -28,6 +29,13 @@ async def form_session(request: Request) -> SignedIn:
     session = await read_session(request)
     if session is None:
         raise HTTPException(403, "You have been signed out. Sign in and try again.")
+    return _admit(request, session)
+
+
+def _admit(request: Request, session: SignedIn) -> SignedIn:
+    """Raises 403 for what the user's role may not open."""
+    if not may_open(session.user.role, request.scope["route"].path):
+        raise HTTPException(403, f"This is not for the role of {session.user.name} ({session.user.role}).")
     return session
 
 

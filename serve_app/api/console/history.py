@@ -23,7 +23,7 @@ from serve_app.api.console.rendering import redirect, render
 from serve_app.api.console.session import SignedIn, form_token
 from serve_app.api.dependencies import caller_address, resources_of, valid_job_id
 from serve_app.api.responses import base_url
-from serve_app.domain.audit import OWNER, Act
+from serve_app.domain.audit import Act
 from serve_app.domain.errors import JobUnfinished, NotFound
 from serve_app.domain.jobs import Job, JobState, StoredImage
 from serve_app.service import delete
@@ -122,7 +122,7 @@ async def cancel_job(request: Request, job_id: str, session: FormSession, form: 
     if state is None:
         raise HTTPException(404)
     await resources.audit.record(
-        session.account.id, Act.JOB_CANCELED, actor=OWNER, subject=valid_id, address=caller_address(request)
+        session.account.id, Act.JOB_CANCELED, actor=session.actor, subject=valid_id, address=caller_address(request)
     )
     return redirect(request, f"history/{valid_id}")
 
@@ -136,7 +136,7 @@ async def delete_job(request: Request, job_id: str, session: FormSession, form: 
             resources_of(request),
             valid_job_id(job_id, "gen", "up"),
             account_id=account_id,
-            actor=OWNER,
+            actor=session.actor,
             address=caller_address(request),
         )
     except NotFound:

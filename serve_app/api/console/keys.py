@@ -7,12 +7,12 @@ from fastapi import APIRouter, Depends, HTTPException, Request, Response
 
 from serve_app.api.console.guards import EXPIRED_FORM, Form, FormSession, PageSession, check_form
 from serve_app.api.console.key_page import EXPIRIES, KEY_NAME_LENGTH, KEY_PAGES, ROLL_GRACE, KeyPage
-from serve_app.api.console.pages import keys_page
+from serve_app.api.console.pages import keys_of, keys_page
 from serve_app.api.console.rendering import redirect
 from serve_app.api.console.session import SignedIn, nonce_of
 from serve_app.api.dependencies import caller_address, resources_of
 from serve_app.domain.accounts import Scope
-from serve_app.domain.audit import OWNER, Act
+from serve_app.domain.audit import Act
 from serve_app.domain.errors import NotFound, TooManyKeys
 from serve_app.stores.sessions import ABSOLUTE_LIFE
 from serve_app.stores.throttle import Limit
@@ -60,6 +60,7 @@ async def create_key(request: Request, page: ChosenKeyPage, session: FormSession
             interfaces=frozenset({page.variant}),
             expires_in=expires_in.life,
             scopes=scopes,
+            user_id=session.user.id,
         )
     except TooManyKeys as error:
         return await keys_page(request, session, page, status=409, notice=error.message)
@@ -101,10 +102,10 @@ async def _is_used_up(request: Request, session: SignedIn, form: Mapping[str, st
 
 
 async def _require_own(request: Request, session: SignedIn, key_id: str) -> None:
-    if key_id not in {key.id for key in await resources_of(request).api_keys.list(session.account.id)}:
+    if key_id not in {key.id for key in await keys_of(resources_of(request), session)}:
         raise HTTPException(404)
 
 
 async def _record(request: Request, session: SignedIn, act: Act, key_id: str) -> None:
     audit, address = resources_of(request).audit, caller_address(request)
-    await audit.record(session.account.id, act, actor=OWNER, subject=key_id, address=address)
+    await audit.record(session.account.id, act, actor=session.actor, subject=key_id, address=address)

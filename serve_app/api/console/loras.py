@@ -55,7 +55,7 @@ def signed_in_by(request: Request, session: FormSession) -> loras.By:
     account, settings = session.account, resources_of(request).settings
     plan = settings.plan_table.get((Variant.A, account.plan_a), settings.plans_of(Variant.A)[0])
     caller = Caller(account_id=account.id, account_name=account.name, key_id="", variant=Variant.A, plan=plan)
-    return loras.By(caller=caller, address=caller_address(request))
+    return loras.By(caller=caller, address=caller_address(request), actor=session.actor)
 
 
 By = Annotated[loras.By, Depends(signed_in_by)]

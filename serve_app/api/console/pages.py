@@ -1,5 +1,6 @@
 """The pages about the account: sign-in, settings, keys, and what went wrong."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from starlette.requests import Request
@@ -9,7 +10,8 @@ from serve_app.api.console.key_page import EXPIRIES, KEY_NAME_LENGTH, KEY_PAGES,
 from serve_app.api.console.rendering import render, site_of
 from serve_app.api.console.session import SignedIn, anonymous_token, form_token, set_anonymous, single_use_token
 from serve_app.api.dependencies import resources_of
-from serve_app.domain.accounts import ApiKey
+from serve_app.domain.accounts import ApiKey, Role
+from serve_app.service.resources import Resources
 from serve_app.stores.sessions import digest_of
 
 NAME_LENGTH = 100
@@ -53,7 +55,7 @@ async def settings_page(request: Request, session: SignedIn) -> HTMLResponse:
         here="settings",
         windows=windows,
         adapters=adapters,
-        sessions=await resources.sessions.list(account_id),
+        sessions=await resources.sessions.list(account_id, user_id=session.user.id),
         this_session=digest_of(session.token),
         end_token=form_token(session.token, "end session"),
     )
@@ -64,7 +66,7 @@ async def keys_page(
     made: ApiKey | None = None, secret: str = "",
 ) -> HTMLResponse:  # fmt: skip
     resources, now = resources_of(request), datetime.now(UTC)
-    keys = [key for key in await resources.api_keys.list(session.account.id) if page.variant in key.interfaces]
+    keys = [key for key in await keys_of(resources, session) if page.variant in key.interfaces]
     keys.sort(key=lambda key: (key.state(now) == "active", key.created_at), reverse=True)
     adapters = await resources.catalog.adapters(session.account.id)
     return render(
@@ -88,6 +90,12 @@ async def keys_page(
         revoke_token=form_token(session.token, "revoke key"),
         key_name_length=KEY_NAME_LENGTH,
     )
+
+
+async def keys_of(resources: Resources, session: SignedIn) -> Sequence[ApiKey]:
+    """Those that the user may see and change: an owner all of the account, others those they made."""
+    keys, user = await resources.api_keys.list(session.account.id), session.user
+    return [key for key in keys if user.role is Role.OWNER or key.user_id == user.id]
 
 
 def problem_page(request: Request, status: int, title: str, text: str) -> HTMLResponse:

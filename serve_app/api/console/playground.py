@@ -13,7 +13,7 @@ from serve_app.api.console.playground_page import PURPOSE, panel_values, playgro
 from serve_app.api.console.rendering import redirect, render
 from serve_app.api.context import RequestContext
 from serve_app.api.dependencies import caller_address, resources_of
-from serve_app.domain.audit import OWNER, Act
+from serve_app.domain.audit import Act
 from serve_app.domain.errors import AtelierError, NotFound, StoreUnavailable
 from serve_app.domain.jobs import Job
 from serve_app.domain.requests import GenerationRequest, image_seeds
@@ -115,7 +115,7 @@ async def cancel(request: Request, job: ChosenJob, session: FormSession, form: F
     resources, account_id = resources_of(request), session.account.id
     await resources.queue.cancel(job.id, account_id=account_id)
     address = caller_address(request)
-    await resources.audit.record(account_id, Act.JOB_CANCELED, actor=OWNER, subject=job.id, address=address)
+    await resources.audit.record(account_id, Act.JOB_CANCELED, actor=session.actor, subject=job.id, address=address)
     return redirect(request, f"playground/{job.id}")
 
 
@@ -124,7 +124,7 @@ async def delete_job(request: Request, job: ChosenJob, session: FormSession, for
     check_form(session, form, PURPOSE)
     resources, account_id, address = resources_of(request), session.account.id, caller_address(request)
     try:
-        await delete.delete_job(resources, job.id, account_id=account_id, actor=OWNER, address=address)
+        await delete.delete_job(resources, job.id, account_id=account_id, actor=session.actor, address=address)
     except NotFound:
         raise HTTPException(404) from None
     except StoreUnavailable:

@@ -1,5 +1,6 @@
 """Rendering of a console page in the shared layout, and redirects between pages."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse
 
 from serve_app.api.console.key_page import KEY_PAGES
+from serve_app.api.console.roles import may_open
 from serve_app.api.console.session import SignedIn, form_token
 from serve_app.api.site import page_templates
 
@@ -21,9 +23,11 @@ def render(
         root=root_of(request),
         site=site_of(request),
         account=session.account if session else None,
+        user=session.user if session else None,
+        may_open=partial(may_open, session.user.role) if session else None,
         sign_out_token=form_token(session.token, "sign out") if session else "",
         key_pages=KEY_PAGES,
-        in_settings=here in {*(page.slug for page in KEY_PAGES), "password"},
+        in_settings=here in {*(page.slug for page in KEY_PAGES), "password", "users"},
         here=here,
         **values,
     )

@@ -9,6 +9,7 @@ from serve_app.api.console.guards import Form, FormSession, PageSession, check_f
 from serve_app.api.console.known_device import read_device
 from serve_app.api.console.pages import NAME_LENGTH, settings_page, sign_in_page
 from serve_app.api.console.rendering import redirect
+from serve_app.api.console.roles import home_of
 from serve_app.api.console.session import (
     SESSION,
     anonymous_token,
@@ -17,8 +18,8 @@ from serve_app.api.console.session import (
     read_session,
 )
 from serve_app.api.dependencies import caller_address, resources_of
-from serve_app.domain.accounts import Account
-from serve_app.domain.audit import ANYONE, OWNER, Act
+from serve_app.domain.accounts import SignIn
+from serve_app.domain.audit import ANYONE, Act
 
 PASSWORD_LENGTH = 128
 
@@ -27,7 +28,8 @@ router = APIRouter()
 
 @router.get("/")
 async def home(request: Request) -> Response:
-    return redirect(request, "playground")
+    session = await read_session(request)
+    return redirect(request, home_of(session.user.role) if session else "playground")
 
 
 @router.get("/sign-in")
@@ -48,13 +50,13 @@ async def sign_in(request: Request, form: Form) -> Response:
         wait_s = ceil(counted.wait.total_seconds())
         problem = f"Too many attempts for this account. Try again in {_in_words(wait_s)}."
         return sign_in_page(request, status=429, problem=problem, name=name, retry_after_s=wait_s)
-    account = await _account_of(request, name, password)
-    if account is None:
+    signed_in = await _check_password(request, name, password)
+    if signed_in is None:
         await _record(request, counted.account_id, Act.SIGN_IN_FAILED, actor=ANYONE)
         return sign_in_page(request, status=403, problem="Wrong account name or password.", name=name)
     await resources.sign_ins.forget(counted)
     page = "playground" if form.get("next") == "playground" else "settings"
-    return await open_session(request, account, account.sign_in_fence, page)
+    return await open_session(request, signed_in, page)
 
 
 @router.post("/sign-out")
@@ -62,9 +64,10 @@ async def sign_out(request: Request, session: FormSession, form: Form) -> Respon
     check_form(session, form, "sign out")
     sessions = resources_of(request).sessions
     if "everywhere" in form:
-        await sessions.revoke_all(session.account.id)
+        await sessions.revoke_all(session.account.id, user_id=session.user.id)
     await sessions.revoke(session.token)
-    await _record(request, session.account.id, Act.SIGNED_OUT_EVERYWHERE if "everywhere" in form else Act.SIGNED_OUT)
+    act = Act.SIGNED_OUT_EVERYWHERE if "everywhere" in form else Act.SIGNED_OUT
+    await _record(request, session.account.id, act, actor=session.actor)
     response = redirect(request, "sign-in")
     drop_cookie(request, response, SESSION)
     return response
@@ -75,16 +78,16 @@ async def open_settings(request: Request, session: PageSession) -> Response:
     return await settings_page(request, session)
 
 
-async def _account_of(request: Request, name: str, password: str) -> Account | None:
-    """The account of a right password. What is too long for one costs the same and is never right."""
+async def _check_password(request: Request, name: str, password: str) -> SignIn | None:
+    """Who has the right password. What is too long for one costs the same and is never right."""
     is_possible = len(name) <= NAME_LENGTH and len(password) <= PASSWORD_LENGTH
     accounts = resources_of(request).accounts
     return await accounts.check_password(name if is_possible else "", password[:PASSWORD_LENGTH])
 
 
-async def _record(request: Request, account_id: str, act: Act, subject: str = "", *, actor: str = OWNER) -> None:
+async def _record(request: Request, account_id: str, act: Act, *, actor: str) -> None:
     audit, address = resources_of(request).audit, caller_address(request)
-    await audit.record(account_id, act, actor=actor, subject=subject, address=address)
+    await audit.record(account_id, act, actor=actor, address=address)
 
 
 def _in_words(seconds: int) -> str:

@@ -2,14 +2,16 @@
 
 import hmac
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from serve_app.api.dependencies import resources_of
-from serve_app.domain.accounts import Account
+from serve_app.domain.accounts import Account, Role, User
+from serve_app.domain.audit import OWNER
+from serve_app.domain.audit import user as user_actor
 from serve_app.stores.sessions import ABSOLUTE_LIFE
 
 SESSION, ANONYMOUS = "atelier_session", "atelier_anonymous"
@@ -19,21 +21,30 @@ ANONYMOUS_LIFE = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True)
 class SignedIn:
-    """A live session and its account."""
+    """A live session, its account, and which of its users."""
 
     token: str
     account: Account
+    user: User
+
+    @property
+    def actor(self) -> str:
+        """As the audit log names who acts."""
+        return user_actor(self.user.id) if self.user.id else OWNER
 
 
 async def read_session(request: Request) -> SignedIn | None:
     """The session of the request's cookie; None when it has ended or its account is disabled."""
     resources = resources_of(request)
     token = request.cookies.get(cookie_name(request, SESSION))
-    account_id = await resources.sessions.get(token) if token else None
-    account = await resources.accounts.get(account_id) if account_id else None
-    if token is None or account is None or account.disabled:
+    opened = await resources.sessions.get(token) if token else None
+    account = await resources.accounts.get(opened.account_id) if opened else None
+    if token is None or opened is None or account is None or account.disabled:
         return None
-    return SignedIn(token, account)
+    user = User.first(account)
+    if opened.user_id:
+        user = replace(user, id=opened.user_id, name=opened.name, role=Role(opened.role))
+    return SignedIn(token, account, user)
 
 
 def anonymous_token(request: Request) -> str:

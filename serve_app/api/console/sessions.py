@@ -5,7 +5,7 @@ from fastapi import APIRouter, HTTPException, Request, Response
 from serve_app.api.console.guards import Form, FormSession, check_form
 from serve_app.api.console.rendering import redirect
 from serve_app.api.dependencies import caller_address, resources_of
-from serve_app.domain.audit import OWNER, Act
+from serve_app.domain.audit import Act
 
 _PURPOSE = "end session"
 
@@ -15,19 +15,21 @@ router = APIRouter()
 @router.post("/settings/sessions/end")
 async def end_others(request: Request, session: FormSession, form: Form) -> Response:
     check_form(session, form, _PURPOSE)
-    await resources_of(request).sessions.revoke_all(session.account.id, but=session.token)
+    await resources_of(request).sessions.revoke_all(session.account.id, user_id=session.user.id, but=session.token)
     return await _ended(request, session, Act.OTHER_SESSIONS_ENDED)
 
 
 @router.post("/settings/sessions/{session_id}/end")
 async def end_one(request: Request, session_id: str, session: FormSession, form: Form) -> Response:
     check_form(session, form, _PURPOSE)
-    if not await resources_of(request).sessions.end(session.account.id, session_id):
+    sessions = resources_of(request).sessions
+    if session_id not in {each.id for each in await sessions.list(session.account.id, user_id=session.user.id)}:
         raise HTTPException(404)
+    await sessions.end(session.account.id, session_id)
     return await _ended(request, session, Act.SESSION_ENDED)
 
 
 async def _ended(request: Request, session: FormSession, act: Act) -> Response:
     audit, address = resources_of(request).audit, caller_address(request)
-    await audit.record(session.account.id, act, actor=OWNER, address=address)
+    await audit.record(session.account.id, act, actor=session.actor, address=address)
     return redirect(request, "settings")

@@ -1,15 +1,19 @@
 -- include sign_in_fence
 -- args: token_digest, idle_ms:number
--- session: the account of a live session, whose idle time starts again but never passes its absolute end. Returns its id or ''.
+-- session: whose a live session is; its idle time starts again but never passes its absolute end. Returns {account, user, and of
+-- an invited user name and role}, or {}.
 local session = K('session:' .. token_digest)
-local fields = redis.call('HMGET', session, 'account', 'ends', 'fence')
-if not fields[1] then return '' end
-local left = num(fields[2], 0) - now
-if left <= 0 or (fields[3] or '0.0') ~= sign_in_fence('account:' .. fields[1]) then
+local fields = redis.call('HMGET', session, 'account', 'user', 'ends', 'fence')
+local account, user = fields[1], fields[2] or ''
+if not account then return {} end
+local left = num(fields[3], 0) - now
+if left <= 0 or (fields[4] or '0.0') ~= fence_of_user(account, user) then
   redis.call('DEL', session)
-  redis.call('SREM', K('sessions:' .. fields[1]), token_digest)
-  return ''
+  redis.call('SREM', K('sessions:' .. account), token_digest)
+  return {}
 end
 redis.call('HSET', session, 'seen', now)
 redis.call('PEXPIRE', session, math.min(left, idle_ms))
-return fields[1]
+if user == '' then return {account, '', '', ''} end
+local own = redis.call('HMGET', K('user:' .. account .. ':' .. user), 'name', 'role')
+return {account, user, own[1], own[2]}

@@ -1,0 +1,13 @@
+-- args: account, user
+-- remove_user: a user's sessions and links end with the record, and the API keys it made are revoked. Returns 1, or 0 when there
+-- is none.
+local record = K('user:' .. account .. ':' .. user)
+local name = redis.call('HGET', record, 'name')
+if not name then return 0 end
+for _, id in ipairs(redis.call('ZRANGE', K('keys:' .. account), 0, -1)) do
+  if redis.call('HGET', K('key:' .. id), 'user') == user then redis.call('HSET', K('key:' .. id), 'revoked', '1') end
+end
+if redis.call('GET', K('name:' .. name)) == account .. ':' .. user then redis.call('DEL', K('name:' .. name)) end
+redis.call('DEL', record)
+redis.call('ZREM', K('users:' .. account), user)
+return 1
