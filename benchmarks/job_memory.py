@@ -19,9 +19,10 @@ import redis
 from serve_app.domain.jobs import JobKind, StoredImage, Timings, new_image_id, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.settings import Settings
+from serve_app.stores.claiming import new_nonce
 from serve_app.stores.compaction import Compaction
 from serve_app.stores.embedded import COMPACT_HASHES, ensure_redis, stop_redis
-from serve_app.stores.job_queue import JobQueue, new_nonce
+from serve_app.stores.job_queue import JobQueue
 from serve_app.stores.redis import connect
 from serve_app.stores.redis_keys import redis_key
 

@@ -15,9 +15,9 @@ from serve_app.domain.errors import UnreadableRecord
 from serve_app.domain.jobs import Job, JobKind, JobState, StoredImage, Timings, new_image_id, new_job_id
 from serve_app.domain.requests import SEED_SPACE, GenerationRequest, UpscaleRequest, Variant
 from serve_app.service.resources import Resources
+from serve_app.stores.claiming import new_nonce
 from serve_app.stores.compact_form import is_packed, pack, unpack
 from serve_app.stores.compaction import Compaction
-from serve_app.stores.job_queue import new_nonce
 from serve_app.stores.records import read_job, write_images, write_request, write_timings
 from serve_app.stores.redis_keys import redis_key
 from tests.audit import audit
