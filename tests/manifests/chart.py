@@ -48,7 +48,7 @@ def render(values: dict[str, Any], *, folder: Path = CHART) -> list[Document]:
     """The chart's objects, in the order of its templates. Raises `helm_python.HelmError` with the chart's own message."""
     rendered = _chart(folder).render(values, name="atelier", namespace="atelier")
     texts = [text for path, text in sorted(rendered.items()) if path.endswith(".yaml")]
-    return [document for text in texts for document in yaml.safe_load_all(text) if document]
+    return [document for text in texts for document in yaml.load_all(text, yaml.CSafeLoader) if document]
 
 
 @cache

@@ -53,9 +53,16 @@ def _kubernetes(api_version: str, kind: str, version: str) -> jsonschema.Draft20
     group, _, name = api_version.rpartition("/")
     file = "-".join(filter(None, (kind.lower(), group.split(".")[0], name)))
     folder = resources.files(kubernetes_validate) / "kubernetes-json-schema" / f"v{version}-local-strict"
-    schema, definitions = (json.loads((folder / name).read_text()) for name in (f"{file}.json", "_definitions.json"))
-    registry: Registry[Any] = Resource.from_contents(definitions, DRAFT202012) @ Registry()
-    return jsonschema.Draft202012Validator(schema, registry=registry)
+    schema = json.loads((folder / f"{file}.json").read_text())
+    return jsonschema.Draft202012Validator(schema, registry=_definitions(version))
+
+
+@cache
+def _definitions(version: str) -> Registry[Any]:
+    file = (
+        resources.files(kubernetes_validate) / "kubernetes-json-schema" / f"v{version}-local-strict/_definitions.json"
+    )
+    return Resource.from_contents(json.loads(file.read_text()), DRAFT202012) @ Registry()
 
 
 def _errors(schema: jsonschema.Draft7Validator | jsonschema.Draft202012Validator, document: Document) -> list[str]:

@@ -2,6 +2,7 @@
 
 import copy
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -84,8 +85,14 @@ GATEWAY: dict[str, Any] = {
 }
 
 
-def every_kind() -> list[Document]:
+@cache
+def _every_kind() -> list[Document]:
     return [*rendered("production"), *render(merge(profile_values("production"), GATEWAY))]
+
+
+def every_kind() -> list[Document]:
+    """The objects of the production installation with every option; a copy, to be spoiled."""
+    return copy.deepcopy(_every_kind())
 
 
 def test_every_kind_of_the_chart_has_a_typo_to_be_found() -> None:
