@@ -72,6 +72,7 @@ def _settings(folder: Path) -> Settings:
         plans=plans,
         max_queued=10**7,
         max_queued_per_account=10**7,
+        polls_per_second=10**6,
         catalog=ROOT / "configs" / "catalog.yaml",
     )
 
