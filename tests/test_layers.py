@@ -17,6 +17,7 @@ def loaded_by(*modules: str) -> set[str]:
     return set(done.stdout.split())
 
 
+@pytest.mark.slow
 def test_api_cli_service_stores_and_args_load_no_heavy_library() -> None:
     modules = ("api.app", "cli", "service.worker", "stores.job_queue")
     loaded = loaded_by("deployments.args", *(f"serve_app.{module}" for module in modules))
@@ -47,6 +48,7 @@ def test_an_upscaler_replica_loads_no_diffusion_library() -> None:
     assert not loaded_by("deployments.upscaler_loader") & {"diffusers", "transformers", "peft"}
 
 
+@pytest.mark.slow
 def test_the_client_stands_alone() -> None:
     assert not loaded_by("serve_app.client") & {*HEAVY, "redis", "fastapi", "starlette", "pydantic"}
 

@@ -38,6 +38,7 @@ def test_the_engine_example_prints_no_warnings_and_saves_an_image(tmp_path: Path
     assert Image.open(tmp_path / "flower.png").size == (512, 512)
 
 
+@pytest.mark.slow
 def test_the_client_example_prints_progress_and_saves_an_image(
     settings: Settings, redis_db: redis.Redis, tmp_path: Path
 ) -> None:

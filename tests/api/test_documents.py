@@ -63,6 +63,7 @@ def validator(document: dict[str, Any], schema: dict[str, Any]) -> jsonschema_rs
     return jsonschema_rs.Draft202012Validator({**schema, "components": document["components"]})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 async def test_a_document_is_valid_openapi_3_1(service: TestService, name: str) -> None:
     document = await document_of(service, name)
@@ -255,6 +256,7 @@ async def page_of(service: TestService, path: str) -> httpx.Response:
     return answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/", "/docs", "/docs/a", "/docs/b", "/docs/jobs"])
 async def test_a_page_loads_nothing_from_elsewhere_and_nothing_inline(service: TestService, path: str) -> None:
     answer = await page_of(service, path)

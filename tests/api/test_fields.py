@@ -390,6 +390,7 @@ async def test_an_unknown_field_of_an_upscale_is_refused_with_a_hint(service: Te
     refused(answer, "scale", "did you mean scale_factor?")
 
 
+@pytest.mark.slow
 async def test_an_output_over_16_megapixels_is_refused_with_the_limit(service: TestService, regular: Member) -> None:
     small = await service.completed_image(regular, width=768, height=768)
     answer = await service.client.post("/v1/upscale", json={"image_id": small, "scale_factor": 4}, headers=regular.a)

@@ -138,6 +138,7 @@ async def test_jobs_are_listed_newest_first_page_by_page(service: TestService, m
     assert seen == made[::-1]
 
 
+@pytest.mark.slow
 async def test_jobs_of_one_millisecond_are_all_listed(service: TestService, member: Member) -> None:
     """Sixty at once: some of them share their time of acceptance, whatever the page's size."""
 

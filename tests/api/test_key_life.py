@@ -3,6 +3,7 @@
 from datetime import timedelta
 
 import httpx
+import pytest
 
 from serve_app.domain.requests import Variant
 from tests.api.app import ALL, BODY_A, Member, TestService, error_of
@@ -27,6 +28,7 @@ async def stops(service: TestService, secret: str) -> None:
     await wait_until(is_refused)
 
 
+@pytest.mark.slow
 async def test_an_expired_key_is_refused_like_one_that_never_was(service: TestService, member: Member) -> None:
     _, secret = await service.resources.api_keys.create(member.account.id, interfaces=ALL, expires_in=LIFE)
     accepted = await use(service, secret)
@@ -44,6 +46,7 @@ async def test_an_expired_key_is_refused_like_one_that_never_was(service: TestSe
     assert (await service.client.get(path, headers=member.a)).status_code == 200, "the account's other key goes on"
 
 
+@pytest.mark.slow
 async def test_a_rolled_key_works_through_its_grace_and_its_successor_beyond(
     service: TestService, member: Member
 ) -> None:

@@ -45,6 +45,7 @@ async def on_plan(service: TestService, plan: Plan) -> Member:
     return await service.member(plan_b=plan.name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", BUILTIN_PLANS, ids=lambda plan: f"{plan.variant}-{plan.name}")
 async def test_a_plan_lets_exactly_its_number_through(service: TestService, plan: Plan) -> None:
     member = await on_plan(service, plan)
@@ -126,6 +127,7 @@ async def test_of_many_at_once_exactly_the_limit_passes(service: TestService, va
     assert left == list(range(limit))
 
 
+@pytest.mark.slow
 async def test_polling_is_not_counted(service: TestService) -> None:
     member = await service.member(plan_a="basic", plan_b="free")
     a_job, b_job = await service.submit(member, A), await service.submit(member, B)
@@ -208,6 +210,7 @@ async def test_a_change_of_plan_holds_from_the_next_request(service: TestService
     assert rate_headers(await cheap(service, member, B))[:2] == (100, 89)
 
 
+@pytest.mark.slow
 async def test_the_reset_time_is_one_value_within_a_window(service: TestService) -> None:
     """The store returns it to the millisecond: rounded to seconds, a varying end would show once in hundreds of windows."""
     member = await service.member(plan_a="basic")

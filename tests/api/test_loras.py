@@ -130,12 +130,14 @@ async def test_nothing_is_read_before_the_key_is_known_or_of_what_is_declared_to
         assert not body.was_read
 
 
+@pytest.mark.slow
 async def test_an_upload_is_counted_on_the_stream_and_leaves_nothing(service: TestService, member: Member) -> None:
     body = Watched(FILE_PART + bytes(1 << 20), times=MAX_LORA_SIZE // (1 << 20) + 2)
     refused(await service.client.post("/v1/loras", headers=FORM | member.a, content=body), 413, "payload_too_large")
     assert uploads(service) == []
 
 
+@pytest.mark.slow
 async def test_an_upload_takes_a_few_blocks_of_memory_whatever_its_size(service: TestService, member: Member) -> None:
     async def body() -> AsyncIterator[bytes]:
         for name, value in (SAID | {"base_model": "none"}).items():

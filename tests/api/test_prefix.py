@@ -31,6 +31,7 @@ async def test_a_job_can_be_followed_from_its_location_to_its_image(
         assert (await below.get(url)).content == png_of((512, 512))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/studio/", "/studio/docs", "/studio/docs/a", "/studio/docs/b"])
 async def test_the_links_of_a_page_lead_somewhere(below: httpx.AsyncClient, path: str) -> None:
     page = await below.get(path)

@@ -21,6 +21,7 @@ async def short_retention(tmp_path_factory: pytest.TempPathFactory) -> AsyncIter
         yield opened
 
 
+@pytest.mark.slow
 async def test_an_image_address_ends_and_the_next_poll_signs_another(short_retention: TestService) -> None:
     member = await short_retention.member()
     job_id = await short_retention.submit(member)
@@ -39,6 +40,7 @@ async def test_an_image_address_ends_and_the_next_poll_signs_another(short_reten
     assert (await short_retention.client.get(await url())).status_code == 200
 
 
+@pytest.mark.slow
 async def test_after_retention_a_record_is_not_found(short_retention: TestService) -> None:
     """On both interfaces at once, so that they wait together."""
     await asyncio.gather(*(_is_not_found_after_retention(short_retention, variant) for variant in Variant))

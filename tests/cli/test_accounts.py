@@ -15,6 +15,7 @@ from tests.support import POCKET, PRIVATE_ADAPTER, adapter_id, wait_until
 PASSWORD = "correct horse battery"
 
 
+@pytest.mark.slow
 def test_an_account_is_created_listed_and_moved_to_other_plans(atelier: Atelier) -> None:
     made = atelier.json("accounts", "create", "acme", "--plan-a", "professional")
     assert made["plans"] == {"a": "professional", "b": "free"}
@@ -33,6 +34,7 @@ def test_an_account_is_found_by_its_name_and_its_id(atelier: Atelier) -> None:
         assert atelier.json("keys", "list", word)["account"] == account_id
 
 
+@pytest.mark.slow
 def test_a_disabled_accounts_keys_and_sessions_stop_until_it_is_enabled(atelier: Atelier) -> None:
     account = atelier.json("accounts", "create", "acme")
     secret = atelier.json("keys", "create", "acme")["key"]
@@ -46,11 +48,13 @@ def test_a_disabled_accounts_keys_and_sessions_stop_until_it_is_enabled(atelier:
     assert atelier.stores(lambda resources: resources.auth.authenticate(secret, Variant.A, counted=False)).caller
 
 
+@pytest.mark.slow
 def test_a_password_from_standard_input_opens_the_console(atelier: Atelier) -> None:
     atelier("accounts", "create", "acme", "--password-stdin", typed=f"{PASSWORD}\n")
     assert atelier.stores(lambda resources: resources.accounts.check_password("acme", PASSWORD))
 
 
+@pytest.mark.slow
 def test_a_new_password_ends_the_sessions_of_the_old_one(atelier: Atelier) -> None:
     account = atelier.json("accounts", "create", "acme", "--password-stdin", typed=f"{PASSWORD}\n")
     session = atelier.stores(lambda resources: resources.sessions.create(account["id"]))
@@ -94,6 +98,7 @@ def test_a_revoked_key_stops_and_is_still_listed(atelier: Atelier) -> None:
     assert key["revoked"] is True
 
 
+@pytest.mark.slow
 def test_a_key_can_expire(atelier: Atelier) -> None:
     atelier("accounts", "create", "acme")
     made = atelier.json("keys", "create", "acme", "--expires-in", "30d")
@@ -107,6 +112,7 @@ def test_a_key_can_expire(atelier: Atelier) -> None:
     assert "expired" in table
 
 
+@pytest.mark.slow
 def test_a_key_is_rolled_under_its_name(atelier: Atelier) -> None:
     atelier("accounts", "create", "acme")
     old = atelier.json("keys", "create", "acme", "--interfaces", "b", "--name", "ci")
@@ -122,6 +128,7 @@ def test_a_key_is_rolled_under_its_name(atelier: Atelier) -> None:
     assert atelier("keys", "roll", new["id"]).code == 1
 
 
+@pytest.mark.slow
 def test_an_account_gets_no_more_keys_than_it_may_have(atelier: Atelier) -> None:
     few = {"ATELIER_MAX_KEYS_PER_ACCOUNT": "1"}
     atelier("accounts", "create", "acme")
@@ -133,6 +140,7 @@ def test_an_account_gets_no_more_keys_than_it_may_have(atelier: Atelier) -> None
     assert atelier("keys", "roll", made["id"], env=few).code == 1
 
 
+@pytest.mark.slow
 def test_a_key_is_kept_to_scopes_and_loras(atelier: Atelier) -> None:
     atelier("accounts", "create", "acme")
     made = atelier.json("keys", "create", "acme", "--scope", "read", "--lora", "neon", "--lora", adapter_id("outline"))
@@ -144,6 +152,7 @@ def test_a_key_is_kept_to_scopes_and_loras(atelier: Atelier) -> None:
     assert atelier("keys", "create", "acme", "--lora", "no such").code == 1
 
 
+@pytest.mark.slow
 def test_adapters_are_listed_granted_and_revoked(atelier: Atelier) -> None:
     account = atelier.json("accounts", "create", "acme")
     everything = {row["id"]: row for row in atelier.json("loras", "list")["loras"]}
@@ -189,6 +198,7 @@ def _usable(atelier: Atelier) -> set[str]:
     return {row["id"] for row in atelier.json("loras", "list", "--account", "acme")["loras"]}
 
 
+@pytest.mark.slow
 def test_an_account_is_deleted_only_with_a_yes(atelier: Atelier) -> None:
     account = atelier.json("accounts", "create", "acme")
     atelier("keys", "create", "acme")

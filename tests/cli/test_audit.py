@@ -13,6 +13,8 @@ from serve_app.service.resources import Resources
 from tests.cli.conftest import Atelier
 from tests.support import PRIVATE_ADAPTER
 
+pytestmark = pytest.mark.slow
+
 PASSWORD = "correct horse battery"
 PROMPT = "a boat on a lake of glass"
 REQUEST = GenerationRequest(prompt=PROMPT, lora_id="model_x", seeds=(7,))

@@ -29,6 +29,7 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     stop_redis(home)
 
 
+@pytest.mark.slow
 def test_a_healthy_service_passes(atelier: Atelier) -> None:
     atelier.settings.data_dir.mkdir(parents=True)
     ended = atelier("doctor", "--json", "--port", str(_free_port()))
@@ -47,6 +48,7 @@ def test_before_the_first_start_it_changes_nothing(atelier: Atelier, tmp_path: P
     assert not place.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "value"), [("appendfsync", "everysec"), ("appendonly", "no"), ("maxmemory-policy", "allkeys-lru")]
 )
@@ -62,6 +64,7 @@ def test_a_redis_that_may_lose_jobs_fails(atelier: Atelier, redis_db: redis.Redi
     assert f"{setting} {good}" in finding["advice"]
 
 
+@pytest.mark.slow
 def test_a_redis_without_known_fixes_is_a_warning(atelier: Atelier, redis_db: redis.Redis) -> None:
     version = inspect_redis(atelier.settings.redis_url).version
     findings = json.loads(atelier("doctor", "--json").out)["checks"]
@@ -77,6 +80,7 @@ def test_a_redis_that_is_not_there_fails(atelier: Atelier) -> None:
     assert _finding(atelier, "redis", "--redis-url", "redis://127.0.0.1:9")["level"] == "fail"
 
 
+@pytest.mark.slow
 def test_a_redis_that_does_not_let_us_ask_is_a_warning(atelier: Atelier, redis_db: redis.Redis) -> None:
     redis_db.execute_command("ACL", "SETUSER", "shy", "on", ">secret", "~*", "+@all", "-config")
     try:
@@ -88,12 +92,14 @@ def test_a_redis_that_does_not_let_us_ask_is_a_warning(atelier: Atelier, redis_d
     assert "appendfsync always" in finding["advice"]
 
 
+@pytest.mark.slow
 def test_a_storage_that_cannot_be_written_fails(atelier: Atelier) -> None:
     finding = _finding(atelier, "storage", env={"ATELIER_STORAGE_URL": "file:///dev/null/images"})
     assert finding["level"] == "fail"
     assert "ATELIER_STORAGE_URL" in finding["advice"]
 
 
+@pytest.mark.slow
 def test_wrong_weights_are_named(atelier: Atelier) -> None:
     catalog = yaml.safe_load(atelier.settings.catalog.read_text())
     catalog["adapters"][0]["sha256"] = "0" * 64
@@ -103,6 +109,7 @@ def test_wrong_weights_are_named(atelier: Atelier) -> None:
     assert catalog["adapters"][0]["name"] in finding["found"]
 
 
+@pytest.mark.slow
 def test_a_base_model_that_is_missing_is_named(atelier: Atelier) -> None:
     catalog = yaml.safe_load(atelier.settings.catalog.read_text())
     catalog["base_models"][0]["folder"] = "/nowhere/model"
@@ -110,6 +117,7 @@ def test_a_base_model_that_is_missing_is_named(atelier: Atelier) -> None:
     assert "/nowhere/model" in _finding(atelier, "base model")["found"]
 
 
+@pytest.mark.slow
 def test_a_single_file_without_its_config_is_named(atelier: Atelier, tmp_path: Path) -> None:
     (tmp_path / "painting.safetensors").touch()
     catalog = yaml.safe_load(atelier.settings.catalog.read_text())
@@ -136,6 +144,7 @@ def test_a_broken_catalog_fails_and_the_rest_is_still_looked_at(atelier: Atelier
     assert _finding(atelier, "port")["name"] == "port"
 
 
+@pytest.mark.slow
 def test_a_taken_port_fails_unless_our_own_service_holds_it(atelier: Atelier, live: Live, ready_file: Path) -> None:
     own = live.base_url.rpartition(":")[2]
     assert _finding(atelier, "port", "--port", own)["level"] == "ok"
@@ -155,6 +164,7 @@ def test_secrets_that_others_can_read_fail(atelier: Atelier, tmp_path: Path) -> 
     assert "chmod 600" in finding["advice"]
 
 
+@pytest.mark.slow
 def test_what_other_users_can_open_is_named(atelier: Atelier, tmp_path: Path) -> None:
     place = tmp_path / "mine"
     (place / "images").mkdir(parents=True, mode=0o755)
@@ -168,6 +178,7 @@ def test_what_other_users_can_open_is_named(atelier: Atelier, tmp_path: Path) ->
     assert _finding(atelier, "privacy", "--data-dir", str(place))["level"] == "ok", "nobody else can enter it"
 
 
+@pytest.mark.slow
 def test_a_disk_below_the_reserve_fails(atelier: Atelier) -> None:
     finding = _finding(atelier, "disk", env={"ATELIER_DISK_RESERVE": "1000000TiB"})
     assert finding["level"] == "fail"
@@ -175,6 +186,7 @@ def test_a_disk_below_the_reserve_fails(atelier: Atelier) -> None:
     assert "new jobs are refused" in finding["advice"]
 
 
+@pytest.mark.slow
 def test_an_embedded_redis_that_ended_under_the_service_fails(atelier: Atelier, tmp_path: Path) -> None:
     """As on a full disk; without the service, a Redis that does not run is as it should be."""
     place = tmp_path / "mine"
@@ -189,6 +201,7 @@ def test_an_embedded_redis_that_ended_under_the_service_fails(atelier: Atelier, 
     assert _finding(atelier, "redis", *words, env=env)["level"] != "fail"
 
 
+@pytest.mark.slow
 def test_a_person_sees_marks_and_advice(atelier: Atelier) -> None:
     out = atelier("doctor", "--redis-url", "redis://127.0.0.1:9").out
     assert "FAIL  redis" in out

@@ -11,6 +11,7 @@ from tests.live import Live
 from tests.support import PRIVATE_ADAPTER, adapter_id
 
 
+@pytest.mark.slow
 def test_an_image_by_the_adapters_name(atelier: Atelier, live: Live, ready_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "x.png"
     ended = atelier("generate", "a lighthouse", "--lora", "outline", "--seed", "7", "--width", "768", "--out", str(out))
@@ -21,6 +22,7 @@ def test_an_image_by_the_adapters_name(atelier: Atelier, live: Live, ready_file:
         assert picture.size == (768, 512)
 
 
+@pytest.mark.slow
 def test_several_images_are_numbered_and_can_be_upscaled(
     atelier: Atelier, live: Live, ready_file: Path, tmp_path: Path
 ) -> None:
@@ -41,6 +43,7 @@ def test_without_out_the_image_is_written_here_under_its_id(
     assert (tmp_path / f"{made['id']}.png").is_file()
 
 
+@pytest.mark.slow
 def test_interface_b_with_a_given_address_and_key(atelier: Atelier, live: Live, tmp_path: Path) -> None:
     _, key = live.member()
     ended = atelier(

@@ -1,5 +1,7 @@
 """`atelier jobs`: list, show, cancel, requeue, delete."""
 
+import pytest
+
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Failure, JobKind, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
@@ -11,6 +13,7 @@ from tests.support import adapter_id
 PROMPT = "a lighthouse that nobody else may read"
 
 
+@pytest.mark.slow
 def test_jobs_are_listed_by_state_and_by_account(atelier: Atelier) -> None:
     first, second = _job(atelier, "acme"), _job(atelier, "zeta")
     assert _ids(atelier.json("jobs", "list")) == [second, first]
@@ -33,6 +36,7 @@ def test_a_job_is_shown_whole_and_its_prompt_only_in_json(atelier: Atelier) -> N
         assert PROMPT not in human
 
 
+@pytest.mark.slow
 def test_a_waiting_job_is_canceled_at_once(atelier: Atelier) -> None:
     job_id = _job(atelier, "acme")
     assert atelier.json("jobs", "cancel", job_id) == {"id": job_id, "state": "canceled"}
@@ -41,6 +45,7 @@ def test_a_waiting_job_is_canceled_at_once(atelier: Atelier) -> None:
     assert atelier.json("jobs", "show", job_id)["state"] == "canceled"
 
 
+@pytest.mark.slow
 def test_a_dead_job_is_queued_again(atelier: Atelier) -> None:
     job_id = _job(atelier, "acme")
     assert atelier("jobs", "requeue", job_id).code == 1, "it is waiting, not dead"
@@ -84,6 +89,7 @@ def _ids(answer: dict[str, list[dict[str, str]]]) -> list[str]:
     return [job["id"] for job in answer["jobs"]]
 
 
+@pytest.mark.slow
 def test_a_job_is_deleted_once_it_has_ended(atelier: Atelier) -> None:
     job_id = _job(atelier, "acme")
     refused = atelier("jobs", "delete", job_id)

@@ -119,6 +119,7 @@ def test_an_answer_of_a_proxy_is_a_service_error(body: bytes) -> None:
     assert (error.status, error.code) == (502, "unknown")
 
 
+@pytest.mark.slow
 def test_the_package_imports_nothing_of_the_service() -> None:
     """The client imports nothing of the service and no heavy library."""
     program = "import serve_app.client, sys; print(*sorted(sys.modules))"

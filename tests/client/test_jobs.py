@@ -85,6 +85,7 @@ def test_interface_b_accepts_its_own_sizes_and_a_negative_prompt(live: Live, key
         assert job.wait(timeout=20).images[0].pil().size == (size, 256)
 
 
+@pytest.mark.slow
 def test_an_image_can_be_upscaled(live: Live, key: str) -> None:
     with Client(live.base_url, key) as client:
         image = client.generate(PROMPT, lora_id=LORA).wait(timeout=20).images[0]
@@ -168,6 +169,7 @@ def test_the_key_is_never_sent_to_the_image_host(live: Live, key: str) -> None:
     assert not [text for text in sent if key in text]
 
 
+@pytest.mark.slow
 async def test_an_expired_url_is_signed_again(settings: Settings, redis_db: object) -> None:
     with live_service(settings.model_copy(update={"image_url_life": timedelta(seconds=2)})) as live:
         _, key = live.member()

@@ -62,6 +62,7 @@ async def test_a_lora_is_added_used_changed_shared_and_deleted_with_both_clients
             await asynchronous.loras.get(added.id)
 
 
+@pytest.mark.slow
 def test_all_pages_are_listed(live: Live, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "PAGE", 3)
     with Client(live.base_url, key) as client:

@@ -31,6 +31,7 @@ async def is_signed_in(browser: Browser) -> bool:
     return "Sign out" in (await browser.open("/console/settings")).text
 
 
+@pytest.mark.slow
 async def test_a_link_signs_in_once(browsers: Browsers, link: str, resources: Resources, owner: Account) -> None:
     first, second = browsers.new(), browsers.new()
     page = await first.open(link)
@@ -128,6 +129,7 @@ def session_of(browser: Browser) -> str:
     return digest_of(browser.http.cookies["atelier_session"])
 
 
+@pytest.mark.slow
 async def test_a_lost_password_is_replaced_and_every_session_ends(
     browser: Browser, browsers: Browsers, reset: str
 ) -> None:
@@ -142,6 +144,7 @@ async def test_a_lost_password_is_replaced_and_every_session_ends(
     assert (await browsers.new().sign_in("owner", NEW)).status == 200
 
 
+@pytest.mark.slow
 async def test_a_password_is_changed_by_who_knows_it(browser: Browser, browsers: Browsers) -> None:
     elsewhere = browsers.new()
     await elsewhere.sign_in("owner", PASSWORD)
@@ -155,6 +158,7 @@ async def test_a_password_is_changed_by_who_knows_it(browser: Browser, browsers:
     assert (await browsers.new().sign_in("owner", NEW)).status == 200
 
 
+@pytest.mark.slow
 async def test_guesses_at_the_current_password_have_to_wait(browser: Browser) -> None:
     page = await browser.open("/console/settings/password")
     form, answers = page.form("Change password"), list[int]()
@@ -163,6 +167,7 @@ async def test_guesses_at_the_current_password_have_to_wait(browser: Browser) ->
     assert set(answers) == {403, 429}
 
 
+@pytest.mark.slow
 async def test_a_password_form_without_its_token_changes_nothing(browser: Browser, browsers: Browsers) -> None:
     form = (await browser.open("/console/settings/password")).form("Change password")
     refused = await browser.send(form, form_token="", password=PASSWORD, new_password=NEW, new_password_again=NEW)

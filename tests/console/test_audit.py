@@ -1,5 +1,7 @@
 """What happens in the console leaves one row each in the audit log."""
 
+import pytest
+
 from serve_app.domain.accounts import Account
 from serve_app.domain.audit import Act
 from serve_app.service.resources import Resources
@@ -9,6 +11,7 @@ from tests.support import wait_until
 ADDRESS = "203.0.113.99"
 
 
+@pytest.mark.slow
 async def test_every_act_in_the_console_leaves_exactly_one_row(
     browsers: Browsers, resources: Resources, owner: Account
 ) -> None:
@@ -34,6 +37,7 @@ async def test_every_act_in_the_console_leaves_exactly_one_row(
     assert {row.address for row in rows} == {ADDRESS}
 
 
+@pytest.mark.slow
 async def test_signing_out_everywhere_is_a_row_of_its_own(
     browsers: Browsers, resources: Resources, owner: Account
 ) -> None:
@@ -45,6 +49,7 @@ async def test_signing_out_everywhere_is_a_row_of_its_own(
     assert acts == [Act.SIGNED_IN, Act.SIGNED_OUT_EVERYWHERE]
 
 
+@pytest.mark.slow
 async def test_a_name_that_no_account_has_is_not_recorded(
     browsers: Browsers, resources: Resources, owner: Account
 ) -> None:

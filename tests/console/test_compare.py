@@ -1,5 +1,7 @@
 """Comparing: a form makes one job for each chosen LoRA, with one seed; the page shows them side by side."""
 
+import pytest
+
 from serve_app.domain.accounts import Account
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.service.resources import Resources
@@ -12,6 +14,7 @@ BOTH = {f"lora:{LORA}": "yes", f"lora:{adapter_id('neon')}": "yes"}
 FIELDS = {"prompt": "a red boat", "lora_weight": "0.75", "size": "512x512", "steps": "20", "guidance_scale": "7.5"}
 
 
+@pytest.mark.slow
 async def test_each_chosen_lora_is_a_job_with_the_same_seed(
     browser: Browser, browsers: Browsers, service: TestService, owner: Account
 ) -> None:
@@ -36,6 +39,7 @@ async def test_each_chosen_lora_is_a_job_with_the_same_seed(
     assert done.id not in (await stranger.http.get(f"/console/compare?jobs={done.id}")).text
 
 
+@pytest.mark.slow
 async def test_a_comparison_that_the_plan_does_not_leave_is_refused_whole(
     browser: Browser, resources: Resources, owner: Account
 ) -> None:

@@ -35,6 +35,7 @@ def test_a_form_that_trickles_in_is_given_up(port: int, monkeypatch: pytest.Monk
     assert answer.status == 408
 
 
+@pytest.mark.slow
 def test_others_are_served_while_forms_are_half_sent(port: int) -> None:
     half = [socket.create_connection(("127.0.0.1", port)) for _ in range(200)]
     for connection in half:

@@ -18,6 +18,8 @@ from tests.console.browser import Browser
 from tests.console.conftest import Browsers
 from tests.support import adapter_id
 
+pytestmark = pytest.mark.slow
+
 NASTY = "</title><script>alert(1)</script>\"'<img src=x onerror=alert(1)>"
 
 

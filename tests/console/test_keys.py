@@ -23,6 +23,7 @@ PAGES = [
 SECRET = re.compile(r"atl_[0-9A-Za-z]{38}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "button", "header", "interface"), PAGES)
 async def test_the_button_makes_a_key_of_this_interface_alone(
     browser: Browser, resources: Resources, owner: Account, path: str, button: str, header: str, interface: str
@@ -38,6 +39,7 @@ async def test_the_button_makes_a_key_of_this_interface_alone(
         assert (auth.caller is not None) == (variant == interface)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "button", "header", "interface"), PAGES)
 async def test_the_curl_line_works_as_it_is_pasted(
     browser: Browser, resources: Resources, path: str, button: str, header: str, interface: str
@@ -52,6 +54,7 @@ async def test_the_curl_line_works_as_it_is_pasted(
     assert answer.status_code == (202 if interface == "a" else 200), answer.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "button", "header", "interface"), PAGES)
 async def test_the_key_is_shown_this_once_and_kept_nowhere(
     browser: Browser, path: str, button: str, header: str, interface: str
@@ -65,6 +68,7 @@ async def test_the_key_is_shown_this_once_and_kept_nowhere(
     assert f"{secret[:8]}…{secret[-4:]}" in again.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "button", "header", "interface"), PAGES)
 async def test_a_reload_makes_no_second_key(
     browser: Browser, resources: Resources, owner: Account, path: str, button: str, header: str, interface: str
@@ -79,6 +83,7 @@ async def test_a_reload_makes_no_second_key(
     assert _secret(await browser.send(reloaded.form(button))) != secret, "the page that says so has a fresh form"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "button", "header", "interface"), PAGES)
 async def test_each_page_leads_to_its_documentation(
     browser: Browser, path: str, button: str, header: str, interface: str
@@ -88,6 +93,7 @@ async def test_each_page_leads_to_its_documentation(
     assert (await browser.open(f"/docs/{interface}")).status == 200
 
 
+@pytest.mark.slow
 async def test_one_form_sent_many_times_at_once_makes_one_key(
     browser: Browser, resources: Resources, owner: Account
 ) -> None:
@@ -97,6 +103,7 @@ async def test_one_form_sent_many_times_at_once_makes_one_key(
     assert len(await resources.api_keys.list(owner.id)) == 1
 
 
+@pytest.mark.slow
 async def test_each_page_lists_the_keys_that_work_on_its_interface(
     browser: Browser, resources: Resources, owner: Account
 ) -> None:
@@ -111,6 +118,7 @@ async def test_each_page_lists_the_keys_that_work_on_its_interface(
     ]
 
 
+@pytest.mark.slow
 async def test_the_list_says_when_a_key_was_last_used(browser: Browser, resources: Resources, owner: Account) -> None:
     _, secret = await resources.api_keys.create(owner.id, interfaces=frozenset({Variant.A}))
     assert "never" in (await browser.open("/console/settings/api")).text
@@ -118,6 +126,7 @@ async def test_the_list_says_when_a_key_was_last_used(browser: Browser, resource
     assert "never" not in (await browser.open("/console/settings/api")).text
 
 
+@pytest.mark.slow
 async def test_the_list_says_when_a_key_expires(browser: Browser, resources: Resources, owner: Account) -> None:
     interfaces = frozenset({Variant.A})
     await resources.api_keys.create(owner.id, name="for ever", interfaces=interfaces)
@@ -134,6 +143,7 @@ async def test_the_list_says_when_a_key_expires(browser: Browser, resources: Res
     assert len([form for form in page.forms if "Revoke this key" in form.buttons]) == 2, "what is over needs no button"
 
 
+@pytest.mark.slow
 async def test_an_account_with_too_many_keys_gets_no_more_and_learns_why(
     settings: Settings, redis_db: redis.Redis
 ) -> None:
@@ -152,6 +162,7 @@ async def test_an_account_with_too_many_keys_gets_no_more_and_learns_why(
         await browser.aclose()
 
 
+@pytest.mark.slow
 async def test_revoking_stops_the_key_at_once(browser: Browser, resources: Resources, owner: Account) -> None:
     _, secret = await resources.api_keys.create(owner.id, name="laptop", interfaces=frozenset({Variant.A}))
     page = await browser.open("/console/settings/api")
@@ -161,6 +172,7 @@ async def test_revoking_stops_the_key_at_once(browser: Browser, resources: Resou
     assert (await resources.auth.authenticate(secret, Variant.A, counted=False)).caller is None
 
 
+@pytest.mark.slow
 async def test_another_accounts_key_cannot_be_revoked(browser: Browser, resources: Resources, owner: Account) -> None:
     other = await resources.accounts.create("other")
     key, secret = await resources.api_keys.create(other.id, interfaces=frozenset({Variant.A}))
@@ -175,6 +187,7 @@ async def test_another_accounts_key_cannot_be_revoked(browser: Browser, resource
     assert (await resources.auth.authenticate(secret, Variant.A, counted=False)).caller is not None
 
 
+@pytest.mark.slow
 async def test_names_are_shown_as_they_are_and_never_as_markup(
     browser: Browser, resources: Resources, owner: Account
 ) -> None:
@@ -186,6 +199,7 @@ async def test_names_are_shown_as_they_are_and_never_as_markup(
     assert not [attributes for tag, attributes in page.tags if tag == "script" and not attributes.get("src")]
 
 
+@pytest.mark.slow
 async def test_the_settings_page_shows_plans_what_is_left_and_the_adapters(
     browser: Browser, resources: Resources, owner: Account
 ) -> None:
@@ -197,6 +211,7 @@ async def test_the_settings_page_shows_plans_what_is_left_and_the_adapters(
     assert "Private" in text, "the owner may use the private adapter of the test catalog"
 
 
+@pytest.mark.slow
 async def test_another_account_does_not_see_the_private_adapter(browsers: Browsers, resources: Resources) -> None:
     await resources.accounts.create("other", password=PASSWORD)
     browser = browsers.new()

@@ -19,6 +19,8 @@ from tests.console.browser import Browser, Page
 from tests.console.conftest import PASSWORD, Browsers
 from tests.support import POCKET
 
+pytestmark = pytest.mark.slow
+
 NASTY = "</h1><script>alert(1)</script>\"'"
 FOUND = {"summary": "pocket, rank 8, attention, from diffusers", "rank": 8, "layers": 64, "targets": ["attention"]}
 _numbers = count(1)

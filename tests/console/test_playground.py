@@ -36,6 +36,7 @@ async def _only_job(resources: Resources, account: Account) -> Job:
     return job
 
 
+@pytest.mark.slow
 async def test_the_form_makes_a_job_with_its_fields_counted_in_the_plan(
     browser: Browser, resources: Resources, owner: Account
 ) -> None:
@@ -64,6 +65,7 @@ def test_a_field_that_breaks_its_rule_is_named(field: str, value: str) -> None:
         read_playground_form({**FIELDS, field: value})
 
 
+@pytest.mark.slow
 async def test_what_is_refused_leaves_the_form_as_it_was(
     browser: Browser, resources: Resources, owner: Account
 ) -> None:
@@ -76,6 +78,7 @@ async def test_what_is_refused_leaves_the_form_as_it_was(
     assert await resources.jobs.list(owner.id) == []
 
 
+@pytest.mark.slow
 async def test_over_the_plan_nothing_is_accepted(browser: Browser, resources: Resources, owner: Account) -> None:
     window = await resources.auth.window(owner.id, Variant.A)
     for _ in range(window.remaining):
@@ -86,6 +89,7 @@ async def test_over_the_plan_nothing_is_accepted(browser: Browser, resources: Re
     assert await resources.jobs.list(owner.id) == []
 
 
+@pytest.mark.slow
 async def test_a_running_job_shows_its_previews_to_its_owner_alone(
     browser: Browser, browsers: Browsers, service: TestService, owner: Account
 ) -> None:
@@ -108,6 +112,7 @@ async def test_a_running_job_shows_its_previews_to_its_owner_alone(
         assert (await browsers.new().open(path)).answer.url.path == "/console/sign-in"
 
 
+@pytest.mark.slow
 async def test_a_finished_job_offers_what_can_be_done_with_it(
     browser: Browser, service: TestService, owner: Account
 ) -> None:
@@ -137,6 +142,7 @@ async def test_a_finished_job_offers_what_can_be_done_with_it(
     assert await service.resources.jobs.find(job.id) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("button", ["Generate", "Cancel"])
 async def test_a_form_of_another_page_is_refused(
     browser: Browser, resources: Resources, owner: Account, button: str

@@ -23,6 +23,7 @@ FORM_PAGES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "button"), FORM_PAGES)
 @pytest.mark.parametrize(
     "headers",
@@ -49,12 +50,14 @@ async def test_a_post_that_another_site_sends_is_refused(
     assert (await browser.open("/console/settings")).answer.url.path == "/console/settings", "still signed in"
 
 
+@pytest.mark.slow
 async def test_over_plain_http_the_origin_is_enough(browser: Browser) -> None:
     form = (await browser.open("/console/settings/api")).form("Generate API key")
     answer = await browser.http.post(form.action, data=form.fields, headers={"Origin": ORIGIN})
     assert answer.status_code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "button"), FORM_PAGES)
 @pytest.mark.parametrize("token", ["", ".", "x.", "x", "0" * 64, "ü.ü", None])
 async def test_a_form_without_its_token_is_refused(
@@ -68,6 +71,7 @@ async def test_a_form_without_its_token_is_refused(
     assert (await browser.open("/console/settings")).answer.url.path == "/console/settings", "still signed in"
 
 
+@pytest.mark.slow
 async def test_a_token_of_another_session_or_another_form_is_refused(
     browser: Browser, browsers: Browsers, owner: Account
 ) -> None:
@@ -94,6 +98,7 @@ async def test_a_sign_in_form_of_another_browser_is_refused(browsers: Browsers, 
     assert "atelier_session" not in victim.http.cookies
 
 
+@pytest.mark.slow
 async def test_every_answer_carries_the_headers(
     browser: Browser, browsers: Browsers, owner: Account, redis_db: redis.Redis
 ) -> None:
@@ -126,6 +131,7 @@ async def test_every_answer_carries_the_headers(
         assert answer.headers["Cache-Control"] == ("no-cache" if is_static else "no-store")
 
 
+@pytest.mark.slow
 async def test_pages_need_nothing_inline_and_nothing_from_elsewhere(browser: Browser, browsers: Browsers) -> None:
     made = await browser.send((await browser.open("/console/settings/api")).form("Generate API key"))
     pages = [

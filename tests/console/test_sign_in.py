@@ -30,6 +30,7 @@ async def test_a_wrong_password_and_an_unknown_account_get_the_same_answer(brows
     assert _without_what_was_typed(wrong, "owner") == _without_what_was_typed(unknown, "wonder")
 
 
+@pytest.mark.slow
 async def test_a_disabled_account_does_not_get_in(browsers: Browsers, resources: Resources, owner: Account) -> None:
     await resources.accounts.set_disabled(owner.id, True)
     assert (await browsers.new().sign_in("owner", PASSWORD)).status == 403
@@ -42,6 +43,7 @@ async def test_disabling_an_account_ends_its_open_session(
     assert (await browser.open("/console/settings")).answer.url.path == "/console/sign-in"
 
 
+@pytest.mark.slow
 async def test_an_account_without_a_password_does_not_get_in(browsers: Browsers, resources: Resources) -> None:
     await resources.accounts.create("machine")
     for password in ("", "None", "a password of no one"):
@@ -55,6 +57,7 @@ async def test_odd_input_is_only_a_wrong_password(browsers: Browsers, owner: Acc
     assert (await browsers.new().sign_in(name, password)).status == 403
 
 
+@pytest.mark.slow
 async def test_a_session_is_new_at_every_sign_in(browsers: Browsers, owner: Account) -> None:
     browser = browsers.new()
     tokens: set[str | None] = set()
@@ -73,6 +76,7 @@ async def test_the_cookie_cannot_be_read_by_scripts_nor_sent_by_other_sites(brow
     assert "Secure" not in cookie
 
 
+@pytest.mark.slow
 async def test_over_https_the_cookie_is_bound_to_the_host(browsers: Browsers, owner: Account) -> None:
     browser = browsers.new(origin="https://service.test")
     browser.http.follow_redirects = False
@@ -82,6 +86,7 @@ async def test_over_https_the_cookie_is_bound_to_the_host(browsers: Browsers, ow
     assert (await browser.open("/console/settings")).status == 200
 
 
+@pytest.mark.slow
 async def test_signing_out_ends_the_session_on_the_server_too(browser: Browser) -> None:
     token = browser.http.cookies["atelier_session"]
     page = await browser.open("/console/settings")
@@ -90,6 +95,7 @@ async def test_signing_out_ends_the_session_on_the_server_too(browser: Browser) 
     assert (await browser.open("/console/settings")).answer.url.path == "/console/sign-in"
 
 
+@pytest.mark.slow
 async def test_signing_out_everywhere_ends_every_session(browser: Browser, browsers: Browsers, owner: Account) -> None:
     other = browsers.new()
     await other.sign_in("owner", PASSWORD)
@@ -99,6 +105,7 @@ async def test_signing_out_everywhere_ends_every_session(browser: Browser, brows
         assert (await each.open("/console/settings")).answer.url.path == "/console/sign-in"
 
 
+@pytest.mark.slow
 async def test_an_ordinary_sign_out_leaves_the_other_sessions(
     browser: Browser, browsers: Browsers, owner: Account
 ) -> None:
@@ -109,6 +116,7 @@ async def test_an_ordinary_sign_out_leaves_the_other_sessions(
     assert (await other.open("/console/settings")).status == 200
 
 
+@pytest.mark.slow
 async def test_getting_in_forgets_the_wrong_guesses(browsers: Browsers, owner: Account) -> None:
     browser = browsers.new()
     for _ in range(3):

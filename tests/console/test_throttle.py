@@ -16,6 +16,8 @@ from tests.audit import key_problems
 from tests.console.browser import Browser, Page
 from tests.console.conftest import PASSWORD, Browsers
 
+pytestmark = pytest.mark.slow
+
 WRONG = "a wrong password"
 BOUND_S = int(EVERYWHERE.longest.total_seconds())
 

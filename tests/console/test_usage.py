@@ -15,6 +15,7 @@ from tests.api.app import LORA, Member, TestService
 from tests.console.browser import Browser, Page
 
 
+@pytest.mark.slow
 async def test_a_bar_shows_what_is_used_of_each_plan_and_warns_above_four_fifths(
     member: Member, browser: Browser, redis_db: redis.Redis
 ) -> None:
@@ -28,6 +29,7 @@ async def test_a_bar_shows_what_is_used_of_each_plan_and_warns_above_four_fifths
         assert f"{datetime.fromtimestamp(ends_ms // 1000, UTC):%H:%M:%S} UTC" in page.text
 
 
+@pytest.mark.slow
 async def test_completed_images_are_shown_by_lora_and_key_and_in_the_csv(
     service: TestService, member: Member, browser: Browser, resources: Resources, redis_db: redis.Redis
 ) -> None:
@@ -45,6 +47,7 @@ async def test_completed_images_are_shown_by_lora_and_key_and_in_the_csv(
     assert row["day"] == (await resources.usage.today()).isoformat()
 
 
+@pytest.mark.slow
 async def test_another_accounts_usage_is_not_shown(service: TestService, browser: Browser) -> None:
     other = await service.member(plan_a="basic", plan_b="basic")
     await service.complete(await service.submit(other))

@@ -17,6 +17,8 @@ from tests.engine import tiny_models
 from tests.engine.conftest import EXACT_FLOAT32
 from tests.engine.run_engine import finish
 
+pytestmark = pytest.mark.slow
+
 SHORT = RunRequest(run_id="short", prompt="a cat", steps=3, width=64, height=64)
 
 

@@ -151,6 +151,7 @@ def test_weights_that_could_poison_or_do_not_fit_are_refused(
         read(saved(tmp_path / "a.safetensors", tensors), table)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["sd", "sdxl"])
 def test_a_table_from_the_configuration_is_that_of_the_loaded_model_and_kept(
     model: str, request: pytest.FixtureRequest, tmp_path: Path
@@ -242,6 +243,7 @@ def test_patterns_that_take_long_are_refused_where_a_limit_is_set() -> None:
         scaling_rules({}, config, seconds=1e-4).of("unet", layer)
 
 
+@pytest.mark.slow
 def test_a_plain_name_for_each_layer_is_quick() -> None:
     names = [f"down_blocks.{number}.to_q" for number in range(800)]
     rules = scaling_rules({}, {"alpha_pattern": {name: number for number, name in enumerate(names)}}, seconds=2.0)

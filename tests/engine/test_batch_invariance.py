@@ -131,6 +131,7 @@ def test_every_shape_is_measured(engine: Engine) -> None:
     assert alone == together
 
 
+@pytest.mark.slow
 def test_layers_that_no_adapter_has_changed_yet_are_measured(engine: Engine, files: list[AdapterFile]) -> None:
     """A replica warms up before it knows any adapter."""
     (model,) = engine.base_models.values()
@@ -147,6 +148,7 @@ def test_layers_that_no_adapter_has_changed_yet_are_measured(engine: Engine, fil
     assert alone == together
 
 
+@pytest.mark.slow
 def test_the_first_image_of_a_warm_size_waits_only_for_its_steps(engine: Engine) -> None:
     passes: list[int] = []
     (model,) = engine.base_models.values()
@@ -158,6 +160,7 @@ def test_the_first_image_of_a_warm_size_waits_only_for_its_steps(engine: Engine)
     assert len(passes) == 3
 
 
+@pytest.mark.slow
 def test_rows_are_padded_to_a_measured_multiple(sd: Path, files: list[AdapterFile]) -> None:
     model = BaseModel.load("m", sd, EXACT_FLOAT32, lambda: None)
     run = start(model, RunRequest(run_id="k", prompt="", adapter=files[0], steps=2, width=64, height=64))

@@ -35,6 +35,7 @@ def test_a_single_file_makes_the_latents_of_its_folder(
         assert torch.equal(made[key], latents)
 
 
+@pytest.mark.slow
 def test_the_image_is_the_folders_and_the_config_may_lie_beside_the_file(sd: Path, tmp_path: Path) -> None:
     file = write_original(sd, tmp_path / "fine-tune.safetensors")
     copy_config(sd, tmp_path / "fine-tune")
@@ -51,6 +52,7 @@ def test_a_file_without_a_config_is_one_clear_error(sd: Path, tmp_path: Path) ->
         Engine.load(Checkpoint(file, tmp_path / "elsewhere"), EXACT_FLOAT32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "missing",
     [
@@ -68,6 +70,7 @@ def test_a_file_that_lacks_weights_is_refused(sd: Path, tmp_path: Path, missing:
         Engine.load(Checkpoint(file, sd), EXACT_FLOAT32)
 
 
+@pytest.mark.slow
 def test_a_file_of_another_architecture_is_refused(sd: Path, sd2: Path, tmp_path: Path) -> None:
     file = write_original(sd2, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=r"model.safetensors: is not of the architecture at"):

@@ -40,6 +40,7 @@ def same(one: Finished, other: Finished) -> bool:
     return one.image is not None and other.image is not None and np.array_equal(one.image, other.image)
 
 
+@pytest.mark.slow
 def test_a_run_joining_mid_batch_gets_the_same_image_as_alone(engine: Engine, alone: Finished) -> None:
     engine.add(LONG)
     for _ in range(5):
@@ -50,6 +51,7 @@ def test_a_run_joining_mid_batch_gets_the_same_image_as_alone(engine: Engine, al
     assert ended["long"].image is not None
 
 
+@pytest.mark.slow
 def test_a_run_starts_at_the_step_after_it_was_added(engine: Engine) -> None:
     """With its adapter in memory."""
     engine.add(LONG)
@@ -59,6 +61,7 @@ def test_a_run_starts_at_the_step_after_it_was_added(engine: Engine) -> None:
     assert engine.progress() == {"long": (2, 40), "short": (1, 3)}
 
 
+@pytest.mark.slow
 def test_an_aborted_run_frees_its_place_within_a_step_and_is_not_returned(engine: Engine) -> None:
     engine.add(LONG)
     engine.step()
@@ -71,6 +74,7 @@ def test_an_aborted_run_frees_its_place_within_a_step_and_is_not_returned(engine
     assert set(finish(engine, [SHORT])) == {"short"}
 
 
+@pytest.mark.slow
 def test_a_key_may_be_used_again_right_after_abort(engine: Engine, alone: Finished) -> None:
     engine.add(replace(LONG, run_id="short"))
     engine.step()
@@ -78,6 +82,7 @@ def test_a_key_may_be_used_again_right_after_abort(engine: Engine, alone: Finish
     assert same(finish(engine, [SHORT])["short"], alone)
 
 
+@pytest.mark.slow
 def test_a_live_key_is_refused(engine: Engine) -> None:
     engine.add(SHORT)
     with pytest.raises(ValueError, match="short"):
@@ -85,6 +90,7 @@ def test_a_live_key_is_refused(engine: Engine) -> None:
     finish(engine)
 
 
+@pytest.mark.slow
 def test_abort_while_waiting_for_an_adapter(engine: Engine, loras: list[AdapterFile]) -> None:
     engine.add(replace(SHORT, adapter=loras[0]))
     assert engine.abort("short")
@@ -92,6 +98,7 @@ def test_abort_while_waiting_for_an_adapter(engine: Engine, loras: list[AdapterF
     assert not engine.has_work
 
 
+@pytest.mark.slow
 def test_runs_beyond_the_capacity_wait_their_turn(sd: Path) -> None:
     with Engine.load(sd, EngineOptions(device="cpu", dtype="float32", max_rows=4)) as engine:
         for i in range(5):
@@ -102,6 +109,7 @@ def test_runs_beyond_the_capacity_wait_their_turn(sd: Path) -> None:
         assert set(finish(engine)) == {"0", "1", "2", "3", "4"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("request_", "code", "reason"), [
     (replace(SHORT, base_model="other"), FailureCode.GENERATION_FAILED, "other"),
     (replace(SHORT, sampler="magic"), FailureCode.GENERATION_FAILED, "magic"),
@@ -119,6 +127,7 @@ def test_what_cannot_be_made_fails_by_name_and_alone(
     assert same(ended["short"], alone)
 
 
+@pytest.mark.slow
 def test_an_adapter_that_comes_back_is_read_again(engine: Engine, loras: list[AdapterFile], tmp_path: Path) -> None:
     late = AdapterFile("late", tmp_path / "late.safetensors")
     assert finish(engine, [replace(SHORT, adapter=late)])["short"].failure is not None
@@ -126,6 +135,7 @@ def test_an_adapter_that_comes_back_is_read_again(engine: Engine, loras: list[Ad
     assert finish(engine, [replace(SHORT, adapter=late)])["short"].image is not None
 
 
+@pytest.mark.slow
 def test_a_poisonous_adapter_fails_its_own_run_and_touches_no_other(
     engine: Engine, alone: Finished, sd: Path, tmp_path: Path
 ) -> None:
@@ -147,6 +157,7 @@ def test_a_poisonous_adapter_fails_its_own_run_and_touches_no_other(
     assert failures == {"exploding": FailureCode.GENERATION_FAILED, "nan": FailureCode.LORA_UNAVAILABLE}
 
 
+@pytest.mark.slow
 def test_the_slot_of_a_poisonous_adapter_is_clean_for_the_next(sd: Path, tmp_path: Path) -> None:
     exploding = tiny_models.write_adapter(
         tmp_path / "e.safetensors",
@@ -177,6 +188,7 @@ class _Forward:
             raise self.error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "error", [torch.OutOfMemoryError("out of memory"), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
 )
@@ -191,6 +203,7 @@ def test_out_of_memory_makes_batches_smaller_and_loses_nothing(sd: Path, error: 
     assert device.widths.count(8) == 1, "the batch that did not fit was tried again"
 
 
+@pytest.mark.slow
 def test_out_of_memory_while_shapes_are_measured_makes_them_narrower(sd: Path) -> None:
     with Engine.load(sd, EXACT_FLOAT32) as engine:
         device = _Forward(engine, torch.OutOfMemoryError("out of memory"), rows_above=4)
@@ -201,6 +214,7 @@ def test_out_of_memory_while_shapes_are_measured_makes_them_narrower(sd: Path) -
     assert same(ended["2"], alone), "exact at the shapes that fit"
 
 
+@pytest.mark.slow
 def test_out_of_memory_in_padding_makes_it_less(sd: Path) -> None:
     def depend_on_batch(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...], answer: Any) -> Any:
         return (answer[0] * (1 + inputs[0].shape[0] * 1e-4), *answer[1:])
@@ -215,6 +229,7 @@ def test_out_of_memory_in_padding_makes_it_less(sd: Path) -> None:
     assert ended["short"].image is not None
 
 
+@pytest.mark.slow
 def test_out_of_memory_with_one_run_fails_that_run_by_name(sd: Path) -> None:
     with Engine.load(sd, replace(EXACT_FLOAT32, exact=False)) as engine:
         _Forward(engine, torch.OutOfMemoryError("out of memory"), rows_above=1)
@@ -224,6 +239,7 @@ def test_out_of_memory_with_one_run_fails_that_run_by_name(sd: Path) -> None:
     assert ended["one row"].image is not None
 
 
+@pytest.mark.slow
 def test_out_of_memory_at_the_start_fails_that_run_and_frees_its_slot(sd: Path, loras: list[AdapterFile]) -> None:
     def refuse(*_: object) -> None:
         raise torch.OutOfMemoryError("out of memory")
@@ -239,6 +255,7 @@ def test_out_of_memory_at_the_start_fails_that_run_and_frees_its_slot(sd: Path, 
     assert after["after"].image is not None
 
 
+@pytest.mark.slow
 def test_a_text_encoder_that_fails_costs_one_run_alone(engine: Engine, alone: Finished) -> None:
     def refuse(*_: object) -> None:
         hook.remove()
@@ -263,6 +280,7 @@ def test_a_lost_device_is_no_runs_fault(engine: Engine) -> None:
     assert set(engine.progress()) == {"short", "long"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("component", ["text encoder", "decoder"])
 def test_a_device_lost_outside_a_step_is_no_runs_fault(engine: Engine, component: str) -> None:
     def fail(*_: object) -> None:
@@ -276,6 +294,7 @@ def test_a_device_lost_outside_a_step_is_no_runs_fault(engine: Engine, component
         finish(engine, [SHORT])
 
 
+@pytest.mark.slow
 def test_a_size_the_factor_does_not_divide_is_cropped_from_the_next_one_up(engine: Engine) -> None:
     larger = finish(engine, [replace(SHORT, width=64, height=72)])["short"].image
     exact = finish(engine, [replace(SHORT, width=60, height=66)])["short"].image
@@ -285,6 +304,7 @@ def test_a_size_the_factor_does_not_divide_is_cropped_from_the_next_one_up(engin
     assert np.array_equal(exact, larger[3:69, 2:62])
 
 
+@pytest.mark.slow
 def test_add_and_abort_from_many_threads_while_stepping(engine: Engine) -> None:
     barrier = threading.Barrier(4)
     aborted: list[str] = []
@@ -308,6 +328,7 @@ def test_add_and_abort_from_many_threads_while_stepping(engine: Engine) -> None:
     assert not set(ended) & set(aborted)
 
 
+@pytest.mark.slow
 def test_generate_needs_no_server(sd: Path, loras: list[AdapterFile]) -> None:
     seen: list[tuple[int, int]] = []
     with Engine.load(sd, EXACT_FLOAT32) as engine:
@@ -320,12 +341,14 @@ def test_generate_needs_no_server(sd: Path, loras: list[AdapterFile]) -> None:
     assert seen == sorted(seen)
 
 
+@pytest.mark.slow
 def test_generate_makes_one_image_without_being_watched(engine: Engine) -> None:
     (image,) = engine.generate("a cat", steps=2, width=64, height=64)
     assert image.size == (64, 64)
     assert engine.device == torch.device("cpu")
 
 
+@pytest.mark.slow
 def test_an_engine_needs_a_base_model_and_takes_its_threads(sd: Path) -> None:
     with pytest.raises(ValueError, match="base_models"):
         Engine.load({})

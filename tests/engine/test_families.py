@@ -131,6 +131,7 @@ def test_a_mixed_batch_makes_the_latents_of_a_straight_loop(dit: Path, loras: li
         assert (made[one.run_id] - loop.latents(one)).abs().max() < TOLERANCE, one
 
 
+@pytest.mark.slow
 def test_adapters_and_guidance_change_what_is_made(dit: Path, loras: list[AdapterFile]) -> None:
     """Guards the test above, which adapters without effect would pass."""
     model = BaseModel.load("m", dit, WIDE_FLOAT32, lambda: None)
@@ -179,6 +180,7 @@ def test_two_families_serve_side_by_side(dit: Path, sd: Path) -> None:
         assert np.array_equal(together[name].image, alone.image)  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.slow
 def test_a_sampler_of_another_family_fails_by_name(dit: Path, sd: Path) -> None:
     request = RunRequest(run_id="r", prompt="a cat", steps=3, width=64, height=64)
     for folder, sampler in ((dit, "ddim"), (sd, "flow-euler")):
@@ -191,6 +193,7 @@ def test_a_sampler_of_another_family_fails_by_name(dit: Path, sd: Path) -> None:
         Engine.load(sd, replace(EXACT_FLOAT32, sampler="flow-euler"))
 
 
+@pytest.mark.slow
 def test_a_compiled_transformer_makes_the_same_latents(dit: Path, loras: list[AdapterFile]) -> None:
     """Compiled shapes and uniform slots alone; what torch.compile is given is the family's choice, here nothing."""
     requests = requests_over(loras)[:4]

@@ -61,6 +61,7 @@ def test_a_mixed_batch_makes_the_latents_of_diffusers_one_at_a_time(
         assert (made[one.run_id] - reference.latents(one)).abs().max() < TOLERANCE, one
 
 
+@pytest.mark.slow
 def test_adapters_change_what_is_made(sd: Path, tmp_path: Path) -> None:
     """Guards the test above: an adapter that did nothing would pass it."""
     model = BaseModel.load("m", sd, WIDE_FLOAT32, lambda: None)
@@ -100,6 +101,7 @@ def test_every_sampler_and_guidance_ends_where_diffusers_does(
         assert (made[one.run_id] - reference.latents(one)).abs().max() < TOLERANCE, one
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "height"), [(64, 64), (96, 64), (64, 96)])
 def test_every_latent_shape_gives_the_image_of_diffusers(engine: Engine, sd: Path, width: int, height: int) -> None:
     one = RunRequest(run_id="k", prompt="a blue dog", seed=7, steps=5, width=width, height=height)

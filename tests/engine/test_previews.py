@@ -20,6 +20,7 @@ def pocket_engine() -> Iterator[Engine]:
         yield engine
 
 
+@pytest.mark.slow
 def test_an_image_is_the_same_whether_it_is_looked_at_or_not(pocket_engine: Engine) -> None:
     unseen = finish(pocket_engine, [HEART])["heart"].image
     pocket_engine.add(HEART)

@@ -31,6 +31,7 @@ def test_a_larger_seed_is_the_mersenne_twisters_init_by_array(seed: int) -> None
     assert seeded_generator(seed).initial_seed() == seed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["sd", "sdxl"])
 def test_seeds_that_share_32_bits_start_from_different_latents(family: str, request: pytest.FixtureRequest) -> None:
     model = BaseModel.load("m", request.getfixturevalue(family), WIDE_FLOAT32, lambda: None)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from serve_app.engine import Engine, RunRequest
@@ -31,6 +32,7 @@ def test_a_prompt_that_fits_is_encoded_as_diffusers_does(sd: Path) -> None:
     assert tokenize(encoder, "a red cat") == [expected]
 
 
+@pytest.mark.slow
 def test_the_last_word_of_a_long_prompt_changes_the_image(engine: Engine) -> None:
     words = ["red"] * 40
     prompts = [" ".join(words), " ".join([*words[:-1], "cat"])]

@@ -95,6 +95,7 @@ async def executor(engine: Engine, resources: Resources) -> GenerationExecutor:
     return GenerationExecutor(engine, resources)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(GenerationRequest)])
 async def test_every_field_of_a_request_changes_the_image(executor: GenerationExecutor, name: str) -> None:
     (image,) = await images_of(executor, REQUEST)
@@ -103,6 +104,7 @@ async def test_every_field_of_a_request_changes_the_image(executor: GenerationEx
     assert changed.shape == (CHANGES["height"] if name == "height" else 256, CHANGES["width"] if name == "width" else 256, 3)  # fmt: skip
 
 
+@pytest.mark.slow
 async def test_every_seed_makes_an_image(executor: GenerationExecutor) -> None:
     first, second = await images_of(executor, dataclasses.replace(REQUEST, seeds=(1, 2)))
     (alone,) = await images_of(executor, dataclasses.replace(REQUEST, seeds=(2,)))
@@ -151,6 +153,7 @@ async def test_a_lora_that_left_the_catalog_is_no_reason_to_retry(executor: Gene
     assert not executor.has_work
 
 
+@pytest.mark.slow
 async def test_an_adapter_is_resident_while_it_is_fetched_and_after(
     executor: GenerationExecutor, resources: Resources, engine: Engine
 ) -> None:
@@ -164,6 +167,7 @@ async def test_an_adapter_is_resident_while_it_is_fetched_and_after(
     assert executor.free_runs == engine.free_runs == 1
 
 
+@pytest.mark.slow
 async def test_a_folder_of_peft_in_the_catalog_acts_as_its_configuration_says(
     executor: GenerationExecutor, resources: Resources, tmp_path: Path
 ) -> None:

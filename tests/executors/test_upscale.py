@@ -113,6 +113,7 @@ async def test_a_source_that_is_gone_is_no_reason_to_retry(resources: Resources)
     assert not executor.has_work
 
 
+@pytest.mark.slow
 async def test_a_source_that_cannot_be_read_now_is_tried_again(resources: Resources) -> None:
     executor = UpscaleExecutor(Upscaler.load(None), resources)
     uri = await stored(resources, (255, 0, 0))

@@ -61,6 +61,7 @@ async def test_a_run_without_image_or_failure_ends_its_job_with_a_general_one(re
     assert failure == Failure(code=FailureCode.GENERATION_FAILED, message="The image could not be made.")
 
 
+@pytest.mark.slow
 async def test_a_run_out_of_memory_is_tried_again(resources: Resources, redis_db: redis.Redis) -> None:
     job_id = await accept(resources)
     async with working(resources, ScriptedExecutor(TOO_LARGE)):
@@ -68,6 +69,7 @@ async def test_a_run_out_of_memory_is_tried_again(resources: Resources, redis_db
     assert audit(redis_db, max_attempts=5) == []
 
 
+@pytest.mark.slow
 async def test_an_error_at_the_start_is_logged_with_the_job_and_tried_again(
     resources: Resources, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -89,6 +91,7 @@ async def test_a_claim_that_cannot_start_fails_as_its_executor_says(resources: R
     assert (await _job(resources, job_id)).failure == BROKEN
 
 
+@pytest.mark.slow
 async def test_a_storage_that_is_down_for_a_whole_lease_costs_the_attempt_and_not_the_job(
     settings: Settings, redis_db: redis.Redis
 ) -> None:
@@ -146,6 +149,7 @@ async def test_a_canceled_job_leaves_neither_runs_nor_images(resources: Resource
     assert executor.aborted == [f"{job_id}.1.1"]
 
 
+@pytest.mark.slow
 async def test_an_image_that_cannot_be_deleted_is_left_to_the_sweeper(
     resources: Resources, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -76,6 +76,7 @@ def raw(redis_url: str, redis_db: redis.Redis) -> Iterator[Any]:
         untyped.config_set("rdbcompression", "yes")
 
 
+@pytest.mark.slow
 async def test_nothing_names_a_deleted_account_and_another_is_untouched(
     resources: Resources, redis_db: redis.Redis, raw: Any
 ) -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, cast
 
+import pytest
 import redis
 
 from serve_app.domain.accounts import Caller
@@ -61,6 +62,7 @@ class Meter:
         return Cost(commands, self._client.info("stats")["total_net_output_bytes"])
 
 
+@pytest.mark.slow
 async def test_a_thousand_loras_cost_what_eight_do(resources: Resources, redis_db: redis.Redis) -> None:
     acme = await resources.accounts.create("acme")
     _, secret = await resources.api_keys.create(acme.id, interfaces=frozenset(Variant))

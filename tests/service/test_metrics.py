@@ -121,6 +121,7 @@ async def test_the_scripts_have_the_buckets_of_the_table(resources: Resources) -
     assert tuple(float(bound) for bound in written.split(",")) == metrics.JOB_S
 
 
+@pytest.mark.slow
 async def test_what_processes_measure_is_summed(resources: Resources, redis_db: redis.Redis) -> None:
     for seconds in (0.02, 0.2):
         process = Measures(connect(resources.redis_url))

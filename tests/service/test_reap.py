@@ -62,6 +62,7 @@ async def _is(resources: Resources, job_id: str, state: JobState) -> bool:
     return await _state(resources, job_id) is state
 
 
+@pytest.mark.slow
 async def test_more_than_one_batch_is_reaped_at_once(settings: Settings, resources: Resources) -> None:
     changes = {"queue_age_limit": timedelta(milliseconds=1)}
     async with open_resources(settings.model_copy(update=changes)) as quick:
@@ -108,6 +109,7 @@ async def test_the_reaper_outlives_an_embedded_redis_that_cannot_start(
         stop_redis(settings.data_dir)
 
 
+@pytest.mark.slow
 async def test_it_ends_whenever_it_is_cancelled(resources: Resources) -> None:
     """Cancelled after any number of turns of the loop, among them those in which the Redis client swallows the cancel."""
     for turns in range(60):
@@ -204,6 +206,7 @@ async def test_objects_of_a_job_whose_deletion_was_cut_short_are_removed(
         assert not await quick.images.exists(uri)
 
 
+@pytest.mark.slow
 async def test_what_a_worker_writes_after_the_deletion_is_removed_too(settings: Settings, resources: Resources) -> None:
     async with open_resources(settings.model_copy(update={"lease": timedelta(seconds=0.5)})) as quick:
         job_id, uri = await _completed(quick)
@@ -215,6 +218,7 @@ async def test_what_a_worker_writes_after_the_deletion_is_removed_too(settings: 
         assert not await quick.images.exists(uri)
 
 
+@pytest.mark.slow
 async def test_a_deletion_waits_for_a_storage_that_is_down(
     resources: Resources, caplog: pytest.LogCaptureFixture
 ) -> None:

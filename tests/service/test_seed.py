@@ -34,6 +34,7 @@ def _rewrite(settings: Settings, change: Callable[[list[dict[str, Any]]], object
     settings.catalog.write_text(yaml.safe_dump(content))
 
 
+@pytest.mark.slow
 async def test_a_changed_file_is_served_by_every_process_in_time(settings: Settings, resources: Resources) -> None:
     async with _housekeeping(settings), open_resources(settings) as other:
         for change, name in (

@@ -131,6 +131,7 @@ def objects(resources: Resources) -> list[Path]:
     return [path for path in (resources.settings.data_dir / "images").rglob("*") if path.is_file()]
 
 
+@pytest.mark.slow
 async def test_a_job_ends_as_pngs_of_the_asked_size(resources: Resources, executor: GenerationExecutor) -> None:
     async with working(resources, executor):
         done = await ended(resources, await accept(resources, picture(n=2)))
@@ -149,6 +150,7 @@ async def test_a_job_ends_as_pngs_of_the_asked_size(resources: Resources, execut
         assert "Job" not in opened.info
 
 
+@pytest.mark.slow
 async def test_a_png_names_its_job_when_the_settings_ask_for_it(
     settings: Settings, redis_db: redis.Redis, engine: Engine
 ) -> None:
@@ -159,6 +161,7 @@ async def test_a_png_names_its_job_when_the_settings_ask_for_it(
     assert Image.open(BytesIO(png)).info["Job"] == done.id
 
 
+@pytest.mark.slow
 async def test_the_same_request_twice_gives_the_same_bytes(resources: Resources, executor: GenerationExecutor) -> None:
     async with working(resources, executor):
         first, second = [await ended(resources, await accept(resources, picture(seed=11))) for _ in range(2)]
@@ -168,6 +171,7 @@ async def test_the_same_request_twice_gives_the_same_bytes(resources: Resources,
     assert one != three
 
 
+@pytest.mark.slow
 async def test_four_images_equal_four_single_requests(resources: Resources, executor: GenerationExecutor) -> None:
     async with working(resources, executor):
         together = await ended(resources, await accept(resources, picture(seed=5, n=4)))
@@ -177,6 +181,7 @@ async def test_four_images_equal_four_single_requests(resources: Resources, exec
     assert four == [png for done in alone for png in await pngs(resources, done)]
 
 
+@pytest.mark.slow
 async def test_an_upscale_is_as_many_times_larger(resources: Resources, executor: GenerationExecutor) -> None:
     upscaling = UpscaleExecutor(Upscaler.load(None), resources)
     async with working(resources, executor), working(resources, upscaling):
@@ -198,6 +203,7 @@ async def test_an_upscale_is_as_many_times_larger(resources: Resources, executor
     assert "no longer stored" in orphan.failure.message
 
 
+@pytest.mark.slow
 async def test_a_hint_starts_an_idle_worker_at_once(
     resources: Resources, executor: GenerationExecutor, redis_db: redis.Redis
 ) -> None:
@@ -211,6 +217,7 @@ async def test_a_hint_starts_an_idle_worker_at_once(
         assert (await ended(resources, job_id)).state is JobState.COMPLETED
 
 
+@pytest.mark.slow
 async def test_a_canceled_job_leaves_the_engine_and_storage(
     resources: Resources, executor: GenerationExecutor, engine: Engine
 ) -> None:
@@ -223,6 +230,7 @@ async def test_a_canceled_job_leaves_the_engine_and_storage(
     assert not objects(resources)
 
 
+@pytest.mark.slow
 async def test_a_lora_that_is_gone_fails_its_job_by_name(resources: Resources, executor: GenerationExecutor) -> None:
     known = await accept(resources, picture(lora="mosaic"))
     gone = await accept(resources, picture(lora="no-such"))
@@ -233,6 +241,7 @@ async def test_a_lora_that_is_gone_fails_its_job_by_name(resources: Resources, e
     assert failed.failure.code is FailureCode.LORA_UNAVAILABLE
 
 
+@pytest.mark.slow
 async def test_a_job_over_its_time_fails_with_timeout(resources: Resources, executor: GenerationExecutor) -> None:
     hurried = WorkerTiming(poll=QUICK.poll, heartbeat=QUICK.heartbeat, job_limit=timedelta(seconds=0.3))
     async with working(resources, executor, timing=hurried):
@@ -242,6 +251,7 @@ async def test_a_job_over_its_time_fails_with_timeout(resources: Resources, exec
     assert failed.attempt == 1
 
 
+@pytest.mark.slow
 async def test_a_full_storage_delays_a_job_and_does_not_lose_it(
     resources: Resources, executor: GenerationExecutor
 ) -> None:
@@ -256,6 +266,7 @@ async def test_a_full_storage_delays_a_job_and_does_not_lose_it(
         assert (await ended(resources, job_id)).state is JobState.COMPLETED
 
 
+@pytest.mark.slow
 async def test_a_drain_finishes_what_it_can(resources: Resources, executor: GenerationExecutor) -> None:
     async with working(resources, executor) as worker:
         job_id = await accept(resources, picture(steps=30))
@@ -264,6 +275,7 @@ async def test_a_drain_finishes_what_it_can(resources: Resources, executor: Gene
         assert (await job(resources, job_id)).state is JobState.COMPLETED
 
 
+@pytest.mark.slow
 async def test_a_drain_releases_what_it_cannot_finish(
     resources: Resources, executor: GenerationExecutor, engine: Engine
 ) -> None:
@@ -374,6 +386,7 @@ async def hasty(settings: Settings, redis_db: redis.Redis) -> AsyncIterator[Reso
         yield opened
 
 
+@pytest.mark.slow
 async def test_a_hung_step_loses_its_lease_and_its_late_images(
     hasty: Resources, engine: Engine, redis_db: redis.Redis
 ) -> None:
@@ -420,6 +433,7 @@ def is_unhealthy(worker: Worker) -> bool:
     return False
 
 
+@pytest.mark.slow
 async def test_a_failed_step_starts_its_jobs_over(resources: Resources, held: HeldExecutor) -> None:
     held.errors = [RuntimeError("device lost")]
     async with working(resources, held) as worker:
@@ -429,6 +443,7 @@ async def test_a_failed_step_starts_its_jobs_over(resources: Resources, held: He
     assert done.attempt == 2
 
 
+@pytest.mark.slow
 async def test_an_executor_that_fails_every_step_is_unhealthy(resources: Resources, held: HeldExecutor) -> None:
     held.errors = [RuntimeError("device lost") for _ in range(50)]
     async with working(resources, held) as worker:

@@ -207,6 +207,7 @@ async def test_authentication_keeps_its_promises_from_first_request_to_the_windo
     await run_auth_scenario(f"{redis_url}?db=5", tmp_path)
 
 
+@pytest.mark.slow
 async def test_a_password_opens_and_everything_else_does_not(resources: Resources) -> None:
     account = await resources.accounts.create("ann", password="correct horse battery")
     assert await resources.accounts.check_password("ann", "correct horse battery")

@@ -84,6 +84,7 @@ async def test_every_folder_and_file_is_private(place: Path, tmp_path: Path) -> 
         stop_redis(data_dir)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 async def test_another_user_opens_nothing(place: Path, tmp_path: Path) -> None:
     data_dir = place / "var"

@@ -58,6 +58,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield disk
 
 
+@pytest.mark.slow
 async def test_a_disk_that_fills_up_keeps_its_reserve_for_what_was_accepted(small_disk: Path) -> None:
     reserve = ByteSize(5 << 20)
     settings = service_settings(small_disk / "var", (), disk_reserve=reserve)

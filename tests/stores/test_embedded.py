@@ -35,6 +35,7 @@ def test_asking_again_finds_the_same_server(home: Path) -> None:
     assert psutil.pid_exists(first.pid)
 
 
+@pytest.mark.slow
 def test_eight_starters_at_once_give_one_server(home: Path) -> None:
     spawn = multiprocessing.get_context("fork")
     found: Queue[int] = spawn.Queue()

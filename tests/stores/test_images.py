@@ -54,6 +54,7 @@ def _name(store: ImageStore, attempt: int = 1, index: int = 0) -> str:
     return store.object_name("acct_x", "gen_x", attempt, index, WHEN)
 
 
+@pytest.mark.slow
 async def test_what_is_put_is_what_is_got(store: ImageStore) -> None:
     uri = await store.put(_name(store), PNG)
     assert await store.get(uri) == PNG
@@ -62,6 +63,7 @@ async def test_what_is_put_is_what_is_got(store: ImageStore) -> None:
     assert store.uri(_name(store)) == uri
 
 
+@pytest.mark.slow
 async def test_putting_twice_is_harmless_and_deleting_too(store: ImageStore) -> None:
     uri = await store.put(_name(store), PNG)
     assert await store.put(_name(store), PNG) == uri
@@ -72,6 +74,7 @@ async def test_putting_twice_is_harmless_and_deleting_too(store: ImageStore) -> 
         await store.get(uri)
 
 
+@pytest.mark.slow
 async def test_a_thumbnail_goes_with_its_image_and_has_no_address(store: ImageStore) -> None:
     uri = await store.put(_name(store), PNG)
     thumbnail = await store.put(store.name(thumbnail_uri(uri)), b"webp")
@@ -196,6 +199,7 @@ async def test_a_full_or_broken_disk_is_an_outage(local: ImageStore, tmp_path: P
         await local.put(_name(local), PNG)
 
 
+@pytest.mark.slow
 async def test_a_cloud_that_cannot_be_reached_is_an_outage(tmp_path: Path) -> None:
     options = {
         "key": "x",

@@ -129,6 +129,7 @@ async def test_the_full_queue_and_the_full_account_turn_jobs_away(settings: Sett
     await client.aclose()
 
 
+@pytest.mark.slow
 async def test_a_hundred_posts_with_one_key_make_one_job(queue: JobQueue, jobs: JobReader) -> None:
     async def post() -> Acceptance:
         """A refusal is no answer: on a stalled machine the same call is made again, as it may be."""
@@ -180,6 +181,7 @@ async def test_operators_see_everyones_jobs_by_state(queue: JobQueue, jobs: JobR
     assert await jobs.find("gen_unknown") is None
 
 
+@pytest.mark.slow
 async def test_the_list_of_everyones_jobs_ends_after_the_newest_ten_thousand(
     queue: JobQueue, jobs: JobReader, redis_db: redis.Redis
 ) -> None:

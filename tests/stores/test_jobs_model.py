@@ -14,6 +14,7 @@ from tests.stores.job_model import ACCOUNTS, GROUPS, WORKERS, JobModel, run_mode
 from tests.stores.logical_queue import LogicalQueue, model_settings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 async def test_every_promise_holds_over_a_run_in_which_calls_are_repeated(
     seed: int, redis_url: str, tmp_path: Path

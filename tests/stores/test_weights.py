@@ -246,6 +246,7 @@ def test_other_kinds_of_files_are_called_by_their_names(content: bytes, reason: 
         check_safetensors(path)
 
 
+@pytest.mark.slow
 def test_the_metadata_of_a_real_training_is_taken(tmp_path: Path) -> None:
     """sd-scripts counts every tag of the data set: 100,000 tags are 5 MB of header."""
     tags = json.dumps({"images": {f"a tag of the data set {n}": n for n in range(100_000)}})

@@ -27,6 +27,7 @@ def test_without_weights_lanczos_gives_the_size(factor: int) -> None:
     assert Upscaler.load(None).upscale(picture(30, 50), factor).shape == (30 * factor, 50 * factor, 3)
 
 
+@pytest.mark.slow
 def test_tiles_join_to_what_the_whole_picture_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     upscaler = Upscaler.load(weights(tmp_path, "x4", 4))
     source = picture(150, 170)
