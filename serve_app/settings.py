@@ -1,6 +1,7 @@
 """Settings from the process environment: locations, limits and secrets."""
 
 import json
+import re
 import secrets
 from contextlib import suppress
 from datetime import timedelta
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AliasChoices, BeforeValidator, ByteSize, Field, SecretStr
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, ByteSize, Field, SecretStr
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from serve_app.atomic_files import write_atomically
@@ -31,6 +32,16 @@ LEAST_REDIS_WAIT = timedelta(seconds=3)
 def _split(value: Any) -> Any:
     """Items of a text by commas; anything else as it is."""
     return [item.strip() for item in value.split(",") if item.strip()] if isinstance(value, str) else value
+
+
+def _check_prefix(prefix: str) -> str:
+    if not _PREFIX.fullmatch(prefix):
+        raise ValueError("must be like s3://bucket/folder/, with a bucket or host, and a / at its end")
+    return prefix
+
+
+_PREFIX = re.compile(r"(?:file:///|memory://|[a-z][a-z0-9]*://[^/:\s]+(?::\d+)?/)(?:[^/\s?#%]+/)*")
+SourcePrefix = Annotated[str, AfterValidator(_check_prefix)]
 
 
 class Settings(BaseSettings):
@@ -56,6 +67,8 @@ class Settings(BaseSettings):
     """API keys of one account that work at the same time."""
     max_lora_size: ByteSize = Field(default=ByteSize(1 << 30), ge=1, le=2 << 30)
     """Of one LoRA that is uploaded."""
+    lora_sources: Annotated[tuple[SourcePrefix, ...], NoDecode, BeforeValidator(_split)] = ()
+    """Addresses, by commas, below which customers may name a LoRA to fetch: `s3://bucket/loras/`, `hf://acme/`; none by default."""
     catalog: Path = ROOT / "configs" / "catalog.yaml"
     plans: Path | None = None
     """A YAML list of {interface, name, limit, window_s, loras, lora_bytes}, merged over the six plans of the documents."""

@@ -1,8 +1,8 @@
-"""What is said of a LoRA by its owner: the fields of its upload, of a change, and whom it is shared with."""
+"""What is said of a LoRA by its owner: the fields of its upload, of weights elsewhere, of a change, and whom it is shared with."""
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 from pydantic.json_schema import SkipJsonSchema
 
 from serve_app.api.schemas import NOT_NULL, CatalogId, Line, RequestBody
@@ -13,6 +13,7 @@ MAX_WORDS, MAX_WORD = 20, 64
 Name = Annotated[str, Line(1, 100)]
 Description = Annotated[str, Line(0, 1000)]
 Word = Annotated[str, Line(1, MAX_WORD)]
+_SHA256_SCHEMA = {"type": "string", "minLength": 64, "maxLength": 64, "pattern": "^[0-9a-f]{64}$"}
 Words = Annotated[list[Word], Field(max_length=MAX_WORDS)]
 
 
@@ -30,6 +31,36 @@ class LoraForm(RequestBody):
 
     def to_offer(self) -> Offer:
         words = tuple(split_words(self.trigger_words)[:MAX_WORDS])
+        return Offer(name=self.name, base_model=self.base_model, description=self.description, trigger_words=words)
+
+
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$", min_length=64, max_length=64), WithJsonSchema(_SHA256_SCHEMA)]
+
+
+class LoraReference(RequestBody):
+    """Weights that need not be sent: of a LoRA that the account has, or at an address that the operator allows."""
+
+    name: Annotated[Name, Field(description="What people call it.")]
+    base_model: Annotated[CatalogId, Field(description="The base model that it was trained for.")]
+    description: Annotated[Description, Field(description="What it looks like.")] = ""
+    trigger_words: Annotated[Words, Field(description="What a prompt should hold for it to act.")] = Field(
+        default_factory=list[str]
+    )
+    sha256: Annotated[
+        Sha256 | SkipJsonSchema[None],
+        NOT_NULL,
+        Field(description="Of weights that a LoRA of your account has; of any others, 404: send the file."),
+    ] = None
+    source: Annotated[
+        Annotated[str, Line(1, 1000)] | SkipJsonSchema[None],
+        NOT_NULL,
+        Field(
+            description="Where to fetch the file, or with a `/` at its end a folder of PEFT; where the operator allows it."
+        ),
+    ] = None
+
+    def to_offer(self) -> Offer:
+        words = tuple(self.trigger_words)
         return Offer(name=self.name, base_model=self.base_model, description=self.description, trigger_words=words)
 
 

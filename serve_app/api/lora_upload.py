@@ -18,6 +18,7 @@ from serve_app.api.routing import Rules
 from serve_app.atomic_files import make_folder
 from serve_app.domain.errors import InvalidParameter, StoreUnavailable
 from serve_app.settings import Settings
+from serve_app.stores.lora_sources import LoraSources
 from serve_app.stores.weight_files import MAX_CONFIG_BYTES, PEFT_FILES
 
 UPLOADS = "uploads"
@@ -45,9 +46,26 @@ async def read_upload(request: Request, *, extra: Sequence[str] = ()) -> Upload:
         raise StoreUnavailable(f"an upload cannot be kept ({type(error).__name__})") from error
 
 
+async def fetch_source(request: Request, source: str) -> tuple[Path, Path]:
+    """Fetch the file or folder at an address that the operator allows; return it and the folder to remove.
+
+    Raises `InvalidParameter`, `PayloadTooLarge`, `StoreUnavailable`.
+    """
+    resources = resources_of(request)
+    sources = LoraSources(resources.settings)
+    sources.check(source)
+    await resources.disk.check()
+    folder = await asyncio.to_thread(new_upload_folder, resources.settings)
+    try:
+        return await sources.fetch(source, folder, before_block=resources.disk.check), folder
+    except BaseException:
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        raise
+
+
 async def _receive(request: Request, extra: Sequence[str]) -> Upload:
     resources = resources_of(request)
-    folder = await asyncio.to_thread(_new_folder, resources.settings)
+    folder = await asyncio.to_thread(new_upload_folder, resources.settings)
     try:
         files = {_FILE: int(resources.settings.max_lora_size), _CONFIG: MAX_CONFIG_BYTES}
         names = [*LoraForm.model_fields, *extra]
@@ -78,7 +96,7 @@ def _read_form(texts: dict[str, str]) -> LoraForm:
         raise InvalidParameter(_RULES.explain(error.errors())) from None
 
 
-def _new_folder(settings: Settings) -> Path:
+def new_upload_folder(settings: Settings) -> Path:
     uploads = settings.data_dir.resolve() / UPLOADS
     make_folder(uploads)
     for left in uploads.iterdir():

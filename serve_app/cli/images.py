@@ -57,16 +57,16 @@ def _generate(
     timeout: Timeout = 600.0,
 ) -> Result:
     """Generate images from a prompt with a LoRA adapter."""
-    _must_be_writable(out)
-    with _client(settings, base_url, key, interface) as client:
+    must_be_writable(out)
+    with open_client(settings, base_url, key, interface) as client:
         try:
             job = client.generate(
-                prompt, lora_id=_lora_id(client, lora), seed=seed, steps=steps, lora_weight=weight, guidance_scale=guidance,
+                prompt, lora_id=lora_id_of(client, lora), seed=seed, steps=steps, lora_weight=weight, guidance_scale=guidance,
                 width=width, height=height, num_images=num_images, negative_prompt=negative_prompt,
             )  # fmt: skip
         except UnsupportedOption as error:
             raise BadUsage(f"--{str(error).replace('_', '-')}") from None
-        return _wait_and_save(job, out, timeout)
+        return wait_and_save(job, out, timeout)
 
 
 def _upscale(
@@ -79,13 +79,13 @@ def _upscale(
     timeout: Timeout = 600.0,
 ) -> Result:
     """Upscale an image of this account."""
-    _must_be_writable(out)
-    with _client(settings, base_url, key, "a") as client:
-        return _wait_and_save(client.upscale(image_id, factor), out, timeout)
+    must_be_writable(out)
+    with open_client(settings, base_url, key, "a") as client:
+        return wait_and_save(client.upscale(image_id, factor), out, timeout)
 
 
 @contextmanager
-def _client(
+def open_client(
     settings: Settings, base_url: str | None, key: str | None, interface: Literal["a", "b"]
 ) -> Generator[Client]:
     found = access(settings, base_url=base_url, key=key, interface=interface)
@@ -97,7 +97,7 @@ def _client(
         yield client
 
 
-def _lora_id(client: Client, name_or_id: str) -> str:
+def lora_id_of(client: Client, name_or_id: str) -> str:
     """The id of the adapter with this name or id. Raises `Failed` when the key may use none, or several match."""
     try:
         models = client.models()
@@ -111,7 +111,7 @@ def _lora_id(client: Client, name_or_id: str) -> str:
     raise Failed(f"--lora: {what} {name_or_id!r} for this account (available: {known})")
 
 
-def _wait_and_save(job: Job, out: Path | None, timeout: float) -> Result:
+def wait_and_save(job: Job, out: Path | None, timeout: float) -> Result:
     began = time.monotonic()
     try:
         _wait_with_progress_bar(job, timeout)
@@ -130,7 +130,7 @@ def _wait_and_save(job: Job, out: Path | None, timeout: float) -> Result:
     return Result(facts={"id": job.id, "seconds": round(seconds, 2), "images": facts}, shown="\n".join(lines))
 
 
-def _must_be_writable(out: Path | None) -> None:
+def must_be_writable(out: Path | None) -> None:
     """Raise `BadUsage` before the images are generated, not after."""
     folder = out.resolve().parent if out else Path.cwd()
     if not (folder.is_dir() and os.access(folder, os.W_OK)):

@@ -1,6 +1,10 @@
 """`atelier loras`: add, list and remove adapters, grant or revoke their use."""
 
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -10,14 +14,18 @@ from serve_app.cli.accounts import AccountName, find_account
 from serve_app.cli.audit import record_act
 from serve_app.cli.command import Result, store_command, table
 from serve_app.cli.exit_codes import BadUsage, Failed
+from serve_app.cli.try_lora import add_try_command
 from serve_app.domain.audit import Act
 from serve_app.domain.catalog import Adapter
-from serve_app.domain.errors import InvalidParameter
+from serve_app.domain.errors import InvalidParameter, PayloadTooLarge
 from serve_app.service.register import Offer, register
 from serve_app.service.register import remove as unregister
 from serve_app.service.resources import Resources
+from serve_app.stores.lora_sources import LoraSources
 
 app = typer.Typer(no_args_is_help=True, help="Add, list and remove LoRA adapters, grant and revoke their use.")
+
+add_try_command(app)
 
 Lora = Annotated[str, typer.Argument(metavar="LORA", help="The adapter's id or name.", show_default=False)]
 
@@ -25,10 +33,14 @@ Lora = Annotated[str, typer.Argument(metavar="LORA", help="The adapter's id or n
 @store_command(app, "add")
 async def add(
     resources: Resources,
-    file: Annotated[Path, typer.Argument(help="A safetensors file, or a folder of PEFT.", exists=True)],
+    file: Annotated[
+        str,
+        typer.Argument(help="A safetensors file, a folder of PEFT, or the address of one below ATELIER_LORA_SOURCES."),
+    ],
     base: Annotated[str, typer.Option(help="The base model it was trained for, as the catalog file calls it.")],
     name: Annotated[str | None, typer.Option(help="By default that of the file.")] = None,
     description: Annotated[str, typer.Option(help="What it looks like.")] = "",
+    trigger_words: Annotated[str, typer.Option(help="What a prompt should hold for it to act, by commas.")] = "",
     account: Annotated[str | None, typer.Option(help="The account that owns it.")] = None,
     everyone: Annotated[bool, typer.Option("--everyone", help="Offer it to all accounts.")] = False,
 ) -> Result:
@@ -36,16 +48,31 @@ async def add(
     if account is not None and everyone:
         raise BadUsage("loras add: give --account or --everyone, not both")
     owner = "" if account is None else (await find_account(resources, account)).id
+    words = tuple(word.strip() for word in trigger_words.split(",") if word.strip())
+    offer = Offer(name=name or Path(file).stem, description=description, base_model=base, trigger_words=words)
+    offered_to = None if everyone else frozenset[str]()
     try:
-        offer = Offer(name=name or file.stem, description=description, base_model=base)
-        offered_to = None if everyone else frozenset[str]()
-        adapter = (await register(resources, file, offer, owner=owner, accounts=offered_to)).adapter
-    except InvalidParameter as error:
+        async with _local(resources, file) as path:
+            adapter = (await register(resources, path, offer, owner=owner, accounts=offered_to)).adapter
+    except (InvalidParameter, PayloadTooLarge) as error:
         raise Failed(error.message) from None
     if owner:
         await record_act(resources, owner, Act.LORA_GRANTED, adapter.id)
     shown = f"{adapter.name} ({adapter.id}): {adapter.found['summary']}"
-    return Result(facts=_facts(adapter), shown=f"{shown}\nTry it: atelier generate 'a lighthouse' --lora {adapter.id}")
+    return Result(facts=_facts(adapter), shown=f"{shown}\nTry it: atelier loras try {adapter.id}")
+
+
+@asynccontextmanager
+async def _local(resources: Resources, file: str) -> AsyncGenerator[Path]:
+    """The file or folder on this machine, fetched meanwhile where it is an address."""
+    if "://" not in file:
+        if not await asyncio.to_thread(Path(file).exists):
+            raise BadUsage(f"FILE: {file} does not exist")
+        yield Path(file)
+        return
+    with TemporaryDirectory(prefix="atelier-lora-") as folder:
+        sources = LoraSources(resources.settings)
+        yield await sources.fetch(file, Path(folder), before_block=resources.disk.check)
 
 
 @store_command(app, "remove")

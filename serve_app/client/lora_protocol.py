@@ -3,15 +3,20 @@
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from serve_app.client.errors import ServiceError
 from serve_app.client.protocol import Call, Operation, Service
 from serve_app.client.records import Lora
-from serve_app.client.upload import OnSent, Upload, lora_files
+from serve_app.client.upload import CHECK_S, OnSent, Upload, lora_files, weights_sha256
 
 PAGE = 200
+ASK_FROM_BYTES = 8 << 20
+"""Smaller files are sent at once: asking first is a request of its own, and counts as one."""
+_SEND_THE_FILE = (404, 405, 415)
+"""Answers to the question whether weights are known: they are not, or the service is older than the question."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +41,44 @@ class LoraService:
     def get(self, lora_id: str) -> Operation[Lora]:
         return Lora.read((yield from self._json("GET", f"/{quote(lora_id, safe='')}")))
 
+    def add_from(
+        self, path: str | Path | None, source: str | None, fields: dict[str, Any], on_progress: OnSent | None,
+        idempotency_key: str | None,
+    ) -> Operation[Lora]:  # fmt: skip
+        """From a path, or from a source that the service fetches. Raises `ValueError` for neither and for both."""
+        if source is not None and path is None:
+            return self.add_source(source, fields, idempotency_key)
+        if path is None or source is not None:
+            raise ValueError("path: give either a path or a source")
+        return self.add(Path(path), fields, on_progress, idempotency_key)
+
     def add(
-        self, path: Path, fields: dict[str, str], on_progress: OnSent | None, idempotency_key: str | None
+        self, path: Path, fields: dict[str, Any], on_progress: OnSent | None, idempotency_key: str | None
     ) -> Operation[Lora]:
-        """A POST that is safe to retry: with the idempotency key, a second arrival returns the first one's LoRA."""
+        """A POST that is safe to retry: with the idempotency key, a second arrival returns the first one's LoRA.
+
+        Large files are sent only if the account has no LoRA of these weights.
+        """
         headers = {**self._credential, "Idempotency-Key": idempotency_key or str(uuid.uuid4())}
-        upload = Upload(fields, lora_files(path), on_progress)
-        response = yield from self.service.send(Call("POST", self._address, headers, upload=upload))
-        return Lora.read(response.json())
+        files = lora_files(path)
+        if sum(file.stat().st_size for file in files.values()) >= ASK_FROM_BYTES:
+            try:
+                return (yield from self._add_json({**fields, "sha256": weights_sha256(files)}, headers))
+            except ServiceError as error:
+                if error.status not in _SEND_THE_FILE:
+                    raise
+        form = {name: ", ".join(text) if name == "trigger_words" else text for name, text in fields.items()}
+        call = Call("POST", self._address, headers, upload=Upload(form, files, on_progress), timeout=CHECK_S)
+        return Lora.read((yield from self.service.send(call)).json())
+
+    def add_source(self, source: str, fields: dict[str, Any], idempotency_key: str | None) -> Operation[Lora]:
+        """The service fetches the file."""
+        headers = {**self._credential, "Idempotency-Key": idempotency_key or str(uuid.uuid4())}
+        return self._add_json({**fields, "source": source}, headers)
+
+    def _add_json(self, body: dict[str, Any], headers: dict[str, str]) -> Operation[Lora]:
+        call = Call("POST", self._address, headers, body, timeout=CHECK_S)
+        return Lora.read((yield from self.service.send(call)).json())
 
     def update(self, lora_id: str, changes: dict[str, Any]) -> Operation[Lora]:
         return Lora.read((yield from self._json("PATCH", f"/{quote(lora_id, safe='')}", changes)))
@@ -71,13 +106,13 @@ class LoraService:
         return self.service.credential(self.service.interface)
 
 
-def form_fields(
-    path: Path, name: str | None, base_model: str, description: str, trigger_words: Sequence[str]
-) -> dict[str, str]:
-    """The text fields of an upload; a LoRA without a name is called as its file."""
-    texts = {"description": description, "trigger_words": ", ".join(trigger_words)}
+def described(
+    name: str | None, path: str | Path, base_model: str, description: str, trigger_words: Sequence[str]
+) -> dict[str, Any]:
+    """What is said of a new LoRA; without a name it is called as its file or folder."""
+    texts = {"description": description, "trigger_words": list(trigger_words)}
     given = {field: text for field, text in texts.items() if text}
-    return {"name": name or path.stem, "base_model": base_model, **given}
+    return {"name": name or PurePath(path).stem, "base_model": base_model, **given}
 
 
 def changed_fields(

@@ -52,6 +52,8 @@ class Call:
     headers: dict[str, str] = field(default_factory=dict[str, str])
     json: dict[str, Any] | None = None
     upload: Upload | None = None
+    timeout: float | None = None
+    """Seconds that an answer may take by its nature, where that is more than the client's own."""
     is_image: bool = False
     """Whether the URL is an image's, which an object storage may answer instead of the service."""
 

@@ -1,5 +1,6 @@
 """The upload of a LoRA: a form whose files are read while they are sent, anew for each try."""
 
+import hashlib
 import io
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -35,6 +36,18 @@ def lora_files(path: Path) -> dict[str, Path]:
     return files
 
 
+def weights_sha256(files: Mapping[str, Path]) -> str:
+    """The digest by which the service knows weights: of a file its own, of a folder that of both files' lines."""
+    digests: dict[str, str] = {}
+    for field, path in files.items():
+        with path.open("rb") as file:
+            digests[field] = hashlib.file_digest(file, "sha256").hexdigest()
+    if "adapter_config" not in digests:
+        return digests["file"]
+    lines = f"{digests['adapter_config']}  {PEFT_CONFIG}\n{digests['file']}  {PEFT_WEIGHTS}\n"
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
 @contextmanager
 def sent_body(upload: Upload | None) -> Generator[dict[str, Any]]:
     """Arguments of httpx's `request` that send the form; the files are open meanwhile."""
@@ -54,11 +67,11 @@ def sent_body(upload: Upload | None) -> Generator[dict[str, Any]]:
         yield {"data": dict(upload.fields), "files": {name: (file.shown_name, file) for name, file in files.items()}}
 
 
-def timeout_of(upload: Upload | None, timeout: httpx.Timeout) -> httpx.Timeout:
-    """The client's own, and for an upload's answer at least as long as a check may take."""
-    if upload is None or timeout.read is None or timeout.read >= CHECK_S:
+def timeout_of(seconds: float | None, timeout: httpx.Timeout) -> httpx.Timeout:
+    """The client's own, and for an answer that takes longer by nature at least `seconds`."""
+    if seconds is None or timeout.read is None or timeout.read >= seconds:
         return timeout
-    return httpx.Timeout(connect=timeout.connect, read=CHECK_S, write=timeout.write, pool=timeout.pool)
+    return httpx.Timeout(connect=timeout.connect, read=seconds, write=timeout.write, pool=timeout.pool)
 
 
 class _CountedFile(io.FileIO):

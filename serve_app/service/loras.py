@@ -10,7 +10,7 @@ from pathlib import Path
 
 from serve_app.domain.accounts import Account, Caller
 from serve_app.domain.audit import OWNER, Act, account, api_key
-from serve_app.domain.errors import Forbidden, InvalidParameter, NotFound
+from serve_app.domain.errors import AdapterUnavailable, Forbidden, InvalidParameter, NotFound
 from serve_app.domain.requests import Variant
 from serve_app.service.register import Offer, Registered, register
 from serve_app.service.register import remove as unregister
@@ -55,15 +55,38 @@ async def add(
 
     async def work() -> Registered:
         try:
-            terms = replace(await quota(resources, by.caller.account_id), idempotency_key=idempotency_key)
-            registered = await register(resources, uploaded, offer, owner=by.caller.account_id, terms=terms)
+            return await _register(resources, by, uploaded, offer, idempotency_key)
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-        if registered.status == "added":
-            await _record(resources, by, Act.LORA_ADDED, registered.adapter.id)
-        return registered
 
     return await asyncio.shield(resources.spawn(work()))
+
+
+async def add_known(
+    resources: Resources, by: By, sha256: str, offer: Offer, *, idempotency_key: str | None
+) -> Registered:
+    """Register weights that a LoRA of the account's own has. Whoever only knows a digest gets nothing by it.
+
+    Raises `NotFound` for all others, and what `add` raises.
+    """
+    usable = await resources.catalog.adapters(by.caller.account_id)
+    known = [each for each in usable if each.owner == by.caller.account_id and each.sha256 == sha256]
+    there = next((each for each in known if each.base_model == offer.base_model), None)
+    if there is not None:
+        return Registered(there, "same")
+    try:
+        path = await resources.weights.fetch(known[0])
+    except (IndexError, AdapterUnavailable):
+        raise NotFound("No LoRA of your account has these weights: send the file.") from None
+    return await asyncio.shield(resources.spawn(_register(resources, by, path, offer, idempotency_key)))
+
+
+async def _register(resources: Resources, by: By, path: Path, offer: Offer, idempotency_key: str | None) -> Registered:
+    terms = replace(await quota(resources, by.caller.account_id), idempotency_key=idempotency_key)
+    registered = await register(resources, path, offer, owner=by.caller.account_id, terms=terms)
+    if registered.status == "added":
+        await _record(resources, by, Act.LORA_ADDED, registered.adapter.id)
+    return registered
 
 
 async def change(

@@ -20,6 +20,7 @@ async def service(tmp_path_factory: pytest.TempPathFactory, layer_tables: Path) 
     async with open_service(
         folder,
         max_lora_size=MAX_LORA_SIZE,
+        lora_sources=("memory://loras/",),
         lease=timedelta(hours=1),
         max_queued_per_account=100_000,
         polls_per_second=100_000,

@@ -41,11 +41,11 @@ async def registered(service: TestService, owner: Member, **fields: Any) -> str:
     """The id of a LoRA that the account owns; its file is not looked at."""
     number = next(_numbers)
     given: dict[str, Any] = {"name": f"Mine {number}", "description": "", "base_model": "pocket", "size_bytes": 1000}
+    given |= {"sha256": f"{number:064x}"}
     record = Adapter(
         id=f"model_{number:026d}".replace("0", "a").replace("1", "b").replace("8", "c").replace("9", "d"),
         created_at=datetime(2026, 11, 1, 12, 0, number % 60, tzinfo=UTC),
         file="memory://mine.safetensors",
-        sha256=f"{number:064x}",
         owner=owner.account.id,
         accounts=frozenset(),
         **given | fields,
@@ -196,13 +196,15 @@ async def test_a_form_that_is_wrong_is_refused_by_its_field(
 @pytest.mark.parametrize(
     ("content_type", "body", "status", "code"),
     [
-        ("application/json", b"{}", 415, "unsupported_media_type"),
+        ("text/plain", b"{}", 415, "unsupported_media_type"),
+        ("application/json", b"{", 400, "invalid_json"),
+        ("application/json", b"{}", 400, "invalid_parameter"),
         ("multipart/form-data", b"{}", 415, "unsupported_media_type"),
         ("multipart/form-data; boundary=b", b"nonsense", 400, "invalid_parameter"),
         ("multipart/form-data; boundary=b", FILE_PART + b"cut", 400, "invalid_parameter"),
         ("multipart/form-data; boundary=" + "b" * 300, b"", 400, "invalid_parameter"),
     ],
-    ids=["JSON", "no boundary", "no form", "cut", "long boundary"],
+    ids=["text", "no JSON", "empty JSON", "no boundary", "no form", "cut", "long boundary"],
 )
 async def test_a_body_that_is_no_form_is_refused(
     service: TestService, regular: Member, content_type: str, body: bytes, status: int, code: str

@@ -12,7 +12,7 @@ from tests.support import write_catalog
 
 COMMANDS = [
     "accounts create", "accounts list", "accounts set-plan", "accounts disable", "accounts enable",
-    "accounts set-password", "keys create", "keys list", "keys roll", "keys revoke", "loras add", "loras remove", "loras list", "loras grant", "loras revoke",
+    "accounts set-password", "keys create", "keys list", "keys roll", "keys revoke", "loras add", "loras try", "loras remove", "loras list", "loras grant", "loras revoke",
     "jobs list", "jobs show", "jobs cancel", "jobs dead", "jobs requeue", "generate", "upscale", "doctor",
 ]  # fmt: skip
 
@@ -47,6 +47,8 @@ def test_every_command_takes_the_shared_options_and_has_a_help_text(atelier: Ate
         ("keys roll key_x --grace 1", 2, "--grace"),
         ("keys revoke key_x", 1, "no key 'key_x'"),
         ("loras grant nothing x", 1, "no adapter 'nothing'"),
+        ("loras add nowhere.safetensors --base pocket", 2, "nowhere.safetensors does not exist"),
+        ("loras add s3://acme/x.safetensors --base pocket", 1, "source: this service fetches nothing"),
         ("jobs show gen_x", 1, "no job 'gen_x'"),
         ("jobs cancel gen_x", 1, "no job 'gen_x'"),
         ("jobs requeue gen_x", 1, "gen_x is not a dead job"),

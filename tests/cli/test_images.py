@@ -1,11 +1,14 @@
 """`generate` and `upscale` over real HTTP, with the local service's key or a given one."""
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
+from serve_app.domain.catalog import Adapter
+from serve_app.domain.requests import GenerationRequest
 from tests.cli.conftest import Atelier
 from tests.live import Live
 from tests.support import PRIVATE_ADAPTER, adapter_id
@@ -41,6 +44,22 @@ def test_without_out_the_image_is_written_here_under_its_id(
     monkeypatch.chdir(tmp_path)
     made = atelier.json("generate", "a lighthouse", "--lora", "outline")
     assert (tmp_path / f"{made['id']}.png").is_file()
+
+
+def test_a_lora_is_tried_with_its_trigger_words(atelier: Atelier, live: Live, tmp_path: Path) -> None:
+    account, key = live.member()
+    mine = Adapter(
+        id="model_" + "ab" * 13, name="Ink", description="", created_at=datetime.now(UTC), file="memory://ink", sha256="0" * 64,
+        base_model="pocket", owner=account.id, accounts=frozenset(), trigger_words=("ink drawing", "cliff"),
+    )  # fmt: skip
+    live.run(live.resources.catalog.register(mine))
+    environment = {"ATELIER_BASE_URL": live.base_url, "ATELIER_KEY": key}
+    tried = atelier("loras", "try", "ink", "--json", "--out", str(tmp_path / "x.png"), env=environment)
+    job = live.run(live.resources.jobs.find(tried.facts["id"]))
+    assert job is not None
+    assert isinstance(job.request, GenerationRequest)
+    assert (job.request.prompt, job.request.lora_id) == ("a lighthouse on a cliff, ink drawing", mine.id)
+    assert (tmp_path / "x.png").is_file()
 
 
 @pytest.mark.slow

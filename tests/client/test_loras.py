@@ -1,6 +1,7 @@
 """LoRAs through both clients: added with progress, listed in pages, changed, shared and deleted."""
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
@@ -8,8 +9,10 @@ import pytest
 
 from serve_app.client import AsyncClient, Client, InvalidRequest, Lora, NotFound
 from serve_app.client import lora_protocol as protocol
+from serve_app.domain.catalog import Adapter
 from serve_app.service.register import LAYER_TABLES
 from serve_app.settings import Settings
+from serve_app.stores.catalog_digests import add_digests
 from tests.live import Live
 from tests.support import POCKET, adapter_id
 
@@ -73,6 +76,36 @@ def test_all_pages_are_listed(live: Live, key: str, monkeypatch: pytest.MonkeyPa
         assert isinstance(neon[0], Lora)
         with pytest.raises(InvalidRequest, match="there is no base model"):
             client.loras.add(OUTLINE, base_model="none")
+
+
+def test_large_weights_that_the_account_has_are_not_sent_again(
+    live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "ASK_FROM_BYTES", 0)
+    peft, sent = tmp_path / "peft", list[tuple[int, int]]()
+    peft.mkdir()
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        (peft / name).write_text(name)
+    account, key = live.member()
+    with Client(live.base_url, key) as client:
+        for number, (path, is_folder) in enumerate(((OUTLINE, False), (peft, True))):
+            record = Adapter(
+                id=f"model_{'ab'[number] * 26}", name="Had", description="", created_at=datetime.now(UTC), file=str(path), sha256="",
+                base_model="pocket", owner=account.id, accounts=frozenset(), is_folder=is_folder,
+            )  # fmt: skip
+            (record,) = add_digests([record], {}, {}).adapters
+            assert live.run(live.resources.catalog.register(record))
+            had = client.loras.add(path, base_model="pocket", on_progress=lambda *each: sent.append(each))
+            assert (had.id, sent) == (record.id, [])
+        with pytest.raises(InvalidRequest, match="there is no base model"):
+            client.loras.add(
+                peft / "adapter_config.json", base_model="none", on_progress=lambda *each: sent.append(each)
+            )
+        assert sent, "what is not known is sent"
+        with pytest.raises(InvalidRequest, match="source: this service fetches nothing"):
+            client.loras.add(source="s3://acme/ink.safetensors", base_model="pocket")
+        with pytest.raises(ValueError, match="either a path or a source"):
+            client.loras.add(base_model="pocket")
 
 
 def test_a_peft_folder_is_two_files(tmp_path: Path) -> None:

@@ -26,5 +26,9 @@ LORA = {"LoRA": {**_LORA, "shared_with": []}}
 SHARED = {"Shared": {**_LORA, "shared_with": [{"account_id": "acct_c4zq2e7wvbbxm5l3r6yhtajd2i", "name": "zeta"}]}}
 LORAS = {"LoRAs": {"loras": [_LORA]}}
 FORM = {"File": {"name": "Ink", "base_model": "pocket", "trigger_words": "ink drawing", "file": "@ink.safetensors"}}
+REFERENCES = {
+    "Known weights": {"name": "Ink", "base_model": "pocket", "sha256": "9f" * 32},
+    "Fetched": {"name": "Ink", "base_model": "pocket", "source": "s3://acme-loras/ink.safetensors"},
+}
 CHANGE = {"Rename": {"name": "Ink on paper"}, "Words": {"trigger_words": ["ink drawing", "paper"]}}
 GRANT = {"By name": {"account": "zeta"}}

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Body, Depends, Path, Query, Request, Response
 from serve_app.api.dependencies import CallerDep, IdempotencyKeyDep, caller_address, resources_of
 from serve_app.api.errors import Responses, error_responses
 from serve_app.api.lora_form import GrantRequest, LoraChange
+from serve_app.api.lora_reference import add_reference, is_json, reference_schema
 from serve_app.api.lora_upload import form_schema, read_upload
 from serve_app.api.loras import examples
 from serve_app.api.loras.schemas import CURSOR, Cursor, Lora, Loras, lora_record
@@ -49,14 +50,19 @@ _OTHERS: Responses = {
     }
 }
 _UPLOAD: Responses = {
+    404: {**error_responses(NotFound)[404], "description": "No LoRA of your account has the weights of this `sha256`."},
     409: {
         **error_responses(IdempotencyConflict, LoraQuotaExceeded)[409],
         "description": "The `Idempotency-Key` was used before with another body, or your plan allows no further LoRA.",
     },
     413: {**error_responses(PayloadTooLarge)[413], "description": "The file is larger than this service takes."},
-    415: {**error_responses(UnsupportedMediaType)[415], "description": "The body is no multipart form."},
+    415: {
+        **error_responses(UnsupportedMediaType)[415],
+        "description": "The body is neither a multipart form nor JSON.",
+    },
 }
 _FORM = {"schema": form_schema(), "examples": named(examples.FORM)}
+_REFERENCE = {"schema": reference_schema(), "examples": named(examples.REFERENCES)}
 ADDED_HEADERS = {
     "Location": ACCEPTED_HEADERS["Location"],
     "Idempotency-Replayed": ACCEPTED_HEADERS["Idempotency-Replayed"],
@@ -138,22 +144,27 @@ async def get_lora(request: Request, caller: CallerDep, lora_id: LoraId) -> Resp
     responses={
         200: success("Your account has these weights for this base model already.", examples.LORA),
         201: success("Added.", examples.LORA, headers=ADDED_HEADERS),
-        **error_responses(*_BODY, *_REFUSED, IdempotencyConflict, LoraQuotaExceeded),
+        **error_responses(*_BODY, *_REFUSED, NotFound, IdempotencyConflict, LoraQuotaExceeded),
         **_UPLOAD,
     },
-    openapi_extra={"requestBody": {"required": True, "content": {"multipart/form-data": _FORM}}},
+    openapi_extra={
+        "requestBody": {"required": True, "content": {"multipart/form-data": _FORM, "application/json": _REFERENCE}}
+    },
 )
 async def add_lora(request: Request, by: ByDep, idempotency_key: IdempotencyKeyDep) -> Response:
     loras.require_all_loras(by.caller)
-    upload = await read_upload(request)
-    registered = await loras.add(
-        resources_of(request),
-        by,
-        upload.path,
-        upload.form.to_offer(),
-        folder=upload.folder,
-        idempotency_key=idempotency_key,
-    )
+    if is_json(request):
+        registered = await add_reference(request, by, idempotency_key)
+    else:
+        upload = await read_upload(request)
+        registered = await loras.add(
+            resources_of(request),
+            by,
+            upload.path,
+            upload.form.to_offer(),
+            folder=upload.folder,
+            idempotency_key=idempotency_key,
+        )
     body = lora_record(registered.adapter, by.caller.account_id, {})
     if registered.status == "same":
         return json_response(body)

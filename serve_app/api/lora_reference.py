@@ -1,0 +1,49 @@
+"""The JSON body of `POST /v1/loras`: weights that need not be sent with it."""
+
+from typing import Any
+
+from pydantic import ValidationError
+from starlette.requests import Request
+
+from serve_app.api.dependencies import resources_of
+from serve_app.api.json_body import read_json
+from serve_app.api.lora_form import LoraReference
+from serve_app.api.lora_upload import fetch_source
+from serve_app.api.routing import Rules
+from serve_app.domain.errors import InvalidParameter
+from serve_app.service import loras
+from serve_app.service.register import Registered
+
+_RULES = Rules(LoraReference.model_json_schema()["properties"], {})
+
+
+def is_json(request: Request) -> bool:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
+
+
+async def add_reference(request: Request, by: loras.By, idempotency_key: str | None) -> Registered:
+    """Register weights that the account has sent before, or that lie where the operator allows."""
+    resources, said = resources_of(request), await _read(request)
+    if said.sha256 is not None:
+        return await loras.add_known(resources, by, said.sha256, said.to_offer(), idempotency_key=idempotency_key)
+    path, folder = await fetch_source(request, said.source or "")
+    return await loras.add(resources, by, path, said.to_offer(), folder=folder, idempotency_key=idempotency_key)
+
+
+def reference_schema() -> dict[str, Any]:
+    """In the document."""
+    return LoraReference.model_json_schema()
+
+
+async def _read(request: Request) -> LoraReference:
+    """Raises `PayloadTooLarge`, `UnsupportedMediaType`, `InvalidJson`, `InvalidParameter`."""
+    document = await (await read_json(request)).json()
+    try:
+        said = LoraReference.model_validate(document)
+    except ValidationError as error:
+        raise InvalidParameter(
+            _RULES.explain([{**each, "loc": ("body", *each["loc"])} for each in error.errors()])
+        ) from None
+    if (said.sha256 is None) == (said.source is None):
+        raise InvalidParameter("body: send either sha256 or source, or the file as a multipart form")
+    return said

@@ -1,0 +1,94 @@
+"""LoRAs that are fetched from a storage the operator names: which addresses are allowed, and their files, streamed."""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from serve_app.domain.errors import InvalidParameter, PayloadTooLarge
+from serve_app.settings import Settings
+from serve_app.stores.storage import open_filesystem, storage_errors
+from serve_app.stores.weight_files import MAX_CONFIG_BYTES, PEFT_CONFIG, PEFT_FILES
+
+LIMIT_S = 60.0
+"""For all files of one source; whatever takes longer is uploaded by its owner."""
+FETCHES_AT_ONCE = 4
+BLOCK_BYTES = 1 << 20
+_NEVER = re.compile(r"::|[?#%\\\s]|(?:^|/)\.{1,2}(?:/|$)|//.*//")
+"""Chains of file systems, queries, escapes, and paths that lead out of their folder."""
+_pool = ThreadPoolExecutor(FETCHES_AT_ONCE, thread_name_prefix="lora-source")
+
+
+class LoraSources:
+    """Files below the operator's prefixes (`ATELIER_LORA_SOURCES`), and nothing else."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._prefixes = settings.lora_sources
+        self._largest = int(settings.max_lora_size)
+        self._storage_scheme, self._storage_options = _scheme(settings.storage), settings.storage_options
+
+    def check(self, source: str) -> None:
+        """Raises `InvalidParameter` for an address that is not below one of the prefixes."""
+        if not self._prefixes:
+            raise InvalidParameter("source: this service fetches nothing; send the file")
+        below = any(source.startswith(prefix) and source != prefix for prefix in self._prefixes)
+        if not below or _NEVER.search(source):
+            raise InvalidParameter(f"source: must be a plain address below {' or '.join(self._prefixes)}")
+
+    async def fetch(self, source: str, folder: Path, *, before_block: Callable[[], Awaitable[None]]) -> Path:
+        """Copy the file to `folder`, or with a `/` at the end the folder's two files of PEFT; return the file or `folder`.
+
+        Raises `InvalidParameter`, `PayloadTooLarge`, and whatever `before_block`, asked before each block is written.
+        """
+        self.check(source)
+        names = PEFT_FILES if source.endswith("/") else ("",)
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                for name in names:
+                    limit = MAX_CONFIG_BYTES if name == PEFT_CONFIG else self._largest
+                    await self._copy(source + name, folder / (name or "upload.safetensors"), limit, before_block)
+        except TimeoutError:
+            raise InvalidParameter(f"source: fetching it takes longer than {LIMIT_S:g} s; send the file") from None
+        except FileNotFoundError:
+            raise InvalidParameter("source: there is no such file") from None
+        except ImportError:
+            raise InvalidParameter(f"source: this service has no library for {_scheme(source)}://") from None
+        except (*storage_errors(), ValueError) as error:
+            raise InvalidParameter(f"source: it cannot be read ({type(error).__name__})") from None
+        return folder if len(names) > 1 else folder / "upload.safetensors"
+
+    async def _copy(self, uri: str, target: Path, limit: int, before_block: Callable[[], Awaitable[None]]) -> None:
+        loop = asyncio.get_running_loop()
+        received = 0
+        source: Any = await loop.run_in_executor(_pool, self._open, uri)
+        try:
+            with target.open("xb", buffering=0) as file:
+                while block := await loop.run_in_executor(_pool, source.read, BLOCK_BYTES):
+                    received += len(block)
+                    if received > limit:
+                        raise PayloadTooLarge(f"The source must be at most {limit} bytes.")
+                    await before_block()
+                    await asyncio.to_thread(_write, file, block)
+        finally:
+            _pool.submit(source.close)  # of a storage that no longer answers, even this may take long
+
+    def _open(self, uri: str) -> Any:
+        files, path = open_filesystem(uri, {**self._options(uri), "skip_instance_cache": True})
+        return files.open(path, "rb")
+
+    def _options(self, uri: str) -> Mapping[str, Any]:
+        """Redirects could lead to any address: they are not followed."""
+        scheme = _scheme(uri)
+        if scheme in ("http", "https"):
+            return {"allow_redirects": False}
+        return self._storage_options if scheme == self._storage_scheme else {}
+
+
+def _scheme(url: str) -> str:
+    return url.partition("://")[0]
+
+
+def _write(file: BinaryIO, block: bytes) -> None:
+    file.write(block)
