@@ -67,6 +67,8 @@ class Settings(BaseSettings):
     """API keys of one account that work at the same time."""
     max_lora_size: ByteSize = Field(default=ByteSize(1 << 30), ge=1, le=2 << 30)
     """Of one LoRA that is uploaded."""
+    lora_samples: bool = True
+    """Draw a picture with each LoRA that an account adds, while nothing else is to do."""
     lora_sources: Annotated[tuple[SourcePrefix, ...], NoDecode, BeforeValidator(_split)] = ()
     """Addresses, by commas, below which customers may name a LoRA to fetch: `s3://bucket/loras/`, `hf://acme/`; none by default."""
     catalog: Path = ROOT / "configs" / "catalog.yaml"

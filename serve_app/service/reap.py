@@ -8,6 +8,7 @@ from datetime import UTC, date, datetime, timedelta
 from serve_app.domain.errors import AtelierError
 from serve_app.domain.jobs import Job
 from serve_app.service.delete import remove_listed_objects
+from serve_app.service.lora_samples import draw_sample
 from serve_app.service.lora_weights import remove_unused_weights
 from serve_app.service.resources import Resources
 from serve_app.service.seed import CatalogFollower
@@ -33,7 +34,7 @@ async def reap_forever(
     remove_every: timedelta = REMOVE_EVERY,
     compact_every: timedelta = COMPACT_EVERY,
 ) -> None:
-    """Reap, sweep, remove and follow the catalog file until cancelled, through any outage; restart the embedded Redis.
+    """Reap, sweep, remove, follow the catalog file and draw samples until cancelled, through any outage; restart the embedded Redis.
 
     Any number of processes may.
     """
@@ -42,6 +43,7 @@ async def reap_forever(
         group.create_task(_sweep_loop(resources, sweep_every))
         group.create_task(_removal_loop(resources, remove_every))
         group.create_task(_catalog_loop(resources, look_every))
+        group.create_task(_sample_loop(resources, look_every))
         group.create_task(_compaction_loop(resources, compact_every))
 
 
@@ -110,6 +112,15 @@ async def _compaction_loop(resources: Resources, every: timedelta) -> None:
             _log.info("%d records were compacted", compacted)
         except Exception as error:  # noqa: BLE001 - what is not compacted now is in the next round
             _log.warning("compacting records failed, trying again in %s: %s", every, error)
+
+
+async def _sample_loop(resources: Resources, every: timedelta) -> None:
+    while True:
+        try:
+            await draw_sample(resources)
+        except Exception as error:  # noqa: BLE001 - a sample is worth no more than a line
+            _log.info("no sample was drawn: %s", error)
+        await _pause(every)
 
 
 async def _removal_loop(resources: Resources, every: timedelta) -> None:

@@ -9,6 +9,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +17,8 @@ from typing import Any, NamedTuple
 
 from serve_app.domain.catalog import Adapter, BaseModel
 from serve_app.domain.durations import epoch_ms, from_epoch_ms
-from serve_app.domain.errors import IdempotencyConflict, InvalidParameter, LoraQuotaExceeded, NotFound
+from serve_app.domain.errors import IdempotencyConflict, InvalidParameter, LoraQuotaExceeded, NotFound, StoreUnavailable
+from serve_app.service.lora_samples import ask_for_sample
 from serve_app.service.lora_weights import held_weights, remove_unused_weights
 from serve_app.service.resources import Resources
 from serve_app.settings import ROOT
@@ -87,7 +89,11 @@ async def register(
     async with held_weights(resources, files.uri(adapter.sha256, parts)):
         adapter = replace(adapter, file=await files.put(adapter.sha256, parts), found=found)
         registration = await resources.catalog.register_under(adapter, terms)
-        return await _settled(resources, registration, adapter, terms)
+        registered = await _settled(resources, registration, adapter, terms)
+    if registered.status == "added":
+        with suppress(StoreUnavailable):
+            await ask_for_sample(resources, registered.adapter)
+    return registered
 
 
 async def remove(resources: Resources, lora_id: str) -> str:

@@ -27,6 +27,7 @@ from serve_app.stores.embedded import ensure_redis
 from serve_app.stores.images import ImageStore
 from serve_app.stores.job_queue import JobQueue
 from serve_app.stores.job_reader import JobReader
+from serve_app.stores.lora_samples import LoraSamples
 from serve_app.stores.lora_weights import LoraWeights
 from serve_app.stores.measures import Measures
 from serve_app.stores.operator_sessions import OperatorSessions
@@ -80,6 +81,7 @@ class Resources:
     disk: DiskReserve
     weights: WeightStore
     lora_weights: LoraWeights
+    lora_samples: LoraSamples
     sweep_lock: SweepLock
     audit: AuditLog
     deletions: Deletions
@@ -151,6 +153,7 @@ async def open_resources(
             disk=DiskReserve(settings, images.local_folder),
             weights=WeightStore(settings),
             lora_weights=LoraWeights(client),
+            lora_samples=LoraSamples(client),
             sweep_lock=SweepLock(client),
             audit=AuditLog(client, settings),
             deletions=Deletions(client, images),

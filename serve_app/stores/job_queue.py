@@ -81,13 +81,14 @@ class JobQueue:
         key_id: str = "",
         plan: str = "",
         request_id: str = "",
+        is_sample: bool = False,
     ) -> Acceptance:
         """Make a job of a request, whole or not at all.
 
         `share` is the account's share of a busy queue; `rate_token` the counted request that is refunded if the job fails by
         our fault. The account must be allowed to use the adapter `adapter_id`, whose weights are then the job's group.
         `key_id` is the API key that asked, for the account's history and usage; `plan` the name under which metrics count it;
-        `request_id` the HTTP request's, for the lines that workers log.
+        `request_id` the HTTP request's, for the lines that workers log. A sample of the service's own is no usage.
 
         Raises `Forbidden`; `QueueFull`; `IdempotencyConflict` when the key came with another body before.
         """
@@ -112,6 +113,7 @@ class JobQueue:
             "version": RECORD_VERSION,
             "key_id": key_id,
             "request_id": request_id,
+            "sample": is_sample,
             "plan": f"{variant}:{plan}" if plan else "",
         }
         accept, replicas = self.scripts["accept"], self._settings.accept_replicas

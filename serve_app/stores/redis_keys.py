@@ -143,6 +143,8 @@ KEY_MAP: tuple[Key, ...] = (
         "permanent: trimmed by age",
         "URI of stored weights → until when its removal may take (ms)",
     ),
+    Key("loras_sampling", "zset", "permanent: trimmed by age, a day", "LoRA id → when its sample was asked for (ms)"),
+    Key("loras_sampled", "string", "10 s", "a sample was begun, and the next waits"),
     Key("loras_open", "zset", "permanent", "the same, of those that everyone may use"),
     Key("loras_owned:*", "zset", "permanent", "account → the same, of its own"),
     Key("loras_offered:*", "zset", "permanent", "account id or name → the same, of those whose record names it"),

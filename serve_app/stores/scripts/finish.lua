@@ -34,6 +34,7 @@ end
 
 -- Once for each job: of all its attempts one commits, and that one once.
 local function count_usage()
+  if redis.call('HGET', K('job:' .. job_id), 'sample') then return end -- the service drew it for itself
   local usage = K('usage:' .. job.account .. ':' .. math.floor(now / DAY))
   local key = redis.call('HGET', K('job:' .. job_id), 'key') or ''
   local source = key .. ':' .. (job.adapter ~= '' and job.adapter or job.kind)

@@ -1,0 +1,62 @@
+"""Sample pictures of LoRAs: after a registration, an ordinary job of their account while nothing else waits.
+
+It counts neither against the account's plan nor as its usage, and its image goes like that of every other job.
+"""
+
+import logging
+from datetime import timedelta
+
+from serve_app.domain.catalog import Adapter
+from serve_app.domain.errors import Forbidden, QueueFull
+from serve_app.domain.jobs import JobKind, new_job_id
+from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.service.resources import Resources
+from serve_app.stores.lora_samples import EVERY
+
+_log = logging.getLogger(__name__)
+
+PROMPT = "a lighthouse on a cliff"
+STEPS, SEED = 20, 1
+LIGHT = 1e6
+"""The share of the queue that a sample is charged to: its cost delays no later job of its account."""
+
+
+async def ask_for_sample(resources: Resources, adapter: Adapter) -> None:
+    """Have a sample drawn some time: of an account's LoRA, where the operator has not switched samples off."""
+    if adapter.owner and resources.settings.lora_samples:
+        await resources.lora_samples.ask(adapter.id)
+
+
+async def draw_sample(resources: Resources, *, every: timedelta = EVERY) -> str:
+    """Submit the next sample, if nothing waits; return its job's id, or an empty text."""
+    lora_id = await resources.lora_samples.take(every=every)
+    adapter = await resources.catalog.adapter(lora_id) if lora_id else None
+    if adapter is None or not resources.settings.lora_samples:
+        return ""
+    owner = await resources.accounts.get(adapter.owner)
+    if owner is None or owner.disabled:
+        return ""
+    job_id = new_job_id(JobKind.GENERATION)
+    request = GenerationRequest(
+        prompt=", ".join((PROMPT, *adapter.trigger_words)), lora_id=adapter.id, steps=STEPS, seeds=(SEED,)
+    )
+    verdict = await resources.moderation.prompt(
+        account_id=owner.id, job_id=job_id, prompt=request.prompt, negative_prompt=""
+    )
+    if not verdict.allowed:
+        return ""
+    try:
+        await resources.disk.check()
+        await resources.queue.accept(
+            job_id=job_id,
+            variant=Variant.A,
+            account_id=owner.id,
+            request=request,
+            share=LIGHT,
+            adapter_id=adapter.id,
+            is_sample=True,
+        )
+    except (Forbidden, QueueFull) as refused:
+        _log.info("no sample of %s: %s", adapter.id, refused.message)
+        return ""
+    return job_id
