@@ -10,6 +10,7 @@ import typer
 
 from serve_app.cli import accounts, jobs, keys, loras, operators
 from serve_app.cli.audit import add_audit
+from serve_app.cli.backup import add_backup
 from serve_app.cli.doctor import add_doctor
 from serve_app.cli.exit_codes import OneLineErrors
 from serve_app.cli.images import add_image_commands
@@ -47,5 +48,6 @@ add_audit(app)
 add_image_commands(app)
 add_doctor(app)
 add_migrate(app)
+add_backup(app)
 
 __all__ = ["app"]

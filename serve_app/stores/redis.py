@@ -50,13 +50,13 @@ def connect(url: str, *, connections: int = MAX_CONNECTIONS, wait: timedelta = M
     return client
 
 
-def connect_sync(url: str) -> redis_py.Redis:
-    """Open a blocking client, for the autoscaling thread and the doctor; use it inside `redis_errors()`."""
+def connect_sync(url: str, *, decode: bool = True, reply_timeout_s: float = REPLY_TIMEOUT_S) -> redis_py.Redis:
+    """Open a blocking client, for the autoscaling thread, the doctor and backups; use it inside `redis_errors()`."""
     return redis_py.Redis.from_url(
         url,
-        decode_responses=True,
+        decode_responses=decode,
         socket_connect_timeout=CONNECT_TIMEOUT_S,
-        socket_timeout=REPLY_TIMEOUT_S,
+        socket_timeout=reply_timeout_s,
         retry=SyncRetry(ExponentialWithJitterBackoff(RETRY_CAP_S, RETRY_BASE_S), RETRIES, (RedisConnectionError,)),
     )
 
