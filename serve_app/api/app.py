@@ -13,6 +13,7 @@ from serve_app.api.dispatch import Dispatcher
 from serve_app.api.docs import STATIC, docs_router
 from serve_app.api.docs.problems import answer_missing_image, answer_missing_page
 from serve_app.api.middleware import RequestContextMiddleware
+from serve_app.api.operators import operators_app
 from serve_app.api.request_measures import RequestMeasures
 from serve_app.api.site import SiteFiles
 from serve_app.domain.errors import NotFound
@@ -35,6 +36,7 @@ def create_app(resources: Resources) -> ASGIApp:
     site.mount("/docs/static", StaticFiles(directory=STATIC))
     site.include_router(console_redirect)
     site.mount("/console", console_app(resources))
+    site.mount("/operators", operators_app(resources))
     dispatcher = Dispatcher(a=a, b=b, others=[jobs_app, loras_app], site=site)
     measures = RequestMeasures(resources.measures)
     return RequestContextMiddleware(dispatcher, resources.settings.plan_table, measures, resources.auth)
@@ -43,3 +45,8 @@ def create_app(resources: Resources) -> ASGIApp:
 @console_redirect.get("/console")
 async def to_console(request: Request) -> RedirectResponse:
     return RedirectResponse(request.scope.get("root_path", "") + "/console/", status_code=308)
+
+
+@console_redirect.get("/operators")
+async def to_operators(request: Request) -> RedirectResponse:
+    return RedirectResponse(request.scope.get("root_path", "") + "/operators/", status_code=308)

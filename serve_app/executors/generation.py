@@ -10,7 +10,7 @@ from serve_app.domain.requests import GenerationRequest
 from serve_app.engine import AdapterFile, Engine, Finished, RunRequest
 from serve_app.engine.measured import take
 from serve_app.executors.gpu_memory import memory_of
-from serve_app.service.executor import Pixels, StartError
+from serve_app.service.executor import Held, Pixels, StartError
 from serve_app.service.resources import Resources
 from serve_app.stores.measures import Measures
 
@@ -24,6 +24,7 @@ class GenerationExecutor:
         self._engine = engine
         self._resources = resources
         self._fetching: dict[str, int] = {}
+        self._lora_ids: dict[str, str] = {}  # digest → the LoRA it was last asked for as
 
     @property
     def free_runs(self) -> int:
@@ -85,6 +86,10 @@ class GenerationExecutor:
             **memory_of(self._engine.device),
         }
 
+    def held(self) -> Held:
+        loras = sorted(self._lora_ids.get(digest, digest) for digest in self._engine.resident_adapters)
+        return Held(list(self._engine.base_models), loras)
+
     def unfinished(self, run_id: str, longest: int) -> tuple[int, Pixels] | None:
         return self._engine.unfinished(run_id, longest)
 
@@ -93,6 +98,7 @@ class GenerationExecutor:
         adapter = await self._resources.catalog.adapter(lora_id)
         if adapter is None:
             raise StartError(_lora_unavailable("The LoRA is no longer in the catalog."), retry=False)
+        self._lora_ids[adapter.sha256] = lora_id
         self._fetching[group] = self._fetching.get(group, 0) + 1
         try:
             path = await self._resources.weights.fetch(adapter)

@@ -1,7 +1,7 @@
 """Protocol between a worker and what runs its jobs: the engine for generations, the upscaler for upscales."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +70,20 @@ class Executor(Protocol):
     def progress(self) -> Mapping[str, tuple[int, int]]:
         """Steps done and steps in all, by live run id."""
         ...
+
+
+class Held(NamedTuple):
+    """Base models in memory, by name, and the ids of the LoRAs beside them."""
+
+    base_models: Sequence[str]
+    loras: Sequence[str]
+
+
+@runtime_checkable
+class HoldsModels(Protocol):
+    """An executor that says which models it holds, for operators."""
+
+    def held(self) -> Held: ...
 
 
 @runtime_checkable

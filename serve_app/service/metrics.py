@@ -113,7 +113,7 @@ async def _workers(resources: Resources) -> Samples:
     }
     for metric in METRICS:
         for kind, workers in shown.items():
-            values = [gauges[metric.name] for gauges in workers if metric.name in gauges]
+            values = [worker.gauges[metric.name] for worker in workers if metric.name in worker.gauges]
             if values:
                 sums.setdefault(metric, []).append(Sample((kind,), sum(values)))
     return sums

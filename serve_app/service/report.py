@@ -3,13 +3,15 @@
 import asyncio
 import logging
 
-from serve_app.service.executor import Executor
+from serve_app.service.executor import Executor, Held, HoldsModels
 from serve_app.service.resources import Resources
 from serve_app.stores.measures import is_cancelled
 
 log = logging.getLogger(__name__)
 
 REPORT_EVERY_S = 5.0
+MOST_LORAS = 100
+"""Named of one worker."""
 
 
 async def report_forever(
@@ -27,5 +29,12 @@ async def report_forever(
 async def report(resources: Resources, executor: Executor, *, worker: str) -> None:
     """Raises `StoreUnavailable`."""
     gauges = executor.measure(resources.measures)
-    await resources.measures.show(executor.kind, worker, {metric.name: value for metric, value in gauges.items()})
+    held = executor.held() if isinstance(executor, HoldsModels) else Held((), ())
+    await resources.measures.show(
+        executor.kind,
+        worker,
+        {metric.name: value for metric, value in gauges.items()},
+        base_models=held.base_models,
+        loras=held.loras[:MOST_LORAS],
+    )
     await resources.measures.send()

@@ -16,6 +16,7 @@ from serve_app.stores.account_records import AccountRecords
 from serve_app.stores.accounts import AccountStore
 from serve_app.stores.api_keys import ApiKeyStore
 from serve_app.stores.audit_log import AuditLog
+from serve_app.stores.audit_reader import AuditReader
 from serve_app.stores.auth import Authenticator
 from serve_app.stores.catalog import CatalogStore
 from serve_app.stores.compaction import Compaction
@@ -30,6 +31,7 @@ from serve_app.stores.job_reader import JobReader
 from serve_app.stores.lora_samples import LoraSamples
 from serve_app.stores.lora_weights import LoraWeights
 from serve_app.stores.measures import Measures
+from serve_app.stores.operator_reader import OperatorReader
 from serve_app.stores.operator_sessions import OperatorSessions
 from serve_app.stores.operators import OperatorStore
 from serve_app.stores.polling import Poller
@@ -72,6 +74,8 @@ class Resources:
     sign_in_links: SignInLinks
     users: UserStore
     operators: OperatorStore
+    operator_reader: OperatorReader
+    audit_reader: AuditReader
     operator_sessions: OperatorSessions
     operator_links: SignInLinks
     throttle: Throttle
@@ -144,6 +148,8 @@ async def open_resources(
             sign_in_links=SignInLinks(client),
             users=UserStore(client),
             operators=OperatorStore(client),
+            operator_reader=OperatorReader(client),
+            audit_reader=AuditReader(client),
             operator_sessions=OperatorSessions(client),
             operator_links=SignInLinks(client, "operator_link", "operator"),
             throttle=Throttle(client),

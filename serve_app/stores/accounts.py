@@ -1,7 +1,7 @@
 """Accounts: their names, plans and passwords."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from redis.asyncio import Redis
@@ -52,15 +52,18 @@ class AccountStore:
             raise InvalidParameter(f"name: an account called {name!r} exists")
         return await self._existing(account_id)
 
+    async def ids(self) -> Sequence[str]:
+        """The ids of all accounts, oldest first."""
+        return await self._redis.zrange(redis_key("accounts"), 0, -1)
+
     async def list(self) -> Accounts:
         """All accounts, oldest first."""
-        ids: list[str] = await self._redis.zrange(redis_key("accounts"), 0, -1)
-        found = [await self._read(account_id) for account_id in ids]
+        found = [await self._read(account_id) for account_id in await self.ids()]
         return [account for account in found if account is not None]
 
     async def get(self, id_or_name: str) -> Account | None:
         account_id, row = await self._find_row(id_or_name)
-        return _read_account(account_id, row) if row else None
+        return read_account(account_id, row) if row else None
 
     async def set_plans(self, account_id: str, plan_a: str | None = None, plan_b: str | None = None) -> Account:
         """Change plans; an open window's count is unchanged. Raises `NotFound`, `InvalidParameter`."""
@@ -102,7 +105,7 @@ class AccountStore:
         matches = await self._passwords.matches((own if user_id else row).get("password"), password)
         if not matches or "disabled" in row:
             return None
-        account = _read_account(account_id, row)
+        account = read_account(account_id, row)
         return SignIn(account=account, user=read_user(user_id, own) if user_id else User.first(account), fence=fence)
 
     def _check_plans(self, plan_a: str | None, plan_b: str | None) -> None:
@@ -123,10 +126,10 @@ class AccountStore:
 
     async def _read(self, account_id: str) -> Account | None:
         row: dict[str, str] = await self._redis.hgetall(redis_key("account", account_id))
-        return _read_account(account_id, row) if row else None
+        return read_account(account_id, row) if row else None
 
 
-def _read_account(account_id: str, row: Mapping[str, str]) -> Account:
+def read_account(account_id: str, row: Mapping[str, str]) -> Account:
     return Account(
         id=account_id,
         name=row["name"],

@@ -73,19 +73,20 @@ class AuditLog:
 
     async def _rows(self, name: str, start_ms: int) -> list[AuditRow]:
         rows: Sequence[tuple[str, Mapping[str, str]]] = await self._redis.xrange(redis_key("audit", name), min=start_ms)
-        return [_read_row(name.removesuffix(REFUSED), row_id, fields) for row_id, fields in rows]
+        return [read_audit_row(name, row_id, fields) for row_id, fields in rows]
 
 
 def _record_of(account_id: str) -> str:
     return account_id if account_id.startswith(operator("")) else f"account:{account_id}"
 
 
-def _read_row(log: str, row_id: str, fields: Mapping[str, str]) -> AuditRow:
+def read_audit_row(name: str, row_id: str, fields: Mapping[str, str]) -> AuditRow:
+    """Read a row of the log `name`. Raises `UnreadableRecord`."""
     try:
         act = fields["action"]
         return AuditRow(
             time=from_epoch_ms(row_id.partition("-")[0]),
-            log=log,
+            log=name.removesuffix(REFUSED),
             actor=fields["actor"],
             act=Act(act) if act in set(Act) else act,
             subject=fields["subject"],

@@ -158,6 +158,11 @@ class CatalogStore:
             return [BaseModel(**row) for row in json.loads(applied)]
         return list(catalog.base_models.values())
 
+    async def applied_base_models(self) -> list[BaseModel]:
+        """The base models as the file was applied last; does not read the file."""
+        applied: str | None = await self._redis.hget(redis_key("catalog"), "base_models")
+        return [BaseModel(**row) for row in json.loads(applied or "[]")]
+
     async def seed_once(self) -> None:
         """Apply the catalog file where none has been: a new Redis. Raises `CatalogError`."""
         if not await self._redis.exists(redis_key("catalog")):

@@ -5,7 +5,7 @@ import json
 import logging
 import secrets
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NamedTuple, cast
@@ -28,6 +28,7 @@ SEND_EVERY_S = 5.0
 SEQUENCE_LIFE = timedelta(hours=1)
 """Far longer than a call is repeated for."""
 GAUGES_LIFE = timedelta(minutes=10)
+_BASE_MODELS, _LORAS = "base_models", "loras"
 
 
 class RedisMemory(NamedTuple):
@@ -35,6 +36,17 @@ class RedisMemory(NamedTuple):
 
     used: int
     limit: int
+
+
+class ShownWorker(NamedTuple):
+    """What a worker that lives has last said of itself; empty for one that has said nothing."""
+
+    name: str
+    silent_s: float
+    gauges: Mapping[str, float]
+    """By metric."""
+    base_models: Sequence[str]
+    loras: Sequence[str]
 
 
 class Measures:
@@ -86,10 +98,19 @@ class Measures:
             async with asyncio.timeout(1):
                 await self.send()
 
-    async def show(self, kind: JobKind, worker: str, gauges: Mapping[str, float]) -> None:
-        """Keep a worker's gauges, by metric, until the next call. Raises `StoreUnavailable`."""
+    async def show(
+        self,
+        kind: JobKind,
+        worker: str,
+        gauges: Mapping[str, float],
+        *,
+        base_models: Sequence[str] = (),
+        loras: Sequence[str] = (),
+    ) -> None:
+        """Keep a worker's gauges, by metric, and what it holds, until the next call. Raises `StoreUnavailable`."""
+        said = {**gauges, _BASE_MODELS: list(base_models), _LORAS: list(loras)}
         pipeline = self._redis.pipeline(transaction=False)
-        pipeline.hset(redis_key("gauges", kind), worker, json.dumps(dict(gauges)))
+        pipeline.hset(redis_key("gauges", kind), worker, json.dumps(said))
         pipeline.pexpire(redis_key("gauges", kind), GAUGES_LIFE)
         await pipeline.execute()
 
@@ -106,15 +127,22 @@ class Measures:
         row: dict[str, str] = await self._redis.hgetall(redis_key("measures"))
         return {name: float(value) for name, value in row.items()}
 
-    async def shown(self, kind: JobKind) -> list[Mapping[str, float]]:
-        """The gauges of each worker that lives, by metric; empty for one that has shown none."""
+    async def shown(self, kind: JobKind) -> list[ShownWorker]:
+        """The workers that live."""
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.time()
         pipeline.zrange(redis_key("workers", kind), 0, -1, withscores=True)
         pipeline.hgetall(redis_key("gauges", kind))
         (seconds, micros), workers, gauges = await pipeline.execute()
-        since = seconds * 1000 + micros // 1000 - milliseconds(WORKER_LIFE)
-        return [json.loads(gauges.get(name, "{}")) for name, seen in workers if seen >= since]
+        now = seconds * 1000 + micros // 1000
+        since = now - milliseconds(WORKER_LIFE)
+        return [_shown(name, now - seen, gauges.get(name, "{}")) for name, seen in workers if seen >= since]
+
+
+def _shown(name: str, silent_ms: float, text: str) -> ShownWorker:
+    said: dict[str, Any] = json.loads(text)
+    base_models, loras = said.pop(_BASE_MODELS, []), said.pop(_LORAS, [])  # of a version before: none
+    return ShownWorker(name, max(0.0, silent_ms / 1000), said, base_models, loras)
 
 
 def is_cancelled() -> bool:

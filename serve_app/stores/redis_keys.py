@@ -95,6 +95,7 @@ KEY_MAP: tuple[Key, ...] = (
     ),
     Key("rate:*", "zset", "the plan's window", "account:variant → rate_tokens counted in the window, by its end (ms)"),
     Key("usage:*", "hash", "400 days", "account:day (since 1970) → images, work, ms of a worker; each by key:LoRA"),
+    Key("lora_use:*", "hash", "31 days", "day (since 1970) → LoRA id → images made with it, for operators"),
     Key("account:*", "hash", "permanent", "an account: name, plans, password hash"),
     Key("accounts", "zset", "permanent", "account ids by creation (ms)"),
     Key("name:*", "string", "permanent", "account name → account id; name of an invited user → account id:user id"),

@@ -9,11 +9,11 @@ import pytest
 from pydantic import ByteSize
 
 from serve_app.api.app import create_app
-from serve_app.cli.checks import Level
-from serve_app.cli.checks_machine import check_disks
-from serve_app.cli.checks_stores import check_storage
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import JobState
+from serve_app.service.doctor.checks import Level
+from serve_app.service.doctor.machine import check_disks
+from serve_app.service.doctor.stores import check_storage
 from serve_app.service.resources import open_resources
 from serve_app.settings import Settings
 from serve_app.stores.disk_reserve import CHECK_EVERY_S, DiskReserve, free_bytes

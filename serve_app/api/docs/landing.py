@@ -8,6 +8,7 @@ from serve_app.api.site.samples import SAMPLE_PROMPT
 
 ROBOTS = """User-agent: *
 Disallow: /console/
+Disallow: /operators/
 Disallow: /files/
 Disallow: /v1/
 """

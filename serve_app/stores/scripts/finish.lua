@@ -6,6 +6,7 @@
 local SMOOTHING = 0.8 -- of the moving average of seconds per work unit: about the last ten jobs
 local DAY = 86400000
 local USAGE_LIFE = 400 * DAY -- ms that a day's usage is kept: a year and a month to look back
+local LORA_USE_LIFE = 31 * DAY
 
 local job = read_job(job_id)
 if job and job.attempt == attempt then
@@ -42,6 +43,10 @@ local function count_usage()
   redis.call('HINCRBY', usage, 'work:' .. source, job.work)
   redis.call('HINCRBY', usage, 'ms:' .. source, math.floor(seconds * 1000 + 0.5))
   redis.call('PEXPIRE', usage, USAGE_LIFE)
+  if job.adapter == '' then return end
+  local lora_use = K('lora_use:' .. math.floor(now / DAY))
+  redis.call('HINCRBY', lora_use, job.adapter, #image_ids)
+  redis.call('PEXPIRE', lora_use, LORA_USE_LIFE)
 end
 
 measure_speed()

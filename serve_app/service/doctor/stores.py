@@ -1,4 +1,4 @@
-"""Doctor checks for secrets, Redis, image storage, the catalog and adapter weights."""
+"""Checks of secrets, Redis, image storage, the catalog and adapter weights."""
 
 import asyncio
 import errno
@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from serve_app.cli.checks import Check, fail, ok, warn
 from serve_app.domain.catalog import Adapter, BaseModel
 from serve_app.domain.errors import AdapterUnavailable, AtelierError, StoreUnavailable
+from serve_app.service.doctor.checks import Check, fail, ok, warn
 from serve_app.settings import Settings
 from serve_app.stores.catalog_digests import add_digests
 from serve_app.stores.catalog_file import CatalogError, read_catalog

@@ -1,17 +1,13 @@
-"""Doctor checks for packages, data directory, disk, GPU and port."""
+"""Checks of packages, data directory, disk and GPU."""
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 
-import httpx
-
-from serve_app.cli.checks import Check, fail, ok, warn
-from serve_app.cli.local import READY_FILE, read_ready_file
+from serve_app.service.doctor.checks import Check, fail, ok, warn
 from serve_app.settings import Settings
 from serve_app.stores.data_directory import open_to_others
 from serve_app.stores.disk_reserve import free_bytes, local_folders
@@ -98,35 +94,3 @@ def check_gpu() -> Iterable[Check]:
         yield ok("gpu", line)
     if "+cpu" in version("torch"):
         yield warn("gpu", f"torch {version('torch')} is built without CUDA", "install a CUDA build of torch")
-
-
-def check_port(settings: Settings, port: int) -> Iterable[Check]:
-    """Check that the port is free or held by the service of this data directory."""
-    serving = _serving_address(settings)
-    if serving is not None and httpx.URL(serving).port == port:
-        yield ok("port", f"{port}: used by the service of this data directory at {serving}")
-        return
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            yield fail(
-                "port",
-                f"{port}: {error.strerror}",
-                f"stop the process that listens there, or: atelier up --port {port + 1}",
-            )
-            return
-    yield ok("port", f"{port} is free")
-
-
-def _serving_address(settings: Settings) -> str | None:
-    """Address of the local service if it answers now, else None."""
-    local = read_ready_file(settings.data_dir / READY_FILE)
-    if local is None:
-        return None
-    try:
-        answer = httpx.get(f"{local['base_url']}/healthz", timeout=3.0)
-    except httpx.TransportError:
-        return None
-    return str(local["base_url"]) if answer.is_success else None

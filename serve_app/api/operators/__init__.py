@@ -1,0 +1,50 @@
+"""The operators' pages: how the service is, its accounts, failed jobs, LoRAs and audit log. They work without JavaScript.
+
+app.mount("/operators", operators_app(resources))
+"""
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from serve_app.api.applications import new_app
+from serve_app.api.console.protection import Protection
+from serve_app.api.operators.accounts import router as accounts_router
+from serve_app.api.operators.audit import router as audit_router
+from serve_app.api.operators.checks import router as checks_router
+from serve_app.api.operators.failures import router as failures_router
+from serve_app.api.operators.guards import SignInRequired
+from serve_app.api.operators.jobs import router as jobs_router
+from serve_app.api.operators.models import router as models_router
+from serve_app.api.operators.overview import router as overview_router
+from serve_app.api.operators.rendering import problem_page, redirect, root_of
+from serve_app.api.operators.sign_in import router as sign_in_router
+from serve_app.api.site.problems import answer_with_pages
+from serve_app.service.resources import Resources
+
+
+def operators_app(resources: Resources) -> ASGIApp:
+    """The pages over these stores, under the protections of the console. No session of a customer opens one."""
+    app = new_app(
+        resources,
+        routes=[
+            *sign_in_router.routes,
+            *overview_router.routes,
+            *accounts_router.routes,
+            *failures_router.routes,
+            *jobs_router.routes,
+            *models_router.routes,
+            *audit_router.routes,
+            *checks_router.routes,
+        ],
+    )
+    app.add_exception_handler(SignInRequired, _to_sign_in)
+    answer_with_pages(app, problem_page)
+    return Protection(app, public_url=resources.settings.public_url)  # outermost: a 500 and a 413 need its headers too
+
+
+async def _to_sign_in(request: Request, _error: Exception) -> Response:
+    """A part of a page that refreshes itself takes the whole page there."""
+    if "hx-request" in request.headers:
+        return Response(headers={"HX-Redirect": f"{root_of(request)}/sign-in"})
+    return redirect(request, "sign-in")

@@ -1,0 +1,64 @@
+"""Who may open an operators' page or send its form: dependencies of the path operations."""
+
+from collections.abc import Mapping
+from typing import Annotated
+
+from fastapi import Depends, HTTPException, Request
+
+from serve_app.api.console.forms import read_form
+from serve_app.api.console.guards import EXPIRED_FORM
+from serve_app.api.console.session import is_form_token
+from serve_app.api.dependencies import caller_address, resources_of
+from serve_app.api.operators.session import SignedIn, read_session
+from serve_app.domain.audit import Act, operator
+from serve_app.service.operate import By
+
+
+class SignInRequired(Exception):
+    """A page was opened without a session; the browser is sent to the sign-in page."""
+
+
+async def page_session(request: Request) -> SignedIn:
+    """The session of a browser that opens a page. Raises `SignInRequired`."""
+    session = await read_session(request)
+    if session is None:
+        raise SignInRequired
+    return session
+
+
+async def live_session(request: Request) -> SignedIn:
+    """The session of a page that refreshes itself: that nobody looks at it must not keep it open."""
+    session = await read_session(request, extends=False)
+    if session is None:
+        raise SignInRequired
+    return session
+
+
+async def form_session(request: Request) -> SignedIn:
+    """The session of a browser that sends a form."""
+    session = await read_session(request)
+    if session is None:
+        raise HTTPException(403, "You have been signed out. Sign in and try again.")
+    return session
+
+
+def check_form(session: SignedIn, form: Mapping[str, str], purpose: str) -> None:
+    """Raises 403 when the form was not given to this session."""
+    if not is_form_token(session.token, purpose, form.get("form_token", "")):
+        raise HTTPException(403, EXPIRED_FORM)
+
+
+def by(request: Request, session: SignedIn) -> By:
+    """The operator of the session, as the audit log names them."""
+    return By(operator(session.operator.name), caller_address(request))
+
+
+async def record(request: Request, name: str, act: Act, *, actor: str) -> None:
+    """Record what is done to an operator."""
+    await resources_of(request).audit.record(operator(name), act, actor=actor, address=caller_address(request))
+
+
+PageSession = Annotated[SignedIn, Depends(page_session)]
+LiveSession = Annotated[SignedIn, Depends(live_session)]
+FormSession = Annotated[SignedIn, Depends(form_session)]
+Form = Annotated[Mapping[str, str], Depends(read_form)]

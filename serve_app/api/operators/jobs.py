@@ -1,0 +1,56 @@
+"""The operators' page of one job of any account."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, HTTPException, Request, Response
+
+from serve_app.api.console.job_words import STATES, failure_words, parameters, timeline, title
+from serve_app.api.console.session import form_token
+from serve_app.api.dependencies import resources_of, valid_job_id
+from serve_app.api.operators.guards import Form, FormSession, PageSession, by, check_form
+from serve_app.api.operators.rendering import redirect, render
+from serve_app.domain.jobs import Job
+from serve_app.domain.requests import GenerationRequest
+from serve_app.service import operate
+
+_CANCEL = "cancel any job"
+
+router = APIRouter()
+
+
+async def load_job(request: Request, job_id: str) -> Job:
+    job = await resources_of(request).jobs.find(valid_job_id(job_id, "gen", "up"))
+    if job is None:
+        raise HTTPException(404)
+    return job
+
+
+ChosenJob = Annotated[Job, Depends(load_job)]
+
+
+@router.get("/jobs/{job_id}")
+async def open_job(request: Request, session: PageSession, job: ChosenJob) -> Response:
+    reader, asked = resources_of(request).operator_reader, job.request
+    loras = await reader.lora_names([asked.lora_id]) if isinstance(asked, GenerationRequest) else {}
+    return render(
+        request,
+        "job.html",
+        session,
+        job=job,
+        account=(await reader.account_names([job.account_id])).get(job.account_id, "a deleted account"),
+        state=STATES[job.state],
+        failure=failure_words(job),
+        prompt=title(job),
+        parameters=parameters(job, loras),
+        timeline=timeline(job),
+        requeue_token=form_token(session.token, "requeue jobs"),
+        drop_token=form_token(session.token, "drop jobs"),
+        cancel_token=form_token(session.token, _CANCEL),
+    )
+
+
+@router.post("/jobs/{job_id}/cancel")
+async def cancel(request: Request, session: FormSession, job: ChosenJob, form: Form) -> Response:
+    check_form(session, form, _CANCEL)
+    await operate.cancel_job(resources_of(request), job.id, by(request, session))
+    return redirect(request, f"jobs/{job.id}")

@@ -1,0 +1,49 @@
+"""Rendering of an operators' page in the shared layout, and redirects between pages."""
+
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse
+
+from serve_app.api.console.rendering import redirect, root_of, site_of
+from serve_app.api.console.session import form_token
+from serve_app.api.operators.session import SignedIn
+from serve_app.api.operators.words import duration, size
+from serve_app.api.site import page_templates
+
+_TEMPLATES = page_templates(Path(__file__).parent / "templates")
+
+PAGE_SIZE = 50
+MOST_PAGES = 2_000
+
+
+def render(
+    request: Request, template: str, session: SignedIn | None, *, here: str = "", status: int = 200, **values: Any
+) -> HTMLResponse:
+    """A page for operators. `here` names the link in the header that leads to it."""
+    html = _TEMPLATES.get_template(template).render(
+        root=root_of(request),
+        site=site_of(request),
+        operator=session.operator if session else None,
+        sign_out_token=form_token(session.token, "sign out") if session else "",
+        here=here,
+        duration=duration,
+        size=size,
+        **values,
+    )
+    return HTMLResponse(html, status)
+
+
+def problem_page(request: Request, status: int, title: str, text: str) -> HTMLResponse:
+    """A page that says what went wrong, and where to go on."""
+    return render(request, "problem.html", None, status=status, title=title, text=text)
+
+
+def page_number(request: Request) -> int:
+    """The `page` of the address, from 1."""
+    text = request.query_params.get("page", "")
+    return min(max(1, int(text)), MOST_PAGES) if text.isascii() and text.isdecimal() and len(text) < 6 else 1
+
+
+__all__ = ["PAGE_SIZE", "RedirectResponse", "page_number", "problem_page", "redirect", "render", "root_of", "site_of"]

@@ -1,0 +1,69 @@
+"""Sessions of operators: their cookies, which no customer's page ever gets, and who is signed in."""
+
+import secrets
+from dataclasses import dataclass
+from datetime import timedelta
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from serve_app.api.console.session import is_secure
+from serve_app.api.dependencies import resources_of
+from serve_app.domain.operators import Operator
+from serve_app.stores.operator_sessions import ABSOLUTE_LIFE
+
+SESSION, ANONYMOUS = "atelier_operator", "atelier_operator_form"
+ANONYMOUS_LIFE = timedelta(hours=1)
+"""How long an opened sign-in page can be sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class SignedIn:
+    """A live session and its operator."""
+
+    token: str
+    operator: Operator
+
+
+async def read_session(request: Request, *, extends: bool = True) -> SignedIn | None:
+    """The session of the request's cookie; None when it has ended or its operator is gone."""
+    resources = resources_of(request)
+    token = request.cookies.get(_name(request, SESSION))
+    name = await resources.operator_sessions.get(token, extends=extends) if token else None
+    operator = await resources.operators.get(name) if name else None
+    return SignedIn(token, operator) if token and operator else None
+
+
+def anonymous_token(request: Request) -> str:
+    """Identifies a browser that is not signed in: the cookie that was set with the sign-in page, or a new one."""
+    return request.cookies.get(_name(request, ANONYMOUS)) or secrets.token_urlsafe(32)
+
+
+def set_session(request: Request, response: Response, token: str) -> None:
+    _set(request, response, SESSION, token, ABSOLUTE_LIFE)
+    _set(request, response, ANONYMOUS, "", timedelta())
+
+
+def drop_session(request: Request, response: Response) -> None:
+    _set(request, response, SESSION, "", timedelta())
+
+
+def set_anonymous(request: Request, response: Response, token: str) -> None:
+    _set(request, response, ANONYMOUS, token, ANONYMOUS_LIFE)
+
+
+def _name(request: Request, name: str) -> str:
+    """A browser takes the prefix over https alone. Not `__Host-`: that would send the cookie to every page."""
+    return f"__Secure-{name}" if is_secure(request) else name
+
+
+def _set(request: Request, response: Response, name: str, value: str, life: timedelta) -> None:
+    response.set_cookie(
+        _name(request, name),
+        value,
+        max_age=int(life.total_seconds()),
+        path=request.scope.get("root_path", "").rstrip("/"),
+        secure=is_secure(request),
+        httponly=True,
+        samesite="strict",
+    )

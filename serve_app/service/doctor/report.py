@@ -1,0 +1,28 @@
+"""The checks that a process of the service can make while it serves."""
+
+import asyncio
+
+from serve_app.service.doctor.checks import Check
+from serve_app.service.doctor.machine import check_data_directory, check_disks, check_privacy, check_versions
+from serve_app.service.doctor.stores import check_catalog, check_redis, check_secrets, check_storage
+from serve_app.settings import Settings
+
+
+async def check_service(settings: Settings) -> list[Check]:
+    """Check all but what belongs to the machines of the workers, and the weights of LoRAs: a few seconds."""
+
+    def check_machine() -> list[Check]:
+        return [
+            *check_versions(),
+            *check_data_directory(settings),
+            *check_disks(settings),
+            *check_privacy(settings),
+            *check_secrets(settings),
+            *check_redis(settings),
+        ]
+
+    return [
+        *await asyncio.to_thread(check_machine),
+        *await check_storage(settings),
+        *await check_catalog(settings, limit=0),
+    ]
