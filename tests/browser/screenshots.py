@@ -14,6 +14,7 @@ from PIL import Image
 from playwright.async_api import Page, async_playwright
 
 from serve_app.settings import Settings
+from tests.browser.broken_lora import break_lora, fail_job
 from tests.browser.conftest import CHROMIUM
 from tests.browser.site import Site, open_site
 from tests.support import ROOT, volatile_redis
@@ -54,6 +55,44 @@ async def take(site: Site, into: Path) -> None:
         await browser.close()
 
 
+async def take_operators_pages(site: Site, into: Path) -> None:
+    """With accounts, a failed job, one that is done and a few acts to show."""
+    for name, plan in (("acme", "professional"), ("north wind studio", "enterprise"), ("zeta", "basic")):
+        site.run(site.resources.accounts.create(name, plan_a=plan))
+    lora = site.run(break_lora(site.resources, into / "no such folder"))
+    job_ids = [site.run(fail_job(site.resources, lora)) for _ in range(3)]
+    acme = site.run(site.resources.accounts.get("acme"))
+    assert acme is not None
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        page = await browser.new_page(viewport={"width": 1280, "height": 900})
+        root = f"{site.base_url}/operators"
+        await page.goto(f"{root}/sign-in")
+        await take_looks(page, "operators-sign-in", into)
+        await page.goto(site.operator_url())
+        await page.get_by_role("button", name="Sign in").click()
+        await page.goto(f"{root}/accounts/{acme.id}")
+        await page.get_by_text("A lost password").click()
+        await page.get_by_role("button", name="Make a link").click()
+        await take_looks(page, "operators-link", into)
+        for name in ("", "accounts", f"accounts/{acme.id}", "failures", f"jobs/{job_ids[0]}", "models", "audit"):
+            await page.goto(f"{root}/{name}")
+            await take_looks(page, f"operators-{name.partition('_')[0].replace('/', '-') or 'overview'}", into)
+        await page.goto(f"{root}/checks")
+        await page.get_by_role("button", name="Check now").click()
+        await take_looks(page, "operators-checks", into)
+        await browser.close()
+
+
+async def take_looks(page: Page, name: str, into: Path) -> None:
+    """The page as it is, without opening it again: some are shown once."""
+    for look, (scheme, width) in LOOKS.items():
+        await page.emulate_media(color_scheme=scheme)
+        await page.set_viewport_size({"width": width, "height": 844})
+        await page.screenshot(path=into / f"{name}-{look}.png", full_page=True)
+        print(f"{name}-{look}.png")  # noqa: T201 - what was written
+
+
 async def draw(page: Page, address: str, button: str) -> str:
     """Send the form at this address, with all LoRAs where several can be chosen; the address of what came of it."""
     await page.goto(address)
@@ -71,6 +110,7 @@ def main() -> None:
         settings = Settings(data_dir=Path(folder) / "var", redis_url=redis_url)
         with open_site(settings) as site:
             asyncio.run(take(site, into))
+            asyncio.run(take_operators_pages(site, into))
     if "--docs" in sys.argv:
         for name, file in IN_README.items():
             picture = Image.open(BytesIO((into / f"{name}.png").read_bytes())).convert("RGB")

@@ -3,10 +3,11 @@
 import asyncio
 import socket
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any, TypeVar
 
 import uvicorn
 
@@ -23,6 +24,8 @@ from serve_app.upscale.upscaler import Upscaler
 from tests.support import POCKET
 
 ACCOUNT, PASSWORD = "demo", "correct horse battery"
+OPERATOR = "alice"
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -41,8 +44,16 @@ class Site:
             assert account is not None
             return await self.resources.sign_in_links.create(account.id, LinkPurpose.SIGN_IN)
 
-        token = asyncio.run_coroutine_threadsafe(make(), self.loop).result(30)
-        return f"{self.base_url}/console/links/{token}"
+        return f"{self.base_url}/console/links/{self.run(make())}"
+
+    def operator_url(self) -> str:
+        """Signs the operator in, once."""
+        token = self.run(self.resources.operator_links.create(OPERATOR, LinkPurpose.SIGN_IN))
+        return f"{self.base_url}/operators/links/{token}"
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run something on the service's stores."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
 
 
 @contextmanager
@@ -61,6 +72,7 @@ def open_site(settings: Settings) -> Generator[Site]:
         with socket.create_server(("127.0.0.1", 0)) as listening:
             async with open_resources(settings, hint=hint) as resources:
                 await resources.accounts.create(ACCOUNT, password=PASSWORD, plan_a="enterprise", plan_b="premium")
+                await resources.operators.create(OPERATOR)
                 engine = Engine.load({"pocket": POCKET}, EngineOptions(device="cpu", max_rows=16, exact=False))
                 upscaler = Upscaler.load(POCKET / "upscaler", device="cpu")
                 for executor in (GenerationExecutor(engine, resources), UpscaleExecutor(upscaler, resources)):

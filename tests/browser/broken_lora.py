@@ -1,0 +1,69 @@
+"""A LoRA whose file is missing until it is repaired, and a job that failed for it."""
+
+import hashlib
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from safetensors.numpy import load_file, save
+
+from serve_app.domain.catalog import Adapter
+from serve_app.domain.jobs import JobKind, JobState, new_adapter_id, new_job_id
+from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.service.resources import Resources
+from tests.support import POCKET, wait_until
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenLora:
+    id: str
+    path: Path
+    weights: bytes
+
+    def repair(self) -> None:
+        self.path.write_bytes(self.weights)
+
+
+async def break_lora(resources: Resources, folder: Path, *, name: str = "Lost ink") -> BrokenLora:
+    """Register it for one account alone."""
+    weights = save(load_file(POCKET / "loras" / "outline.safetensors"), {"of": name})
+    lora = BrokenLora(new_adapter_id(), folder / f"{name}.safetensors", weights)
+    account = await resources.accounts.get("acme") or await resources.accounts.create("acme", plan_a="professional")
+    await resources.catalog.register(
+        Adapter(
+            id=lora.id,
+            name=name,
+            description="",
+            created_at=datetime.now(UTC),
+            file=str(lora.path),
+            sha256=hashlib.sha256(weights).hexdigest(),
+            base_model="pocket",
+            accounts=frozenset(),
+            owner=account.id,
+            size_bytes=len(weights),
+        )
+    )
+    return lora
+
+
+async def fail_job(resources: Resources, lora: BrokenLora) -> str:
+    """Ask for an image with it, and wait until that has failed."""
+    account = await resources.accounts.get("acme")
+    assert account is not None
+    request = GenerationRequest(prompt="a red flower", lora_id=lora.id, seeds=(1,), steps=1, width=256, height=256)
+    job_id = new_job_id(JobKind.GENERATION)
+    await resources.queue.accept(
+        job_id=job_id,
+        variant=Variant.A,
+        account_id=account.id,
+        request=request,
+        adapter_id=lora.id,
+        plan="professional",
+    )
+    await wait_until(lambda: has_state(resources, job_id, JobState.FAILED))
+    return job_id
+
+
+async def has_state(resources: Resources, job_id: str, state: JobState) -> bool:
+    job = await resources.jobs.find(job_id)
+    return job is not None and job.state is state
