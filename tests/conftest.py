@@ -32,6 +32,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _passwords_cost_little() -> Iterator[None]:
+    """A hash as it is shipped takes 47 ms of a core, and the console's tests sign in hundreds of times."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("serve_app.stores.passwords.MEMORY_KIB", 256)
+        yield
+
+
 @pytest.fixture(scope="session")
 def redis_url() -> Iterator[str]:
     """The session's Redis server. It is shared: use `redis_db` to start from nothing."""
