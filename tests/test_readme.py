@@ -34,7 +34,9 @@ def run_program(program: str, folder: Path) -> str:
 @pytest.mark.slow
 def test_the_engine_example_prints_no_warnings_and_saves_an_image(tmp_path: Path) -> None:
     (tmp_path / "models").symlink_to(ROOT / "models")
-    assert run_program(python_block("Engine.load"), tmp_path) == ""
+    program = python_block("Engine.load")
+    assert "seeds=[1, 2]" in program
+    assert run_program(program.replace("seeds=[1, 2]", "seeds=[1, 2], steps=2"), tmp_path) == ""
     assert Image.open(tmp_path / "flower.png").size == (512, 512)
 
 
