@@ -47,7 +47,12 @@ def build(args: AppArgs) -> Application:
         **_ingress_replicas(args.ingress.replicas),
     )(Ingress)
     return ingress.bind(
-        generator, upscaler, housekeeper, always_on=always_on(args), open_requests=args.ingress.max_ongoing_requests
+        generator,
+        upscaler,
+        housekeeper,
+        always_on=always_on(args),
+        open_requests=args.ingress.max_ongoing_requests,
+        max_rank=args.generator.engine.max_rank,
     )
 
 

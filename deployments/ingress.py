@@ -15,6 +15,7 @@ from deployments.shared_settings import require_shared
 from serve_app.api.app import create_app
 from serve_app.api.client_address import with_vouched_address
 from serve_app.domain.jobs import JobKind
+from serve_app.engine_options import DEFAULT_MAX_RANK
 from serve_app.service.resources import open_resources
 from serve_app.settings import Settings
 
@@ -74,6 +75,7 @@ class Ingress:
         *_beside: DeploymentHandle[Any],
         always_on: frozenset[JobKind] = frozenset(),
         open_requests: int | None = None,
+        max_rank: int = DEFAULT_MAX_RANK,
     ) -> None:
         prepare_replica()
         settings = Settings() if open_requests is None else Settings(open_requests=open_requests)
@@ -82,7 +84,7 @@ class Ingress:
         hints = Hints({JobKind.GENERATION: generator, JobKind.UPSCALE: upscaler})
         self._stack = AsyncExitStack()
         self._resources = await self._stack.enter_async_context(
-            open_resources(settings, hint=hints, always_on=always_on)
+            open_resources(settings, hint=hints, always_on=always_on, max_rank=max_rank)
         )
 
     def __serve_build_asgi_app__(self) -> ASGIApp:

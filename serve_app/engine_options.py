@@ -6,6 +6,7 @@ from enum import StrEnum
 
 MAX_RANK = 256
 """The highest LoRA rank that the adapter slots can hold."""
+DEFAULT_MAX_RANK = 128
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -42,8 +43,8 @@ class EngineOptions:
     this process, among the base models."""
     host_memory: int = 4 * 2**30
     """Host bytes for packed adapters that are not in a slot."""
-    max_rank: int = 128
-    """Adapters of a higher rank are refused."""
+    max_rank: int = DEFAULT_MAX_RANK
+    """Adapters of a higher rank are refused, by uploads too."""
     sampler: str = ""
     """Sampler of runs that name none (`euler`, `ddim`, `dpm++2m`, `lcm`); empty means the base model's own."""
     compile: str = ""

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -18,6 +19,7 @@ from serve_app.cli.try_lora import add_try_command
 from serve_app.domain.audit import Act
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import InvalidParameter, PayloadTooLarge
+from serve_app.engine_options import DEFAULT_MAX_RANK, MAX_RANK
 from serve_app.service.register import Offer, register
 from serve_app.service.register import remove as unregister
 from serve_app.service.resources import Resources
@@ -43,6 +45,9 @@ async def add(
     trigger_words: Annotated[str, typer.Option(help="What a prompt should hold for it to act, by commas.")] = "",
     account: Annotated[str | None, typer.Option(help="The account that owns it.")] = None,
     everyone: Annotated[bool, typer.Option("--everyone", help="Offer it to all accounts.")] = False,
+    max_rank: Annotated[
+        int, typer.Option(min=1, max=MAX_RANK, help="The highest rank, as the Serve YAML gives it to the generators.")
+    ] = DEFAULT_MAX_RANK,
 ) -> Result:
     """Check an adapter, store it and offer it at once. Without --account or --everyone, grant it to whom you choose."""
     if account is not None and everyone:
@@ -50,10 +55,11 @@ async def add(
     owner = "" if account is None else (await find_account(resources, account)).id
     words = tuple(word.strip() for word in trigger_words.split(",") if word.strip())
     offer = Offer(name=name or Path(file).stem, description=description, base_model=base, trigger_words=words)
+    allowing = replace(resources, max_rank=max_rank)
     offered_to = None if everyone else frozenset[str]()
     try:
         async with _local(resources, file) as path:
-            adapter = (await register(resources, path, offer, owner=owner, accounts=offered_to)).adapter
+            adapter = (await register(allowing, path, offer, owner=owner, accounts=offered_to)).adapter
     except (InvalidParameter, PayloadTooLarge) as error:
         raise Failed(error.message) from None
     if owner:

@@ -43,7 +43,6 @@ INSPECTION_LIMIT_S = 120.0
 """For one file; a base model's first takes 8 s, and several times that on a busy machine; every other 2 s."""
 PROCESSOR_LIMIT_S = 30
 """For reading one file, beyond what starting takes: two files without an end hold both places for no longer than this."""
-MAX_RANK = 128
 LAYER_TABLES = "layer_tables"
 """A folder of the data directory: what adapters are checked against, made from each base model's configuration."""
 _INSPECTION = "serve_app.engine.inspection"
@@ -66,7 +65,6 @@ async def register(
     *,
     owner: str = "",
     accounts: frozenset[str] | None = frozenset(),
-    max_rank: int = MAX_RANK,
     terms: Terms | None = None,
 ) -> Registered:
     """Register the file, or folder of PEFT, at `path`; an owner who registers by itself is held to `terms`.
@@ -83,7 +81,7 @@ async def register(
     if (known := await _known(resources, adapter, terms)) is not None:
         return known
     async with resources.inspections:
-        found = await _inspect(base, path, max_rank, resources.settings.data_dir.resolve() / LAYER_TABLES)
+        found = await _inspect(base, path, resources.max_rank, resources.settings.data_dir.resolve() / LAYER_TABLES)
     parts = {part: Path(uri) for part, uri in weight_files(adapter).items()}
     files = LoraFiles(resources.settings)
     async with held_weights(resources, files.uri(adapter.sha256, parts)):

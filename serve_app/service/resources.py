@@ -9,6 +9,7 @@ from typing import Any
 
 from serve_app.domain.errors import AtelierError, StoreUnavailable
 from serve_app.domain.jobs import JobKind
+from serve_app.engine_options import DEFAULT_MAX_RANK
 from serve_app.service.job_waits import JobWaits
 from serve_app.service.moderation import Moderation
 from serve_app.settings import Settings
@@ -97,6 +98,8 @@ class Resources:
     measures: Measures
     always_on: frozenset[JobKind] = frozenset()
     """Kinds of which the deployment keeps a worker also without work."""
+    max_rank: int = DEFAULT_MAX_RANK
+    """Of LoRAs that are registered: what the generators take."""
     hint: Hint | None = None
     inspections: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(INSPECTIONS_AT_ONCE))
     """Places for processes that read customers' files, each with limits of its own."""
@@ -123,7 +126,11 @@ class Resources:
 
 @asynccontextmanager
 async def open_resources(
-    settings: Settings, *, hint: Hint | None = None, always_on: frozenset[JobKind] = frozenset()
+    settings: Settings,
+    *,
+    hint: Hint | None = None,
+    always_on: frozenset[JobKind] = frozenset(),
+    max_rank: int = DEFAULT_MAX_RANK,
 ) -> AsyncGenerator[Resources]:
     """Open the stores; start the embedded Redis if the settings name none. Raises `StoreUnavailable`, `CatalogError`."""
     await asyncio.to_thread(close_to_others, settings.data_dir)
@@ -170,6 +177,7 @@ async def open_resources(
             workers=WorkerSigns(client),
             measures=measures,
             always_on=always_on,
+            max_rank=max_rank,
             hint=hint,
         )
         await _seed_once(resources.catalog)
