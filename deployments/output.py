@@ -108,6 +108,7 @@ Atelier is ready.
   Key for B      {demo.keys["b"]}   (X-API-Key)
   Console        {demo.sign_in_url}   (signs you in, once)
                  {demo.console_url}   (account {demo.account}, password {demo.console_password})
+  Operators      {demo.base_url}/operators   (an operator is made by: atelier operators create NAME)
   Documentation  {demo.base_url}/docs/a   {demo.base_url}/docs/b
   Data           {data_dir}   (keys in {READY_FILE}, readable by you only)
   Logs           {logs}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from safetensors.numpy import load_file, save
 
+from serve_app.domain.accounts import Account
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.jobs import JobKind, JobState, new_adapter_id, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
@@ -62,6 +63,20 @@ async def fail_job(resources: Resources, lora: BrokenLora) -> str:
     )
     await wait_until(lambda: has_state(resources, job_id, JobState.FAILED))
     return job_id
+
+
+async def ask_for_images(resources: Resources, account: Account, lora_name: str) -> None:
+    """Ask for four images of a LoRA of the catalog, which take a while."""
+    lora = next(lora for lora in await resources.catalog.all() if lora.name.casefold() == lora_name)
+    request = GenerationRequest(prompt="a red flower", lora_id=lora.id, seeds=(1, 2, 3, 4), steps=50)
+    await resources.queue.accept(
+        job_id=new_job_id(JobKind.GENERATION),
+        variant=Variant.A,
+        account_id=account.id,
+        request=request,
+        adapter_id=lora.id,
+        plan=account.plan_a,
+    )
 
 
 async def has_state(resources: Resources, job_id: str, state: JobState) -> bool:

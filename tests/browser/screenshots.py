@@ -14,7 +14,7 @@ from PIL import Image
 from playwright.async_api import Page, async_playwright
 
 from serve_app.settings import Settings
-from tests.browser.broken_lora import break_lora, fail_job
+from tests.browser.broken_lora import ask_for_images, break_lora, fail_job
 from tests.browser.conftest import CHROMIUM
 from tests.browser.site import Site, open_site
 from tests.support import ROOT, volatile_redis
@@ -63,6 +63,8 @@ async def take_operators_pages(site: Site, into: Path) -> None:
     job_ids = [site.run(fail_job(site.resources, lora)) for _ in range(3)]
     acme = site.run(site.resources.accounts.get("acme"))
     assert acme is not None
+    for _ in range(5):
+        site.run(ask_for_images(site.resources, acme, "outline"))
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         page = await browser.new_page(viewport={"width": 1280, "height": 900})
@@ -87,7 +89,7 @@ async def take_operators_pages(site: Site, into: Path) -> None:
 async def take_looks(page: Page, name: str, into: Path) -> None:
     """The page as it is, without opening it again: some are shown once."""
     for look, (scheme, width) in LOOKS.items():
-        await page.emulate_media(color_scheme=scheme)
+        await page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
         await page.set_viewport_size({"width": width, "height": 844})
         await page.screenshot(path=into / f"{name}-{look}.png", full_page=True)
         print(f"{name}-{look}.png")  # noqa: T201 - what was written

@@ -11,6 +11,7 @@ from serve_app.service.doctor.checks import Check, Level
 from serve_app.service.doctor.report import check_service
 
 _RUN = "run checks"
+_WORST_FIRST = (Level.FAIL, Level.WARN, Level.OK)
 
 router = APIRouter()
 
@@ -33,7 +34,7 @@ def _checks_page(request: Request, session: SignedIn, found: list[Check] | None)
         "checks.html",
         session,
         here="checks",
-        checks=found,
+        checks=None if found is None else sorted(found, key=lambda check: _WORST_FIRST.index(check.level)),
         bad=[check for check in found or [] if check.level is not Level.OK],
         run_token=form_token(session.token, _RUN),
     )
