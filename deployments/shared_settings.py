@@ -35,7 +35,7 @@ def _of_one_machine(settings: Settings, secrets: Collection[Secret]) -> Iterator
         yield "ATELIER_STORAGE_URL is not set, and each would keep its own images"
     elif urlsplit(settings.storage_url).scheme in ("", "file", "local", "memory") and not settings.storage_shared:
         yield "ATELIER_STORAGE_URL is a folder of one machine (ATELIER_STORAGE_SHARED=true, if all have mounted the same)"
-    if "pepper" in secrets and settings.pepper is None:
+    if "pepper" in secrets and not settings.has_pepper:
         yield "ATELIER_PEPPER is not set, and each would refuse the API keys of the others"
     if "signing_keys" in secrets and not settings.signing_keys:
         yield "ATELIER_SIGNING_KEYS is not set, and each would refuse the image addresses of the others"

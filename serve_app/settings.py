@@ -77,7 +77,9 @@ class Settings(BaseSettings):
     operator_token: SecretStr | None = Field(default=None, min_length=16)
     """Opens `/metrics` and the details of `/readyz` from other machines (`Authorization: Bearer`); unset, only this one sees them."""
     pepper: SecretStr | None = None
-    """Secret that keys API-key digests. Unset: made once in `data_dir/secrets.json` (0600)."""
+    """Secret that keys API-key digests: version 1 of it. Unset: made once in `data_dir/secrets.json` (0600)."""
+    peppers: dict[Annotated[int, Field(ge=1)], SecretStr] = Field(default_factory=dict)
+    """Its versions, in place of `pepper`: new API keys are made under the first, all verify."""
     signing_keys: dict[str, SecretStr] = Field(default_factory=dict)
     """kid → secret for image URLs; the first signs, all verify. Unset: made once beside the pepper."""
     image_url_life: timedelta = timedelta(hours=24)
@@ -139,8 +141,22 @@ class Settings(BaseSettings):
         return [plan for plan in self.plan_table.values() if plan.variant == variant]
 
     @cached_property
+    def key_peppers(self) -> dict[int, bytes]:
+        """version → secret for the digests of API keys; the first makes new keys."""
+        if self.peppers:
+            return {version: secret.get_secret_value().encode() for version, secret in self.peppers.items()}
+        pepper = self.pepper.get_secret_value() if self.pepper else self._local_secrets["pepper"]
+        return {1: pepper.encode()}
+
+    @property
     def pepper_bytes(self) -> bytes:
-        return self.pepper.get_secret_value().encode() if self.pepper else self._local_secrets["pepper"].encode()
+        """The lowest version, which names folders of images and audit logs: those stay where they are as long as it is listed."""
+        return self.key_peppers[min(self.key_peppers)]
+
+    @property
+    def has_pepper(self) -> bool:
+        """Whether the environment gives one."""
+        return self.pepper is not None or bool(self.peppers)
 
     @cached_property
     def url_keys(self) -> dict[str, bytes]:

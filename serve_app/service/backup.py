@@ -132,7 +132,7 @@ def _fingerprint(settings: Settings) -> str:
 
 
 def _secrets_differ(settings: Settings, manifest: Mapping[str, Any], files: BackupFiles) -> bool:
-    if settings.pepper is None and not Path(settings.data_dir / SECRETS).exists():
+    if not settings.has_pepper and not Path(settings.data_dir / SECRETS).exists():
         text = files.secrets(manifest)  # restored with the keys
         return text is None or "pepper" not in json.loads(text)
     return _fingerprint(settings) != manifest["pepper"]

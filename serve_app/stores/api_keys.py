@@ -11,7 +11,7 @@ from serve_app.domain.durations import from_epoch_ms, milliseconds
 from serve_app.domain.errors import InvalidParameter, NotFound, TooManyKeys
 from serve_app.domain.requests import Variant
 from serve_app.settings import Settings
-from serve_app.stores.api_key_format import hash_secret, hint_of, new_secret
+from serve_app.stores.api_key_format import KeyDigest, hash_secret, hint_of, new_secret
 from serve_app.stores.key_scopes import read_adapters, read_scopes, write_adapters, write_scopes
 from serve_app.stores.records import pairs
 from serve_app.stores.redis_keys import redis_key
@@ -48,7 +48,7 @@ class ApiKeyStore:
         if expires_in is not None and expires_in <= timedelta():
             raise InvalidParameter("expires_in: must be longer than nothing")
         secret = new_secret()
-        hashed = hash_secret(secret, self._settings.pepper_bytes)
+        version, hashed = self._hash(secret)
         row = await self._create(
             key_id=hashed.id,
             digest=hashed.digest,
@@ -61,6 +61,7 @@ class ApiKeyStore:
             adapters=write_adapters(adapters),
             user=user_id,
             max_keys=self._settings.max_keys_per_account,
+            pepper=version,
         )
         if not row:
             raise NotFound(f"no account {account_id!r}")
@@ -73,7 +74,7 @@ class ApiKeyStore:
         Raises `NotFound` for a key that does not work any more, and `TooManyKeys`: during the grace both count.
         """
         secret = new_secret()
-        hashed = hash_secret(secret, self._settings.pepper_bytes)
+        version, hashed = self._hash(secret)
         row = await self._roll(
             old_id=key_id,
             new_id=hashed.id,
@@ -81,6 +82,7 @@ class ApiKeyStore:
             hint=hint_of(secret),
             grace_ms=milliseconds(grace),
             max_keys=self._settings.max_keys_per_account,
+            pepper=version,
         )
         if not row:
             raise NotFound(f"no key {key_id!r} that works")
@@ -106,6 +108,11 @@ class ApiKeyStore:
             return False
         await self._redis.hset(redis_key("key", key_id), "revoked", "1")
         return True
+
+    def _hash(self, secret: str) -> tuple[int, KeyDigest]:
+        """The version of the pepper that makes new keys, and the digest under it."""
+        version, pepper = next(iter(self._settings.key_peppers.items()))
+        return version, hash_secret(secret, pepper)
 
     def _check_number(self, row: Sequence[str]) -> None:
         if row == ["full"]:

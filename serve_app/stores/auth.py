@@ -23,6 +23,8 @@ class AuthQuery:
     """Arguments of `caller.lua`. `plans`: the interface's, the lowest first; without a `rate_token` nothing is counted."""
 
     key: KeyDigest
+    older: Sequence[KeyDigest] = ()
+    """The same secret under the older peppers."""
     variant: Variant
     plans: Sequence[Plan]
     rate_token: str = ""
@@ -32,13 +34,14 @@ class AuthQuery:
         return {
             "key_id": self.key.id,
             "key_digest": self.key.digest,
+            "older_keys": " ".join(f"{key.id} {key.digest}" for key in self.older),
             "interface": self.variant,
             "rate_token": self.rate_token,
             "plans": _plan_cells(self.plans),
         }
 
     def read(self, answer: Sequence[Any]) -> AuthResult:
-        return _read_caller(answer, self.plans, key_id=self.key.id, rate_token=self.rate_token)
+        return _read_caller(answer, self.plans, rate_token=self.rate_token)
 
 
 class Authenticator:
@@ -67,7 +70,7 @@ class Authenticator:
         answer = await self._count_owner(
             account_id=account_id, interface=variant, rate_token=rate_token, plans=_plan_cells(plans)
         )
-        return _read_caller(answer, plans, key_id="", rate_token=rate_token)
+        return _read_caller(answer, plans, rate_token=rate_token)
 
     async def window(self, account_id: str, variant: Variant) -> Window:
         """Return the account's use of its plan; counts nothing."""
@@ -87,8 +90,8 @@ def auth_query(secret: str, variant: Variant, settings: Settings, *, rate_token:
     """Return the arguments for a key; None for a text that cannot be one."""
     if not is_well_formed(secret):
         return None
-    key = hash_secret(secret, settings.pepper_bytes)
-    return AuthQuery(key=key, variant=variant, plans=settings.plans_of(variant), rate_token=rate_token)
+    key, *older = (hash_secret(secret, pepper) for pepper in settings.key_peppers.values())
+    return AuthQuery(key=key, older=older, variant=variant, plans=settings.plans_of(variant), rate_token=rate_token)
 
 
 def anonymous(variant: Variant, settings: Settings) -> AuthResult:
@@ -101,8 +104,8 @@ def _plan_cells(plans: Sequence[Plan]) -> list[str | int]:
     return [cell for plan in plans for cell in (plan.name, plan.limit, milliseconds(plan.window))]
 
 
-def _read_caller(answer: Sequence[Any], plans: Sequence[Plan], *, key_id: str, rate_token: str) -> AuthResult:
-    status, account_id, account_name, plan_name, used, ends, now, scopes, adapters = answer
+def _read_caller(answer: Sequence[Any], plans: Sequence[Plan], *, rate_token: str) -> AuthResult:
+    status, account_id, account_name, plan_name, used, ends, now, scopes, adapters, key_id = answer
     plan = next(plan for plan in plans if plan.name == plan_name)
     window = Window.at(plan, used=used, resets_at=from_epoch_ms(ends), asked_at=from_epoch_ms(now))
     if status in ("unknown", "other_interface"):

@@ -1,5 +1,6 @@
 """Inspect a Redis server: reachable, and configured to keep what it acknowledges."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -8,6 +9,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError, ResponseErr
 
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.stores.redis import connect_sync, redis_errors
+from serve_app.stores.redis_keys import redis_key
 
 DURABLE = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
 """The settings under which nothing accepted is lost; `everysec` loses up to a second, eviction loses jobs."""
@@ -42,6 +44,20 @@ def inspect_redis(url: str) -> RedisFacts:
             used_memory=memory["used_memory_human"],
             settings=_durability(untyped),
         )
+
+
+def keys_by_pepper(url: str) -> Mapping[int, int]:
+    """Count the API keys that work under each version of the pepper; those of before versions are of the first. Raises `StoreUnavailable`."""
+    found: Counter[int] = Counter()
+    with connect_sync(url) as client, redis_errors():
+        untyped = cast(Any, client)
+        seconds, micros = untyped.time()
+        now_ms = seconds * 1000 + micros // 1000
+        for name in untyped.scan_iter(match=redis_key("key", "*"), count=500):
+            revoked, expires, version = untyped.hmget(name, "revoked", "expires", "pepper")
+            if not revoked and (expires is None or int(expires) > now_ms):
+                found[int(version or 1)] += 1
+    return found
 
 
 def _durability(client: Any) -> dict[str, str] | None:

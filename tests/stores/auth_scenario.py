@@ -229,12 +229,15 @@ async def _check_repeated_creation(stores: Stores, sync: Any, make: Script, roll
         "max_keys": 1,
         "scopes": "read",
         "adapters": "",
+        "user": "",
+        "pepper": 1,
     }
     assert await make(**args) == (first := await make(**args)), "a repeated call made another record"
     sync.hset(redis_key("key", "key_first"), "expires", 10 * START_MS)
     assert await make(**args) != first, "a repeated call wrote the record again"
     assert await make(**{**args, "key_id": "key_lost", "account": "acct_nobody", "life_ms": None}) == []
     roll_args: dict[str, Argument] = {
+        "pepper": 1,
         "old_id": "key_first",
         "new_id": "key_second",
         "digest": "d2",
@@ -258,6 +261,7 @@ async def _check_repeated_requests(stores: Stores, sync: Any, auth: Script) -> N
         return await auth(
             key_id=api_key.id,
             key_digest=key_digest,
+            older_keys="",
             interface="a",
             rate_token=rate_token,
             plans=["basic", 2, HOUR_MS],

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 import redis
+from pydantic import SecretStr
 
 from serve_app.domain.accounts import Account, ApiKey
 from serve_app.domain.errors import InvalidParameter, NotFound, TooManyKeys
@@ -17,6 +18,7 @@ from serve_app.service.resources import Resources, open_resources
 from serve_app.settings import Settings
 from serve_app.stores.api_key_format import BASE62
 from serve_app.stores.redis import connect
+from serve_app.stores.redis_inspection import keys_by_pepper
 from serve_app.stores.redis_keys import redis_key
 from serve_app.stores.script import Script
 from serve_app.stores.sessions import Opened
@@ -372,3 +374,34 @@ def _everything(client: redis.Redis) -> str:
         )
         found.append(f"{name} {read(name)}")
     return "\n".join(found)
+
+
+async def test_keys_of_an_older_pepper_work_beside_new_ones_until_it_is_no_longer_listed(
+    settings: Settings, redis_db: redis.Redis
+) -> None:
+    async def who(at: Settings, secret: str, job_id: str = "gen_none") -> str:
+        async with open_resources(at) as opened:
+            caller = (await opened.auth.authenticate(secret, Variant.A, counted=True)).caller
+            polled = (await opened.poller.poll(secret, Variant.A, job_id, of=None)).auth.caller
+            assert (caller and caller.key_id) == (polled and polled.key_id)
+            return caller.key_id if caller else ""
+
+    first = settings.model_copy(update={"pepper": SecretStr("one")})
+    both = settings.model_copy(update={"peppers": {2: SecretStr("two"), 1: SecretStr("one")}})
+    second = settings.model_copy(update={"peppers": {2: SecretStr("two")}})
+    async with open_resources(first) as opened:
+        account = await opened.accounts.create("acme")
+        old, old_secret = await opened.api_keys.create(account.id, interfaces=BOTH)
+        folder, log = opened.images.account_folder(account.id), opened.audit.pseudonym(account.id)
+    async with open_resources(both) as opened:
+        new, new_secret = await opened.api_keys.create(account.id, interfaces=BOTH)
+        assert (opened.images.account_folder(account.id), opened.audit.pseudonym(account.id)) == (folder, log)
+    assert [await who(both, secret) for secret in (old_secret, new_secret)] == [old.id, new.id]
+    assert [await who(second, secret) for secret in (old_secret, new_secret)] == ["", new.id]
+    assert [await who(first, secret) for secret in (old_secret, new_secret)] == [old.id, ""]
+    assert keys_by_pepper(settings.redis_url) == {1: 1, 2: 1}
+    assert cast(Any, redis_db).hget(redis_key("key", old.id), "used")
+    async with open_resources(both) as opened:
+        _, rolled = await opened.api_keys.roll(old.id, grace=timedelta())
+    assert await who(second, rolled)
+    assert keys_by_pepper(settings.redis_url) == {2: 2}

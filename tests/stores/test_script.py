@@ -93,6 +93,7 @@ async def test_arguments_reach_the_script_by_name_in_any_order(redis_url: str, r
         "scopes": "",
         "adapters": "",
         "user": "",
+        "pepper": 1,
     }
     found = await script(**args, digest="d", hint="h", account="a")
     assert found == ["k", "d", "h", "a", "n", "", "7", 7]

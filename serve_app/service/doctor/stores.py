@@ -19,7 +19,7 @@ from serve_app.stores.catalog_file import CatalogError, read_catalog
 from serve_app.stores.embedded import running_redis
 from serve_app.stores.images import ImageStore
 from serve_app.stores.redis_binary import server_binary, version_of
-from serve_app.stores.redis_inspection import DURABLE, inspect_redis
+from serve_app.stores.redis_inspection import DURABLE, inspect_redis, keys_by_pepper
 from serve_app.stores.redis_releases import patched_release
 from serve_app.stores.weights import WeightStore
 
@@ -31,7 +31,9 @@ STORAGE_ADVICE = (
 def check_secrets(settings: Settings) -> Iterable[Check]:
     """Check where the pepper and the signing keys come from. Without the pepper no API key is valid."""
     local = settings.data_dir / "secrets.json"
-    given = [name for name, value in (("pepper", settings.pepper), ("signing keys", settings.signing_keys)) if value]
+    given = [
+        name for name, value in (("pepper", settings.has_pepper), ("signing keys", settings.signing_keys)) if value
+    ]
     if len(given) == 2:
         yield ok("secrets", "pepper and signing keys are set")
     elif settings.redis_url:
@@ -73,6 +75,27 @@ def check_redis(settings: Settings) -> Iterable[Check]:
         yield fail("redis durability", found, f"accepted jobs can be lost; set {_wanted(facts.wrong)}")
     else:
         yield ok("redis durability", _wanted(facts.settings))
+    yield from _peppers(settings, url)
+
+
+def _peppers(settings: Settings, url: str) -> Iterable[Check]:
+    """Check that every key's pepper is listed; an older one can go once no key uses it."""
+    try:
+        found = keys_by_pepper(url)
+    except StoreUnavailable:
+        return
+    versions = (
+        settings.key_peppers if settings.has_pepper or (settings.data_dir / "secrets.json").exists() else {1: b""}
+    )
+    if lost := sum(number for version, number in found.items() if version not in versions):
+        yield fail("pepper", f"{lost} API keys are of a version that is not listed", "list it in ATELIER_PEPPERS")
+    newest, *older = versions
+    for version in older:
+        number = found.get(version, 0)
+        state = f"{number} working API keys are still of it" if number else "no working API key is of it any more"
+        yield ok(f"pepper {version}", state)
+    if older:
+        yield ok(f"pepper {newest}", f"{found.get(newest, 0)} working API keys; makes the new ones")
 
 
 def _embedded_binary() -> Iterable[Check]:

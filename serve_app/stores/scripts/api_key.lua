@@ -18,9 +18,9 @@ local function working_keys(account, except)
   return working
 end
 
--- user: the invited user who made it. life_ms: until it expires, or nil for ever. scopes, adapters: what it may do, and with which adapters; '' or nil for all.
-local function write_key(id, digest, hint, account, name, interfaces, life_ms, scopes, adapters, user)
-  redis.call('HSET', K('key:' .. id), 'digest', digest, 'hint', hint, 'account', account, 'name', name,
+-- user: the invited user who made it. pepper: the version under which the digest was made. life_ms: until it expires, or nil for ever. scopes, adapters: what it may do, and with which adapters; '' or nil for all.
+local function write_key(id, digest, hint, account, name, interfaces, life_ms, scopes, adapters, user, pepper)
+  redis.call('HSET', K('key:' .. id), 'digest', digest, 'pepper', pepper, 'hint', hint, 'account', account, 'name', name,
     'interfaces', interfaces, 'created', now)
   if life_ms then redis.call('HSET', K('key:' .. id), 'life', life_ms, 'expires', now + life_ms) end
   if (scopes or '') ~= '' then redis.call('HSET', K('key:' .. id), 'scopes', scopes) end

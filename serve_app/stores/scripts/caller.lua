@@ -1,14 +1,29 @@
--- args: key_id, key_digest
--- Who is calling, within which plan: key → account → plan → count (window.lua).
+-- args: key_id, key_digest, older_keys
+-- Who is calling, within which plan: key → account → plan → count (window.lua). `older_keys`: id and digest of the same secret under
+-- each older pepper, by spaces.
 local USED_EVERY = 60000 -- ms between two writes of "last used": polls stay reads
 
--- {status, account id, account name, plan name, used, the window's end, now, scopes, adapters}; status: ok, limited, unknown,
+-- {status, account id, account name, plan name, used, the window's end, now, scopes, adapters, key id}; status: ok, limited, unknown,
 -- other_interface (a key that works, but not on this interface). Times are in ms. Scopes and adapters are the key's, '' for all.
+local function key_fields(id)
+  return redis.call('HMGET', K('key:' .. id), 'digest', 'account', 'interfaces', 'revoked', 'used', 'expires', 'scopes',
+    'adapters')
+end
+
+-- The id and the fields of the key, under whichever pepper it was made; nil for an unknown one.
+local function find_key()
+  local key = key_fields(key_id)
+  if key[1] == key_digest then return key_id, key end
+  for id, digest in string.gmatch(older_keys, '(%S+) (%S+)') do
+    key = key_fields(id)
+    if key[1] == digest then return id, key end
+  end
+end
+
 local function authenticate()
-  local key = redis.call('HMGET', K('key:' .. key_id), 'digest', 'account', 'interfaces', 'revoked', 'used', 'expires',
-    'scopes', 'adapters')
+  local id, key = find_key()
+  if not id or key[4] or num(key[6], math.huge) <= now then return refused('unknown') end
   local scopes, adapters = key[7] or '', key[8] or ''
-  if key[1] ~= key_digest or key[4] or num(key[6], math.huge) <= now then return refused('unknown') end
   local account_id = key[2]
   local account = redis.call('HMGET', K('account:' .. account_id), 'name', 'disabled', 'plan_' .. interface)
   if not account[1] or account[2] then return refused('unknown') end
@@ -16,7 +31,7 @@ local function authenticate()
 
   local status, plan, used, ends = count_request(account_id, account[3])
   if rate_token ~= '' and status == 'ok' and now - num(key[5], 0) >= USED_EVERY then
-    redis.call('HSET', K('key:' .. key_id), 'used', now)
+    redis.call('HSET', K('key:' .. id), 'used', now)
   end
-  return {status, account_id, account[1], plan, used, ends, now, scopes, adapters}
+  return {status, account_id, account[1], plan, used, ends, now, scopes, adapters, id}
 end

@@ -4,4 +4,4 @@
 local account = redis.call('HMGET', K('account:' .. account_id), 'name', 'disabled', 'plan_' .. interface)
 if not account[1] or account[2] then return refused('unknown') end
 local status, plan, used, ends = count_request(account_id, account[3])
-return {status, account_id, account[1], plan, used, ends, now, '', ''}
+return {status, account_id, account[1], plan, used, ends, now, '', '', ''}

@@ -10,7 +10,7 @@ end
 
 local function refused(status)
   local name, _, window_ms = plan_called('')
-  return {status, '', '', name, 0, now + window_ms, now, '', ''}
+  return {status, '', '', name, 0, now + window_ms, now, '', '', ''}
 end
 
 -- status, plan name, used, the window's end; status: ok, or limited for a request that the plan leaves no space for.
