@@ -1,44 +1,30 @@
 """Runs the real application on a real port in its own thread, with a worker that answers each job."""
 
-import asyncio
-import socket
-import threading
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from io import BytesIO
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
-import uvicorn
-import uvloop
 from PIL import Image
 
-from serve_app.api.app import create_app
 from serve_app.domain.accounts import Account
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Claim, Failure, JobKind, StoredImage, new_image_id
 from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.service.resources import Resources, open_resources
 from serve_app.settings import Settings
 from serve_app.stores.claiming import new_nonce
+from tests.served import Served, served
 
-T = TypeVar("T")
 Outcome = Literal["complete", "fail", "leave"]
 
 
 @dataclass(slots=True)
-class Live:
+class Live(Served):
     """A running service. Its worker ends each job as soon as it is accepted, as `outcome` says."""
 
-    base_url: str
-    resources: Resources
-    loop: asyncio.AbstractEventLoop
     outcome: Outcome = "complete"
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine of the stores on the service's event loop."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
 
     def member(self, name: str = "acme", **plans: str) -> tuple[Account, str]:
         """Create an account and its key for both interfaces."""
@@ -82,28 +68,5 @@ class Live:
 @contextmanager
 def live_service(settings: Settings) -> Generator[Live]:
     """Run the application on a free port until the block ends."""
-    started: list[Live] = []
-    ready, stopping = threading.Event(), list[Callable[[], None]]()
-
-    async def serve() -> None:
-        async def hint(kind: JobKind, job_id: str) -> None:
-            await started[0].hint(kind, job_id)
-
-        with socket.create_server(("127.0.0.1", 0)) as listening:
-            async with open_resources(settings, hint=hint) as resources:
-                port = listening.getsockname()[1]
-                server = uvicorn.Server(uvicorn.Config(create_app(resources), log_level="warning", lifespan="off"))
-                started.append(Live(f"http://127.0.0.1:{port}", resources, asyncio.get_running_loop()))
-                stopping.append(lambda: setattr(server, "should_exit", True))
-                ready.set()  # the socket listens already: an early connection waits in its queue
-                await server.serve(sockets=[listening])
-
-    thread = threading.Thread(target=lambda: uvloop.run(serve()), name="live service")
-    thread.start()
-    try:
-        assert ready.wait(30), "the live service did not start"
-        yield started[0]
-    finally:
-        for stop in stopping:
-            stop()
-        thread.join(30)
+    with served(Live(), settings) as live:
+        yield live

@@ -49,6 +49,9 @@ def console_app(resources: Resources) -> ASGIApp:
 
 
 async def _to_sign_in(request: Request, _error: Exception) -> Response:
-    """Whoever wanted to try the playground gets there after signing in."""
+    """Whoever wanted to try the playground gets there after signing in. A part of a page sends its whole page there."""
     wanted = request.url.path.removeprefix(f"{root_of(request)}/")
-    return redirect(request, "sign-in?next=playground" if wanted.startswith("playground") else "sign-in")
+    sign_in = redirect(request, "sign-in?next=playground" if wanted.startswith("playground") else "sign-in")
+    if "hx-request" in request.headers:
+        return Response(status_code=204, headers={"HX-Redirect": sign_in.headers["location"]})
+    return sign_in
