@@ -27,15 +27,22 @@ class Served:
     resources: Resources = field(init=False)
     loop: asyncio.AbstractEventLoop = field(init=False)
     _server: uvicorn.Server = field(init=False)
+    _may_listen: asyncio.Event = field(default_factory=asyncio.Event)
     _is_ending: bool = False
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine of the stores on the service's event loop."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
 
-    def restart_ingress(self) -> None:
-        """Stop listening, end every connection, and begin again on the same port; what works on jobs goes on."""
+    @contextmanager
+    def ingress_down(self) -> Generator[None]:
+        """Nothing listens and every connection ends, until the block does; what works on jobs goes on."""
+        self.loop.call_soon_threadsafe(self._may_listen.clear)
         self._server.should_exit = True
+        try:
+            yield
+        finally:
+            self.loop.call_soon_threadsafe(self._may_listen.set)
 
     async def hint(self, kind: JobKind, job_id: str) -> None:
         """A job was accepted."""
@@ -47,6 +54,7 @@ class Served:
 
     async def serve(self, settings: Settings, ready: threading.Event) -> None:
         self.loop = asyncio.get_running_loop()
+        self._may_listen.set()
         async with open_resources(settings, hint=self.hint) as self.resources, self.working():
             while not self._is_ending:
                 port = int(self.base_url.rpartition(":")[2] or 0)
@@ -56,6 +64,7 @@ class Served:
                     self._server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
                     ready.set()  # the socket listens already: an early connection waits in its queue
                     await self._server.serve(sockets=[listening])
+                await self._may_listen.wait()
 
     def end(self) -> None:
         self._is_ending = True

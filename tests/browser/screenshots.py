@@ -26,7 +26,7 @@ LOOKS: dict[str, tuple[Literal["light", "dark"], int]] = {
     "dark": ("dark", 1280),
     "phone": ("light", 390),
 }
-PAGES = ("history", "loras", "loras/new", "usage", "settings", "settings/api", "settings/password")
+PAGES = ("history", "loras", "loras/new", "usage", "settings", "settings/api", "settings/password", "settings/users")
 IN_README = {"compare-light": "compare"}
 """Screenshot → file of docs/images."""
 WIDTH = 1000

@@ -18,7 +18,7 @@ from tests.served import Served, served
 from tests.support import POCKET
 
 ACCOUNT, PASSWORD = "demo", "correct horse battery"
-OPERATOR = "ada"
+OPERATOR = "alice"
 
 
 @dataclass(slots=True)

@@ -1,0 +1,164 @@
+"""What people do in the console beside drawing: compare, enlarge, add and share LoRAs, without a mouse, in two tabs, and when
+something ends midway."""
+
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Browser, BrowserContext, Page, expect
+
+from tests.browser.site import PASSWORD, Site
+from tests.support import POCKET
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser"), pytest.mark.timeout(180)]
+
+PROMPT = "purple mountains under a black sky with a yellow moon"
+DRAWN_MS = 90_000.0
+HOSTILE = "<img src=x onerror=\"document.title='pwned'\"><script>document.title='pwned'</script>'\"&"
+
+
+async def job_of(page: Page, site: Site, *, steps: int = 20) -> str:
+    """Ask for an image in the playground; return the path of the job's page."""
+    await page.goto(f"{site.base_url}/console/playground?prompt={PROMPT}&steps={steps}&seed=1")
+    await page.get_by_role("button", name="Generate").click()
+    await page.wait_for_url("**/playground/gen_*")
+    return page.url
+
+
+async def wait_until_done(page: Page) -> None:
+    await expect(page.get_by_role("heading", name="Done")).to_be_visible(timeout=DRAWN_MS)
+
+
+@pytest.fixture
+async def unwatched(chromium: Browser, site: Site) -> AsyncIterator[Page]:
+    """Signed in, where answers of errors are a part of the flow."""
+    context = await chromium.new_context()
+    page = await context.new_page()
+    await page.goto(site.sign_in_url())
+    await page.get_by_role("button", name="Sign in").click()
+    await page.wait_for_url("**/console/playground")
+    yield page
+    await context.close()
+
+
+@pytest.mark.parametrize("loras", [2, pytest.param(8, marks=pytest.mark.soak)])
+async def test_loras_are_compared_side_by_side(page: Page, site: Site, loras: int) -> None:
+    await page.goto(f"{site.base_url}/console/compare?prompt={PROMPT}&seed=3&steps=20")
+    for place, box in enumerate(await page.get_by_role("checkbox").all()):
+        await box.set_checked(place < loras, force=True)
+    await page.get_by_role("button", name="Compare").click()
+    await wait_until_done(page)
+    await expect(page.get_by_role("img", name=re.compile("^Drawn with "))).to_have_count(loras)
+
+
+async def test_an_image_is_enlarged(page: Page, site: Site) -> None:
+    await job_of(page, site)
+    await wait_until_done(page)
+    await page.get_by_role("button", name="Upscale 2×").click()
+    await page.wait_for_url("**/playground/up_*")
+    await wait_until_done(page)
+    picture = page.get_by_role("img", name="Image 1").first
+    await page.wait_for_function("i => i.complete && i.naturalWidth > 0", arg=await picture.element_handle())
+    assert await picture.evaluate("i => i.naturalWidth") == 1024
+
+
+@pytest.mark.soak  # the check of a file takes a process with the model: tests/console/test_loras.py has it without a browser
+async def test_a_lora_is_refused_added_and_shared(unwatched: Page, site: Site, tmp_path: Path) -> None:
+    page = unwatched
+    site.run(site.resources.accounts.create("partner"))
+    bad = tmp_path / "bad.safetensors"
+    bad.write_bytes(b"not a LoRA")
+    for file, verdict in ((bad, "was refused"), (POCKET / "loras" / "neon.safetensors", "can be used at once")):
+        await page.goto(f"{site.base_url}/console/loras/new")
+        await page.locator("input[type=file]").first.set_input_files(file)
+        await page.get_by_label(re.compile("^Name")).fill(HOSTILE[:90])
+        await page.get_by_role("button", name=re.compile("^(Add|Upload)")).click()
+        await expect(page.get_by_text(verdict)).to_be_visible(timeout=DRAWN_MS)
+    await page.get_by_label(re.compile("^Another account")).fill("partner")
+    await page.get_by_role("button", name="Share").click()
+    await expect(page.get_by_text("Shared.")).to_be_visible()
+    for path in ("loras", "playground", "history", "usage", "compare"):
+        await page.goto(f"{site.base_url}/console/{path}")
+        assert "pwned" not in await page.title(), path
+    site.run(_remove_own_loras(site))
+
+
+async def _remove_own_loras(site: Site) -> None:
+    for lora_id in await site.resources.catalog.owned_ids(site.account.id):
+        await site.resources.catalog.remove(lora_id)
+
+
+async def test_markup_in_prompts_and_names_of_keys_is_text(page: Page, site: Site) -> None:
+    await page.goto(f"{site.base_url}/console/settings/api")
+    await page.get_by_label("Name").fill(HOSTILE[:60])
+    await page.get_by_role("button", name="Generate API key").click()
+    await expect(page.get_by_text("Your new key")).to_be_visible()
+    await expect(page.get_by_role("cell", name=HOSTILE[:60])).to_be_visible()
+    await page.goto(f"{site.base_url}/console/playground")
+    await page.get_by_label("Prompt", exact=True).fill(HOSTILE)
+    await page.get_by_role("button", name="Generate").click()
+    await page.wait_for_url("**/playground/gen_*")
+    job = page.url.rpartition("/")[2]
+    for path in (
+        f"playground/{job}",
+        f"history/{job}",
+        "history",
+        "usage",
+        "settings/api",
+        f"playground?prompt={HOSTILE}",
+    ):
+        await page.goto(f"{site.base_url}/console/{path}")
+        assert "pwned" not in await page.title(), path
+    await page.goto(f"{site.base_url}/console/history/{job}")
+    await expect(page.get_by_role("heading", level=1)).to_have_text(HOSTILE)
+
+
+async def test_the_keyboard_alone_draws(page: Page, site: Site) -> None:
+    await page.goto(f"{site.base_url}/console/playground?steps=20")
+    await page.keyboard.press("Tab")
+    assert await page.evaluate("document.activeElement.textContent") == "Skip to content"
+    await page.keyboard.press("Enter")
+    await _tab_to(page, "textarea[name=prompt]")
+    await page.keyboard.type(PROMPT)
+    await _tab_to(page, "button.main")
+    outline = await page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline != "none", "where one is can be seen"
+    await page.keyboard.press("Enter")
+    await page.wait_for_url("**/playground/gen_*")
+    await _tab_to(page, "button:has-text('Cancel'), .panel a")
+    await page.keyboard.press("Enter")
+
+
+async def _tab_to(page: Page, selector: str) -> None:
+    for _ in range(60):
+        await page.keyboard.press("Tab")
+        if await page.locator(selector).evaluate_all("all => all.includes(document.activeElement)"):
+            return
+    raise AssertionError(f"the keyboard does not reach {selector}")
+
+
+async def test_two_tabs_show_the_same_job(page: Page, context: BrowserContext, site: Site) -> None:
+    address = await job_of(page, site, steps=50)
+    other = await context.new_page()
+    await other.goto(address)
+    await other.get_by_role("button", name="Cancel").click()
+    for tab in (other, page):
+        await expect(tab.get_by_role("heading", name="Canceled")).to_be_visible()
+
+
+async def test_a_page_whose_session_ends_midway_leads_to_the_sign_in(unwatched: Page, site: Site) -> None:
+    await job_of(unwatched, site, steps=50)
+    site.run(site.resources.sessions.revoke_all(site.account.id))
+    await unwatched.wait_for_url("**/console/sign-in*")
+    await unwatched.get_by_label("Account or user").fill("demo")
+    await unwatched.get_by_label("Password").fill(PASSWORD)
+    await unwatched.get_by_role("button", name="Sign in").click()
+    await unwatched.wait_for_url("**/console/playground")
+
+
+async def test_a_page_goes_on_when_the_ingress_was_restarted(unwatched: Page, site: Site) -> None:
+    await job_of(unwatched, site, steps=30)
+    with site.ingress_down():
+        await unwatched.wait_for_event("requestfailed")
+    await wait_until_done(unwatched)
