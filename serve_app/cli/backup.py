@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from serve_app.cli.checks_stores import is_service_up
 from serve_app.cli.command import Result, command
 from serve_app.cli.exit_codes import Failed
 from serve_app.service.backup import BackupFacts, check_backup, make_backup, restore, restore_secrets
+from serve_app.service.doctor.stores import is_service_up
 from serve_app.settings import Settings
 from serve_app.stores.embedded import ensure_redis, running_redis, stop_redis
 
