@@ -16,7 +16,7 @@ from serve_app.domain.jobs import Failure, JobKind, JobState, StoredImage, new_i
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.service.resources import Resources
 from serve_app.stores import redis_copy
-from serve_app.stores.job_queue import new_nonce
+from serve_app.stores.claiming import new_nonce
 from tests.audit import audit
 from tests.cli.conftest import Atelier
 from tests.support import adapter_id
