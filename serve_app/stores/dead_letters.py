@@ -12,6 +12,9 @@ from serve_app.stores.job_reader import LOOKED_AT_ONCE, Position, find_jobs
 from serve_app.stores.redis_keys import redis_key
 from serve_app.stores.script import Rewrite, Script
 
+CALLS = 4
+"""Of one page."""
+
 Jobs = list[Job]  # `DeadLetters.list` hides the built-in name inside the class
 
 
@@ -46,10 +49,11 @@ class DeadLetters:
     ) -> DeadPage:
         """List those of an account and a code that failed since a time, newest first; `Position` has the time of failing.
 
-        The counts are of the newest `LOOKED_AT_ONCE` of that time.
+        The counts are of the newest `LOOKED_AT_ONCE` of that time. A page of few may be short and yet have a next one: it is
+        of `CALLS` × `LOOKED_AT_ONCE` jobs.
         """
         found, place, counts = list[Position](), after, dict[str, int]()
-        while len(found) <= limit:
+        for _ in range(CALLS):
             counted, rows, last = await self._list_dead(
                 account=account,
                 code=code,
@@ -61,11 +65,11 @@ class DeadLetters:
             )
             counts = {name: int(number) for name, number in zip(counted[::2], counted[1::2], strict=True)}
             found += [Position(int(ms), job_id) for job_id, ms in rows]
-            if not last:
+            place = Position(int(last[1]), last[0]) if last else None
+            if place is None or len(found) > limit:
                 break
-            place = Position(int(last[1]), last[0])
         jobs = await find_jobs(self._redis, [each.job_id for each in found[:limit]])
-        return DeadPage(jobs, found[limit - 1] if len(found) > limit else None, counts)
+        return DeadPage(jobs, found[limit - 1] if len(found) > limit else place, counts)
 
     async def requeue(self, job_id: str) -> bool:
         """Queue a failed job again with all its attempts; False when it has not failed."""

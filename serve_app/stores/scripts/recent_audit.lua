@@ -14,7 +14,22 @@ local function newest(name, id)
   return redis.call('XREVRANGE', K('audit:' .. name), id == '' and '+' or '(' .. id, '-', 'COUNT', 1)[1]
 end
 
+-- A binary heap of each log's next row, the newest at 1.
 local heads = {}
+
+local function is_newer(a, b) return a.ms > b.ms or (a.ms == b.ms and a.number > b.number) end
+
+local function sink(i)
+  while true do
+    local top, left = i, 2 * i
+    if heads[left] and is_newer(heads[left], heads[top]) then top = left end
+    if heads[left + 1] and is_newer(heads[left + 1], heads[top]) then top = left + 1 end
+    if top == i then return end
+    heads[i], heads[top] = heads[top], heads[i]
+    i = top
+  end
+end
+
 for _, name in ipairs(names) do
   local row = newest(name, before)
   if row then
@@ -22,15 +37,11 @@ for _, name in ipairs(names) do
     heads[#heads + 1] = {name = name, row = row, ms = ms, number = number}
   end
 end
+for i = math.floor(#heads / 2), 1, -1 do sink(i) end
 
 local found, looked_at, last = {}, 0, ''
-while #heads > 0 do
-  local first = 1
-  for i = 2, #heads do
-    local a, b = heads[i], heads[first]
-    if a.ms > b.ms or (a.ms == b.ms and a.number > b.number) then first = i end
-  end
-  local head = heads[first]
+while heads[1] do
+  local head = heads[1]
   if (#found >= limit or looked_at >= most) and head.row[1] ~= last then return {found, last} end
   looked_at, last = looked_at + 1, head.row[1]
   local fields = {}
@@ -40,7 +51,9 @@ while #heads > 0 do
   if head.row then
     head.ms, head.number = parse(head.row[1])
   else
-    table.remove(heads, first)
+    heads[1] = heads[#heads]
+    heads[#heads] = nil
   end
+  if heads[1] then sink(1) end
 end
 return {found, ''}
