@@ -102,6 +102,21 @@ async def test_a_link_lets_a_new_operator_choose_a_password_once(browsers: Brows
     assert (await sign_in(browsers.new(), "bob", PASSWORD)).status == 200
 
 
+async def test_a_link_for_an_operator_opens_no_account_nor_the_reverse(
+    browsers: Browsers, resources: Resources, owner: Account
+) -> None:
+    """Not even for an operator who is called as an account's id is."""
+    await resources.operators.create(owner.id)
+    links = {"operators": resources.operator_links, "console": resources.sign_in_links}
+    tokens = {site: await made.create(owner.id, LinkPurpose.SIGN_IN) for site, made in links.items()}
+    opened = {
+        (site, at): (await browsers.new().open(f"/{at}/links/{token}")).status
+        for site, token in tokens.items()
+        for at in links
+    }
+    assert {pair for pair, status in opened.items() if status == 200} == {("operators",) * 2, ("console",) * 2}
+
+
 async def test_a_session_ends_by_signing_out_and_with_its_operator(alice: Browser, resources: Resources) -> None:
     token = alice.http.cookies["atelier_operator"]
     await alice.send((await alice.open("/operators/")).form("Sign out"))
