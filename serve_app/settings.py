@@ -119,6 +119,17 @@ class Settings(BaseSettings):
     """How long a row of the audit log stays; an account's log holds its newest 10,000."""
     log_level: str = "INFO"
     log_format: Literal["text", "json"] = "text"
+    trace_endpoint: str = Field(
+        default="",
+        validation_alias=AliasChoices(
+            "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT", "trace_endpoint"
+        ),
+    )
+    """Traces are sent when it is set. This variable and all others of OpenTelemetry are read by its own library."""
+    otel_service_name: str = Field(
+        default="atelier", validation_alias=AliasChoices("OTEL_SERVICE_NAME", "otel_service_name")
+    )
+    otel_disabled: bool = Field(default=False, validation_alias=AliasChoices("OTEL_SDK_DISABLED", "otel_disabled"))
 
     @cached_property
     def storage(self) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import typer.main
 from click import Group
+from pydantic import AliasChoices
 
 from deployments.local import app
 from serve_app.settings import Settings
@@ -93,7 +94,13 @@ def _anchors(document: Path) -> set[str]:
 
 
 def _settings() -> set[str]:
-    return {f"ATELIER_{name.upper()}" for name in Settings.model_fields}
+    """Each by the first of its names."""
+    return {
+        str(field.validation_alias.choices[0])
+        if isinstance(field.validation_alias, AliasChoices)
+        else f"ATELIER_{name.upper()}"
+        for name, field in Settings.model_fields.items()
+    }
 
 
 @cache

@@ -15,6 +15,7 @@ from serve_app.api.json_body import read_json
 from serve_app.api.schemas import LINE_PATTERN, RequestBody
 from serve_app.api.strict_json import MAX_DIGITS
 from serve_app.domain.errors import InvalidParameter
+from serve_app.tracing import set_caller
 
 SHOWN_NAME_LENGTH, SHOWN_UNKNOWN_FIELDS = 64, 5
 
@@ -34,6 +35,7 @@ class ContractRoute(APIRoute):
 
         async def handle_in_order(request: Request) -> Response:
             if has_body:
+                set_caller(request.headers.get("traceparent", ""))
                 await authenticate(request)
                 request = await read_json(request)
             try:

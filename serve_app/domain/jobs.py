@@ -114,6 +114,8 @@ class Claim:
     request: Request
     created_at: datetime
     request_id: str = ""
+    traceparent: str = ""
+    """The span of the accept, by the W3C's `traceparent`."""
 
 
 class HeartbeatReply(StrEnum):

@@ -103,6 +103,7 @@ class Engine:
 
     def _decode(self, run: Run) -> None:
         """Start decoding finished latents on the decoder thread; the next step does not wait for it."""
+        run.denoised_at = time.monotonic()
         model = self._model(run.request)
         model.pool.release(run.slot)
         self.live.start_decoding(run, start=lambda: self._decoder.submit(model.decode, run))

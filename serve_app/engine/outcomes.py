@@ -18,7 +18,8 @@ def outcome_of_decoding(run: Run, image: Future[np.ndarray]) -> Finished:
     error = image.exception()
     if error is not None:
         return failure_outcome(run.request.run_id, run.added_at, error)
-    return Finished(run.request.run_id, image.result(), None, time.monotonic() - run.added_at)
+    now = time.monotonic()
+    return Finished(run.request.run_id, image.result(), None, now - run.added_at, now - run.denoised_at)
 
 
 def failure_outcome(run_id: str, added_at: float, error: BaseException) -> Finished:

@@ -43,12 +43,14 @@ class RunRequest:
 
 
 class Finished(NamedTuple):
-    """Result of a run: an image (uint8 [height, width, 3]) or a failure, never both; `seconds` since it was added."""
+    """Result of a run: an image (uint8 [height, width, 3]) or a failure, never both; `seconds` since it was added,
+    `decode_seconds` since its last step."""
 
     run_id: str
     image: np.ndarray | None
     failure: Failure | None
     seconds: float
+    decode_seconds: float = 0.0
 
 
 class BatchKey(NamedTuple):
@@ -94,6 +96,7 @@ class Run:
     """The last step's prediction of the finished latents, which second-order samplers read."""
     step: int = 0
     added_at: float = 0.0
+    denoised_at: float = 0.0
 
     @property
     def rows(self) -> int:

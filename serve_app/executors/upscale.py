@@ -35,6 +35,7 @@ class UpscaledRun(NamedTuple):
     run_id: str
     image: Pixels | None
     failure: Failure | None
+    decode_seconds: float = 0.0
 
 
 class _Waiting(NamedTuple):

@@ -10,6 +10,7 @@ from dataclasses import astuple
 from serve_app.domain.errors import FailureCode, StoreUnavailable
 from serve_app.domain.jobs import Claim, CommitReply, Failure, HeartbeatReply, StoredImage, Timings, new_image_id
 from serve_app.log import log_ids
+from serve_app.service.attempt_trace import AttemptTimes, ImageTimes, trace_attempt
 from serve_app.service.executor import Executor, FinishedRun, ShowsUnfinished, StartError
 from serve_app.service.moderation import ModerationUnavailable
 from serve_app.service.outcome import Completed, Failed, LeaseLost, Outcome, Released, RunFailed, generation_failed
@@ -51,6 +52,7 @@ class Attempt:
         self._started = False
         self._written: list[str] = []
         self._denoised = 0.0
+        self._times = AttemptTimes()
 
     @property
     def pending_runs(self) -> int:
@@ -71,8 +73,11 @@ class Attempt:
         previews = self._write_previews()
         try:
             outcome = await self._wait_for_outcome(making, heartbeats)
+            self._times.committing = time.monotonic()
             reply = await self._commit(outcome)
-            log.info("job %s: attempt %d %s, %s", *astuple(self._claim.lease), type(outcome).__name__, reply)
+            name = type(outcome).__name__
+            trace_attempt(self._resources.traces, self._claim, self._times, outcome=name, reply=reply)
+            log.info("job %s: attempt %d %s, %s", *astuple(self._claim.lease), name, reply)
             if not isinstance(outcome, Completed) or reply not in (CommitReply.OK, CommitReply.DUPLICATE):
                 await self._discard()
         finally:
@@ -110,6 +115,7 @@ class Attempt:
         try:
             await self._executor.start(self._claim, self._run_ids)
             loaded = time.monotonic()
+            self._times.loading, self._times.loaded = began, loaded
             self._started = True
             self._steps.wake()
             storing = [asyncio.create_task(self._store_image(index, future)) for index, future in enumerate(futures)]
@@ -141,7 +147,7 @@ class Attempt:
     async def _store_image(self, index: int, future: asyncio.Future[FinishedRun]) -> StoredImage:
         """Wait for one run and store its image."""
         run = await future
-        self._denoised = time.monotonic()
+        decoded = self._denoised = time.monotonic()
         if run.image is None:
             raise RunFailed(run.failure or generation_failed("The image could not be made."))
         lease, loop = self._claim.lease, asyncio.get_running_loop()
@@ -160,6 +166,7 @@ class Attempt:
         uri = await retry_until_available(
             lambda: self._resources.images.put(name, png), within=self._resources.settings.lease
         )
+        self._times.images.append(ImageTimes(decoded, run.decode_seconds, time.monotonic()))
         height, width = pixels.shape[:2]
         return StoredImage(
             image_id=new_image_id(),

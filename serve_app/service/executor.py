@@ -24,6 +24,10 @@ class FinishedRun(Protocol):
     def image(self) -> Pixels | None: ...
     @property
     def failure(self) -> Failure | None: ...
+    @property
+    def decode_seconds(self) -> float:
+        """From the last step to the pixels."""
+        ...
 
 
 class StartError(AtelierError):

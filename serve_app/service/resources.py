@@ -47,6 +47,7 @@ from serve_app.stores.usage import UsageReader
 from serve_app.stores.users import UserStore
 from serve_app.stores.weights import WeightStore
 from serve_app.stores.worker_signs import WorkerSigns
+from serve_app.tracing import Traces, open_traces
 
 _log = logging.getLogger(__name__)
 
@@ -96,6 +97,7 @@ class Resources:
     previews: PreviewStore
     workers: WorkerSigns
     measures: Measures
+    traces: Traces
     always_on: frozenset[JobKind] = frozenset()
     """Kinds of which the deployment keeps a worker also without work."""
     max_rank: int = DEFAULT_MAX_RANK
@@ -132,9 +134,13 @@ async def open_resources(
     always_on: frozenset[JobKind] = frozenset(),
     max_rank: int = DEFAULT_MAX_RANK,
 ) -> AsyncGenerator[Resources]:
-    """Open the stores; start the embedded Redis if the settings name none. Raises `StoreUnavailable`, `CatalogError`."""
+    """Open the stores; start the embedded Redis if the settings name none.
+
+    Raises `StoreUnavailable`, `CatalogError`, `TracesUnavailable`.
+    """
     await asyncio.to_thread(close_to_others, settings.data_dir)
     redis_url = settings.redis_url or (await asyncio.to_thread(ensure_redis, settings.data_dir)).url
+    traces = open_traces(settings)
     client = connect(redis_url, connections=settings.redis_connections, wait=settings.longest_redis_wait)
     try:
         measures = Measures(client)
@@ -176,6 +182,7 @@ async def open_resources(
             previews=PreviewStore(client),
             workers=WorkerSigns(client),
             measures=measures,
+            traces=traces,
             always_on=always_on,
             max_rank=max_rank,
             hint=hint,
@@ -188,6 +195,8 @@ async def open_resources(
             await asyncio.gather(*resources.background, return_exceptions=True)
             sending.cancel()
             await measures.send_last()
+            if traces.is_on:
+                await asyncio.to_thread(traces.close)
     finally:
         await client.aclose()
 

@@ -6,6 +6,7 @@ from collections.abc import Coroutine, Iterable
 from math import sqrt
 from typing import Any
 
+from serve_app import tracing
 from serve_app.domain.accounts import Caller, Plan
 from serve_app.domain.errors import Forbidden, InvalidParameter, NotFound
 from serve_app.domain.jobs import JobKind, kind_of, new_job_id
@@ -161,8 +162,11 @@ async def _accept(
 ) -> Acceptance:
     await resources.disk.check()
     kind = kind_of(request)
+    job_id = job_id or new_job_id(kind)
+    attributes = {"job_id": job_id, "account_id": caller.account_id, "interface": str(caller.variant)}
+    span = resources.traces.start("accept", tracing.caller(), kind="server", attributes=attributes)
     acceptance = await resources.queue.accept(
-        job_id=job_id or new_job_id(kind),
+        job_id=job_id,
         variant=caller.variant,
         account_id=caller.account_id,
         request=request,
@@ -174,7 +178,9 @@ async def _accept(
         key_id=caller.key_id,
         plan=caller.plan.name,
         request_id=request_id,
+        traceparent=span.traceparent,
     )
+    span.end()
     with log_ids(request_id=request_id, account_id=caller.account_id, job_id=acceptance.job.id):
         log.info("job %s: %s", acceptance.job.id, "replayed" if acceptance.replayed else "accepted")
     if resources.hint is not None and not acceptance.replayed:

@@ -50,6 +50,7 @@ class ClaimedRow(NamedTuple):
     request: str | None
     created: str | None
     request_id: str | None
+    traceparent: str | None
 
     @property
     def lease(self) -> Lease:
@@ -69,6 +70,7 @@ class ClaimedRow(NamedTuple):
             request=request,
             created_at=created_at,
             request_id=self.request_id or "",
+            traceparent=self.traceparent or "",
         )
 
 

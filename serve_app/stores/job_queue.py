@@ -82,13 +82,15 @@ class JobQueue:
         plan: str = "",
         request_id: str = "",
         is_sample: bool = False,
+        traceparent: str = "",
     ) -> Acceptance:
         """Make a job of a request, whole or not at all.
 
         `share` is the account's share of a busy queue; `rate_token` the counted request that is refunded if the job fails by
         our fault. The account must be allowed to use the adapter `adapter_id`, whose weights are then the job's group.
         `key_id` is the API key that asked, for the account's history and usage; `plan` the name under which metrics count it;
-        `request_id` the HTTP request's, for the lines that workers log. A sample of the service's own is no usage.
+        `request_id` the HTTP request's, for the lines that workers log; `traceparent` the span that workers' spans belong to.
+        A sample of the service's own is no usage.
 
         Raises `Forbidden`; `QueueFull`; `IdempotencyConflict` when the key came with another body before.
         """
@@ -114,6 +116,7 @@ class JobQueue:
             "key_id": key_id,
             "request_id": request_id,
             "sample": is_sample,
+            "traceparent": traceparent,
             "plan": f"{variant}:{plan}" if plan else "",
         }
         accept, replicas = self.scripts["accept"], self._settings.accept_replicas

@@ -27,6 +27,7 @@ class ScriptedRun(NamedTuple):
     run_id: str
     image: Pixels | None
     failure: Failure | None = None
+    decode_seconds: float = 0.0
 
 
 class ScriptedExecutor:

@@ -20,6 +20,7 @@ class DrawnRun(NamedTuple):
     run_id: str
     image: Pixels | None
     failure: Failure | None = None
+    decode_seconds: float = 0.0
 
 
 class FragileExecutor:

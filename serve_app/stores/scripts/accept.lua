@@ -1,11 +1,12 @@
 -- include queue
 -- args: job_id, kind, variant, account, group, work:number, share:number, num_images:number, request, rate_token
 -- args: idempotency_digest, body_digest, max_queued:number, max_unfinished:number, idempotency_ms:number, index_ms:number
--- args: adapter, version:number, key_id, plan, request_id, sample:flag
+-- args: adapter, version:number, key_id, plan, request_id, traceparent, sample:flag
 -- accept: every check first, then every write: after this script the job exists whole, or not at all. `adapter`: the LoRA
 -- that the account must be allowed to use, and whose weights are the job's group; '' asks nothing, and `group` is the job's.
 -- A call is repeated with its job id. `key_id`: the API key that asked, or ''. `plan`: its interface
--- and plan, or ''. `request_id`: of the HTTP request, for logs, or ''. `sample`: the service's own picture for the account: no usage.
+-- and plan, or ''. `request_id`: of the HTTP request, for logs, or ''. `traceparent`: the span of the accept, or ''.
+-- `sample`: the service's own picture for the account: no usage.
 -- Returns {status, snapshot}; status: ok, forbidden, replay, conflict, full, account_full.
 
 -- the same call again, because its reply was lost: the caller made the id, so it is the caller's own job
@@ -39,6 +40,7 @@ if adapter ~= '' then redis.call('HSET', K('job:' .. job_id), 'adapter', adapter
 if sample then redis.call('HSET', K('job:' .. job_id), 'sample', '1') end
 if plan ~= '' then redis.call('HSET', K('job:' .. job_id), 'plan', plan) end
 if request_id ~= '' then redis.call('HSET', K('job:' .. job_id), 'request_id', request_id) end
+if traceparent ~= '' then redis.call('HSET', K('job:' .. job_id), 'traceparent', traceparent) end
 if key_id ~= '' then redis.call('HSET', K('job:' .. job_id), 'key', key_id) end
 if idempotency_digest ~= '' then
   redis.call('HSET', K('job:' .. job_id), 'idempotency', idempotency_digest) -- so that the key goes with a deleted job

@@ -3,7 +3,7 @@
 -- args: owner_wait_ms:number, worker_life_ms:number, default_seconds_per_unit:number, retention_ms:number, resident_groups:list
 -- claim: hand waiting jobs to a worker, fairly between accounts, preferring adapters that the worker holds.
 -- `capacity` is in images, `max_lead` in average waiting jobs.
--- Returns {id, attempt, version, group, account, request, created, request_id} repeated. A repeated nonce gets the same jobs again.
+-- Returns {id, attempt, version, group, account, request, created, request_id, traceparent} repeated. A repeated nonce gets the same jobs again.
 local OWNER_LIFE = 600000  -- ms that a worker is remembered as the owner of a group it loaded
 local MAX_OWNERS = 8       -- remembered per group
 local HELD_LIFE = 86400000 -- ms; far beyond any attempt
@@ -18,8 +18,8 @@ local seconds_per_unit = num(redis.call('HGET', load, 'seconds_per_unit'), defau
 
 local function claimed_fields(id, attempt)
   local job = redis.call('HMGET', K('job:' .. id), 'version', 'group', 'account', 'request', 'created',
-    'request_id')
-  return id, attempt, unpack(job, 1, 6)
+    'request_id', 'traceparent')
+  return id, attempt, unpack(job, 1, 7)
 end
 
 local function append(out, ...)

@@ -1,0 +1,53 @@
+"""The trace of an attempt: what it did when, told once it has ended."""
+
+import time
+from dataclasses import dataclass, field
+
+from serve_app.domain.jobs import Claim
+from serve_app.tracing import Traces
+
+
+@dataclass(frozen=True, slots=True)
+class ImageTimes:
+    """Of one image: when its pixels came, how long decoding them took, when the PNG was stored."""
+
+    decoded: float
+    decode_seconds: float
+    stored: float
+
+
+@dataclass(slots=True)
+class AttemptTimes:
+    """Moments of `time.monotonic`; 0 for what has not happened."""
+
+    claimed: float = field(default_factory=time.monotonic)
+    loading: float = 0.0
+    loaded: float = 0.0
+    images: list[ImageTimes] = field(default_factory=list[ImageTimes])
+    committing: float = 0.0
+
+
+def trace_attempt(traces: Traces, claim: Claim, times: AttemptTimes, *, outcome: str, reply: str) -> None:
+    """Add the attempt's spans to the trace of the request, if the record names one."""
+    if not traces.is_on or not claim.traceparent:
+        return
+    offset, now = time.time() - time.monotonic(), time.monotonic()
+    lease = claim.lease
+
+    def add(name: str, parent: str, began: float, ended: float) -> None:
+        traces.start(name, parent, at=began + offset).end(ended + offset)
+
+    add("wait", claim.traceparent, min(claim.created_at.timestamp() - offset, times.claimed), times.claimed)
+    attributes = {"job_id": lease.job_id, "attempt": lease.attempt, "outcome": outcome, "reply": reply}
+    attempt = traces.start(
+        "attempt", claim.traceparent, at=times.claimed + offset, kind="consumer", attributes=attributes
+    )
+    if times.loaded:
+        add("load", attempt.traceparent, times.loading, times.loaded)
+    for image in times.images:
+        denoised = max(times.loaded, image.decoded - image.decode_seconds)
+        add("denoise", attempt.traceparent, times.loaded, denoised)
+        add("decode", attempt.traceparent, denoised, image.decoded)
+        add("store", attempt.traceparent, image.decoded, image.stored)
+    add("finish", attempt.traceparent, times.committing, now)
+    attempt.end(now + offset)
