@@ -15,6 +15,7 @@ from serve_app.cli.doctor import add_doctor
 from serve_app.cli.exit_codes import OneLineErrors
 from serve_app.cli.images import add_image_commands
 from serve_app.cli.migrate import add_migrate
+from serve_app.cli.top import add_top
 
 app = typer.Typer(
     cls=OneLineErrors,
@@ -49,5 +50,6 @@ add_image_commands(app)
 add_doctor(app)
 add_migrate(app)
 add_backup(app)
+add_top(app)
 
 __all__ = ["app"]

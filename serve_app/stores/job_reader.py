@@ -23,6 +23,7 @@ REMEMBERED_S, MOST_REMEMBERED = 1.0, 10_000
 Names = list[str]
 Jobs = list[Job]  # `JobReader.list` hides the built-in name inside the class
 Positions = list["Position"]
+GROUPS_READ = 500
 LIST_LIMIT, LIST_STRIDE = 10_000, 200
 """How many of the newest jobs `list_all` reads, and how many at once."""
 
@@ -181,6 +182,15 @@ class JobReader:
         now_ms = seconds * 1000 + micros // 1000
         ages = [max(0.0, (now_ms - oldest[0][1]) / 1000) if oldest else 0.0 for oldest in answers[1::2]]
         return {each: Waiting(*row) for each, row in zip(of, zip(answers[::2], ages, strict=True), strict=True)}
+
+    async def waiting_weights(self, kind: JobKind, *, limit: int) -> Sequence[tuple[str, int]]:
+        """Return the weights for which most jobs are ready, and how many: of the `GROUPS_READ` whose jobs are the oldest."""
+        groups: Names = await self._redis.zrange(redis_key("groups", kind), 0, GROUPS_READ - 1)
+        pipeline = self._redis.pipeline(transaction=False)
+        for group in groups:
+            pipeline.zcard(redis_key("group", kind, group))
+        ready: Sequence[int] = await pipeline.execute() if groups else ()
+        return sorted(zip(groups, ready, strict=True), key=lambda row: -row[1])[:limit]
 
     async def counts(self) -> Mapping[str, int]:
         """Return the jobs counted since the first: accepted, requeued, fenced, ended by state."""

@@ -1,0 +1,96 @@
+"""`atelier top`: queue, workers, adapters and failures, as they are now."""
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from serve_app.cli.command import Result, store_command, table
+from serve_app.service.overview import adapter_names, overview
+from serve_app.service.resources import Resources
+
+_GIB = 1 << 30
+
+
+def add_top(app: typer.Typer) -> None:
+    store_command(app, "top")(_top)
+
+
+async def _top(
+    resources: Resources,
+    once: Annotated[bool, typer.Option("--once", help="Print it once; with --json for scripts.")] = False,
+    every: Annotated[float, typer.Option(min=0.5, max=60, help="Seconds between two looks.")] = 2.0,
+) -> Result:
+    """Show the queue, the workers, the adapters and the failures until Ctrl-C."""
+    names = await adapter_names(resources)
+    facts = await overview(resources, names)
+    console = Console(highlight=False, markup=False, emoji=False)
+    if once or not console.is_terminal:
+        return Result(facts=facts, shown=_render(facts))
+    with Live(_render(facts), console=console, screen=True, auto_refresh=False) as live:
+        try:
+            while True:
+                await asyncio.sleep(every)
+                facts = await overview(resources, names)
+                live.update(_render(facts), refresh=True)
+        except asyncio.CancelledError:  # Ctrl-C
+            return Result(facts=facts, shown="")
+
+
+def _render(facts: dict[str, Any]) -> RenderableType:
+    jobs = facts["jobs"]
+    head = f"{datetime.now(UTC):%H:%M:%S} UTC   " + "   ".join(f"{name} {count}" for name, count in jobs.items())
+    parts: list[RenderableType] = [Text(head), *_section("Queue", _queue(facts["queue"]))]
+    parts += _section("Workers", _workers(facts["workers"]))
+    for kind, reason in facts["start_failures"].items():
+        parts.append(Text(f"The last {kind} worker could not start: {reason}", style="red"))
+    parts += _section("Adapters with waiting jobs", _adapters(facts["adapters"]))
+    parts += _section("Failures", _failures(facts["failures"]))
+    return Group(*parts)
+
+
+def _section(title: str, content: RenderableType) -> list[RenderableType]:
+    return [Text(), Text(title, style="bold underline"), content]
+
+
+def _queue(queue: dict[str, Any]) -> RenderableType:
+    rows = [
+        (kind, *(str(row[name]) for name in ("ready", "running", "delayed")), _span(row["backlog_seconds"]), _span(row["oldest_seconds"]))
+        for kind, row in queue.items()
+    ]  # fmt: skip
+    return table(("kind", "ready", "running", "delayed", "work", "oldest"), rows, empty="")
+
+
+def _workers(workers: list[dict[str, Any]]) -> RenderableType:
+    rows = [
+        (
+            row["name"],
+            row["kind"],
+            f"{row['runs']} of {row['runs_limit']}" if "runs" in row and "runs_limit" in row else "-",
+            str(row.get("adapters", "-")),
+            f"{row['gpu_bytes_used'] / _GIB:.1f} of {row['gpu_bytes'] / _GIB:.0f} GiB" if "gpu_bytes" in row else "-",
+        )
+        for row in workers
+    ]
+    return table(("worker", "kind", "runs", "adapters", "GPU memory"), rows, empty="none has been seen within a minute")
+
+
+def _adapters(adapters: dict[str, Any]) -> RenderableType:
+    rows = [(row["name"], str(row["jobs"])) for row in adapters["waiting"]]
+    waiting = table(("adapter", "jobs"), rows, empty="none")
+    return Group(waiting, Text(f"{adapters['loads']} loads, {adapters['evictions']} evictions since ever"))
+
+
+def _failures(failures: dict[str, Any]) -> RenderableType:
+    codes = "   ".join(f"{code} {count}" for code, count in failures["by_code"].items())
+    rows = [(row["at"][:19], row["id"], row["code"], row["message"]) for row in failures["newest"]]
+    newest = table(("at", "job", "code", "message"), rows, empty="none")
+    return Group(newest, Text(f"{failures['dead']} dead letters   {codes}"))
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

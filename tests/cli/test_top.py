@@ -1,0 +1,50 @@
+"""`atelier top`: what the service does now, from Redis alone."""
+
+import pytest
+
+from serve_app.domain import metrics
+from serve_app.domain.errors import FailureCode
+from serve_app.domain.jobs import Failure, JobKind, new_job_id
+from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.service.resources import Resources
+from serve_app.stores.claiming import new_nonce
+from tests.cli.conftest import Atelier
+from tests.support import adapter_id
+
+
+async def _busy(resources: Resources) -> str:
+    """One job failed, two wait for one adapter; a worker has shown itself. Return the id of the failed one."""
+    account = await resources.accounts.create("acme")
+    adapter = adapter_id("outline")
+    ids: list[str] = []
+    for seed in range(3):
+        request = GenerationRequest(prompt="a secret boat", lora_id=adapter, seeds=(seed,))
+        job_id = new_job_id(JobKind.GENERATION)
+        await resources.queue.accept(
+            job_id=job_id, variant=Variant.A, account_id=account.id, request=request, adapter_id=adapter
+        )
+        ids.append(job_id)
+    [claim] = await resources.queue.claim("worker-1", kind=JobKind.GENERATION, nonce=new_nonce(), limit=1)
+    await resources.queue.fail(claim.lease, Failure(code=FailureCode.OUT_OF_MEMORY, message="too large"), retry=False)
+    gauges = {metrics.RUNS.name: 3, metrics.RUNS_LIMIT.name: 16, metrics.ADAPTERS_RESIDENT.name: 2}
+    await resources.measures.show(JobKind.GENERATION, "worker-1", gauges)
+    return claim.lease.job_id
+
+
+def test_queue_workers_adapters_and_failures_are_shown_once(atelier: Atelier) -> None:
+    failed = atelier.stores(_busy)
+    facts = atelier.json("top", "--once")
+    assert facts["queue"]["generation"] | {"ready": 2, "running": 0} == facts["queue"]["generation"]
+    assert facts["workers"] == [{"name": "worker-1", "kind": "generation", "runs": 3, "runs_limit": 16, "adapters": 2}]
+    assert facts["adapters"]["waiting"] == [{"name": "Outline", "jobs": 2}]
+    assert facts["failures"]["by_code"] == {"out_of_memory": 1}
+    assert [row["id"] for row in facts["failures"]["newest"]] == [failed]
+    shown = atelier("top", "--once").out
+    for text in ("worker-1", "3 of 16", "Outline", failed, "out_of_memory"):
+        assert text in shown
+    assert "secret" not in shown
+
+
+@pytest.mark.parametrize("words", [("--every", "0"), ("--sometimes",)])
+def test_a_wrong_option_is_refused(atelier: Atelier, words: tuple[str, ...]) -> None:
+    assert atelier("top", *words).code == 2
