@@ -298,7 +298,7 @@ def _next_format(name: str, text: str) -> str:
     for rewrite in (
         replacing("accept", "'version', version", "'version', 99"),
         replacing("accept", "'request', request,", f"'request', {write},"),
-        replacing("claim", "unpack(job, 1, 6)", f"job[1], job[2], job[3], ({read}), job[5], job[6]"),
+        replacing("claim", "unpack(job, 1, 7)", f"job[1], job[2], job[3], ({read}), job[5], job[6], job[7]"),
     ):
         text = rewrite(name, text)
     return text
