@@ -178,6 +178,10 @@ def _accept_args(number: int, shape: Shape) -> list[str | int | float]:
             "index_ms": month,
             "adapter": None,
             "version": RECORD_VERSION,
+            "key_id": None,
+            "plan": None,
+            "request_id": None,
+            "sample": False,
         }
     )
 
