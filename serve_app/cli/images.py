@@ -10,7 +10,8 @@ from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from serve_app.cli.command import Result, command
 from serve_app.cli.exit_codes import BadUsage, Failed
@@ -66,7 +67,8 @@ def _generate(
             )  # fmt: skip
         except UnsupportedOption as error:
             raise BadUsage(f"--{str(error).replace('_', '-')}") from None
-        return wait_and_save(job, out, timeout)
+        drawn = f"{num_images or 1} × {width or 512}×{height or 512}, {lora}"
+        return wait_and_save(job, out, timeout, doing=f"Drawing {drawn}")
 
 
 def _upscale(
@@ -81,7 +83,7 @@ def _upscale(
     """Upscale an image of this account."""
     must_be_writable(out)
     with open_client(settings, base_url, key, "a") as client:
-        return wait_and_save(client.upscale(image_id, factor), out, timeout)
+        return wait_and_save(client.upscale(image_id, factor), out, timeout, doing=f"Enlarging {factor or 2}×")
 
 
 @contextmanager
@@ -111,10 +113,11 @@ def lora_id_of(client: Client, name_or_id: str) -> str:
     raise Failed(f"--lora: {what} {name_or_id!r} for this account (available: {known})")
 
 
-def wait_and_save(job: Job, out: Path | None, timeout: float) -> Result:
+def wait_and_save(job: Job, out: Path | None, timeout: float, *, doing: str = "") -> Result:
+    """`doing` labels the bar; by default the job's id."""
     began = time.monotonic()
     try:
-        _wait_with_progress_bar(job, timeout)
+        _wait_with_progress_bar(job, timeout, doing or job.id)
     except KeyboardInterrupt:
         raise Failed(f"stopped waiting; {job.id} continues in the service") from None
     seconds = time.monotonic() - began
@@ -137,11 +140,17 @@ def must_be_writable(out: Path | None) -> None:
         raise BadUsage(f"--out: cannot write in {folder}")
 
 
-def _wait_with_progress_bar(job: Job, timeout: float) -> None:
-    """Wait with a progress bar on stderr: stdout holds only the result."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+def _wait_with_progress_bar(job: Job, timeout: float, doing: str) -> None:
+    """Wait with a progress bar on stderr, with the time that is left: stdout holds only the result."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=Console(file=sys.stderr), transient=True) as progress:
-        bar = progress.add_task(job.id, total=100)
+        bar = progress.add_task(escape(doing), total=100)
         job.wait(timeout, on_progress=lambda percent: progress.update(bar, completed=percent))
 
 

@@ -67,7 +67,17 @@ async def test_without_javascript_a_job_is_drawn_and_found_in_the_history(chromi
 @pytest.mark.parametrize("width", [390, 1280])
 async def test_no_page_scrolls_sideways(page: Page, site: Site, width: int) -> None:
     await page.set_viewport_size({"width": width, "height": 844})
-    console = ("playground", "compare", "history", "loras", "usage", "settings", "settings/api", "settings/password")
+    console = (
+        "playground",
+        "compare",
+        "history",
+        "loras",
+        "usage",
+        "settings",
+        "settings/api",
+        "settings/password",
+        "settings/users",
+    )
     for path in ("/", "/docs", *(f"/console/{name}" for name in console)):
         await page.goto(site.base_url + path)
         beyond = await page.evaluate("document.documentElement.scrollWidth - innerWidth")

@@ -6,6 +6,7 @@ from datetime import timedelta
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+import redis
 
 from serve_app.api.console import history
 from serve_app.domain.audit import OWNER, Act
@@ -13,6 +14,7 @@ from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Failure, Job, JobState
 from serve_app.domain.requests import Variant
 from serve_app.service.resources import Resources
+from serve_app.stores.redis_keys import redis_key
 from tests.api.app import LORA, Member, TestService
 from tests.console.browser import Browser
 from tests.console.conftest import Browsers
@@ -201,3 +203,14 @@ async def test_a_prompt_is_text_and_never_markup(service: TestService, member: M
         assert NASTY in page.text
         assert "<script>alert" not in page.answer.text
         assert "<img src=x" not in page.answer.text
+
+
+async def test_a_record_that_cannot_be_read_has_a_page_of_its_own_and_hides_no_other(
+    service: TestService, member: Member, browser: Browser, redis_db: redis.Redis
+) -> None:
+    damaged, other = await service.submit(member), await service.submit(member, prompt="a readable boat")
+    redis_db.hset(redis_key("job", damaged), "state", "of a newer version")
+    page = await browser.open(f"/console/history/{damaged}")
+    assert (page.status, "This record cannot be read" in page.text) == (500, True)
+    assert "a readable boat" in (await browser.open("/console/history")).text
+    assert "0 of 1 finished" in (await browser.open(f"/console/compare?jobs={damaged},{other}")).text

@@ -1,6 +1,7 @@
 """Compare: one prompt and one seed over several LoRAs, each a job of its own; workers draw them in one batch."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from fastapi import APIRouter, HTTPException, Request, Response
 
@@ -12,7 +13,13 @@ from serve_app.api.console.playground_page import PURPOSE, playground_page, quer
 from serve_app.api.console.rendering import redirect, render
 from serve_app.api.console.session import SignedIn
 from serve_app.api.dependencies import resources_of, valid_job_id
-from serve_app.domain.errors import AtelierError, InvalidParameter, RateLimitExceeded, StoreUnavailable
+from serve_app.domain.errors import (
+    AtelierError,
+    InvalidParameter,
+    RateLimitExceeded,
+    StoreUnavailable,
+    UnreadableRecord,
+)
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.service import submit
 
@@ -84,5 +91,9 @@ async def _panels(request: Request, session: SignedIn) -> list[Panel]:
     """Of the account's jobs that the address names."""
     resources, account_id = resources_of(request), session.account.id
     ids = [valid_job_id(text, "gen") for text in request.query_params.get("jobs", "").split(",")[:MOST]]
-    found = [await resources.jobs.get(job_id, account_id=account_id) for job_id in ids if job_id]
-    return [await panel_of(resources, job) for job in found if job is not None]
+    panels: list[Panel] = []
+    for job_id in filter(None, ids):
+        with suppress(UnreadableRecord):  # the others can be compared
+            job = await resources.jobs.get(job_id, account_id=account_id)
+            panels += [await panel_of(resources, job)] if job is not None else []
+    return panels

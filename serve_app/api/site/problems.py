@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from serve_app.domain.errors import StoreUnavailable
+from serve_app.domain.errors import StoreUnavailable, UnreadableRecord
 
 ProblemPage = Callable[[Request, int, str, str], Response]
 """Renders status, title and text."""
@@ -34,10 +34,15 @@ def answer_with_pages(app: FastAPI, page: ProblemPage) -> None:
         response.headers["Retry-After"] = "5"
         return response
 
+    async def unreadable(request: Request, _error: Exception) -> Response:
+        text = "Another version of this service wrote the record, or it is damaged. Everything else is there as before."
+        return page(request, 500, "This record cannot be read", text)
+
     async def internal_error(request: Request, _error: Exception) -> Response:
         text = "The error has been logged. Going back and trying again may help."
         return page(request, 500, "An error of the service", text)
 
     app.add_exception_handler(HTTPException, refuse)
     app.add_exception_handler(StoreUnavailable, unavailable)
+    app.add_exception_handler(UnreadableRecord, unreadable)
     app.add_exception_handler(Exception, internal_error)
