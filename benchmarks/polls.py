@@ -32,8 +32,8 @@ from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.service import submit
 from serve_app.service.resources import Resources, open_resources
 from serve_app.settings import ROOT, Settings
-from serve_app.stores.embedded import stop_redis
 from serve_app.stores.claiming import new_nonce
+from serve_app.stores.embedded import stop_redis
 
 JOBS = 64
 CHANGES = ("estimated_completion_time",)

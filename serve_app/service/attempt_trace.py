@@ -1,4 +1,4 @@
-"""The trace of an attempt: what it did when, told once it has ended."""
+"""The trace of an attempt: what it did when, recorded once it has ended."""
 
 import time
 from dataclasses import dataclass, field
