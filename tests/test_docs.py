@@ -74,7 +74,7 @@ def test_every_decision_is_listed() -> None:
     folder = ROOT / "docs" / "decisions"
     index = (folder / "README.md").read_text()
     files = sorted(path.name for path in folder.glob("[0-9]*.md"))
-    assert len({name[:4] for name in files}) == len(files)
+    assert [int(name[:4]) for name in files] == list(range(1, len(files) + 1))
     assert not [name for name in files if f"({name})" not in index]
 
 
