@@ -105,13 +105,22 @@ async def end_tasks(tasks: Collection[asyncio.Task[Any] | None]) -> None:
         _, left = await asyncio.wait(left, timeout=1)
 
 
+_given_ports: set[int] = set()
+
+
 def free_port() -> int:
     """A free port outside the kernel's client range and outside the range of `deployments/ray_environment.py`, so that it stays
-    free until it is used."""
+    free until it is used: given once, and out of a range of this worker's own."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    width = 10_000 // count
     while True:
-        port = 10_000 + secrets.randbelow(10_000)
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) != 0:
+        port = 10_000 + worker * width + secrets.randbelow(width)
+        with socket.socket() as probe, suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("", port))
+            if port not in _given_ports:
+                _given_ports.add(port)
                 return port
 
 

@@ -45,21 +45,21 @@ def pasted(line: str) -> dict[str, Any]:
 
 
 def test_the_same_request_twice_gives_the_same_bytes(service: Service) -> None:
-    first, second = [service.post(body(service, seed=2**64 - 1, steps=8)) for _ in range(2)]
+    first, second = [service.post(body(service, seed=2**64 - 1)) for _ in range(2)]
     assert first != second
     assert service.pngs(service.result(first)) == service.pngs(service.result(second))
 
 
 def test_four_images_equal_four_single_requests(service: Service) -> None:
-    together = service.post(body(service, seed=-1, num_images=4, steps=6))
-    alone = [service.post(body(service, seed=-1 + index, steps=6)) for index in range(4)]
+    together = service.post(body(service, seed=-1, num_images=4))
+    alone = [service.post(body(service, seed=-1 + index)) for index in range(4)]
     four = service.pngs(service.result(together))
     assert len(set(four)) == 4
     assert four == [png for request_id in alone for png in service.pngs(service.result(request_id))]
 
 
 def test_an_upscale_follows_a_generation(service: Service) -> None:
-    drawn = service.result(service.post(body(service, steps=4)))
+    drawn = service.result(service.post(body(service)))
     image_id = drawn["images"][0]["image_id"]
     enlarged = service.result(service.post({"image_id": image_id, "scale_factor": 4}, path="/v1/upscale"))
     (png,) = service.pngs(enlarged)
@@ -73,21 +73,21 @@ def test_every_answer_has_one_request_id(service: Service) -> None:
 
 
 def test_a_killed_generator_costs_a_job_no_more_than_time(service: Service) -> None:
-    request_id = service.post(body(service, steps=30, seed=3))
+    request_id = service.post(body(service, steps=50, seed=3))
     service.wait(request_id, is_denoising)
     service.kill("ServeReplica:atelier:generator")
-    again = service.post(body(service, steps=30, seed=3))
+    again = service.post(body(service, steps=50, seed=3))
     assert service.pngs(service.result(request_id)) == service.pngs(service.result(again))
 
 
 def test_a_killed_ingress_loses_no_accepted_job(service: Service) -> None:
-    request_id = service.post(body(service, steps=8))
+    request_id = service.post(body(service))
     service.kill("ServeReplica:atelier:ingress")
     assert len(service.pngs(service.result(request_id))) == 1
 
 
 def test_a_killed_redis_is_back_and_the_job_completes(service: Service) -> None:
-    request_id = service.post(body(service, steps=30))
+    request_id = service.post(body(service, steps=50))
     service.wait(request_id, is_denoising)
     before = ensure_redis(service.data_dir).pid
     os.kill(before, signal.SIGKILL)
@@ -97,9 +97,9 @@ def test_a_killed_redis_is_back_and_the_job_completes(service: Service) -> None:
 
 def test_a_restart_keeps_everything_and_goes_on(service: Service) -> None:
     keys = service.ready["keys"]
-    finished = service.result(service.post(body(service, seed=1, steps=4)))
+    finished = service.result(service.post(body(service, seed=1)))
     pngs = service.pngs(finished)
-    waiting = [service.post(body(service, num_images=2, seed=seed)) for seed in range(3)]
+    waiting = [service.post(body(service, num_images=4, seed=seed)) for seed in range(3)]
     service.wait(waiting[0], is_denoising)
 
     code, seconds = service.stop()
@@ -111,7 +111,7 @@ def test_a_restart_keeps_everything_and_goes_on(service: Service) -> None:
     assert service.ready["keys"] == keys
     assert "First image" not in service.output.read_text()
     assert service.pngs(service.record(finished["request_id"])) == pngs
-    assert all(len(service.pngs(service.result(request_id))) == 2 for request_id in waiting)
+    assert all(len(service.pngs(service.result(request_id))) == 4 for request_id in waiting)
 
 
 def processes_of(service: Service) -> list[str]:
