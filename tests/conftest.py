@@ -71,8 +71,8 @@ def layer_tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def settings(tmp_path: Path, redis_url: str) -> Settings:
-    """Settings of a service in a temporary directory, with the test catalog."""
+def settings(tmp_path: Path, redis_url: str, redis_db: redis.Redis) -> Settings:
+    """Settings of a service in a temporary directory over an empty Redis, with the test catalog."""
     return Settings(data_dir=tmp_path / "var", redis_url=redis_url, catalog=write_catalog(tmp_path / "catalog"))
 
 

@@ -115,6 +115,7 @@ async def test_a_storage_that_is_down_for_a_whole_lease_costs_the_attempt_and_no
     assert audit(redis_db, max_attempts=5) == []
 
 
+@pytest.mark.script_text
 @pytest.mark.parametrize("results", [("image", "hang"), ("image", "image")], ids=["running", "at the commit"])
 async def test_a_job_whose_account_may_no_longer_use_its_adapter_fails_and_leaves_no_images(
     resources: Resources, redis_db: redis.Redis, results: tuple[Result, ...]
@@ -165,6 +166,7 @@ async def test_an_image_that_cannot_be_deleted_is_left_to_the_sweeper(
     image.rmdir()
 
 
+@pytest.mark.script_text
 async def test_a_heartbeat_that_is_not_answered_is_sent_again(resources: Resources, redis_db: redis.Redis) -> None:
     full = "if redis.call('INCR', K('sequence')) < 4 then return redis.error_reply('OOM command not allowed') end\n"
     refusing = _with_queue(
@@ -193,6 +195,7 @@ async def test_an_attempt_that_lost_its_lease_writes_nothing_more(resources: Res
     assert (await _job(resources, job_id)).state is JobState.RUNNING
 
 
+@pytest.mark.script_text
 async def test_an_attempt_that_breaks_is_left_to_its_lease(
     settings: Settings, redis_db: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:

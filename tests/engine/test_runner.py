@@ -1,0 +1,19 @@
+"""The runner's warm-up for compiled forwards in a service that does not ask for exact images."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from serve_app.engine.base_model import BaseModel
+from serve_app.engine.runner import Runner
+from tests.engine.conftest import EXACT_FLOAT32
+
+
+def test_every_static_width_is_computed_once_without_exact_mode(sd: Path) -> None:
+    model = BaseModel.load("m", sd, replace(EXACT_FLOAT32, exact=False, max_rows=8), lambda: None)
+    model.runner = Runner(model.family, model.runner.adapter_slots, max_rows=8, exact=False, static=True)
+    widths: list[int] = []
+    model.denoiser.register_forward_pre_hook(lambda _, inputs: widths.append(inputs[0].shape[0]))
+    model.warm_up(64, 64)
+    *warm, step = widths
+    assert warm == [1, 2, 4, 8]
+    assert step == 2, "the step of the warm-up's own image, with guidance"
