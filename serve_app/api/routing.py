@@ -100,7 +100,9 @@ class Rules:
 
 
 def rule_of(schema: dict[str, Any]) -> Rule:
-    """A JSON Schema's constraints in words."""
+    """A JSON Schema's constraints in words; of a parameter that may be absent, those of its value."""
+    if "anyOf" in schema:
+        schema = next(each for each in schema["anyOf"] if each != {"type": "null"})
     if "enum" in schema:
         choices = " or ".join(str(value) for value in schema["enum"])
         return Rule(f"must be {choices}", f"must be {choices}")

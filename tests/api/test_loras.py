@@ -245,7 +245,9 @@ async def test_loras_are_listed_newest_first_in_pages_and_filtered(service: Test
     }
     assert list(times.values()) == sorted(times.values(), reverse=True)
     assert len((await service.client.get("/v1/loras?q=ink", headers=member.b)).json()["loras"]) == 4
-    refused(await service.client.get("/v1/loras?cursor=x", headers=member.b), 400, "invalid_parameter", "cursor")
+    for wrong in ("cursor=x", f"q={'a' * 101}", f"base_model={'a' * 129}", "limit=201"):
+        answer = await service.client.get(f"/v1/loras?{wrong}", headers=member.b)
+        refused(answer, 400, "invalid_parameter", wrong.partition("=")[0])
 
 
 async def test_a_lora_of_ones_own_is_changed_by_the_fields_that_are_sent(service: TestService, member: Member) -> None:

@@ -3,7 +3,9 @@
 import base64
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from tests.attack.requests import Kind, Requests
+from tests.attack.upload_kinds import lora_kinds, page_kinds
 
 BODY = b'{"prompt":"a red circle","lora_id":"model_x"}'
 FIVE_HEADERS_OF_SERVE = (
@@ -30,31 +32,12 @@ ENDPOINTS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A request in one or more parts that are sent one after the other."""
-
-    name: str
-    parts: tuple[bytes, ...]
-    is_http: bool = True
-    """False for bytes that HAProxy's parser refuses: the connection may be closed without an answer."""
-    waits: bool = False
-    """It is never complete: the answer, if any, comes when the time for it has passed."""
-    statuses: tuple[int, ...] = ()
-    """The statuses that are right, where the kind allows no other."""
-
-
 def kinds(host: str, secret: str) -> list[Kind]:
     """All of them. `host` is the service's own; `secret` a key for both interfaces."""
-    return list(_Kinds(host, secret).all())
+    return [*_Kinds(host, secret).all(), *lora_kinds(host, secret), *page_kinds(host, secret)]
 
 
-class _Kinds:
-    def __init__(self, host: str, secret: str) -> None:
-        self._host = f"Host: {host}\r\n".encode()
-        self._key = f"Authorization: Bearer {secret}\r\n".encode()
-        self._secret = secret
-
+class _Kinds(Requests):
     def all(self) -> Iterator[Kind]:
         yield from self._methods()
         yield from self._versions()
@@ -69,18 +52,6 @@ class _Kinds:
         yield from self._credentials()
         yield from self._bodies()
         yield from self._unfinished()
-
-    def _request(self, line: str, *rows: str | bytes, body: bytes = b"", closes: bool = True) -> bytes:
-        """A request with this service's Host, and with `Connection: close` unless others follow it."""
-        text = b"".join((row if isinstance(row, bytes) else row.encode("latin-1")) + b"\r\n" for row in rows)
-        end = b"Connection: close\r\n" if closes else b""
-        return line.encode("latin-1") + b"\r\n" + self._host + text + end + b"\r\n" + body
-
-    def _post(self, *rows: str | bytes, body: bytes = b"", path: str = "/v1/generate", closes: bool = True) -> bytes:
-        return self._request(f"POST {path} HTTP/1.1", *rows, body=body, closes=closes)
-
-    def _json(self, body: bytes, *rows: str | bytes, path: str = "/v1/generate") -> bytes:
-        return self._post(self._key.strip(), f"Content-Length: {len(body)}", *rows, body=body, path=path)
 
     def _methods(self) -> Iterator[Kind]:
         strange = (
@@ -98,27 +69,27 @@ class _Kinds:
             "TRACE",
         )
         for method in strange:
-            yield Kind(f"method {method[:20]}", (self._request(f"{method} /healthz HTTP/1.1"),), statuses=(405,))
+            yield Kind(f"method {method[:20]}", (self.request(f"{method} /healthz HTTP/1.1"),), statuses=(405,))
         for method in ("PUT", "DELETE", "PATCH", "OPTIONS"):
             for path in ("/v1/generate", "/v1/models", "/nowhere"):
-                yield Kind(f"{method} {path}", (self._request(f"{method} {path} HTTP/1.1"),), statuses=(404, 405))
-        yield Kind("method with a body", (self._request("FOO / HTTP/1.1", "Content-Length: 3", body=b"abc"),))
-        yield Kind("CONNECT to another", (self._request("CONNECT 127.0.0.1:22 HTTP/1.1"),), is_http=False)
+                yield Kind(f"{method} {path}", (self.request(f"{method} {path} HTTP/1.1"),), statuses=(404, 405))
+        yield Kind("method with a body", (self.request("FOO / HTTP/1.1", "Content-Length: 3", body=b"abc"),))
+        yield Kind("CONNECT to another", (self.request("CONNECT 127.0.0.1:22 HTTP/1.1"),), is_http=False)
         same = b"CONNECT 127.0.0.1:22 HTTP/1.1\r\nHost: 127.0.0.1:22\r\nConnection: close\r\n\r\n"
         yield Kind("CONNECT with its own Host", (same,), statuses=(405,))
         for path in ENDPOINTS:
-            yield Kind(f"HEAD {path}", (self._request(f"HEAD {path} HTTP/1.1"),))
+            yield Kind(f"HEAD {path}", (self.request(f"HEAD {path} HTTP/1.1"),))
             yield Kind(
-                f"TRACE {path}", (self._request(f"TRACE {path} HTTP/1.1", self._key.strip()),), statuses=(404, 405)
+                f"TRACE {path}", (self.request(f"TRACE {path} HTTP/1.1", self.key.strip()),), statuses=(404, 405)
             )
 
     def _versions(self) -> Iterator[Kind]:
         for version in ("HTTP/1.2", "HTTP/2.0", "HTTP/3.0", "HTTP/9.9", "HTTP/0.9"):
-            yield Kind(f"version {version}", (self._request(f"GET /healthz {version}"),), is_http=False)
+            yield Kind(f"version {version}", (self.request(f"GET /healthz {version}"),), is_http=False)
         for version in ("HTTP/1", "HTTP/1.10", "HTTPS/1.1", "http/1.1", "ICY/1.1", "HTTP/1.1 x", ""):
-            yield Kind(f"version {version!r}", (self._request(f"GET /healthz {version}"),), is_http=False)
+            yield Kind(f"version {version!r}", (self.request(f"GET /healthz {version}"),), is_http=False)
         yield Kind("HTTP/0.9", (b"GET /healthz\r\n",), is_http=False)
-        yield Kind("HTTP/1.0 with Host", (self._request("GET /healthz HTTP/1.0"),), statuses=(200,))
+        yield Kind("HTTP/1.0 with Host", (self.request("GET /healthz HTTP/1.0"),), statuses=(200,))
         yield Kind("HTTP/1.0 without Host", (b"GET /openapi/a.json HTTP/1.0\r\n\r\n",), statuses=(200,))
 
     def _targets(self) -> Iterator[Kind]:
@@ -151,16 +122,14 @@ class _Kinds:
             "a format": "/v1/jobs/%%s%%n{0}",
         }
         for name, path in paths.items():
-            yield Kind(f"target with {name}", (self._request(f"GET {path} HTTP/1.1", self._key.strip()),))
-        yield Kind("target *", (self._request("OPTIONS * HTTP/1.1"),), statuses=(404,))
+            yield Kind(f"target with {name}", (self.request(f"GET {path} HTTP/1.1", self.key.strip()),))
+        yield Kind("target *", (self.request("OPTIONS * HTTP/1.1"),), statuses=(404,))
         yield Kind(
             "target in absolute form",
-            (self._request(f"GET http://{self._host[6:-2].decode()}/healthz HTTP/1.1"),),
+            (self.request(f"GET http://{self.host[6:-2].decode()}/healthz HTTP/1.1"),),
             statuses=(200,),
         )
-        yield Kind(
-            "target of another host", (self._request("GET http://evil.example/healthz HTTP/1.1"),), is_http=False
-        )
+        yield Kind("target of another host", (self.request("GET http://evil.example/healthz HTTP/1.1"),), is_http=False)
         for name, target in {
             "raw bytes": "/v1/\xff\xfe",
             "a fragment": "/healthz#x",
@@ -168,9 +137,9 @@ class _Kinds:
             "a tab": "/a\tb",
             "a space": "/a b",
         }.items():
-            yield Kind(f"target with {name}", (self._request(f"GET {target} HTTP/1.1"),), is_http=False)
+            yield Kind(f"target with {name}", (self.request(f"GET {target} HTTP/1.1"),), is_http=False)
         for target in ("healthz", "", "?a=b", "ftp://a/b", "127.0.0.1:22"):
-            yield Kind(f"target {target!r}", (self._request(f"GET {target} HTTP/1.1"),), is_http=False)
+            yield Kind(f"target {target!r}", (self.request(f"GET {target} HTTP/1.1"),), is_http=False)
 
     def _hosts(self) -> Iterator[Kind]:
         line = b"GET /openapi/a.json HTTP/1.1\r\n"
@@ -190,38 +159,38 @@ class _Kinds:
             "half an IPv6 address": b"[::1",
         }.items():
             yield Kind(f"Host {name}", (line + b"Host: " + host + b"\r\n" + end,), is_http=False)
-        yield Kind("two Hosts", (line + self._host + b"Host: evil.example\r\n" + end,), is_http=False)
+        yield Kind("two Hosts", (line + self.host + b"Host: evil.example\r\n" + end,), is_http=False)
 
     def _lengths(self) -> Iterator[Kind]:
         for length in ("+7", "-1", "0x7", "7 7", "9" * 23, "", "7.0", "seven", "1e2", "7;8"):
             yield Kind(
                 f"Content-Length {length[:24]!r}",
-                (self._post(f"Content-Length: {length}", body=b'{"a":1}'),),
+                (self.post(f"Content-Length: {length}", body=b'{"a":1}'),),
                 is_http=False,
             )
         yield Kind(
-            "two lengths", (self._post("Content-Length: 7", "Content-Length: 0", body=b'{"a":1}'),), is_http=False
+            "two lengths", (self.post("Content-Length: 7", "Content-Length: 0", body=b'{"a":1}'),), is_http=False
         )
         yield Kind(
             "the length twice",
-            (self._post("Content-Length: 7", "Content-Length: 7", body=b'{"a":1}'),),
+            (self.post("Content-Length: 7", "Content-Length: 7", body=b'{"a":1}'),),
             statuses=(401,),
         )
-        yield Kind("the length as a list", (self._post("Content-Length: 7, 7", body=b'{"a":1}'),), statuses=(401,))
+        yield Kind("the length as a list", (self.post("Content-Length: 7, 7", body=b'{"a":1}'),), statuses=(401,))
         yield Kind(
             "a body after GET",
-            (self._request("GET /healthz HTTP/1.1", "Content-Length: 7", body=b'{"a":1}'),),
+            (self.request("GET /healthz HTTP/1.1", "Content-Length: 7", body=b'{"a":1}'),),
             statuses=(200,),
         )
-        follower = self._request("GET /healthz HTTP/1.1")
-        hidden = self._request("GET /healthz HTTP/1.1", f"Content-Length: {len(follower)}", body=follower)
+        follower = self.request("GET /healthz HTTP/1.1")
+        hidden = self.request("GET /healthz HTTP/1.1", f"Content-Length: {len(follower)}", body=follower)
         yield Kind("a request hidden in a body", (hidden,), statuses=(200,))
         yield Kind(
             "a length and chunks",
-            (self._post("Content-Length: 6", "Transfer-Encoding: chunked", body=b"0\r\n\r\nG"),),
+            (self.post("Content-Length: 6", "Transfer-Encoding: chunked", body=b"0\r\n\r\nG"),),
             statuses=(401,),
         )
-        three = self._request("GET /healthz HTTP/1.1", closes=False) * 2 + follower
+        three = self.request("GET /healthz HTTP/1.1", closes=False) * 2 + follower
         yield Kind("three at once", (three,), statuses=(200,))
 
     def _encodings(self) -> Iterator[Kind]:
@@ -238,25 +207,25 @@ class _Kinds:
         ):
             yield Kind(
                 f"Transfer-Encoding {encoding!r}",
-                (self._post(f"Transfer-Encoding: {encoding}", body=b"0\r\n\r\n"),),
+                (self.post(f"Transfer-Encoding: {encoding}", body=b"0\r\n\r\n"),),
                 is_http=False,
             )
         yield Kind(
             "Transfer-Encoding after a tab",
-            (self._post("Transfer-Encoding:\tchunked", body=b"0\r\n\r\n"),),
+            (self.post("Transfer-Encoding:\tchunked", body=b"0\r\n\r\n"),),
             statuses=(401,),
         )
         yield Kind(
             "Transfer-Encoding before a space",
-            (self._post("Transfer-Encoding : chunked", body=b"0\r\n\r\n"),),
+            (self.post("Transfer-Encoding : chunked", body=b"0\r\n\r\n"),),
             is_http=False,
         )
         yield Kind(
             "Transfer-Encoding twice",
-            (self._post("Transfer-Encoding: chunked", "Transfer-Encoding: identity"),),
+            (self.post("Transfer-Encoding: chunked", "Transfer-Encoding: identity"),),
             is_http=False,
         )
-        yield Kind("Transfer-Encoding folded", (self._post("Transfer-Encoding:\r\n chunked", body=b"0\r\n\r\n"),))
+        yield Kind("Transfer-Encoding folded", (self.post("Transfer-Encoding:\r\n chunked", body=b"0\r\n\r\n"),))
         chunks = {
             "an extension": b'7;a=b\r\n{"a":1}\r\n0\r\n\r\n',
             "a newline in an extension": b'7;a\nb\r\n{"a":1}\r\n0\r\n\r\n',
@@ -269,7 +238,7 @@ class _Kinds:
             "trailers": b'7\r\n{"a":1}\r\n0\r\nContent-Length: 5\r\nAuthorization: Bearer x\r\n\r\n',
         }
         for name, body in chunks.items():
-            head = self._post(self._key.strip(), "Transfer-Encoding: chunked")
+            head = self.post(self.key.strip(), "Transfer-Encoding: chunked")
             yield Kind(f"chunk with {name}", (head + body,), is_http=False)
             yield Kind(f"chunk with {name}, later", (head, body), is_http=False)
 
@@ -287,7 +256,7 @@ class _Kinds:
             "a leading space": b" X-A: b",
         }
         for name, line in lines.items():
-            yield Kind(f"header with {name}", (self._request("GET /healthz HTTP/1.1", line),), is_http=False)
+            yield Kind(f"header with {name}", (self.request("GET /healthz HTTP/1.1", line),), is_http=False)
         for name, line in {
             "a folded value": b"X-A: b\r\n c",
             "a bare newline": b"X-A: b\nX-B: c",
@@ -297,7 +266,7 @@ class _Kinds:
             "a tab": b"X-A:\tb\tc",
             "markup": b"X-A: <script>alert(1)</script>",
         }.items():
-            yield Kind(f"header with {name}", (self._request("GET /healthz HTTP/1.1", line),))
+            yield Kind(f"header with {name}", (self.request("GET /healthz HTTP/1.1", line),))
         for name in (
             "authorization",
             "x-api-key",
@@ -315,31 +284,31 @@ class _Kinds:
             "content-encoding",
         ):
             row = name.encode() + b": \xff\xfe\xe4"
-            yield Kind(f"{name} not UTF-8", (self._json(BODY, row),), statuses=(202, 400, 401, 403, 415))
-            yield Kind(f"{name} sent 50 times", (self._request("GET /v1/models HTTP/1.1", *[f"{name}: a"] * 50),))
+            yield Kind(f"{name} not UTF-8", (self.json(BODY, row),), statuses=(202, 400, 401, 403, 415))
+            yield Kind(f"{name} sent 50 times", (self.request("GET /v1/models HTTP/1.1", *[f"{name}: a"] * 50),))
 
     def _headers_of_serve(self) -> Iterator[Kind]:
         for name in FIVE_HEADERS_OF_SERVE:
             for value in (b"\xff\xfe", b"0.000001", b"-1", b"?1", b"a" * 7_000, b"\x1b]0;x\x07"):
-                request = self._request("GET /healthz HTTP/1.1", name.encode() + b": " + value)
+                request = self.request("GET /healthz HTTP/1.1", name.encode() + b": " + value)
                 yield Kind(f"{name}: {value[:8]!r}", (request,), statuses=(200,))
         for name in ("Serve_Multiplexed-Model_Id", "X-Serve-Router-Target", "X-Session-Id", "x-serve-anything"):
             yield Kind(
                 f"{name} not UTF-8",
-                (self._request("GET /healthz HTTP/1.1", name.encode() + b": \xff"),),
+                (self.request("GET /healthz HTTP/1.1", name.encode() + b": \xff"),),
                 statuses=(200,),
             )
         for value in ("short", "a" * 200, "with space", "semi;colon", "a\tb", '"><img src=x>'):
             yield Kind(
                 f"X-Request-Id {value[:12]!r}",
-                (self._request("GET /healthz HTTP/1.1", f"X-Request-Id: {value}"),),
+                (self.request("GET /healthz HTTP/1.1", f"X-Request-Id: {value}"),),
                 statuses=(200,),
             )
         twice = ["X-Request-Id: aaaaaaaaaaaa", "X-Request-Id: bbbbbbbbbbbb"]
-        yield Kind("X-Request-Id twice", (self._request("GET /healthz HTTP/1.1", *twice),), statuses=(200,))
+        yield Kind("X-Request-Id twice", (self.request("GET /healthz HTTP/1.1", *twice),), statuses=(200,))
         yield Kind(
             "a timeout for a request that runs",
-            (self._json(b"{}", "x-request-timeout-seconds: 0.000001"),),
+            (self.json(b"{}", "x-request-timeout-seconds: 0.000001"),),
             statuses=(400,),
         )
 
@@ -349,14 +318,14 @@ class _Kinds:
             for path in ("/v1/jobs", "/healthz", "/nowhere"):
                 yield Kind(
                     f"upgrade to {protocol!r} at {path}",
-                    (self._request(f"GET {path} HTTP/1.1", f"Upgrade: {protocol}", *socket),),
+                    (self.request(f"GET {path} HTTP/1.1", f"Upgrade: {protocol}", *socket),),
                 )
         yield Kind("HTTP/2 at once", (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0",), is_http=False)
         yield Kind("TLS", (bytes.fromhex("16030100c8010000c40303") + b"\0" * 190,), is_http=False)
         yield Kind(
             "gRPC",
             (
-                self._post(
+                self.post(
                     "TE: trailers",
                     "Content-Type: application/grpc",
                     "Content-Length: 5",
@@ -368,45 +337,45 @@ class _Kinds:
         )
         yield Kind("SOCKS", (b"\x05\x01\x00",), is_http=False, waits=True)
         yield Kind(
-            "PROXY", (b"PROXY TCP4 10.0.0.1 10.0.0.2 1 2\r\n" + self._request("GET /healthz HTTP/1.1"),), is_http=False
+            "PROXY", (b"PROXY TCP4 10.0.0.1 10.0.0.2 1 2\r\n" + self.request("GET /healthz HTTP/1.1"),), is_http=False
         )
         yield Kind("SMTP", (b"EHLO evil.example\r\n",), is_http=False, waits=True)
         yield Kind("Redis", (b"*1\r\n$4\r\nPING\r\n",), is_http=False, waits=True)
         yield Kind("noise", (bytes(range(256)) * 8,), is_http=False)
         for value in ("100-continue", "200-ok", "\xff", "100-continue, 100-continue"):
             yield Kind(
-                f"Expect {value!r}", (self._post(f"Expect: {value}", "Content-Length: 2", body=b"{}"),), statuses=(401,)
+                f"Expect {value!r}", (self.post(f"Expect: {value}", "Content-Length: 2", body=b"{}"),), statuses=(401,)
             )
 
     def _sizes(self) -> Iterator[Kind]:
         yield Kind(
-            "a header of 20 KB", (self._request("GET /healthz HTTP/1.1", "X-A: " + "a" * 20_000),), statuses=(400,)
+            "a header of 20 KB", (self.request("GET /healthz HTTP/1.1", "X-A: " + "a" * 20_000),), statuses=(400,)
         )
         yield Kind(
-            "a header of 60 KB", (self._request("GET /healthz HTTP/1.1", "X-A: " + "a" * 60_000),), statuses=(400,)
+            "a header of 60 KB", (self.request("GET /healthz HTTP/1.1", "X-A: " + "a" * 60_000),), statuses=(400,)
         )
         yield Kind(
-            "a header of 1 MB", (self._request("GET /healthz HTTP/1.1", "X-A: " + "a" * 1_000_000),), is_http=False
+            "a header of 1 MB", (self.request("GET /healthz HTTP/1.1", "X-A: " + "a" * 1_000_000),), is_http=False
         )
         yield Kind(
             "200 headers",
-            (self._request("GET /healthz HTTP/1.1", *(f"X-{i}: a" for i in range(200))),),
+            (self.request("GET /healthz HTTP/1.1", *(f"X-{i}: a" for i in range(200))),),
             statuses=(400,),
         )
         yield Kind(
             "2,000 headers",
-            (self._request("GET /healthz HTTP/1.1", *(f"X-{i}: a" for i in range(2_000))),),
+            (self.request("GET /healthz HTTP/1.1", *(f"X-{i}: a" for i in range(2_000))),),
             is_http=False,
         )
-        yield Kind("a long name", (self._request("GET /healthz HTTP/1.1", "X" * 10_000 + ": a"),), is_http=False)
-        yield Kind("cookies of 10 KB", (self._request("GET /console/sign-in HTTP/1.1", "Cookie: " + "a=b; " * 2_000),))
-        yield Kind("a target of 60 KB", (self._request(f"GET /{'a' * 60_000} HTTP/1.1"),), statuses=(400,))
-        yield Kind("a body of 70 KB", (self._json(b" " * 70_000),), statuses=(413,))
+        yield Kind("a long name", (self.request("GET /healthz HTTP/1.1", "X" * 10_000 + ": a"),), is_http=False)
+        yield Kind("cookies of 10 KB", (self.request("GET /console/sign-in HTTP/1.1", "Cookie: " + "a=b; " * 2_000),))
+        yield Kind("a target of 60 KB", (self.request(f"GET /{'a' * 60_000} HTTP/1.1"),), statuses=(400,))
+        yield Kind("a body of 70 KB", (self.json(b" " * 70_000),), statuses=(413,))
         yield Kind(
             "a body of 70 KB in chunks",
             (
-                self._post(
-                    self._key.strip(),
+                self.post(
+                    self.key.strip(),
                     "Transfer-Encoding: chunked",
                     body=b"11170\r\n" + b" " * 0x11170 + b"\r\n0\r\n\r\n",
                 ),
@@ -414,7 +383,7 @@ class _Kinds:
             statuses=(413,),
         )
         yield Kind(
-            "a body of 70 KB from nobody", (self._post("Content-Length: 70000", body=b" " * 70_000),), statuses=(401,)
+            "a body of 70 KB from nobody", (self.post("Content-Length: 70000", body=b" " * 70_000),), statuses=(401,)
         )
 
     def _credentials(self) -> Iterator[Kind]:
@@ -425,23 +394,23 @@ class _Kinds:
             "no key": ("Authorization: Bearer ",),
             "only a scheme": ("Authorization: Bearer",),
             "another scheme": (f"Authorization: Basic {basic}",),
-            "two lines": (f"Authorization: Bearer {self._secret}",) * 2,
-            "both": (f"Authorization: Bearer {self._secret}", f"X-API-Key: {self._secret}"),
+            "two lines": (f"Authorization: Bearer {self.secret}",) * 2,
+            "both": (f"Authorization: Bearer {self.secret}", f"X-API-Key: {self.secret}"),
             "a long key": ("Authorization: Bearer " + "a" * 10_000,),
             "a key with a NUL escape": ("Authorization: Bearer a%00b",),
             "a key of Redis": ("Authorization: Bearer {job:0}:keys:*",),
-            "two API keys": (f"X-API-Key: {self._secret}", "X-API-Key: b"),
+            "two API keys": (f"X-API-Key: {self.secret}", "X-API-Key: b"),
             "a cookie": ("Cookie: atelier_session=" + "a" * 64,),
         }
         for name, lines in rows.items():
             yield Kind(
                 f"credentials: {name}",
-                (self._post(*lines, f"Content-Length: {len(BODY)}", body=BODY),),
+                (self.post(*lines, f"Content-Length: {len(BODY)}", body=BODY),),
                 statuses=(400, 401, 403),
             )
         for path in ENDPOINTS:
             yield Kind(
-                f"GET {path} from nobody", (self._request(f"GET {path} HTTP/1.1"),), statuses=(200, 401, 404, 405)
+                f"GET {path} from nobody", (self.request(f"GET {path} HTTP/1.1"),), statuses=(200, 401, 404, 405)
             )
 
     def _bodies(self) -> Iterator[Kind]:
@@ -471,7 +440,7 @@ class _Kinds:
             "many fields": json.dumps({f"a{i}": i for i in range(4_000)}).encode(),
         }
         for name, body in bodies.items():
-            yield Kind(f"body: {name}", (self._json(body),), statuses=(400, 403))
+            yield Kind(f"body: {name}", (self.json(body),), statuses=(400, 403))
         for media in (
             "text/xml",
             "multipart/form-data; boundary=x",
@@ -479,21 +448,21 @@ class _Kinds:
             "\xff",
             "a" * 3_000,
         ):
-            yield Kind(f"media type {media[:20]!r}", (self._json(BODY, f"Content-Type: {media}"),), statuses=(400, 415))
+            yield Kind(f"media type {media[:20]!r}", (self.json(BODY, f"Content-Type: {media}"),), statuses=(400, 415))
         for encoding in ("gzip", "br", "\xff"):
             yield Kind(
                 f"content encoding {encoding!r}",
-                (self._json(BODY, f"Content-Encoding: {encoding}"),),
+                (self.json(BODY, f"Content-Encoding: {encoding}"),),
                 statuses=(400, 415),
             )
         for key in ("a" * 300, "a b", "\xff", ""):
             yield Kind(
-                f"idempotency key {key[:8]!r}", (self._json(BODY, f"Idempotency-Key: {key}"),), statuses=(400, 403)
+                f"idempotency key {key[:8]!r}", (self.json(BODY, f"Idempotency-Key: {key}"),), statuses=(400, 403)
             )
         for field, value in (("image_id", "x"), ("image_id", 7), ("scale_factor", 3)):
             yield Kind(
                 f"upscale {field} {value}",
-                (self._json(json.dumps({field: value}).encode(), path="/v1/upscale"),),
+                (self.json(json.dumps({field: value}).encode(), path="/v1/upscale"),),
                 statuses=(400, 404),
             )
 
@@ -505,9 +474,9 @@ class _Kinds:
         for name, path in {"the API": "/v1/generate", "sign-in": "/console/sign-in", "nothing": "/nowhere"}.items():
             yield Kind(
                 f"half a body for {name}",
-                (self._post("Content-Length: 100", body=b"a", path=path),),
+                (self.post("Content-Length: 100", body=b"a", path=path),),
                 waits=True,
                 statuses=(408,),
             )
-            chunk = self._post("Transfer-Encoding: chunked", body=b"5\r\nab", path=path)
+            chunk = self.post("Transfer-Encoding: chunked", body=b"5\r\nab", path=path)
             yield Kind(f"half a chunk for {name}", (chunk,), waits=True, statuses=(408,))

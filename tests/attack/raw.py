@@ -94,8 +94,8 @@ def _chunks(received: bytes) -> tuple[bytes, bytes]:
             return body, received
 
 
-def breach(answer: Answer) -> str | None:
-    """What in the answer breaks the contract; None when nothing does."""
+def breach(answer: Answer, *, is_page: bool = False) -> str | None:
+    """What in the answer breaks the contract; None when nothing does. A page refuses in HTML, under its own headers."""
     missing = [name for name in RATE_HEADERS if not answer.header(name)]
     if missing:
         return f"{answer.status} without {', '.join(missing)}"
@@ -109,9 +109,23 @@ def breach(answer: Answer) -> str | None:
         return "401 without WWW-Authenticate"
     if answer.status == 405 and not answer.header("allow"):
         return "405 without Allow"
+    if is_page and _is_of_a_page(answer):
+        return None
     if answer.status >= 400 and answer.body and not _is_envelope(answer):
         return f"{answer.status} {answer.body[:100]!r}"
     return None
+
+
+def _is_of_a_page(answer: Answer) -> bool:
+    """No other site may frame it, nothing may keep it, and no script of it runs but its own."""
+    policy = answer.header("content-security-policy") or ""
+    return (
+        (answer.header("content-type") or "text/html").startswith(("text/html", "text/plain"))
+        and "default-src 'none'" in policy
+        and "unsafe-inline" not in policy
+        and answer.header("cache-control") == "no-store"
+        and answer.header("x-content-type-options") == "nosniff"
+    )
 
 
 def _is_envelope(answer: Answer) -> bool:

@@ -27,7 +27,7 @@ def faults_of(port: int, kind: Kind) -> list[str]:
         answers = exchange(port, *kind.parts)
     except AssertionError as error:
         return [f"{kind.name}: not HTTP: {error}"]
-    found = [f"{kind.name}: {fault}" for answer in answers if (fault := breach(answer))]
+    found = [f"{kind.name}: {fault}" for answer in answers if (fault := breach(answer, is_page=kind.is_page))]
     if kind.is_http and not answers:
         found.append(f"{kind.name}: no answer")
     wrong = {answer.status for answer in answers} - {*kind.statuses, RATE_LIMITED}
@@ -39,7 +39,7 @@ def faults_of(port: int, kind: Kind) -> list[str]:
 def test_every_answer_to_a_hostile_request_keeps_the_contract(service: Service) -> None:
     every_kind = kinds(f"127.0.0.1:{service.port}", service.ready["keys"]["both"])
     assert len(every_kind) >= 150
-    found = faults(service.port, every_kind)
+    found = faults(service.port, [kind for kind in every_kind if not kind.is_checked])  # the long attack sends these
     assert not found, "\n".join(found)
     assert service.client.get("/readyz").is_success
 

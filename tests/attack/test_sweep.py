@@ -91,10 +91,10 @@ class Seen(NamedTuple):
 
 def attempt(port: int, kind: Kind) -> Seen:
     try:
-        answers = exchange(port, *kind.parts)
+        answers = exchange(port, *kind.parts, timeout=240 if kind.is_checked else 15)
     except AssertionError as error:
         return Seen(kind, [], f"not HTTP: {error}")
-    fault = next((fault for answer in answers if (fault := breach(answer))), None)
+    fault = next((fault for answer in answers if (fault := breach(answer, is_page=kind.is_page))), None)
     if kind.is_http and not answers:
         fault = "no answer"
     return Seen(kind, answers, fault)
