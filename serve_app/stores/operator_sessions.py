@@ -9,6 +9,7 @@ from redis.asyncio import Redis
 
 from serve_app.domain.durations import milliseconds
 from serve_app.stores.redis_keys import redis_key
+from serve_app.stores.script import Script
 
 IDLE_LIFE = timedelta(minutes=15)
 ABSOLUTE_LIFE = timedelta(hours=8)
@@ -19,14 +20,16 @@ class OperatorSessions:
 
     def __init__(self, redis: Redis) -> None:
         self._redis = cast(Any, redis)
+        self._get = Script(redis, "operator_session")
 
-    async def create(self, name: str) -> str:
-        """Open a session; its token has 256 random bits."""
+    async def create(self, name: str, *, fence: str) -> str:
+        """Open a session; its token has 256 random bits. `fence` is that of the password or link that was shown: when it is no
+        longer the operator's, the session is dead from the beginning."""
         token = secrets.token_urlsafe(32)
         digest = _digest(token)
         ends = await self._now_ms() + milliseconds(ABSOLUTE_LIFE)
         pipeline = self._redis.pipeline()
-        pipeline.hset(redis_key("operator_session", digest), mapping={"operator": name, "ends": ends})
+        pipeline.hset(redis_key("operator_session", digest), mapping={"operator": name, "ends": ends, "fence": fence})
         pipeline.expire(redis_key("operator_session", digest), IDLE_LIFE)
         pipeline.sadd(redis_key("operator_sessions", name), digest)
         pipeline.expire(redis_key("operator_sessions", name), ABSOLUTE_LIFE)
@@ -35,17 +38,8 @@ class OperatorSessions:
 
     async def get(self, token: str, *, extends: bool = True) -> str | None:
         """Return the operator's name; None when the session has ended. With `extends`, its idle time starts again."""
-        key = redis_key("operator_session", _digest(token))
-        name, ends = await self._redis.hmget(key, "operator", "ends")
-        if name is None:
-            return None
-        left = int(ends) - await self._now_ms()
-        if left <= 0:
-            await self._redis.delete(key)
-            return None
-        if extends:
-            await self._redis.pexpire(key, min(left, milliseconds(IDLE_LIFE)))
-        return name
+        name: str = await self._get(token_digest=_digest(token), idle_ms=milliseconds(IDLE_LIFE), extends=extends)
+        return name or None
 
     async def revoke(self, token: str) -> None:
         digest = _digest(token)

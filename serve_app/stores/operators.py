@@ -11,6 +11,7 @@ from serve_app.domain.errors import InvalidParameter, NotFound
 from serve_app.domain.operators import Operator
 from serve_app.stores.passwords import Passwords
 from serve_app.stores.redis_keys import redis_key
+from serve_app.stores.script import Script
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
@@ -23,6 +24,7 @@ class OperatorStore:
     def __init__(self, redis: Redis) -> None:
         self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"
         self._passwords = Passwords()
+        self._set_password = Script(redis, "set_operator_password")
 
     async def create(self, name: str, *, password: str | None = None) -> Operator:
         """Create an operator. Raises `InvalidParameter` for a name in use, or one or a password that cannot be."""
@@ -37,8 +39,11 @@ class OperatorStore:
         is_new, _ = await pipeline.execute()
         if not is_new:
             raise InvalidParameter(f"name: an operator called {name!r} exists")
-        if hashed is not None:
-            await self._redis.hset(redis_key("operator", name), "password", hashed)
+        first = {
+            "password_changes": created
+        }  # nothing that was given to an earlier operator of this name is good for this one
+        fields = first if hashed is None else {**first, "password": hashed}
+        await self._redis.hset(redis_key("operator", name), mapping=fields)
         return await self._existing(name)
 
     async def list(self) -> Operators:
@@ -51,13 +56,15 @@ class OperatorStore:
         row = await self._row(name)
         return _read(name, row) if row else None
 
-    async def set_password(self, name: str, password: str) -> None:
-        """Void every link to the operator. Raises `NotFound`, `InvalidParameter`."""
-        await self._existing(name)
-        pipeline = self._redis.pipeline()
-        pipeline.hset(redis_key("operator", name), "password", await self._passwords.hash(password))
-        pipeline.hincrby(redis_key("operator", name), "password_changes", 1)
-        await pipeline.execute()
+    async def set_password(self, name: str, password: str) -> str:
+        """End every session of the operator and every link; return the fence of sessions from now on.
+
+        Raises `NotFound`, `InvalidParameter`.
+        """
+        fence: str = await self._set_password(name=name, password_hash=await self._passwords.hash(password))
+        if not fence:
+            raise NotFound(f"no operator {name!r}")
+        return fence
 
     async def check_password(self, name: str, password: str) -> Operator | None:
         """Return the operator if the password is right. An unknown name takes as long as a wrong password."""
@@ -85,4 +92,9 @@ class OperatorStore:
 
 
 def _read(name: str, row: Mapping[str, str]) -> Operator:
-    return Operator(name=name, created_at=from_epoch_ms(row["created"]), has_password="password" in row)
+    return Operator(
+        name=name,
+        created_at=from_epoch_ms(row["created"]),
+        has_password="password" in row,
+        fence=f"0.{row.get('password_changes', '0')}",  # as in sign_in_fence.lua
+    )

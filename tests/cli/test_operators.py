@@ -1,5 +1,6 @@
 """`atelier operators`."""
 
+from serve_app.service.resources import Resources
 from tests.cli.conftest import Atelier
 
 PASSWORD = "correct horse battery"
@@ -11,7 +12,7 @@ def test_an_operator_is_created_by_a_link_or_a_password_and_deleted_with_their_s
     atelier.json("operators", "create", "bob", "--password-stdin", typed=f"{PASSWORD}\n")
     listed = atelier.json("operators", "list")["operators"]
     assert [(each["name"], each["has_password"]) for each in listed] == [("alice", False), ("bob", True)]
-    session = atelier.stores(lambda resources: resources.operator_sessions.create("bob"))
+    session = atelier.stores(_open_session_of_bob)
     assert (
         atelier.json("operators", "password", "bob", "--password-stdin", typed=f"x{PASSWORD}\n")["sessions_ended"] == 1
     )
@@ -20,6 +21,12 @@ def test_an_operator_is_created_by_a_link_or_a_password_and_deleted_with_their_s
     assert atelier.stores(lambda resources: resources.operators.check_password("bob", f"x{PASSWORD}")) is None
     rows = atelier.json("audit", "--account", "operator:bob")["rows"]
     assert [row["act"] for row in rows] == ["operator_created", "password_set", "operator_deleted"]
+
+
+async def _open_session_of_bob(resources: Resources) -> str:
+    found = await resources.operators.get("bob")
+    assert found is not None
+    return await resources.operator_sessions.create("bob", fence=found.fence)
 
 
 def test_a_name_in_use_or_of_other_letters_is_refused(atelier: Atelier) -> None:

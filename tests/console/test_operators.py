@@ -9,7 +9,7 @@ import redis
 
 from serve_app.domain.accounts import Account
 from serve_app.domain.audit import Act, operator
-from serve_app.domain.errors import FailureCode
+from serve_app.domain.errors import FailureCode, NotFound
 from serve_app.domain.jobs import Failure, JobKind
 from serve_app.service.resources import Resources
 from serve_app.stores.redis_keys import redis_key
@@ -126,6 +126,26 @@ async def test_a_session_ends_by_signing_out_and_with_its_operator(alice: Browse
     assert (await alice.open("/operators/")).answer.url.path == "/operators/sign-in"
     live = await alice.http.get("/operators/live", headers={"HX-Request": "true"})
     assert live.headers["HX-Redirect"] == "/operators/sign-in"
+
+
+async def test_what_an_earlier_password_opened_is_closed(resources: Resources) -> None:
+    """Also a session that is opened beside the change, and by whoever had the name before."""
+    sessions, operators, links = resources.operator_sessions, resources.operators, resources.operator_links
+    await operators.create("alice", password=PASSWORD)
+    shown = await operators.check_password("alice", PASSWORD)
+    assert shown is not None
+    fence = await operators.set_password("alice", f"x{PASSWORD}")
+    assert await sessions.get(await sessions.create("alice", fence=shown.fence)) is None
+    token, link = await sessions.create("alice", fence=fence), await links.create("alice", LinkPurpose.SIGN_IN)
+    assert await sessions.get(token) == "alice"
+    await operators.delete("alice")
+    await operators.create("alice")
+    assert await sessions.get(token) is None
+    assert await links.get(link) is None
+    await operators.delete("alice")
+    with pytest.raises(NotFound):
+        await operators.set_password("alice", PASSWORD)
+    assert (await operators.create("alice")).has_password is False
 
 
 async def test_the_live_page_does_not_keep_a_session_open(alice: Browser, redis_db: redis.Redis) -> None:

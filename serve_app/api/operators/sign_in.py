@@ -12,6 +12,7 @@ from serve_app.api.operators.rendering import redirect, render
 from serve_app.api.operators.session import anonymous_token, drop_session, read_session, set_anonymous, set_session
 from serve_app.domain import audit
 from serve_app.domain.audit import ANYONE, Act
+from serve_app.domain.errors import NotFound
 from serve_app.stores.passwords import LENGTH
 from serve_app.stores.sign_in_links import LinkPurpose, SignInLink
 
@@ -44,7 +45,7 @@ async def sign_in(request: Request, form: Form) -> Response:
         await record(request, name, Act.SIGN_IN_FAILED, actor=ANYONE)
         return _sign_in_page(request, status=403, problem="Wrong name or password.", name=name)
     await resources.sign_ins.forget(counted)
-    return await _signed_in(request, found.name)
+    return await _signed_in(request, found.name, found.fence)
 
 
 @router.post("/sign-out")
@@ -87,19 +88,24 @@ async def use_link(request: Request, token: str, link: Link, form: Form) -> Resp
     if password is not None and len(password) not in LENGTH:
         problem = f"A password has {LENGTH.start} to {LENGTH.stop - 1} characters."
         return _link_page(request, link, status=400, problem=problem)
-    if await resources.operator_links.use(token) is None:
+    used = await resources.operator_links.use(token)
+    if used is None:
         raise HTTPException(404)
+    fence = used.fence
     if password is not None:
-        await resources.operators.set_password(name, password)
+        try:
+            fence = await resources.operators.set_password(name, password)
+        except NotFound:  # deleted meanwhile
+            raise HTTPException(404) from None
         await resources.operator_sessions.revoke_all(name)
         await record(request, name, Act.PASSWORD_SET, actor=audit.operator(name))
-    return await _signed_in(request, name)
+    return await _signed_in(request, name, fence)
 
 
-async def _signed_in(request: Request, name: str) -> Response:
+async def _signed_in(request: Request, name: str, fence: str) -> Response:
     await record(request, name, Act.SIGNED_IN, actor=audit.operator(name))
     response = redirect(request, "")
-    set_session(request, response, await resources_of(request).operator_sessions.create(name))
+    set_session(request, response, await resources_of(request).operator_sessions.create(name, fence=fence))
     return response
 
 
