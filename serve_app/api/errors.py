@@ -21,13 +21,14 @@ from serve_app.domain.errors import (
     QueueFull,
     RateLimitExceeded,
     StoreUnavailable,
+    TooManyUploads,
     Unauthorized,
 )
 
 Responses = dict[int | str, dict[str, Any]]
 """The value of `responses=` of a path operation."""
 
-STORE_RETRY_S, OVERLOAD_RETRY_S, POLL_RETRY_S = 5, 2, 1
+STORE_RETRY_S, OVERLOAD_RETRY_S, POLL_RETRY_S, UPLOAD_RETRY_S = 5, 2, 1, 5
 UNAVAILABLE = "The service is temporarily unavailable; nothing was accepted. Try again in a few seconds."
 OVERLOADED = "The service has more open requests than it can carry. Try again in a moment."
 INTERNAL_ERROR = "internal_error"
@@ -181,6 +182,8 @@ def _retry_after_s(error: AtelierError, context: RequestContext) -> int | None:
         return error.retry_after_s
     if isinstance(error, PollLimitExceeded):
         return POLL_RETRY_S
+    if isinstance(error, TooManyUploads):
+        return UPLOAD_RETRY_S
     if isinstance(error, RateLimitExceeded) and context.window is not None:
         return max(1, context.window.seconds_left)
     return None

@@ -1,5 +1,6 @@
 """The JSON body of `POST /v1/loras`: weights that need not be sent with it."""
 
+from contextlib import ExitStack
 from typing import Any
 
 from pydantic import ValidationError
@@ -21,13 +22,17 @@ def is_json(request: Request) -> bool:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
 
 
-async def add_reference(request: Request, by: loras.By, idempotency_key: str | None) -> Registered:
+async def add_reference(request: Request, by: loras.By, *, place: ExitStack, idempotency_key: str | None) -> Registered:
     """Register weights that the account has sent before, or that lie where the operator allows."""
     resources, said = resources_of(request), await _read(request)
     if said.sha256 is not None:
-        return await loras.add_known(resources, by, said.sha256, said.to_offer(), idempotency_key=idempotency_key)
+        return await loras.add_known(
+            resources, by, said.sha256, said.to_offer(), place=place, idempotency_key=idempotency_key
+        )
     path, folder = await fetch_source(request, said.source or "")
-    return await loras.add(resources, by, path, said.to_offer(), folder=folder, idempotency_key=idempotency_key)
+    return await loras.add(
+        resources, by, path, said.to_offer(), folder=folder, place=place, idempotency_key=idempotency_key
+    )
 
 
 def reference_schema() -> dict[str, Any]:

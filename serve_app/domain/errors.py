@@ -70,6 +70,10 @@ class PollLimitExceeded(RateLimitExceeded):
     """One key polls far faster than any client needs; it touches no plan's count."""
 
 
+class TooManyUploads(RateLimitExceeded):
+    """The account has as many uploads under way as one may have."""
+
+
 class QueueFull(AtelierError):
     """The queue, or the account's part of it, is full; try again after `retry_after_s` seconds."""
 

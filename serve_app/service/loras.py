@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -46,24 +47,34 @@ def require_all_loras(caller: Caller) -> None:
 
 
 async def add(
-    resources: Resources, by: By, uploaded: Path, offer: Offer, *, folder: Path, idempotency_key: str | None
+    resources: Resources,
+    by: By,
+    uploaded: Path,
+    offer: Offer,
+    *,
+    folder: Path,
+    place: ExitStack,
+    idempotency_key: str | None,
 ) -> Registered:
-    """Register what was uploaded, and remove `folder`, which holds it. A client that disconnects does not stop it.
+    """Register what was uploaded, and remove `folder`, which holds it. A client that disconnects does not stop it, nor give its
+    `place` to another upload before that.
 
     Raises `InvalidParameter`, `IdempotencyConflict`, `LoraQuotaExceeded`, `StoreUnavailable`.
     """
+    held = place.pop_all()
 
     async def work() -> Registered:
-        try:
-            return await _register(resources, by, uploaded, offer, idempotency_key)
-        finally:
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        with held:
+            try:
+                return await _register(resources, by, uploaded, offer, idempotency_key)
+            finally:
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     return await asyncio.shield(resources.spawn(work()))
 
 
 async def add_known(
-    resources: Resources, by: By, sha256: str, offer: Offer, *, idempotency_key: str | None
+    resources: Resources, by: By, sha256: str, offer: Offer, *, place: ExitStack, idempotency_key: str | None
 ) -> Registered:
     """Register weights that a LoRA of the account's own has. Whoever only knows a digest gets nothing by it.
 
@@ -78,7 +89,13 @@ async def add_known(
         path = await resources.weights.fetch(known[0])
     except (IndexError, AdapterUnavailable):
         raise NotFound("No LoRA of your account has these weights: send the file.") from None
-    return await asyncio.shield(resources.spawn(_register(resources, by, path, offer, idempotency_key)))
+    held = place.pop_all()
+
+    async def work() -> Registered:
+        with held:
+            return await _register(resources, by, path, offer, idempotency_key)
+
+    return await asyncio.shield(resources.spawn(work()))
 
 
 async def _register(resources: Resources, by: By, path: Path, offer: Offer, idempotency_key: str | None) -> Registered:

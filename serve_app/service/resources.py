@@ -12,6 +12,7 @@ from serve_app.domain.jobs import JobKind
 from serve_app.engine_options import DEFAULT_MAX_RANK
 from serve_app.service.job_waits import JobWaits
 from serve_app.service.moderation import Moderation
+from serve_app.service.upload_places import UploadPlaces
 from serve_app.settings import Settings
 from serve_app.stores.account_records import AccountRecords
 from serve_app.stores.accounts import AccountStore
@@ -105,6 +106,7 @@ class Resources:
     hint: Hint | None = None
     inspections: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(INSPECTIONS_AT_ONCE))
     """Places for processes that read customers' files, each with limits of its own."""
+    uploads: UploadPlaces = field(default_factory=UploadPlaces)
     background: set[asyncio.Task[Any]] = field(default_factory=lambda: set[asyncio.Task[Any]]())
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:

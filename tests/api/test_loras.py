@@ -1,5 +1,6 @@
 """An account's LoRAs by HTTP: uploaded, listed, changed, shared, deleted; its alone, and within its quota."""
 
+import asyncio
 import itertools
 import tracemalloc
 from collections.abc import AsyncIterator
@@ -13,9 +14,10 @@ import pytest
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.jobs import JobState
 from serve_app.domain.requests import Variant
+from serve_app.service.upload_places import UPLOADS_AT_ONCE
 from tests.api.app import LORA, Member, TestService, error_of
 from tests.api.conftest import MAX_LORA_SIZE
-from tests.support import POCKET, PRIVATE_ADAPTER
+from tests.support import POCKET, PRIVATE_ADAPTER, wait_until
 
 A, B = Variant.A, Variant.B
 OUTLINE = POCKET / "loras" / "outline.safetensors"
@@ -156,6 +158,28 @@ async def test_an_upload_takes_a_few_blocks_of_memory_whatever_its_size(service:
     refused(answer, 400, "invalid_parameter", "base_model: there is no base model")
     assert peak < 8 << 20, f"{peak / 2**20:.0f} MiB for 40 MiB"
     assert uploads(service) == []
+
+
+async def test_an_account_has_few_uploads_under_way_at_once(service: TestService) -> None:
+    """Many slow ones would take the disk and the places of the checks from all others."""
+    member, other = await service.member(), await service.member()
+    may_end = asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b"--b\r\n"
+        await may_end.wait()
+        yield b"--b--\r\n"
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(UPLOADS_AT_ONCE):
+            group.create_task(service.client.post("/v1/loras", headers=FORM | member.a, content=slow()))
+        await wait_until(lambda: len(uploads(service)) == UPLOADS_AT_ONCE)
+        refusal = await post(service, member.b)
+        assert refusal.headers["Retry-After"] == "5"
+        refused(await post(service, other.a, {}), 400, "invalid_parameter", "name: is required")
+        may_end.set()
+    refused(refusal, 429, "rate_limit_exceeded", "4 uploads under way")
+    refused(await post(service, member.b, {}), 400, "invalid_parameter", "name: is required")
 
 
 async def test_an_upload_that_cannot_be_kept_is_refused_as_a_store_that_is_away(

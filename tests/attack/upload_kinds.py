@@ -207,7 +207,7 @@ def _forms(requests: Requests) -> Iterator[Kind]:
         text = requests.post(requests.key.strip(), row, f"Content-Length: {len(whole)}", body=whole, path="/v1/loras")
         yield Kind(f"upload: boundary {boundary[:10]!r}", (text,), statuses=REFUSED)
     huge = requests.post(requests.key.strip(), FORM_TYPE, f"Content-Length: {10**15}", path="/v1/loras")
-    yield Kind("upload: a petabyte, told", (huge,), statuses=(413,))
+    yield Kind("upload: a petabyte, announced", (huge,), waits=True, statuses=(408, 413))
     from_nobody = requests.post(FORM_TYPE, f"Content-Length: {len(whole)}", body=whole, path="/v1/loras")
     yield Kind("upload: from nobody", (from_nobody,), statuses=(401,))
     unfinished = requests.post(requests.key.strip(), FORM_TYPE, "Content-Length: 10000", path="/v1/loras") + whole[:40]

@@ -65,25 +65,25 @@ MEDIA_TYPES: Sequence[bytes] = (
 ODD_VALUES: Sequence[bytes] = (
     b"", b" ", b"\t", b"\x00", b"\xff", b"a" * 256, b"a" * 9000, b"-1", b"1e9", b"99999999999999999999", b"\r\nX: y", b"key-1", "é".encode(), b"*", b"null",
     b"Bearer", b"Bearer  ", b"Basic YTpi", b"atl_", b"atl_" + b"x" * 38, b"{job:0}:count", b"gzip", b"identity", b"bytes=0-1", b"nothing/*", b"a b", b"evil",
-    b"x=" + b"y" * 4000,
+    b"x=" + b"y" * 4000, b"wait=1", b"wait=-1, wait=" + b"9" * 40,
 )  # fmt: skip
 ODD_HEADERS: Sequence[bytes] = (
     b"idempotency-key", b"x-request-id", b"content-length", b"content-encoding", b"transfer-encoding", b"authorization", b"x-api-key", b"host", b"cookie",
-    b"origin", b"range", b"expect", b"if-none-match", b"accept", b"x-forwarded-for", b"x-forwarded-host", b"x-request-timeout-seconds", b"te",
+    b"origin", b"range", b"expect", b"if-none-match", b"prefer", b"accept", b"x-forwarded-for", b"x-forwarded-host", b"x-request-timeout-seconds", b"te",
 )  # fmt: skip
 IDS: Sequence[str] = (
     "", "gen_" + "a" * 26, "up_" + "a" * 26, IMAGE, "gen_", "GEN_" + "A" * 26, "gen_" + "a" * 25, "../x", "gen_" + "a" * 26 + "\0", "a" * 5000, "%2e%2e",
     "\ud7ff", "🎨", "*", "{job:0}:job:x", "gen_" + "１" * 26, "a b", "-1",
 )  # fmt: skip
 PARTS: Sequence[str] = (
-    "v1", "generate", "generations", "upscale", "models", "jobs", "files", "images", "docs", "openapi", "console", "cancel", "a.json", "..", "%2e%2e", "%00",
+    "v1", "generate", "generations", "upscale", "models", "jobs", "loras", "grants", "usage", "operators", "files", "images", "docs", "openapi", "console", "cancel", "a.json", "..", "%2e%2e", "%00",
     "%ff", "", "*", "x" * 300, "a;b", "🎨", "gen_" + "a" * 26,
 )  # fmt: skip
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "TRACE", "NONSENSE")
 QUERIES: Sequence[bytes] = (
     b"", b"limit=0", b"limit=-1", b"limit=1e9", b"limit=" + b"9" * 5000, b"limit=a&limit=b", b"limit=%ff", b"before=yesterday", b"%", b"x=1", b"state=nope",
     b"before=2026-11-21T12:00:00Z", b"before=9999-99-99", b"before=0001-01-01T00:00:00%2B23:59", b"&&=&=", b"exp=1&kid=local&sig=x", b"exp=1&kid=local&sig=%00",
-    b"exp=" + b"9" * 400 + b"&kid=local&sig=x", b"exp=\xff&kid=&sig=", b"\x00", b"cursor=%00", b"cursor=" + b"9" * 30,
+    b"exp=" + b"9" * 400 + b"&kid=local&sig=x", b"exp=\xff&kid=&sig=", b"\x00", b"cursor=%00", b"cursor=" + b"9" * 30, b"q=" + b"a" * 101, b"base_model=" + b"a" * 129, b"limit=201", b"from=9999-12-31&to=0001-01-01",
 )  # fmt: skip
 
 
@@ -121,10 +121,16 @@ def _target(rnd: random.Random) -> tuple[str, str]:
             ("POST", f"/v1/jobs/{some_id}/cancel"),
             ("GET", f"/files/images/{some_id}"),
             ("GET", "/v1/models"),
+            (rnd.choice(METHODS), "/v1/loras"),
+            (rnd.choice(METHODS), f"/v1/loras/{some_id}"),
+            (rnd.choice(METHODS), f"/v1/loras/{some_id}/grants"),
+            ("GET", "/v1/usage"),
+            (rnd.choice(METHODS), f"/console/loras/{some_id}"),
+            (rnd.choice(METHODS), f"/operators/accounts/{some_id}"),
             (rnd.choice(METHODS), "/v1/generate"),
             (rnd.choice(METHODS), "/" + "/".join(rnd.choices(PARTS, k=rnd.randrange(1, 5)))),
         ),
-        (60, 10, 3, 2, 3, 3, 3, 3, 3, 2, 3, 5),
+        (60, 10, 3, 2, 3, 3, 3, 3, 3, 2, 4, 4, 2, 2, 1, 1, 3, 5),
     )[0]
 
 

@@ -23,8 +23,8 @@ QUICK, SOAK = 3_000, int(os.environ.get("ATELIER_SOAK_REQUESTS", "110000"))
 SEED = int(os.environ.get("ATELIER_SOAK_SEED", "20261121"))
 OF_A_POST = {200, 202, 400, 401, 403, 404, 409, 413, 415}
 """Answers to `POST /v1/generate` and `POST /v1/upscale`."""
-PAGES = "/console"
-"""Below it, people are answered and not programs."""
+PAGES = ("/console", "/operators")
+"""Below them, people are answered and not programs."""
 LONGEST_REFUSAL = 4_000
 """Bytes: a refusal says what is wrong, and does not send back what was sent."""
 

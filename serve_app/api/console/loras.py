@@ -24,7 +24,7 @@ from serve_app.api.dependencies import caller_address, resources_of
 from serve_app.api.lora_form import GrantRequest, LoraChange, LoraForm, split_words
 from serve_app.api.lora_upload import read_upload
 from serve_app.domain.accounts import Caller
-from serve_app.domain.errors import NotFound
+from serve_app.domain.errors import NotFound, TooManyUploads
 from serve_app.domain.jobs import JobState
 from serve_app.domain.requests import Variant
 from serve_app.service import loras
@@ -41,6 +41,8 @@ SAMPLES = 6
 MOST_COUNTED = 100
 TRIES = Limit("console-loras", 60, timedelta(hours=1))
 """Uploads and shares of one account: a file takes seconds to check, and a name that is tried tells who has an account."""
+_CLOSE = {"Connection": "close"}
+"""The body, which was not read, must not be taken for the next request."""
 _VERDICTS = {
     "added": "The file fits its base model. The LoRA can be used at once.",
     "same": "This account had these weights already: this is the LoRA that has them.",
@@ -94,16 +96,19 @@ async def upload(request: Request, session: FormSession, by: By) -> Response:
     resources, form = resources_of(request), None
     await _check_tries(request, session)
     try:
-        sent = await read_upload(request, extra=("form_token",))
-        form = sent.form
-        try:
-            check_form(session, sent.extra, "upload lora")
-        except HTTPException:
-            await asyncio.to_thread(shutil.rmtree, sent.folder, ignore_errors=True)
-            raise
-        registered = await loras.add(
-            resources, by, sent.path, form.to_offer(), folder=sent.folder, idempotency_key=None
-        )
+        with resources.uploads.hold(session.account.id) as place:
+            sent = await read_upload(request, extra=("form_token",))
+            form = sent.form
+            try:
+                check_form(session, sent.extra, "upload lora")
+            except HTTPException:
+                await asyncio.to_thread(shutil.rmtree, sent.folder, ignore_errors=True)
+                raise
+            registered = await loras.add(
+                resources, by, sent.path, form.to_offer(), folder=sent.folder, place=place, idempotency_key=None
+            )
+    except TooManyUploads as error:
+        raise HTTPException(429, error.message, _CLOSE) from None
     except REFUSALS as error:
         return await _upload_page(request, session, refused=refusal(error), form=form)
     return redirect(request, f"loras/{registered.adapter.id}?said={registered.status}")
@@ -183,8 +188,7 @@ async def _find(request: Request, session: SignedIn, lora_id: str) -> SharedAdap
 
 async def _check_tries(request: Request, session: SignedIn) -> None:
     if await resources_of(request).throttle.hit(TRIES, session.account.id):
-        headers = {"Connection": "close"}  # the body, which was not read, must not be taken for the next request
-        raise HTTPException(429, f"At most {TRIES.tries} uploads and shares an hour. Try again later.", headers)
+        raise HTTPException(429, f"At most {TRIES.tries} uploads and shares an hour. Try again later.", _CLOSE)
 
 
 async def _refused(request: Request, session: SignedIn, lora_id: str, refused: Refusal) -> Response:

@@ -1,6 +1,7 @@
 """Path operations of `/v1/loras`: what an account may use, and its own LoRAs."""
 
 import re
+from contextlib import ExitStack
 from typing import Annotated, NamedTuple
 
 from fastapi import APIRouter, Body, Depends, Path, Query, Request, Response
@@ -31,6 +32,7 @@ from serve_app.domain.errors import (
     UnsupportedMediaType,
 )
 from serve_app.service import loras
+from serve_app.service.register import Registered
 
 router = APIRouter(route_class=ContractRoute, tags=["LoRAs"], strict_content_type=False)
 
@@ -153,18 +155,8 @@ async def get_lora(request: Request, caller: CallerDep, lora_id: LoraId) -> Resp
 )
 async def add_lora(request: Request, by: ByDep, idempotency_key: IdempotencyKeyDep) -> Response:
     loras.require_all_loras(by.caller)
-    if is_json(request):
-        registered = await add_reference(request, by, idempotency_key)
-    else:
-        upload = await read_upload(request)
-        registered = await loras.add(
-            resources_of(request),
-            by,
-            upload.path,
-            upload.form.to_offer(),
-            folder=upload.folder,
-            idempotency_key=idempotency_key,
-        )
+    with resources_of(request).uploads.hold(by.caller.account_id) as place:
+        registered = await _add(request, by, place, idempotency_key)
     body = lora_record(registered.adapter, by.caller.account_id, {})
     if registered.status == "same":
         return json_response(body)
@@ -172,6 +164,21 @@ async def add_lora(request: Request, by: ByDep, idempotency_key: IdempotencyKeyD
     if registered.status == "replayed":
         headers["Idempotency-Replayed"] = "true"
     return json_response(body, status=201, headers=headers)
+
+
+async def _add(request: Request, by: loras.By, place: ExitStack, idempotency_key: str | None) -> Registered:
+    if is_json(request):
+        return await add_reference(request, by, place=place, idempotency_key=idempotency_key)
+    upload = await read_upload(request)
+    return await loras.add(
+        resources_of(request),
+        by,
+        upload.path,
+        upload.form.to_offer(),
+        folder=upload.folder,
+        place=place,
+        idempotency_key=idempotency_key,
+    )
 
 
 @router.patch(
