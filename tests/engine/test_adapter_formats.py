@@ -5,6 +5,7 @@ adapter in place, or those of its changes merged into the base by hand where the
 """
 
 import copy
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +33,8 @@ LINEARS = (*ATTENTION, "ff.net.0.proj", "ff.net.2", "proj_in", "proj_out")
 TEXT = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
 Module = tuple[str, str]
 """Component and layer."""
+compared = dict[str, float]()
+"""The largest error of each row that ran, for the report at the end."""
 
 
 def rows(*named: tuple[Any, ...], everywhere: Sequence[Any]) -> list[Any]:
@@ -108,7 +111,7 @@ class Base:
 
 
 @pytest.fixture(scope="module")
-def bases(sd: Path, sd2: Path, sdxl: Path) -> Callable[[str], Base]:
+def bases(sd: Path, sd2: Path, sdxl: Path) -> Iterator[Callable[[str], Base]]:
     folders, opened = {"sd": sd, "sd2": sd2, "sdxl": sdxl}, dict[str, Base]()
 
     def base(name: str) -> Base:
@@ -116,7 +119,10 @@ def bases(sd: Path, sd2: Path, sdxl: Path) -> Callable[[str], Base]:
             opened[name] = Base(name, folders[name])
         return opened[name]
 
-    return base
+    yield base
+    if compared:
+        label, largest = max(compared.items(), key=lambda each: each[1])
+        print(f"\n{len(compared)} rows, largest latent error {largest:.1e} ({label})")  # noqa: T201 - with `-s`
 
 
 @pytest.fixture(
@@ -134,8 +140,10 @@ def require_equal(base: Base, path: Path, weights: Sequence[float], expected: Ca
     wanted = [expected(weight) for weight in weights]
     effect = max(float((latents - base.plain).abs().max()) for latents in wanted)
     assert effect > EFFECT, "the reference shows no effect"
-    for weight, made, want in zip(weights, base.with_adapter(path, weights), wanted, strict=True):
-        assert float((made - want).abs().max()) <= TOLERANCE, f"at weight {weight}, of an effect of {effect:.3f}"
+    made = base.with_adapter(path, weights)
+    errors = [float((ours - theirs).abs().max()) for ours, theirs in zip(made, wanted, strict=True)]
+    compared[os.environ["PYTEST_CURRENT_TEST"]] = max(errors)
+    assert max(errors) <= TOLERANCE, f"at weights {weights} {errors}, of an effect of {effect:.3f}"
 
 
 # -- names: one set of changes under every spelling ------------------------------------------------------------------------
