@@ -29,6 +29,7 @@ import yaml
 
 from serve_app.api.app import create_app
 from serve_app.domain.requests import Variant
+from serve_app.service.process import freeze_startup_objects
 from serve_app.service.resources import open_resources
 from serve_app.settings import ROOT, Settings
 from serve_app.stores.embedded import stop_redis
@@ -189,6 +190,7 @@ def _serve(fields: dict[str, object], listening: socket.socket) -> None:
     async def serve() -> None:
         async with open_resources(Settings.model_validate(fields)) as resources:
             config = uvicorn.Config(create_app(resources), log_level="warning", lifespan="off", access_log=False)
+            freeze_startup_objects()
             await uvicorn.Server(config).serve(sockets=[listening])
 
     uvloop.run(serve())  # as in a Ray actor; asyncio's own loop leaves Nagle's algorithm on here: 44 ms a poll

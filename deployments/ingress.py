@@ -16,6 +16,7 @@ from serve_app.api.app import create_app
 from serve_app.api.client_address import with_vouched_address
 from serve_app.domain.jobs import JobKind
 from serve_app.engine_options import DEFAULT_MAX_RANK
+from serve_app.service.process import freeze_startup_objects
 from serve_app.service.resources import open_resources
 from serve_app.settings import Settings
 
@@ -90,6 +91,7 @@ class Ingress:
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Serve's hook: builds the app on the replica, so that nothing of it is pickled."""
         app = without_request_id(create_app(self._resources))
+        freeze_startup_objects()
         return with_vouched_address(app) if has_haproxy() else app
 
     async def __del__(self) -> None:

@@ -1,8 +1,8 @@
 """Redis clients. Every failure to be served is `StoreUnavailable`."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -40,13 +40,13 @@ def connect(url: str, *, connections: int = MAX_CONNECTIONS, wait: timedelta = M
         decode_responses=True,
         socket_connect_timeout=CONNECT_TIMEOUT_S,
         socket_timeout=REPLY_TIMEOUT_S,
-        max_connections=connections + 1,  # the shared one
+        max_connections=connections + 2,  # the shared ones
         retry=Retry(ExponentialWithJitterBackoff(RETRY_CAP_S, RETRY_BASE_S), RETRIES, (RedisConnectionError,)),
     )
     client = _Client(connection_pool=pool)
     client.auto_close_connection_pool = True
     client.turns = _Turns(connections, wait.total_seconds())
-    client.shared = SharedConnection(pool)
+    client.reads, client.writes = SharedConnection(pool), SharedConnection(pool)
     return client
 
 
@@ -72,16 +72,6 @@ def redis_errors() -> Generator[None]:
         raise
 
 
-@asynccontextmanager
-async def _in_time() -> AsyncGenerator[None]:
-    with redis_errors():
-        try:
-            async with asyncio.timeout(CALL_TIMEOUT_S):
-                yield
-        except TimeoutError as late:
-            raise RedisTimeoutError("no answer in time") from late
-
-
 _OUTAGES = ("OOM", "MISCONF", "READONLY", "LOADING", "BUSY", "NOREPLICAS", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN")
 
 
@@ -104,19 +94,26 @@ class _Turns:
         self._wait_s = wait_s
         self._answered_at = 0.0
 
-    @asynccontextmanager
-    async def turn(self) -> AsyncGenerator[None]:
-        """Raises `StoreUnavailable` when the server does not answer, and `Overloaded` when it does but the wait was too long."""
+    async def take(self, call: Callable[..., Awaitable[Any]], *args: Any, **options: Any) -> Any:
+        """Make a call when it is its turn, within the limit of time.
+
+        Raises `StoreUnavailable` when the server does not answer, and `Overloaded` when it does but the wait was too long.
+        """
         if self._free.locked():
             await self._wait()
         else:
             await self._free.acquire()
         try:
-            async with _in_time():
-                yield
-            self._answered_at = asyncio.get_running_loop().time()
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                answer = await call(*args, **options)
+        except (RedisError, TimeoutError) as error:
+            if isinstance(error, TimeoutError) or _is_outage(error):
+                raise StoreUnavailable("the job store cannot be reached") from error
+            raise
         finally:
             self._free.release()
+        self._answered_at = asyncio.get_running_loop().time()
+        return answer
 
     async def _wait(self) -> None:
         try:
@@ -132,23 +129,31 @@ class _Client(redis_async.Redis):
     """redis-py's client with one kind of outage."""
 
     turns: _Turns
-    shared: SharedConnection
+    reads: SharedConnection
+    writes: SharedConnection
+    """Apart from the reads, which would wait with the writes until Redis has synced its file."""
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
-        async with self.turns.turn():
-            return await super().execute_command(*args, **options)
+        return await self.turns.take(super().execute_command, *args, **options)
 
     async def execute_read(self, *args: str | int | float) -> Any:
         """Send a command that writes nothing on the connection that all reads share; if that breaks, on one of its own."""
-        async with self.turns.turn():
-            await self.shared.open()
-            try:
-                return await self.shared.call(*args)
-            except RedisConnectionError:
-                return await super().execute_command(*args)
+        return await self.turns.take(self._execute_shared, self.reads, args)
+
+    async def execute_write(self, *args: str | int | float) -> Any:
+        """Send a command on the connection that all scripts which write share; if that breaks, once more on one of its own."""
+        return await self.turns.take(self._execute_shared, self.writes, args)
+
+    async def _execute_shared(self, shared: SharedConnection, args: Sequence[str | int | float]) -> Any:
+        await shared.open()
+        try:
+            return await shared.call(*args)
+        except RedisConnectionError:
+            return await super().execute_command(*args)
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
-        await self.shared.close()
+        await self.reads.close()
+        await self.writes.close()
         await super().aclose(close_connection_pool)
 
     def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> Pipeline:
@@ -161,5 +166,4 @@ class _Pipeline(Pipeline):
     turns: _Turns
 
     async def execute(self, raise_on_error: bool = True) -> list[Any]:
-        async with self.turns.turn():
-            return await super().execute(raise_on_error)
+        return await self.turns.take(super().execute, raise_on_error)

@@ -113,7 +113,8 @@ class Script:
     """
 
     def __init__(self, client: Redis, name: str, rewrite: Rewrite | None = None, *, writes: bool = True) -> None:
-        """`writes=False`: calls go over the connection that all reads of the process share (`redis.py`)."""
+        """Calls go over the connection that all such scripts of the process share, those with `writes=False` over the reads'
+        (`redis.py`). So every script must be safe to run twice: one that loses its answer is sent again."""
         self._client = client
         self._writes = writes
         self._source = load_script(name)
@@ -123,7 +124,8 @@ class Script:
     async def __call__(self, **args: Argument) -> Any:
         """Raises `TypeError`, before anything is sent, for an argument that is missing, unknown or of another type."""
         encoded = self._source.encode(args)
-        execute = self._client.execute_command if self._writes else cast(Any, self._client).execute_read
+        client = cast(Any, self._client)
+        execute = client.execute_write if self._writes else client.execute_read
         try:
             return await execute("EVALSHA", self._sha, 1, PREFIX, *encoded)
         except NoScriptError:

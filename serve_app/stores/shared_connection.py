@@ -1,4 +1,4 @@
-"""SharedConnection: reads of many callers on one connection to Redis, sent as they come and answered in order."""
+"""SharedConnection: commands of many callers on one connection to Redis, sent as they come and answered in order."""
 
 import asyncio
 import math
@@ -18,7 +18,7 @@ LONGEST_SILENCE_S = 2.0
 class SharedConnection:
     """One connection of a pool. With 32 callers a call costs 21 µs of processor time, against 165 on a connection of its own.
 
-    For reads alone: whether a call that lost its connection happened is not known, and asking again must be safe.
+    For reads and for scripts that may run twice: whether a call that lost its connection happened is not known.
     """
 
     def __init__(self, pool: ConnectionPool) -> None:
