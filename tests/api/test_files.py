@@ -131,6 +131,7 @@ async def test_a_public_address_goes_before_the_caller_s(tmp_path_factory: pytes
         assert document["servers"] == [{"url": "https://cdn.example/atelier"}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_open_already", [False, True])
 async def test_an_address_ends_when_its_account_is_disabled(
     service: TestService, member: Member, url: httpx.URL, is_open_already: bool

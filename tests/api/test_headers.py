@@ -298,6 +298,7 @@ async def without_redis(service: TestService) -> AsyncIterator[httpx.AsyncClient
     await unreachable.aclose()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", Variant)
 async def test_without_redis_the_answer_is_503_with_retry_after(
     without_redis: httpx.AsyncClient, member: Member, variant: Variant
@@ -310,6 +311,7 @@ async def test_without_redis_the_answer_is_503_with_retry_after(
     assert_headers(answer)
 
 
+@pytest.mark.slow
 async def test_without_redis_the_process_is_alive_and_not_ready(without_redis: httpx.AsyncClient) -> None:
     assert (await without_redis.get("/healthz")).status_code == 200
     answer = await without_redis.get("/readyz")

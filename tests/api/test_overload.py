@@ -27,6 +27,7 @@ async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Tes
         yield opened
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", Variant)
 async def test_a_call_that_waits_too_long_for_a_connection_is_overloaded(
     service: TestService, member: Member, variant: Variant

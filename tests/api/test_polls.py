@@ -52,6 +52,7 @@ async def test_a_caller_that_prefers_to_wait_is_answered_when_the_job_ends(
     assert waits.count == 0
 
 
+@pytest.mark.slow
 async def test_a_caller_that_has_waited_long_enough_gets_the_record_as_it_is(
     service: TestService, member: Member
 ) -> None:

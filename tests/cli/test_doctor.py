@@ -76,6 +76,7 @@ def test_a_redis_without_known_fixes_is_a_warning(atelier: Atelier, redis_db: re
         assert f"redis {version} lacks fixes" in found[0]["found"]
 
 
+@pytest.mark.slow
 def test_a_redis_that_is_not_there_fails(atelier: Atelier) -> None:
     assert _finding(atelier, "redis", "--redis-url", "redis://127.0.0.1:9")["level"] == "fail"
 

@@ -111,6 +111,7 @@ def test_a_failed_run_ends_with_its_reason(atelier: Atelier, live: Live, ready_f
     assert "the brush broke" in ended.err
 
 
+@pytest.mark.slow
 def test_a_service_that_is_down_is_reported_soon(atelier: Atelier) -> None:
     place = {"base_url": "http://127.0.0.1:9", "console_url": "", "account": "x", "keys": {"both": "atl_x"}}
     atelier.settings.data_dir.mkdir(parents=True)

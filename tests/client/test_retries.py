@@ -111,6 +111,7 @@ def test_errors_of_a_proxy_without_the_service_are_retried(status: int, text: st
     assert error.status == status
 
 
+@pytest.mark.slow
 def test_a_service_that_is_not_routed_yet_is_retried(live: Live) -> None:
     _, key = live.member()
     transport = UnroutedProxy(lambda request: True, unrouted=2)

@@ -166,6 +166,7 @@ def test_the_style_sheet_fetches_nothing() -> None:
     assert not re.search(r"url\(|@import|https?:", (STATIC / "site.css").read_text())
 
 
+@pytest.mark.slow
 async def test_with_the_store_gone_the_console_says_so(tmp_path: Path, settings: Settings) -> None:
     gone = settings.model_copy(update={"redis_url": f"unix://{tmp_path}/nothing.sock"})
     async with open_resources(gone) as resources:

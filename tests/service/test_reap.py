@@ -72,6 +72,7 @@ async def test_more_than_one_batch_is_reaped_at_once(settings: Settings, resourc
                 await wait_until(lambda job_id=job_id: _is(quick, job_id, JobState.EXPIRED))
 
 
+@pytest.mark.slow
 async def test_the_reaper_outlives_a_dead_redis_and_brings_the_embedded_one_back(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path / "var", redis_url="", catalog=write_catalog(tmp_path))
     try:
@@ -85,6 +86,7 @@ async def test_the_reaper_outlives_a_dead_redis_and_brings_the_embedded_one_back
         stop_redis(settings.data_dir)
 
 
+@pytest.mark.slow
 async def test_the_reaper_outlives_an_embedded_redis_that_cannot_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -80,6 +80,7 @@ async def test_a_disk_that_fills_up_keeps_its_reserve_for_what_was_accepted(smal
         await wait_until(lambda: answers(202))
 
 
+@pytest.mark.slow
 async def test_the_disk_is_looked_at_once_a_second_at_most(small_disk: Path) -> None:
     """Between two looks a full disk is not seen, and no request waits for a look."""
     free = free_bytes(small_disk)

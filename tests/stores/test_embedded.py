@@ -119,6 +119,7 @@ def test_stopping_ends_the_process_and_reports_when_there_is_none(home: Path) ->
     assert not stop_redis(home / "never")
 
 
+@pytest.mark.slow
 def test_a_server_that_writes_its_first_file_is_stopped_when_it_has(home: Path) -> None:
     with _client(ensure_redis(home)) as client:
         client.config_set("appendonly", "no")

@@ -19,6 +19,7 @@ from tests.audit import key_problems
 from tests.faults.redis_proxy import RedisProxy
 
 
+@pytest.mark.slow
 async def test_a_server_that_is_not_there_is_an_outage_and_soon(tmp_path: Path) -> None:
     client = connect(f"unix://{tmp_path}/nothing.sock")
     began = time.monotonic()
@@ -28,6 +29,7 @@ async def test_a_server_that_is_not_there_is_an_outage_and_soon(tmp_path: Path) 
     await client.aclose()
 
 
+@pytest.mark.slow
 async def test_a_server_that_does_not_answer_is_an_outage_and_soon(tmp_path: Path) -> None:
     async def silence(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
@@ -42,6 +44,7 @@ async def test_a_server_that_does_not_answer_is_an_outage_and_soon(tmp_path: Pat
     server.close()
 
 
+@pytest.mark.slow
 async def test_a_pipeline_has_the_same_outage(tmp_path: Path) -> None:
     client = connect(f"unix://{tmp_path}/nothing.sock")
     with pytest.raises(StoreUnavailable):
@@ -49,6 +52,7 @@ async def test_a_pipeline_has_the_same_outage(tmp_path: Path) -> None:
     await client.aclose()
 
 
+@pytest.mark.slow
 def test_the_blocking_reader_has_the_same_outage(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable):
         read_backlog(f"unix://{tmp_path}/nothing.sock", JobKind.GENERATION)
@@ -114,6 +118,7 @@ async def test_reads_share_a_connection_and_outlive_it(redis_url: str, redis_db:
     await client.aclose()
 
 
+@pytest.mark.slow
 async def test_a_shared_connection_that_fell_silent_is_left(redis_url: str, redis_db: redis.Redis) -> None:
     proxy = RedisProxy(redis_url.removeprefix("unix://"))
     await proxy.start()

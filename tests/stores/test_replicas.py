@@ -79,6 +79,7 @@ async def test_an_acknowledged_job_is_on_the_replica_when_the_primary_dies(pair:
     await client.aclose()
 
 
+@pytest.mark.slow
 async def test_without_its_replica_a_job_is_not_acknowledged_and_may_be_sent_again(pair: Pair, tmp_path: Path) -> None:
     await pair.replicate()
     pair.kill(1)
