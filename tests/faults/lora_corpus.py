@@ -155,20 +155,21 @@ CORPUS: dict[str, Write] = {
 
 def main(folder: Path) -> None:
     store = WeightStore(Settings(data_dir=folder / "var", redis_url="unix:///unused"))
-    rows = {name: _offer(store, folder / "offered", write) for name, write in CORPUS.items()}
+    rows = {name: offer(store, folder / "offered", write) for name, write in CORPUS.items()}
     left = [path.name for path in (folder / "var" / "weights").iterdir()]
-    sys.stdout.write(json.dumps({"rows": rows, "left": left, "peak_mb": _peak_mb()}))
+    sys.stdout.write(json.dumps({"rows": rows, "left": left, "peak_mb": peak_mb()}))
 
 
-def _peak_mb() -> float:
+def peak_mb() -> float:
     """This program's own peak: `ru_maxrss` would begin at that of the process that started it."""
     peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     return int(peak.split()[1]) / 1000
 
 
-def _offer(store: WeightStore, path: Path, write: Write) -> dict[str, Any]:
+def offer(store: WeightStore, path: Path, write: Write) -> dict[str, Any]:
+    """What the store says of the file, and the processor time it takes; the file is gone afterwards."""
     write(path)
-    adapter = _adapter(path)
+    adapter = hostile_adapter(path)
     began = time.process_time()
     try:
         asyncio.run(store.fetch(adapter))
@@ -181,7 +182,7 @@ def _offer(store: WeightStore, path: Path, write: Write) -> dict[str, Any]:
     return {"outcome": outcome, "seconds": time.process_time() - began}
 
 
-def _adapter(path: Path) -> Adapter:
+def hostile_adapter(path: Path) -> Adapter:
     digest = "0" * 64  # of the one that is refused before it is read
     if path.stat().st_size < MAX_FILE_BYTES:
         with path.open("rb") as file:

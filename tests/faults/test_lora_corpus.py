@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,3 +38,23 @@ def test_a_hostile_file_is_refused_by_name(report: dict[str, Any], name: str) ->
 def test_nothing_of_them_is_kept_and_memory_stays_small(report: dict[str, Any]) -> None:
     assert report["left"] == []
     assert report["peak_mb"] < MOST_MB
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_a_base_prompt_draws_the_same_bytes_after_every_hostile_file(tmp_path: Path) -> None:
+    """One engine for all of them: each is offered to the weight store and, past it, to the engine itself."""
+    command = [sys.executable, "-m", "tests.faults.lora_corpus_drawn", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=800)
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows: dict[str, dict[str, Any]] = json.loads(done.stdout)
+    assert rows.keys() > CORPUS.keys()
+    for name, row in rows.items():
+        assert row["engine"].startswith("refused: "), f"{name}: {row}"
+        assert name not in CORPUS or row["store"].startswith("refused: "), f"{name}: {row}"
+        assert row["equal"], f"{name} changed the base's picture"
+        assert row["seconds"] < LONGEST_S, f"{name}: {row}"
+        assert row["mb"] < MOST_MB, f"{name}: {row}"
+    longest, most = (max(rows, key=lambda name: rows[name][unit]) for unit in ("seconds", "mb"))
+    spent, taken = rows[longest]["seconds"], rows[most]["mb"]
+    print(f"\n{len(rows)} files, longest {spent:.2f} s ({longest}), most {taken:.0f} MB ({most})")  # noqa: T201 - with `-s`
