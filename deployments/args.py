@@ -13,11 +13,14 @@ class Args(BaseModel):
 
 
 class ScaleArgs(Args):
-    """Replicas by the backlog: as many as bring the work that waits for one replica down to `target_s` seconds."""
+    """Replicas by demand and backlog: as many as do what arrives, and one more for each `target_s` seconds of work that waits.
+
+    More than a replica's start takes is best: below, more are started than will be needed (`benchmarks/fleet.py`).
+    """
 
     min_replicas: int = Field(default=0, ge=0)
     max_replicas: int = Field(default=1, ge=1)
-    target_s: float = Field(default=30, gt=0)
+    target_s: float = Field(default=60, gt=0)
     upscale_delay_s: float = Field(default=2, ge=0)
     downscale_delay_s: float = Field(default=120, ge=0)
     downscale_to_zero_delay_s: float = Field(default=600, ge=0)

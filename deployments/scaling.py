@@ -1,4 +1,4 @@
-"""Autoscaling by backlog: a thread reads the backlog, the policy answers from memory."""
+"""Autoscaling by demand and backlog: a thread reads them, the policy answers from memory."""
 
 import logging
 import math
@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from deployments.demand import Demand
 from serve_app.domain.jobs import Backlog, JobKind
 from serve_app.settings import Settings
 from serve_app.stores.backlog import read_backlog
@@ -20,6 +21,7 @@ READ_EVERY_S, STALE_AFTER_S = 0.5, 10.0
 
 class Reading(NamedTuple):
     backlog: Backlog
+    units_per_second: float | None
     at: float
 
 
@@ -51,20 +53,31 @@ class BacklogPolicy:
         reading = self._latest[-1] if self._latest else None
         if reading is None or time.monotonic() - reading.at > self._stale_after_s:
             return context.target_num_replicas, {}
-        return wanted_replicas(reading.backlog, self._target_s), {}
+        return wanted_replicas(reading.backlog, reading.units_per_second, self._target_s), {}
 
 
-def wanted_replicas(backlog: Backlog, target_s: float) -> int:
-    """Replicas needed for at most `target_s` seconds of work each: at least one with any work, none without."""
-    if backlog.ready + backlog.leased + backlog.delayed == 0:
-        return 0
-    return max(1, math.ceil(backlog.seconds / target_s))
+def wanted_replicas(backlog: Backlog, units_per_second: float | None, target_s: float) -> int:
+    """As many replicas as do what arrives, and one more for each `target_s` seconds of work that waits; one with any work.
+
+    What arrives counts at the speed of replicas that are fully busy: at their present speed, spare replicas would justify
+    themselves, since a forward pass for few images draws each more slowly. While no demand is known, right after a start of
+    Serve's controller, one for each `target_s` seconds of all unfinished work.
+    """
+    has_work = backlog.ready + backlog.leased + backlog.delayed > 0
+    if units_per_second is None:
+        replicas = backlog.seconds / target_s
+    else:
+        replicas = units_per_second * backlog.busy_seconds_per_unit + backlog.ready_seconds / target_s
+    return max(int(has_work), math.ceil(replicas))
 
 
 def _watch(kind: JobKind, read: Callable[[JobKind], Backlog], latest: list[Reading], stop: threading.Event) -> None:
+    demand = Demand()
     while not stop.is_set():
         try:
-            latest[:] = [Reading(read(kind), time.monotonic())]
+            backlog, now = read(kind), time.monotonic()
+            demand.add(now, backlog.accepted)
+            latest[:] = [Reading(backlog, demand.units_per_second, now)]
         except Exception as error:  # noqa: BLE001 - the thread must outlive any outage; a stale reading keeps the replicas
             log.warning("the backlog cannot be read: %r", error)
         stop.wait(READ_EVERY_S)

@@ -142,13 +142,19 @@ class CommitReply(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Backlog:
-    """Work not yet done, for autoscaling and metrics: job counts, and seconds of one replica at the measured speed."""
+    """Work not yet done, for autoscaling and metrics: job counts, and seconds of one replica at the measured speed.
+
+    `accepted` is what was ever accepted, done or not, in units; `busy_seconds_per_unit` the speed of a replica that is fully busy.
+    """
 
     ready: int
     leased: int
     delayed: int
+    ready_seconds: float
     seconds: float
     oldest_age_s: float
+    accepted: float
+    busy_seconds_per_unit: float
 
 
 def kind_of(request: Request) -> JobKind:

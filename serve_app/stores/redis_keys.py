@@ -54,8 +54,8 @@ KEY_MAP: tuple[Key, ...] = (
     Key(
         "load:*",
         "hash",
-        "permanent: five numbers",
-        "kind → ready, ready_work, work (thousandths), seconds_per_unit (s per work unit)",
+        "permanent: six numbers",
+        "kind → ready, ready_work, work, accepted_work (thousandths), seconds_per_unit, busy_seconds_per_unit (s per work unit)",
     ),
     Key("workers:*", "zset", "permanent: trimmed by age", "kind → workers by last sign of life (ms)"),
     Key(

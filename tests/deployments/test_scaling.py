@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
+from deployments.demand import Demand
 from deployments.scaling import BacklogPolicy, wanted_replicas
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import Backlog, JobKind, new_job_id
@@ -18,8 +19,25 @@ from serve_app.service.resources import Resources
 from tests.support import adapter_id, wait_until
 
 
-def backlog(*, ready: int = 0, leased: int = 0, delayed: int = 0, seconds: float = 0) -> Backlog:
-    return Backlog(ready=ready, leased=leased, delayed=delayed, seconds=seconds, oldest_age_s=0)
+def backlog(
+    *,
+    ready: int = 0,
+    leased: int = 0,
+    delayed: int = 0,
+    seconds: float = 0,
+    ready_seconds: float = 0,
+    busy: float = 0.5,
+) -> Backlog:
+    return Backlog(
+        ready=ready,
+        leased=leased,
+        delayed=delayed,
+        ready_seconds=ready_seconds,
+        seconds=seconds,
+        oldest_age_s=0,
+        accepted=0,
+        busy_seconds_per_unit=busy,
+    )
 
 
 def context(replicas: int) -> Any:
@@ -27,12 +45,55 @@ def context(replicas: int) -> Any:
 
 
 def test_no_work_needs_no_replica() -> None:
-    assert wanted_replicas(backlog(), 30) == 0
+    assert wanted_replicas(backlog(), None, 30) == 0
+    assert wanted_replicas(backlog(), 0.0, 30) == 0
+
+
+def test_what_arrives_keeps_its_replicas_while_nothing_waits() -> None:
+    assert wanted_replicas(backlog(leased=9, seconds=20), 8.2, 60) == 5
+
+
+def test_spare_replicas_do_not_justify_themselves() -> None:
+    """Half empty forward passes make each image slower: the backlog in seconds grows, the replicas wanted do not."""
+    assert wanted_replicas(backlog(leased=9, seconds=400), 8.2, 60) == 5
+
+
+def test_work_that_waits_adds_replicas_to_those_of_what_arrives() -> None:
+    assert wanted_replicas(backlog(ready=50, seconds=900, ready_seconds=190), 8.0, 60) == 4 + 4
+
+
+def _demand(*accepted: float, every_s: float = 60) -> Demand:
+    demand = Demand()
+    for number, units in enumerate(accepted):
+        demand.add(1000 + number * every_s, units)
+    return demand
+
+
+def test_demand_is_known_after_a_minute() -> None:
+    assert _demand(70, 100, every_s=30).units_per_second is None
+    assert _demand(70, 100, 130, every_s=30).units_per_second == 1.0
+
+
+def test_a_burst_is_hardly_demand() -> None:
+    assert _demand(0, 60, 120, 180, 6_000, 6_060).units_per_second == pytest.approx(1.1)
+
+
+def test_rare_jobs_are_demand() -> None:
+    assert _demand(0, 0, 0, 0, 600, 600, 600).units_per_second == pytest.approx(600 / 360)
+
+
+def test_demand_follows_a_change_and_forgets() -> None:
+    assert _demand(*range(0, 600, 60), *range(600, 2_401, 180)).units_per_second == 3.0
+
+
+def test_demand_starts_anew_on_another_redis() -> None:
+    assert _demand(500, 560, 620, 0).units_per_second is None
+    assert _demand(500, 560, 0, 120).units_per_second == 2.0
 
 
 @given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9), st.floats(0, 1e6))
 def test_any_work_needs_a_replica(ready: int, leased: int, delayed: int, seconds: float) -> None:
-    wanted = wanted_replicas(backlog(ready=ready, leased=leased, delayed=delayed, seconds=seconds), 30)
+    wanted = wanted_replicas(backlog(ready=ready, leased=leased, delayed=delayed, seconds=seconds), None, 30)
     if ready + leased + delayed:
         assert wanted >= 1
         assert (wanted - 1) * 30 <= max(seconds, 1)

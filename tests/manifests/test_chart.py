@@ -137,9 +137,9 @@ def test_a_change_of_the_production_file_is_deployed(tmp_path: Path) -> None:
     shutil.copytree(CHART, folder, symlinks=True)
     shutil.copytree(ROOT / "configs" / "monitoring", tmp_path / "configs" / "monitoring")
     text = (ROOT / "configs" / "production.yaml").read_text()
-    (tmp_path / "configs" / "production.yaml").write_text(text.replace("target_s: 30 ", "target_s: 31 "))
+    (tmp_path / "configs" / "production.yaml").write_text(text.replace("target_s: 60 ", "target_s: 61 "))
     deployed = serve_config(render(profile_values("many-gpus"), folder=folder))
-    assert deployed["applications"][0]["args"]["generator"]["replicas"]["target_s"] == 31
+    assert deployed["applications"][0]["args"]["generator"]["replicas"]["target_s"] == 61
 
 
 @profiles

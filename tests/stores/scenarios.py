@@ -384,6 +384,18 @@ async def estimates_follow_what_was_measured(open_queue: OpenQueue) -> None:
     assert _seconds_left(queue, job) == 12.0  # 0.8 of the old and 0.2 of the new
 
 
+async def the_busy_speed_stays_near_the_fastest(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    speeds: list[float] = []
+    for number, seconds in enumerate((10.0, 20.0, 5.0), start=1):
+        await _accept(queue, "ann", 1)
+        await _finish(queue, (await _claim(queue, "w1"))[0], seconds=seconds)
+        backlog = await queue.reader.backlog(JobKind.GENERATION)
+        speeds.append(backlog.busy_seconds_per_unit * backlog.accepted / number)
+    assert [round(speed, 1) for speed in speeds] == [10.0, 10.0, 9.5]
+    assert speeds[1] > speeds[0], "a slower worker is learnt, if slowly"
+
+
 async def estimates_count_the_work_ahead_and_the_workers(open_queue: OpenQueue) -> None:
     queue = open_queue()
     await _accept(queue, "ann", 1)
@@ -416,9 +428,14 @@ async def the_backlog_is_in_seconds_of_one_worker(open_queue: OpenQueue) -> None
     queue = open_queue()
     await _accept(queue, "ann", 2)
     await _accept(queue, "bob", 1, images=2)
-    assert round((await queue.reader.backlog(JobKind.GENERATION)).seconds, 2) == round(4 * COST, 2)
+    first = await queue.reader.backlog(JobKind.GENERATION)
+    assert round(first.seconds, 2) == round(4 * COST, 2)
     await _finish(queue, (await _claim(queue, "w1"))[0], seconds=10.0)
-    assert round((await queue.reader.backlog(JobKind.GENERATION)).seconds, 2) == 30.0
+    await _claim(queue, "w1")
+    later = await queue.reader.backlog(JobKind.GENERATION)
+    assert round(later.seconds, 2) == 30.0
+    assert later.ready_seconds < later.seconds, "what runs does not wait"
+    assert later.accepted == first.accepted > 0, "what is done was accepted all the same"
 
 
 async def a_vanished_record_does_not_block_the_queue(open_queue: OpenQueue) -> None:
@@ -657,6 +674,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     quarantined_jobs_pass_to_another_worker_when_theirs_dies,
     a_heartbeat_keeps_its_worker_in_quarantine,
     estimates_follow_what_was_measured,
+    the_busy_speed_stays_near_the_fastest,
     estimates_count_the_work_ahead_and_the_workers,
     an_estimate_is_never_in_the_past,
     the_backlog_is_in_seconds_of_one_worker,

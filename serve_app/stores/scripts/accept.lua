@@ -49,6 +49,7 @@ if idempotency_digest ~= '' then
 end
 redis.call('HINCRBY', K('unfinished'), account, 1)
 redis.call('HINCRBY', K('load:' .. kind), 'work', work)
+redis.call('HINCRBY', K('load:' .. kind), 'accepted_work', work)
 redis.call('HINCRBY', K('count'), 'accepted', 1)
 enqueue(read_job(job_id))
 

@@ -4,6 +4,8 @@
 -- Returns ok, duplicate (this attempt had committed), canceled (a cancel came first), forbidden (the account may no longer use the
 -- adapter: the job has failed) or fenced.
 local SMOOTHING = 0.8 -- of the moving average of seconds per work unit: about the last ten jobs
+-- Of an average that stays near the lowest, which workers reach when fully busy: their passes are shared by most images.
+local BUSY_FALL, BUSY_RISE = 0.1, 0.0005
 local DAY = 86400000
 local USAGE_LIFE = 400 * DAY -- ms that a day's usage is kept: a year and a month to look back
 local LORA_USE_LIFE = 31 * DAY
@@ -30,7 +32,10 @@ local function measure_speed()
   local measured = seconds / (math.max(job.work, 1) / 1000)
   local average = tonumber(redis.call('HGET', load, 'seconds_per_unit'))
   average = average and SMOOTHING * average + (1 - SMOOTHING) * measured or measured
-  redis.call('HSET', load, 'seconds_per_unit', string.format('%.17g', average))
+  local busy = num(redis.call('HGET', load, 'busy_seconds_per_unit'), measured)
+  busy = busy + (measured < busy and BUSY_FALL or BUSY_RISE) * (measured - busy)
+  redis.call('HSET', load, 'seconds_per_unit', string.format('%.17g', average),
+    'busy_seconds_per_unit', string.format('%.17g', busy))
 end
 
 -- Once for each job: of all its attempts one commits, and that one once.

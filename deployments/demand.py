@@ -1,0 +1,33 @@
+"""Demand: how much work is accepted a second, so that replicas are there before work has to wait for them."""
+
+from collections import deque
+from itertools import pairwise
+from statistics import fmean, median
+
+MINUTES, MINUTE_S = 10, 60.0
+"""Long enough that chance counts for little (6 % at 1.4 jobs a second), short enough to follow a day's wave."""
+BURST = 1.5
+"""A minute counts as at most this many usual ones: what a burst brings waits, and asks for replicas as backlog."""
+
+
+class Demand:
+    """Remembers how much had been accepted at the end of each of the last minutes."""
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[float, float]] = deque(maxlen=MINUTES + 1)
+
+    def add(self, at: float, accepted: float) -> None:
+        """Note the work units accepted since ever, as of `at` (seconds of any clock that does not go back)."""
+        if self._marks and accepted < self._marks[-1][1]:
+            self._marks.clear()  # another Redis, or an older one restored
+        if not self._marks or at - self._marks[-1][0] >= MINUTE_S:
+            self._marks.append((at, accepted))
+
+    @property
+    def units_per_second(self) -> float | None:
+        """The mean of the last minutes, bursts cut; None within the first minute."""
+        rates = [(after - before) / (then - at) for (at, before), (then, after) in pairwise(self._marks)]
+        if not rates:
+            return None
+        usual = median(rates)
+        return fmean(min(rate, BURST * usual) if usual else rate for rate in rates)
