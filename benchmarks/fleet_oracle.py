@@ -1,0 +1,47 @@
+"""The fewest replica-hours that could have served known arrivals within the latency goal."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from scipy.optimize import linprog
+from scipy.sparse import diags_array, eye_array, hstack, vstack
+
+from benchmarks.fleet_load import HOUR_MS, Arrival
+
+BIN_MS = 20_000
+
+
+def oracle_hours(
+    arrivals: Sequence[Arrival], end_ms: int, *, image_ms: float, deadline_ms: float, cold_start_ms: float
+) -> float:
+    """Solve the linear program: replicas n(t), work S(t) done, starts u(t); minimise the sum of n and of u times a cold start.
+
+    S rises by at most n, is never ahead of what has arrived, and never behind what arrived `deadline_ms` earlier. Every
+    relaxation favours the oracle: replicas may be fractions, always work at full width, hold every adapter, are stopped at
+    once, and are ready the moment they are needed; a start costs the replica's time all the same. Work is cut into bins, which
+    lets it do a bin's work up to a bin early.
+    """
+    bins = end_ms // BIN_MS
+    ends = (np.arange(bins) + 1) * BIN_MS
+    at = np.array([arrival.at for arrival in arrivals])
+    work = np.concatenate([[0.0], np.cumsum([arrival.images * image_ms for arrival in arrivals])])
+    most = work[np.searchsorted(at, ends, side="right")] / BIN_MS
+    least = work[np.searchsorted(at, ends - deadline_ms, side="right")] / BIN_MS
+    one: Any = eye_array(bins)
+    rise: Any = one - diags_array(np.ones(bins - 1), offsets=-1, shape=(bins, bins))
+    limits = vstack([hstack([-one, rise, 0 * one]), hstack([rise, 0 * one, -one])])
+    solved = linprog(
+        np.concatenate([np.ones(bins), np.zeros(bins), np.full(bins, cold_start_ms / BIN_MS)]),
+        A_ub=limits.tocsc(),
+        b_ub=np.zeros(2 * bins),
+        bounds=np.column_stack(
+            [
+                np.concatenate([np.zeros(bins), least, np.zeros(bins)]),
+                np.concatenate([np.full(bins, np.inf), most, np.full(bins, np.inf)]),
+            ]
+        ),
+        method="highs",
+    )
+    assert solved.success, solved.message
+    return float(solved.fun) * BIN_MS / HOUR_MS

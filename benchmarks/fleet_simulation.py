@@ -1,0 +1,249 @@
+"""A fleet of simulated generators on the real job queue and the real scaling decision, in logical time."""
+
+import heapq
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ray.serve.autoscaling_policy import _apply_delay_logic  # pyright: ignore[reportPrivateUsage]
+from ray.serve.config import AutoscalingConfig
+
+from benchmarks.fleet_load import HOUR_MS, Arrival
+from benchmarks.fleet_replica import ClaimedJob, Engine, SimulatedReplica
+from deployments.args import ScaleArgs
+from deployments.demand import Demand
+from deployments.scaling import wanted_replicas
+from serve_app.domain.jobs import CommitReply, JobKind
+from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.stores.backlog import ask_backlog, backlog_from
+from serve_app.stores.redis_keys import redis_key
+from tests.stores.logical_queue import LogicalQueue
+
+KIND = JobKind.GENERATION
+POLL_MS, SCALE_EVERY_MS, SAMPLE_EVERY_MS = 500, 1_000, 60_000
+SHIPPED = ScaleArgs(
+    max_replicas=8, target_s=60, upscale_delay_s=5, downscale_delay_s=120, downscale_to_zero_delay_s=900
+)
+"""Those of `configs/production.yaml`."""
+ENGINE = Engine()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fleet:
+    """`scale` is the YAML's `replicas`; the shipped cluster's by default. `cold_start_ms` from the decision to the first claim."""
+
+    scale: ScaleArgs = SHIPPED
+    engine: Engine = ENGINE
+    cold_start_ms: int = 60_000
+    by_demand: bool = True
+    """False: by the backlog alone, as the policy does while it knows no demand, and once always did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    at_ms: int
+    replicas: int
+    waiting: int
+
+
+@dataclass
+class Outcome:
+    waits: list[float] = field(default_factory=lambda: list[float]())
+    """Seconds from each job's accept to its first step, in order of their ends; jobs of a burst are in `burst_waits`."""
+    burst_waits: list[float] = field(default_factory=lambda: list[float]())
+    asked: int = 0
+    claims: int = 0
+    """Jobs claimed, and how often workers asked for some."""
+    resident: int = 0
+    """Claims whose adapter the worker held, or was loading for an earlier job."""
+    cold_starts: int = 0
+    gpu_hours: float = 0.0
+    samples: list[Sample] = field(default_factory=lambda: list[Sample]())
+
+
+class Simulation:
+    """Moves the clock from event to event until every job has ended; replica-hours count until `end_ms`."""
+
+    def __init__(self, queue: LogicalQueue, fleet: Fleet, arrivals: Sequence[Arrival], end_ms: int, seed: int) -> None:
+        self._queue = queue
+        self._fleet = fleet
+        self._arrivals = arrivals
+        self._end_ms = end_ms
+        self._random = random.Random(seed)
+        self._start = queue.now
+        self._now = 0
+        self._events: list[tuple[int, int, Callable[[], Any]]] = []
+        self._event_number = 0
+        self._replicas: list[SimulatedReplica] = []
+        """Those that Serve counts, the oldest first; draining ones are not among them."""
+        self._polling: set[str] = set()
+        self._waiting = 0
+        self._unfinished = len(arrivals)
+        self._target = 0
+        self._policy_state: dict[str, Any] = {}
+        self._scaling = _serve_config(fleet.scale)
+        self._outcome = Outcome()
+        self._demand = Demand()
+
+    async def run(self) -> Outcome:
+        self._at(0, self._scale)
+        self._at(0, self._sample)
+        for number, arrival in enumerate(self._arrivals):
+            await self._run_until(arrival.at)
+            await self._accept(number, arrival)
+        await self._run_until(None)
+        self._target = 0
+        self._start_and_stop()
+        return self._outcome
+
+    async def _run_until(self, at: int | None) -> None:
+        """The events before `at`, or until every job has ended."""
+        while self._events[0][0] < at if at is not None else self._unfinished:
+            when, _, event = heapq.heappop(self._events)
+            self._set_clock(when)
+            pending = event()
+            if pending is not None:
+                await pending
+        if at is not None:
+            self._set_clock(at)
+
+    async def _accept(self, number: int, arrival: Arrival) -> None:
+        await self._queue.accept(
+            job_id=f"j{number}",
+            variant=Variant.A,
+            account_id=arrival.account,
+            request=GenerationRequest(prompt="a boat", lora_id="model_x", seeds=tuple(range(arrival.images))),
+            group=arrival.lora,
+        )
+        if self._waiting == 0:
+            self._sign_in_idle()
+        self._waiting += 1
+        ready = [replica for replica in self._replicas if replica.ready_at <= self._now]
+        if ready:
+            await self._visit(self._random.choice(ready))  # the hint: any replica's
+        for replica in ready:
+            self._poll_later(replica, self._random.randrange(POLL_MS))
+
+    def _sign_in_idle(self) -> None:
+        """What idle workers' polls of an empty queue have written meanwhile: none is simulated."""
+        idle = [replica for replica in self._replicas if replica.ready_at <= self._now and replica.free_runs]
+        if not idle:
+            return
+        pipeline = self._queue.sync.pipeline(transaction=False)
+        pipeline.zadd(redis_key("workers", KIND), {replica.name: self._queue.now for replica in idle})
+        pipeline.hset(redis_key("capacity", KIND), mapping={replica.name: replica.free_runs for replica in idle})
+        pipeline.execute()
+
+    def _poll_later(self, replica: SimulatedReplica, in_ms: int) -> None:
+        if replica.name in self._polling or not replica.free_runs or not self._waiting:
+            return
+        self._polling.add(replica.name)
+
+        async def poll() -> None:
+            self._polling.discard(replica.name)
+            await self._visit(replica)
+
+        self._at(self._now + in_ms, poll)
+
+    async def _visit(self, replica: SimulatedReplica) -> None:
+        """Bring a replica up to now: end what is done, claim, step on."""
+        for job in replica.advance(self._now):
+            await self._finish(job)
+        replica.admit()
+        if replica in self._replicas:
+            await self._claim(replica)
+            self._poll_later(replica, POLL_MS)
+        elif replica.is_idle:
+            self._gone(replica)
+        self._visit_at_next_change(replica)
+
+    async def _finish(self, job: ClaimedJob) -> None:
+        assert await self._queue.finish(job.claim.lease, [], seconds=job.seconds) is CommitReply.OK
+        assert job.began is not None
+        arrival = self._arrivals[int(job.claim.lease.job_id.removeprefix("j"))]
+        waits = self._outcome.burst_waits if arrival.in_burst else self._outcome.waits
+        waits.append((job.began - arrival.at) / 1000)
+        self._unfinished -= 1
+
+    async def _claim(self, replica: SimulatedReplica) -> None:
+        """Claim until there is nothing more to get, as a worker does."""
+        while replica.free_runs and self._waiting:
+            self._outcome.asked += 1
+            claims = await self._queue.claim(
+                replica.name,
+                kind=KIND,
+                nonce=str(self._outcome.asked),
+                resident=sorted(replica.held),
+                limit=replica.free_runs,
+            )
+            if not claims:
+                return
+            for claim in claims:
+                self._outcome.resident += replica.take(claim)
+            self._waiting -= len(claims)
+            self._outcome.claims += len(claims)
+            replica.admit()
+
+    def _visit_at_next_change(self, replica: SimulatedReplica) -> None:
+        at = replica.next_change()
+        if at is None:
+            return
+        replica.changes += 1
+        number = replica.changes
+        self._at(math.ceil(at), lambda: self._visit(replica) if number == replica.changes else None)
+
+    def _scale(self) -> None:
+        """Serve's controller: the policy's wish, Serve's own delays, the YAML's bounds."""
+        wanted = self._wanted()
+        if self._replicas or not wanted:
+            wanted, self._policy_state = _apply_delay_logic(
+                wanted, self._target, self._scaling, dict(self._policy_state), _now=self._now / 1000
+            )
+        scale = self._fleet.scale
+        self._target = min(max(wanted, scale.min_replicas), scale.max_replicas)
+        self._start_and_stop()
+        self._at(self._now + SCALE_EVERY_MS, self._scale)
+
+    def _wanted(self) -> int:
+        pipeline = self._queue.sync.pipeline(transaction=False)
+        ask_backlog(pipeline, KIND)
+        backlog = backlog_from(KIND, pipeline.execute())
+        self._demand.add(self._now / 1000, backlog.accepted)
+        arriving = self._demand.units_per_second if self._fleet.by_demand else None
+        return wanted_replicas(backlog, arriving, self._fleet.scale.target_s)
+
+    def _start_and_stop(self) -> None:
+        while len(self._replicas) < self._target:
+            self._outcome.cold_starts += 1
+            ready_at = self._now + self._fleet.cold_start_ms
+            name = f"r{self._outcome.cold_starts}"
+            replica = SimulatedReplica(name, self._fleet.engine, started=self._now, ready_at=ready_at)
+            self._replicas.append(replica)
+            self._at(ready_at, lambda replica=replica: self._visit(replica) if replica in self._replicas else None)
+        while len(self._replicas) > self._target:
+            replica = self._replicas.pop()  # the newest, as Serve does
+            if replica.is_idle:
+                self._gone(replica)
+
+    def _gone(self, replica: SimulatedReplica) -> None:
+        until = min(self._now, self._end_ms)
+        self._outcome.gpu_hours += max(0, until - replica.started) / HOUR_MS
+
+    def _sample(self) -> None:
+        self._outcome.samples.append(Sample(self._now, len(self._replicas), self._waiting))
+        self._at(self._now + SAMPLE_EVERY_MS, self._sample)
+
+    def _at(self, at: int, event: Callable[[], Any]) -> None:
+        self._event_number += 1
+        heapq.heappush(self._events, (at, self._event_number, event))
+
+    def _set_clock(self, at: int) -> None:
+        if at > self._now:
+            self._now = at
+            self._queue.advance(self._start + at - self._queue.now)
+
+
+def _serve_config(scale: ScaleArgs) -> AutoscalingConfig:
+    return AutoscalingConfig(**scale.model_dump(exclude={"target_s"}))
