@@ -59,6 +59,7 @@ def test_the_client_stands_alone() -> None:
         *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "configs").glob("*.yaml")),
         "configs/helm/atelier",
         "configs/kustomize",
+        "notebooks/capacity.ipynb",
         "notebooks/quickstart.ipynb",
         "notebooks/train_a_lora.ipynb",
         "benchmarks/RESULTS.md",

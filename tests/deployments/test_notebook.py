@@ -13,10 +13,10 @@ from tests.support import ROOT
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.timeout(400)]
 
 
-def run(name: str, folder: Path, **parameters: int) -> list[Any]:
-    """The outputs of a notebook, its parameters replaced."""
+def run(name: str, folder: Path, *, shows_outputs: bool = False, **parameters: float) -> list[Any]:
+    """The outputs of a notebook, its parameters replaced. `shows_outputs`: it is stored with those of a whole run."""
     notebook: Any = nbformat.read(ROOT / "notebooks" / name, as_version=4)
-    assert not any(cell.get("outputs") for cell in notebook.cells), "stored without outputs"
+    assert any(cell.get("outputs") for cell in notebook.cells) == shows_outputs, "stored with outputs, or without"
     for cell in notebook.cells:
         if "parameters" in cell.metadata.get("tags", []):
             cell.source = "\n".join(f"{parameter} = {value}" for parameter, value in parameters.items())
@@ -45,3 +45,17 @@ def test_a_lora_is_trained_offered_and_compared(
     assert any("step 3 of 3" in text for text in texts)
     assert any("rank 8" in text for text in texts), "what the check found"
     assert (tmp_path / "golden-frame" / "adapter_config.json").is_file()
+
+
+@pytest.mark.slow
+def test_the_capacity_notebook_answers_how_many_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a short form: six minutes of a small service, on one to three GPUs."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    few = {"requests_per_hour": 300, "loras": 20, "accounts": 5, "hours": 0.1, "gpus_to_try": 2}
+    gpu = {"seconds_per_image": 6.0, "runs": 8, "slots": 32, "cold_start_s": 20}
+    goal = {"start_within_s": 60, "share_in_time": 0.2}
+    shown = run("capacity.ipynb", tmp_path, shows_outputs=True, **few, **gpu, **goal)
+    text = "".join(output["text"] for output in shown if output.get("name") == "stdout")
+    assert "the work alone: 1.0 GPUs" in text
+    assert "You need" in text
+    assert any("image/png" in output.get("data", {}) for output in shown)
