@@ -85,8 +85,10 @@ class StepThread:
         await asyncio.to_thread(self._thread.join, within.total_seconds())
 
     def _run(self) -> None:
-        while not self._closing:
+        while True:
             self._awake.clear()
+            if self._closing:  # looked at after `clear`, which may have hidden the wake of `close`
+                return
             if not self._executor.has_work:
                 self._awake.wait()
                 continue

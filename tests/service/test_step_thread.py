@@ -1,6 +1,7 @@
 """The step thread counts failed steps, each once, and starts again at an image."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import timedelta
 from typing import NamedTuple
@@ -117,3 +118,25 @@ async def test_a_failure_counts_once_however_busy_the_event_loop_is(
     with pytest.raises(StepFailed):
         await ending
     assert not steps.is_broken
+
+
+async def test_a_thread_ends_that_is_closed_just_before_it_looks_for_work(executor: FragileExecutor) -> None:
+    steps = StepThread(executor, on_finished=lambda: None)
+    about_to_clear, may_clear = threading.Event(), threading.Event()
+
+    class Awake(threading.Event):
+        """The event that wakes the thread, held where a wake may get lost."""
+
+        def clear(self) -> None:
+            about_to_clear.set()
+            may_clear.wait(30)
+            super().clear()
+
+    vars(steps)["_awake"] = Awake()
+    steps.start()
+    await asyncio.to_thread(about_to_clear.wait, 30)
+    closing = asyncio.create_task(steps.close(timedelta(seconds=30)))
+    await asyncio.sleep(0)  # `close` has set the event
+    may_clear.set()
+    await asyncio.wait_for(closing, 10)
+    assert steps.is_broken, "the thread has not ended"
