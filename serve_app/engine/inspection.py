@@ -4,8 +4,6 @@ The base model is known by its layer table, of which the folder `KEPT` holds a f
 """
 
 import json
-import math
-import resource
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,6 +16,7 @@ from serve_app.engine.adapters.explain import FAMILIES, base_name
 from serve_app.engine.adapters.layer_table import LayerTable
 from serve_app.engine.adapters.source import PEFT_CONFIG
 from serve_app.engine.layer_outline import outlined_table
+from serve_app.process_limits import limit_memory, limit_processor_time
 from serve_app.safetensors_file import UnusableFile, check_safetensors
 
 MEMORY = 2 << 30
@@ -32,8 +31,8 @@ def main(folder: str, base: str, path: str, max_rank: str, kept: str, seconds: s
     """`folder` describes the base model, whose id is `base`; reading the file may take `seconds` of the processor."""
     table = outlined_table(Path(folder), Path(kept))
     torch.set_num_threads(1)
-    _limit_memory()
-    _limit_processor_time(int(seconds))
+    limit_memory(MEMORY)
+    limit_processor_time(int(seconds))
     print(json.dumps(_inspect(Path(path), table, base, int(max_rank))))  # noqa: T201 - read by the process that started this one
 
 
@@ -94,20 +93,6 @@ def _writer(path: Path) -> str:
     except UnusableFile:
         return ""
     return next((name for start, name in WRITERS.items() if any(key.startswith(start) for key in metadata)), "")
-
-
-def _limit_memory() -> None:
-    """From here on."""
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def _limit_processor_time(seconds: int) -> None:
-    """From here on; then the kernel ends the process by SIGXCPU, whatever it is in the middle of."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    limit = math.ceil(used.ru_utime + used.ru_stime) + seconds
-    resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 1))
 
 
 if __name__ == "__main__":

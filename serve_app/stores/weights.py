@@ -11,7 +11,8 @@ from typing import BinaryIO, NamedTuple
 from serve_app.atomic_files import atomic_file
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import AdapterUnavailable, StoreUnavailable
-from serve_app.safetensors_file import MAX_FILE_BYTES, UnusableFile, check_safetensors
+from serve_app.safetensors_check import check_apart
+from serve_app.safetensors_file import MAX_FILE_BYTES, UnusableFile
 from serve_app.settings import Settings
 from serve_app.stores.storage import in_storage_thread
 from serve_app.stores.weight_files import MAX_CONFIG_BYTES, PEFT_CONFIG, opened, weight_files, weights_digest
@@ -19,6 +20,8 @@ from serve_app.stores.weight_files import MAX_CONFIG_BYTES, PEFT_CONFIG, opened,
 log = logging.getLogger(__name__)
 
 _BLOCK = 1 << 20
+_passed: set[str] = set()
+"""Digests of files that passed the check: in this process each is checked once."""
 
 
 class _Identity(NamedTuple):
@@ -88,9 +91,10 @@ class WeightStore:
             if weights_digest(digests) != adapter.sha256:
                 raise AdapterUnavailable(f"the weights of {adapter.id} are not those of the catalog (sha256 differs)")
             for name, draft in drafts.items():
-                if name != PEFT_CONFIG:
+                if name != PEFT_CONFIG and digests[name] not in _passed:
                     draft.flush()
                     _check(Path(draft.name))
+                    _passed.add(digests[name])
 
     def _copy(self, source: str, target: BinaryIO, limit: int) -> str:
         """Copy and digest in one pass; stop at the size limit, whatever size the storage reports."""
@@ -107,7 +111,7 @@ class WeightStore:
 
 def _check(path: Path) -> None:
     try:
-        check_safetensors(path)
+        check_apart(path)
     except UnusableFile as error:
         raise AdapterUnavailable(f"adapter file: {error}") from error
 

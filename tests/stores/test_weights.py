@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import struct
+import tracemalloc
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -61,6 +62,21 @@ async def test_other_bytes_than_the_catalogs_are_refused(store: WeightStore, ada
     with pytest.raises(AdapterUnavailable, match="sha256 differs"):
         await store.fetch(replace(adapter, file=str(other)))
     assert list((tmp_path / "var" / "weights").iterdir()) == []
+
+
+async def test_a_header_that_takes_memory_to_parse_takes_none_of_this_process(
+    store: WeightStore, adapter: Adapter
+) -> None:
+    header = b'{"a":[' + b"{}," * 2_600_000 + b"{}]}"
+    content = struct.pack("<Q", len(header)) + header
+    _source(adapter).write_bytes(content)
+    tracemalloc.start()
+    try:
+        with pytest.raises(AdapterUnavailable, match="adapter file: the file has a malformed tensor entry"):
+            await store.fetch(replace(adapter, sha256=hashlib.sha256(content).hexdigest()))
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
 
 
 async def test_missing_weights_are_named_by_adapter(store: WeightStore, adapter: Adapter) -> None:

@@ -1,0 +1,46 @@
+"""Checks a safetensors file in a process of its own, of limited memory and time: what a header holds is not known before.
+
+`python -m serve_app.safetensors_check PATH` prints the reason why the file is not one that this service loads, or nothing.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from serve_app.process_limits import limit_memory, limit_processor_time
+from serve_app.safetensors_file import UnusableFile, check_safetensors
+
+MEMORY = 1 << 30
+"""Bytes beyond what Python and numpy take."""
+PROCESSOR_LIMIT_S = 30
+"""A file of 2 GiB takes two seconds."""
+LIMIT_S = 120.0
+_ROOT = Path(__file__).resolve().parent.parent
+
+
+def check_apart(path: Path) -> None:
+    """Run `check_safetensors` in another process. Raises UnusableFile with the reason, OSError when no process starts."""
+    environment = {"PATH": os.defpath, "PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": "1"}
+    command = (sys.executable, "-m", "serve_app.safetensors_check", str(path))
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        raise UnusableFile(f"the file takes longer than {LIMIT_S:g} s to read") from None
+    if done.returncode:
+        raise UnusableFile(f"the file cannot be read in {MEMORY >> 30} GiB of memory and {PROCESSOR_LIMIT_S} s")
+    if done.stdout:
+        raise UnusableFile(done.stdout)
+
+
+def main(path: str) -> None:
+    limit_memory(MEMORY)
+    limit_processor_time(PROCESSOR_LIMIT_S)
+    try:
+        check_safetensors(Path(path))
+    except UnusableFile as error:
+        sys.stdout.write(str(error))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
