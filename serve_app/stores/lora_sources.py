@@ -1,6 +1,7 @@
 """LoRAs that are fetched from a storage the operator names: which addresses are allowed, and their files, streamed."""
 
 import asyncio
+import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -9,8 +10,10 @@ from typing import Any, BinaryIO
 
 from serve_app.domain.errors import InvalidParameter, PayloadTooLarge
 from serve_app.settings import Settings
-from serve_app.stores.storage import open_filesystem, storage_errors
+from serve_app.stores.storage import open_filesystem
 from serve_app.stores.weight_files import MAX_CONFIG_BYTES, PEFT_CONFIG, PEFT_FILES
+
+log = logging.getLogger(__name__)
 
 LIMIT_S = 60.0
 """For all files of one source; whatever takes longer is uploaded by its owner."""
@@ -40,7 +43,7 @@ class LoraSources:
     async def fetch(self, source: str, folder: Path, *, before_block: Callable[[], Awaitable[None]]) -> Path:
         """Copy the file to `folder`, or with a `/` at the end the folder's two files of PEFT; return the file or `folder`.
 
-        Raises `InvalidParameter`, `PayloadTooLarge`, and whatever `before_block`, asked before each block is written.
+        Raises `InvalidParameter`, `PayloadTooLarge`, and what `before_block` raises, which is asked before each block is written.
         """
         self.check(source)
         names = PEFT_FILES if source.endswith("/") else ("",)
@@ -51,21 +54,14 @@ class LoraSources:
                     await self._copy(source + name, folder / (name or "upload.safetensors"), limit, before_block)
         except TimeoutError:
             raise InvalidParameter(f"source: fetching it takes longer than {LIMIT_S:g} s; send the file") from None
-        except FileNotFoundError:
-            raise InvalidParameter("source: there is no such file") from None
-        except ImportError:
-            raise InvalidParameter(f"source: this service has no library for {_scheme(source)}://") from None
-        except (*storage_errors(), ValueError) as error:
-            raise InvalidParameter(f"source: it cannot be read ({type(error).__name__})") from None
         return folder if len(names) > 1 else folder / "upload.safetensors"
 
     async def _copy(self, uri: str, target: Path, limit: int, before_block: Callable[[], Awaitable[None]]) -> None:
-        loop = asyncio.get_running_loop()
         received = 0
-        source: Any = await loop.run_in_executor(_pool, self._open, uri)
+        source = await _ask(uri, lambda: self._open(uri))
         try:
             with target.open("xb", buffering=0) as file:
-                while block := await loop.run_in_executor(_pool, source.read, BLOCK_BYTES):
+                while block := await _ask(uri, lambda: source.read(BLOCK_BYTES)):
                     received += len(block)
                     if received > limit:
                         raise PayloadTooLarge(f"The source must be at most {limit} bytes.")
@@ -84,6 +80,19 @@ class LoraSources:
         if scheme in ("http", "https"):
             return {"allow_redirects": False}
         return self._storage_options if scheme == self._storage_scheme else {}
+
+
+async def _ask(uri: str, call: Callable[[], Any]) -> Any:
+    """Make a blocking call of a storage's library; whatever it raises is an `InvalidParameter`."""
+    try:
+        return await asyncio.get_running_loop().run_in_executor(_pool, call)
+    except FileNotFoundError:
+        raise InvalidParameter("source: there is no such file") from None
+    except ImportError:
+        raise InvalidParameter(f"source: this service has no library for {_scheme(uri)}://") from None
+    except Exception as error:  # each library has its own
+        log.warning("source %s cannot be read", uri, exc_info=error)
+        raise InvalidParameter(f"source: it cannot be read ({type(error).__name__})") from None
 
 
 def _scheme(url: str) -> str:

@@ -4,7 +4,6 @@ import asyncio
 import os
 import threading
 import urllib.request
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,26 +17,6 @@ from serve_app.stores.images import ImageStore, thumbnail_uri
 
 WHEN = datetime(2026, 11, 21, 12, tzinfo=UTC)
 PNG = b"\x89PNG\r\n\x1a\n" + b"x" * 100_000
-
-
-@pytest.fixture(scope="session")
-def s3() -> Iterator[dict[str, Any]]:
-    """moto's server, and the storage options that reach it."""
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    options: dict[str, Any] = {
-        "key": "test",
-        "secret": "test",
-        "client_kwargs": {"endpoint_url": f"http://{host}:{port}"},
-    }
-    import s3fs
-
-    s3fs.S3FileSystem(**options).mkdir("pictures")
-    yield options
-    server.stop()
 
 
 @pytest.fixture(params=["local", "memory", "s3"])

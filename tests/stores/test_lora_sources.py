@@ -1,9 +1,14 @@
 """LoRAs fetched from elsewhere: only from below the operator's prefixes, streamed, within a size and a time."""
 
+import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -62,6 +67,93 @@ def sources(tmp_path: Path) -> Callable[..., LoraSources]:
 
 async def _unasked() -> None:
     """Nothing is asked."""
+
+
+class _Hub(BaseHTTPRequestHandler):
+    """The four routes of the Hugging Face Hub by which its library reads a file; `acme/ink` holds `x.safetensors`."""
+
+    def do_GET(self) -> None:
+        body, headers, status = b"", {}, 200
+        if self.path == "/api/models/acme/ink":
+            body = json.dumps({"id": "acme/ink", "sha": "b" * 40, "siblings": []}).encode()
+        elif self.path.startswith("/api/models/acme/ink/tree/main"):
+            row = {"type": "file", "path": "x.safetensors", "size": len(WEIGHTS), "oid": "a" * 40}
+            body = json.dumps([row]).encode()
+        elif self.path == "/acme/ink/resolve/main/x.safetensors":
+            first, last = self.headers["Range"].removeprefix("bytes=").split("-")
+            body, status = WEIGHTS[int(first) : int(last) + 1], 206
+            headers = {"Content-Range": f"bytes {first}-{last}/{len(WEIGHTS)}"}
+        else:
+            status = 404
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), "Content-Type": "application/json", **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+
+FETCH_FROM_HUB = """
+import asyncio, sys
+from pathlib import Path
+from serve_app.domain.errors import InvalidParameter
+from serve_app.settings import Settings
+from serve_app.stores.lora_sources import LoraSources
+
+async def unasked(): pass
+
+async def fetch(name):
+    sources = LoraSources(Settings.model_validate({"data_dir": sys.argv[1] + "/var", "lora_sources": ("hf://acme/",)}))
+    folder = Path(sys.argv[1]) / name
+    folder.mkdir()
+    try:
+        path = await sources.fetch(f"hf://acme/{name}/x.safetensors", folder, before_block=unasked)
+        print(name, len(path.read_bytes()))
+    except InvalidParameter as error:
+        print(name, error.message)
+
+for name in ("ink", "nobodys"):
+    asyncio.run(fetch(name))
+"""
+
+
+@pytest.mark.slow
+def test_a_file_of_the_hugging_face_hub_is_fetched_and_what_the_hub_does_not_give_is_refused(tmp_path: Path) -> None:
+    """In a process of its own: the library reads where the hub is, and that it may be asked, when it is imported."""
+
+    def fetched(hub: str, folder: Path) -> str:
+        folder.mkdir()
+        env = {**os.environ, "HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0"}
+        ran = subprocess.run(
+            [sys.executable, "-c", FETCH_FROM_HUB, folder], env=env, capture_output=True, text=True, check=True
+        )
+        return ran.stdout
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Hub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        hub = f"http://127.0.0.1:{server.server_port}"
+        assert fetched(hub, tmp_path / "up") == "ink 7000\nnobodys source: it cannot be read (HfHubHTTPError)\n"
+        server.shutdown()
+    assert fetched(hub, tmp_path / "down").count("source: it cannot be read (ConnectError)") == 2
+
+
+async def test_a_file_of_an_s3_storage_is_fetched_with_the_services_own_key(s3: dict[str, Any], tmp_path: Path) -> None:
+    import s3fs
+
+    s3fs.S3FileSystem(**s3).pipe("pictures/loras/ink.safetensors", WEIGHTS)
+    settings = {
+        "data_dir": tmp_path / "var",
+        "lora_sources": ("s3://pictures/loras/",),
+        "storage_url": "s3://pictures/images",
+        "storage_options": s3,
+    }
+    allowed = LoraSources(Settings.model_validate(settings))
+    found = await allowed.fetch("s3://pictures/loras/ink.safetensors", tmp_path, before_block=_unasked)
+    assert found.read_bytes() == WEIGHTS
+    with pytest.raises(InvalidParameter, match="no such file"):
+        await allowed.fetch("s3://pictures/loras/none", tmp_path / "var", before_block=_unasked)
 
 
 async def test_files_and_folders_are_fetched_from_every_kind_of_storage(
