@@ -9,7 +9,9 @@ from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
-from rich.console import Group
+from rich.console import Console, Group
+from rich.markup import escape
+from rich.status import Status
 
 from serve_app.cli.accounts import AccountName, find_account
 from serve_app.cli.audit import record_act
@@ -59,7 +61,8 @@ async def add(
     offered_to = None if everyone else frozenset[str]()
     try:
         async with _local(resources, file) as path:
-            adapter = (await register(allowing, path, offer, owner=owner, accounts=offered_to)).adapter
+            with _doing(f"Checking {offer.name}"):
+                adapter = (await register(allowing, path, offer, owner=owner, accounts=offered_to)).adapter
     except (InvalidParameter, PayloadTooLarge) as error:
         raise Failed(error.message) from None
     if owner:
@@ -78,7 +81,14 @@ async def _local(resources: Resources, file: str) -> AsyncGenerator[Path]:
         return
     with TemporaryDirectory(prefix="atelier-lora-") as folder:
         sources = LoraSources(resources.settings)
-        yield await sources.fetch(file, Path(folder), before_block=resources.disk.check)
+        with _doing(f"Fetching {file}"):
+            path = await sources.fetch(file, Path(folder), before_block=resources.disk.check)
+        yield path
+
+
+def _doing(words: str) -> Status:
+    """Show what goes on, on stderr and only in a terminal, until the block ends."""
+    return Console(stderr=True).status(escape(words))
 
 
 @store_command(app, "remove")

@@ -7,7 +7,8 @@
     job = client.generate("purple mountains under a black sky with a yellow moon", lora_id=neon.id, seed=7)
     job.wait(on_progress=print).images[0].pil()
 
-    ink = client.loras.add("ink.safetensors", base_model="pocket", on_progress=lambda sent, total: print(sent, "of", total))
+    with upload_bar("ink") as bar:
+        ink = client.loras.add("ink.safetensors", base_model="pocket", on_progress=bar)
 
 `Client(…, interface="b")` uses interface B with the same methods. All errors derive from `AtelierClientError`.
 """
@@ -30,6 +31,7 @@ from serve_app.client.errors import (
     UnsupportedOption,
     WaitTimeout,
 )
+from serve_app.client.progress_bar import upload_bar
 from serve_app.client.records import Lora, Model
 from serve_app.client.sync_client import Client, Image, Job
 
@@ -57,4 +59,5 @@ __all__ = [
     "Unreachable",
     "UnsupportedOption",
     "WaitTimeout",
+    "upload_bar",
 ]

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from serve_app.client import AsyncClient, Client, InvalidRequest, Lora, NotFound
+from serve_app.client import AsyncClient, Client, InvalidRequest, Lora, NotFound, upload_bar
 from serve_app.client import lora_protocol as protocol
 from serve_app.domain.catalog import Adapter
 from serve_app.service.register import LAYER_TABLES
@@ -36,6 +36,18 @@ class LossyTransport(httpx.HTTPTransport):
             self.lost -= 1
             raise httpx.ReadError("connection reset", request=request)
         return response
+
+
+def test_the_bar_of_an_upload_ends_with_the_check_and_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with upload_bar("ink [bold]") as on_progress:
+        on_progress(1, 2)
+        on_progress(2, 2)
+    shown = capsys.readouterr().err
+    assert "Checking ink [bold]" in shown
+    assert shown.endswith("\x1b[1A\x1b[2K"), "the bar's line is erased"
 
 
 @pytest.mark.slow
