@@ -1,11 +1,10 @@
-"""Adapters as trainers write them: kohya's names, PEFT, diffusers, LyCORIS, each against the writer's own result.
+"""Adapters as trainers write them: sd-scripts, kohya's names, PEFT, diffusers, LyCORIS, each against the writer's own result.
 
 A row is a writer, a base model and a format; at every weight the latents equal those that the writing library makes with the
 adapter in place, or those of its changes merged into the base by hand where the format is a set of names.
 """
 
 import copy
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,27 +13,26 @@ import pytest
 import torch
 from lycoris import kohya as lycoris_kohya
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from serve_app.engine import AdapterFile, EngineOptions, RunRequest
 from serve_app.engine.adapters import UnusableAdapter
-from serve_app.engine.base_model import BaseModel
 from serve_app.engine.families.sgm import sgm_aliases
-from tests.engine.diffusers_reference import open_pipeline
-from tests.engine.run_engine import final_latents
+from tests.engine.latent_comparison import (
+    EVERY_WEIGHT,
+    SOME_WEIGHTS,
+    TOLERANCE,
+    Base,
+    Module,
+    compared,
+    require_equal,
+)
 
-SOME_WEIGHTS, EVERY_WEIGHT = (0.0, 0.75), (0.0, 0.1, 0.75, 1.0, 1.5)
-TOLERANCE, EFFECT = 1e-4, 1e-2
 pytestmark = pytest.mark.slow
-OPTIONS = EngineOptions(device="cpu", dtype="float32", exact=False, max_rank=128)
 ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
 LINEARS = (*ATTENTION, "ff.net.0.proj", "ff.net.2", "proj_in", "proj_out")
 TEXT = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
-Module = tuple[str, str]
-"""Component and layer."""
-compared = dict[str, float]()
-"""The largest error of each row that ran, for the report at the end."""
+REDRAWN = "what tiny_models or diffusers draw without an adapter has changed"
 
 
 def rows(*named: tuple[Any, ...], everywhere: Sequence[Any]) -> list[Any]:
@@ -48,66 +46,6 @@ def rows(*named: tuple[Any, ...], everywhere: Sequence[Any]) -> list[Any]:
         )
         for label, row in zip(labels, named, strict=True)
     ]
-
-
-class Base:
-    """A base model in the engine and in diffusers' pipeline."""
-
-    def __init__(self, name: str, folder: Path) -> None:
-        self.name = name
-        self.engine_model = BaseModel.load(name, folder, OPTIONS, lambda: None)
-        self.pipeline = open_pipeline(folder)
-        present = ("unet", "text_encoder", "text_encoder_2")
-        self.components: dict[str, Any] = {
-            part: module for part in present if (module := getattr(self.pipeline, part, None)) is not None
-        }
-        self.original = {part: copy.deepcopy(module.state_dict()) for part, module in self.components.items()}
-        self.plain = self.latents()
-
-    def latents(self) -> Tensor:
-        """What the pipeline makes with whatever is in place: [channels, height, width]."""
-        return self.pipeline(
-            "a red cat",
-            negative_prompt="dull",
-            generator=torch.Generator().manual_seed(7),
-            num_inference_steps=2,
-            guidance_scale=4.0,
-            width=32,
-            height=32,
-            output_type="latent",
-        ).images[0]
-
-    def with_adapter(self, path: Path, weights: Sequence[float] = SOME_WEIGHTS) -> list[Tensor]:
-        """The engine's latents at each weight, all in one batch."""
-        adapter = AdapterFile(id=str(path), path=path)
-        requests = [
-            RunRequest(
-                run_id=f"{weight}", prompt="a red cat", negative_prompt="dull", adapter=adapter, scale=weight, seed=7,
-                steps=2, guidance=4.0, width=32, height=32,
-            )
-            for weight in weights
-        ]  # fmt: skip
-        made = final_latents(self.engine_model, requests)
-        return [made[request.run_id] for request in requests]
-
-    def merged(self, changes: Mapping[Module, Tensor], weight: float) -> Tensor:
-        """The latents with the changes times the weight added to the base's own weights."""
-        with torch.no_grad():
-            for (component, layer), change in changes.items():
-                parameter = self.components[component].get_submodule(layer).weight
-                parameter.add_(change.reshape(parameter.shape) * weight)
-        made = self.latents()
-        self.restore()
-        return made
-
-    def restore(self) -> None:
-        for part, module in self.components.items():
-            module.load_state_dict(self.original[part])
-
-    def layers(self, component: str, endings: tuple[str, ...]) -> Iterator[tuple[str, nn.Linear | nn.Conv2d]]:
-        for name, module in self.components[component].named_modules():
-            if isinstance(module, (nn.Linear, nn.Conv2d)) and name.endswith(endings):
-                yield name, module
 
 
 @pytest.fixture(scope="module")
@@ -133,17 +71,6 @@ def bases(sd: Path, sd2: Path, sdxl: Path) -> Iterator[Callable[[str], Base]]:
 )
 def weights(request: pytest.FixtureRequest) -> Sequence[float]:
     return request.param
-
-
-def require_equal(base: Base, path: Path, weights: Sequence[float], expected: Callable[[float], Tensor]) -> None:
-    """The engine's latents are the writer's at each weight, and the adapter does something."""
-    wanted = [expected(weight) for weight in weights]
-    effect = max(float((latents - base.plain).abs().max()) for latents in wanted)
-    assert effect > EFFECT, "the reference shows no effect"
-    made = base.with_adapter(path, weights)
-    errors = [float((ours - theirs).abs().max()) for ours, theirs in zip(made, wanted, strict=True)]
-    compared[os.environ["PYTEST_CURRENT_TEST"]] = max(errors)
-    assert max(errors) <= TOLERANCE, f"at weights {weights} {errors}, of an effect of {effect:.3f}"
 
 
 # -- names: one set of changes under every spelling ------------------------------------------------------------------------
@@ -403,6 +330,28 @@ def test_what_diffusers_saves_gives_what_peft_makes(
     path = tmp_path / "pytorch_lora_weights.safetensors"
     require_equal(base, path, weights, lambda weight: scaled_latents(base, "unet", module, module, weight))
     assert torch.equal(base.with_adapter(tmp_path)[-1], base.with_adapter(path)[-1]), "the folder differs from its file"
+
+
+# -- kohya's sd-scripts ----------------------------------------------------------------------------------------------------
+
+SD_SCRIPTS = Path(__file__).with_name("sd_scripts")
+SD_SCRIPTS_ROWS = rows(
+    *((path.stem, path.stem.partition("_")[0]) for path in sorted(SD_SCRIPTS.glob("*.safetensors"))),
+    everywhere=("sdxl_fp16",),
+)
+
+
+@pytest.mark.parametrize(("name", "base_name"), SD_SCRIPTS_ROWS)
+def test_what_sd_scripts_saved_gives_what_sd_scripts_made(
+    bases: Callable[[str], Base], weights: Sequence[float], name: str, base_name: str
+) -> None:
+    """Files that it wrote, and its own latents of them; `sd_scripts/recipe.py` wrote both."""
+    base, made = bases(base_name), load_file(SD_SCRIPTS / f"{name}.latents")
+    difference = float((base.plain - made["base"]).abs().max())
+    assert difference <= TOLERANCE, (
+        f"{REDRAWN} (by {difference:.1e} of {name}): run tests/engine/sd_scripts/recipe.py anew"
+    )
+    require_equal(base, SD_SCRIPTS / f"{name}.safetensors", weights, lambda weight: made[f"{weight}"])
 
 
 # -- LyCORIS ---------------------------------------------------------------------------------------------------------------
