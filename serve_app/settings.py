@@ -151,6 +151,10 @@ class Settings(BaseSettings):
         """The plans of one interface, the lowest first."""
         return [plan for plan in self.plan_table.values() if plan.variant == variant]
 
+    def plan_named(self, variant: Variant, name: str | None) -> Plan:
+        """The interface's plan of this name; the lowest where there is none (any more)."""
+        return self.plan_table.get((variant, name or ""), self.plans_of(variant)[0])
+
     @cached_property
     def key_peppers(self) -> dict[int, bytes]:
         """version → secret for the digests of API keys; the first makes new keys."""

@@ -64,8 +64,9 @@ async def authenticate(request: Request) -> Caller:
         caller = _known_caller(context, auth)
         if auth.limited:
             plan = auth.window.plan
+            whose = "Your plan" if plan.limit == caller.plan.limit else "This API key"
             raise RateLimitExceeded(
-                f"Your plan allows {plan.limit} requests per {_period(plan.window.total_seconds())}; "
+                f"{whose} allows {plan.limit} requests per {period_of(plan.window.total_seconds())}; "
                 f"try again in {auth.window.seconds_left} seconds."
             )
         changing = getattr(request.app.state, "changing_scope", Scope.GENERATE)
@@ -164,5 +165,5 @@ def _scopes(caller: Caller) -> str:
     return ", ".join(sorted(caller.scopes)) or "none"
 
 
-def _period(seconds: float) -> str:
+def period_of(seconds: float) -> str:
     return {3600.0: "hour", 60.0: "minute"}.get(seconds, f"{seconds:g} seconds")

@@ -41,6 +41,9 @@ async def create(
         list[str] | None,
         typer.Option(metavar="ID", help="A LoRA that the key may use, by id or name. May be repeated. [all]"),
     ] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="Counted requests in a window of the account's plan. [as many as the plan has]")
+    ] = None,
 ) -> Result:
     """Create a key and print it once: only its hash is stored."""
     variants = _variants(interfaces)
@@ -57,6 +60,7 @@ async def create(
             expires_in=life,
             scopes=frozenset(scope) if scope else ALL_SCOPES,
             adapters=adapters,
+            limit=limit,
         )
     except InvalidParameter as error:
         raise BadUsage(error.message) from None
@@ -75,11 +79,30 @@ async def list_keys(resources: Resources, account: AccountName) -> Result:
     return Result(
         facts={"account": found.id, "keys": [_facts(key) for key in keys]},
         shown=table(
-            ("ID", "KEY", "NAME", "INTERFACES", "MAY", "CREATED", "LAST USED", "EXPIRES", "STATE"),
+            ("ID", "KEY", "NAME", "INTERFACES", "MAY", "LIMIT", "CREATED", "LAST USED", "EXPIRES", "STATE"),
             rows,
             empty=f"No keys yet: atelier keys create {shlex.quote(found.name)}",
         ),
     )
+
+
+@store_command(app, "edit")
+async def edit(
+    resources: Resources,
+    key_id: KeyId,
+    limit: Annotated[
+        int, typer.Option(min=0, help="Counted requests in a window of the account's plan; 0: as many as the plan has.")
+    ],
+) -> Result:
+    """Change a key's limit, effective from its next use."""
+    try:
+        key = await resources.api_keys.set_limit(key_id, limit or None)
+    except InvalidParameter as error:
+        raise BadUsage(error.message) from None
+    except NotFound as error:
+        raise Failed(f"{error.message} (see: atelier keys list ACCOUNT)") from None
+    await record_act(resources, key.account_id, Act.KEY_CHANGED, key.id)
+    return Result(facts=_facts(key), shown=f"{key.id}: {_limit(key)}")
 
 
 @store_command(app, "roll")
@@ -88,7 +111,7 @@ async def roll(
     key_id: KeyId,
     grace: Annotated[str, typer.Option(metavar="TIME", help="How long the old key stays valid: 7d, 1h, 0s.")] = "1h",
 ) -> Result:
-    """Replace a key by a new one with the same name, interfaces, scopes, LoRAs and lifetime, and print it once."""
+    """Replace a key by a new one with the same name, interfaces, scopes, LoRAs, limit and lifetime, and print it once."""
     try:
         key, secret = await resources.api_keys.roll(key_id, grace=_duration("--grace", grace))
     except NotFound as error:
@@ -132,6 +155,7 @@ def _facts(key: ApiKey) -> dict[str, object]:
         "interfaces": sorted(key.interfaces),
         "scopes": sorted(key.scopes),
         "loras": None if key.adapters is None else sorted(key.adapters),
+        "limit": key.limit,
         "created_at": key.created_at.isoformat(),
         "last_used_at": key.last_used_at.isoformat() if key.last_used_at else None,
         "expires_at": key.expires_at.isoformat() if key.expires_at else None,
@@ -143,7 +167,7 @@ def _facts(key: ApiKey) -> dict[str, object]:
 def _row(key: ApiKey) -> tuple[str, ...]:
     interfaces, state = ",".join(sorted(key.interfaces)), key.state(datetime.now(UTC))
     times = (_minute(key.created_at), _minute(key.last_used_at), _minute(key.expires_at))
-    return key.id, key.hint, key.name, interfaces, _may(key), *times, state
+    return key.id, key.hint, key.name, interfaces, _may(key), _limit(key), *times, state
 
 
 def _may(key: ApiKey) -> str:
@@ -151,6 +175,10 @@ def _may(key: ApiKey) -> str:
     return (
         scopes if key.adapters is None else f"{scopes}, {len(key.adapters)} LoRA{'' if len(key.adapters) == 1 else 's'}"
     )
+
+
+def _limit(key: ApiKey) -> str:
+    return "the plan's" if key.limit is None else f"{key.limit} a window"
 
 
 def _minute(time: datetime | None) -> str:

@@ -115,6 +115,8 @@ class ApiKey:
     adapters: frozenset[str] | None = None
     user_id: str = ""
     """The invited user who made it."""
+    limit: int | None = None
+    """Counted requests in a window of its plan, where that allows more."""
 
     def state(self, now: datetime) -> Literal["active", "expired", "revoked"]:
         """For display; authentication decides by the store's clock."""

@@ -41,6 +41,7 @@ class Act(StrEnum):
     USER_REMOVED = "user_removed"
     KEY_CREATED = "key_created"
     KEY_ROLLED = "key_rolled"
+    KEY_CHANGED = "key_changed"
     KEY_REVOKED = "key_revoked"
     LORA_ADDED = "lora_added"
     LORA_CHANGED = "lora_changed"

@@ -30,6 +30,7 @@ class ApiKeyStore:
         self._settings = settings
         self._create = Script(redis, "create_key", rewrite)
         self._roll = Script(redis, "roll_key", rewrite)
+        self._limit = Script(redis, "limit_key", rewrite)
 
     async def create(
         self,
@@ -41,12 +42,14 @@ class ApiKeyStore:
         scopes: frozenset[Scope] = ALL_SCOPES,
         adapters: frozenset[str] | None = None,
         user_id: str = "",
+        limit: int | None = None,
     ) -> tuple[ApiKey, str]:
         """A new key and its secret, which is never readable again. Raises `InvalidParameter`, `NotFound`, `TooManyKeys`."""
         if not interfaces:
             raise InvalidParameter("interfaces: must name at least one of a, b")
         if expires_in is not None and expires_in <= timedelta():
             raise InvalidParameter("expires_in: must be longer than nothing")
+        await self._check_limit(account_id, interfaces, limit)
         secret = new_secret()
         version, hashed = self._hash(secret)
         row = await self._create(
@@ -61,6 +64,7 @@ class ApiKeyStore:
             adapters=write_adapters(adapters),
             user=user_id,
             max_keys=self._settings.max_keys_per_account,
+            limit=limit,
             pepper=version,
         )
         if not row:
@@ -69,7 +73,7 @@ class ApiKeyStore:
         return _read_key(hashed.id, pairs(row)), secret
 
     async def roll(self, key_id: str, *, grace: timedelta) -> tuple[ApiKey, str]:
-        """A successor with the same name, interfaces, scopes, adapters and length of life; the old key stops after `grace`, everywhere.
+        """A successor with the same name, interfaces, scopes, adapters, limit and length of life; the old key stops after `grace`, everywhere.
 
         Raises `NotFound` for a key that does not work any more, and `TooManyKeys`: during the grace both count.
         """
@@ -88,6 +92,19 @@ class ApiKeyStore:
             raise NotFound(f"no key {key_id!r} that works")
         self._check_number(row)
         return _read_key(hashed.id, pairs(row)), secret
+
+    async def set_limit(self, key_id: str, limit: int | None) -> ApiKey:
+        """Counted requests that the key may make in a window of its plan; None: as many as the plan has.
+
+        Raises `NotFound` for a key that does not work any more, and `InvalidParameter`.
+        """
+        account_id, interfaces = await self._redis.hmget(redis_key("key", key_id), "account", "interfaces")
+        if account_id is not None:
+            await self._check_limit(account_id, frozenset(Variant(letter) for letter in interfaces), limit)
+        row = await self._limit(key_id=key_id, limit=limit)
+        if not row:
+            raise NotFound(f"no key {key_id!r} that works")
+        return _read_key(key_id, pairs(row))
 
     async def list(self, account_id: str) -> ApiKeys:
         """The account's keys, revoked and expired ones too, oldest first."""
@@ -108,6 +125,16 @@ class ApiKeyStore:
             return False
         await self._redis.hset(redis_key("key", key_id), "revoked", "1")
         return True
+
+    async def _check_limit(self, account_id: str, interfaces: frozenset[Variant], limit: int | None) -> None:
+        """A key with two plans may be limited to the larger; each request meets the smaller of key and plan."""
+        if limit is None:
+            return
+        names = await self._redis.hmget(redis_key("account", account_id), *(f"plan_{each}" for each in interfaces))
+        plans = [self._settings.plan_named(each, name) for each, name in zip(interfaces, names, strict=True)]
+        most = max(plan.limit for plan in plans)
+        if not 1 <= limit <= most:
+            raise InvalidParameter(f"limit: must be between 1 and {most}, the limit of the account's plan")
 
     def _hash(self, secret: str) -> tuple[int, KeyDigest]:
         """The version of the pepper that makes new keys, and the digest under it."""
@@ -135,4 +162,5 @@ def _read_key(key_id: str, row: Mapping[str, str]) -> ApiKey:
         scopes=read_scopes(row.get("scopes", "")),
         adapters=read_adapters(row.get("adapters", "")),
         user_id=row.get("user", ""),
+        limit=int(row["limit"]) if "limit" in row else None,
     )

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -80,7 +80,7 @@ class Authenticator:
         pipeline.zrange(redis_key("rate", account_id, variant), 0, 0, withscores=True)
         pipeline.time()
         plan_name, used, first, (seconds, micros) = await pipeline.execute()
-        plan = self._settings.plan_table.get((variant, plan_name or ""), self._settings.plans_of(variant)[0])
+        plan = self._settings.plan_named(variant, plan_name)
         now = from_epoch_ms(seconds * 1000 + micros // 1000)
         resets_at = from_epoch_ms(first[0][1]) if first else now + plan.window
         return Window.at(plan, used=used, resets_at=resets_at, asked_at=now)
@@ -105,9 +105,10 @@ def _plan_cells(plans: Sequence[Plan]) -> list[str | int]:
 
 
 def _read_caller(answer: Sequence[Any], plans: Sequence[Plan], *, rate_token: str) -> AuthResult:
-    status, account_id, account_name, plan_name, used, ends, now, scopes, adapters, key_id = answer
+    status, account_id, account_name, plan_name, used, ends, now, scopes, adapters, limit, key_id = answer
     plan = next(plan for plan in plans if plan.name == plan_name)
-    window = Window.at(plan, used=used, resets_at=from_epoch_ms(ends), asked_at=from_epoch_ms(now))
+    of_key = plan if limit in ("", plan.limit) else replace(plan, limit=limit)
+    window = Window.at(of_key, used=used, resets_at=from_epoch_ms(ends), asked_at=from_epoch_ms(now))
     if status in ("unknown", "other_interface"):
         is_of_other = status == "other_interface"
         return AuthResult(caller=None, window=window, limited=False, is_of_other_interface=is_of_other)

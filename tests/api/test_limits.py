@@ -9,6 +9,8 @@ import httpx
 import pytest
 
 from serve_app.domain.accounts import BUILTIN_PLANS, Plan
+from serve_app.domain.errors import FailureCode
+from serve_app.domain.jobs import Failure
 from serve_app.domain.requests import Variant
 from tests.api.app import BODY_A, BODY_B, Member, TestService, error_of, open_service
 from tests.support import wait_until
@@ -185,6 +187,28 @@ async def test_the_limit_is_the_account_s_not_the_key_s(service: TestService) ->
     for count, key in enumerate([*keys, *keys], start=1):
         answer = await service.client.get("/v1/models", headers={"X-API-Key": key})
         assert rate_headers(answer)[1] == 10 - count
+
+
+@pytest.mark.parametrize("variant", Variant)
+async def test_a_key_s_own_limit_holds_for_it_alone_and_a_refund_is_of_both(
+    service: TestService, variant: Variant
+) -> None:
+    member = await service.member()
+    keys = service.resources.api_keys
+    _, secret = await keys.create(member.account.id, interfaces=frozenset(Variant), limit=1)
+    limited = Member(member.account, secret)
+    job_id = await service.submit(limited, variant)
+    body, headers = BODY_A if variant is Variant.A else BODY_B, limited.headers(variant)
+    refused = await service.client.post("/v1/generate", json=body, headers=headers)
+    assert refused.status_code == 429
+    assert error_of(refused)["code"] == "rate_limit_exceeded"
+    assert error_of(refused)["message"].startswith("This API key allows 1 requests per hour")
+    assert (refused.headers["x-ratelimit-limit"], refused.headers["x-ratelimit-remaining"]) == ("1", "0")
+    assert int(refused.headers["retry-after"]) > 3000
+    await service.submit(member, variant)
+    failure = Failure(code=FailureCode.GENERATION_FAILED, message="")
+    await service.resources.queue.fail(await service.lease(job_id), failure, retry=False)
+    await service.submit(limited, variant)
 
 
 async def test_the_interfaces_are_counted_apart(service: TestService) -> None:

@@ -34,6 +34,17 @@ def test_an_account_is_found_by_its_name_and_its_id(atelier: Atelier) -> None:
         assert atelier.json("keys", "list", word)["account"] == account_id
 
 
+def test_a_keys_limit_is_at_most_its_plans_and_can_be_changed(atelier: Atelier) -> None:
+    atelier("accounts", "create", "acme")
+    made = atelier.json("keys", "create", "acme", "--interfaces", "b", "--limit", "7")
+    assert made["limit"] == 7
+    assert "7 a window" in atelier("keys", "list", "acme").out
+    over = atelier("keys", "edit", made["id"], "--limit", "11")
+    assert (over.code, "between 1 and 10" in over.err) == (2, True)
+    assert atelier.json("keys", "edit", made["id"], "--limit", "10")["limit"] == 10
+    assert atelier.json("keys", "edit", made["id"], "--limit", "0")["limit"] is None
+
+
 @pytest.mark.slow
 def test_a_disabled_accounts_keys_and_sessions_stop_until_it_is_enabled(atelier: Atelier) -> None:
     account = atelier.json("accounts", "create", "acme")

@@ -12,7 +12,7 @@ from tests.support import write_catalog
 
 COMMANDS = [
     "accounts create", "accounts list", "accounts set-plan", "accounts disable", "accounts enable",
-    "accounts set-password", "keys create", "keys list", "keys roll", "keys revoke", "loras add", "loras try", "loras remove", "loras list", "loras grant", "loras revoke",
+    "accounts set-password", "keys create", "keys edit", "keys list", "keys roll", "keys revoke", "loras add", "loras try", "loras remove", "loras list", "loras grant", "loras revoke",
     "jobs list", "jobs show", "jobs cancel", "jobs dead", "jobs requeue", "generate", "upscale", "doctor",
 ]  # fmt: skip
 
@@ -41,6 +41,8 @@ def test_every_command_takes_the_shared_options_and_has_a_help_text(atelier: Ate
         ("keys create x --interfaces ,", 2, "--interfaces"),
         ("keys create x --expires-in soon", 2, "--expires-in"),
         ("keys create x --expires-in 0d", 2, "--expires-in"),
+        ("keys edit key_nobody --limit 5", 1, "key_nobody"),
+        ("keys edit key_nobody --limit -5", 2, "--limit"),
         ("keys create x --expires-in -1d", 2, "--expires-in"),
         ("keys create x --expires-in P30D", 2, "--expires-in"),
         ("keys roll key_x", 1, "no key 'key_x'"),

@@ -15,6 +15,7 @@ from serve_app.service.resources import Resources, open_resources
 from serve_app.settings import Settings
 from tests.console.browser import Browser, Page
 from tests.console.conftest import PASSWORD, Browsers
+from tests.support import adapter_id
 
 PAGES = [
     pytest.param("/console/settings/api", "Generate API key", "Authorization: Bearer", "a", id="api"),
@@ -255,6 +256,39 @@ async def test_a_key_for_nothing_or_of_an_odd_length_is_not_made(
     page = await browser.send(form, **change)
     assert (page.status, "Choose what the key may do" in page.text) == (400, True)
     assert not await resources.api_keys.list(owner.id)
+
+
+async def test_a_key_may_be_kept_to_one_lora_by_its_name_or_id(
+    browser: Browser, resources: Resources, owner: Account
+) -> None:
+    neon = adapter_id("neon")
+    for given in ("neon", neon):
+        form = (await browser.open("/console/settings/api")).form("Generate API key")
+        page = await browser.send(form, lora=given)
+        assert _secret(page)
+        assert neon in page.text, "the curl line names it"
+        assert "LoRA Neon" in page.text
+    keys = await resources.api_keys.list(owner.id)
+    assert [key.adapters for key in keys] == [frozenset({neon})] * 2
+    await resources.catalog.revoke(adapter_id("mosaic"), owner.id)
+    for given in ("nothing", "Mosaic", adapter_id("mosaic")):
+        form = (await browser.open("/console/settings/api")).form("Generate API key")
+        page = await browser.send(form, lora=given)
+        assert (page.status, "there is no such LoRA" in page.text) == (400, True)
+    assert len(await resources.api_keys.list(owner.id)) == 2
+
+
+@pytest.mark.parametrize(("given", "limit"), [("7", 7), ("", None), ("51", -1), ("0", -1), ("ten", -1)])
+async def test_a_key_may_have_a_limit_of_its_own_up_to_the_plans(
+    browser: Browser, resources: Resources, owner: Account, given: str, limit: int | None
+) -> None:
+    page = await browser.send((await browser.open("/console/settings/api")).form("Generate API key"), limit=given)
+    if limit == -1:
+        assert (page.status, "between 1 and 50" in page.text) == (400, True)
+    else:
+        [key] = await resources.api_keys.list(owner.id)
+        assert key.limit == limit
+        assert ("7 requests per hour" in page.text) == (limit is not None)
 
 
 async def test_a_rolled_key_has_a_successor_and_works_a_day_longer(

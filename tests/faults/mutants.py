@@ -19,7 +19,7 @@ from tests.stores.scenarios import SCENARIOS, Scenario
 
 SCRIPTS = Path(__file__).parents[2] / "serve_app" / "stores" / "scripts"
 SEEDS = range(40)
-AUTH_SCRIPTS = ("window", "caller", "poll", "api_key", "create_key", "roll_key")
+AUTH_SCRIPTS = ("window", "caller", "poll", "api_key", "create_key", "roll_key", "limit_key")
 """Scripts whose defects the authentication scenario has to notice."""
 DEFECTS = (AssertionError, ResponseError, TypeError, ValueError, KeyError, IndexError)
 """How a planted defect shows itself: a broken promise, a script that stops, an answer that makes no sense."""
@@ -362,7 +362,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("a key without an account passes", "caller", "not account[1] or account[2]", "account[2]"),
     Mutant("one request too many", "window", "used >= limit", "used > limit"),
     Mutant("requests are not counted", "window", "redis.call('ZADD', window, ends, rate_token)", ""),
-    Mutant("the window has no end", "window", "if used == 0 then redis.call('PEXPIREAT', window, ends) end", ""),
+    Mutant("the window has no end", "window", "if not first[1] then redis.call('PEXPIREAT', window, ends) end", ""),
     Mutant("each request moves the window's end", "window", "num(first[2], now + window_ms)", "now + window_ms"),
     Mutant("polls are counted", "window", "if rate_token == '' or", "if"),
     Mutant("a repeated request counts twice", "window", " or redis.call('ZSCORE', window, rate_token)", ""),
@@ -371,6 +371,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant("an unopened window ends at once", "window", "num(first[2], now + window_ms)", "num(first[2], now)"),
     Mutant("everyone is on the lowest plan", "window", "if plans[i] == name then", "if false then"),
+    Mutant("a key's limit is ignored", "window", "    used = limit - left\n", ""),
+    Mutant("a key's requests are not counted", "window", "redis.call('ZADD', key_window, ends, rate_token)", ""),
+    Mutant("a key's limit is over its plan's", "window", "math.min(limit, key_limit)", "key_limit"),
+    Mutant("a key's window has no end", "window", "redis.call('PEXPIREAT', key_window, ends)", ""),
+    Mutant("a rolled key has no limit", "roll_key", "tonumber(old[10])", "nil"),
+    Mutant("an ended key is limited again", "limit_key", " or num(key[3], math.huge) <= now", ""),
     Mutant("the last use is never known", "caller", "now - num(key[5], 0) >= USED_EVERY", "false"),
     Mutant("a key may do everything", "caller", "key[7] or ''", "''"),
     Mutant("a key may use every adapter", "caller", "key[8] or ''", "''"),

@@ -8,7 +8,7 @@ from typing import Any, cast
 import redis
 
 from serve_app.domain.accounts import Scope
-from serve_app.domain.errors import NotFound
+from serve_app.domain.errors import InvalidParameter, NotFound
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.settings import Settings
 from serve_app.stores.accounts import AccountStore
@@ -54,6 +54,7 @@ async def run_auth_scenario(url: str, folder: Path, rewrite: Rewrite | None = No
         await _check_polls(stores)
         await _check_expiry(stores, sync)
         await _check_scopes(stores)
+        await _check_limits(stores, sync)
         await _check_repeated_creation(
             stores, sync, Script(client, "create_key", rewrite), Script(client, "roll_key", rewrite)
         )
@@ -215,6 +216,48 @@ async def _check_scopes(stores: Stores) -> None:
         )
 
 
+async def _check_limits(stores: Stores, sync: Any) -> None:
+    """A key's own limit and the account's plan count in one script; the smaller one decides."""
+    account = await stores.accounts.create("limits")
+    made, secret = await stores.api_keys.create(account.id, interfaces=frozenset({Variant.B}), limit=3)
+    _, free = await stores.api_keys.create(account.id, interfaces=BOTH)
+    await stores.auth.authenticate(free, Variant.B, counted=True)
+    asked = [await stores.auth.authenticate(secret, Variant.B, counted=True) for _ in range(4)]
+    assert [(auth.window.plan.limit, auth.window.remaining, auth.limited) for auth in asked] == [
+        (3, 2, False), (3, 1, False), (3, 0, False), (3, 0, True),
+    ], "a key's limit is not kept"  # fmt: skip
+    assert asked[0].caller is not None
+    assert asked[0].caller.plan.limit == 10, "a key's limit changes the plan"
+    of_key = redis_key("rate", account.id, Variant.B, made.id)
+    assert 0 < sync.pttl(of_key) <= 60_000, "a key's window has no end"
+    others = [await stores.auth.authenticate(free, Variant.B, counted=True) for _ in range(5)]
+    assert [auth.window.remaining for auth in others] == [5, 4, 3, 2, 1], "a key's requests are not the account's"
+    await stores.api_keys.set_limit(made.id, 5)
+    assert (await stores.auth.authenticate(secret, Variant.B, counted=True)).window.remaining == 0, (
+        "the account's plan leaves one, the key two"
+    )
+    _, next_secret = await stores.api_keys.roll(made.id, grace=timedelta())
+    assert (await stores.auth.authenticate(next_secret, Variant.B, counted=False)).window.plan.limit == 5
+    for limit in (0, 11):
+        try:
+            await stores.api_keys.create(account.id, interfaces=frozenset({Variant.B}), limit=limit)
+        except InvalidParameter:
+            continue
+        raise AssertionError("a key's limit is out of its plan's")
+    try:
+        await stores.api_keys.set_limit(made.id, 1)
+    except NotFound:
+        pass
+    else:
+        raise AssertionError("a key that does not work any more was changed")
+    await stores.accounts.set_plans(account.id, plan_b="basic")
+    whole, secret = await stores.api_keys.create(account.id, interfaces=BOTH, limit=20)
+    await stores.accounts.set_plans(account.id, plan_b="free")
+    assert (await stores.auth.authenticate(secret, Variant.B, counted=False)).window.plan.limit == 10, "over its plan"
+    await stores.api_keys.set_limit(whole.id, None)
+    assert (await stores.auth.authenticate(secret, Variant.A, counted=False)).window.plan.limit == 50
+
+
 async def _check_repeated_creation(stores: Stores, sync: Any, make: Script, roll: Script) -> None:
     """As redis-py does when a reply was lost."""
     account = await stores.accounts.create("making again")
@@ -230,6 +273,7 @@ async def _check_repeated_creation(stores: Stores, sync: Any, make: Script, roll
         "scopes": "read",
         "adapters": "",
         "user": "",
+        "limit": None,
         "pepper": 1,
     }
     assert await make(**args) == (first := await make(**args)), "a repeated call made another record"

@@ -94,6 +94,7 @@ async def test_arguments_reach_the_script_by_name_in_any_order(redis_url: str, r
         "scopes": "",
         "adapters": "",
         "user": "",
+        "limit": None,
         "pepper": 1,
     }
     found = await script(**args, digest="d", hint="h", account="a")

@@ -1,5 +1,6 @@
 """The pages of an account's API keys: create, roll and revoke them."""
 
+import re
 from collections.abc import Mapping
 from typing import Annotated
 
@@ -13,7 +14,7 @@ from serve_app.api.console.session import SignedIn, nonce_of
 from serve_app.api.dependencies import caller_address, resources_of
 from serve_app.domain.accounts import Scope
 from serve_app.domain.audit import Act
-from serve_app.domain.errors import NotFound, TooManyKeys
+from serve_app.domain.errors import InvalidParameter, NotFound, TooManyKeys
 from serve_app.stores.sessions import ABSOLUTE_LIFE
 from serve_app.stores.throttle import Limit
 
@@ -54,14 +55,19 @@ async def create_key(request: Request, page: ChosenKeyPage, session: FormSession
             request, session, page, status=400, notice="Choose what the key may do, and for how long."
         )
     try:
+        lora_id = await _lora(request, session, form.get("lora", "").strip())
         key, secret = await resources_of(request).api_keys.create(
             session.account.id,
             name=form.get("key_name", "")[:KEY_NAME_LENGTH],
             interfaces=frozenset({page.variant}),
             expires_in=expires_in.life,
             scopes=scopes,
+            adapters=None if lora_id is None else frozenset({lora_id}),
             user_id=session.user.id,
+            limit=_limit(form.get("limit", "")),
         )
+    except InvalidParameter as error:
+        return await keys_page(request, session, page, status=400, notice=error.message)
     except TooManyKeys as error:
         return await keys_page(request, session, page, status=409, notice=error.message)
     await _record(request, session, Act.KEY_CREATED, key.id)
@@ -91,6 +97,23 @@ async def revoke_key(request: Request, page: ChosenKeyPage, key_id: str, session
     await resources_of(request).api_keys.revoke(key_id)
     await _record(request, session, Act.KEY_REVOKED, key_id)
     return redirect(request, f"settings/{page.slug}")
+
+
+def _limit(given: str) -> int | None:
+    """Nothing is no limit of the key's own; what is no number is no limit that a plan has."""
+    return None if not given.strip() else int(given) if re.fullmatch(r"[0-9]{1,9}", given.strip()) else 0
+
+
+async def _lora(request: Request, session: SignedIn, given: str) -> str | None:
+    """The id of the LoRA that was named by id or name; None for none. Raises `InvalidParameter` unless there is exactly one."""
+    if not given:
+        return None
+    usable = await resources_of(request).catalog.adapters(session.account.id)
+    found = [each.id for each in usable if given == each.id or given.casefold() == each.name.casefold()]
+    if len(found) != 1:
+        what = f"{len(found)} LoRAs have this name, give the id" if found else "there is no such LoRA that you may use"
+        raise InvalidParameter(f"Only with this LoRA: {what}.")
+    return found[0]
 
 
 async def _is_used_up(request: Request, session: SignedIn, form: Mapping[str, str], purpose: str) -> bool:

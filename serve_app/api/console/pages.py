@@ -1,6 +1,6 @@
 """The pages about the account: sign-in, settings, keys, and what went wrong."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from starlette.requests import Request
@@ -9,8 +9,9 @@ from starlette.responses import HTMLResponse
 from serve_app.api.console.key_page import EXPIRIES, KEY_NAME_LENGTH, KEY_PAGES, SCOPES, KeyPage, curl_line
 from serve_app.api.console.rendering import render, site_of
 from serve_app.api.console.session import SignedIn, anonymous_token, form_token, set_anonymous, single_use_token
-from serve_app.api.dependencies import resources_of
+from serve_app.api.dependencies import period_of, resources_of
 from serve_app.domain.accounts import ApiKey, Role
+from serve_app.domain.requests import Variant
 from serve_app.service.resources import Resources
 from serve_app.stores.sessions import digest_of
 
@@ -68,7 +69,10 @@ async def keys_page(
     resources, now = resources_of(request), datetime.now(UTC)
     keys = [key for key in await keys_of(resources, session) if page.variant in key.interfaces]
     keys.sort(key=lambda key: (key.state(now) == "active", key.created_at), reverse=True)
-    adapters = await resources.catalog.adapters(session.account.id)
+    adapters = await resources.catalog.adapters(session.account.id, limit=1)
+    example = min(made.adapters) if made and made.adapters else adapters[0].id if adapters else "YOUR_LORA"
+    account = session.account
+    plan = resources.settings.plan_named(page.variant, account.plan_a if page.variant is Variant.A else account.plan_b)
     return render(
         request,
         "keys.html",
@@ -77,19 +81,29 @@ async def keys_page(
         here=page.slug,
         page=page,
         keys=keys,
+        lora_names=await _only_loras(resources, account.id, keys),
         now=now,
         docs=f"{site_of(request)}/docs/{page.variant}",
         notice=notice,
         made=made,
         secret=secret,
-        curl=curl_line(page, _base_url(request), secret, adapters[0].id if adapters else "YOUR_LORA"),
+        curl=curl_line(page, _base_url(request), secret, example),
         create_token=single_use_token(session.token, "create key"),
         roll_token=single_use_token(session.token, "roll key"),
         scopes=SCOPES,
         expiries=EXPIRIES,
         revoke_token=form_token(session.token, "revoke key"),
         key_name_length=KEY_NAME_LENGTH,
+        most=plan.limit,
+        period=period_of(plan.window.total_seconds()),
     )
+
+
+async def _only_loras(resources: Resources, account_id: str, keys: Sequence[ApiKey]) -> Mapping[str, str]:
+    """The names of LoRAs to one of which a key is kept; of those that the account may still use."""
+    ids = {lora_id for key in keys if key.adapters and len(key.adapters) == 1 for lora_id in key.adapters}
+    found = [await resources.catalog.adapter_of(lora_id, account_id) for lora_id in sorted(ids)]
+    return {each.adapter.id: each.adapter.name for each in found if each is not None}
 
 
 async def keys_of(resources: Resources, session: SignedIn) -> Sequence[ApiKey]:

@@ -19,12 +19,14 @@ local function working_keys(account, except)
 end
 
 -- user: the invited user who made it. pepper: the version under which the digest was made. life_ms: until it expires, or nil for ever. scopes, adapters: what it may do, and with which adapters; '' or nil for all.
-local function write_key(id, digest, hint, account, name, interfaces, life_ms, scopes, adapters, user, pepper)
+-- limit: counted requests in a window of its plan; nil for as many as the plan has.
+local function write_key(id, digest, hint, account, name, interfaces, life_ms, scopes, adapters, user, limit, pepper)
   redis.call('HSET', K('key:' .. id), 'digest', digest, 'pepper', pepper, 'hint', hint, 'account', account, 'name', name,
     'interfaces', interfaces, 'created', now)
   if life_ms then redis.call('HSET', K('key:' .. id), 'life', life_ms, 'expires', now + life_ms) end
   if (scopes or '') ~= '' then redis.call('HSET', K('key:' .. id), 'scopes', scopes) end
   if (adapters or '') ~= '' then redis.call('HSET', K('key:' .. id), 'adapters', adapters) end
   if (user or '') ~= '' then redis.call('HSET', K('key:' .. id), 'user', user) end
+  if limit then redis.call('HSET', K('key:' .. id), 'limit', limit) end
   redis.call('ZADD', K('keys:' .. account), now, id)
 end

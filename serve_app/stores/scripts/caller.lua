@@ -3,11 +3,11 @@
 -- each older pepper, by spaces.
 local USED_EVERY = 60000 -- ms between two writes of "last used": polls stay reads
 
--- {status, account id, account name, plan name, used, the window's end, now, scopes, adapters, key id}; status: ok, limited, unknown,
+-- {status, account id, account name, plan name, used, the window's end, now, scopes, adapters, limit, key id}; status: ok, limited, unknown,
 -- other_interface (a key that works, but not on this interface). Times are in ms. Scopes and adapters are the key's, '' for all.
 local function key_fields(id)
   return redis.call('HMGET', K('key:' .. id), 'digest', 'account', 'interfaces', 'revoked', 'used', 'expires', 'scopes',
-    'adapters')
+    'adapters', 'limit')
 end
 
 -- The id and the fields of the key, under whichever pepper it was made; nil for an unknown one.
@@ -29,9 +29,9 @@ local function authenticate()
   if not account[1] or account[2] then return refused('unknown') end
   if not string.find(key[3], interface, 1, true) then return refused('other_interface') end
 
-  local status, plan, used, ends = count_request(account_id, account[3])
+  local status, plan, used, ends, limit = count_request(account_id, account[3], id, tonumber(key[9]))
   if rate_token ~= '' and status == 'ok' and now - num(key[5], 0) >= USED_EVERY then
     redis.call('HSET', K('key:' .. id), 'used', now)
   end
-  return {status, account_id, account[1], plan, used, ends, now, scopes, adapters, id}
+  return {status, account_id, account[1], plan, used, ends, now, scopes, adapters, limit, id}
 end

@@ -181,7 +181,9 @@ end
 -- The fault was ours: the request counted against the plan is subtracted, if its window is still open.
 local function refund_request(job)
   if job.rate_token == '' then return end
-  redis.call('ZREM', K('rate:' .. job.account .. ':' .. job.variant), job.rate_token)
+  local window = K('rate:' .. job.account .. ':' .. job.variant)
+  redis.call('ZREM', window, job.rate_token)
+  redis.call('ZREM', window .. ':' .. (redis.call('HGET', K('job:' .. job.id), 'key') or ''), job.rate_token)
 end
 
 local function end_job(job, state, retention_ms)

@@ -1,6 +1,7 @@
 -- args: interface, rate_token, plans:list
 -- An account's use of its plan on one interface. Without a rate token nothing is counted; repeating a call with its rate token
--- counts nothing twice. `plans` are name, limit and window (ms) of each plan of the interface, the lowest first.
+-- counts nothing twice. `plans` are name, limit and window (ms) of each plan of the interface, the lowest first. A key with a limit of
+-- its own is counted in a window of its own as well, which ends with the account's.
 local function plan_called(name)
   for i = 1, #plans, 3 do
     if plans[i] == name then return name, tonumber(plans[i + 1]), tonumber(plans[i + 2]) end
@@ -10,19 +11,30 @@ end
 
 local function refused(status)
   local name, _, window_ms = plan_called('')
-  return {status, '', '', name, 0, now + window_ms, now, '', '', ''}
+  return {status, '', '', name, 0, now + window_ms, now, '', '', '', ''}
 end
 
--- status, plan name, used, the window's end; status: ok, or limited for a request that the plan leaves no space for.
-local function count_request(account_id, plan_name)
+-- status, plan name, used, the window's end, limit; status: ok, or limited for a request that the plan, or the key's own limit,
+-- leaves no space for. `limit` is the smaller of the two, and `used` what is not left of it.
+local function count_request(account_id, plan_name, key_id, key_limit)
   local plan, limit, window_ms = plan_called(plan_name)
   local window = K('rate:' .. account_id .. ':' .. interface)
   local used = redis.call('ZCARD', window)
   local first = redis.call('ZRANGE', window, 0, 0, 'WITHSCORES')
   local ends = num(first[2], now + window_ms)
-  if rate_token == '' or redis.call('ZSCORE', window, rate_token) then return 'ok', plan, used, ends end
-  if used >= limit then return 'limited', plan, used, ends end
+  local key_window = window .. ':' .. key_id
+  if key_limit then
+    local left = math.min(limit - used, key_limit - redis.call('ZCARD', key_window))
+    limit = math.min(limit, key_limit)
+    used = limit - left
+  end
+  if rate_token == '' or redis.call('ZSCORE', window, rate_token) then return 'ok', plan, used, ends, limit end
+  if used >= limit then return 'limited', plan, used, ends, limit end
   redis.call('ZADD', window, ends, rate_token)
-  if used == 0 then redis.call('PEXPIREAT', window, ends) end
-  return 'ok', plan, used + 1, ends
+  if not first[1] then redis.call('PEXPIREAT', window, ends) end
+  if key_limit then
+    redis.call('ZADD', key_window, ends, rate_token)
+    redis.call('PEXPIREAT', key_window, ends)
+  end
+  return 'ok', plan, used + 1, ends, limit
 end
