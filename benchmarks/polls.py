@@ -89,9 +89,9 @@ async def _measure(settings: Settings, options: argparse.Namespace, folder: Path
     (blocked / "hiredis.py").write_text("raise ImportError('left out of this measurement')\n")
     before = [str(blocked)] if options.without_hiredis else []
     with (
-        _server(SERVE, [*before, str(options.against.resolve())], settings) as old,
-        _server(SERVE, [str(ROOT)], settings) as new,
-        _server(EMPTY, [], settings) as empty,
+        start_server(SERVE, [*before, str(options.against.resolve())], settings) as old,
+        start_server(SERVE, [str(ROOT)], settings) as new,
+        start_server(EMPTY, [], settings) as empty,
     ):
         for job_id in (jobs["waiting"][0], jobs["completed"][0]):
             assert _record(old[0], job_id, secret) == _record(new[0], job_id, secret), "the answers differ"
@@ -142,7 +142,7 @@ async def _complete(resources: Resources, account_id: str) -> list[str]:
 
 
 @contextmanager
-def _server(code: str, paths: list[str], settings: Settings) -> Generator[tuple[int, int]]:
+def start_server(code: str, paths: list[str], settings: Settings) -> Generator[tuple[int, int]]:
     """A server in a process of its own: its port and process."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

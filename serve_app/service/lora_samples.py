@@ -4,11 +4,12 @@ It counts neither against the account's plan nor as its usage, and its image goe
 """
 
 import logging
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import Forbidden, QueueFull
-from serve_app.domain.jobs import JobKind, new_job_id
+from serve_app.domain.jobs import Job, JobKind, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.service.resources import Resources
 from serve_app.stores.lora_samples import EVERY
@@ -59,4 +60,13 @@ async def draw_sample(resources: Resources, *, every: timedelta = EVERY) -> str:
     except (Forbidden, QueueFull) as refused:
         _log.info("no sample of %s: %s", adapter.id, refused.message)
         return ""
+    await resources.lora_samples.begun(adapter.id, job_id)
     return job_id
+
+
+async def find_samples(resources: Resources, account_id: str, lora_ids: Sequence[str]) -> Mapping[str, Job]:
+    """The jobs of the account that drew samples, by LoRA: of those that have images."""
+    drawn = await resources.lora_samples.jobs(lora_ids)
+    jobs = await resources.jobs.find_many(list(drawn.values()))
+    found = {lora_id: jobs.get(job_id) for lora_id, job_id in drawn.items()}
+    return {lora_id: job for lora_id, job in found.items() if job and job.account_id == account_id and job.images}

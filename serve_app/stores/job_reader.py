@@ -101,11 +101,21 @@ class JobReader:
         return found
 
     async def page(
-        self, account_id: str, *, limit: int, only: JobFilter | None = None, after: Position | None = None
+        self,
+        account_id: str,
+        *,
+        limit: int,
+        only: JobFilter | None = None,
+        after: Position | None = None,
+        rounds: int | None = None,
     ) -> JobPage:
-        """List those of the account's jobs that a filter takes, newest first, after a position."""
-        only, found, place = only or JobFilter(), Positions(), after
-        while len(found) <= limit:
+        """List those of the account's jobs that a filter takes, newest first, after a position.
+
+        With `rounds`, only so many times `LOOKED_AT_ONCE` of them are looked at.
+        """
+        only, found, place, looked = only or JobFilter(), Positions(), after, 0
+        while len(found) <= limit and looked != rounds:
+            looked += 1
             rows, last = await self._list_jobs(
                 account=account_id,
                 state=only.state,

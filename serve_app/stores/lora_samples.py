@@ -1,5 +1,6 @@
-"""Which registered LoRAs wait for a sample picture."""
+"""Which registered LoRAs wait for a sample picture, and which jobs drew one."""
 
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, cast
 
@@ -34,3 +35,14 @@ class LoraSamples:
         return await self._take(
             worker_life_ms=milliseconds(WORKER_LIFE), every_ms=milliseconds(every), life_ms=milliseconds(LIFE)
         )
+
+    async def begun(self, lora_id: str, job_id: str) -> None:
+        """Remember the job that draws the LoRA's sample."""
+        await self._redis.hset(redis_key("loras_samples"), lora_id, job_id)
+
+    async def jobs(self, lora_ids: Sequence[str]) -> Mapping[str, str]:
+        """The ids of the jobs that drew samples, by LoRA; of LoRAs that have one. A job may be gone."""
+        if not lora_ids:
+            return {}
+        found = await self._redis.hmget(redis_key("loras_samples"), lora_ids)
+        return {lora_id: job_id for lora_id, job_id in zip(lora_ids, found, strict=True) if job_id}

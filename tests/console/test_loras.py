@@ -11,8 +11,11 @@ from serve_app.api.console import loras
 from serve_app.domain.accounts import Account
 from serve_app.domain.audit import OWNER, Act
 from serve_app.domain.catalog import Adapter
+from serve_app.domain.jobs import JobKind
+from serve_app.service.lora_samples import draw_sample
 from serve_app.service.register import LAYER_TABLES
 from serve_app.service.resources import Resources
+from serve_app.stores.claiming import new_nonce
 from serve_app.stores.throttle import Limit
 from tests.api.app import LORA, Member, TestService
 from tests.console.browser import Browser, Page
@@ -53,6 +56,10 @@ async def _upload(browser: Browser, file: bytes, *, token: str | None = None, **
     files = {"file": ("ink.safetensors", file), "adapter_config": ("", b"")}
     headers = {"Sec-Fetch-Site": "same-origin"}
     return Page(await browser.http.post(form.action, data=data, files=files, headers=headers))
+
+
+def _thumbnails(page: Page) -> list[str]:
+    return [attributes["src"] for tag, attributes in page.tags if tag == "img" and "thumbnail" in attributes["src"]]
 
 
 def _left(resources: Resources) -> int:
@@ -129,9 +136,29 @@ async def test_the_cards_say_whose_each_lora_is_and_show_a_picture_that_it_made(
     assert "1 of 10 LoRAs, 2 MB of 2 GB" in page.text
     assert "rank 8 · “ink drawing”" in page.text
     assert "Secret" not in page.text
-    images = [attributes["src"] for tag, attributes in page.tags if tag == "img" and "thumbnail" in attributes["src"]]
-    assert images == [f"/console/history/{job.id}/{job.images[0].image_id}/thumbnail"]
+    assert _thumbnails(page) == [f"/console/history/{job.id}/{job.images[0].image_id}/thumbnail"]
     assert mine.id in page.text
+
+
+async def test_a_lora_added_by_http_has_a_card_with_its_sample_however_old(
+    browser: Browser, service: TestService, member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sample is drawn as an ordinary job; newer jobs of other LoRAs, or another LoRA's removal, do not hide it."""
+    monkeypatch.setattr(loras, "RECENT", 1)
+    said = {"name": "Ink", "base_model": "pocket", "trigger_words": "ink drawing"}
+    file = (POCKET / "loras" / "outline.safetensors").read_bytes()
+    added = await service.client.post("/v1/loras", headers=member.a, data=said, files={"file": file})
+    assert added.status_code == 201, added.text
+    assert not await service.resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce()), "a worker is there"
+    job_id = await draw_sample(service.resources)
+    assert "No picture yet" in (await browser.open("/console/loras")).text
+    job = await service.complete(job_id)
+    await service.complete(await service.submit(member))
+    address = f"/console/history/{job.id}/{job.images[0].image_id}/thumbnail"
+    assert address in _thumbnails(await browser.open("/console/loras"))
+    assert (await browser.http.get(address)).headers["content-type"].startswith("image/")
+    await service.resources.catalog.remove(added.json()["id"])
+    assert await service.resources.lora_samples.jobs([added.json()["id"]]) == {}
 
 
 async def test_a_lora_of_another_is_not_found_and_one_that_is_shared_not_changed(

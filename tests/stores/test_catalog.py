@@ -14,7 +14,9 @@ import yaml
 from serve_app.domain.catalog import Adapter
 from serve_app.service.resources import Resources, open_resources
 from serve_app.settings import Settings
+from serve_app.stores import catalog
 from serve_app.stores.catalog_file import CatalogError
+from serve_app.stores.redis_keys import redis_key
 from tests.audit import key_problems
 from tests.support import POCKET, POCKET_ADAPTERS, PRIVATE_ADAPTER, adapter_id, write_safetensors
 
@@ -81,6 +83,34 @@ async def test_a_grant_and_a_revocation_hold_over_the_record(resources: Resource
     assert PRIVATE_ADAPTER in usable
     assert NEON not in usable
     assert not await resources.catalog.grant("model_unknown", acme.id)
+
+
+async def test_a_list_that_a_process_keeps_follows_every_change_of_another(
+    resources: Resources, other: Resources, redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acme, zeta = await resources.accounts.create("acme"), await resources.accounts.create("zeta")
+    mine = replace(REGISTERED, owner=acme.id)
+    listed = await resources.catalog.adapters(acme.id)
+    listed.clear()
+    assert NEON in await _usable(resources, acme.id), "a caller's list is its own"
+    await other.catalog.register(mine)
+    assert mine.id in await _usable(resources, acme.id)
+    assert mine.id not in await _usable(resources, zeta.id)
+    await other.catalog.update(mine.id, acme.id, {"name": "Ours"})
+    assert "Ours" in [adapter.name for adapter in await resources.catalog.adapters(acme.id)]
+    await other.catalog.grant(mine.id, zeta.id)
+    assert mine.id in await _usable(resources, zeta.id)
+    await other.catalog.revoke(mine.id, zeta.id)
+    assert mine.id not in await _usable(resources, zeta.id)
+    await other.catalog.remove(mine.id)
+    assert mine.id not in await _usable(resources, acme.id)
+    redis_db.hset(redis_key("lora", NEON), "name", "Of an earlier version")
+    assert (await resources.catalog.adapters(acme.id))[2].name == "Neon", "unchanged, by the revision"
+    monkeypatch.setattr(catalog, "LISTED_S", 0.0)
+    await other.catalog.revoke(PRIVATE_ADAPTER, acme.id)
+    await _usable(resources, acme.id)
+    redis_db.hset(redis_key("lora", NEON), "name", "Once more")
+    assert (await resources.catalog.adapters(acme.id))[2].name == "Once more", "for as long as a list is believed"
 
 
 async def test_a_registered_adapter_is_its_owners_and_as_it_was_written(resources: Resources, other: Resources) -> None:

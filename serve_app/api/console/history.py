@@ -26,6 +26,7 @@ from serve_app.api.responses import base_url
 from serve_app.domain.audit import Act
 from serve_app.domain.errors import JobUnfinished, NotFound
 from serve_app.domain.jobs import Job, JobState, StoredImage
+from serve_app.domain.requests import GenerationRequest
 from serve_app.service import delete
 from serve_app.service.thumbnails import thumbnail, thumbnail_size
 from serve_app.stores.job_reader import NO_KEY, JobFilter, Position
@@ -149,7 +150,9 @@ async def delete_job(request: Request, job_id: str, session: FormSession, form: 
 
 async def _job_page(request: Request, session: SignedIn, job: Job, *, status: int = 200, notice: str = "") -> Response:
     resources = resources_of(request)
-    names = {lora.id: lora.name for lora in await resources.catalog.adapters(session.account.id)}
+    lora_id = job.request.lora_id if isinstance(job.request, GenerationRequest) else ""
+    lora = await resources.catalog.adapter_of(lora_id, session.account.id) if lora_id else None
+    names = {lora_id: lora.adapter.name} if lora else {}
     keys = {key.id: key.name or key.hint for key in await resources.api_keys.list(session.account.id)}
     address = base_url(request, resources.settings.public_url).removesuffix("/console")
     return render(

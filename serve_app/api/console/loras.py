@@ -28,6 +28,7 @@ from serve_app.domain.errors import NotFound, TooManyUploads
 from serve_app.domain.jobs import JobState
 from serve_app.domain.requests import Variant
 from serve_app.service import loras
+from serve_app.service.lora_samples import find_samples
 from serve_app.service.thumbnails import thumbnail_size
 from serve_app.stores.catalog import SharedAdapter
 from serve_app.stores.job_reader import JobFilter
@@ -37,7 +38,8 @@ router = APIRouter()
 
 RECENT = 100
 """Newest jobs among which a card's picture is looked for."""
-SAMPLES = 6
+SAMPLES, ROUNDS = 6, 3
+"""Pictures on a LoRA's page, and how many thousands of the newest jobs are looked at for them."""
 MOST_COUNTED = 100
 TRIES = Limit("console-loras", 60, timedelta(hours=1))
 """Uploads and shares of one account: a file takes seconds to check, and a name that is tried tells who has an account."""
@@ -71,6 +73,9 @@ async def open_loras(request: Request, session: PageSession) -> Response:
     groups = {"Yours": [each for each in adapters if each.owner == account_id]}
     groups["Shared with you"] = [each for each in adapters if each.owner not in ("", account_id)]
     groups["Of this service"] = [each for each in adapters if not each.owner]
+    samples = samples_of(newest.jobs)
+    without = [each.id for each in groups["Yours"] if each.id not in samples]
+    samples = {**samples, **await find_samples(resources, account_id, without)}
     terms = await loras.quota(resources, account_id)
     return render(
         request,
@@ -80,7 +85,7 @@ async def open_loras(request: Request, session: PageSession) -> Response:
         groups=groups,
         used=f"{len(groups['Yours'])} of {terms.max_loras} LoRAs, "
         f"{size_in_words(sum(each.size_bytes for each in groups['Yours']))} of {size_in_words(terms.max_bytes)}",
-        samples=samples_of(newest.jobs),
+        samples=samples,
         thumbnail_size=thumbnail_size,
     )
 
@@ -220,10 +225,12 @@ async def _lora_page(
     request: Request, session: SignedIn, found: SharedAdapter, *, notice: str = "", refused: Refusal | None = None
 ) -> Response:
     jobs, account_id, adapter = resources_of(request).jobs, session.account.id, found.adapter
-    done = await jobs.page(account_id, limit=SAMPLES, only=JobFilter(lora_id=adapter.id, state=JobState.COMPLETED))
+    completed = JobFilter(lora_id=adapter.id, state=JobState.COMPLETED)
+    done = await jobs.page(account_id, limit=SAMPLES, only=completed, rounds=ROUNDS)
     unfinished = 0
     for state in (JobState.QUEUED, JobState.RUNNING):
-        page = await jobs.page(account_id, limit=MOST_COUNTED, only=JobFilter(lora_id=adapter.id, state=state))
+        only = JobFilter(lora_id=adapter.id, state=state)
+        page = await jobs.page(account_id, limit=MOST_COUNTED, only=only, rounds=1)
         unfinished += len(page.jobs)
     return render(
         request,

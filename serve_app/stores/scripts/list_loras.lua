@@ -1,5 +1,8 @@
--- args: account
--- list_loras: what the account may use, by creation; reads what it may use and no more. Returns {id, record} for each.
+-- args: account, most:number, known:number
+-- list_loras: what the account may use, by creation, the oldest `most` of it where given; reads no other records.
+-- Returns {revision, {{id, record} of each}}; the revision alone where it is the `known` one: then nothing has changed since.
+local revision = num(redis.call('GET', K('loras_revision')), 0)
+if revision == known then return {revision} end
 local places = {}
 local function add(index)
   local found = redis.call('ZRANGE', K(index), 0, -1, 'WITHSCORES')
@@ -24,5 +27,5 @@ table.sort(ids, function(a, b)
   return places[a] < places[b]
 end)
 local out = {}
-for _, id in ipairs(ids) do out[#out + 1] = {id, redis.call('HGETALL', K('lora:' .. id))} end
-return out
+for i = 1, math.min(#ids, most or #ids) do out[i] = {ids[i], redis.call('HGETALL', K('lora:' .. ids[i]))} end
+return {revision, out}

@@ -1,6 +1,7 @@
 -- A LoRA's record and the indexes that find it: of all, of those open to everyone, by owner, by the account or name it is offered
 -- to, and of registered ones by the digest of their stored weights. A record's `accounts` are JSON; its `open` is '1' or ''. `order` is its place by creation.
 local function unindex_lora(id)
+  redis.call('INCR', K('loras_revision'))
   local record = redis.call('HMGET', K('lora:' .. id), 'owner', 'accounts', 'sha256')
   redis.call('ZREM', K('loras'), id)
   redis.call('ZREM', K('loras_open'), id)
@@ -27,5 +28,6 @@ end
 
 local function remove_lora(id)
   unindex_lora(id)
+  redis.call('HDEL', K('loras_samples'), id)
   redis.call('DEL', K('lora:' .. id))
 end

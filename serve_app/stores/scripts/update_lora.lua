@@ -2,5 +2,6 @@
 -- update_lora: change what a LoRA is called; `fields` is JSON, of what no index holds. Returns 1, or 0 when the owner has no such LoRA.
 local held = redis.call('HMGET', K('lora:' .. lora), 'source', 'owner')
 if held[1] ~= 'registered' or held[2] ~= owner then return 0 end
+redis.call('INCR', K('loras_revision'))
 for name, value in pairs(cjson.decode(fields)) do redis.call('HSET', K('lora:' .. lora), name, value) end
 return 1

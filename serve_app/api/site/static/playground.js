@@ -19,7 +19,8 @@ for (const slider of document.querySelectorAll("input[type=range]")) {
 
 function check() {
   const chosen = document.querySelector(".pick-card input:checked");
-  const known = chosen?.dataset.words?.split(" ");
+  const base = chosen?.dataset.base;
+  const known = base && document.querySelector(`template[data-base="${CSS.escape(base)}"]`).dataset.words.split(" ");
   const used = prompt_.value.toLowerCase().match(/\p{L}+/gu) ?? [];
   const unknown = known ? [...new Set(used)].filter((word) => !known.includes(word)) : [];
   const text = unknown.length
