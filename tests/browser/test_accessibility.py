@@ -1,85 +1,175 @@
-"""axe-core over every page and state of a page: no violation."""
+"""Every page in every state, light and dark, wide and on a phone: no violation for axe-core, nothing scrolls sideways."""
 
-from typing import Any, cast
+import re
+from collections.abc import AsyncIterator, Iterable, Mapping
+from pathlib import Path
 
 import pytest
-from axe_playwright_python.async_playwright import Axe
-from playwright.async_api import Browser, Page
+from fastapi.routing import APIRoute
+from playwright.async_api import Browser, BrowserContext, Page
 
+from serve_app.api import console, operators
+from serve_app.api.docs import docs_router
+from serve_app.domain.accounts import Account, Role
+from serve_app.stores.sign_in_links import LinkPurpose
+from tests.browser import pages
+from tests.browser.broken_lora import break_lora, fail_job
+from tests.browser.checks import findings
 from tests.browser.site import Site
-from tests.browser.test_flows import PROMPT, job_of, wait_until_done
+from tests.browser.test_flows import job_of, wait_until_done
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser"), pytest.mark.timeout(240)]
-
-PUBLIC = ("/", "/docs", "/docs/a", "/nothing-here", "/console/sign-in", "/console/links/nothing")
-CONSOLE = (
-    "playground", "playground?prompt=a+dragon", "compare", "history", "history?state=failed", "loras", "loras/new",
-    "usage", "settings", "settings/api", "settings/api-keys", "settings/password", "settings/users", "nothing-here",
-)  # fmt: skip
-OF_SWAGGER_UI = frozenset(
-    {
-        "color-contrast",  # the version's number
-        "heading-order",  # groups of operations are h3 below its h1
-        "landmark-main-is-top-level",  # it has a main of its own in ours
-        "landmark-no-duplicate-main",
-        "landmark-unique",
-        "nested-interactive",  # links within the button that opens an operation
-        "select-name",  # the choice of a server
-    }
-)
-"""Findings in the vendored Swagger UI, which is not ours to change."""
-_axe = cast(Any, Axe())
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser"), pytest.mark.timeout(300)]
 
 
-async def findings(page: Page, known: frozenset[str] = frozenset()) -> list[str]:
-    """What axe-core finds on the page as it is now: the address, the rule, and the first element of each."""
-    result = await _axe.run(page)
-    return [
-        f"{page.url}: {found['id']}: {found['nodes'][0]['html'][:160]}"
-        for found in result.response["violations"]
-        if found["id"] not in known
-    ]
+def test_the_checks_go_through_every_page_of_the_service(site: Site) -> None:
+    docs = docs_router({}, site.resources)
+    for routes, known in (
+        (docs.routes, pages.PUBLIC),
+        (console.ROUTES, {**pages.SIGNED_OUT, **pages.CONSOLE, "/": ()}),  # which leads to one of them
+        (operators.ROUTES, {**pages.OPERATORS_SIGNED_OUT, **pages.OPERATORS}),
+    ):
+        paths = {each.path for each in routes if isinstance(each, APIRoute) and "GET" in (each.methods or ())}
+        assert paths - pages.NO_PAGES == set(known)
 
 
-async def test_the_public_pages_have_no_violation(chromium: Browser, site: Site) -> None:
+@pytest.fixture
+async def anyone(chromium: Browser) -> AsyncIterator[BrowserContext]:
+    """A browser of its own, which nobody minds to meet errors."""
     context = await chromium.new_context()
-    page, found = await context.new_page(), list[str]()
-    for path in PUBLIC:
-        await page.goto(site.base_url + path, wait_until="load")
-        found += await findings(page, OF_SWAGGER_UI if path == "/docs/a" else frozenset())
-    await page.goto(site.sign_in_url())
-    found += await findings(page)
+    yield context
     await context.close()
+
+
+@pytest.fixture
+async def page(anyone: BrowserContext) -> Page:
+    return await anyone.new_page()
+
+
+async def test_pages_for_anyone(page: Page, site: Site) -> None:
+    found: list[str] = []
+    for path in _addresses((pages.PUBLIC, pages.SIGNED_OUT), link=site.sign_in_url().removeprefix(site.base_url)):
+        await page.goto(site.base_url + path, wait_until="load")
+        found += await findings(page)
+    token = site.run(site.resources.sign_in_links.create(site.account.id, LinkPurpose.NEW_PASSWORD))
+    await page.goto(f"{site.base_url}/console/links/{token}")
+    found += await findings(page)
+    found += await _sent(page, "Set password and sign in", new_password="short", new_password_again="other")
+    await page.goto(f"{site.base_url}/console/sign-in")
+    found += await _sent(page, "Sign in", name="nobody", password="wrong")
+    for path in _addresses((pages.OPERATORS_SIGNED_OUT,)):
+        await page.goto(f"{site.base_url}/operators/{path}")
+        found += await findings(page)
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.soak)])
-async def test_the_console_has_no_violation(chromium: Browser, site: Site, scheme: Any) -> None:
+async def test_the_console_as_it_is_used(page: Page, site: Site) -> None:
     """Also while a job is drawn, when it is done, with a new key and a new invitation."""
-    context = await chromium.new_context(color_scheme=scheme)
-    page, found = await context.new_page(), list[str]()
-    await page.goto(site.sign_in_url())
-    await page.get_by_role("button", name="Sign in").click()
-    drawn = await job_of(page, site)
-    found += await findings(page)
-    for path in CONSOLE:
+    await _sign_in(page, site, site.account)
+    drawn = await job_of(page, site, steps=20)
+    found = await findings(page)
+    lora = site.run(site.resources.catalog.adapters(site.account.id))[0]
+    await wait_until_done(page)
+    for path in _addresses((pages.CONSOLE,), job=drawn.rpartition("/")[2], lora=lora.id):
         await page.goto(f"{site.base_url}/console/{path}")
         found += await findings(page)
     await page.goto(f"{site.base_url}/console/settings/api")
-    await page.get_by_role("button", name="Generate API key").click()
-    found += await findings(page)
+    await page.get_by_text("Expiry, limit and permissions").click()
+    found += await _sent(page, "Generate API key", key_name="a name " * 8)
     await page.goto(f"{site.base_url}/console/settings/users")
-    await page.get_by_label("Name to sign in with").fill(f"{scheme}@example")
-    await page.get_by_role("button", name="Invite").click()
-    found += await findings(page)
-    await page.goto(drawn)
-    await wait_until_done(page)
-    found += await findings(page)
-    for path in (drawn.replace("playground", "history"), f"{site.base_url}/console/playground?prompt={PROMPT}&steps=0"):
-        await page.goto(path)
-        found += await findings(page)
-    lora = site.run(site.resources.catalog.adapters(site.account.id))[0]
-    await page.goto(f"{site.base_url}/console/loras/{lora.id}")
-    found += await findings(page)
-    await context.close()
+    found += await _sent(page, "Invite", name="of-the-checks@example")
     assert not found, "\n".join(found)
+
+
+async def test_the_console_where_something_is_refused(page: Page, site: Site, tmp_path: Path) -> None:
+    """With an own LoRA and a failed job, and forms that come back with what is wrong."""
+    lora = site.run(break_lora(site.resources, tmp_path, name="Worn ink"))
+    job_id = site.run(fail_job(site.resources, lora))
+    account = site.run(site.resources.accounts.get("acme"))
+    assert account is not None
+    await _sign_in(page, site, account)
+    found: list[str] = []
+    for path in (f"playground/{job_id}", f"history/{job_id}", "history", "loras", f"loras/{lora.id}"):
+        await page.goto(f"{site.base_url}/console/{path}")
+        found += await findings(page)
+    for path, button, fields in (
+        ("playground", "Generate", {"prompt": "a boat", "seed": "x"}),
+        ("compare", "Compare", {"prompt": "a boat", "seed": "x"}),
+        (f"loras/{lora.id}", "Save", {"name": ""}),
+        (f"loras/{lora.id}", "Share", {"account": "nobody"}),
+        ("loras/new", "Upload and check", {"name": ""}),
+        ("settings/users", "Invite", {"name": "no address"}),
+        ("settings/password", "Change password", {"password": "wrong", "new_password": "x", "new_password_again": "y"}),
+    ):
+        await page.goto(f"{site.base_url}/console/{path}")
+        found += await _sent(page, button, **fields)
+        assert "acme" in await page.content(), f"{path}: the form came back"
+    assert not found, "\n".join(found)
+
+
+async def test_the_console_of_who_has_nothing_yet_or_may_open_little(page: Page, site: Site) -> None:
+    account = site.run(_new_account(site))
+    await _sign_in(page, site, account)
+    found: list[str] = []
+    for path in ("playground", "compare", "history", "loras", "usage", "settings", "settings/api"):
+        await page.goto(f"{site.base_url}/console/{path}")
+        found += await findings(page)
+    biller = site.run(site.resources.users.create(account.id, "biller@example", Role.BILLING))
+    await _sign_in(page, site, account, user_id=biller.id)
+    for path in ("usage", "settings", "history"):
+        await page.goto(f"{site.base_url}/console/{path}")
+        found += await findings(page)
+    assert not found, "\n".join(found)
+
+
+async def test_the_operators_pages(page: Page, site: Site, tmp_path: Path) -> None:
+    lora = site.run(break_lora(site.resources, tmp_path, name="Torn ink"))
+    jobs = [site.run(fail_job(site.resources, lora)) for _ in range(2)]
+    acme = site.run(site.resources.accounts.get("acme"))
+    assert acme is not None
+    await page.goto(site.operator_url())
+    found = await findings(page)
+    await page.get_by_role("button", name="Sign in").click()
+    for path in _addresses((pages.OPERATORS,), account=acme.id, job=jobs[0]):
+        await page.goto(f"{site.base_url}/operators/{path}")
+        found += await findings(page)
+    await page.goto(f"{site.base_url}/operators/checks")
+    found += await _sent(page, "Check now")
+    await page.goto(f"{site.base_url}/operators/accounts/{acme.id}")
+    await page.get_by_text("A lost password").click()
+    found += await _sent(page, "Make a link")
+    await page.goto(f"{site.base_url}/operators/failures")
+    found += await _sent(page, "Drop")
+    assert not found, "\n".join(found)
+
+
+def _addresses(groups: Iterable[Mapping[str, tuple[str, ...]]], **values: str) -> list[str]:
+    return [address.format(**values) for group in groups for addresses in group.values() for address in addresses]
+
+
+async def _sign_in(page: Page, site: Site, account: Account, *, user_id: str = "") -> None:
+    await page.context.clear_cookies()
+    links = site.resources.sign_in_links
+    token = site.run(links.create(account.id, LinkPurpose.SIGN_IN, user_id=user_id))
+    await page.goto(f"{site.base_url}/console/links/{token}")
+    await page.get_by_role("button", name="Sign in").click()
+
+
+async def _sent(page: Page, button: str, **fields: str) -> list[str]:
+    """What is wrong with the page that answers the form with this button, which the browser itself does not check."""
+    await page.evaluate("document.querySelectorAll('form').forEach((form) => { form.noValidate = true; })")
+    await page.evaluate("document.querySelectorAll('main details').forEach((each) => { each.open = true; })")
+    name = re.compile(f"^{button}")
+    form = page.locator("main form").filter(has=page.get_by_role("button", name=name)).first
+    for field, value in fields.items():
+        await form.locator(f"[name={field}]").fill(value)
+    await form.get_by_role("button", name=name).click()
+    await page.wait_for_load_state()
+    return await findings(page)
+
+
+async def _new_account(site: Site) -> Account:
+    """Of an account that may use no LoRA."""
+    account = await site.resources.accounts.create("empty")
+    for lora in await site.resources.catalog.adapters(account.id):
+        await site.resources.catalog.revoke(lora.id, account.id)
+    return account

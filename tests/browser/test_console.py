@@ -62,23 +62,3 @@ async def test_without_javascript_a_job_is_drawn_and_found_in_the_history(chromi
     await page.get_by_role("link", name="History").click()
     await expect(page.get_by_text(EXAMPLE).first).to_be_visible()
     await context.close()
-
-
-@pytest.mark.parametrize("width", [390, 1280])
-async def test_no_page_scrolls_sideways(page: Page, site: Site, width: int) -> None:
-    await page.set_viewport_size({"width": width, "height": 844})
-    console = (
-        "playground",
-        "compare",
-        "history",
-        "loras",
-        "usage",
-        "settings",
-        "settings/api",
-        "settings/password",
-        "settings/users",
-    )
-    for path in ("/", "/docs", *(f"/console/{name}" for name in console)):
-        await page.goto(site.base_url + path)
-        beyond = await page.evaluate("document.documentElement.scrollWidth - innerWidth")
-        assert beyond <= 0, path

@@ -8,12 +8,9 @@ from playwright.async_api import BrowserContext, expect
 from serve_app.domain.jobs import JobState
 from tests.browser.broken_lora import break_lora, fail_job, has_state
 from tests.browser.site import Site
-from tests.browser.test_accessibility import findings
 from tests.support import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser"), pytest.mark.timeout(180)]
-
-PAGES = ("", "accounts", "failures", "models", "audit", "checks")
 
 
 async def test_a_failed_job_is_queued_again_and_leaves_the_list(
@@ -32,30 +29,3 @@ async def test_a_failed_job_is_queued_again_and_leaves_the_list(
     await expect(page.get_by_role("status")).to_have_text("1 job queued again.")
     await expect(row).to_have_count(0)
     await wait_until(lambda: site.run(has_state(site.resources, job_id, JobState.COMPLETED)))
-
-
-async def test_no_page_has_a_violation_or_scrolls_sideways(context: BrowserContext, site: Site, tmp_path: Path) -> None:
-    lora = site.run(break_lora(site.resources, tmp_path, name="Torn ink"))
-    jobs = [site.run(fail_job(site.resources, lora)) for _ in range(2)]
-    page, found = await context.new_page(), list[str]()
-    await page.goto(f"{site.base_url}/operators/sign-in")
-    found += await findings(page)
-    await page.goto(site.operator_url())
-    await page.get_by_role("button", name="Sign in").click()
-    acme = site.run(site.resources.accounts.get("acme"))
-    assert acme is not None
-    for path in (*PAGES, f"accounts/{acme.id}", f"jobs/{jobs[0]}", "failures?code=timeout"):
-        await page.set_viewport_size({"width": 390, "height": 844})
-        await page.goto(f"{site.base_url}/operators/{path}")
-        if await page.evaluate("document.documentElement.scrollWidth - innerWidth") > 0:
-            found.append(f"{path} scrolls sideways")
-        await page.set_viewport_size({"width": 1280, "height": 900})
-        found += await findings(page)
-    await page.goto(f"{site.base_url}/operators/checks")
-    await page.get_by_role("button", name="Check now").click()
-    found += await findings(page)
-    await page.goto(f"{site.base_url}/operators/accounts/{acme.id}")
-    await page.get_by_text("A lost password").click()
-    await page.get_by_role("button", name="Make a link").click()
-    found += await findings(page)
-    assert not found, "\n".join(found)

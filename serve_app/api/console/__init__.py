@@ -25,24 +25,23 @@ from serve_app.api.console.users import router as users_router
 from serve_app.api.site.problems import answer_with_pages
 from serve_app.service.resources import Resources
 
+ROUTES = (
+    *account_router.routes,  # before the keys pages, whose address is /settings/{slug}
+    *router.routes,
+    *sessions_router.routes,
+    *users_router.routes,
+    *keys_router.routes,
+    *playground_router.routes,
+    *compare_router.routes,
+    *history_router.routes,
+    *loras_router.routes,
+    *usage_router.routes,
+)
+
 
 def console_app(resources: Resources) -> ASGIApp:
     """The pages over these stores. Every answer carries the security headers; a POST must come from the console itself."""
-    app = new_app(
-        resources,
-        routes=[
-            *account_router.routes,  # before the keys pages, whose address is /settings/{slug}
-            *router.routes,
-            *sessions_router.routes,
-            *users_router.routes,
-            *keys_router.routes,
-            *playground_router.routes,
-            *compare_router.routes,
-            *history_router.routes,
-            *loras_router.routes,
-            *usage_router.routes,
-        ],
-    )
+    app = new_app(resources, routes=[*ROUTES])
     app.add_exception_handler(SignInRequired, _to_sign_in)
     answer_with_pages(app, problem_page)
     return Protection(app, public_url=resources.settings.public_url)  # outermost: a 500 and a 413 need its headers too

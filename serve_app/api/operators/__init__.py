@@ -22,22 +22,21 @@ from serve_app.api.operators.sign_in import router as sign_in_router
 from serve_app.api.site.problems import answer_with_pages
 from serve_app.service.resources import Resources
 
+ROUTES = (
+    *sign_in_router.routes,
+    *overview_router.routes,
+    *accounts_router.routes,
+    *failures_router.routes,
+    *jobs_router.routes,
+    *models_router.routes,
+    *audit_router.routes,
+    *checks_router.routes,
+)
+
 
 def operators_app(resources: Resources) -> ASGIApp:
     """The pages over these stores, under the protections of the console. No session of a customer opens one."""
-    app = new_app(
-        resources,
-        routes=[
-            *sign_in_router.routes,
-            *overview_router.routes,
-            *accounts_router.routes,
-            *failures_router.routes,
-            *jobs_router.routes,
-            *models_router.routes,
-            *audit_router.routes,
-            *checks_router.routes,
-        ],
-    )
+    app = new_app(resources, routes=[*ROUTES])
     app.add_exception_handler(SignInRequired, _to_sign_in)
     answer_with_pages(app, problem_page)
     return Protection(app, public_url=resources.settings.public_url)  # outermost: a 500 and a 413 need its headers too
