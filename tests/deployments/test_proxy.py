@@ -287,7 +287,7 @@ def test_a_half_sent_body_takes_no_place_behind(proxy: Proxy) -> None:
     assert seen(proxy.send(head, b"0123", b"456789")[0])["method"] == "POST"
 
 
-def test_one_address_cannot_take_all_connections(tmp_path: Path) -> None:
+def test_one_address_can_neither_take_all_connections_nor_read_the_routes(tmp_path: Path) -> None:
     """But a proxy on this machine, or a trusted one, may: it stands for many callers."""
     proxy = Proxy(tmp_path, ATELIER_CONNECTIONS_PER_ADDRESS="0", ATELIER_TRUSTED_PROXIES="127.0.0.9")
     try:
@@ -303,6 +303,9 @@ def test_one_address_cannot_take_all_connections(tmp_path: Path) -> None:
             proxy.process.wait(timeout=30)
             proxy.wait()
             assert proxy.get(source="127.0.0.9").status == 200
+            assert proxy.get(path="/-/routes", source="127.0.0.1").status != 404
+            assert proxy.get(path="/-/routes", source="127.0.0.9").status == 404, "it is for this machine alone"
+            assert proxy.get(path="/-/healthz", source="127.0.0.9").status == 200
             with suppress(ConnectionError):  # or it is closed without a word, whichever the kernel sees first
                 assert proxy.ask(source="127.0.0.8") == []
         finally:

@@ -1,5 +1,9 @@
 """Console passwords are hashed at a cost that is worth a thief's while to avoid."""
 
+import time
+
+import pytest
+
 from serve_app.stores import passwords
 
 SHIPPED = (passwords.MEMORY_KIB, passwords.PASSES, passwords.LANES)
@@ -21,3 +25,20 @@ async def test_only_the_right_password_matches() -> None:
     assert await hashes.matches(stored, "correct horse battery")
     assert not await hashes.matches(stored, "correct horse batterx")
     assert not await hashes.matches(None, "correct horse battery")
+
+
+async def test_no_password_takes_as_long_as_a_wrong_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In processor time, so that it tells nobody which accounts there are; a refusal without a hash takes a thousandth."""
+    monkeypatch.setattr(passwords, "MEMORY_KIB", SHIPPED[0])
+    hashes = passwords.Passwords()
+    stored = await hashes.hash("correct horse battery")
+    await hashes.matches(None, "wrong")
+
+    async def seconds(hashed: str | None) -> float:
+        began = time.process_time()
+        assert not await hashes.matches(hashed, "wrong")
+        return time.process_time() - began
+
+    wrong = min([await seconds(stored) for _ in range(3)])
+    nothing = min([await seconds(None) for _ in range(3)])
+    assert nothing > wrong / 10

@@ -1,0 +1,329 @@
+"""Protections against attackers and rude clients, each taken away once: the test beside it has to fail.
+
+A test that passes without what it is about is a defect. The points are those of the review of November 2026.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+COPIED = ("serve_app", "deployments", "tests", "configs", "pyproject.toml")
+"""What a defect may be planted in, or finds its files by its own place; everything else is linked."""
+LIMIT_S = 300.0
+FAILED = 1
+"""pytest's exit code when tests failed, and nothing else went wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Protection:
+    """In `file`, the text `old`, which occurs once, becomes `new`; then `test` fails."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    test: str
+
+
+HELD_IN_PROXY = "tests/deployments/test_proxy.py::"
+IN_CONSOLE = "tests/console/"
+IN_API = "tests/api/"
+FRONTEND, DEFAULTS = "deployments/proxy/frontend.cfg", "deployments/proxy/defaults.cfg"
+
+PROTECTIONS: tuple[Protection, ...] = (
+    # 1. seeds, and company in a batch
+    Protection(
+        "all 64 bits of a seed count",
+        "serve_app/engine/seeds.py",
+        "    if seed < TORCH_SEEDS:\n        return generator\n",
+        "    return generator\n",
+        "tests/engine/test_seeds.py::test_a_larger_seed_is_the_mersenne_twisters_init_by_array",
+    ),
+    Protection(
+        "a DoRA neighbour changes nothing",
+        "serve_app/engine/lora_layers.py",
+        "        y *= self.gain\n",
+        "        y *= self.gain * (1 + 1e-6)\n",
+        "tests/engine/test_batch_invariance.py::test_every_adapter_keeps_its_latents_beside_every_other",
+    ),
+    # 2. listeners
+    Protection(
+        "Ray listens on loopback alone",
+        "deployments/one_machine.py",
+        "    use_loopback()\n",
+        "",
+        "tests/deployments/test_one_machine.py::test_serve_run_reads_of_the_file_that_ray_stays_on_loopback",
+    ),
+    Protection(
+        "nothing is deployed without token authentication",
+        "deployments/app.py",
+        "    require_token_authentication()\n",
+        "",
+        "tests/deployments/test_one_machine.py::test_without_token_authentication_nothing_is_deployed",
+    ),
+    # 3. half-sent forms
+    Protection(
+        "a form has to arrive in time",
+        "serve_app/api/console/forms.py",
+        "seconds=ARRIVAL_LIMIT_S",
+        "seconds=600",
+        IN_CONSOLE + "test_forms.py::test_a_form_of_which_only_a_part_arrives_is_given_up",
+    ),
+    Protection(
+        "a form has a size",
+        "serve_app/api/console/forms.py",
+        "limit=FORM_BYTES",
+        "limit=1 << 30",
+        IN_CONSOLE + "test_forms.py::test_a_form_that_is_too_large_is_refused",
+    ),
+    Protection(
+        "a form has few fields",
+        "serve_app/api/console/forms.py",
+        ", max_num_fields=MAX_FIELDS",
+        "",
+        IN_CONSOLE + "test_forms.py::test_a_form_of_many_fields_is_refused",
+    ),
+    # 4. slow clients
+    Protection(
+        "a half-sent body takes no place in a replica",
+        DEFAULTS,
+        "    option http-buffer-request\n",
+        "",
+        HELD_IN_PROXY + "test_a_half_sent_body_takes_no_place_behind",
+    ),
+    Protection(
+        "one address has a share of the connections",
+        FRONTEND,
+        "    tcp-request connection reject if { sc0_conn_cur gt @CONNECTIONS_PER_ADDRESS@ } !from_this_machine !from_trusted_proxy\n",
+        "",
+        HELD_IN_PROXY + "test_one_address_can_neither_take_all_connections_nor_read_the_routes",
+    ),
+    # 5. answers that are not the application's
+    Protection(
+        "a caller does not set Serve's time limit",
+        FRONTEND,
+        "    http-request del-header x-request-timeout-seconds\n",
+        "",
+        HELD_IN_PROXY + "test_a_header_that_serve_or_the_application_would_obey_does_not_pass",
+    ),
+    Protection(
+        "a request id is fit for logs",
+        FRONTEND,
+        "-m reg ^[A-Za-z0-9._-]{8,128}$ }",
+        "-m reg ^.*$ }",
+        HELD_IN_PROXY + "test_a_request_id_that_is_not_fit_for_logs_is_replaced",
+    ),
+    Protection(
+        "nobody is believed about an address",
+        FRONTEND,
+        "    http-request set-header X-Forwarded-For %[var(txn.client)]\n",
+        "",
+        HELD_IN_PROXY + "test_nobody_is_believed_about_his_address_by_default",
+    ),
+    Protection(
+        "an error of Serve has the contract's form",
+        FRONTEND,
+        "if { status 500:599 } !from_application",
+        "if { status 599 } !from_application",
+        HELD_IN_PROXY + "test_an_answer_of_serve_itself_gets_the_contracts_form",
+    ),
+    Protection(
+        "a strange method is one that no address takes",
+        FRONTEND,
+        "    http-request set-method TRACE unless { method DELETE GET HEAD OPTIONS PATCH POST PUT }\n",
+        "",
+        HELD_IN_PROXY + "test_a_strange_method_reaches_the_application_as_one_that_no_address_takes",
+    ),
+    Protection(
+        "Serve's own addresses are for this machine",
+        FRONTEND,
+        " if { path,url_dec -m beg /-/ } !{ path /-/healthz } !from_this_machine",
+        " if { path /never }",
+        HELD_IN_PROXY + "test_one_address_can_neither_take_all_connections_nor_read_the_routes",
+    ),
+    Protection(
+        "another user of the machine does not command HAProxy",
+        "deployments/proxy/harden.awk",
+        '" mode 600 "',
+        '" mode 666 "',
+        HELD_IN_PROXY + "test_what_belongs_to_operators_is_closed_to_others",
+    ),
+    Protection(
+        "a proxy without its protection does not start",
+        "deployments/proxy/harden.awk",
+        "        exit 3\n",
+        "",
+        HELD_IN_PROXY + "test_a_configuration_that_is_not_known_is_not_started",
+    ),
+    Protection(
+        "the request id in an error's header is safe without a proxy too",
+        "serve_app/api/middleware.py",
+        "return given if _REQUEST_ID.fullmatch(given) else",
+        "return given if given else",
+        IN_API + "test_headers.py::test_an_unfit_request_id_is_replaced",
+    ),
+    # 6. sign-in
+    Protection(
+        "what a stranger says of its address changes nothing",
+        "serve_app/api/client_address.py",
+        "    elif not _is_trusted(_parse(peer), trusted):\n",
+        "    elif not forwarded:\n",
+        IN_CONSOLE + "test_throttle.py::test_what_a_stranger_says_of_its_address_changes_nothing",
+    ),
+    Protection(
+        "the sixth guess waits",
+        "serve_app/api/console/routes.py",
+        "    if counted.wait:\n",
+        "    if False:\n",
+        IN_CONSOLE + "test_throttle.py::test_the_sixth_guess_waits_even_if_it_is_right",
+    ),
+    Protection(
+        "a known device is signed",
+        "serve_app/api/console/known_device.py",
+        'return hmac.digest(key, content.encode(errors="replace"), "sha256").hex()',
+        'return ""',
+        IN_CONSOLE + "test_throttle.py::test_a_device_that_was_not_made_known_is_a_stranger",
+    ),
+    Protection(
+        "the time of a sign-in tells nothing of a name",
+        "serve_app/stores/passwords.py",
+        "stored or self._decoy",
+        'stored or ""',
+        "tests/stores/test_passwords.py::test_no_password_takes_as_long_as_a_wrong_one",
+    ),
+    Protection(
+        "a form of another site is refused",
+        "serve_app/api/console/protection.py",
+        " and not self._is_own_form(headers):",
+        " and False:",
+        IN_CONSOLE + "test_protection.py::test_a_post_that_another_site_sends_is_refused",
+    ),
+    # 7. what a job may and shows
+    Protection(
+        "a run of B never goes back to queued",
+        "serve_app/api/variant_b/schemas.py",
+        " and job.started_at is None:",
+        ":",
+        IN_API + "test_records.py::test_a_run_that_lost_its_worker_is_not_queued_again",
+    ),
+    # 8. other users of the machine
+    Protection(
+        "the data directory is private",
+        "serve_app/atomic_files.py",
+        "PRIVATE_FOLDER = 0o700",
+        "PRIVATE_FOLDER = 0o755",
+        "tests/stores/test_data_directory.py::test_every_folder_and_file_is_private",
+    ),
+    # 9. a full disk, and a start that fails
+    Protection(
+        "a disk keeps its reserve",
+        "serve_app/stores/disk_reserve.py",
+        "        if self._short is not None:\n",
+        "        if False:\n",
+        "tests/stores/test_disk_reserve.py::test_a_job_is_refused_and_its_caller_asked_to_try_again",
+    ),
+    Protection(
+        "a service whose generator cannot start is not ready",
+        "serve_app/service/readiness.py",
+        "    if failure is not None:\n",
+        "    if False:\n",
+        "tests/service/test_readiness.py::test_a_generator_that_cannot_start_is_named_with_its_reason",
+    ),
+    # 10. smaller
+    Protection(
+        "metrics are the operator's",
+        "serve_app/api/ops.py",
+        "    if not _is_operator(request):\n",
+        "    if False:\n",
+        IN_API + "test_ops.py::test_what_tells_of_other_tenants_is_the_operators",
+    ),
+    Protection(
+        "an account has a number of keys",
+        "serve_app/stores/scripts/create_key.lua",
+        "if working_keys(account, '') >= max_keys then",
+        "if false then",
+        IN_CONSOLE + "test_keys.py::test_an_account_with_too_many_keys_gets_no_more_and_learns_why",
+    ),
+    Protection(
+        "polls have a bound",
+        "serve_app/api/dependencies.py",
+        "    if poll.auth.limited:\n",
+        "    if False:\n",
+        IN_API + "test_poll_limit.py::test_polls_beyond_the_bound_wait_a_second",
+    ),
+    Protection(
+        "stored weights are those of the catalog",
+        "serve_app/stores/weights.py",
+        "        if digest != adapter.sha256:\n",
+        "        if False:\n",
+        "tests/stores/test_weights.py::test_stored_weights_that_were_changed_are_replaced",
+    ),
+    Protection(
+        "a header is parsed in another process",
+        "serve_app/stores/weights.py",
+        "        check_apart(path)\n",
+        "        from serve_app.safetensors_file import check_safetensors\n        check_safetensors(path)\n",
+        "tests/stores/test_weights.py::test_a_header_that_takes_memory_to_parse_takes_none_of_this_process",
+    ),
+    Protection(
+        "an address ends when its account is disabled",
+        "serve_app/api/files.py",
+        '        if not await resources.jobs.images_open(name.split("/")[-2]):\n            raise NotFound("no such image")\n',
+        "",
+        IN_API + "test_files.py::test_an_address_ends_when_its_account_is_disabled",
+    ),
+    Protection(
+        "an address is signed",
+        "serve_app/api/files.py",
+        " or not images.verify(name, exp, kid, sig):",
+        ":",
+        IN_API + "test_files.py::test_a_changed_address_is_not_found",
+    ),
+    Protection(
+        "a known caller sees its own plan",
+        "serve_app/api/middleware.py",
+        "context.window = await caller_window(self._authenticator, inner, context, status)",
+        "pass",
+        IN_API + "test_headers.py::test_a_known_caller_sees_its_own_plan_where_nothing_asks_for_a_key",
+    ),
+    Protection(
+        "nothing of a body is read before the key is known",
+        "serve_app/api/body.py",
+        "    if declared.isdecimal() and len(declared) < 20 and int(declared) > limit:\n        raise BodyTooLarge\n",
+        "",
+        IN_API + "test_bodies.py::test_no_byte_is_read_of_a_body_declared_too_large",
+    ),
+    Protection(
+        "a key reads only within its scope",
+        "serve_app/api/dependencies.py",
+        "    _check_scope(_known_caller(RequestContext.of(request), poll.auth), Scope.READ)\n",
+        "    _known_caller(RequestContext.of(request), poll.auth)\n",
+        IN_API + "test_key_scopes.py::test_reading_takes_the_scope_read",
+    ),
+)
+
+
+def source(protection: Protection) -> str:
+    return (ROOT / protection.file).read_text()
+
+
+def fails_without(protection: Protection, folder: Path) -> bool:
+    """Whether the test fails in a copy of the repository without the protection. Raises `AssertionError` when it cannot be run."""
+    for path in ROOT.iterdir():
+        if path.name in COPIED and path.is_dir():
+            shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns("__pycache__"), symlinks=True)
+        elif path.name in COPIED:
+            shutil.copy(path, folder / path.name)
+        elif path.name not in (".git", "var"):
+            (folder / path.name).symlink_to(path)
+    planted = folder / protection.file
+    planted.write_text(planted.read_text().replace(protection.old, protection.new))
+    command = (sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider", protection.test)
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode in (0, FAILED), done.stdout[-2000:] + done.stderr[-2000:]
+    return done.returncode == FAILED
