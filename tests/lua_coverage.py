@@ -2,14 +2,14 @@
 
 Every condition of an `if`, an `elseif` or a `while` reports its outcome with `redis.log`, which changes no data. The tests
 run instrumented copies of the scripts; the log of each server of `volatile_redis` is read when all tests have ended. Tests
-that rewrite or damage a script's text do not fit instrumented text: leave them out (`make coverage` does).
+that rewrite or damage a script's text are marked `script_text` and run the scripts as they are.
 """
 
 import os
 import re
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -65,15 +65,26 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_sessionstart() -> None:
+    _load_scripts_from(FOLDER / "scripts")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """A test that rewrites or damages a script's text runs the scripts as they are."""
+    if item.get_closest_marker("script_text") is None:
+        return (yield)
+    _load_scripts_from(SCRIPTS)
+    try:
+        return (yield)
+    finally:
+        _load_scripts_from(FOLDER / "scripts")
+
+
+def _load_scripts_from(folder: Path) -> None:
     from serve_app.stores import script  # here, once coverage.py measures imports
 
-    script._FOLDER = FOLDER / "scripts"  # pyright: ignore[reportPrivateUsage]
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    changed = [item for item in items if item.get_closest_marker("script_text")]
-    config.hook.pytest_deselected(items=changed)
-    items[:] = [item for item in items if item not in changed]
+    script._FOLDER = folder  # pyright: ignore[reportPrivateUsage]
+    script.load_script.cache_clear()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

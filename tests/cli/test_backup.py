@@ -58,8 +58,10 @@ async def _fill(resources: Resources) -> Made:
             await _finish(resources, claim)
         if state == "compact":
             await resources.compaction.compact(timedelta())
-        if state in ("failed", "delayed"):
-            await resources.queue.fail(claim.lease, POISON, retry=state == "delayed")
+        if state == "failed":
+            await resources.queue.fail(claim.lease, POISON, retry=False)
+        if state == "delayed":
+            await resources.queue.release(claim.lease, pause=timedelta(hours=1))
     jobs["canceled"] = await _job(resources, account.id)
     await resources.queue.cancel(jobs["canceled"], account_id=account.id)
     jobs["queued"] = await _job(resources, account.id)

@@ -203,6 +203,14 @@ def test_out_of_memory_makes_batches_smaller_and_loses_nothing(sd: Path, error: 
     assert device.widths.count(8) == 1, "the batch that did not fit was tried again"
 
 
+def test_an_error_of_a_batch_that_is_no_lack_of_memory_leaves_batches_as_wide(sd: Path) -> None:
+    with Engine.load(sd, replace(EXACT_FLOAT32, exact=False)) as engine:
+        device = _Forward(engine, RuntimeError("not today"), rows_above=2)
+        ended = finish(engine, [replace(SHORT, run_id=f"{i}", seed=i) for i in range(2)])
+    assert all(one.image is not None for one in ended.values())
+    assert device.widths == [4, 2, 2] * SHORT.steps
+
+
 @pytest.mark.slow
 def test_out_of_memory_while_shapes_are_measured_makes_them_narrower(sd: Path) -> None:
     with Engine.load(sd, EXACT_FLOAT32) as engine:

@@ -1,5 +1,6 @@
 """Loading hides two misleading warnings, and leaves the libraries' output as it was."""
 
+import importlib
 import logging
 
 import pytest
@@ -18,3 +19,10 @@ def test_other_warnings_pass_and_everything_is_restored(caplog: pytest.LogCaptur
     finally:
         logging.getLogger("diffusers").removeHandler(caplog.handler)
     assert caplog.messages == ["Something else is wrong.", "Expected types for vae: after the block."]
+
+
+def test_the_package_has_its_public_names_only() -> None:
+    engine = importlib.import_module("serve_app.engine")
+    assert all(hasattr(engine, name) for name in engine.__all__)
+    with pytest.raises(AttributeError, match="'Scheduler'"):
+        _ = engine.Scheduler

@@ -1,4 +1,4 @@
-"""The runner's warm-up for compiled forwards in a service that does not ask for exact images."""
+"""The runner's warm-up, eager and compiled, in a service that does not ask for exact images."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,6 +6,14 @@ from pathlib import Path
 from serve_app.engine.base_model import BaseModel
 from serve_app.engine.runner import Runner
 from tests.engine.conftest import EXACT_FLOAT32
+
+
+def test_nothing_but_one_image_is_computed_where_forwards_are_neither_exact_nor_compiled(sd: Path) -> None:
+    model = BaseModel.load("m", sd, replace(EXACT_FLOAT32, exact=False), lambda: None)
+    widths: list[int] = []
+    model.denoiser.register_forward_pre_hook(lambda _, inputs: widths.append(inputs[0].shape[0]))
+    model.warm_up(64, 64)
+    assert widths == [2]
 
 
 def test_every_static_width_is_computed_once_without_exact_mode(sd: Path) -> None:

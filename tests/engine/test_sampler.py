@@ -75,6 +75,13 @@ def test_a_setting_that_cannot_be_honoured_is_refused_by_name(setting: dict[str,
         make_schedule(Sampler.DDIM, {**TRAINING, **setting}, 10)
 
 
+@pytest.mark.parametrize("sampler", [Sampler.EULER, Sampler.DDIM, Sampler.DPMPP_2M])
+def test_a_step_count_that_the_spacing_rounds_to_another_is_refused(sampler: Sampler) -> None:
+    """diffusers' trailing spacing makes 62 steps of 61."""
+    with pytest.raises(ValueError, match="cannot make 61 steps"):
+        make_schedule(sampler, {**TRAINING, "clip_sample": False, "timestep_spacing": "trailing"}, 61)
+
+
 def test_rows_of_different_samplers_advance_together() -> None:
     config = {**TRAINING, "clip_sample": False}
     schedules = [make_schedule(sampler, config, 6) for sampler in SAMPLERS]

@@ -11,6 +11,7 @@ def test_a_planted_defect_fits_the_script_it_is_planted_in(mutant: Mutant) -> No
     assert mutant.old != mutant.new
 
 
+@pytest.mark.script_text
 @pytest.mark.parametrize("mutant", QUICK, ids=lambda mutant: mutant.name)
 async def test_a_planted_defect_is_found(mutant: Mutant, redis_url: str) -> None:
     assert await finding(mutant, redis_url) is not None

@@ -94,6 +94,7 @@ FORGETS_ITS_OWN_FINISH = replacing("finish", "if job.state == 'completed' then r
 ACCEPTS_TWICE = replacing("accept", "if redis.call('EXISTS', K('job:' .. job_id)) == 1", "if false")
 
 
+@pytest.mark.script_text
 @pytest.mark.parametrize(("move", "rewrite"), [("finish", FORGETS_ITS_OWN_FINISH), ("accept", ACCEPTS_TWICE)])
 async def test_the_auditor_finds_a_lost_reply_that_did_harm(
     env: Environment, proxy: RedisProxy, move: str, rewrite: Rewrite

@@ -1,7 +1,7 @@
 """The claim loop and the drain of a worker, with an executor that needs no model."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 
@@ -82,3 +82,24 @@ async def test_a_drain_ends_in_time_whatever_an_attempt_does(resources: Resource
     assert job is not None
     assert job.state is JobState.RUNNING, "its lease runs out, and another worker takes it"
     executor.released.set()
+
+
+class UncountedExecutor(ScriptedExecutor):
+    """Cannot say how far its runs are."""
+
+    def progress(self) -> Mapping[str, tuple[int, int]]:
+        raise RuntimeError("no progress")
+
+
+async def test_an_attempt_that_breaks_leaves_its_job_to_its_lease_and_the_worker_to_others(
+    resources: Resources, caplog: pytest.LogCaptureFixture
+) -> None:
+    executor = UncountedExecutor("hang")
+    async with working(resources, executor) as worker:
+        job_id = await accept(resources)
+        await wait_until(lambda: f"job {job_id}: left to its lease" in caplog.text)
+        await wait_until(lambda: len(executor.aborted) == 1)
+        assert worker.open_jobs == 0
+        job = await resources.jobs.find(job_id)
+        assert job is not None
+        assert job.state is JobState.RUNNING

@@ -389,6 +389,7 @@ async def test_keys_of_an_older_pepper_work_beside_new_ones_until_it_is_no_longe
     first = settings.model_copy(update={"pepper": SecretStr("one")})
     both = settings.model_copy(update={"peppers": {2: SecretStr("two"), 1: SecretStr("one")}})
     second = settings.model_copy(update={"peppers": {2: SecretStr("two")}})
+    third = settings.model_copy(update={"peppers": {3: SecretStr("three"), 2: SecretStr("two")}})
     async with open_resources(first) as opened:
         account = await opened.accounts.create("acme")
         old, old_secret = await opened.api_keys.create(account.id, interfaces=BOTH)
@@ -399,6 +400,7 @@ async def test_keys_of_an_older_pepper_work_beside_new_ones_until_it_is_no_longe
     assert [await who(both, secret) for secret in (old_secret, new_secret)] == [old.id, new.id]
     assert [await who(second, secret) for secret in (old_secret, new_secret)] == ["", new.id]
     assert [await who(first, secret) for secret in (old_secret, new_secret)] == [old.id, ""]
+    assert [await who(third, secret) for secret in (old_secret, new_secret)] == ["", new.id]
     assert keys_by_pepper(settings.redis_url) == {1: 1, 2: 1}
     assert cast(Any, redis_db).hget(redis_key("key", old.id), "used")
     async with open_resources(both) as opened:

@@ -84,6 +84,13 @@ async def test_a_completed_record_is_compact_after_its_time_and_reads_the_same(
     assert audit(redis_db, max_attempts=5) == []
 
 
+async def test_a_record_that_an_operator_keeps_for_good_stays_so(resources: Resources, redis_db: redis.Redis) -> None:
+    job = await _complete(resources)
+    redis_db.persist(redis_key("job", job.id))
+    assert await resources.compaction.compact(NOW) == 1
+    assert cast(Any, redis_db).pttl(redis_key("job", job.id)) == -1
+
+
 async def test_a_compact_record_takes_at_most_600_bytes(resources: Resources, redis_db: redis.Redis) -> None:
     """On a server without any setting of ours: its hashes hold values of 64 bytes in one list."""
     name = redis_key("job", (await _complete(resources)).id)
