@@ -33,9 +33,9 @@ async def test_a_bar_shows_what_is_used_of_each_plan_and_warns_above_four_fifths
 async def test_completed_images_are_shown_by_lora_and_key_and_in_the_csv(
     service: TestService, member: Member, browser: Browser, resources: Resources, redis_db: redis.Redis
 ) -> None:
+    redis_db.hset(redis_key("lora", LORA), "name", "=HYPERLINK(1)<b>")
     assert "No image was completed" in (await browser.open("/console/usage")).text
     job = await service.complete(await service.submit(member, num_images=3, steps=20))
-    redis_db.hset(redis_key("lora", LORA), "name", "=HYPERLINK(1)<b>")
     page = await browser.open("/console/usage")
     assert "=HYPERLINK(1)<b> 3 15.7 0.5" in page.text, "images, megapixel-steps and seconds in the table"
     assert "=HYPERLINK(1)<b> 3" in page.text

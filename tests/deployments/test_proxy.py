@@ -85,11 +85,11 @@ class Proxy:
         (answer,) = self.ask(*rows, path=path, source=source)
         return answer
 
-    def wait(self, status: int = 200) -> None:
-        """Until HAProxy listens and has found the server."""
+    def wait(self, status: int = 200, *, path: str = "/", source: str = "") -> None:
+        """Wait until HAProxy listens and has found the server."""
         for _ in range(200):
             try:
-                if self.get().status == status:
+                if self.get(path=path, source=source).status == status:
                     return
             except (OSError, ValueError):
                 pass
@@ -305,7 +305,7 @@ def test_one_address_can_neither_take_all_connections_nor_read_the_routes(tmp_pa
             assert proxy.get(source="127.0.0.9").status == 200
             assert proxy.get(path="/-/routes", source="127.0.0.1").status != 404
             assert proxy.get(path="/-/routes", source="127.0.0.9").status == 404, "it is for this machine alone"
-            assert proxy.get(path="/-/healthz", source="127.0.0.9").status == 200
+            proxy.wait(path="/-/healthz", source="127.0.0.9")
             with suppress(ConnectionError):  # or it is closed without a word, whichever the kernel sees first
                 assert proxy.ask(source="127.0.0.8") == []
         finally:
