@@ -34,6 +34,7 @@ async def test_completed_images_are_shown_by_lora_and_key_and_in_the_csv(
     service: TestService, member: Member, browser: Browser, resources: Resources, redis_db: redis.Redis
 ) -> None:
     redis_db.hset(redis_key("lora", LORA), "name", "=HYPERLINK(1)<b>")
+    redis_db.incr(redis_key("loras_revision"))
     assert "No image was completed" in (await browser.open("/console/usage")).text
     job = await service.complete(await service.submit(member, num_images=3, steps=20))
     page = await browser.open("/console/usage")

@@ -50,7 +50,7 @@ def generated_config(home: Path, *, port: int, replica_port: int, has_applicatio
     file = home / "node" / "haproxy.cfg"
     backends = {backend.name: backend} if has_application else {}
     api = haproxy.HAProxyApi(config, backends, config_file_path=str(file))
-    api.cfg.has_received_routes = has_application
+    api.cfg.has_received_routes = api.cfg.has_received_servers = has_application
     api._generate_config_file_internal()  # pyright: ignore[reportPrivateUsage]
     return file
 
