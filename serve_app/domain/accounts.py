@@ -84,7 +84,7 @@ class SignIn:
 
     account: Account
     user: User
-    fence: str
+    credential_version: str
 
 
 class Scope(StrEnum):

@@ -10,5 +10,5 @@ class Operator:
     created_at: datetime
     has_password: bool
     """Without one, only a one-time link lets them in."""
-    fence: str
+    credential_version: str
     """For a session that is opened now; another when the password has changed."""

@@ -89,24 +89,24 @@ class AccountStore:
         return await self._existing(account_id)
 
     async def set_password(self, account_id: str, password: str, *, user_id: str = "") -> str:
-        """Of the account's own user, or an invited one: ends every session and link of that user, and returns the fence of
-        sessions from now on."""
+        """End every session and link of the account's own user or an invited one; return the new credential version."""
         hashed = await self._passwords.hash(password)
-        fence: str = await self._set_password(account=account_id, user=user_id, password_hash=hashed)
-        if not fence:
+        credential_version: str = await self._set_password(account=account_id, user=user_id, password_hash=hashed)
+        if not credential_version:
             raise NotFound(f"no account {account_id!r} with this user")
-        return fence
+        return credential_version
 
     async def check_password(self, name: str, password: str) -> SignIn | None:
         """Return who signs in, if the password is right: by the account's name or id, or an invited user's name. An unknown name
         takes as long as a wrong password: one round trip, one hash."""
-        account_id, user_id, fence, *cells = await self._find_user(id_or_name=name)
+        account_id, user_id, credential_version, *cells = await self._find_user(id_or_name=name)
         row, own = pairs(cells[0]), pairs(cells[1])
         matches = await self._passwords.matches((own if user_id else row).get("password"), password)
         if not matches or "disabled" in row:
             return None
         account = read_account(account_id, row)
-        return SignIn(account=account, user=read_user(user_id, own) if user_id else User.first(account), fence=fence)
+        user = read_user(user_id, own) if user_id else User.first(account)
+        return SignIn(account=account, user=user, credential_version=credential_version)
 
     def _check_plans(self, plan_a: str | None, plan_b: str | None) -> None:
         for variant, name in ((Variant.A, plan_a), (Variant.B, plan_b)):

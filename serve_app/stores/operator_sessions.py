@@ -22,14 +22,15 @@ class OperatorSessions:
         self._redis = cast(Any, redis)
         self._get = Script(redis, "operator_session")
 
-    async def create(self, name: str, *, fence: str) -> str:
-        """Open a session; its token has 256 random bits. `fence` is that of the password or link that was shown: when it is no
-        longer the operator's, the session is dead from the beginning."""
+    async def create(self, name: str, *, credential_version: str) -> str:
+        """Open a session; its token has 256 random bits. `credential_version` is that of the password or link that was
+        shown: when it is no longer the operator's, the session is dead from the beginning."""
         token = secrets.token_urlsafe(32)
         digest = _digest(token)
         ends = await self._now_ms() + milliseconds(ABSOLUTE_LIFE)
         pipeline = self._redis.pipeline()
-        pipeline.hset(redis_key("operator_session", digest), mapping={"operator": name, "ends": ends, "fence": fence})
+        session = {"operator": name, "ends": ends, "credential_version": credential_version}
+        pipeline.hset(redis_key("operator_session", digest), mapping=session)
         pipeline.expire(redis_key("operator_session", digest), IDLE_LIFE)
         pipeline.sadd(redis_key("operator_sessions", name), digest)
         pipeline.expire(redis_key("operator_sessions", name), ABSOLUTE_LIFE)

@@ -57,14 +57,16 @@ class OperatorStore:
         return _read(name, row) if row else None
 
     async def set_password(self, name: str, password: str) -> str:
-        """End every session of the operator and every link; return the fence of sessions from now on.
+        """End every session of the operator and every link; return the credential version of sessions from now on.
 
         Raises `NotFound`, `InvalidParameter`.
         """
-        fence: str = await self._set_password(name=name, password_hash=await self._passwords.hash(password))
-        if not fence:
+        credential_version: str = await self._set_password(
+            name=name, password_hash=await self._passwords.hash(password)
+        )
+        if not credential_version:
             raise NotFound(f"no operator {name!r}")
-        return fence
+        return credential_version
 
     async def check_password(self, name: str, password: str) -> Operator | None:
         """Return the operator if the password is right. An unknown name takes as long as a wrong password."""
@@ -96,5 +98,5 @@ def _read(name: str, row: Mapping[str, str]) -> Operator:
         name=name,
         created_at=from_epoch_ms(row["created"]),
         has_password="password" in row,
-        fence=f"0.{row.get('password_changes', '0')}",  # as in sign_in_fence.lua
+        credential_version=f"0.{row.get('password_changes', '0')}",  # as in credential_version.lua
     )

@@ -112,24 +112,26 @@ KEY_MAP: tuple[Key, ...] = (
         "session:*",
         "hash",
         "idle 30 min, at most 12 h",
-        "digest of a console session's token → account, user, fence, browser",
+        "digest of a console session's token → account, user, credential_version, browser",
     ),
     Key("sessions:*", "set", "12 h", "account → digests of its sessions"),
     Key(
         "sign_in:*", "hash", "an hour after the last try", "account:source → its tries to sign in, when the next may be"
     ),
     Key("sign_in_tries:*", "string", "an hour after the last try", "account → tries to sign in, from everywhere"),
-    Key("sign_in_link:*", "string", "24 h, or its only use", "digest of a link's token → purpose:account[:user]:fence"),
+    Key(
+        "sign_in_link:*", "string", "24 h, or its only use", "digest of a link's token → purpose:account[:user]:version"
+    ),
     Key("operator:*", "hash", "permanent", "an operator of the web pages: password hash, its changes, creation (ms)"),
     Key("operators", "zset", "permanent", "operators' names by creation (ms)"),
     Key(
         "operator_session:*",
         "hash",
         "idle 15 min, at most 8 h",
-        "digest of an operator's session token → name, end, fence",
+        "digest of an operator's session token → name, end, credential_version",
     ),
     Key("operator_sessions:*", "set", "8 h", "operator → digests of its sessions"),
-    Key("operator_link:*", "string", "24 h, or its only use", "digest of a link's token → purpose:operator:fence"),
+    Key("operator_link:*", "string", "24 h, or its only use", "digest of a link's token → purpose:operator:version"),
     Key("throttle:*", "string", "the limit's window", "forms that were sent, by digest of the form"),
     Key("start_failure:*", "string", "an hour", "kind → why the last worker that tried could not start"),
     Key("grants:*", "hash", "permanent", "account → LoRA id → allow or deny, over the LoRA's record"),

@@ -49,16 +49,16 @@ class SessionStore:
         self._list = Script(redis, "list_sessions")
 
     async def create(
-        self, account_id: str, *, user_id: str = "", fence: str = "", browser: str = "", address: str = ""
+        self, account_id: str, *, user_id: str = "", credential_version: str = "", browser: str = "", address: str = ""
     ) -> str:
-        """Open a session; its token has 256 random bits. `fence` is that of the password or link that was shown: when it is no
-        longer the user's, the session is dead from the beginning."""
+        """Open a session; its token has 256 random bits. `credential_version` is that of the password or link that was
+        shown: when it is no longer the user's, the session is dead from the beginning."""
         token = secrets.token_urlsafe(32)
         await self._open(
             token_digest=digest_of(token),
             account=account_id,
             user=user_id,
-            fence=fence,
+            credential_version=credential_version,
             browser=browser,
             address=address,
             idle_ms=milliseconds(IDLE_LIFE),

@@ -30,7 +30,7 @@ class SignInLink(NamedTuple):
 
     account_id: str
     purpose: LinkPurpose
-    fence: str
+    credential_version: str
     """For the session that it opens."""
     user_id: str = ""
     """Of an invited user of the account."""
@@ -74,6 +74,6 @@ class SignInLinks:
 def _read(row: Sequence[str]) -> SignInLink | None:
     if not row:
         return None
-    purpose, holder, fence = row
+    purpose, holder, credential_version = row
     account_id, _, user_id = holder.partition(":")
-    return SignInLink(account_id, LinkPurpose(purpose), fence, user_id)
+    return SignInLink(account_id, LinkPurpose(purpose), credential_version, user_id)

@@ -26,7 +26,7 @@ def test_an_operator_is_created_by_a_link_or_a_password_and_deleted_with_their_s
 async def _open_session_of_bob(resources: Resources) -> str:
     found = await resources.operators.get("bob")
     assert found is not None
-    return await resources.operator_sessions.create("bob", fence=found.fence)
+    return await resources.operator_sessions.create("bob", credential_version=found.credential_version)
 
 
 def test_a_name_in_use_or_of_other_letters_is_refused(atelier: Atelier) -> None:

@@ -134,9 +134,12 @@ async def test_what_an_earlier_password_opened_is_closed(resources: Resources) -
     await operators.create("alice", password=PASSWORD)
     shown = await operators.check_password("alice", PASSWORD)
     assert shown is not None
-    fence = await operators.set_password("alice", f"x{PASSWORD}")
-    assert await sessions.get(await sessions.create("alice", fence=shown.fence)) is None
-    token, link = await sessions.create("alice", fence=fence), await links.create("alice", LinkPurpose.SIGN_IN)
+    credential_version = await operators.set_password("alice", f"x{PASSWORD}")
+    assert await sessions.get(await sessions.create("alice", credential_version=shown.credential_version)) is None
+    token, link = (
+        await sessions.create("alice", credential_version=credential_version),
+        await links.create("alice", LinkPurpose.SIGN_IN),
+    )
     assert await sessions.get(token) == "alice"
     await operators.delete("alice")
     await operators.create("alice")

@@ -315,10 +315,10 @@ async def test_what_was_begun_with_the_old_password_opens_no_session(resources: 
     ann = await resources.accounts.create("ann", password="correct horse battery")
     begun = await resources.accounts.check_password("ann", "correct horse battery")
     assert begun
-    opened = await resources.sessions.create(ann.id, fence=begun.fence)
-    fence = await resources.accounts.set_password(ann.id, "another long password")
-    late = await resources.sessions.create(ann.id, fence=begun.fence)
-    new = await resources.sessions.create(ann.id, fence=fence)
+    opened = await resources.sessions.create(ann.id, credential_version=begun.credential_version)
+    credential_version = await resources.accounts.set_password(ann.id, "another long password")
+    late = await resources.sessions.create(ann.id, credential_version=begun.credential_version)
+    new = await resources.sessions.create(ann.id, credential_version=credential_version)
     assert [await resources.sessions.get(token) for token in (opened, late, new)] == [
         None,
         None,

@@ -35,7 +35,7 @@ async def live_link(request: Request, token: str) -> tuple[SignInLink, SignIn]:
     user = await resources.users.get(account.id, link.user_id) if link.user_id else User.first(account)
     if user is None:
         raise HTTPException(404)
-    return link, SignIn(account=account, user=user, fence=link.fence)
+    return link, SignIn(account=account, user=user, credential_version=link.credential_version)
 
 
 Link = Annotated[tuple[SignInLink, SignIn], Depends(live_link)]
@@ -48,7 +48,7 @@ async def open_session(request: Request, who: SignIn, page: str) -> Response:
     token = await resources_of(request).sessions.create(
         who.account.id,
         user_id=who.user.id,
-        fence=who.fence,
+        credential_version=who.credential_version,
         browser=browser_words(request.headers.get("user-agent", "")),
         address=caller_address(request),
     )
@@ -120,11 +120,11 @@ def _new_password(form: Form) -> str:
 
 
 async def _set_password(request: Request, who: SignIn, password: str) -> SignIn:
-    """Return who signs in, with the fence of sessions from now on."""
+    """Return who signs in, with the credential version of sessions from now on."""
     accounts = resources_of(request).accounts
-    fence = await accounts.set_password(who.account.id, password, user_id=who.user.id)
+    credential_version = await accounts.set_password(who.account.id, password, user_id=who.user.id)
     await _record(request, who, Act.PASSWORD_SET)
-    return replace(who, fence=fence)
+    return replace(who, credential_version=credential_version)
 
 
 def _link_page(request: Request, link: tuple[SignInLink, SignIn], *, status: int = 200, problem: str = "") -> Response:

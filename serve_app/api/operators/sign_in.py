@@ -45,7 +45,7 @@ async def sign_in(request: Request, form: Form) -> Response:
         await record(request, name, Act.SIGN_IN_FAILED, actor=ANYONE)
         return _sign_in_page(request, status=403, problem="Wrong name or password.", name=name)
     await resources.sign_ins.forget(counted)
-    return await _signed_in(request, found.name, found.fence)
+    return await _signed_in(request, found.name, found.credential_version)
 
 
 @router.post("/sign-out")
@@ -91,21 +91,22 @@ async def use_link(request: Request, token: str, link: Link, form: Form) -> Resp
     used = await resources.operator_links.use(token)
     if used is None:
         raise HTTPException(404)
-    fence = used.fence
+    credential_version = used.credential_version
     if password is not None:
         try:
-            fence = await resources.operators.set_password(name, password)
+            credential_version = await resources.operators.set_password(name, password)
         except NotFound:  # deleted meanwhile
             raise HTTPException(404) from None
         await resources.operator_sessions.revoke_all(name)
         await record(request, name, Act.PASSWORD_SET, actor=audit.operator(name))
-    return await _signed_in(request, name, fence)
+    return await _signed_in(request, name, credential_version)
 
 
-async def _signed_in(request: Request, name: str, fence: str) -> Response:
+async def _signed_in(request: Request, name: str, credential_version: str) -> Response:
     await record(request, name, Act.SIGNED_IN, actor=audit.operator(name))
     response = redirect(request, "")
-    set_session(request, response, await resources_of(request).operator_sessions.create(name, fence=fence))
+    token = await resources_of(request).operator_sessions.create(name, credential_version=credential_version)
+    set_session(request, response, token)
     return response
 
 

@@ -1,8 +1,8 @@
 -- include account
--- include sign_in_fence
+-- include credential_version
 -- args: id_or_name
--- find_user: who signs in with a name, in one round trip whether there is one or not. Returns {account, user, fence, the account's
--- record, the user's}, where the user is '' for the account's own.
+-- find_user: who signs in with a name, in one round trip whether there is one or not. Returns {account, user,
+-- credential version, the account's record, the user's}, where the user is '' for the account's own.
 local account, user = string.match(account_id_of(id_or_name), '^([^:]*):?(.*)$')
 local own = user ~= '' and redis.call('HGETALL', K('user:' .. account .. ':' .. user)) or {}
-return {account, user, fence_of_user(account, user), redis.call('HGETALL', K('account:' .. account)), own}
+return {account, user, user_credential_version(account, user), redis.call('HGETALL', K('account:' .. account)), own}

@@ -1,13 +1,13 @@
--- include sign_in_fence
+-- include credential_version
 -- args: token_digest, idle_ms:number
 -- session: whose a live session is; its idle time starts again but never passes its absolute end. Returns {account, user, and of
 -- an invited user name and role}, or {}.
 local session = K('session:' .. token_digest)
-local fields = redis.call('HMGET', session, 'account', 'user', 'ends', 'fence')
+local fields = redis.call('HMGET', session, 'account', 'user', 'ends', 'credential_version')
 local account, user = fields[1], fields[2] or ''
 if not account then return {} end
 local left = num(fields[3], 0) - now
-if left <= 0 or (fields[4] or '0.0') ~= fence_of_user(account, user) then
+if left <= 0 or (fields[4] or '0.0') ~= user_credential_version(account, user) then
   redis.call('DEL', session)
   redis.call('SREM', K('sessions:' .. account), token_digest)
   return {}

@@ -1,9 +1,9 @@
--- include sign_in_fence
+-- include credential_version
 -- args: name, password_hash
--- set_operator_password: ends every session of the operator, and every link to it. Returns the fence of sessions from now on, ''
--- without such an operator.
+-- set_operator_password: ends every session of the operator, and every link to it. Returns the credential version of sessions from
+-- now on, '' without such an operator.
 local record = 'operator:' .. name
 if not redis.call('HGET', K(record), 'created') then return '' end
 redis.call('HSET', K(record), 'password', password_hash)
 redis.call('HINCRBY', K(record), 'password_changes', 1)
-return sign_in_fence(record)
+return credential_version_of(record)

@@ -1,6 +1,6 @@
 -- What a session or link must have been given to be good still: it changes with the password, and when the account is disabled.
 -- `record` is `account:ID`, `account:ID:USER` for one of its invited users, or `operator:NAME`. '' where there is none.
-local function sign_in_fence(record)
+local function credential_version_of(record)
   local account, user = string.match(record, '^account:([^:]+):([^:]+)$')
   local fields = redis.call('HMGET', K(user and 'account:' .. account or record), 'created', 'closures', 'password_changes')
   if not fields[1] then return '' end
@@ -14,6 +14,6 @@ local function sign_in_fence(record)
 end
 
 -- The account's own user, the first, is ''.
-local function fence_of_user(account, user)
-  return sign_in_fence('account:' .. account .. (user ~= '' and ':' .. user or ''))
+local function user_credential_version(account, user)
+  return credential_version_of('account:' .. account .. (user ~= '' and ':' .. user or ''))
 end
