@@ -166,7 +166,7 @@ def _accept_args(number: int, shape: Shape) -> list[str | int | float]:
             "account": f"acct_{number % shape.accounts:026}",
             "group": _group(number * 7919 % shape.adapters),
             "work": work_of(request),
-            "share": 1.0,
+            "queue_share": 1.0,
             "num_images": request.num_images,
             "request": write_request(request),
             "rate_token": "r" * 16,

@@ -53,7 +53,7 @@ async def draw_sample(resources: Resources, *, every: timedelta = EVERY) -> str:
             variant=Variant.A,
             account_id=owner.id,
             request=request,
-            share=LIGHT,
+            queue_share=LIGHT,
             adapter_id=adapter.id,
             is_sample=True,
         )

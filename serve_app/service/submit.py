@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 ADAPTER_PREFIX = "model_"
 """Of the ids in a catalog, by convention."""
 MAX_OUTPUT_PIXELS = 16_000_000
-MAX_SHARE = 8.0
+MAX_QUEUE_SHARE = 8.0
 """A plan's share of a busy queue is the root of its rate against the lowest plan's, at most this: ahead, never alone."""
 
 
@@ -172,7 +172,7 @@ async def _accept(
         request=request,
         idempotency_key=idempotency_key,
         body_sha256=body_sha256,
-        share=plan_share(caller.plan, resources.settings.plan_table.values()),
+        queue_share=plan_queue_share(caller.plan, resources.settings.plan_table.values()),
         rate_token=caller.rate_token,
         adapter_id=adapter_id,
         key_id=caller.key_id,
@@ -193,10 +193,10 @@ async def _hint(resources: Resources, kind: JobKind, job_id: str) -> None:
     await resources.hint(kind, job_id)
 
 
-def plan_share(plan: Plan, plans: Iterable[Plan]) -> float:
+def plan_queue_share(plan: Plan, plans: Iterable[Plan]) -> float:
     """Return a plan's share of a busy queue: 1 for the lowest of its variant."""
     rates = [_rate(each) for each in plans if each.variant == plan.variant]
-    return min(MAX_SHARE, max(1.0, sqrt(_rate(plan) / min(rates))))
+    return min(MAX_QUEUE_SHARE, max(1.0, sqrt(_rate(plan) / min(rates))))
 
 
 def _rate(plan: Plan) -> float:

@@ -75,7 +75,7 @@ class JobQueue:
         group: str = "",
         idempotency_key: str | None = None,
         body_sha256: str = "",
-        share: float = 1.0,
+        queue_share: float = 1.0,
         rate_token: str = "",
         adapter_id: str = "",
         key_id: str = "",
@@ -86,8 +86,8 @@ class JobQueue:
     ) -> Acceptance:
         """Make a job of a request, whole or not at all.
 
-        `share` is the account's share of a busy queue; `rate_token` the counted request that is refunded if the job fails by
-        our fault. The account must be allowed to use the adapter `adapter_id`, whose weights are then the job's group.
+        `queue_share` is the account's share of a busy queue; `rate_token` the counted request that is
+        refunded if the job fails by our fault. The account must be allowed to use the adapter `adapter_id`, whose weights are then the job's group.
         `key_id` is the API key that asked, for the account's history and usage; `plan` the name under which metrics count it;
         `request_id` the HTTP request's, for the lines that workers log; `traceparent` the span that workers' spans belong to.
         A sample of the service's own is no usage.
@@ -101,7 +101,7 @@ class JobQueue:
             "account": account_id,
             "group": group,
             "work": work_of(request),
-            "share": share,
+            "queue_share": queue_share,
             "num_images": request.num_images,
             "request": write_request(request),
             "rate_token": rate_token,

@@ -165,7 +165,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant("credit can be saved up", "queue", "math.max(global, vtime + seconds)", "vtime + seconds"),
     Mutant("a correction misses an idle account", "queue", "if ahead > global and", "if false and"),
-    Mutant("a lost attempt stays charged", "queue", "charge(job.kind, job.account, -job.charge / job.share)", ""),
+    Mutant("a lost attempt stays charged", "queue", "charge(job.kind, job.account, -job.charge / job.queue_share)", ""),
     Mutant("a request is never given back", "queue", "if job.rate_token == '' then", "if true then"),
     Mutant("an ended job stays live", "queue", "redis.call('HINCRBY', K('unfinished'), job.account, -1) <= 0", "false"),
     Mutant(
@@ -219,8 +219,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("a dead owner keeps its claim", "claim", "now - seen < worker_life_ms", "true"),
     Mutant("an owner is waited for without end", "claim", "or now - job.waiting_since >= owner_wait_ms", ""),
     Mutant("nothing else is taken meanwhile", "claim", "other = job_without_owner(global)", "other = nil"),
-    Mutant("claim is not charged", "claim", "charge(kind, job.account, cost / job.share)", "local _ = cost"),
-    Mutant("shares are ignored", "claim", "cost / job.share", "cost"),
+    Mutant("claim is not charged", "claim", "charge(kind, job.account, cost / job.queue_share)", "local _ = cost"),
+    Mutant("shares are ignored", "claim", "cost / job.queue_share", "cost"),
     Mutant("virtual time stands still", "claim", "    set_global_vtime(kind, global)\n", ""),
     Mutant(
         "a worker's capacity is not counted down",
@@ -277,7 +277,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "an account's virtual time is not corrected",
         "finish",
-        "charge(job.kind, job.account, (seconds - job.charge) / job.share)",
+        "charge(job.kind, job.account, (seconds - job.charge) / job.queue_share)",
         "",
     ),
     Mutant("nothing is measured", "finish", "\nmeasure_speed()\n", "\n"),

@@ -11,7 +11,7 @@ from serve_app.domain.errors import FailureCode, Forbidden, InvalidParameter, No
 from serve_app.domain.jobs import Failure, JobKind, StoredImage, new_image_id
 from serve_app.domain.requests import GenerationRequest, UpscaleRequest, Variant
 from serve_app.service.resources import Resources, open_resources
-from serve_app.service.submit import generate, plan_share, upscale
+from serve_app.service.submit import generate, plan_queue_share, upscale
 from serve_app.settings import Settings
 from tests.support import PRIVATE_ADAPTER, adapter_id, wait_until
 
@@ -166,12 +166,12 @@ async def test_a_canceled_job_stays_counted(resources: Resources, secret: str) -
 
 
 def test_a_higher_plan_has_a_larger_share_but_not_all() -> None:
-    shares = {(plan.variant, plan.name): plan_share(plan, BUILTIN_PLANS) for plan in BUILTIN_PLANS}
+    shares = {(plan.variant, plan.name): plan_queue_share(plan, BUILTIN_PLANS) for plan in BUILTIN_PLANS}
     assert shares[Variant.A, "basic"] == shares[Variant.B, "free"] == 1
     assert shares[Variant.A, "professional"] == 2
     assert 4 < shares[Variant.A, "enterprise"] < 5
     huge = Plan(Variant.A, "huge", 10**9, BUILTIN_PLANS[0].window)
-    assert plan_share(huge, (*BUILTIN_PLANS, huge)) == 8
+    assert plan_queue_share(huge, (*BUILTIN_PLANS, huge)) == 8
 
 
 async def test_a_store_that_is_down_is_reported_as_such(

@@ -74,7 +74,7 @@ class JobModel:
     moves: int = 0
 
     async def accept(
-        self, *, account: str, group: str, images: int = 1, is_upscale: bool = False, share: float = 1.0
+        self, *, account: str, group: str, images: int = 1, is_upscale: bool = False, queue_share: float = 1.0
     ) -> None:
         number = len(self.jobs)
         request = _upscale() if is_upscale else _generation(images)
@@ -92,7 +92,9 @@ class JobModel:
         self._count_request(job)
         idempotency_key = f"key-{number}" if self.rnd.random() < 0.7 else None
         try:
-            got = await self._maybe_twice(lambda: self._accept(job, request, share, idempotency_key, "body"), _same_job)
+            got = await self._maybe_twice(
+                lambda: self._accept(job, request, queue_share, idempotency_key, "body"), _same_job
+            )
         except QueueFull:
             assert self._is_at_a_limit(account), f"{account} was refused below every limit"
             return
@@ -300,7 +302,7 @@ class JobModel:
         assert not stuck, f"never ended: {stuck}"
 
     async def _accept(
-        self, job: Expected, request: Request, share: float, idempotency_key: str | None, body: str
+        self, job: Expected, request: Request, queue_share: float, idempotency_key: str | None, body: str
     ) -> Any:
         return await self.queue.accept(
             job_id=job.id,
@@ -310,7 +312,7 @@ class JobModel:
             group=job.group,
             idempotency_key=idempotency_key,
             body_sha256=body,
-            share=share,
+            queue_share=queue_share,
             rate_token=job.rate_token,
             plan="basic",
         )
@@ -432,7 +434,7 @@ async def random_move(model: JobModel) -> None:
                 group=rnd.choice(GROUPS),
                 images=rnd.choice((1, 1, 2, 4)),
                 is_upscale=rnd.random() < 0.2,
-                share=rnd.choice((1.0, 2.0)),
+                queue_share=rnd.choice((1.0, 2.0)),
             ),
         ),
         (5, lambda: model.accept_again(same_body=rnd.random() < 0.7)),

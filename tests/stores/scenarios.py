@@ -35,7 +35,7 @@ Scenario = Callable[[OpenQueue], Awaitable[None]]
 
 async def accounts_are_served_by_their_shares(open_queue: OpenQueue) -> None:
     queue = open_queue()
-    await _accept(queue, "ann", 12, share=2.0)
+    await _accept(queue, "ann", 12, queue_share=2.0)
     await _accept(queue, "bob", 12)
     served = await _serve(queue, 9)
     assert served.count("ann") == 6, served
@@ -51,7 +51,7 @@ async def a_small_account_does_not_wait_behind_a_burst(open_queue: OpenQueue) ->
 
 async def the_time_a_job_took_corrects_its_accounts_vtime(open_queue: OpenQueue) -> None:
     queue = open_queue()
-    await _accept(queue, "ann", 3, share=2.0)
+    await _accept(queue, "ann", 3, queue_share=2.0)
     await _accept(queue, "bob", 8)
     lease = (await _claim(queue, "w1"))[0]
     assert _vtime(queue, "ann") == COST / 2
@@ -715,7 +715,7 @@ async def _accept(
     *,
     group: str = "g",
     images: int = 1,
-    share: float = 1.0,
+    queue_share: float = 1.0,
     idempotency_key: str | None = None,
     adapter_id: str = "",
 ) -> Sequence[Job]:
@@ -728,7 +728,7 @@ async def _accept(
             account_id=account,
             request=request,
             group=group,
-            share=share,
+            queue_share=queue_share,
             idempotency_key=idempotency_key,
             adapter_id=adapter_id,
         )

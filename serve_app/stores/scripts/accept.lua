@@ -1,5 +1,5 @@
 -- include queue
--- args: job_id, kind, variant, account, group, work:number, share:number, num_images:number, request, rate_token
+-- args: job_id, kind, variant, account, group, work:number, queue_share:number, num_images:number, request, rate_token
 -- args: idempotency_digest, body_digest, max_queued:number, max_unfinished:number, idempotency_ms:number, index_ms:number
 -- args: adapter, version:number, key_id, plan, request_id, traceparent, sample:flag
 -- accept: every check first, then every write: after this script the job exists whole, or not at all. `adapter`: the LoRA
@@ -33,8 +33,8 @@ if num(redis.call('HGET', K('unfinished'), account), 0) >= max_unfinished then r
 
 local sequence = redis.call('INCR', K('sequence'))
 redis.call('HSET', K('job:' .. job_id), 'version', version, 'state', 'queued', 'kind', kind, 'variant', variant,
-  'account', account, 'group', group, 'work', work, 'share', share, 'num_images', num_images, 'request', request,
-  'created', now, 'waiting_since', now, 'sequence', sequence)
+  'account', account, 'group', group, 'work', work, 'queue_share', queue_share, 'num_images', num_images,
+  'request', request, 'created', now, 'waiting_since', now, 'sequence', sequence)
 if rate_token ~= '' then redis.call('HSET', K('job:' .. job_id), 'rate_token', rate_token) end
 if adapter ~= '' then redis.call('HSET', K('job:' .. job_id), 'adapter', adapter) end
 if sample then redis.call('HSET', K('job:' .. job_id), 'sample', '1') end

@@ -205,7 +205,7 @@ end
 
 local function lease_to_worker(job)
   local cost = job.work / 1000 * seconds_per_unit
-  charge(kind, job.account, cost / job.share) -- before it leaves the queue, so that an account's last job counts too
+  charge(kind, job.account, cost / job.queue_share) -- before it leaves the queue, so that an account's last job counts too
   dequeue(job)
   local attempt = redis.call('HINCRBY', K('job:' .. job.id), 'attempt', 1)
   redis.call('HINCRBY', K('job:' .. job.id), 'tries', 1)

@@ -56,7 +56,7 @@ end
 
 measure_speed()
 count_usage()
-charge(job.kind, job.account, (seconds - job.charge) / job.share)
+charge(job.kind, job.account, (seconds - job.charge) / job.queue_share)
 redis.call('HSET', K('job:' .. job_id), 'images', images, 'progress', 100, 'seconds', string.format('%.17g', seconds))
 for _, image_id in ipairs(image_ids) do redis.call('SET', K('image:' .. image_id), job_id, 'PX', retention_ms) end
 if timings ~= '' then redis.call('HSET', K('job:' .. job_id), 'timings', timings) end

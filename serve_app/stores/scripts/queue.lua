@@ -10,13 +10,13 @@ local function set_global_vtime(kind, vtime) redis.call('SET', K('global_vtime:'
 
 local function read_job(id)
   local field = redis.call('HMGET', K('job:' .. id), 'state', 'kind', 'account', 'group', 'attempt', 'tries', 'work',
-    'share', 'sequence', 'waiting_since', 'charge', 'cancel', 'variant', 'rate_token', 'skips', 'skipped_at', 'num_images',
-    'worker', 'losses', 'adapter', 'plan')
+    'queue_share', 'sequence', 'waiting_since', 'charge', 'cancel', 'variant', 'rate_token', 'skips', 'skipped_at',
+    'num_images', 'worker', 'losses', 'adapter', 'plan')
   if not field[1] then return nil end
   local kind = field[2] or (string.sub(id, 1, 3) == 'up_' and 'upscale' or 'generation') -- a compact record names none
   return {
     id = id, state = field[1], kind = kind, account = field[3], group = field[4], attempt = num(field[5], 0),
-    tries = num(field[6], 0), work = num(field[7], 0), share = num(field[8], 1), sequence = num(field[9], 0),
+    tries = num(field[6], 0), work = num(field[7], 0), queue_share = num(field[8], 1), sequence = num(field[9], 0),
     waiting_since = num(field[10], 0), charge = num(field[11], 0), cancel = field[12], variant = field[13],
     rate_token = field[14] or '', skips = num(field[15], 0), skipped_at = tonumber(field[16]),
     num_images = num(field[17], 1), worker = field[18], losses = num(field[19], 0),
@@ -168,7 +168,7 @@ end
 
 -- What was charged for an attempt without images.
 local function refund_charge(job)
-  charge(job.kind, job.account, -job.charge / job.share)
+  charge(job.kind, job.account, -job.charge / job.queue_share)
   redis.call('HDEL', K('job:' .. job.id), 'charge')
 end
 
