@@ -141,9 +141,9 @@ def _held(reading: Reading, jobs: Mapping[str, dict[str, str]]) -> Iterator[str]
     for job_id, job in jobs.items():
         if job["state"] == "running":
             running[f"{job['kind']}:{job.get('worker')}"].add(job_id)
-    held = {name: reading.members(f"held:{name}") for name in reading.names("held")}
-    if held != dict(running):
-        yield f"workers hold {held}, running on them {dict(running)}"
+    claimed = {name: reading.members(f"claimed:{name}") for name in reading.names("claimed")}
+    if claimed != dict(running):
+        yield f"workers hold {claimed}, running on them {dict(running)}"
     for worker, job_ids in running.items():
         quarantined = [job_id for job_id in job_ids if int(jobs[job_id].get("losses", 0)) >= 2]
         if quarantined and len(job_ids) > 1:

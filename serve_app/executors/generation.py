@@ -10,7 +10,7 @@ from serve_app.domain.requests import GenerationRequest
 from serve_app.engine import AdapterFile, Engine, Finished, RunRequest
 from serve_app.engine.measured import take
 from serve_app.executors.gpu_memory import memory_of
-from serve_app.service.executor import Held, Pixels, StartError
+from serve_app.service.executor import LoadedModels, Pixels, StartError
 from serve_app.service.resources import Resources
 from serve_app.stores.measures import Measures
 
@@ -86,9 +86,9 @@ class GenerationExecutor:
             **memory_of(self._engine.device),
         }
 
-    def held(self) -> Held:
+    def loaded_models(self) -> LoadedModels:
         loras = sorted(self._lora_ids.get(digest, digest) for digest in self._engine.resident_adapters)
-        return Held(list(self._engine.base_models), loras)
+        return LoadedModels(list(self._engine.base_models), loras)
 
     def unfinished(self, run_id: str, longest: int) -> tuple[int, Pixels] | None:
         return self._engine.unfinished(run_id, longest)

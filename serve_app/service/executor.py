@@ -76,7 +76,7 @@ class Executor(Protocol):
         ...
 
 
-class Held(NamedTuple):
+class LoadedModels(NamedTuple):
     """Base models in memory, by name, and the ids of the LoRAs beside them."""
 
     base_models: Sequence[str]
@@ -84,10 +84,10 @@ class Held(NamedTuple):
 
 
 @runtime_checkable
-class HoldsModels(Protocol):
+class ReportsModels(Protocol):
     """An executor that says which models it holds, for operators."""
 
-    def held(self) -> Held: ...
+    def loaded_models(self) -> LoadedModels: ...
 
 
 @runtime_checkable

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 
-from serve_app.service.executor import Executor, Held, HoldsModels
+from serve_app.service.executor import Executor, LoadedModels, ReportsModels
 from serve_app.service.resources import Resources
 from serve_app.stores.measures import is_cancelled
 
@@ -29,12 +29,12 @@ async def report_forever(
 async def report(resources: Resources, executor: Executor, *, worker: str) -> None:
     """Raises `StoreUnavailable`."""
     gauges = executor.measure(resources.measures)
-    held = executor.held() if isinstance(executor, HoldsModels) else Held((), ())
+    loaded = executor.loaded_models() if isinstance(executor, ReportsModels) else LoadedModels((), ())
     await resources.measures.show(
         executor.kind,
         worker,
         {metric.name: value for metric, value in gauges.items()},
-        base_models=held.base_models,
-        loras=held.loras[:MOST_LORAS],
+        base_models=loaded.base_models,
+        loras=loaded.loras[:MOST_LORAS],
     )
     await resources.measures.send()

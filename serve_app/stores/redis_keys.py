@@ -50,7 +50,7 @@ KEY_MAP: tuple[Key, ...] = (
         "kind → waiting jobs that lost two workers, by sequence",
     ),
     Key("quarantine_worker:*", "string", "the lease", "kind → the worker that runs quarantined jobs one at a time"),
-    Key("held:*", "set", "a day after the last claim", "kind:worker → ids of the jobs it runs"),
+    Key("claimed:*", "set", "a day after the last claim", "kind:worker → ids of the jobs it runs"),
     Key(
         "load:*",
         "hash",
@@ -140,7 +140,7 @@ KEY_MAP: tuple[Key, ...] = (
     Key("loras", "zset", "permanent", "LoRA ids by creation (µs; those of one ms in the file's order)"),
     Key("loras_stored:*", "set", "permanent", "digest of weights → registered LoRA ids that have them"),
     Key(
-        "loras_held:*",
+        "weights_in_use:*",
         "zset",
         "an hour after the last hold",
         "digest of weights → registrations that store them, by end (ms)",

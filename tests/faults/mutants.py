@@ -260,12 +260,15 @@ MUTANTS: tuple[Mutant, ...] = (
         "redis.call('PING')",
     ),
     Mutant("a quarantine worker seems to have capacity", "claim", "if is_quarantine_worker then capacity = 0 end", ""),
-    Mutant("what a worker runs is not recorded", "claim", "redis.call('SADD', held_key(kind, worker), job.id)", ""),
+    Mutant("what a worker runs is not recorded", "claim", "redis.call('SADD', claimed_key(kind, worker), job.id)", ""),
     Mutant(
-        "what a worker ran is not removed", "queue", "redis.call('SREM', held_key(job.kind, job.worker), job.id)", ""
+        "what a worker ran is not removed", "queue", "redis.call('SREM', claimed_key(job.kind, job.worker), job.id)", ""
     ),
     Mutant(
-        "the list of a worker's jobs stays", "claim", "redis.call('PEXPIRE', held_key(kind, worker), HELD_LIFE)", ""
+        "the list of a worker's jobs stays",
+        "claim",
+        "redis.call('PEXPIRE', claimed_key(kind, worker), CLAIMED_LIFE)",
+        "",
     ),
     Mutant("a requeued job is quarantined", "requeue_dead", "'losses', ", ""),
     # finish, fail, release, reap, cancel, requeue

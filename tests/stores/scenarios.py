@@ -346,9 +346,9 @@ async def a_busy_worker_empties_before_it_takes_a_quarantined_job(open_queue: Op
     queue = open_queue()
     await _lose_two_workers(queue, 1)
     await _accept(queue, "bob", 2)
-    queue.sync.sadd(redis_key("held", "generation", "w1"), "something")
+    queue.sync.sadd(redis_key("claimed", "generation", "w1"), "something")
     assert await _claim(queue, "w1", limit=4) == []
-    queue.sync.srem(redis_key("held", "generation", "w1"), "something")
+    queue.sync.srem(redis_key("claimed", "generation", "w1"), "something")
     assert len(await _claim(queue, "w1", limit=4)) == 1
 
 

@@ -6,7 +6,7 @@
 -- Returns {id, attempt, version, group, account, request, created, request_id, traceparent} repeated. A repeated nonce gets the same jobs again.
 local OWNER_LIFE = 600000  -- ms that a worker is remembered as the owner of a group it loaded
 local MAX_OWNERS = 8       -- remembered per group
-local HELD_LIFE = 86400000 -- ms; far beyond any attempt
+local CLAIMED_LIFE = 86400000 -- ms; far beyond any attempt
 local NEAR = 4             -- groups, accounts and jobs of each that are read beyond the head: a claim's cost stays flat
 local SEEN_EVERY = 1000    -- ms between two writes of a sign of life: idle polls stay reads
 local GROUPS_AT_ONCE = 128
@@ -181,7 +181,7 @@ local function next_quarantined()
     chosen = worker
   end
   if chosen ~= worker then return nil, false end
-  local is_empty = redis.call('EXISTS', held_key(kind, worker)) == 0
+  local is_empty = redis.call('EXISTS', claimed_key(kind, worker)) == 0
   if is_empty and not are_waiting then
     redis.call('DEL', quarantine_worker)
     return nil, false
@@ -213,8 +213,8 @@ local function lease_to_worker(job)
   redis.call('HSET', K('job:' .. job.id), 'state', 'running', 'worker', worker, 'started', now,
     'charge', string.format('%.17g', cost))
   redis.call('ZADD', K('lease:' .. kind), now + lease_ms, job.id)
-  redis.call('SADD', held_key(kind, worker), job.id)
-  redis.call('PEXPIRE', held_key(kind, worker), HELD_LIFE)
+  redis.call('SADD', claimed_key(kind, worker), job.id)
+  redis.call('PEXPIRE', claimed_key(kind, worker), CLAIMED_LIFE)
   if job.group ~= '' then remember_owner(job.group) end
   return attempt
 end

@@ -3,8 +3,8 @@
 -- hold_weights: keep stored weights while a registration stores and records them; at most for `life_ms`, then what no LoRA has is
 -- removed. Returns 1, or 0 while they are being removed: ask again.
 if num(redis.call('ZSCORE', K('loras_removing'), uri), 0) > now then return 0 end
-local held = K('loras_held:' .. digest_of(uri))
-redis.call('ZADD', held, now + life_ms, token)
-redis.call('PEXPIRE', held, life_ms)
+local in_use = K('weights_in_use:' .. digest_of(uri))
+redis.call('ZADD', in_use, now + life_ms, token)
+redis.call('PEXPIRE', in_use, life_ms)
 redis.call('ZADD', K('loras_unused'), now + life_ms, uri)
 return 1

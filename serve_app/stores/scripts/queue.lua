@@ -124,12 +124,12 @@ local function back_off(job, pause_ms)
 end
 
 -- The jobs that a worker runs: a quarantined one goes only to a worker that runs none.
-local function held_key(kind, worker) return K('held:' .. kind .. ':' .. worker) end
+local function claimed_key(kind, worker) return K('claimed:' .. kind .. ':' .. worker) end
 
 -- First in every script that ends an attempt: writes that free memory are allowed on a full server, and so is what follows.
 local function drop_lease(job)
   redis.call('ZREM', K('lease:' .. job.kind), job.id)
-  redis.call('SREM', held_key(job.kind, job.worker), job.id)
+  redis.call('SREM', claimed_key(job.kind, job.worker), job.id)
 end
 
 -- A queued job is either in its queue or backing off.
