@@ -21,7 +21,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-from benchmarks.fleet_load import HOUR_MS, Demand
+from benchmarks.fleet_load import HOUR_MS, OfferedLoad
 from benchmarks.fleet_oracle import oracle_hours
 from benchmarks.fleet_simulation import Fleet, Outcome, Simulation
 from serve_app.stores.embedded import ensure_redis, stop_redis
@@ -34,7 +34,7 @@ HEADER = (
 )
 
 
-async def simulate(redis_url: str, folder: Path, fleet: Fleet, demand: Demand, seed: int) -> Outcome:
+async def simulate(redis_url: str, folder: Path, fleet: Fleet, demand: OfferedLoad, seed: int) -> Outcome:
     """Simulate on a Redis that is emptied for it."""
     limits = {"max_queued": 10**9, "max_queued_per_account": 10**9, "queue_age_limit": timedelta(days=30)}
     queue = LogicalQueue(redis_url, model_settings(folder, **limits))
@@ -45,7 +45,7 @@ async def simulate(redis_url: str, folder: Path, fleet: Fleet, demand: Demand, s
         await queue.close()
 
 
-def oracle(fleet: Fleet, demand: Demand, seed: int) -> float:
+def oracle(fleet: Fleet, demand: OfferedLoad, seed: int) -> float:
     engine = fleet.engine
     return oracle_hours(
         demand.arrivals(seed),
@@ -71,7 +71,7 @@ def line(load: float, seed: int, outcome: Outcome, least_hours: float) -> str:
     )
 
 
-async def compare(fleet: Fleet, demand: Demand, loads: Sequence[float], seeds: Sequence[int]) -> None:
+async def compare(fleet: Fleet, demand: OfferedLoad, loads: Sequence[float], seeds: Sequence[int]) -> None:
     print(HEADER, flush=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -87,7 +87,7 @@ async def compare(fleet: Fleet, demand: Demand, loads: Sequence[float], seeds: S
 
 
 def main() -> None:
-    fleet, demand = Fleet(), Demand(images_per_hour=0)
+    fleet, demand = Fleet(), OfferedLoad(images_per_hour=0)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--loads", type=float, nargs="+", default=[0.7])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])

@@ -25,7 +25,7 @@ class Arrival(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Demand:
+class OfferedLoad:
     """`images_per_hour` on average, bursts included; the most popular of `loras` LoRAs is asked for `loras ** zipf` times as
     often as the least."""
 
@@ -43,7 +43,7 @@ class Demand:
         return sorted(_arrivals(self, random.Random(seed)))
 
 
-def _arrivals(demand: Demand, rnd: random.Random) -> Iterator[Arrival]:
+def _arrivals(demand: OfferedLoad, rnd: random.Random) -> Iterator[Arrival]:
     mean_images = sum(map(math.prod, zip(IMAGES, IMAGE_WEIGHTS, strict=True))) / sum(IMAGE_WEIGHTS)
     jobs_per_hour = demand.images_per_hour / mean_images
     choose_lora = _Zipf("lora", demand.loras, demand.zipf)

@@ -13,7 +13,7 @@ from ray.serve.config import AutoscalingConfig
 from benchmarks.fleet_load import HOUR_MS, Arrival
 from benchmarks.fleet_replica import ClaimedJob, Engine, SimulatedReplica
 from deployments.args import ScaleArgs
-from deployments.demand import Demand
+from deployments.arrival_rate import ArrivalRate
 from deployments.scaling import wanted_replicas
 from serve_app.domain.jobs import CommitReply, JobKind
 from serve_app.domain.requests import GenerationRequest, Variant
@@ -85,7 +85,7 @@ class Simulation:
         self._policy_state: dict[str, Any] = {}
         self._scaling = _serve_config(fleet.scale)
         self._outcome = Outcome()
-        self._demand = Demand()
+        self._demand = ArrivalRate()
 
     async def run(self) -> Outcome:
         self._at(0, self._scale)

@@ -7,7 +7,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from deployments.args import AppArgs, HousekeeperArgs, ReplicaArgs
-from deployments.pools import Demand, Pool, shortfalls
+from deployments.pools import Pool, ReplicaDemand, shortfalls
 
 BUILDER = "deployments.app:build"
 
@@ -80,7 +80,7 @@ class ServeConfig(_Strict):
         return self.applications[0].args
 
 
-def demands(args: AppArgs) -> list[Demand]:
+def demands(args: AppArgs) -> list[ReplicaDemand]:
     """What each deployment asks of the nodes when it is at its largest."""
     return [
         _demand("ingress", args.ingress),
@@ -90,8 +90,8 @@ def demands(args: AppArgs) -> list[Demand]:
     ]
 
 
-def _demand(deployment: str, args: ReplicaArgs) -> Demand:
-    return Demand(
+def _demand(deployment: str, args: ReplicaArgs) -> ReplicaDemand:
+    return ReplicaDemand(
         deployment=deployment,
         replicas=args.replicas if isinstance(args.replicas, int) else args.replicas.max_replicas,
         gpus=args.num_gpus,
@@ -100,8 +100,8 @@ def _demand(deployment: str, args: ReplicaArgs) -> Demand:
     )
 
 
-def _housekeeper_demand(args: HousekeeperArgs) -> Demand:
-    return Demand(deployment="housekeeper", replicas=1, cpus=args.num_cpus, resources=args.resources)
+def _housekeeper_demand(args: HousekeeperArgs) -> ReplicaDemand:
+    return ReplicaDemand(deployment="housekeeper", replicas=1, cpus=args.num_cpus, resources=args.resources)
 
 
 def read_config(path: Path) -> ServeConfig:

@@ -27,7 +27,7 @@ class Pool:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Demand:
+class ReplicaDemand:
     """What a deployment asks for at its largest, per replica."""
 
     deployment: str
@@ -49,7 +49,7 @@ class Shortfall(NamedTuple):
         return f"{self.deployment}: {self.unplaced} of {self.replicas} replicas find no node of the pools{after}"
 
 
-def shortfalls(demands: Sequence[Demand], pools: Sequence[Pool]) -> list[Shortfall]:
+def shortfalls(demands: Sequence[ReplicaDemand], pools: Sequence[Pool]) -> list[Shortfall]:
     """The worst case of each deployment that can be left without a node; empty when all always fit, or no pool is declared."""
     if not pools:
         return []
@@ -63,7 +63,7 @@ def shortfalls(demands: Sequence[Demand], pools: Sequence[Pool]) -> list[Shortfa
     return [worst[demand.deployment] for demand in demands if demand.deployment in worst]
 
 
-def _place(order: Sequence[Demand], pools: Sequence[Pool], *, tight: bool) -> Iterator[Shortfall]:
+def _place(order: Sequence[ReplicaDemand], pools: Sequence[Pool], *, tight: bool) -> Iterator[Shortfall]:
     nodes = [_Node(pool) for pool in pools for _ in range(pool.nodes)]
     for position, demand in enumerate(order):
         unplaced = sum(not _take(demand, nodes, tight=tight) for _ in range(demand.replicas))
@@ -72,7 +72,7 @@ def _place(order: Sequence[Demand], pools: Sequence[Pool], *, tight: bool) -> It
             yield Shortfall(demand.deployment, unplaced, demand.replicas, first)
 
 
-def _take(demand: Demand, nodes: "Sequence[_Node]", *, tight: bool) -> bool:
+def _take(demand: ReplicaDemand, nodes: "Sequence[_Node]", *, tight: bool) -> bool:
     fitting = [node for node in nodes if node.fits(demand)]
     if not fitting:
         return False
@@ -92,12 +92,12 @@ class _Node:
     def free_gpu(self) -> int:
         return sum(self.cards)
 
-    def fits(self, demand: Demand) -> bool:
+    def fits(self, demand: ReplicaDemand) -> bool:
         enough_cpus = self.cpus is None or self.cpus >= _grains(demand.cpus)
         named = all(self.resources.get(name, 0) >= _grains(amount) for name, amount in demand.resources.items())
         return enough_cpus and named and len(self._cards_for(demand)) >= _cards(demand)
 
-    def take(self, demand: Demand, *, tight: bool) -> None:
+    def take(self, demand: ReplicaDemand, *, tight: bool) -> None:
         if self.cpus is not None:
             self.cpus -= _grains(demand.cpus)
         for name, amount in demand.resources.items():
@@ -106,16 +106,16 @@ class _Node:
         for card in chosen[: _cards(demand)]:
             self.cards[card] -= _share(demand)
 
-    def _cards_for(self, demand: Demand) -> list[int]:
+    def _cards_for(self, demand: ReplicaDemand) -> list[int]:
         return [card for card, free in enumerate(self.cards) if free >= _share(demand)]
 
 
-def _cards(demand: Demand) -> int:
+def _cards(demand: ReplicaDemand) -> int:
     """Cards a replica touches: one for a fraction, else as many as it asks for."""
     return 0 if demand.gpus == 0 else max(1, int(demand.gpus))
 
 
-def _share(demand: Demand) -> int:
+def _share(demand: ReplicaDemand) -> int:
     """How much it takes of each of them."""
     return _grains(min(demand.gpus, 1))
 

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from deployments.demand import Demand
+from deployments.arrival_rate import ArrivalRate
 from serve_app.domain.jobs import Backlog, JobKind
 from serve_app.settings import Settings
 from serve_app.stores.backlog import read_backlog
@@ -72,12 +72,12 @@ def wanted_replicas(backlog: Backlog, units_per_second: float | None, target_s: 
 
 
 def _watch(kind: JobKind, read: Callable[[JobKind], Backlog], latest: list[Reading], stop: threading.Event) -> None:
-    demand = Demand()
+    rate = ArrivalRate()
     while not stop.is_set():
         try:
             backlog, now = read(kind), time.monotonic()
-            demand.add(now, backlog.accepted)
-            latest[:] = [Reading(backlog, demand.units_per_second, now)]
+            rate.add(now, backlog.accepted)
+            latest[:] = [Reading(backlog, rate.units_per_second, now)]
         except Exception as error:  # noqa: BLE001 - the thread must outlive any outage; a stale reading keeps the replicas
             log.warning("the backlog cannot be read: %r", error)
         stop.wait(READ_EVERY_S)

@@ -6,7 +6,7 @@ from typing import Any
 
 from deployments.args import AppArgs
 from deployments.config import ConfigError, ServeConfig, demands
-from deployments.pools import Demand, Pool, shortfalls
+from deployments.pools import Pool, ReplicaDemand, shortfalls
 from deployments.shared_settings import require_shared
 from serve_app.settings import Settings
 
@@ -46,5 +46,5 @@ def missing_here(args: AppArgs, *, gpus: int) -> str | None:
     return f"GPUs are asked for ({wanted}), and Ray finds {gpus or 'none'} on this machine: {GPU_HELP}"
 
 
-def _gpus(demand: Demand) -> str:
+def _gpus(demand: ReplicaDemand) -> str:
     return f"{demand.gpus:g}" if demand.replicas == 1 else f"{demand.replicas} × {demand.gpus:g}"

@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.config import ConfigError, read_config
-from deployments.pools import Demand, Pool, shortfalls
+from deployments.pools import Pool, ReplicaDemand, shortfalls
 from tests.support import ROOT
 
 
-def generator(replicas: int, gpus: float = 1, **resources: float) -> Demand:
-    return Demand(deployment="generator", replicas=replicas, gpus=gpus, resources=resources)
+def generator(replicas: int, gpus: float = 1, **resources: float) -> ReplicaDemand:
+    return ReplicaDemand(deployment="generator", replicas=replicas, gpus=gpus, resources=resources)
 
 
-def upscaler(replicas: int, gpus: float = 0.5, **resources: float) -> Demand:
-    return Demand(deployment="upscaler", replicas=replicas, gpus=gpus, resources=resources)
+def upscaler(replicas: int, gpus: float = 0.5, **resources: float) -> ReplicaDemand:
+    return ReplicaDemand(deployment="upscaler", replicas=replicas, gpus=gpus, resources=resources)
 
 
 def cards(nodes: int, gpus: int = 1, **resources: float) -> Pool:
@@ -58,7 +58,7 @@ def test_tenths_of_a_card_add_up() -> None:
 
 
 def test_cpus_count_where_they_are_declared() -> None:
-    demand = Demand(deployment="generator", replicas=2, gpus=1, cpus=4)
+    demand = ReplicaDemand(deployment="generator", replicas=2, gpus=1, cpus=4)
     assert shortfalls([demand], [Pool(name="big", nodes=1, gpus=2, cpus=6)])[0].unplaced == 1
     assert shortfalls([demand], [Pool(name="big", nodes=1, gpus=2, cpus=8)]) == []
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
-from deployments.demand import Demand
+from deployments.arrival_rate import ArrivalRate
 from deployments.scaling import BacklogPolicy, wanted_replicas
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import Backlog, JobKind, new_job_id
@@ -62,33 +62,33 @@ def test_work_that_waits_adds_replicas_to_those_of_what_arrives() -> None:
     assert wanted_replicas(backlog(ready=50, seconds=900, ready_seconds=190), 8.0, 60) == 4 + 4
 
 
-def _demand(*accepted: float, every_s: float = 60) -> Demand:
-    demand = Demand()
+def _rate(*accepted: float, every_s: float = 60) -> ArrivalRate:
+    rate = ArrivalRate()
     for number, units in enumerate(accepted):
-        demand.add(1000 + number * every_s, units)
-    return demand
+        rate.add(1000 + number * every_s, units)
+    return rate
 
 
-def test_demand_is_known_after_a_minute() -> None:
-    assert _demand(70, 100, every_s=30).units_per_second is None
-    assert _demand(70, 100, 130, every_s=30).units_per_second == 1.0
+def test_the_rate_is_known_after_a_minute() -> None:
+    assert _rate(70, 100, every_s=30).units_per_second is None
+    assert _rate(70, 100, 130, every_s=30).units_per_second == 1.0
 
 
 def test_a_burst_is_hardly_demand() -> None:
-    assert _demand(0, 60, 120, 180, 6_000, 6_060).units_per_second == pytest.approx(1.1)
+    assert _rate(0, 60, 120, 180, 6_000, 6_060).units_per_second == pytest.approx(1.1)
 
 
 def test_rare_jobs_are_demand() -> None:
-    assert _demand(0, 0, 0, 0, 600, 600, 600).units_per_second == pytest.approx(600 / 360)
+    assert _rate(0, 0, 0, 0, 600, 600, 600).units_per_second == pytest.approx(600 / 360)
 
 
 def test_demand_follows_a_change_and_forgets() -> None:
-    assert _demand(*range(0, 600, 60), *range(600, 2_401, 180)).units_per_second == 3.0
+    assert _rate(*range(0, 600, 60), *range(600, 2_401, 180)).units_per_second == 3.0
 
 
 def test_demand_starts_anew_on_another_redis() -> None:
-    assert _demand(500, 560, 620, 0).units_per_second is None
-    assert _demand(500, 560, 0, 120).units_per_second == 2.0
+    assert _rate(500, 560, 620, 0).units_per_second is None
+    assert _rate(500, 560, 0, 120).units_per_second == 2.0
 
 
 @given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9), st.floats(0, 1e6))

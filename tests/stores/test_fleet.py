@@ -4,23 +4,23 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.fleet import images_per_hour, oracle, simulate
-from benchmarks.fleet_load import Arrival, Demand
+from benchmarks.fleet_load import Arrival, OfferedLoad
 from benchmarks.fleet_oracle import oracle_hours
 from benchmarks.fleet_simulation import Fleet
 from deployments.args import ScaleArgs
 
 FLEET = Fleet(scale=ScaleArgs(max_replicas=3), cold_start_ms=20_000)
-DEMAND = Demand(images_per_hour=images_per_hour(FLEET, 0.6), hours=0.1, loras=20, accounts=5)
+LOAD = OfferedLoad(images_per_hour=images_per_hour(FLEET, 0.6), hours=0.1, loras=20, accounts=5)
 
 
 async def test_a_simulated_fleet_ends_every_job_and_is_repeatable(redis_url: str, tmp_path: Path) -> None:
-    outcome = await simulate(redis_url, tmp_path, FLEET, DEMAND, 1)
-    assert outcome.claims == len(outcome.waits + outcome.burst_waits) == len(DEMAND.arrivals(1)) > 50
+    outcome = await simulate(redis_url, tmp_path, FLEET, LOAD, 1)
+    assert outcome.claims == len(outcome.waits + outcome.burst_waits) == len(LOAD.arrivals(1)) > 50
     assert min(outcome.waits) >= 0
     assert 20 <= outcome.claims - outcome.resident <= 60, "each LoRA is loaded once at least, by three replicas at most"
-    assert outcome.gpu_hours >= 0.8 * oracle(FLEET, DEMAND, 1)
+    assert outcome.gpu_hours >= 0.8 * oracle(FLEET, LOAD, 1)
     assert max(sample.replicas for sample in outcome.samples) <= 3
-    assert await simulate(redis_url, tmp_path, FLEET, DEMAND, 1) == outcome
+    assert await simulate(redis_url, tmp_path, FLEET, LOAD, 1) == outcome
 
 
 def test_the_oracle_does_all_work_in_time_and_pays_for_starts() -> None:
@@ -33,6 +33,6 @@ def test_the_oracle_does_all_work_in_time_and_pays_for_starts() -> None:
 
 
 def test_a_load_is_what_arrives() -> None:
-    demand = replace(DEMAND, images_per_hour=9_000, hours=2.0)
+    demand = replace(LOAD, images_per_hour=9_000, hours=2.0)
     images = sum(arrival.images for arrival in demand.arrivals(3))
     assert 0.9 <= images / 18_000 <= 1.1

@@ -1,4 +1,4 @@
-"""Demand: how much work is accepted a second, so that replicas are there before work has to wait for them."""
+"""Arrival rate: how much work is accepted a second, so that replicas are there before work has to wait for them."""
 
 from collections import deque
 from itertools import pairwise
@@ -10,7 +10,7 @@ BURST = 1.5
 """A minute counts as at most this many usual ones: what a burst brings waits, and asks for replicas as backlog."""
 
 
-class Demand:
+class ArrivalRate:
     """Remembers how much had been accepted at the end of each of the last minutes."""
 
     def __init__(self) -> None:
