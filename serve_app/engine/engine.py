@@ -19,8 +19,8 @@ from serve_app.engine.adapter_slots import NO_SLOT
 from serve_app.engine.base_model import BaseModel
 from serve_app.engine.device import torch_device
 from serve_app.engine.families.checkpoint import Source, name_of
-from serve_app.engine.live_runs import LiveRuns, Waiting
-from serve_app.engine.measured import Measured, Step
+from serve_app.engine.live_runs import LiveRuns, PendingRun
+from serve_app.engine.measured import Measured, StepTiming
 from serve_app.engine.outcomes import failure_outcome, outcome_of_decoding
 from serve_app.engine.run import AdapterFile, Finished, Run, RunRequest
 from serve_app.engine.scheduler import Scheduler
@@ -54,7 +54,7 @@ class Engine:
         ended += self._denoise(batch)
         if batch:
             slots = {run.slot for run in batch} - {NO_SLOT}
-            self.measured.steps.append(Step(time.monotonic() - began, sum(run.rows for run in batch), len(slots)))
+            self.measured.steps.append(StepTiming(time.monotonic() - began, sum(run.rows for run in batch), len(slots)))
         for run in self.scheduler.pop_finished(batch):
             self._decode(run)
         return ended + self._retire(wait=not batch and not ended)
@@ -77,7 +77,7 @@ class Engine:
                     ended.append(failure_outcome(waiting.request.run_id, waiting.added_at, error))
         return ended
 
-    def _start(self, waiting: Waiting) -> None:
+    def _start(self, waiting: PendingRun) -> None:
         """Encode the prompt and acquire the adapter's slot, if the adapter has been read."""
         model = self._model(waiting.request)
         run = model.start(waiting.request, waiting.added_at)

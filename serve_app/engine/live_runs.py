@@ -12,7 +12,7 @@ import numpy as np
 from serve_app.engine.run import Run, RunRequest
 
 
-class Waiting(NamedTuple):
+class PendingRun(NamedTuple):
     request: RunRequest
     added_at: float
 
@@ -27,7 +27,7 @@ class LiveRuns:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()  # guards the fields below, notified of every change
-        self._waiting: OrderedDict[str, Waiting] = OrderedDict()
+        self._waiting: OrderedDict[str, PendingRun] = OrderedDict()
         self._running: dict[str, Run] = {}
         self._aborted: list[Run] = []
         self._decoding: dict[str, Decoding] = {}
@@ -39,7 +39,7 @@ class LiveRuns:
         with self._changed:
             if request.run_id in self._waiting or request.run_id in self._running or request.run_id in self._decoding:
                 raise ValueError(f"a run with the id {request.run_id!r} is live")
-            self._waiting[request.run_id] = Waiting(request, time.monotonic())
+            self._waiting[request.run_id] = PendingRun(request, time.monotonic())
             self._changed.notify_all()
 
     def abort(self, run_id: str) -> bool:
@@ -79,12 +79,12 @@ class LiveRuns:
 
     # -- the step thread -------------------------------------------------------------------------------------------
 
-    def waiting(self) -> list[Waiting]:
+    def waiting(self) -> list[PendingRun]:
         """Waiting runs in the order of their arrival."""
         with self._changed:
             return list(self._waiting.values())
 
-    def start(self, waiting: Waiting, run: Run) -> bool:
+    def start(self, waiting: PendingRun, run: Run) -> bool:
         """Move a waiting run to running. False when it was aborted meanwhile."""
         with self._changed:
             if not self._drop(waiting):
@@ -92,7 +92,7 @@ class LiveRuns:
             self._running[run.request.run_id] = run
             return True
 
-    def drop(self, waiting: Waiting) -> bool:
+    def drop(self, waiting: PendingRun) -> bool:
         """Remove a waiting run that cannot start. False when it was aborted meanwhile."""
         with self._changed:
             return self._drop(waiting)
@@ -126,7 +126,7 @@ class LiveRuns:
                 del self._decoding[decoding.run.request.run_id]
             return ready
 
-    def _drop(self, waiting: Waiting) -> bool:
+    def _drop(self, waiting: PendingRun) -> bool:
         run_id = waiting.request.run_id
         if self._waiting.get(run_id) is not waiting:
             return False

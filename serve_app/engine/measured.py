@@ -10,7 +10,7 @@ MOST_KEPT = 4096
 _Item = TypeVar("_Item")
 
 
-class Step(NamedTuple):
+class StepTiming(NamedTuple):
     """One step of one batch: how long, rows of the forward pass, distinct adapters in it."""
 
     seconds: float
@@ -22,7 +22,7 @@ class Measured:
     """Steps, loads of adapters and evictions since they were last taken. Any thread adds, and one takes."""
 
     def __init__(self) -> None:
-        self.steps: deque[Step] = deque(maxlen=MOST_KEPT)
+        self.steps: deque[StepTiming] = deque(maxlen=MOST_KEPT)
         self.loads: deque[float] = deque(maxlen=MOST_KEPT)
         """Seconds that reading and packing each adapter took."""
         self.evictions: deque[str] = deque(maxlen=MOST_KEPT)

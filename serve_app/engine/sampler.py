@@ -29,7 +29,7 @@ DIFFUSERS_CLASS = {
 }
 
 
-class Step(NamedTuple):
+class StepCoefficients(NamedTuple):
     """One row of a table: see the module's equation."""
 
     scale: float
@@ -133,39 +133,39 @@ def _predicted(kind: str, alpha: float, sigma: float) -> tuple[float, float]:
             return 0.0, 1.0
 
 
-def _euler(reference: Any) -> list[Step]:
+def _euler(reference: Any) -> list[StepCoefficients]:
     """Karras et al. 2022, algorithm 2 without churn, on x = x0 + sigma·noise."""
     sigmas = [float(sigma) for sigma in reference.sigmas]
-    rows: list[Step] = []
+    rows: list[StepCoefficients] = []
     for here, there in pairwise(sigmas):
         shrink = 1 / math.sqrt(here * here + 1)
         p, q = _predicted(reference.config.prediction_type, shrink, here * shrink)
         if reference.config.prediction_type != "sample":
             p *= shrink  # the prediction is of the scaled input
-        rows.append(Step(shrink, p, q, there / here, 1 - there / here))
+        rows.append(StepCoefficients(shrink, p, q, there / here, 1 - there / here))
     return rows
 
 
-def _ddim(reference: Any) -> list[Step]:
+def _ddim(reference: Any) -> list[StepCoefficients]:
     """Song et al. 2020, equation 12 with eta 0."""
     kept = reference.alphas_cumprod.double()
     stride = reference.config.num_train_timesteps // reference.num_inference_steps
-    rows: list[Step] = []
+    rows: list[StepCoefficients] = []
     for timestep in reference.timesteps.tolist():
         here = float(kept[timestep])
         there = float(kept[timestep - stride]) if timestep >= stride else float(reference.final_alpha_cumprod)
         p, q = _predicted(reference.config.prediction_type, math.sqrt(here), math.sqrt(1 - here))
         noise = math.sqrt((1 - there) / (1 - here))
-        rows.append(Step(1.0, p, q, noise, math.sqrt(there) - noise * math.sqrt(here)))
+        rows.append(StepCoefficients(1.0, p, q, noise, math.sqrt(there) - noise * math.sqrt(here)))
     return rows
 
 
-def _dpmpp_2m(reference: Any) -> list[Step]:
+def _dpmpp_2m(reference: Any) -> list[StepCoefficients]:
     """Lu et al. 2022 (DPM-Solver++), algorithm 2, midpoint, data prediction."""
     levels = [_Level.at(float(sigma)) for sigma in reference.sigmas]
     steps = len(levels) - 1
     config = reference.config
-    rows: list[Step] = []
+    rows: list[StepCoefficients] = []
     for i in range(steps):
         here, there = levels[i], levels[i + 1]
         p, q = _predicted(config.prediction_type, here.alpha, here.sigma)
@@ -177,32 +177,34 @@ def _dpmpp_2m(reference: Any) -> list[Step]:
         look_back = 0.0
         if i and config.solver_order == 2 and not lower:
             look_back = 0.5 * (there.log_snr - here.log_snr) / (here.log_snr - levels[i - 1].log_snr)
-        rows.append(Step(1.0, p, q, there.sigma / here.sigma, grow * (1 + look_back), -grow * look_back))
+        rows.append(StepCoefficients(1.0, p, q, there.sigma / here.sigma, grow * (1 + look_back), -grow * look_back))
     return rows
 
 
-def _lcm(reference: Any) -> list[Step]:
+def _lcm(reference: Any) -> list[StepCoefficients]:
     """Luo et al. 2023, multistep consistency sampling: jump to x0, then back to the next noise level."""
     kept, config = reference.alphas_cumprod.double(), reference.config
     timesteps: list[int] = reference.timesteps.tolist()
-    rows: list[Step] = []
+    rows: list[StepCoefficients] = []
     for i, timestep in enumerate(timesteps):
         alpha, sigma = math.sqrt(float(kept[timestep])), math.sqrt(1 - float(kept[timestep]))
         p, q = _predicted(config.prediction_type, alpha, sigma)
         scaled = timestep * config.timestep_scaling
         skip, out = 0.25 / (scaled**2 + 0.25), scaled / math.sqrt(scaled**2 + 0.25)  # sigma_data = 0.5
         if i == len(timesteps) - 1:
-            rows.append(Step(1.0, p, q, skip, out))
+            rows.append(StepCoefficients(1.0, p, q, skip, out))
             continue
         there = float(kept[timesteps[i + 1]])
-        rows.append(Step(1.0, p, q, math.sqrt(there) * skip, math.sqrt(there) * out, 0.0, math.sqrt(1 - there)))
+        rows.append(
+            StepCoefficients(1.0, p, q, math.sqrt(there) * skip, math.sqrt(there) * out, 0.0, math.sqrt(1 - there))
+        )
     return rows
 
 
-def _flow_euler(reference: Any) -> list[Step]:
+def _flow_euler(reference: Any) -> list[StepCoefficients]:
     """Euler steps of a rectified flow (Liu et al. 2022), x = (1 - sigma)·x0 + sigma·noise with velocity output."""
     return [
-        Step(1.0, 1.0, -here, there / here, 1 - there / here)
+        StepCoefficients(1.0, 1.0, -here, there / here, 1 - there / here)
         for here, there in pairwise(float(sigma) for sigma in reference.sigmas)
     ]
 
@@ -220,7 +222,7 @@ class _Level(NamedTuple):
         return cls(alpha, sigma * alpha, -math.log(sigma) if sigma else math.inf)
 
 
-_TABLES: dict[Sampler, Callable[[Any], list[Step]]] = {
+_TABLES: dict[Sampler, Callable[[Any], list[StepCoefficients]]] = {
     Sampler.EULER: _euler,
     Sampler.DDIM: _ddim,
     Sampler.DPMPP_2M: _dpmpp_2m,

@@ -57,7 +57,7 @@ class JobPage(NamedTuple):
     next: Position | None
 
 
-class Waiting(NamedTuple):
+class QueueLength(NamedTuple):
     jobs: int
     oldest_age_s: float
 
@@ -180,7 +180,7 @@ class JobReader:
         """Return how many failed jobs an operator may queue again."""
         return await self._redis.zcard(redis_key("dead"))
 
-    async def waiting(self, plans: Sequence[str]) -> Mapping[tuple[JobKind, str], Waiting]:
+    async def waiting(self, plans: Sequence[str]) -> Mapping[tuple[JobKind, str], QueueLength]:
         """Return how many jobs of each plan (`a:basic`) wait, ready or delayed, and for how long the oldest has."""
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.time()
@@ -191,7 +191,7 @@ class JobReader:
         (seconds, micros), *answers = await pipeline.execute()
         now_ms = seconds * 1000 + micros // 1000
         ages = [max(0.0, (now_ms - oldest[0][1]) / 1000) if oldest else 0.0 for oldest in answers[1::2]]
-        return {each: Waiting(*row) for each, row in zip(of, zip(answers[::2], ages, strict=True), strict=True)}
+        return {each: QueueLength(*row) for each, row in zip(of, zip(answers[::2], ages, strict=True), strict=True)}
 
     async def waiting_weights(self, kind: JobKind, *, limit: int) -> Sequence[tuple[str, int]]:
         """Return the weights for which most jobs are ready, and how many: of the `GROUPS_READ` whose jobs are the oldest."""

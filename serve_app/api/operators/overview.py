@@ -13,7 +13,7 @@ from serve_app.domain.jobs import Backlog, JobKind
 from serve_app.domain.metrics import Metric
 from serve_app.service.readiness import readiness
 from serve_app.service.resources import Resources
-from serve_app.stores.job_reader import Waiting
+from serve_app.stores.job_reader import QueueLength
 from serve_app.stores.measures import ShownWorker
 
 MOST_ROWS = 10
@@ -28,7 +28,7 @@ class PlanQueue:
     kind: JobKind
     interface: str
     plan: str
-    waiting: Waiting
+    waiting: QueueLength
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,6 @@ async def _facts(resources: Resources) -> dict[str, Any]:
     }
 
 
-def _plan_queue(kind: JobKind, plan: str, waiting: Waiting) -> PlanQueue:
+def _plan_queue(kind: JobKind, plan: str, waiting: QueueLength) -> PlanQueue:
     interface, _, name = plan.partition(":")
     return PlanQueue(kind, interface, name, waiting)
