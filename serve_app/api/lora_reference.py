@@ -22,7 +22,9 @@ def is_json(request: Request) -> bool:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
 
 
-async def add_reference(request: Request, by: loras.By, *, place: ExitStack, idempotency_key: str | None) -> Registered:
+async def add_reference(
+    request: Request, by: loras.AccountActor, *, place: ExitStack, idempotency_key: str | None
+) -> Registered:
     """Register weights that the account has sent before, or that lie where the operator allows."""
     resources, said = resources_of(request), await _read(request)
     if said.sha256 is not None:

@@ -17,7 +17,7 @@ from serve_app.domain.errors import InvalidParameter
 from serve_app.domain.requests import Variant
 from serve_app.service import operate
 from serve_app.service.delete_account import delete_account
-from serve_app.service.operate import By
+from serve_app.service.operate import Actor
 from serve_app.service.resources import Resources
 from serve_app.stores.sign_in_links import LinkPurpose
 
@@ -69,7 +69,7 @@ async def set_plan(resources: Resources, account: AccountName, plan_a: PlanA = N
         raise BadUsage("set-plan: give --plan-a, --plan-b or both")
     found = await find_account(resources, account)
     try:
-        changed = await operate.set_plans(resources, found, By(this_operator()), plan_a=plan_a, plan_b=plan_b)
+        changed = await operate.set_plans(resources, found, Actor(this_operator()), plan_a=plan_a, plan_b=plan_b)
     except InvalidParameter as error:
         raise BadUsage(error.message) from None
     return _account_result(changed)
@@ -79,14 +79,14 @@ async def set_plan(resources: Resources, account: AccountName, plan_a: PlanA = N
 async def disable(resources: Resources, account: AccountName) -> Result:
     """Reject the account's keys and end its console sessions and links at once; its jobs and images stay."""
     found = await find_account(resources, account)
-    return _account_result(await operate.disable(resources, found, By(this_operator())))
+    return _account_result(await operate.disable(resources, found, Actor(this_operator())))
 
 
 @store_command(app, "enable")
 async def enable(resources: Resources, account: AccountName) -> Result:
     """Enable a disabled account."""
     found = await find_account(resources, account)
-    return _account_result(await operate.enable(resources, found, By(this_operator())))
+    return _account_result(await operate.enable(resources, found, Actor(this_operator())))
 
 
 @store_command(app, "delete")
@@ -135,7 +135,7 @@ async def sign_in_link(
     """Print a link that signs in to the console once, within 24 hours; with --new-password for a lost password."""
     found = await find_account(resources, account)
     purpose = LinkPurpose.NEW_PASSWORD if new_password else LinkPurpose.SIGN_IN
-    path = await operate.make_sign_in_link(resources, found, By(this_operator()), purpose)
+    path = await operate.make_sign_in_link(resources, found, Actor(this_operator()), purpose)
     url = await asyncio.to_thread(local_base_url, resources.settings) + path
     return Result(facts={**account_facts(found), "url": url}, shown=url)
 

@@ -16,7 +16,7 @@ from serve_app.domain.jobs import Job, JobState
 from serve_app.domain.requests import GenerationRequest
 from serve_app.service import operate
 from serve_app.service.delete import delete_job
-from serve_app.service.operate import By
+from serve_app.service.operate import Actor
 from serve_app.service.resources import Resources
 
 app = typer.Typer(no_args_is_help=True, help="List, show, cancel, requeue, drop and delete jobs of every account.")
@@ -64,7 +64,7 @@ async def show(resources: Resources, job_id: JobId) -> Result:
 @store_command(app, "cancel")
 async def cancel(resources: Resources, job_id: JobId) -> Result:
     """Cancel a job: immediately while it is queued, at its next step while it runs."""
-    state = await operate.cancel_job(resources, job_id, By(this_operator()))
+    state = await operate.cancel_job(resources, job_id, Actor(this_operator()))
     if state is None:
         raise _unknown(job_id)
     words = {JobState.CANCELED: "canceled", JobState.RUNNING: "will stop at its next step"}
@@ -84,7 +84,7 @@ async def delete(resources: Resources, job_id: JobId) -> Result:
 @store_command(app, "requeue")
 async def requeue(resources: Resources, job_id: JobId) -> Result:
     """Queue a dead job again, with all its attempts."""
-    if not await operate.requeue_job(resources, job_id, By(this_operator())):
+    if not await operate.requeue_job(resources, job_id, Actor(this_operator())):
         raise Failed(f"{job_id} is not a dead job (see: atelier jobs dead)")
     return Result(facts={"id": job_id, "state": JobState.QUEUED}, shown=f"{job_id}: queued again")
 
@@ -92,7 +92,7 @@ async def requeue(resources: Resources, job_id: JobId) -> Result:
 @store_command(app, "drop")
 async def drop(resources: Resources, job_id: JobId) -> Result:
     """Take a dead job off the list of `dead`; it stays failed, for its account too."""
-    if not await operate.drop_job(resources, job_id, By(this_operator())):
+    if not await operate.drop_job(resources, job_id, Actor(this_operator())):
         raise Failed(f"{job_id} is not a dead job (see: atelier jobs dead)")
     return Result(facts={"id": job_id, "dropped": True}, shown=f"{job_id}: off the list")
 

@@ -23,12 +23,12 @@ _ID = re.compile(r"[A-Za-z0-9_\-]{1,128}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class By:
-    """Who acts, and from which address; `actor` is who in the console, a caller without a key."""
+class AccountActor:
+    """Who acts, and from which address; `name` is the actor in the console, where no key is used."""
 
     caller: Caller
     address: str
-    actor: str = OWNER
+    name: str = OWNER
 
 
 async def find(resources: Resources, caller: Caller, lora_id: str) -> SharedAdapter:
@@ -48,7 +48,7 @@ def require_all_loras(caller: Caller) -> None:
 
 async def add(
     resources: Resources,
-    by: By,
+    by: AccountActor,
     uploaded: Path,
     offer: Offer,
     *,
@@ -74,7 +74,7 @@ async def add(
 
 
 async def add_known(
-    resources: Resources, by: By, sha256: str, offer: Offer, *, place: ExitStack, idempotency_key: str | None
+    resources: Resources, by: AccountActor, sha256: str, offer: Offer, *, place: ExitStack, idempotency_key: str | None
 ) -> Registered:
     """Register weights that a LoRA of the account's own has. Whoever only knows a digest gets nothing by it.
 
@@ -98,7 +98,9 @@ async def add_known(
     return await asyncio.shield(resources.spawn(work()))
 
 
-async def _register(resources: Resources, by: By, path: Path, offer: Offer, idempotency_key: str | None) -> Registered:
+async def _register(
+    resources: Resources, by: AccountActor, path: Path, offer: Offer, idempotency_key: str | None
+) -> Registered:
     terms = replace(await quota(resources, by.caller.account_id), idempotency_key=idempotency_key)
     registered = await register(resources, path, offer, owner=by.caller.account_id, terms=terms)
     if registered.status == "added":
@@ -108,7 +110,7 @@ async def _register(resources: Resources, by: By, path: Path, offer: Offer, idem
 
 async def change(
     resources: Resources,
-    by: By,
+    by: AccountActor,
     lora_id: str,
     *,
     name: str | None,
@@ -128,7 +130,7 @@ async def change(
     return await find(resources, by.caller, lora_id)
 
 
-async def remove(resources: Resources, by: By, lora_id: str) -> None:
+async def remove(resources: Resources, by: AccountActor, lora_id: str) -> None:
     """Remove the account's own LoRA: jobs that wait for it or run with it end as `lora_unavailable`. Raises `NotFound`."""
     await _own(resources, by.caller, lora_id)
 
@@ -139,7 +141,7 @@ async def remove(resources: Resources, by: By, lora_id: str) -> None:
     await asyncio.shield(resources.spawn(work()))
 
 
-async def share(resources: Resources, by: By, lora_id: str, with_whom: str) -> SharedAdapter:
+async def share(resources: Resources, by: AccountActor, lora_id: str, with_whom: str) -> SharedAdapter:
     """Let another account, by its id or name, use the account's own LoRA. Raises `NotFound`, `InvalidParameter`."""
     await _own(resources, by.caller, lora_id)
     other = await _other(resources, by.caller, with_whom)
@@ -148,7 +150,7 @@ async def share(resources: Resources, by: By, lora_id: str, with_whom: str) -> S
     return await find(resources, by.caller, lora_id)
 
 
-async def unshare(resources: Resources, by: By, lora_id: str, with_whom: str) -> None:
+async def unshare(resources: Resources, by: AccountActor, lora_id: str, with_whom: str) -> None:
     """End what `share` began: jobs of the other account with this LoRA end as `lora_unavailable`. Raises `NotFound`."""
     found = await _own(resources, by.caller, lora_id)
     other = await _other(resources, by.caller, with_whom)
@@ -185,10 +187,12 @@ async def quota(resources: Resources, account_id: str) -> Terms:
     return Terms(max_loras=max(plan.loras for plan in plans), max_bytes=max(plan.lora_bytes for plan in plans))
 
 
-async def _record(resources: Resources, by: By, act: Act, lora_id: str, *, other: Account | None = None) -> None:
+async def _record(
+    resources: Resources, by: AccountActor, act: Act, lora_id: str, *, other: Account | None = None
+) -> None:
     """In the owner's log; what changes for another account in that one's, too. Each names the other by its pseudonym."""
     own = by.caller.account_id
-    actor = api_key(by.caller.key_id) if by.caller.key_id else by.actor
+    actor = api_key(by.caller.key_id) if by.caller.key_id else by.name
     subject = lora_id if other is None else f"{lora_id} {account(resources.audit.pseudonym(other.id))}"
     await resources.audit.record(own, act, actor=actor, subject=subject, address=by.address)
     if other is not None:

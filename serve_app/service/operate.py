@@ -10,15 +10,15 @@ from serve_app.stores.sign_in_links import LinkPurpose
 
 
 @dataclass(frozen=True, slots=True)
-class By:
+class Actor:
     """Who acts, as the audit log names them, and from where, if that is known."""
 
-    actor: str
+    name: str
     address: str = ""
 
 
 async def set_plans(
-    resources: Resources, account: Account, by: By, *, plan_a: str | None = None, plan_b: str | None = None
+    resources: Resources, account: Account, by: Actor, *, plan_a: str | None = None, plan_b: str | None = None
 ) -> Account:
     """Change plans, effective from the next request. Raises `InvalidParameter`, `NotFound`."""
     changed = await resources.accounts.set_plans(account.id, plan_a=plan_a, plan_b=plan_b)
@@ -26,7 +26,7 @@ async def set_plans(
     return changed
 
 
-async def disable(resources: Resources, account: Account, by: By) -> Account:
+async def disable(resources: Resources, account: Account, by: Actor) -> Account:
     """Reject the account's keys and end its console sessions at once; its jobs and images stay."""
     changed = await resources.accounts.set_disabled(account.id, True)
     await resources.sessions.revoke_all(account.id)
@@ -34,20 +34,20 @@ async def disable(resources: Resources, account: Account, by: By) -> Account:
     return changed
 
 
-async def enable(resources: Resources, account: Account, by: By) -> Account:
+async def enable(resources: Resources, account: Account, by: Actor) -> Account:
     changed = await resources.accounts.set_disabled(account.id, False)
     await _record(resources, account.id, Act.ACCOUNT_ENABLED, by)
     return changed
 
 
-async def make_sign_in_link(resources: Resources, account: Account, by: By, purpose: LinkPurpose) -> str:
+async def make_sign_in_link(resources: Resources, account: Account, by: Actor, purpose: LinkPurpose) -> str:
     """Return the path of a link to the console that works once, within a day."""
     token = await resources.sign_in_links.create(account.id, purpose)
     await _record(resources, account.id, Act.SIGN_IN_LINK_MADE, by)
     return f"/console/links/{token}"
 
 
-async def cancel_job(resources: Resources, job_id: str, by: By) -> JobState | None:
+async def cancel_job(resources: Resources, job_id: str, by: Actor) -> JobState | None:
     """Cancel any account's job; return its state after the call, or None when there is no such job."""
     state = await resources.queue.cancel(job_id, account_id=None)
     if state is not None:
@@ -55,7 +55,7 @@ async def cancel_job(resources: Resources, job_id: str, by: By) -> JobState | No
     return state
 
 
-async def requeue_job(resources: Resources, job_id: str, by: By) -> bool:
+async def requeue_job(resources: Resources, job_id: str, by: Actor) -> bool:
     """Queue a failed job again, with all its attempts; False when it has not failed."""
     if not await resources.dead_letters.requeue(job_id):
         return False
@@ -63,7 +63,7 @@ async def requeue_job(resources: Resources, job_id: str, by: By) -> bool:
     return True
 
 
-async def drop_job(resources: Resources, job_id: str, by: By) -> bool:
+async def drop_job(resources: Resources, job_id: str, by: Actor) -> bool:
     """Take a failed job off the operators' list; it stays failed, for its account too. False when it is not on the list."""
     if not await resources.dead_letters.drop(job_id):
         return False
@@ -71,11 +71,11 @@ async def drop_job(resources: Resources, job_id: str, by: By) -> bool:
     return True
 
 
-async def _record_job(resources: Resources, job_id: str, act: Act, by: By) -> None:
+async def _record_job(resources: Resources, job_id: str, act: Act, by: Actor) -> None:
     job = await resources.jobs.find(job_id)
     if job is not None:  # its retention may end meanwhile
         await _record(resources, job.account_id, act, by, job_id)
 
 
-async def _record(resources: Resources, account_id: str, act: Act, by: By, subject: str = "") -> None:
-    await resources.audit.record(account_id, act, actor=by.actor, subject=subject, address=by.address)
+async def _record(resources: Resources, account_id: str, act: Act, by: Actor, subject: str = "") -> None:
+    await resources.audit.record(account_id, act, actor=by.name, subject=subject, address=by.address)

@@ -54,15 +54,15 @@ _VERDICTS = {
 }
 
 
-def signed_in_by(request: Request, session: FormSession) -> loras.By:
+def signed_in_by(request: Request, session: FormSession) -> loras.AccountActor:
     """The owner of the account, as the service names who acts."""
     account, settings = session.account, resources_of(request).settings
     plan = settings.plan_table.get((Variant.A, account.plan_a), settings.plans_of(Variant.A)[0])
     caller = Caller(account_id=account.id, account_name=account.name, key_id="", variant=Variant.A, plan=plan)
-    return loras.By(caller=caller, address=caller_address(request), actor=session.actor)
+    return loras.AccountActor(caller=caller, address=caller_address(request), name=session.actor)
 
 
-By = Annotated[loras.By, Depends(signed_in_by)]
+ActorDep = Annotated[loras.AccountActor, Depends(signed_in_by)]
 
 
 @router.get("/loras")
@@ -96,7 +96,7 @@ async def open_upload(request: Request, session: PageSession) -> Response:
 
 
 @router.post("/loras/new")
-async def upload(request: Request, session: FormSession, by: By) -> Response:
+async def upload(request: Request, session: FormSession, by: ActorDep) -> Response:
     """The file is checked before the answer, which takes some seconds."""
     resources, form = resources_of(request), None
     await _check_tries(request, session)
@@ -126,7 +126,7 @@ async def open_lora(request: Request, session: PageSession, lora_id: str) -> Res
 
 
 @router.post("/loras/{lora_id}/change")
-async def change(request: Request, session: FormSession, by: By, lora_id: str, form: Form) -> Response:
+async def change(request: Request, session: FormSession, by: ActorDep, lora_id: str, form: Form) -> Response:
     check_form(session, form, "change lora")
     words = split_words(form.get("trigger_words", ""))
     try:
@@ -150,7 +150,7 @@ async def change(request: Request, session: FormSession, by: By, lora_id: str, f
 
 
 @router.post("/loras/{lora_id}/share")
-async def share(request: Request, session: FormSession, by: By, lora_id: str, form: Form) -> Response:
+async def share(request: Request, session: FormSession, by: ActorDep, lora_id: str, form: Form) -> Response:
     check_form(session, form, "share lora")
     await _check_tries(request, session)
     await _find(request, session, lora_id)
@@ -165,7 +165,7 @@ async def share(request: Request, session: FormSession, by: By, lora_id: str, fo
 
 
 @router.post("/loras/{lora_id}/unshare")
-async def unshare(request: Request, session: FormSession, by: By, lora_id: str, form: Form) -> Response:
+async def unshare(request: Request, session: FormSession, by: ActorDep, lora_id: str, form: Form) -> Response:
     check_form(session, form, "unshare lora")
     try:
         await loras.unshare(resources_of(request), by, lora_id, form.get("account", ""))
@@ -175,7 +175,7 @@ async def unshare(request: Request, session: FormSession, by: By, lora_id: str, 
 
 
 @router.post("/loras/{lora_id}/delete")
-async def delete(request: Request, session: FormSession, by: By, lora_id: str, form: Form) -> Response:
+async def delete(request: Request, session: FormSession, by: ActorDep, lora_id: str, form: Form) -> Response:
     check_form(session, form, "delete lora")
     try:
         await loras.remove(resources_of(request), by, lora_id)

@@ -89,11 +89,11 @@ async def read_cursor(
     return Position(-int(created) if cursor.startswith("-") else int(created), lora_id)
 
 
-async def acting(request: Request, caller: CallerDep) -> loras.By:
-    return loras.By(caller=caller, address=caller_address(request))
+async def acting(request: Request, caller: CallerDep) -> loras.AccountActor:
+    return loras.AccountActor(caller=caller, address=caller_address(request))
 
 
-ByDep = Annotated[loras.By, Depends(acting)]
+ActorDep = Annotated[loras.AccountActor, Depends(acting)]
 
 
 @router.get(
@@ -153,7 +153,7 @@ async def get_lora(request: Request, caller: CallerDep, lora_id: LoraId) -> Resp
         "requestBody": {"required": True, "content": {"multipart/form-data": _FORM, "application/json": _REFERENCE}}
     },
 )
-async def add_lora(request: Request, by: ByDep, idempotency_key: IdempotencyKeyDep) -> Response:
+async def add_lora(request: Request, by: ActorDep, idempotency_key: IdempotencyKeyDep) -> Response:
     loras.require_all_loras(by.caller)
     with resources_of(request).uploads.hold(by.caller.account_id) as place:
         registered = await _add(request, by, place, idempotency_key)
@@ -166,7 +166,7 @@ async def add_lora(request: Request, by: ByDep, idempotency_key: IdempotencyKeyD
     return json_response(body, status=201, headers=headers)
 
 
-async def _add(request: Request, by: loras.By, place: ExitStack, idempotency_key: str | None) -> Registered:
+async def _add(request: Request, by: loras.AccountActor, place: ExitStack, idempotency_key: str | None) -> Registered:
     if is_json(request):
         return await add_reference(request, by, place=place, idempotency_key=idempotency_key)
     upload = await read_upload(request)
@@ -193,7 +193,7 @@ async def _add(request: Request, by: loras.By, place: ExitStack, idempotency_key
 )
 async def change_lora(
     request: Request,
-    by: ByDep,
+    by: ActorDep,
     lora_id: LoraId,
     body: Annotated[LoraChange, Body(openapi_examples=named(examples.CHANGE))],
 ) -> Response:
@@ -219,7 +219,7 @@ async def change_lora(
         **error_responses(*_REFUSED, NotFound),
     },
 )
-async def delete_lora(request: Request, by: ByDep, lora_id: LoraId) -> Response:
+async def delete_lora(request: Request, by: ActorDep, lora_id: LoraId) -> Response:
     await loras.remove(resources_of(request), by, lora_id)
     return Response(status_code=204)
 
@@ -237,7 +237,7 @@ async def delete_lora(request: Request, by: ByDep, lora_id: LoraId) -> Response:
 )
 async def share_lora(
     request: Request,
-    by: ByDep,
+    by: ActorDep,
     lora_id: LoraId,
     body: Annotated[GrantRequest, Body(openapi_examples=named(examples.GRANT))],
 ) -> Response:
@@ -257,7 +257,7 @@ async def share_lora(
         **_OTHERS,
     },
 )
-async def unshare_lora(request: Request, by: ByDep, lora_id: LoraId, account: AccountName) -> Response:
+async def unshare_lora(request: Request, by: ActorDep, lora_id: LoraId, account: AccountName) -> Response:
     await loras.unshare(resources_of(request), by, lora_id, account)
     return Response(status_code=204)
 

@@ -11,7 +11,7 @@ from serve_app.api.console.session import is_form_token
 from serve_app.api.dependencies import caller_address, resources_of
 from serve_app.api.operators.session import SignedIn, read_session
 from serve_app.domain.audit import Act, operator
-from serve_app.service.operate import By
+from serve_app.service.operate import Actor
 
 
 class SignInRequired(Exception):
@@ -48,9 +48,9 @@ def check_form(session: SignedIn, form: Mapping[str, str], purpose: str) -> None
         raise HTTPException(403, EXPIRED_FORM)
 
 
-def by(request: Request, session: SignedIn) -> By:
+def by(request: Request, session: SignedIn) -> Actor:
     """The operator of the session, as the audit log names them."""
-    return By(operator(session.operator.name), caller_address(request))
+    return Actor(operator(session.operator.name), caller_address(request))
 
 
 async def record(request: Request, name: str, act: Act, *, actor: str) -> None:
