@@ -61,7 +61,7 @@ class AsyncJob(JobState):
         timeout: float | None = 600.0,  # noqa: ASYNC109 — bounds the polling, and is not a cancellation
         on_progress: OnProgress | None = None,
     ) -> Self:
-        """Return when the images are ready. Raises `RunFailed`, or `WaitTimeout` after `timeout` seconds."""
+        """Return when the images are ready. Raises `JobFailed`, or `WaitTimeout` after `timeout` seconds."""
         on_record = self._recorder(on_progress)
         waiting = self._client.service.wait(self._record, timeout, on_record, shows_progress=on_progress is not None)
         on_record(await self._client.execute(waiting))

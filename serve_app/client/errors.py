@@ -12,9 +12,11 @@ AtelierClientError
 │   ├── RateLimited          429: over the plan, or the queue is full
 │   └── ServiceUnavailable   5xx, or a 404 that is not the service's own: a proxy without the service
 ├── WaitTimeout              the job had not ended after `timeout`; it goes on, and wait() may be called again
-└── RunFailed                the job ended without images: .run_id .code .message
-    ├── RunCanceled
-    └── RunExpired
+└── JobFailed                the job ended without images: .job_id .code .message
+    ├── JobCanceled
+    └── JobExpired
+
+`RunFailed`, `RunCanceled` and `RunExpired` are the former names of the last three, and `.run_id` that of `.job_id`.
 """
 
 from datetime import UTC, datetime
@@ -76,20 +78,29 @@ class WaitTimeout(AtelierClientError, TimeoutError):
     """The job had not ended after the timeout; it goes on in the service."""
 
 
-class RunFailed(AtelierClientError):
+class JobFailed(AtelierClientError):
     """The job ended without images."""
 
-    def __init__(self, run_id: str, code: str, message: str) -> None:
-        super().__init__(f"{run_id} failed: {message} ({code})")
-        self.run_id = run_id
+    def __init__(self, job_id: str, code: str, message: str) -> None:
+        super().__init__(f"{job_id} failed: {message} ({code})")
+        self.job_id = job_id
         self.code = code
         self.message = message
 
+    @property
+    def run_id(self) -> str:
+        """The job's id, by its former name."""
+        return self.job_id
 
-class RunCanceled(RunFailed): ...
+
+class JobCanceled(JobFailed): ...
 
 
-class RunExpired(RunFailed): ...
+class JobExpired(JobFailed): ...
+
+
+RunFailed, RunCanceled, RunExpired = JobFailed, JobCanceled, JobExpired
+"""Their former names."""
 
 
 _BY_STATUS: dict[int, type[ServiceError]] = {
@@ -99,7 +110,7 @@ _BY_STATUS: dict[int, type[ServiceError]] = {
     409: Conflict,
     429: RateLimited,
 }
-_BY_CODE: dict[str, type[RunFailed]] = {"canceled": RunCanceled, "expired": RunExpired}
+_BY_CODE: dict[str, type[JobFailed]] = {"canceled": JobCanceled, "expired": JobExpired}
 
 
 def service_error(response: httpx.Response, *, from_storage: bool = False) -> ServiceError:
@@ -121,9 +132,9 @@ def service_error(response: httpx.Response, *, from_storage: bool = False) -> Se
     )
 
 
-def run_failure(run_id: str, code: str, message: str) -> RunFailed:
+def job_failure(job_id: str, code: str, message: str) -> JobFailed:
     """The error for a job that ended without images."""
-    return _BY_CODE.get(code, RunFailed)(run_id, code, message)
+    return _BY_CODE.get(code, JobFailed)(job_id, code, message)
 
 
 def _error_object(response: httpx.Response) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from serve_app.client.errors import (
     Unreachable,
     UnsupportedOption,
     WaitTimeout,
-    run_failure,
+    job_failure,
     service_error,
 )
 from serve_app.client.records import Model, Record
@@ -139,7 +139,7 @@ class Service:
 
         Unless progress is shown, the service is asked to hold each answer back until the job has ended: an older one, or one
         with too many open requests, answers at once, and is polled as ever.
-        Raises `RunFailed` when it ended without images, `WaitTimeout` when it has not ended after `timeout` seconds.
+        Raises `JobFailed` when it ended without images, `WaitTimeout` when it has not ended after `timeout` seconds.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         delay, has_waited = POLL_S, False
@@ -156,7 +156,7 @@ class Service:
             record = Record.read(response.json(), record.interface)
             on_record(record)
         if record.status == "failed":
-            raise run_failure(record.id, record.error_code, record.error_message)
+            raise job_failure(record.id, record.error_code, record.error_message)
         return record
 
     def download(self, record: Record, index: int) -> Operation[bytes]:

@@ -12,9 +12,9 @@ from serve_app.client import (
     AsyncClient,
     Client,
     Conflict,
+    JobCanceled,
+    JobFailed,
     NotFound,
-    RunCanceled,
-    RunFailed,
     UnsupportedOption,
     WaitTimeout,
 )
@@ -123,9 +123,9 @@ def test_a_failed_job_raises_with_its_code(live: Live, key: str, interface: Lite
     live.outcome = "fail"
     with Client(live.base_url, key, interface=interface) as client:
         job = client.generate(PROMPT, lora_id=LORA)
-        with pytest.raises(RunFailed, match="the brush broke") as failed:
+        with pytest.raises(JobFailed, match="the brush broke") as failed:
             job.wait(timeout=20)
-    assert (failed.value.run_id, failed.value.code) == (job.id, "generation_failed")
+    assert (failed.value.job_id, failed.value.run_id, failed.value.code) == (job.id, job.id, "generation_failed")
     assert job.status == "failed"
 
 
@@ -134,7 +134,7 @@ def test_a_canceled_job_raises_its_own_error(live: Live, key: str) -> None:
     with Client(live.base_url, key) as client:
         job = client.generate(PROMPT, lora_id=LORA)
         live.run(live.resources.queue.cancel(job.id, account_id=None))
-        with pytest.raises(RunCanceled):
+        with pytest.raises(JobCanceled):
             job.wait(timeout=20)
 
 
@@ -145,7 +145,7 @@ async def test_waiting_without_progress_is_one_long_poll(live: Live, key: str) -
         waiting = asyncio.create_task(job.wait(timeout=20))
         await wait_until(lambda: live.resources.waits.count == 1)
         await asyncio.to_thread(live.run, live.resources.queue.cancel(job.id, account_id=None))
-        with pytest.raises(RunCanceled):
+        with pytest.raises(JobCanceled):
             await waiting
 
 
