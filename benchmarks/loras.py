@@ -101,7 +101,7 @@ def _works(side: Side) -> dict[str, Callable[[], Awaitable[object]]]:
 
     return {
         "open the stores": start,
-        "apply the catalog file": resources.catalog.seed,
+        "apply the catalog file": resources.catalog.apply_file,
         "list of an account": lambda: resources.catalog.adapters(caller.account_id),
         "grant": lambda: resources.catalog.grant(side.lora_id, caller.account_id),
         "accept": lambda: generate(resources, caller, request),

@@ -7,11 +7,11 @@ from datetime import UTC, date, datetime, timedelta
 
 from serve_app.domain.errors import AtelierError
 from serve_app.domain.jobs import Job
+from serve_app.service.catalog_follower import CatalogFollower
 from serve_app.service.delete import remove_listed_objects
 from serve_app.service.lora_samples import draw_sample
 from serve_app.service.lora_weights import remove_unused_weights
 from serve_app.service.resources import Resources
-from serve_app.service.seed import CatalogFollower
 from serve_app.stores.images import IMAGES, thumbnail_uri
 
 _log = logging.getLogger(__name__)

@@ -206,6 +206,6 @@ async def open_resources(
 async def _seed_once(catalog: CatalogStore) -> None:
     """Apply the catalog file to a Redis without one; while Redis is away, that is left to whoever opens it next."""
     try:
-        await catalog.seed_once()
+        await catalog.apply_file_once()
     except StoreUnavailable as outage:
         _log.info("the catalog was not looked for: %s", outage.message)

@@ -187,12 +187,12 @@ class CatalogStore:
         applied: str | None = await self._redis.hget(redis_key("catalog"), "base_models")
         return [BaseModel(**row) for row in json.loads(applied or "[]")]
 
-    async def seed_once(self) -> None:
+    async def apply_file_once(self) -> None:
         """Apply the catalog file where none has been: a new Redis. Raises `CatalogError`."""
         if not await self._redis.exists(redis_key("catalog")):
-            await self.seed()
+            await self.apply_file()
 
-    async def seed(self) -> Sequence[SetAside]:
+    async def apply_file(self) -> Sequence[SetAside]:
         """Make the adapters of the catalog file those that the file names now; return the rows that are set aside.
 
         A row that is set aside keeps what was applied of it. Registered adapters stay. Raises `CatalogError` for a file that

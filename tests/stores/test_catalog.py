@@ -70,7 +70,7 @@ async def test_rows_of_one_time_are_listed_in_the_files_order(resources: Resourc
             row["created_at"] = "2026-11-21T12:00:00Z"
 
     _rewrite(settings, at_one_time)
-    await resources.catalog.seed()
+    await resources.catalog.apply_file()
     names = [adapter.name.lower() for adapter in await resources.catalog.all()]
     assert names == ["private", *reversed(POCKET_ADAPTERS)]
 
@@ -155,7 +155,7 @@ async def test_a_changed_file_is_served_by_every_process(
         rows.append(new)
 
     _rewrite(settings, change)
-    assert await resources.catalog.seed() == []
+    assert await resources.catalog.apply_file() == []
     listed = {adapter.id: adapter for adapter in await other.catalog.all()}
     assert listed[adapter_id("outline")].name == "Renamed"
     assert NEON not in listed
@@ -178,7 +178,7 @@ async def test_a_bad_row_is_set_aside_by_name_and_keeps_what_was_applied(
         rows.append({"id": "model_bad"})
 
     _rewrite(settings, change)
-    reported = await resources.catalog.seed()
+    reported = await resources.catalog.apply_file()
     assert {row.id for row in reported} == {adapter_id("outline"), "model_missing", REGISTERED.id, "model_bad"}
     assert await other.catalog.set_aside() == reported
     listed = {adapter.id: adapter for adapter in await other.catalog.all()}
@@ -203,7 +203,7 @@ async def test_a_file_that_cannot_be_read_stops_a_first_start_and_no_later_one(
         assert len(await later.catalog.all()) == 9
         assert [base.source for base in await later.catalog.base_models()] == [str(POCKET)]
         with pytest.raises(CatalogError):
-            await later.catalog.seed()
+            await later.catalog.apply_file()
         assert len(await later.catalog.all()) == 9
 
 
@@ -222,7 +222,7 @@ async def test_a_file_is_read_again_only_when_it_has_changed(
     _rewrite(settings, lambda rows: rows[0].update(file=str(file)))
 
     async def digest() -> str:
-        await resources.catalog.seed()
+        await resources.catalog.apply_file()
         adapter = await resources.catalog.adapter(adapter_id("outline"))
         assert adapter is not None
         return adapter.sha256

@@ -11,10 +11,10 @@ from serve_app.engine.adapter_slots import ModuleWeights
 from serve_app.engine.adapters.convert import module_weights
 from serve_app.engine.adapters.errors import UnusableAdapter
 from serve_app.engine.adapters.explain import explain, wrong_family
-from serve_app.engine.adapters.keys import Key, parse
 from serve_app.engine.adapters.layer_table import LayerTable
 from serve_app.engine.adapters.scaling import scaling_rules
 from serve_app.engine.adapters.source import Source, open_source
+from serve_app.engine.adapters.tensor_names import TensorTarget, parse
 
 AdapterWeights = dict[str, dict[str, ModuleWeights]]
 """component (such as `unet`, `text_encoder`) → layer → weights."""
@@ -52,7 +52,7 @@ def read_adapter(
 def _place(source: Source, table: LayerTable) -> dict[Layer, dict[str, Tensor]]:
     """Every tensor at its layer and part."""
     found: dict[Layer, dict[str, Tensor]] = {}
-    keys: dict[Layer, Key] = {}
+    keys: dict[Layer, TensorTarget] = {}
     unplaced: list[str] = []
     unprefixed_text = _unprefixed_text(source, table)
     for name, tensor in source.tensors.items():
@@ -75,14 +75,16 @@ def _place(source: Source, table: LayerTable) -> dict[Layer, dict[str, Tensor]]:
     return found
 
 
-def _require_one_spelling(first: Key, key: Key) -> None:
+def _require_one_spelling(first: TensorTarget, key: TensorTarget) -> None:
     if first.stem != key.stem:
         raise UnusableAdapter(f"one layer under two names: {first.stem} and {key.stem}")
     if key.adapter and first.adapter and first.adapter != key.adapter:
         raise UnusableAdapter(f"two adapters in one file: {first.adapter} and {key.adapter}")
 
 
-def _weights_of_no_algorithm(found: Mapping[Layer, Mapping[str, Tensor]], keys: Mapping[Layer, Key]) -> list[str]:
+def _weights_of_no_algorithm(
+    found: Mapping[Layer, Mapping[str, Tensor]], keys: Mapping[Layer, TensorTarget]
+) -> list[str]:
     """`….weight` is IA³'s only beside `….on_input`: alone it is a layer of a whole checkpoint."""
     return [
         f"{keys[place].stem}.weight"

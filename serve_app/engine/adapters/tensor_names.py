@@ -33,7 +33,7 @@ _PEFT_PARTS = {"lora_A": "down", "lora_B": "up"}
 _OLD_PROCESSOR = re.compile(r"(.*)_lora\.(down|up)\.weight")
 
 
-class Key(NamedTuple):
+class TensorTarget(NamedTuple):
     """Where a tensor belongs."""
 
     component: str
@@ -46,7 +46,7 @@ class Key(NamedTuple):
     """The adapter's name within the file, as PEFT writes it; usually empty or `default`."""
 
 
-def parse(name: str, table: LayerTable, *, unprefixed_text: str = "text_encoder") -> Key | None:
+def parse(name: str, table: LayerTable, *, unprefixed_text: str = "text_encoder") -> TensorTarget | None:
     """None when the name is of no layer of this base model, or of a part that is not known.
 
     `unprefixed_text` is the text encoder that names without a prefix are of.
@@ -56,7 +56,7 @@ def parse(name: str, table: LayerTable, *, unprefixed_text: str = "text_encoder"
         return None
     plain = stem.removesuffix("_lora").replace(".processor.", ".").removeprefix("base_model.model.")
     found = table.find(plain, unprefixed_text=unprefixed_text)
-    return None if found is None else Key(*found, part, stem, adapter)
+    return None if found is None else TensorTarget(*found, part, stem, adapter)
 
 
 def _split(name: str) -> tuple[str, str, str]:
