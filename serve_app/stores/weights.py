@@ -11,7 +11,7 @@ from typing import BinaryIO, NamedTuple
 from serve_app.atomic_files import atomic_file
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import AdapterUnavailable, StoreUnavailable
-from serve_app.safetensors_check import check_apart
+from serve_app.safetensors_sandbox import check_in_subprocess
 from serve_app.safetensors_file import MAX_FILE_BYTES, UnusableFile
 from serve_app.settings import Settings
 from serve_app.stores.storage import in_storage_thread
@@ -111,7 +111,7 @@ class WeightStore:
 
 def _check(path: Path) -> None:
     try:
-        check_apart(path)
+        check_in_subprocess(path)
     except UnusableFile as error:
         raise AdapterUnavailable(f"adapter file: {error}") from error
 

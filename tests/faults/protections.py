@@ -265,7 +265,7 @@ PROTECTIONS: tuple[Protection, ...] = (
     Protection(
         "a header is parsed in another process",
         "serve_app/stores/weights.py",
-        "        check_apart(path)\n",
+        "        check_in_subprocess(path)\n",
         "        from serve_app.safetensors_file import check_safetensors\n        check_safetensors(path)\n",
         "tests/stores/test_weights.py::test_a_header_that_takes_memory_to_parse_takes_none_of_this_process",
     ),

@@ -1,6 +1,6 @@
 """Checks a safetensors file in a process of its own, of limited memory and time: what a header holds is not known before.
 
-`python -m serve_app.safetensors_check PATH` prints the reason why the file is not one that this service loads, or nothing.
+`python -m serve_app.safetensors_sandbox PATH` prints the reason why the file is not one that this service loads, or nothing.
 """
 
 import os
@@ -19,10 +19,10 @@ LIMIT_S = 120.0
 _ROOT = Path(__file__).resolve().parent.parent
 
 
-def check_apart(path: Path) -> None:
+def check_in_subprocess(path: Path) -> None:
     """Run `check_safetensors` in another process. Raises UnusableFile with the reason, OSError when no process starts."""
     environment = {"PATH": os.defpath, "PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": "1"}
-    command = (sys.executable, "-m", "serve_app.safetensors_check", str(path))
+    command = (sys.executable, "-m", "serve_app.safetensors_sandbox", str(path))
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
