@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 
-from serve_app.api.console.browser_words import browser_words
+from serve_app.api.console.browser_name import browser_name
 from serve_app.api.console.guards import Form, FormSession, PageSession, check_form
 from serve_app.api.console.known_device import read_device, set_device
 from serve_app.api.console.rendering import redirect, render
@@ -49,7 +49,7 @@ async def open_session(request: Request, who: SignIn, page: str) -> Response:
         who.account.id,
         user_id=who.user.id,
         credential_version=who.credential_version,
-        browser=browser_words(request.headers.get("user-agent", "")),
+        browser=browser_name(request.headers.get("user-agent", "")),
         address=caller_address(request),
     )
     set_session(request, response, token)

@@ -10,10 +10,10 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 
 from serve_app.api.console.guards import Form, FormSession, PageSession, check_form
-from serve_app.api.console.job_words import (
+from serve_app.api.console.job_text import (
     STATES,
     curl_command,
-    failure_words,
+    failure_text,
     parameters,
     playground_query,
     timeline,
@@ -165,7 +165,7 @@ async def _job_page(request: Request, session: SignedIn, job: Job, *, status: in
         job=job,
         title=title(job),
         state=STATES[job.state],
-        failure=failure_words(job),
+        failure=failure_text(job),
         parameters=parameters(job, names),
         timeline=timeline(job),
         key=keys.get(job.key_id, "a key that was removed") if job.key_id else "",

@@ -9,14 +9,14 @@ from fastapi import APIRouter, Depends, HTTPException, Request, Response
 from pydantic import ValidationError
 
 from serve_app.api.console.guards import Form, FormSession, PageSession, check_form
-from serve_app.api.console.lora_words import (
-    REFUSALS,
-    Refusal,
+from serve_app.api.console.lora_text import (
+    FORM_ERRORS,
+    FormError,
     broken_rule,
+    form_error,
     found_parts,
-    refusal,
     samples_of,
-    size_in_words,
+    size_text,
 )
 from serve_app.api.console.rendering import redirect, render
 from serve_app.api.console.session import SignedIn, form_token
@@ -84,7 +84,7 @@ async def open_loras(request: Request, session: PageSession) -> Response:
         here="loras",
         groups=groups,
         used=f"{len(groups['Yours'])} of {terms.max_loras} LoRAs, "
-        f"{size_in_words(sum(each.size_bytes for each in groups['Yours']))} of {size_in_words(terms.max_bytes)}",
+        f"{size_text(sum(each.size_bytes for each in groups['Yours']))} of {size_text(terms.max_bytes)}",
         samples=samples,
         thumbnail_size=thumbnail_size,
     )
@@ -114,8 +114,8 @@ async def upload(request: Request, session: FormSession, by: ActorDep) -> Respon
             )
     except TooManyUploads as error:
         raise HTTPException(429, error.message, _CLOSE) from None
-    except REFUSALS as error:
-        return await _upload_page(request, session, refused=refusal(error), form=form)
+    except FORM_ERRORS as error:
+        return await _upload_page(request, session, refused=form_error(error), form=form)
     return redirect(request, f"loras/{registered.adapter.id}?said={registered.status}")
 
 
@@ -159,8 +159,8 @@ async def share(request: Request, session: FormSession, by: ActorDep, lora_id: s
         await loras.share(resources_of(request), by, lora_id, grant.account)
     except ValidationError as error:
         return await _refused(request, session, lora_id, broken_rule(error))
-    except (NotFound, *REFUSALS) as error:
-        return await _refused(request, session, lora_id, refusal(error))
+    except (NotFound, *FORM_ERRORS) as error:
+        return await _refused(request, session, lora_id, form_error(error))
     return redirect(request, f"loras/{lora_id}?said=shared")
 
 
@@ -196,12 +196,12 @@ async def _check_tries(request: Request, session: SignedIn) -> None:
         raise HTTPException(429, f"At most {TRIES.tries} uploads and shares an hour. Try again later.", _CLOSE)
 
 
-async def _refused(request: Request, session: SignedIn, lora_id: str, refused: Refusal) -> Response:
+async def _refused(request: Request, session: SignedIn, lora_id: str, refused: FormError) -> Response:
     return await _lora_page(request, session, await _find(request, session, lora_id), refused=refused)
 
 
 async def _upload_page(
-    request: Request, session: SignedIn, *, refused: Refusal | None = None, form: LoraForm | None = None
+    request: Request, session: SignedIn, *, refused: FormError | None = None, form: LoraForm | None = None
 ) -> Response:
     resources = resources_of(request)
     response = render(
@@ -213,7 +213,7 @@ async def _upload_page(
         problem=refused.text if refused else "",
         form=form,
         base_models=[base.id for base in await resources.catalog.base_models()],
-        largest=size_in_words(int(resources.settings.max_lora_size)),
+        largest=size_text(int(resources.settings.max_lora_size)),
         upload_token=form_token(session.token, "upload lora"),
     )
     if refused is not None:
@@ -222,7 +222,7 @@ async def _upload_page(
 
 
 async def _lora_page(
-    request: Request, session: SignedIn, found: SharedAdapter, *, notice: str = "", refused: Refusal | None = None
+    request: Request, session: SignedIn, found: SharedAdapter, *, notice: str = "", refused: FormError | None = None
 ) -> Response:
     jobs, account_id, adapter = resources_of(request).jobs, session.account.id, found.adapter
     completed = JobFilter(lora_id=adapter.id, state=JobState.COMPLETED)

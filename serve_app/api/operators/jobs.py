@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 
-from serve_app.api.console.job_words import STATES, failure_words, parameters, timeline, title
+from serve_app.api.console.job_text import STATES, failure_text, parameters, timeline, title
 from serve_app.api.console.session import form_token
 from serve_app.api.dependencies import resources_of, valid_job_id
 from serve_app.api.operators.guards import Form, FormSession, PageSession, by, check_form
@@ -39,7 +39,7 @@ async def open_job(request: Request, session: PageSession, job: ChosenJob) -> Re
         job=job,
         account=(await reader.account_names([job.account_id])).get(job.account_id, "a deleted account"),
         state=STATES[job.state],
-        failure=failure_words(job),
+        failure=failure_text(job),
         prompt=title(job),
         parameters=parameters(job, loras),
         timeline=timeline(job),

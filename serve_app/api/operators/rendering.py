@@ -8,8 +8,8 @@ from starlette.responses import HTMLResponse, RedirectResponse
 
 from serve_app.api.console.rendering import redirect, root_of, site_of
 from serve_app.api.console.session import form_token
+from serve_app.api.operators.formatting import duration, size
 from serve_app.api.operators.session import SignedIn
-from serve_app.api.operators.words import duration, size
 from serve_app.api.site import page_templates
 
 _TEMPLATES = page_templates(Path(__file__).parent / "templates")

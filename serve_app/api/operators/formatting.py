@@ -1,4 +1,4 @@
-"""Numbers in words: how long ago, how large."""
+"""Formats durations, ages and sizes for the operators' pages."""
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 

@@ -1,4 +1,4 @@
-"""A browser in words, by what it says of itself: enough to know one's own in a list."""
+"""Names the browser of a User-Agent header, so that people recognize their own sessions in a list."""
 
 _BROWSERS = (
     ("OPR/", "Opera"),
@@ -18,7 +18,7 @@ _SYSTEMS = (
 )
 
 
-def browser_words(user_agent: str) -> str:
+def browser_name(user_agent: str) -> str:
     """`Firefox on Linux`; '' for what is no browser that we know."""
     browser = next((name for sign, name in _BROWSERS if sign in user_agent), "")
     system = next((name for sign, name in _SYSTEMS if sign in user_agent), "")

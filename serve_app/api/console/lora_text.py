@@ -1,11 +1,11 @@
-"""A LoRA in words: what was found in its file, how large it is, why one was refused."""
+"""LoRAs as text for pages: what was found in its file, how large it is, why one was refused."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from serve_app.api.console.job_words import Part
+from serve_app.api.console.job_text import Part
 from serve_app.api.lora_form import MAX_WORD, MAX_WORDS
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import (
@@ -20,7 +20,7 @@ from serve_app.domain.errors import (
 from serve_app.domain.jobs import Job
 from serve_app.domain.requests import GenerationRequest
 
-REFUSALS = (InvalidParameter, IdempotencyConflict, LoraQuotaExceeded, PayloadTooLarge, UnsupportedMediaType)
+FORM_ERRORS = (InvalidParameter, IdempotencyConflict, LoraQuotaExceeded, PayloadTooLarge, UnsupportedMediaType)
 _STATUSES: Mapping[type[AtelierError], int] = {LoraQuotaExceeded: 409, IdempotencyConflict: 409, PayloadTooLarge: 413}
 _FIELDS = {
     "file": "The file was refused",
@@ -40,25 +40,25 @@ _RULES = {
 }
 
 
-class Refusal(NamedTuple):
+class FormError(NamedTuple):
     """Why a form was refused, as a sentence, and the answer's status."""
 
     status: int
     text: str
 
 
-def refusal(error: AtelierError) -> Refusal:
+def form_error(error: AtelierError) -> FormError:
     status = next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), 400)
-    return Refusal(404 if isinstance(error, NotFound) else status, in_words(error.message))
+    return FormError(404 if isinstance(error, NotFound) else status, form_message(error.message))
 
 
-def broken_rule(error: ValidationError) -> Refusal:
+def broken_rule(error: ValidationError) -> FormError:
     """Of a field that breaks its rule, the first."""
     field = str(error.errors(include_input=False, include_url=False)[0]["loc"][0])
-    return Refusal(400, f"{_FIELDS[field]}: {_RULES[field]}.")
+    return FormError(400, f"{_FIELDS[field]}: {_RULES[field]}.")
 
 
-def in_words(message: str) -> str:
+def form_message(message: str) -> str:
     """A message that begins with a field's name, as a person reads it."""
     field, colon, rest = message.partition(": ")
     text = f"{_FIELDS[field]}: {rest}" if colon and field in _FIELDS else message
@@ -79,7 +79,7 @@ def found_parts(adapter: Adapter) -> list[Part]:
         if found.get("writer"):
             parts.append(Part("Made with", str(found["writer"])))
     if adapter.size_bytes:
-        parts.append(Part("Size", size_in_words(adapter.size_bytes)))
+        parts.append(Part("Size", size_text(adapter.size_bytes)))
     return [*parts, Part("Added", f"{adapter.created_at:%-d %b %Y}"), Part("SHA-256", adapter.sha256, is_id=True)]
 
 
@@ -92,7 +92,7 @@ def samples_of(jobs: Sequence[Job]) -> Mapping[str, Job]:
     return found
 
 
-def size_in_words(number: int) -> str:
+def size_text(number: int) -> str:
     for unit, size in (("GB", 1 << 30), ("MB", 1 << 20), ("kB", 1 << 10)):
         if number >= size:
             return f"{number / size:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""A job in words: its state, why it failed, what was asked for, how long it took, and how to ask for it again."""
+"""Jobs as text for pages: their state, why it failed, what was asked for, how long it took, and how to ask for it again."""
 
 import json
 import shlex
@@ -54,7 +54,7 @@ def title(job: Job) -> str:
     return "A request that this version of the service cannot read"
 
 
-def failure_words(job: Job) -> FailureWords | None:
+def failure_text(job: Job) -> FailureWords | None:
     """Why a job ended without images, and what may help; None for a job that did not."""
     if job.state in (JobState.QUEUED, JobState.RUNNING, JobState.COMPLETED):
         return None
