@@ -1,5 +1,5 @@
-"""Checks manifests against the schemas of their kinds, with unknown fields refused: Kubernetes' own, KubeRay's definition
-(from the file that KUBERAY_CRD names), and closed excerpts for the custom resources that the chart uses a few fields of."""
+"""Checks manifests against the schemas of their kinds, with unknown fields refused: Kubernetes' own, and closed excerpts for
+the custom resources that the chart uses a few fields of. KubeRay's whole definition besides, where KUBERAY_CRD names its file."""
 
 import json
 import os
@@ -31,11 +31,13 @@ def mistakes(document: Document) -> list[str]:
 
 def _mistakes(document: Document) -> list[str]:
     if document["kind"] == "RayService":
-        found = _errors(_rayservice(), document) if CRD else []
-        pods = [{"apiVersion": "v1", "kind": "Pod", **template} for _, template in templates(document)]
-        return found + [mistake for pod in pods for mistake in _kubernetes_mistakes(pod)]
+        schemas = [excerpt("RayService"), *([kuberay()] if CRD else [])]
+        parts = [{"apiVersion": "v1", "kind": "Pod", **template} for _, template in templates(document)]
+        parts.append({"apiVersion": "v1", "kind": "Service", **document["spec"]["serveService"]})
+        found = [mistake for schema in schemas for mistake in _errors(schema, document)]
+        return found + [mistake for part in parts for mistake in _kubernetes_mistakes(part)]
     if document["apiVersion"].endswith(("gateway.networking.k8s.io/v1", "monitoring.coreos.com/v1")):
-        return _errors(_excerpt(document["kind"]), document)
+        return _errors(excerpt(document["kind"]), document)
     return _kubernetes_mistakes(document)
 
 
@@ -70,13 +72,15 @@ def _errors(schema: jsonschema.Draft7Validator | jsonschema.Draft202012Validator
 
 
 @cache
-def _excerpt(kind: str) -> jsonschema.Draft7Validator:
+def excerpt(kind: str) -> jsonschema.Draft7Validator:
+    """Of a custom resource: the fields that the chart may use."""
     return jsonschema.Draft7Validator(close(yaml.safe_load(EXCERPTS.read_text())[kind]))
 
 
 @cache
-def _rayservice() -> jsonschema.Draft7Validator:
-    versions = yaml.safe_load(Path(CRD).read_text())["spec"]["versions"]
+def kuberay() -> jsonschema.Draft7Validator:
+    """The whole definition of a RayService."""
+    versions = yaml.load(Path(CRD).read_text(), yaml.CSafeLoader)["spec"]["versions"]
     (schema,) = [version["schema"]["openAPIV3Schema"] for version in versions if version["name"] == "v1"]
     closed = close(schema)
     closed["properties"]["metadata"] = {"type": "object"}
