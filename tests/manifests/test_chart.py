@@ -2,6 +2,7 @@
 
 import copy
 import shutil
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -9,6 +10,7 @@ from typing import Any, cast
 import helm_python
 import pytest
 import yaml
+from fastapi.routing import APIRoute
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ray.serve.schema import ServeDeploySchema
@@ -16,10 +18,16 @@ from ray.serve.schema import ServeDeploySchema
 from deployments.app import build
 from deployments.config import ServeConfig
 from deployments.proxy import LIMITS, WRAPPER
+from serve_app.api.console import loras as console_loras
+from serve_app.api.json_body import MAX_BODY_BYTES
+from serve_app.api.loras import routes as loras
+from serve_app.api.multipart import FRAME_BYTES
+from serve_app.settings import Settings
+from serve_app.stores.weight_files import MAX_CONFIG_BYTES
 from tests.manifests.chart import CHART, PROFILES, Document, find, merge, profile_values, render, rendered
 from tests.manifests.pods import Pod, pods
 from tests.manifests.rules import broken_rules
-from tests.manifests.schemas import CRD, mistakes
+from tests.manifests.schemas import CRD, excerpt, kuberay, mistakes
 from tests.support import ROOT
 
 profiles = pytest.mark.parametrize("profile", PROFILES)
@@ -115,12 +123,44 @@ def test_a_typo_is_found_in_each_kind(kind: str) -> None:
             assert mistakes(spoiled), f"{document['metadata']['name']}: {last}s"
 
 
-@pytest.mark.skipif(not CRD, reason="set KUBERAY_CRD to ray.io_rayservices.yaml of KubeRay 1.7 to check its own fields")
 def test_a_typo_in_a_field_of_kuberay_is_found() -> None:
     service = find(rendered("production"), "RayService")
     cluster = service["spec"]["rayClusterConfig"]
     cluster["gcsFaultTolerance"] = cluster.pop("gcsFaultToleranceOptions")
     assert mistakes(service)
+
+
+@pytest.mark.skipif(
+    not CRD,
+    reason="the excerpt of RayService in tests/manifests/excerpts.yaml is not compared with KubeRay's own definition: "
+    "set KUBERAY_CRD to ray-operator/config/crd/bases/ray.io_rayservices.yaml of KubeRay 1.7",
+)
+def test_the_excerpt_of_rayservice_is_of_kuberays_definition() -> None:
+    """Every field has the type that KubeRay gives it, and what KubeRay requires is required."""
+    assert list(_differences(excerpt("RayService").schema, kuberay().schema)) == []
+    spoiled = copy.deepcopy(excerpt("RayService").schema)
+    spoiled["properties"]["spec"]["properties"]["rayClusterConfigs"] = {"type": "object"}
+    spoiled["properties"]["spec"]["properties"]["serveConfigV2"] = {"type": "object"}
+    assert list(_differences(spoiled, kuberay().schema)) == [".spec.serveConfigV2", ".spec.rayClusterConfigs"]
+
+
+def _differences(ours: Any, theirs: Any, at: str = "") -> Iterator[str]:
+    """Where an excerpt says what the whole schema does not."""
+    if ours.get("type", theirs.get("type")) != theirs.get("type"):
+        yield at
+    if "enum" in theirs and not set(ours.get("enum", [])) <= set(theirs["enum"]):
+        yield at
+    if "properties" in ours and not set(theirs.get("required", [])) <= set(ours.get("required", [])):
+        yield f"{at}: required"
+    for name, schema in ours.get("properties", {}).items():
+        if at == "" and name != "spec":  # apiVersion, kind and metadata are every object's
+            continue
+        if name in theirs.get("properties", {}):
+            yield from _differences(schema, theirs["properties"][name], f"{at}.{name}")
+        else:
+            yield f"{at}.{name}"
+    if "items" in ours:
+        yield from _differences(ours["items"], theirs.get("items", {}), f"{at}[]")
 
 
 def test_the_serve_configuration_is_the_production_file() -> None:
@@ -187,7 +227,7 @@ def test_a_pod_gets_the_secrets_of_its_deployments_and_no_other() -> None:
         component: {name for name, variable in variables(pod).items() if "valueFrom" in variable}
         for component, pod in ray_pods(render(values)).items()
     }
-    worker = {"REDIS_JOBS_PASSWORD", "ATELIER_PEPPER", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
+    worker = {"REDIS_JOBS_PASSWORD", "ATELIER_PEPPER", "ATELIER_PEPPERS", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
     assert found == {
         "head": {"REDIS_JOBS_PASSWORD"},
         "generation": worker,
@@ -238,8 +278,56 @@ def test_addresses_of_images_begin_with_what_customers_open() -> None:
     assert address(publicUrl="https://cdn.example.com/") == "https://cdn.example.com"
 
 
+BODY_SIZES = {
+    "ingress-nginx": "nginx.ingress.kubernetes.io/proxy-body-size",
+    "haproxy-ingress": "haproxy-ingress.github.io/proxy-body-size",
+}
+
+
+@pytest.mark.parametrize("controller", BODY_SIZES)
+def test_the_edge_lets_through_what_the_service_takes(controller: str) -> None:
+    """The largest upload and its form, at the two paths of uploads; what is small everywhere else."""
+    values = {"ingress": {"controller": controller}, "limits": {"loraMegabytes": 300}}
+    documents = render(merge(profile_values("production"), values))
+    environment = find(documents, "ConfigMap", "atelier-environment")["data"]
+    largest = Settings(max_lora_size=environment["ATELIER_MAX_LORA_SIZE"]).max_lora_size
+    form = MAX_CONFIG_BYTES + FRAME_BYTES
+    by_path = {
+        path["path"]: int(each["metadata"]["annotations"][BODY_SIZES[controller]].removesuffix("m")) << 20
+        for each in documents
+        if each["kind"] == "Ingress"
+        for path in each["spec"]["rules"][0]["http"]["paths"]
+    }
+    uploads = by_path.keys() - {"/"}
+    posts = [
+        prefix + route.path
+        for prefix, router in (("", loras.router), ("/console", console_loras.router))
+        for route in cast(list[APIRoute], router.routes)
+        if "POST" in route.methods
+    ]
+    assert uploads < set(posts)
+    assert uploads == {"/v1/loras", "/console/loras/new"}
+    assert all(largest + form <= by_path[path] <= largest + (2 << 20) for path in uploads)
+    assert MAX_BODY_BYTES <= by_path["/"] <= 2 << 20
+    issuers = [
+        each["metadata"]["annotations"].get("cert-manager.io/cluster-issuer")
+        for each in documents
+        if each["kind"] == "Ingress"
+    ]
+    assert issuers == ["letsencrypt", None], "one of them asks for the certificate"
+
+
+def test_a_gateway_does_not_cut_an_upload_short() -> None:
+    """A gigabyte takes longer than a request may: the service bounds an upload by its pace."""
+    route = find(render(merge(profile_values("production"), GATEWAY)), "HTTPRoute")
+    uploads, everything = route["spec"]["rules"]
+    assert {match["path"]["value"] for match in uploads["matches"]} == {"/v1/loras", "/console/loras/new"}
+    assert uploads["timeouts"]["request"] == "0s"
+    assert everything["timeouts"]["request"] == "60s"
+
+
 def test_a_changed_environment_makes_a_new_cluster() -> None:
-    """Environment and catalog are read once, when a process starts."""
+    """Environment, catalog and secrets are read once, when a process starts."""
 
     def annotations(**values: Any) -> dict[str, str]:
         service = find(render(merge(profile_values("production"), values)), "RayService")
@@ -248,6 +336,7 @@ def test_a_changed_environment_makes_a_new_cluster() -> None:
     before = annotations()
     assert annotations(limits={"requestSeconds": 70}) == before
     assert annotations(environment={"ATELIER_LEASE": "PT20S"}) != before
+    assert annotations(secrets={"revision": "2"}) != before
     assert annotations(plans=[{"interface": "a", "name": "studio", "limit": 5, "window_s": 1}]) != before
 
 
@@ -260,6 +349,8 @@ def test_a_changed_environment_makes_a_new_cluster() -> None:
         ({"workerGroups": {"generation": {"gpu": 1}}}, "'gpu' not allowed"),
         ({"workerGroups": {"generation": {"places": {"generators": 1}}}}, "'generators' not allowed"),
         ({"environment": {"ATELIER_PEPPER": "x"}}, "ATELIER_PEPPER"),
+        ({"environment": {"ATELIER_MAX_LORA_SIZE": "2GiB"}}, "ATELIER_MAX_LORA_SIZE"),
+        ({"limits": {"loraMegabytes": 4096}}, "loraMegabytes"),
         ({"models": {"downloads": [{"name": "sdxl", "repository": "a/b", "revision": "main"}]}}, "revision"),
         ({"redis": {"image": "valkey/valkey:latest"}}, "/redis/image"),
         ({"secrets": {"existingSecret": ""}}, "secrets.existingSecret"),

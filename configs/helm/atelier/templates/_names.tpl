@@ -91,3 +91,9 @@ https://{{ .Values.gateway.host }}
 {{- define "atelier.serveService" -}}
 {{ include "atelier.fullname" . }}-serve-svc
 {{- end -}}
+
+{{/* Where LoRAs are uploaded. */}}
+{{- define "atelier.uploadPaths" -}}
+- {path: /v1/loras, pathType: Exact}
+- {path: /console/loras/new, pathType: Exact}
+{{- end -}}

@@ -19,6 +19,9 @@
 - name: ATELIER_PEPPER
   valueFrom:
     secretKeyRef: {name: {{ $secret }}, key: pepper}
+- name: ATELIER_PEPPERS
+  valueFrom:
+    secretKeyRef: {name: {{ $secret }}, key: peppers, optional: true}
 {{- end }}
 {{- if .places }}
 {{- include "atelier.storageCredentials" $root }}
@@ -106,11 +109,14 @@ readinessProbe:
   failureThreshold: 2
 {{- end -}}
 
-{{/* A changed environment or catalog makes new pods, by a new cluster. */}}
+{{/* A changed environment, catalog or revision of the Secret makes new pods, by a new cluster. */}}
 {{- define "atelier.podAnnotations" -}}
 checksum/environment: {{ include (print .Template.BasePath "/configmap-environment.yaml") . | sha256sum }}
 {{- if or .Values.catalog .Values.plans }}
 checksum/catalog: {{ include (print .Template.BasePath "/configmap-catalog.yaml") . | sha256sum }}
+{{- end }}
+{{- with .Values.secrets.revision }}
+revision/secrets: {{ . | quote }}
 {{- end }}
 {{- end -}}
 
