@@ -16,6 +16,7 @@ from serve_app.cli.exit_codes import OneLineErrors
 from serve_app.cli.images import add_image_commands
 from serve_app.cli.migrate import add_migrate
 from serve_app.cli.top import add_top
+from serve_app.cli.usage import add_usage
 
 app = typer.Typer(
     cls=OneLineErrors,
@@ -51,5 +52,6 @@ add_doctor(app)
 add_migrate(app)
 add_backup(app)
 add_top(app)
+add_usage(app)
 
 __all__ = ["app"]

@@ -1,10 +1,11 @@
 """Compares what was acknowledged with what there is, for a whole service at rest."""
 
 import hashlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
+from math import floor
 
 import redis
 from PIL import Image
@@ -13,9 +14,12 @@ from serve_app.domain.errors import NotFound
 from serve_app.domain.jobs import Job, JobState, StoredImage
 from serve_app.service.reap import sweep
 from serve_app.service.resources import Resources
+from serve_app.stores.compact_form import unpack
+from serve_app.stores.records import read_images
 from tests.audit import Reading, audit
 
 STRIDE = 500
+DAY_MS = 86_400_000
 READ_LIMIT_S = 600.0
 """The auditor reads the whole server in one transaction: a hundred thousand jobs take a while."""
 
@@ -47,6 +51,7 @@ async def audit_service(resources: Resources, acknowledged: AcknowledgedJobs, *,
     records = await records_of(resources, reading.names("job"))
     images = [image for job in records.values() for image in job.images]
     problems += _left_over(reading)
+    problems += _usage(reading)
     problems += _endings(acknowledged, records)
     problems += await _objects(resources, images)
     problems += [problem for job in records.values() for problem in _image_set(job)]
@@ -79,6 +84,26 @@ def _left_over(reading: Reading) -> Iterator[str]:
             yield f"left over: {family}:{name} holds {sorted(reading.row(f'{family}:{name}'))[:5]}"
     for account, number in reading.row("unfinished").items():
         yield f"left over: {number} live jobs of {account}"
+
+
+def _usage(reading: Reading) -> Iterator[str]:
+    """Each completed job is counted once, whoever was killed around its commit; nothing else is."""
+    counted = {
+        f"usage:{name}": {k: int(n) for k, n in reading.row(f"usage:{name}").items()} for name in reading.names("usage")
+    }
+    wanted: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for job_id in reading.names("job"):
+        job = unpack(job_id, reading.row(f"job:{job_id}"))
+        if job["state"] != JobState.COMPLETED or job.get("sample"):
+            continue
+        source = f"{job.get('key', '')}:{job.get('adapter') or job['kind']}"
+        day = wanted[f"usage:{job['account']}:{int(job['finished']) // DAY_MS}"]
+        day[f"images:{source}"] += len(read_images(job["images"]))
+        day[f"work:{source}"] += int(job["work"])
+        day[f"ms:{source}"] += floor(float(job["seconds"]) * 1000 + 0.5)
+    for name in sorted(counted.keys() | wanted.keys()):
+        if counted.get(name, {}) != wanted[name]:
+            yield f"{name}: counted {counted.get(name, {})}, its completed jobs make {dict(wanted[name])}"
 
 
 def _endings(acknowledged: AcknowledgedJobs, records: Mapping[str, Job]) -> Iterator[str]:

@@ -16,6 +16,7 @@ import pytest
 from serve_app.domain.jobs import JobState
 from serve_app.service.reap import reap_forever
 from serve_app.service.worker_timing import WorkerTiming
+from serve_app.stores.redis_keys import redis_key
 from tests.faults.environment import ENDLESS, HASTY, LONG, Environment, open_environment
 from tests.faults.worker import POISON, QUICK, UNHEALTHY, Point, WorkerBehavior
 from tests.support import wait_until
@@ -42,7 +43,13 @@ async def test_a_killed_workers_job_is_finished_by_another(env: Environment, poi
     env.worker()
     await env.until_ended()
     assert not await env.audit()
-    assert (await env.job(job_id)).attempt == attempt
+    job = await env.job(job_id)
+    assert job.attempt == attempt
+    with env.redis() as client:
+        [counters] = client.scan_iter(redis_key("usage", job.account_id, "*"))
+        [(images, _)] = client.hscan_iter(counters, "images:*")
+        client.hincrby(counters, images, 1)
+    assert any("usage" in problem for problem in await env.audit()), "an image counted twice would be found"
 
 
 @pytest.mark.soak

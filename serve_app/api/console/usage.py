@@ -1,10 +1,8 @@
 """The console's usage: both plans' windows now, and images of the last days by LoRA, as a chart, tables and CSV."""
 
-import csv
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from datetime import date
-from io import StringIO
 from typing import NamedTuple
 
 from fastapi import APIRouter, Request, Response
@@ -16,13 +14,12 @@ from serve_app.api.console.usage_chart import draw
 from serve_app.api.dependencies import resources_of
 from serve_app.domain.usage import UPSCALES, Usage
 from serve_app.service.resources import Resources
+from serve_app.service.usage_report import csv_text
 
 router = APIRouter()
 
 DAYS = 30
 _COLUMNS = ("day", "key", "key_id", "lora", "lora_id", "images", "megapixel_steps", "worker_seconds")
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""How a cell begins that a spreadsheet would run."""
 
 
 class Sum(NamedTuple):
@@ -65,15 +62,15 @@ async def open_usage(request: Request, session: PageSession) -> Response:
 @router.get("/usage.csv")
 async def download_usage(request: Request, session: PageSession) -> Response:
     month = await _month(resources_of(request), session.account.id)
-    out = StringIO()
-    writer = csv.writer(out)
-    writer.writerow(_COLUMNS)
-    for row in month.rows:
-        key, lora = _as_text(month.keys[row.key_id]), _as_text(month.loras[row.lora_id])
-        used = (row.images, f"{row.megapixel_steps:.3f}", f"{row.seconds:.3f}")
-        writer.writerow((row.day.isoformat(), key, row.key_id, lora, row.lora_id, *used))
+    rows = (
+        (
+            *(row.day.isoformat(), month.keys[row.key_id], row.key_id, month.loras[row.lora_id], row.lora_id),
+            *(row.images, f"{row.megapixel_steps:.3f}", f"{row.seconds:.3f}"),
+        )
+        for row in month.rows
+    )
     headers = {"Content-Disposition": f'attachment; filename="usage-{month.last.isoformat()}.csv"'}
-    return Response(out.getvalue(), media_type="text/csv", headers=headers)
+    return Response(csv_text(_COLUMNS, rows), media_type="text/csv", headers=headers)
 
 
 async def _month(resources: Resources, account_id: str) -> Month:
@@ -105,8 +102,3 @@ def _sums(rows: Iterable[Usage], name_of: Callable[[Usage], str]) -> list[Sum]:
         for name, of in grouped.items()
     ]
     return sorted(sums, key=lambda each: (-each.images, each.name))
-
-
-def _as_text(name: str) -> str:
-    """A name that no spreadsheet takes for a formula."""
-    return f"'{name}" if name.startswith(_FORMULA) else name
