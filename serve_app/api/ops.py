@@ -1,24 +1,31 @@
 """Health, readiness and metrics, for operators and their tools.
 
-What tells one tenant of the others is the operator's: `/metrics`, and what is wrong when `/readyz` says that something is.
+What tells one tenant of the others is the operator's: `/metrics` and what is below it, and what is wrong when `/readyz` says that something is.
 """
 
 import hmac
+from typing import Annotated
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from serve_app.api.client_address import client_address
 from serve_app.api.dependencies import resources_of
 from serve_app.api.errors import error_response
+from serve_app.api.routing import ContractRoute
 from serve_app.domain.errors import Unauthorized
 from serve_app.service.metrics import CONTENT_TYPE, render_metrics
 from serve_app.service.readiness import readiness
+from serve_app.service.tenant_report import account_report, adapter_report
 
 THIS_MACHINE = ("127.0.0.1", "::/64")
 FOR_OPERATORS = "This address is for the operator: ask from the service's own machine, or with the operator's token."
 
-router = APIRouter()
+MOST_DAYS, MOST_ROWS = 31, 500
+Start = Annotated[int, Query(ge=0, le=1_000_000_000)]
+Limit = Annotated[int, Query(ge=1, le=MOST_ROWS)]
+
+router = APIRouter(route_class=ContractRoute)
 
 
 @router.get("/healthz")
@@ -36,8 +43,30 @@ async def ready(request: Request) -> JSONResponse:
 @router.get("/metrics", response_class=Response)
 async def metrics(request: Request) -> Response:
     if not _is_operator(request):
-        return error_response(401, Unauthorized.code, FOR_OPERATORS, {"WWW-Authenticate": "Bearer"})
+        return _refused()
     return Response(await render_metrics(resources_of(request)), media_type=CONTENT_TYPE)
+
+
+@router.get("/metrics/accounts")
+async def account_metrics(
+    request: Request, start: Start = 0, limit: Limit = 100, days: Annotated[int, Query(ge=1, le=MOST_DAYS)] = 1
+) -> Response:
+    """Queue and usage of each account: as labels of Prometheus they would be without bound."""
+    if not _is_operator(request):
+        return _refused()
+    return JSONResponse(await account_report(resources_of(request), start=start, limit=limit, days=days))
+
+
+@router.get("/metrics/adapters")
+async def adapter_metrics(request: Request, start: Start = 0, limit: Limit = 100) -> Response:
+    """Waiting jobs, workers and images of each adapter."""
+    if not _is_operator(request):
+        return _refused()
+    return JSONResponse(await adapter_report(resources_of(request), start=start, limit=limit))
+
+
+def _refused() -> Response:
+    return error_response(401, Unauthorized.code, FOR_OPERATORS, {"WWW-Authenticate": "Bearer"})
 
 
 def _is_operator(request: Request) -> bool:

@@ -82,6 +82,13 @@ class OperatorReader:
     async def queues(self, kind: JobKind, limit: int) -> list[AccountQueue]:
         """The accounts with waiting jobs, the longest wait first."""
         ids: list[str] = await self._redis.zrange(redis_key("vtime", kind), 0, MOST_QUEUES - 1)
+        return (await self._queues(kind, ids))[:limit]
+
+    async def queues_of(self, account_ids: Sequence[str]) -> list[AccountQueue]:
+        """The queues of these accounts that hold jobs, of every kind."""
+        return [queue for kind in JobKind for queue in await self._queues(kind, account_ids)]
+
+    async def _queues(self, kind: JobKind, ids: Sequence[str]) -> list[AccountQueue]:
         if not ids:
             return []
         pipeline = self._redis.pipeline(transaction=False)
@@ -101,7 +108,14 @@ class OperatorReader:
             for account_id, waiting, ms in zip(ids, answers[::2], since, strict=True)
             if waiting and ms is not None
         ]
-        return sorted(found, key=lambda queue: -queue.oldest_age_s)[:limit]
+        return sorted(found, key=lambda queue: -queue.oldest_age_s)
+
+    async def ready_by_weights(self, digests: Sequence[str]) -> Mapping[str, int]:
+        """How many generations are ready for each of these weights."""
+        pipeline = self._redis.pipeline(transaction=False)
+        for digest in digests:
+            pipeline.zcard(redis_key("group", JobKind.GENERATION, digest))
+        return dict(zip(digests, await pipeline.execute() if digests else [], strict=True))
 
     async def running(self, kind: JobKind, limit: int) -> list[Job]:
         """Jobs that are being worked on, by the end of their lease."""

@@ -11,7 +11,7 @@ from pydantic import SecretStr, ValidationError
 
 from serve_app.api.app import create_app
 from serve_app.settings import Settings
-from tests.api.app import BASE, Member, TestService, error_of, open_service
+from tests.api.app import BASE, LORA, Member, TestService, error_of, open_service
 
 
 async def test_the_process_says_it_is_alive(service: TestService) -> None:
@@ -79,6 +79,8 @@ async def test_what_tells_of_other_tenants_is_the_operators(service: TestService
     headers = [(name.encode(), value.encode()) for name, value in asked.headers.items()]
     async with httpx.AsyncClient(transport=transport, base_url=BASE, headers=headers) as client:
         ready, metrics = await client.get("/readyz"), await client.get("/metrics")
+        for path in ("/metrics/accounts", "/metrics/adapters"):
+            assert (await client.get(path)).status_code == metrics.status_code
         assert (await client.get("/healthz")).status_code == 200
     assert ready.status_code == 200
     assert ("redis" in ready.json()) is asked.sees
@@ -101,3 +103,40 @@ async def test_the_landing_page_leads_to_the_documents_and_the_console(service: 
     for target in re.findall(r'href="([^"]+)"', answer.text):
         found = await service.client.get(target, follow_redirects=True)
         assert found.status_code == 200 or target.startswith("/console"), target
+
+
+async def test_an_operator_reads_queue_and_usage_of_each_account(service: TestService, member: Member) -> None:
+    """As labels of Prometheus they would be without bound."""
+    await service.complete(await service.submit(member, num_images=2, steps=20))
+    for _ in range(2):
+        await service.submit(member)
+    answer = await service.client.get("/metrics/accounts?limit=500")
+    assert answer.status_code == 200, answer.text
+    [row] = [row for row in answer.json()["accounts"] if row["id"] == member.account.id]
+    assert (row["name"], row["unfinished"], row["keys"]) == (member.account.name, 2, 1)
+    assert row["queue"]["generation"]["ready"] == 2
+    assert row["usage"] == {
+        "images": 2,
+        "megapixel_steps": 10.486,
+        "worker_seconds": 0.5,
+        "images_by_lora": {LORA: 2},
+    }
+    assert member.key not in answer.text
+    adapters = (await service.client.get("/metrics/adapters?limit=500")).json()
+    [lora] = [row for row in adapters["adapters"] if row["id"] == LORA]
+    assert lora["ready"] >= 2
+    assert lora["images"] >= 2
+    assert adapters["total"] >= len(adapters["adapters"])
+    first, second = [
+        (await service.client.get(f"/metrics/adapters?limit=1&start={n}")).json()["adapters"] for n in (0, 1)
+    ]
+    assert [*first, *second] == adapters["adapters"][:2], "page by page"
+
+
+@pytest.mark.parametrize(
+    "path", ["/metrics/accounts?limit=501", "/metrics/accounts?days=0", "/metrics/adapters?start=-1"]
+)
+async def test_a_page_out_of_range_is_named(service: TestService, path: str) -> None:
+    error = error_of(await service.client.get(path))
+    assert error["code"] == "invalid_parameter"
+    assert error["message"].startswith(re.split("[?=]", path)[1])

@@ -138,7 +138,7 @@ def test_a_typo_in_a_field_of_kuberay_is_found() -> None:
 def test_the_excerpt_of_rayservice_is_of_kuberays_definition() -> None:
     """Every field has the type that KubeRay gives it, and what KubeRay requires is required."""
     assert list(_differences(excerpt("RayService").schema, kuberay().schema)) == []
-    spoiled = copy.deepcopy(excerpt("RayService").schema)
+    spoiled = cast(Any, copy.deepcopy(excerpt("RayService").schema))
     spoiled["properties"]["spec"]["properties"]["rayClusterConfigs"] = {"type": "object"}
     spoiled["properties"]["spec"]["properties"]["serveConfigV2"] = {"type": "object"}
     assert list(_differences(spoiled, kuberay().schema)) == [".spec.serveConfigV2", ".spec.rayClusterConfigs"]
@@ -303,7 +303,7 @@ def test_the_edge_lets_through_what_the_service_takes(controller: str) -> None:
         prefix + route.path
         for prefix, router in (("", loras.router), ("/console", console_loras.router))
         for route in cast(list[APIRoute], router.routes)
-        if "POST" in route.methods
+        if "POST" in (route.methods or ())
     ]
     assert uploads < set(posts)
     assert uploads == {"/v1/loras", "/console/loras/new"}
@@ -318,7 +318,7 @@ def test_the_edge_lets_through_what_the_service_takes(controller: str) -> None:
 
 
 def test_a_gateway_does_not_cut_an_upload_short() -> None:
-    """A gigabyte takes longer than a request may: the service bounds an upload by its pace."""
+    """A gigabyte takes longer than a request may: the service bounds an upload by its rate."""
     route = find(render(merge(profile_values("production"), GATEWAY)), "HTTPRoute")
     uploads, everything = route["spec"]["rules"]
     assert {match["path"]["value"] for match in uploads["matches"]} == {"/v1/loras", "/console/loras/new"}
