@@ -1,26 +1,30 @@
 """`atelier generate` and `atelier upscale`: images through the HTTP interface."""
 
+import math
 import os
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from serve_app.cli.command import Result, command
 from serve_app.cli.exit_codes import BadUsage, Failed
 from serve_app.cli.local import access
-from serve_app.client import Client, Job, Unauthorized, UnsupportedOption
+from serve_app.client import Client, Job, Lora, Model, Unauthorized, UnsupportedOption
 from serve_app.settings import Settings
 
 RETRY_BUDGET_S = 3.0
 """Retries end after this time: at a terminal, an error soon is better than a long wait."""
+MINUTES_FROM_S = 90
+"""From here on, the time that is left is told in minutes."""
 
 BaseUrl = Annotated[
     str | None, typer.Option(envvar="ATELIER_BASE_URL", help="Address of the service; by default the local one.")
@@ -32,6 +36,10 @@ Out = Annotated[
     Path | None, typer.Option(help="File to write; several images get -1, -2, … By default ID.png in this directory.")
 ]
 Timeout = Annotated[float, typer.Option(help="Seconds to wait for the images.")]
+Inline = Annotated[bool, typer.Option(help="Show the images in the terminal, if it can: kitty, iTerm2, sixel.")]
+Open = Annotated[bool, typer.Option("--open", help="Open the images in the viewer of this machine.")]
+SIZE = 512
+"""Width and height by default, on both interfaces."""
 
 
 def add_image_commands(app: typer.Typer) -> None:
@@ -53,6 +61,8 @@ def _generate(
     negative_prompt: Annotated[str | None, typer.Option(help="What to avoid (interface b).")] = None,
     interface: Annotated[Literal["a", "b"], typer.Option(help="a: bearer key. b: X-API-Key, other sizes.")] = "a",
     out: Out = None,
+    inline: Inline = True,
+    open_images: Open = False,
     base_url: BaseUrl = None,
     key: Key = None,
     timeout: Timeout = 600.0,
@@ -60,15 +70,16 @@ def _generate(
     """Generate images from a prompt with a LoRA adapter."""
     must_be_writable(out)
     with open_client(settings, base_url, key, interface) as client:
+        found = find_lora(client, lora)
         try:
             job = client.generate(
-                prompt, lora_id=lora_id_of(client, lora), seed=seed, steps=steps, lora_weight=weight, guidance_scale=guidance,
+                prompt, lora_id=found.id, seed=seed, steps=steps, lora_weight=weight, guidance_scale=guidance,
                 width=width, height=height, num_images=num_images, negative_prompt=negative_prompt,
             )  # fmt: skip
         except UnsupportedOption as error:
             raise BadUsage(f"--{str(error).replace('_', '-')}") from None
-        drawn = f"{num_images or 1} × {width or 512}×{height or 512}, {lora}"
-        return wait_and_save(job, out, timeout, doing=f"Drawing {drawn}")
+        doing = drawing(num_images or 1, width or SIZE, height or SIZE, found.name)
+        return wait_and_save(job, out, timeout, doing=doing, inline=inline, open_images=open_images)
 
 
 def _upscale(
@@ -76,6 +87,8 @@ def _upscale(
     image_id: Annotated[str, typer.Argument(help="Id of an image of this account: img_…", show_default=False)],
     factor: Annotated[int | None, typer.Option(help="2 or 4; 2 by default.")] = None,
     out: Out = None,
+    inline: Inline = True,
+    open_images: Open = False,
     base_url: BaseUrl = None,
     key: Key = None,
     timeout: Timeout = 600.0,
@@ -83,7 +96,8 @@ def _upscale(
     """Upscale an image of this account."""
     must_be_writable(out)
     with open_client(settings, base_url, key, "a") as client:
-        return wait_and_save(client.upscale(image_id, factor), out, timeout, doing=f"Enlarging {factor or 2}×")
+        job, doing = client.upscale(image_id, factor), f"Enlarging {factor or 2}×"
+        return wait_and_save(job, out, timeout, doing=doing, inline=inline, open_images=open_images)
 
 
 @contextmanager
@@ -99,25 +113,36 @@ def open_client(
         yield client
 
 
-def lora_id_of(client: Client, name_or_id: str) -> str:
-    """The id of the adapter with this name or id. Raises `Failed` when the key may use none, or several match."""
-    try:
-        models = client.models()
-    except Unauthorized:
-        return name_or_id  # a key for interface a only cannot list models: the value must be an id
-    found = [model for model in models if name_or_id.casefold() in (model.id.casefold(), model.name.casefold())]
+def find_lora(client: Client, name_or_id: str) -> Model | Lora:
+    """The adapter with this name or id. Raises `Failed` when the key may use none, or several match."""
+    loras = _usable_loras(client)
+    found = [lora for lora in loras if name_or_id.casefold() in (lora.id.casefold(), lora.name.casefold())]
     if len(found) == 1:
-        return found[0].id
-    known = ", ".join(model.name for model in models) or "none"
+        return found[0]
+    known = ", ".join(lora.name for lora in loras) or "none"
     what = f"{len(found)} adapters are named" if found else "no adapter"
     raise Failed(f"--lora: {what} {name_or_id!r} for this account (available: {known})")
 
 
-def wait_and_save(job: Job, out: Path | None, timeout: float, *, doing: str = "") -> Result:
-    """`doing` labels the bar; by default the job's id."""
+def _usable_loras(client: Client) -> Sequence[Model | Lora]:
+    """A key for interface a only cannot list models, but LoRAs."""
+    try:
+        return client.models()
+    except Unauthorized:
+        return client.loras.list()
+
+
+def drawing(images: int, width: int, height: int, lora: str) -> str:
+    """What a generation draws, for its progress bar: `Drawing 2 × 512², Neon`."""
+    size = f"{width}²" if width == height else f"{width}×{height}"
+    return f"Drawing {images} × {size}, {lora}"
+
+
+def wait_and_save(job: Job, out: Path | None, timeout: float, *, doing: str, inline: bool, open_images: bool) -> Result:
+    """`doing` labels the bar."""
     began = time.monotonic()
     try:
-        _wait_with_progress_bar(job, timeout, doing or job.id)
+        _wait_with_progress_bar(job, timeout, doing)
     except KeyboardInterrupt:
         raise Failed(f"stopped waiting; {job.id} continues in the service") from None
     seconds = time.monotonic() - began
@@ -125,12 +150,18 @@ def wait_and_save(job: Job, out: Path | None, timeout: float, *, doing: str = ""
     files = [_output_path(out, job.id, index, len(images)) for index in range(len(images))]
     for image, file in zip(images, files, strict=True):
         image.download(file)
+    if open_images:
+        _open(files)
     facts = [
         {"image_id": image.image_id, "url": image.url, "width": image.width, "height": image.height, "file": str(file)}
         for image, file in zip(images, files, strict=True)
     ]
     lines = [f"{file}  {image.image_id or ''}".rstrip() for image, file in zip(images, files, strict=True)]
-    return Result(facts={"id": job.id, "seconds": round(seconds, 2), "images": facts}, shown="\n".join(lines))
+    return Result(
+        facts={"id": job.id, "seconds": round(seconds, 2), "images": facts},
+        shown="\n".join(lines),
+        pictures=tuple(files) if inline else (),
+    )
 
 
 def must_be_writable(out: Path | None) -> None:
@@ -143,15 +174,42 @@ def must_be_writable(out: Path | None) -> None:
 def _wait_with_progress_bar(job: Job, timeout: float, doing: str) -> None:
     """Wait with a progress bar on stderr, with the time that is left: stdout holds only the result."""
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TaskProgressColumn(),
         TimeElapsedColumn(),
-        TimeRemainingColumn(),
+        _TimeLeft(job),
     )
     with Progress(*columns, console=Console(file=sys.stderr), transient=True) as progress:
-        bar = progress.add_task(escape(doing), total=100)
+        bar = progress.add_task(doing, total=100)
         job.wait(timeout, on_progress=lambda percent: progress.update(bar, completed=percent))
+
+
+class _TimeLeft(ProgressColumn):
+    """The time until the job's end, by the service's estimate; by its progress where the service gives none."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__()
+        self._job = job
+
+    def render(self, task: Task) -> Text:
+        estimate = self._job.estimated_completion_time
+        left = (estimate - datetime.now(UTC)).total_seconds() if estimate else task.time_remaining
+        return Text(time_left(left), style="progress.remaining")
+
+
+def time_left(seconds: float | None) -> str:
+    """`12 s left`, `3 min left`; empty when it is not known or over."""
+    if seconds is None or seconds <= 0:
+        return ""
+    return f"{math.ceil(seconds)} s left" if seconds <= MINUTES_FROM_S else f"{math.ceil(seconds / 60)} min left"
+
+
+def _open(files: Sequence[Path]) -> None:
+    """Raises `Failed` where this machine has no viewer: the images are written by then."""
+    for file in files:
+        if typer.launch(str(file)) != 0:
+            raise Failed(f"--open: this machine has no program that opens {file}")
 
 
 def _output_path(out: Path | None, run_id: str, index: int, how_many: int) -> Path:

@@ -5,7 +5,19 @@ from typing import Annotated
 import typer
 
 from serve_app.cli.command import Result, command
-from serve_app.cli.images import BaseUrl, Key, Out, Timeout, lora_id_of, must_be_writable, open_client, wait_and_save
+from serve_app.cli.images import (
+    BaseUrl,
+    Inline,
+    Key,
+    Open,
+    Out,
+    Timeout,
+    drawing,
+    find_lora,
+    must_be_writable,
+    open_client,
+    wait_and_save,
+)
 from serve_app.settings import Settings
 
 PROMPT = "a lighthouse on a cliff"
@@ -26,6 +38,8 @@ def _try(
     weight: Annotated[float | None, typer.Option(help="Strength of the adapter: 0.1 to 1.")] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same image.")] = 1,
     out: Out = None,
+    inline: Inline = True,
+    open_images: Open = False,
     base_url: BaseUrl = None,
     key: Key = None,
     timeout: Timeout = 600.0,
@@ -33,9 +47,10 @@ def _try(
     """Draw one image with a LoRA and its trigger words, with the key of an account that may use it."""
     must_be_writable(out)
     with open_client(settings, base_url, key, "a") as client:
-        found = client.loras.get(lora_id_of(client, lora))
+        found = client.loras.get(find_lora(client, lora).id)
         words = ", ".join((prompt, *(word for word in found.trigger_words if word.casefold() not in prompt.casefold())))
         job = client.generate(
             words, lora_id=found.id, seed=seed, steps=STEPS, lora_weight=weight, width=SIZE, height=SIZE
         )
-        return wait_and_save(job, out, timeout)
+        doing = drawing(1, SIZE, SIZE, found.name)
+        return wait_and_save(job, out, timeout, doing=doing, inline=inline, open_images=open_images)
