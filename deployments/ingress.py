@@ -9,6 +9,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from deployments.proxy import voucher
 from deployments.ray_internals import has_haproxy, on_several_machines, prepare_replica
 from deployments.replica_log import configure_replica_log
 from deployments.shared_settings import require_shared
@@ -92,7 +93,7 @@ class Ingress:
         """Serve's hook: builds the app on the replica, so that nothing of it is pickled."""
         app = without_request_id(create_app(self._resources))
         freeze_startup_objects()
-        return with_vouched_address(app) if has_haproxy() else app
+        return with_vouched_address(app, voucher()) if has_haproxy() else app
 
     async def __del__(self) -> None:
         await self._stack.aclose()

@@ -4,6 +4,8 @@
 generated configuration through `harden.awk`, which inserts `defaults.cfg` and `frontend.cfg`, and becomes HAProxy.
 """
 
+import hashlib
+import os
 import shutil
 from pathlib import Path
 
@@ -42,3 +44,24 @@ def environment() -> dict[str, str]:
         "ATELIER_HAPROXY": str(binary),
         **LIMITS,
     }
+
+
+def voucher() -> str:
+    """The secret by which HAProxy, on any node, proves to a replica that a request has come through it.
+
+    Made of Ray's token, which every node has and no caller knows. Raises `RuntimeError` when there is none.
+    """
+    token = "".join(_ray_token().split())
+    if not token:
+        raise RuntimeError("Ray's token is nowhere: set RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN")
+    return hashlib.sha256(f"atelier proxy {token}".encode()).hexdigest()
+
+
+def _ray_token() -> str:
+    """Where Ray looks for it, in Ray's order."""
+    if given := os.environ.get("RAY_AUTH_TOKEN"):
+        return given
+    try:
+        return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token").read_text()
+    except OSError:
+        return ""

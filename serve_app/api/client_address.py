@@ -1,5 +1,6 @@
 """The caller's address: that of the connection, or what a trusted proxy says in `X-Forwarded-For`."""
 
+import hmac
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 
@@ -11,6 +12,7 @@ from serve_app.settings import Network
 UNKNOWN = "unknown"
 """One address for all callers of whom nothing can be believed."""
 _LOOPBACK = "127.0.0.1"
+_OF_PROXIES = (b"x-atelier-proxy", b"x-forwarded-for", b"x-forwarded-proto")
 _Address = IPv4Address | IPv6Address
 
 
@@ -35,18 +37,27 @@ def client_address(scope: Scope, trusted: Sequence[Network]) -> str:
     return _countable(_parse(peer))
 
 
-def with_vouched_address(app: ASGIApp) -> ASGIApp:
-    """The app behind HAProxy, whose one `X-Forwarded-For` is the caller's address (`deployments/proxy/frontend.cfg`)."""
+def with_vouched_address(app: ASGIApp, secret: str) -> ASGIApp:
+    """The app behind HAProxy, which vouches for the caller's address and scheme by a secret header.
+
+    Requests without it came straight to this replica's port: nothing that they say of themselves is believed.
+    """
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            vouched = [value.decode("latin-1") for name, value in scope["headers"] if name == b"x-forwarded-for"]
-            if len(vouched) == 1:
-                kept = [pair for pair in scope["headers"] if pair[0] != b"x-forwarded-for"]
-                scope = {**scope, "client": (vouched[0], 0), "headers": kept}
+            scope = _as_vouched(scope, secret)
         await app(scope, receive, send)
 
     return answer
+
+
+def _as_vouched(scope: Scope, secret: str) -> Scope:
+    given = Headers(scope=scope)
+    addresses = given.getlist("x-forwarded-for")
+    plain = {**scope, "scheme": "http", "headers": [pair for pair in scope["headers"] if pair[0] not in _OF_PROXIES]}
+    if not hmac.compare_digest(given.get("x-atelier-proxy", "").encode(), secret.encode()):
+        return {**plain, "client": None} if addresses else plain  # the server may have believed them already
+    return {**plain, "client": (addresses[0], 0), "scheme": given.get("x-forwarded-proto", "http")}
 
 
 def _nearest(forwarded: Sequence[str]) -> str:

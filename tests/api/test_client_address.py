@@ -112,8 +112,11 @@ def test_behind_such_a_server_a_trusted_proxy_on_this_machine_names_the_caller()
         assert asked(port, "203.0.113.9, 198.51.100.1") == "198.51.100.1"
 
 
-async def test_haproxy_s_one_address_is_the_caller_s() -> None:
-    """On another node HAProxy is no local peer, and uvicorn does not believe it."""
+SECRET = "5" * 64
+
+
+async def behind_haproxy(*rows: tuple[str, str], client: str = "10.0.0.5") -> Scope:
+    """The request as the application sees it, behind a server that has believed the headers, or not."""
     seen: list[Scope] = []
 
     async def app(scope: Scope, _receive: Receive, _send: Send) -> None:
@@ -122,9 +125,28 @@ async def test_haproxy_s_one_address_is_the_caller_s() -> None:
     async def nothing(*_: object) -> dict[str, object]:
         return {}
 
-    scope = {"type": "http", "client": ("10.0.0.5", 40000), "headers": [(b"x-forwarded-for", b"198.51.100.1")]}
-    await with_vouched_address(app)(scope, nothing, nothing)  # pyright: ignore[reportArgumentType]
-    assert client_address(seen[0], ()) == "198.51.100.1"
+    headers = [(name.encode(), value.encode("latin-1")) for name, value in rows]
+    scope = {"type": "http", "client": (client, 40000), "scheme": "https", "headers": headers}
+    await with_vouched_address(app, SECRET)(scope, nothing, nothing)  # pyright: ignore[reportArgumentType]
+    return seen[0]
+
+
+async def test_haproxy_s_one_address_is_the_caller_s() -> None:
+    """On another node HAProxy is no local peer, and uvicorn does not believe it."""
+    vouched = (("x-atelier-proxy", SECRET), ("x-forwarded-for", "198.51.100.1"))
+    scope = await behind_haproxy(*vouched)
+    assert (client_address(scope, ()), scope["scheme"], scope["headers"]) == ("198.51.100.1", "http", [])
+    assert (await behind_haproxy(*vouched, ("x-forwarded-proto", "https")))["scheme"] == "https"
+
+
+@pytest.mark.parametrize("given", [(), (("x-atelier-proxy", "6" * 64),), (("x-atelier-proxy", "\xff"),)])
+async def test_who_calls_a_replica_s_own_port_is_not_believed(given: tuple[tuple[str, str], ...]) -> None:
+    """Whether its server has believed the caller (`client`) or not."""
+    rows = (*given, ("x-forwarded-for", "198.51.100.1"), ("x-forwarded-proto", "https"))
+    for client in ("10.0.0.5", "198.51.100.1"):
+        scope = await behind_haproxy(*rows, client=client)
+        assert (client_address(scope, ()), scope["scheme"], scope["headers"]) == (UNKNOWN, "http", [])
+    assert client_address(await behind_haproxy(*given), ()) == "10.0.0.5"
 
 
 @contextmanager

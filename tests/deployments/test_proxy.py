@@ -17,11 +17,13 @@ import uvicorn
 import yaml
 from starlette.types import Receive, Scope, Send
 
-from deployments.proxy import LIMITS, WRAPPER, environment, haproxy_binary
+from deployments.proxy import LIMITS, WRAPPER, environment, haproxy_binary, voucher
 from serve_app.domain.accounts import BUILTIN_PLANS
 from serve_app.domain.requests import Variant
 from tests.attack.raw import Answer, breach, exchange
 from tests.support import ROOT, free_port
+
+ENVIRONMENT = {**os.environ, **environment(), "RAY_AUTH_TOKEN": "a token"}
 
 pytestmark = pytest.mark.skipif(haproxy_binary() is None, reason="HAProxy comes with ray[serve] on Linux")
 
@@ -65,7 +67,7 @@ class Proxy:
         )
         self.process = subprocess.Popen(
             [str(WRAPPER), "-db", "-f", str(self.config)],
-            env={**os.environ, **environment(), **variables},
+            env={**ENVIRONMENT, **variables},
             stderr=(home / "stderr.txt").open("wb"),
         )
         self._server = uvicorn.Server(
@@ -198,6 +200,39 @@ def test_nobody_is_believed_about_his_address_by_default(proxy: Proxy) -> None:
     assert (request["client"][0], request["scheme"]) == ("127.0.0.9", "http")
 
 
+def test_every_request_carries_what_replicas_believe_haproxy_by(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no caller brings it along."""
+    monkeypatch.setenv("RAY_AUTH_TOKEN", ENVIRONMENT["RAY_AUTH_TOKEN"])
+    for row in ("X-Other: a", f"X-Atelier-Proxy: {'0' * 64}"):
+        assert seen(proxy.get(row))["headers"]["x-atelier-proxy"] == voucher()
+
+
+@pytest.mark.parametrize("place", ["RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "HOME"])
+def test_both_find_rays_token_where_ray_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    config = generated_config(tmp_path, port=free_port(), replica_port=free_port())
+    file = tmp_path / ".ray" / "auth_token"
+    file.parent.mkdir()
+    file.write_text("of a file\n")
+    given = {"RAY_AUTH_TOKEN": "given", "RAY_AUTH_TOKEN_PATH": str(file), "HOME": str(tmp_path)}[place]
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(place, given)
+    assert check(config, **{"RAY_AUTH_TOKEN": "", place: given}).returncode == 0
+    assert f"set-header X-Atelier-Proxy {voucher()}\n" in config.read_text()
+
+
+def test_without_a_token_haproxy_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replicas would take every caller for one and the same."""
+    config = generated_config(tmp_path, port=free_port(), replica_port=free_port())
+    done = check(config, RAY_AUTH_TOKEN="", HOME=str(tmp_path))
+    assert done.returncode == 3
+    assert done.stderr.startswith("atelier: Ray's token is nowhere: set RAY_AUTH_TOKEN_PATH")
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "nothing"))
+    with pytest.raises(RuntimeError, match="Ray's token is nowhere"):
+        voucher()
+
+
 def test_a_trusted_proxy_names_the_caller_and_the_scheme(tmp_path: Path) -> None:
     proxy = Proxy(tmp_path, ATELIER_TRUSTED_PROXIES="127.0.0.9, 10.0.0.0/8")
     try:
@@ -233,7 +268,7 @@ def test_haproxy_alone_listens_where_the_operator_says(tmp_path: Path, host: str
 def check(config: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Harden a configuration and let HAProxy check it."""
     command = [str(WRAPPER), "-c", "-f", str(config)]
-    return subprocess.run(command, env={**os.environ, **environment(), **variables}, capture_output=True, text=True)
+    return subprocess.run(command, env={**ENVIRONMENT, **variables}, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize(
@@ -297,7 +332,7 @@ def test_one_address_can_neither_take_all_connections_nor_read_the_routes(tmp_pa
         proxy.config.write_text(text)
         reloaded = subprocess.Popen(
             [str(WRAPPER), "-db", "-f", str(proxy.config), "-sf", str(proxy.process.pid)],
-            env={**os.environ, **environment()},
+            env=ENVIRONMENT,
         )
         try:
             proxy.process.wait(timeout=30)
@@ -305,7 +340,7 @@ def test_one_address_can_neither_take_all_connections_nor_read_the_routes(tmp_pa
             assert proxy.get(source="127.0.0.9").status == 200
             assert proxy.get(path="/-/routes", source="127.0.0.1").status != 404
             assert proxy.get(path="/-/routes", source="127.0.0.9").status == 404, "it is for this machine alone"
-            proxy.wait(path="/-/healthz", source="127.0.0.9")
+            proxy.wait(path="/-/healthz", source="127.0.0.9")  # after its first check of the server
             with suppress(ConnectionError):  # or it is closed without a word, whichever the kernel sees first
                 assert proxy.ask(source="127.0.0.8") == []
         finally:
@@ -352,7 +387,7 @@ def test_a_configuration_is_hardened_once(proxy: Proxy) -> None:
     before = proxy.config.read_text()
     subprocess.run(
         [str(WRAPPER), "-c", "-f", str(proxy.config)],
-        env={**os.environ, **environment()},
+        env=ENVIRONMENT,
         check=True,
         capture_output=True,
     )
@@ -365,9 +400,7 @@ def test_a_configuration_that_is_not_known_is_not_started(tmp_path: Path, line: 
     """A new version of Serve may write another; without its protection HAProxy must not listen."""
     config = generated_config(tmp_path, port=free_port(), replica_port=free_port())
     config.write_text(re.sub(rf"^( *){line}", r"\1# ", config.read_text(), flags=re.MULTILINE))
-    done = subprocess.run(
-        [str(WRAPPER), "-c", "-f", str(config)], env={**os.environ, **environment()}, capture_output=True, text=True
-    )
+    done = subprocess.run([str(WRAPPER), "-c", "-f", str(config)], env=ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 3
     assert "not started without its protection" in done.stderr
 
@@ -376,7 +409,7 @@ def test_the_wrapper_becomes_haproxy_within_the_time_serve_waits(tmp_path: Path)
     config = generated_config(tmp_path, port=free_port(), replica_port=free_port())
     done = subprocess.run(
         ["bash", "-c", f"TIMEFORMAT=%U+%S; time {WRAPPER} -v -f {config}"],
-        env={**os.environ, **environment()},
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
         check=True,
@@ -412,7 +445,7 @@ def test_every_way_of_starting_sets_the_same(way: str) -> None:
         name: wanted[name] for name in (*LIMITS, "RAY_SERVE_ENABLE_HA_PROXY")
     }
     assert Path(found["RAY_SERVE_HAPROXY_BINARY_PATH"]).parts[-3:] == WRAPPER.parts[-3:]
-    assert found["FORWARDED_ALLOW_IPS"] == "*"
+    assert "FORWARDED_ALLOW_IPS" not in found, "uvicorn would believe whoever reaches a replica's port"
     for name in ("CONFIG_FILE_LOC", "SOCKET_PATH", "METRICS_SOCKET_PATH", "SERVER_STATE_BASE", "SERVER_STATE_FILE"):
         place = found[f"RAY_SERVE_HAPROXY_{name}"]
         assert not place.startswith("/tmp/haproxy-serve"), "Ray's default, where any user may be first"
