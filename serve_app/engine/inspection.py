@@ -1,6 +1,7 @@
-"""`python -m serve_app.engine.inspection FOLDER BASE PATH MAX_RANK KEPT SECONDS`: checks an adapter against a base model, in limited memory and processor time.
+"""Checks an adapter against a base model: a program of its own, of limited memory and time, because it reads a customer's file.
 
-The base model is known by its layer table, of which the folder `KEPT` holds a file from the second time on. Prints one line of JSON: {"found": …} or {"refused": reason}. A process of its own, because a customer's file is read.
+`python -m serve_app.engine.inspection FOLDER BASE PATH MAX_RANK KEPT SECONDS` prints one line of JSON: {"found": …} or
+{"refused": reason}. The base model is known by its layer table, which the folder `KEPT` holds from the second time on.
 """
 
 import json
@@ -11,13 +12,15 @@ from typing import Any
 
 import torch
 
-from serve_app.engine.adapters import AdapterWeights, UnusableAdapter, read_adapter
+from serve_app.engine.adapters import AdapterWeights, UnusableAdapter
 from serve_app.engine.adapters.explain import FAMILIES, base_name
+from serve_app.engine.adapters.keys import algorithm_of
 from serve_app.engine.adapters.layer_table import LayerTable
-from serve_app.engine.adapters.source import PEFT_CONFIG
+from serve_app.engine.adapters.reader import read_source
+from serve_app.engine.adapters.source import PEFT_BASE, Source, open_source
+from serve_app.engine.adapters.training import suggested_trigger_words, training_metadata
 from serve_app.engine.layer_outline import outlined_table
 from serve_app.process_limits import limit_memory, limit_processor_time
-from serve_app.safetensors_file import UnusableFile, check_safetensors
 
 MEMORY = 2 << 30
 """Bytes that reading an adapter may take beyond what the libraries take."""
@@ -33,13 +36,15 @@ def main(folder: str, base: str, path: str, max_rank: str, kept: str, seconds: s
     torch.set_num_threads(1)
     limit_memory(MEMORY)
     limit_processor_time(int(seconds))
-    print(json.dumps(_inspect(Path(path), table, base, int(max_rank))))  # noqa: T201 - read by the process that started this one
+    print(json.dumps(inspect_adapter(Path(path), table, base, int(max_rank))))  # noqa: T201 - read by the process that started this one
 
 
-def _inspect(path: Path, table: LayerTable, base: str, max_rank: int) -> dict[str, Any]:
+def inspect_adapter(path: Path, table: LayerTable, base: str, max_rank: int) -> dict[str, Any]:
+    """{"found": what the file holds} or {"refused": the reason}; `base` is the base model's id."""
     try:
-        weights = read_adapter(path, table, max_rank=max_rank, dtype=torch.float16, pattern_seconds=PATTERN_SECONDS)
-        return {"found": _describe(weights, table, base, _writer(path))}
+        source = open_source(path)
+        weights = read_source(source, table, max_rank=max_rank, dtype=torch.float16, pattern_seconds=PATTERN_SECONDS)
+        return {"found": _describe(weights, source, table, base)}
     except UnusableAdapter as error:
         return {"refused": str(error)}
     except BaseException as error:
@@ -53,22 +58,39 @@ def _is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or "memory" in str(error) or type(error).__name__ == "PanicException"
 
 
-def _describe(weights: AdapterWeights, table: LayerTable, base: str, writer: str) -> dict[str, Any]:
-    """What the file holds, in fields and in a sentence."""
+def _describe(weights: AdapterWeights, source: Source, table: LayerTable, base: str) -> dict[str, Any]:
+    """What the file holds, in fields and in a sentence, and what its metadata say of its training."""
     ranks = [made.down.shape[0] for layers in weights.values() for made in layers.values()]
     kinds = sorted({_kind(layer, made.down.dim()) for layer, made in weights.get(table.denoiser, {}).items()})
     encoders = [name.replace("_", " ") for name in sorted(weights) if name != table.denoiser]
     family = base_name(table) if base_name(table) in FAMILIES.values() else base
-    parts = [family, f"rank {max(ranks)}", _joined(kinds), _joined(encoders), f"from {writer}" if writer else ""]
+    algorithm, writer = algorithm_of(source.tensors), _writer(source)
+    parts = [
+        family,
+        "" if algorithm == "LoRA" else algorithm,
+        f"rank {max(ranks)}",
+        _joined(kinds),
+        _joined(encoders),
+        f"from {writer}" if writer else "",
+    ]
     return {
         "summary": ", ".join(part for part in parts if part),
         "family": family,
+        "algorithm": algorithm,
         "rank": max(ranks),
         "layers": len(ranks),
         "targets": kinds,
         "components": sorted(weights),
         "writer": writer,
+        "metadata": training_metadata(source.metadata | _peft_base(source)),
+        "suggested_trigger_words": suggested_trigger_words(source.metadata),
     }
+
+
+def _peft_base(source: Source) -> dict[str, str]:
+    """The base model by PEFT's configuration."""
+    base = (source.peft_config or {}).get(PEFT_BASE)
+    return {PEFT_BASE: base} if isinstance(base, str) else {}
 
 
 def _kind(layer: str, dimensions: int) -> str:
@@ -84,15 +106,12 @@ def _joined(words: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def _writer(path: Path) -> str:
+def _writer(source: Source) -> str:
     """Who wrote the file, by its metadata; empty where they do not say."""
-    if path.is_dir():
-        return "PEFT" if (path / PEFT_CONFIG).is_file() else "diffusers"
-    try:
-        metadata = check_safetensors(path).metadata
-    except UnusableFile:
-        return ""
-    return next((name for start, name in WRITERS.items() if any(key.startswith(start) for key in metadata)), "")
+    if source.peft_config is not None:
+        return "PEFT"
+    named = (name for start, name in WRITERS.items() if any(key.startswith(start) for key in source.metadata))
+    return next(named, "diffusers" if source.is_folder else "")
 
 
 if __name__ == "__main__":

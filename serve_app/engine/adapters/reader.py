@@ -26,10 +26,18 @@ def read_adapter(
 ) -> AdapterWeights:
     """The adapter in `path` (a file, or a folder of PEFT or diffusers), ready to pack.
 
-    `pattern_seconds` is what PEFT's `alpha_pattern` may take: a replica reads what was found quick when it was registered.
     Raises UnusableAdapter with the reason, OSError when it cannot be read.
     """
-    source = open_source(path)
+    return read_source(open_source(path), table, max_rank=max_rank, dtype=dtype, pattern_seconds=pattern_seconds)
+
+
+def read_source(
+    source: Source, table: LayerTable, *, max_rank: int, dtype: torch.dtype, pattern_seconds: float = math.inf
+) -> AdapterWeights:
+    """The adapter that was opened; `pattern_seconds` is what PEFT's `alpha_pattern` may take.
+
+    A replica sets no limit: it reads what was found quick when it was registered. Raises UnusableAdapter with the reason.
+    """
     found = _place(source, table)
     rules = scaling_rules(source.metadata, source.peft_config, seconds=pattern_seconds)
     weights: AdapterWeights = {}

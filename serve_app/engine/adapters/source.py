@@ -13,6 +13,8 @@ from serve_app.safetensors_file import UnusableFile, check_safetensors
 
 PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 DIFFUSERS_WEIGHTS = "pytorch_lora_weights.safetensors"
+PEFT_BASE = "base_model_name_or_path"
+"""A field of `adapter_config.json`."""
 MAX_CONFIG_BYTES = 1 << 20
 
 
@@ -22,6 +24,7 @@ class Source(NamedTuple):
     tensors: dict[str, Tensor]
     metadata: dict[str, str]
     peft_config: dict[str, Any] | None
+    is_folder: bool = False
 
 
 def open_source(path: Path) -> Source:
@@ -33,7 +36,7 @@ def open_source(path: Path) -> Source:
         tensors = load(file.read_bytes())
     except (UnusableFile, SafetensorError) as error:
         raise UnusableAdapter(str(error)) from error
-    return Source(tensors, header.metadata, None if config is None else _read_config(config))
+    return Source(tensors, header.metadata, None if config is None else _read_config(config), path.is_dir())
 
 
 def _parts(path: Path) -> tuple[Path, Path | None]:

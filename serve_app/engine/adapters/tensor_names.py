@@ -1,7 +1,7 @@
 """Tensor names of adapter files → the layer they change and the part they are of its change."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from serve_app.engine.adapters.layer_table import LayerTable
@@ -25,6 +25,8 @@ PARTS: Mapping[str, str] = {
     "weight": "ia3_weight",
     "on_input": "ia3_on_input",
 }
+ALGORITHMS: Mapping[str, str] = {"hada": "LoHa", "lokr": "LoKr", "ia3": "IA3"}
+"""By how the parts begin that no other algorithm has."""
 _LONGEST_FIRST = sorted(PARTS, key=len, reverse=True)
 _BY_PEFT = re.compile(
     r"(.*)\.(?:(lora_A|lora_B)(?:\.(\w+))?\.weight|lora_magnitude_vector(?:\.(?!weight$)(\w+))?(?:\.weight)?)"
@@ -57,6 +59,24 @@ def parse(name: str, table: LayerTable, *, unprefixed_text: str = "text_encoder"
     plain = stem.removesuffix("_lora").replace(".processor.", ".").removeprefix("base_model.model.")
     found = table.find(plain, unprefixed_text=unprefixed_text)
     return None if found is None else TensorTarget(*found, part, stem, adapter)
+
+
+def algorithm_of(names: Iterable[str]) -> str:
+    """The algorithms of an adapter's tensors in a few words, such as `LoRA`, `DoRA`, `LoHa with DoRA`, `LoKr and LoRA`."""
+    parts: dict[str, set[str]] = {}
+    for name in names:
+        stem, part, _ = _split(name)
+        parts.setdefault(stem, set()).add(part)
+    return " and ".join(sorted({_algorithm(each) for each in parts.values()}))
+
+
+def _algorithm(parts: Iterable[str]) -> str:
+    """That of one layer."""
+    heads = {part.split("_")[0] for part in parts}
+    name = next((algorithm for head, algorithm in ALGORITHMS.items() if head in heads), "LoRA")
+    if not heads & {"dora", "peft"}:
+        return name
+    return "DoRA" if name == "LoRA" else f"{name} with DoRA"
 
 
 def _split(name: str) -> tuple[str, str, str]:
