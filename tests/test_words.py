@@ -11,11 +11,12 @@ WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 RETIRED = frozenset(
     WORD.findall(
         "house houses floors roof roofs door doors verbs mains garden gardens visitor visitors room rooms desk desks bench "
-        "benches teller telling told gate gates shelf shelves forge rig rigs books wire hands patiently pace edge"
+        "benches teller telling told gate gates shelf shelves forge rig rigs books wire hands patiently pace edge "
+        "stranger strangers refusal refusals"
     )
 )
 """As whole words and as parts of identifiers: `free_rooms`, `GenerationBench`, `test_door.py`."""
-RETIRED_PHRASE = re.compile(r"hand(ed|s|ing)?[ _-]?back", re.IGNORECASE)
+RETIRED_PHRASE = re.compile(r"hand(ed|s|ing)?[ _-]?back|signs? of life|\w+_words\.py", re.IGNORECASE)
 ALLOWED = {
     "models/*": {"house", "houses", "roof", "edge"},  # words of the pocket model's pictures and drawings
     "tests/models/*": {"house"},

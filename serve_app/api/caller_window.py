@@ -21,7 +21,7 @@ async def caller_window(
 ) -> Window | None:
     """The window of a valid key, counting nothing; None where nobody has to be asked, or nobody is known.
 
-    Only a text that can be a key costs a round trip; a stranger without one costs none.
+    Only text in the form of a key costs a round trip; an anonymous request costs none.
     """
     is_missing = status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)
     path = scope["path"].removeprefix(scope.get("root_path", ""))

@@ -18,7 +18,7 @@ def parse(body: bytes) -> Any:
     """The value that `body` spells in UTF-8, or `InvalidJson`.
 
     Refused: other encodings, duplicate keys, trailing data, comments, numbers beyond a float's range, integers over `MAX_DIGITS` digits, nesting beyond the parser's depth, lone surrogates, NUL.
-    `NaN` and `Infinity` are left to the model, which takes neither: its refusal names the field and its range.
+    `NaN` and `Infinity` are left to the model, which takes neither: its error names the field and its range.
     A number that is whole is an `int` however it was spelled: `512`, `512.0` and `5.12e2` are one value.
     """
     try:

@@ -56,7 +56,7 @@ OLDEST_JOB_AGE = _gauge("oldest_job_age_seconds", "Age of the oldest waiting job
 JOBS_WAITING = _gauge("jobs_waiting", "Jobs ready or delayed, by plan.", "kind", "interface", "plan")
 OLDEST_WAITING = _gauge("oldest_waiting_seconds", "Age of the oldest of them.", "kind", "interface", "plan")
 DEAD_JOBS = _gauge("dead_jobs", "Failed jobs that an operator may queue again.")
-WORKERS = _gauge("workers", "Workers that showed a sign of life in the last minute.", "kind")
+WORKERS = _gauge("workers", "Workers seen in the last minute.", "kind")
 REDIS_MEMORY = _gauge("redis_memory_bytes", "Memory that Redis uses.")
 REDIS_MEMORY_LIMIT = _gauge("redis_memory_limit_bytes", "Its maxmemory; 0 is none.")
 

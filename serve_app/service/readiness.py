@@ -33,7 +33,7 @@ async def readiness(resources: Resources) -> tuple[bool, dict[str, str]]:
 async def _generator(resources: Resources) -> str:
     """Tell from Redis whether jobs will be worked on.
 
-    A worker that showed a sign of life in the last minute says yes. Else a worker that failed to start, after the last that
+    A worker seen in the last minute says yes. Else a worker that failed to start, after the last that
     could, says no; and where none has, it depends on what the deployment promises: at least one replica (then one is missing),
     or none until there is work (then work that has waited long says that none comes).
     """

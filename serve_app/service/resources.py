@@ -47,7 +47,7 @@ from serve_app.stores.throttle import Throttle
 from serve_app.stores.usage import UsageReader
 from serve_app.stores.users import UserStore
 from serve_app.stores.weights import WeightStore
-from serve_app.stores.worker_signs import WorkerSigns
+from serve_app.stores.worker_status import WorkerStatus
 from serve_app.tracing import Traces, open_traces
 
 _log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class Resources:
     account_records: AccountRecords
     moderation: Moderation
     previews: PreviewStore
-    workers: WorkerSigns
+    workers: WorkerStatus
     measures: Measures
     traces: Traces
     always_on: frozenset[JobKind] = frozenset()
@@ -124,7 +124,7 @@ class Resources:
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self.background.discard(task)
         error = None if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, AtelierError):  # a refusal is the caller's to see
+        if error is not None and not isinstance(error, AtelierError):  # an AtelierError goes to the caller
             _log.warning("background work ended with %s", type(error).__name__)
 
 
@@ -182,7 +182,7 @@ async def open_resources(
             account_records=AccountRecords(client),
             moderation=Moderation(settings),
             previews=PreviewStore(client),
-            workers=WorkerSigns(client),
+            workers=WorkerStatus(client),
             measures=measures,
             traces=traces,
             always_on=always_on,

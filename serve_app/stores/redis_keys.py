@@ -57,7 +57,7 @@ KEY_MAP: tuple[Key, ...] = (
         "permanent: six numbers",
         "kind → ready, ready_work, work, accepted_work (thousandths), seconds_per_unit, busy_seconds_per_unit (s per work unit)",
     ),
-    Key("workers:*", "zset", "permanent: trimmed by age", "kind → workers by last sign of life (ms)"),
+    Key("workers:*", "zset", "permanent: trimmed by age", "kind → workers by when they were last seen (ms)"),
     Key(
         "capacity:*",
         "hash",

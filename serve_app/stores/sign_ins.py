@@ -29,7 +29,7 @@ class Waits:
 HERE = Waits(5, timedelta(seconds=15), timedelta(minutes=15))
 """For one account from one address, or on one device."""
 EVERYWHERE = Waits(20, timedelta(seconds=1), timedelta(seconds=30))
-"""For one account from everywhere. `longest` is what strangers can make its owner wait on a new device."""
+"""For one account from everywhere. `longest` is the most that others can make its owner wait on a new device."""
 
 
 @dataclass(frozen=True, slots=True)

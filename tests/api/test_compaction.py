@@ -34,9 +34,9 @@ async def test_every_route_answers_the_same_of_a_compact_record(
     assert (await service.client.get(record["images"][0]["url"])).status_code == 200
     canceled = await service.client.post(f"/v1/jobs/{job_id}/cancel", headers=member.a)
     assert (canceled.status_code, canceled.json()["status"]) == (200, "completed")
-    stranger = await service.member()
-    assert error_of(await service.client.get(f"/v1/jobs/{job_id}", headers=stranger.a))["code"] == "not_found"
-    assert (await service.client.delete(f"/v1/jobs/{job_id}", headers=stranger.a)).status_code == 404
+    other = await service.member()
+    assert error_of(await service.client.get(f"/v1/jobs/{job_id}", headers=other.a))["code"] == "not_found"
+    assert (await service.client.delete(f"/v1/jobs/{job_id}", headers=other.a)).status_code == 404
     image = {"image_id": job.images[0].image_id}
     upscale = await service.client.post("/v1/upscale", json=image, headers=member.a)
     assert (upscale.status_code == 404) == (variant is Variant.B), "its images are not interface A's"

@@ -90,7 +90,7 @@ async def test_any_answer_carries_the_headers(
     ],
     ids=str,
 )
-async def test_any_refusal_carries_the_headers(
+async def test_every_error_response_carries_the_headers(
     service: TestService, member: Member, headers: dict[str, str], body: bytes, status: int
 ) -> None:
     filled = {name: value.format(a=member.a["Authorization"], b=member.key) for name, value in headers.items()}
@@ -144,7 +144,7 @@ async def test_a_known_caller_sees_its_own_plan_where_nothing_asks_for_a_key(
         assert int(answer.headers["x-ratelimit-remaining"]) == int(limit) - 1, "the job counted, and nothing else"
 
 
-async def test_a_stranger_and_a_caller_without_redis_see_the_lowest_plan_where_nothing_asks_for_a_key(
+async def test_an_anonymous_caller_and_one_without_redis_see_the_lowest_plan_where_nothing_asks_for_a_key(
     without_redis: httpx.AsyncClient, member: Member
 ) -> None:
     for headers in ({}, member.a, {"X-API-Key": "nonsense"}):

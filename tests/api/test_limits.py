@@ -156,7 +156,7 @@ async def test_polling_goes_on_when_the_plan_is_used_up(service: TestService) ->
     assert rate_headers(answer)[:2] == (10, 0)
 
 
-async def test_refusals_for_a_caller_s_mistakes_are_counted(service: TestService) -> None:
+async def test_errors_of_the_caller_are_counted(service: TestService) -> None:
     member = await service.member(plan_a="basic")
     forbidden = BODY_A | {"lora_id": "model_nothing"}
     tries: list[tuple[str, dict[str, object]]] = [

@@ -174,11 +174,11 @@ async def test_an_account_has_few_uploads_under_way_at_once(service: TestService
         for _ in range(UPLOADS_AT_ONCE):
             group.create_task(service.client.post("/v1/loras", headers=FORM | member.a, content=slow()))
         await wait_until(lambda: len(uploads(service)) == UPLOADS_AT_ONCE)
-        refusal = await post(service, member.b)
-        assert refusal.headers["Retry-After"] == "5"
+        limited = await post(service, member.b)
+        assert limited.headers["Retry-After"] == "5"
         refused(await post(service, other.a, {}), 400, "invalid_parameter", "name: is required")
         may_end.set()
-    refused(refusal, 429, "rate_limit_exceeded", "4 uploads under way")
+    refused(limited, 429, "rate_limit_exceeded", "4 uploads under way")
     refused(await post(service, member.b, {}), 400, "invalid_parameter", "name: is required")
 
 

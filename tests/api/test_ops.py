@@ -55,11 +55,11 @@ WITH_TOKEN = {"operator_token": SecretStr(TOKEN)}
 CASES = {
     "this machine": Case("127.0.0.1", sees=True),
     "this machine by IPv6": Case("::1", sees=True),
-    "a stranger": Case(),
-    "a stranger who says that he is local": Case(headers={"X-Forwarded-For": "127.0.0.1"}),
-    "a stranger who guesses": Case(headers={"Authorization": "Bearer guessed"}, settings=WITH_TOKEN),
-    "a stranger with nothing where nothing is set": Case(headers={"Authorization": "Bearer "}),
-    "a stranger with odd characters": Case(headers={"Authorization": "Bearer \u00e9"}, settings=WITH_TOKEN),
+    "an anonymous client": Case(),
+    "an anonymous client that claims to be local": Case(headers={"X-Forwarded-For": "127.0.0.1"}),
+    "an anonymous client that guesses": Case(headers={"Authorization": "Bearer guessed"}, settings=WITH_TOKEN),
+    "an anonymous client with nothing where nothing is set": Case(headers={"Authorization": "Bearer "}),
+    "an anonymous client with odd characters": Case(headers={"Authorization": "Bearer \u00e9"}, settings=WITH_TOKEN),
     "the operator": Case(headers={"Authorization": f"Bearer {TOKEN}"}, settings=WITH_TOKEN, sees=True),
     "anybody through a proxy on this machine": Case("127.0.0.1", settings={"public_url": "https://example.com"}),
     "the operator through a proxy": Case(

@@ -33,8 +33,8 @@ async def test_an_unchanged_record_is_not_sent_again(
     assert (again.status_code, again.content) == (304, b"")
     assert again.headers["etag"] == completed.headers["etag"]
     assert "x-ratelimit-limit" in again.headers
-    stranger = (await service.member()).headers(variant)
-    assert (await service.client.get(path + job_id, headers=known | stranger)).status_code == 404
+    other = (await service.member()).headers(variant)
+    assert (await service.client.get(path + job_id, headers=known | other)).status_code == 404
 
 
 @pytest.mark.parametrize(("variant", "path"), PATHS)

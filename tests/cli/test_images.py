@@ -95,7 +95,7 @@ def test_the_local_key_is_not_sent_to_another_address(atelier: Atelier, live: Li
         (("upscale", "img_" + "a" * 26), 1, "404"),
     ],
 )
-def test_a_refusal_is_one_line_on_stderr(
+def test_an_error_is_one_line_on_stderr(
     atelier: Atelier, live: Live, ready_file: Path, words: tuple[str, ...], code: int, error: str
 ) -> None:
     ended = atelier(*words)

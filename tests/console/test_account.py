@@ -52,7 +52,7 @@ async def test_a_look_at_a_link_does_not_use_it(browsers: Browsers, link: str) -
 
 
 async def test_the_button_of_another_browser_does_not_sign_in(browsers: Browsers, link: str) -> None:
-    """Or a stranger could sign somebody in to an account of the stranger's."""
+    """Or an attacker could sign somebody in to the attacker's account."""
     form = (await browsers.new().open(link)).form("Sign in")
     other = browsers.new()
     await other.open(link)

@@ -185,8 +185,8 @@ async def test_another_accounts_jobs_and_images_are_not_found(
     for path in ("{}", *paths):
         theirs, never = [await browser.open(f"/console/history/{path.format(each)}") for each in (job.id, missing)]
         assert (theirs.status, theirs.text) == (404, never.text)
-        stranger = await browsers.new().open(f"/console/history/{path.format(job.id)}")
-        assert stranger.answer.url.path == "/console/sign-in"
+        other = await browsers.new().open(f"/console/history/{path.format(job.id)}")
+        assert other.answer.url.path == "/console/sign-in"
     own = await _done(service, member)
     form = (await browser.open(f"/console/history/{own.id}")).form("Delete this job")
     for action in ("delete", "cancel"):

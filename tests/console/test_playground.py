@@ -105,10 +105,10 @@ async def test_a_running_job_shows_its_previews_to_its_owner_alone(
     assert (await browser.http.get(address)).content == b"\x89PNG of the second"
     assert (await browser.http.get(address.replace("previews/1", "previews/0"))).status_code == 404
     await resources.accounts.create("other", password=PASSWORD)
-    stranger = browsers.new()
-    await stranger.sign_in("other", PASSWORD)
+    other = browsers.new()
+    await other.sign_in("other", PASSWORD)
     for path in (address, f"/console/playground/{job.id}", f"/console/playground/{job.id}/panel"):
-        assert (await stranger.http.get(path)).status_code == 404
+        assert (await other.http.get(path)).status_code == 404
         assert (await browsers.new().open(path)).answer.url.path == "/console/sign-in"
 
 

@@ -1,4 +1,4 @@
-"""Tries to sign in: strangers wait, longer each time; the owner gets in."""
+"""Tries to sign in: others wait, longer each time; the owner gets in."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -54,18 +54,18 @@ async def test_guesses_sent_at_once_are_counted_too(browsers: Browsers, owner: A
     assert sorted(page.status for page in pages) == [403] * 5 + [429] * 7
 
 
-async def test_the_owner_on_a_known_device_signs_in_while_strangers_guess(
+async def test_the_owner_on_a_known_device_signs_in_while_others_guess(
     browser: Browser, browsers: Browsers, owner: Account
 ) -> None:
     """Even from the address from which the guesses come."""
     browser.http.cookies.delete("atelier_session")
     await _guess_from_many_addresses(browsers, "owner", count=50)
-    stranger = browsers.new(address="203.0.113.1")
-    assert (await stranger.sign_in("owner", WRONG)).status == 429
+    attacker = browsers.new(address="203.0.113.1")
+    assert (await attacker.sign_in("owner", WRONG)).status == 429
     assert (await browser.sign_in("owner", PASSWORD)).status == 200
 
 
-async def test_the_owner_on_a_new_device_waits_no_longer_than_the_bound_whatever_strangers_do(
+async def test_the_owner_on_a_new_device_waits_no_longer_than_the_bound_whatever_others_do(
     browsers: Browsers, owner: Account, redis_db: redis.Redis
 ) -> None:
     await _guess_from_many_addresses(browsers, "owner", count=50)
@@ -98,7 +98,7 @@ async def test_a_name_and_its_id_share_their_tries(browsers: Browsers, owner: Ac
 
 
 @pytest.mark.parametrize("spoil", ["signature", "account", "expired", "nonsense", "another account's"])
-async def test_a_device_that_was_not_made_known_is_a_stranger(
+async def test_a_device_that_was_not_made_known_is_unknown(
     browsers: Browsers, resources: Resources, owner: Account, spoil: str
 ) -> None:
     await _guess_from_many_addresses(browsers, "owner")
@@ -111,8 +111,8 @@ async def test_a_device_that_was_not_made_known_is_a_stranger(
         "nonsense": "a.b.c.d",
         "another account's": signed(resources.settings, KnownDevice(other.id, "x"), ends=ends),
     }
-    stranger = browsers.new(headers={"Cookie": f"{COOKIE}={cookies[spoil]}"})
-    assert await _status(stranger, "owner") == 429
+    attacker = browsers.new(headers={"Cookie": f"{COOKIE}={cookies[spoil]}"})
+    assert await _status(attacker, "owner") == 429
 
 
 async def test_a_signed_device_passes(browsers: Browsers, resources: Resources, owner: Account) -> None:
@@ -145,12 +145,12 @@ async def test_the_device_cookie_cannot_be_read_by_scripts_and_stays_the_same_de
     assert browser.http.cookies[COOKIE].split(".")[:2] == first.split(".")[:2]
 
 
-async def test_what_a_stranger_says_of_its_address_changes_nothing(browsers: Browsers, owner: Account) -> None:
+async def test_a_forged_client_address_changes_nothing(browsers: Browsers, owner: Account) -> None:
     for number in range(HERE.free):
-        stranger = browsers.new(address="203.0.113.66", headers={"X-Forwarded-For": f"198.51.100.{number}"})
-        assert (await stranger.sign_in("owner", WRONG)).status == 403
-    stranger = browsers.new(address="203.0.113.66", headers={"X-Forwarded-For": "198.51.100.99"})
-    assert (await stranger.sign_in("owner", WRONG)).status == 429
+        attacker = browsers.new(address="203.0.113.66", headers={"X-Forwarded-For": f"198.51.100.{number}"})
+        assert (await attacker.sign_in("owner", WRONG)).status == 403
+    attacker = browsers.new(address="203.0.113.66", headers={"X-Forwarded-For": "198.51.100.99"})
+    assert (await attacker.sign_in("owner", WRONG)).status == 429
 
 
 async def test_addresses_of_one_ipv6_network_share_their_tries(browsers: Browsers, owner: Account) -> None:

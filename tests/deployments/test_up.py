@@ -22,7 +22,7 @@ def _leave_nothing_in_tmp(tmp_path: Path) -> Iterator[None]:
     shutil.rmtree(runtime_home(tmp_path / "var"))
 
 
-def refusal(tmp_path: Path, *arguments: str, **environment: str) -> str:
+def start_error(tmp_path: Path, *arguments: str, **environment: str) -> str:
     """The one line that `atelier up` prints before it ends with exit code 2."""
     output = tmp_path / "output.txt"
     process = start_up(*arguments, output=output, **environment)
@@ -36,31 +36,35 @@ def test_a_port_in_use(tmp_path: Path) -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = str(other.getsockname()[1])
-        assert f"127.0.0.1:{port} is in use" in refusal(tmp_path, "--port", port, "--data-dir", str(tmp_path / "var"))
+        assert f"127.0.0.1:{port} is in use" in start_error(
+            tmp_path, "--port", port, "--data-dir", str(tmp_path / "var")
+        )
 
 
 def test_an_address_of_another_machine(tmp_path: Path) -> None:
-    assert "192.0.2.200:" in refusal(
+    assert "192.0.2.200:" in start_error(
         tmp_path, "--host", "192.0.2.200", "--port", str(free_port()), "--data-dir", str(tmp_path / "var")
     )
 
 
 def test_a_ready_file_that_cannot_be_written(tmp_path: Path) -> None:
     ready = tmp_path / "nowhere" / "ready.json"
-    assert str(ready) in refusal(tmp_path, "--ready-file", str(ready), "--data-dir", str(tmp_path / "var"))
+    assert str(ready) in start_error(tmp_path, "--ready-file", str(ready), "--data-dir", str(tmp_path / "var"))
 
 
 def test_a_data_directory_that_cannot_be_written(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a directory")
-    assert str(blocked) in refusal(tmp_path, "--data-dir", str(blocked), "--port", str(free_port()))
+    assert str(blocked) in start_error(tmp_path, "--data-dir", str(blocked), "--port", str(free_port()))
 
 
 def test_a_data_directory_in_use(tmp_path: Path) -> None:
     data_dir = tmp_path / "var"
     data_dir.mkdir()
     with only_one(data_dir):
-        assert "in use by another service" in refusal(tmp_path, "--data-dir", str(data_dir), "--port", str(free_port()))
+        assert "in use by another service" in start_error(
+            tmp_path, "--data-dir", str(data_dir), "--port", str(free_port())
+        )
 
 
 @pytest.mark.parametrize(
@@ -74,7 +78,7 @@ def test_a_data_directory_in_use(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_setting(tmp_path: Path, name: str, value: str) -> None:
-    line = refusal(tmp_path, "--data-dir", str(tmp_path / "var"), "--port", str(free_port()), **{name: value})
+    line = start_error(tmp_path, "--data-dir", str(tmp_path / "var"), "--port", str(free_port()), **{name: value})
     assert name.removeprefix("ATELIER_").lower() in line.lower() or value in line
 
 
@@ -91,21 +95,21 @@ def test_a_bad_catalog(tmp_path: Path) -> None:
 def test_a_bad_config(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("applications: [{args: {generator: {num_gpu: 1}}}]")
-    line = refusal(tmp_path, "--config", str(config), "--data-dir", str(tmp_path / "var"))
+    line = start_error(tmp_path, "--config", str(config), "--data-dir", str(tmp_path / "var"))
     assert "num_gpu" in line
-    assert "no/such.yaml" in refusal(tmp_path, "--config", "no/such.yaml", "--data-dir", str(tmp_path / "var"))
+    assert "no/such.yaml" in start_error(tmp_path, "--config", "no/such.yaml", "--data-dir", str(tmp_path / "var"))
 
 
 def test_a_gpu_that_is_not_there(tmp_path: Path) -> None:
     config = str(ROOT / "configs" / "one_gpu.yaml")
     arguments = ("--config", config, "--data-dir", str(tmp_path / "var"))
-    line = refusal(tmp_path, *arguments, CUDA_VISIBLE_DEVICES="")
+    line = start_error(tmp_path, *arguments, CUDA_VISIBLE_DEVICES="")
     assert "generator 0.7, upscaler 0.3" in line
     assert "nvidia-smi" in line
 
 
 def test_a_redis_url_of_another_scheme(tmp_path: Path) -> None:
-    line = refusal(tmp_path, "--redis-url", "http://127.0.0.1:6379", "--data-dir", str(tmp_path / "var"))
+    line = start_error(tmp_path, "--redis-url", "http://127.0.0.1:6379", "--data-dir", str(tmp_path / "var"))
     assert "REDIS_URL" in line
 
 

@@ -27,7 +27,7 @@ class Seen:
 
     answers: Counter[str] = field(default_factory=Counter[str])
     surprises: list[str] = field(default_factory=list[str])
-    """Refusals of ours that nobody expected: 503 is expected while Redis is down."""
+    """Error responses of ours that nobody expected: 503 is expected while Redis is down."""
     not_ours: Counter[int] = field(default_factory=Counter[int])
     """Answers that Serve or HAProxy made up while a part of them was dead: not in the contract's envelope."""
     ends: dict[str, str] = field(default_factory=dict[str, str])
@@ -153,10 +153,10 @@ class Callers:
             return None
         self.seen.answers[f"{method} {answer.status_code}"] += 1
         if not answer.is_success:
-            self._note_refusal(answer)
+            self._note_error(answer)
         return answer
 
-    def _note_refusal(self, answer: httpx.Response) -> None:
+    def _note_error(self, answer: httpx.Response) -> None:
         if not answer.text.startswith('{"error":{"code"'):
             self.seen.not_ours[answer.status_code] += 1
         elif answer.status_code != 503:

@@ -1,7 +1,7 @@
 """The hostile LoRA files, one after the other, in one process with an engine: after each, a base prompt is drawn again.
 
 `python -m tests.faults.lora_corpus_drawn FOLDER` offers each to the weight store, then to the engine itself, and prints what
-came of it: the refusals, the processor time, the peak of memory while it was looked at, and the PNG's digest after it.
+came of it: the errors, the processor time, the peak of memory while it was looked at, and the PNG's digest after it.
 """
 
 import hashlib

@@ -168,11 +168,11 @@ PROTECTIONS: tuple[Protection, ...] = (
     ),
     # 6. sign-in
     Protection(
-        "what a stranger says of its address changes nothing",
+        "a forged client address changes nothing",
         "serve_app/api/client_address.py",
         "    elif not _is_trusted(_parse(peer), trusted):\n",
         "    elif not forwarded:\n",
-        IN_CONSOLE + "test_throttle.py::test_what_a_stranger_says_of_its_address_changes_nothing",
+        IN_CONSOLE + "test_throttle.py::test_a_forged_client_address_changes_nothing",
     ),
     Protection(
         "the sixth guess waits",
@@ -186,7 +186,7 @@ PROTECTIONS: tuple[Protection, ...] = (
         "serve_app/api/console/known_device.py",
         'return hmac.digest(key, content.encode(errors="replace"), "sha256").hex()',
         'return ""',
-        IN_CONSOLE + "test_throttle.py::test_a_device_that_was_not_made_known_is_a_stranger",
+        IN_CONSOLE + "test_throttle.py::test_a_device_that_was_not_made_known_is_unknown",
     ),
     Protection(
         "the time of a sign-in tells nothing of a name",

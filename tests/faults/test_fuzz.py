@@ -1,4 +1,4 @@
-"""Whatever is sent to either interface, the answer is one of the contract's: never a 5xx, every refusal in the envelope."""
+"""Whatever is sent to either interface, the answer is one of the contract's: never a 5xx, every error in the envelope."""
 
 import json
 import os
@@ -25,8 +25,8 @@ OF_A_POST = {200, 202, 400, 401, 403, 404, 409, 413, 415}
 """Answers to `POST /v1/generate` and `POST /v1/upscale`."""
 PAGES = ("/console", "/operators")
 """Below them, people are answered and not programs."""
-LONGEST_REFUSAL = 4_000
-"""Bytes: a refusal says what is wrong, and does not send back what was sent."""
+LONGEST_ERROR = 4_000
+"""Bytes: an error says what is wrong, and does not send back what was sent."""
 
 
 @pytest.fixture
@@ -84,4 +84,4 @@ def _check(request: Hostile, status: int, headers: Mapping[str, str], body: byte
     assert error.keys() == {"error"}, request
     assert error["error"].keys() == {"code", "message"}, request
     assert all(isinstance(value, str) and value for value in error["error"].values()), request
-    assert len(body) < LONGEST_REFUSAL, request
+    assert len(body) < LONGEST_ERROR, request

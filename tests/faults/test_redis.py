@@ -97,7 +97,7 @@ async def test_a_paused_redis_is_refused_in_time_and_nothing_is_half_done(env: E
         took = time.monotonic() - began
     finally:
         os.kill(pid, signal.SIGCONT)
-    assert took < 15, "a partition must turn into a refusal soon: in three seconds, on a machine that is not crowded"
+    assert took < 15, "a partition must turn into an error soon: in three seconds, on a machine that is not crowded"
     again = await env.accept(key="later", may_end_as=CANCELED)  # the pause may have let the first call in
     assert again != job_id
     await env.cancel_all()

@@ -95,9 +95,9 @@ async def test_an_upscale_is_of_the_callers_own_stored_image(resources: Resource
     assert accepted.job.request == UpscaleRequest(
         image_id=image.image_id, scale_factor=4, source_uri=image.image_uri, source_width=512, source_height=512
     )
-    for stranger in (replace(caller, account_id="acct_other"), replace(caller, variant=Variant.B)):
+    for other in (replace(caller, account_id="acct_other"), replace(caller, variant=Variant.B)):
         with pytest.raises(NotFound):
-            await upscale(resources, stranger, image.image_id)
+            await upscale(resources, other, image.image_id)
     with pytest.raises(NotFound):
         await upscale(resources, caller, "img_unknown")
     await resources.images.delete(image.image_uri)

@@ -50,7 +50,7 @@ async def run_auth_scenario(url: str, folder: Path, rewrite: Rewrite | None = No
     )
     try:
         await _check_counting(stores, sync)
-        await _check_refusals(stores, sync)
+        await _check_denials(stores, sync)
         await _check_polls(stores)
         await _check_expiry(stores, sync)
         await _check_scopes(stores)
@@ -111,8 +111,8 @@ def _end_sooner(sync: Any, counted: str) -> int:
     return ends
 
 
-async def _check_refusals(stores: Stores, sync: Any) -> None:
-    account = await stores.accounts.create("refusals")
+async def _check_denials(stores: Stores, sync: Any) -> None:
+    account = await stores.accounts.create("denials")
     only_a, secret = await stores.api_keys.create(account.id, interfaces=frozenset({Variant.A}))
 
     async def passes(variant: Variant = Variant.A) -> bool:

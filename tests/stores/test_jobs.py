@@ -132,7 +132,7 @@ async def test_the_full_queue_and_the_full_account_turn_jobs_away(settings: Sett
 @pytest.mark.slow
 async def test_a_hundred_posts_with_one_key_make_one_job(queue: JobQueue, jobs: JobReader) -> None:
     async def post() -> Acceptance:
-        """A refusal is no answer: on a stalled machine the same call is made again, as it may be."""
+        """A refused connection is no answer: on a stalled machine the same call is made again, as it may be."""
         args: dict[str, Any] = {
             "job_id": new_job_id(JobKind.GENERATION),
             "idempotency_key": "k" * 300,

@@ -1,4 +1,4 @@
-"""The cookie of a browser in which an account's owner has signed in: its tries are counted apart from strangers'."""
+"""The cookie of a browser in which an account's owner has signed in: its tries are counted apart from all others."""
 
 import hmac
 import secrets

@@ -18,7 +18,7 @@ _TEXTS = {404: "There is no such page here.", 405: "This page cannot be used tha
 
 
 def answer_with_pages(app: FastAPI, page: ProblemPage) -> None:
-    """Answer refusals, outages and unexpected errors with pages."""
+    """Answer client errors, outages and unexpected errors with pages."""
 
     async def refuse(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

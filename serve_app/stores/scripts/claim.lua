@@ -8,7 +8,7 @@ local OWNER_LIFE = 600000  -- ms that a worker is remembered as the owner of a g
 local MAX_OWNERS = 8       -- remembered per group
 local CLAIMED_LIFE = 86400000 -- ms; far beyond any attempt
 local NEAR = 4             -- groups, accounts and jobs of each that are read beyond the head: a claim's cost stays flat
-local SEEN_EVERY = 1000    -- ms between two writes of a sign of life: idle polls stay reads
+local SEEN_EVERY = 1000    -- ms between two writes of when a worker was seen: idle polls stay reads
 local GROUPS_AT_ONCE = 128
 local MAX_ENDED = 32       -- jobs that one claim ends because their account may no longer use their adapter
 

@@ -15,8 +15,8 @@ FAILURE_LIFE = timedelta(hours=1)
 MAX_REASON = 300
 
 
-class WorkerSigns:
-    """Signs of life of each kind's workers, and why one could not start. Every method may raise `StoreUnavailable`."""
+class WorkerStatus:
+    """When the workers of each kind were last seen, and why one could not start. Every method may raise `StoreUnavailable`."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = cast(Any, redis)
