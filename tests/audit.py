@@ -126,6 +126,7 @@ def _places(reading: Reading) -> Iterator[str]:
         if "plan" in job and is_aging != (job_id in reading.row(f"plan_age:{job['kind']}:{job['plan']}")):
             yield f"{job_id}: {'not ' if is_aging else ''}in the age of {job['plan']}"
     yield from _groups(reading, jobs)
+    yield from _of_loras(reading, jobs)
     yield from _held(reading, jobs)
 
 
@@ -133,6 +134,17 @@ def _waiting_place(job: Mapping[str, str]) -> str:
     if int(job.get("losses", 0)) >= 2:
         return f"quarantine:{job['kind']}"
     return f"queue:{job['kind']}:{job['account']}"
+
+
+def _of_loras(reading: Reading, jobs: Mapping[str, dict[str, str]]) -> Iterator[str]:
+    """A LoRA's index holds its waiting jobs."""
+    wanted: defaultdict[str, dict[str, float]] = defaultdict(dict)
+    for job_id, job in jobs.items():
+        if job["state"] == "queued" and job.get("adapter"):
+            wanted[job["adapter"]][job_id] = float(job["sequence"])
+    found = {name: reading.scores(f"lora_jobs:{name}") for name in reading.names("lora_jobs")}
+    if found != dict(wanted):
+        yield f"the index of waiting jobs by LoRA: {found}, waiting {dict(wanted)}"
 
 
 def _held(reading: Reading, jobs: Mapping[str, dict[str, str]]) -> Iterator[str]:

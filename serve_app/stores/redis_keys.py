@@ -158,6 +158,13 @@ KEY_MAP: tuple[Key, ...] = (
         "URI of stored weights → until when its removal may take (ms)",
     ),
     Key("loras_sampling", "zset", "permanent: trimmed by age, a day", "LoRA id → when its sample was asked for (ms)"),
+    Key("lora_jobs:*", "zset", "30 days after the last that waited", "LoRA id → its waiting job ids by sequence"),
+    Key(
+        "loras_withdrawn",
+        "zset",
+        "permanent: empty when the reaper is through",
+        "LoRA ids that somebody may no longer use, by the sequence up to which the reaper looked at waiting jobs",
+    ),
     Key("loras_revision", "string", "permanent", "how many times LoRAs or grants have changed"),
     Key("loras_samples", "hash", "permanent", "LoRA id → the job that drew its sample"),
     Key("loras_sampled", "string", "10 s", "a sample was begun, and the next waits"),

@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -62,12 +63,15 @@ class Environment:
         size: int = 256,
         account: str = ACCOUNT,
         key: str | None = None,
+        adapter_id: str = "",
         may_end_as: Sequence[JobState] = (),
         queue: JobQueue | None = None,
         catalog: CatalogStore | None = None,
     ) -> str:
-        """Ask once. An id that comes back is noted as acknowledged; `StoreUnavailable` means that nothing was promised."""
+        """Ask once, by `adapter_id` as a caller who must be allowed to use it. An id that comes back is noted as acknowledged; `StoreUnavailable` means that nothing was promised."""
         request = picture(steps=steps, seed=seed, prompt=prompt, lora=lora, size=size)
+        if adapter_id:
+            request = replace(request, lora_id=adapter_id)
         adapter = await (catalog or self.resources.catalog).adapter(request.lora_id)
         acceptance = await (queue or self.resources.queue).accept(
             job_id=job_id or new_job_id(JobKind.GENERATION),
@@ -75,6 +79,7 @@ class Environment:
             account_id=account,
             request=request,
             group=adapter.sha256 if adapter else "",
+            adapter_id=adapter_id,
             idempotency_key=key,
             body_sha256="body",
         )

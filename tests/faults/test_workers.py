@@ -5,26 +5,34 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from statistics import median
+from typing import Any, cast
 
 import pytest
+import redis
 
+from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import JobState
 from serve_app.service.reap import reap_forever
 from serve_app.service.worker_timing import WorkerTiming
 from serve_app.stores.redis_keys import redis_key
-from tests.faults.environment import ENDLESS, HASTY, LONG, Environment, open_environment
+from tests.faults.environment import ACCOUNT, ENDLESS, HASTY, LONG, Environment, open_environment
 from tests.faults.worker import POISON, QUICK, UNHEALTHY, Point, WorkerBehavior
-from tests.support import wait_until
+from tests.support import adapter_id, wait_until
 
 pytestmark = pytest.mark.timeout(300)
 
 soak = pytest.mark.soak
 KILLS = 20
+JOBS_OF_BOTH = 12
+"""More than two workers run at once."""
+WITHIN_S = 2.0
+"""From a change of a LoRA until it holds everywhere, on a quiet machine (benchmarks/RESULTS.md)."""
 POINTS = [
     pytest.param("claimed", 2, marks=soak),
     ("denoising", 2),
@@ -82,6 +90,63 @@ async def test_a_dead_workers_job_is_taken_within_its_lease_and_two_seconds(env:
 async def _is_second_attempt(env: Environment, job_id: str) -> bool:
     job = await env.job(job_id)
     return job.state is JobState.RUNNING and job.attempt == 2
+
+
+async def test_a_lora_serves_on_every_worker_when_added_and_stops_everywhere_when_revoked_or_deleted(
+    env: Environment,
+) -> None:
+    """At the shipped timing of workers and reaper; each LoRA has more jobs than both workers take. Prints how long each took."""
+    workers = {env.worker(WorkerBehavior(timing=WorkerTiming())).name for _ in range(2)}
+    first = [await env.accept(steps=LONG, may_end_as=[JobState.CANCELED]) for _ in range(JOBS_OF_BOTH)]
+    await _until_all_run(env, first, workers)
+    await env.cancel_all()
+    outline = await env.resources.catalog.adapter(adapter_id("outline"))
+    assert outline is not None
+    took: dict[str, float] = {}
+    async with asyncio.TaskGroup() as group:
+        reaping = group.create_task(reap_forever(env.resources))
+        for how in ("revoked", "deleted"):
+            lora = replace(outline, id=f"model_{how}", accounts=frozenset({ACCOUNT}))
+            assert await env.resources.catalog.register(lora)
+            began = time.monotonic()
+            asked = [
+                await env.accept(steps=ENDLESS, adapter_id=lora.id, may_end_as=[JobState.FAILED])
+                for _ in range(JOBS_OF_BOTH)
+            ]
+            await _until_all_run(env, asked, workers, progress=0)
+            took["added"] = max(took.get("added", 0), time.monotonic() - began)
+            await _until_all_run(env, asked, workers)
+            began = time.monotonic()
+            if how == "revoked":
+                await env.resources.catalog.revoke(lora.id, ACCOUNT)
+            else:
+                await env.resources.catalog.remove(lora.id)
+            await wait_until(lambda asked=asked: _are_unavailable(env, asked))
+            took[how] = time.monotonic() - began
+        reaping.cancel()
+    sys.stdout.write("".join(f"\n{what}: {seconds:.2f} s" for what, seconds in took.items()) + "\n")
+    assert max(took.values()) <= 5 * WITHIN_S
+    assert not await env.audit()
+
+
+async def _until_all_run(
+    env: Environment, job_ids: Sequence[str], workers: Collection[str], *, progress: int = 1
+) -> None:
+    """Until each of the workers has claimed one of the jobs, and come so far with it."""
+    client = cast(Any, redis.Redis.from_url(env.resources.redis_url, decode_responses=True))
+
+    def running() -> set[str]:
+        rows = [client.hmget(redis_key("job", job_id), "worker", "progress") for job_id in job_ids]
+        return {worker for worker, shown in rows if worker and int(shown or 0) >= progress}
+
+    await wait_until(lambda: running() == set(workers), timeout=60)
+    client.close()
+
+
+async def _are_unavailable(env: Environment, job_ids: Sequence[str]) -> bool:
+    jobs = await env.resources.jobs.find_many(job_ids)
+    codes = {job.failure.code if job.failure else None for job in jobs.values()}
+    return codes == {FailureCode.LORA_UNAVAILABLE}
 
 
 @pytest.mark.soak

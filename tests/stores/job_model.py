@@ -11,8 +11,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from serve_app.domain.durations import milliseconds
-from serve_app.domain.errors import FailureCode, IdempotencyConflict, QueueFull
-from serve_app.domain.jobs import CommitReply, Failure, HeartbeatReply, JobKind, JobState, Lease, StoredImage, kind_of
+from serve_app.domain.errors import FailureCode, Forbidden, IdempotencyConflict, QueueFull
+from serve_app.domain.jobs import (
+    Claim,
+    CommitReply,
+    Failure,
+    HeartbeatReply,
+    JobKind,
+    JobState,
+    Lease,
+    StoredImage,
+    kind_of,
+)
 from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest, Variant
 from serve_app.stores.job_queue import FIRST_PAUSE, LONGEST_PAUSE
 from serve_app.stores.redis_keys import redis_key
@@ -40,6 +50,7 @@ class Expected:
     since: int
     variant: Variant
     rate_token: str
+    adapter: str = ""
     state: str = "queued"
     attempt: int = 0
     tries: int = 0
@@ -71,7 +82,15 @@ class JobModel:
     jobs: dict[str, Expected] = field(default_factory=lambda: dict[str, Expected]())
     keys: dict[tuple[str, Variant, str], str] = field(default_factory=lambda: dict[tuple[str, Variant, str], str]())
     leases: list[Lease] = field(default_factory=lambda: list[Lease]())
+    denied: set[tuple[str, str]] = field(default_factory=lambda: set[tuple[str, str]]())
+    """Account and LoRA."""
     moves: int = 0
+
+    def __post_init__(self) -> None:
+        """A LoRA of each group, for everyone."""
+        for group in GROUPS:
+            record = {"owner": "", "open": "1", "sha256": group}
+            self.queue.sync.hset(redis_key("lora", _lora_of(group)), mapping=record)
 
     async def accept(
         self, *, account: str, group: str, images: int = 1, is_upscale: bool = False, queue_share: float = 1.0
@@ -88,6 +107,7 @@ class JobModel:
             since=self.queue.now,
             variant=self.rnd.choice((Variant.A, Variant.B)),
             rate_token=f"r{number}",
+            adapter="" if is_upscale or self.rnd.random() < 0.3 else _lora_of(group),
         )
         self._count_request(job)
         idempotency_key = f"key-{number}" if self.rnd.random() < 0.7 else None
@@ -95,9 +115,13 @@ class JobModel:
             got = await self._maybe_twice(
                 lambda: self._accept(job, request, queue_share, idempotency_key, "body"), _same_job
             )
+        except Forbidden:
+            assert self._is_forbidden(job), f"{account} was refused {job.adapter}"
+            return
         except QueueFull:
             assert self._is_at_a_limit(account), f"{account} was refused below every limit"
             return
+        assert not self._is_forbidden(job), f"{account} was given {job.adapter}"
         assert not self._is_at_a_limit(account), f"{account} was accepted beyond a limit"
         assert got.job.id == job.id, f"accepted {job.id}, answered {got.job.id}"
         assert not got.replayed, f"{job.id} is new, answered as a replay"
@@ -117,6 +141,9 @@ class JobModel:
         body = "body" if same_body else "other"
         try:
             got = await self._accept(other, _generation(1), 1.0, idempotency_key, body)
+        except Forbidden:
+            assert self._is_forbidden(job), f"{job.account} was refused {job.adapter}"
+            return
         except IdempotencyConflict:
             assert not same_body, f"{job_id}: the same body was called a conflict"
             return
@@ -126,11 +153,16 @@ class JobModel:
     async def claim(self, *, worker: str, resident: tuple[str, ...], limit: int, kind: JobKind) -> None:
         for job in self._due(kind)[:32]:
             job.due = None
-        ready = [job for job in self.jobs.values() if job.is_ready and job.kind == kind]
+        ready = [job for job in self._ready(kind) if not self._is_forbidden(job)]
         nonce = f"n{self.moves}"
-        claims = await self._maybe_twice(
-            lambda: self.queue.claim(worker, kind=kind, nonce=nonce, resident=resident, limit=limit), _same
-        )
+        answers: list[list[Claim]] = []
+
+        async def call() -> list[Claim]:
+            answers.append(await self.queue.claim(worker, kind=kind, nonce=nonce, resident=resident, limit=limit))
+            return answers[-1]
+
+        await self._maybe_twice(call, lambda first, second: first == second or not first)
+        claims = answers[-1]
         capacity = limit
         for claim in claims:
             assert capacity > 0, f"{worker} got more than its capacity"
@@ -156,6 +188,9 @@ class JobModel:
         assert capacity <= 0 or len(unowned) < len(ready) or not ready or is_quarantining, (
             f"{worker} went idle while {len(ready)} jobs waited"
         )
+        for job in filter(self._is_forbidden, self._ready(kind)):  # a claim ends those that it meets
+            if self.queue.sync.hget(redis_key("job", job.id), "state") == "failed":
+                self._end(job, "failed", code=FailureCode.LORA_UNAVAILABLE, ours=True)
 
     async def heartbeat(self) -> None:
         lease, job, holds = self._some_lease()
@@ -163,7 +198,8 @@ class JobModel:
             return
         progress = self.rnd.choice((-5, 0, 10, 50, 99, 100, 1000))
         reply = await self._maybe_twice(lambda: self.queue.heartbeat(lease, progress=progress), _same)
-        wanted = HeartbeatReply.FENCED if not holds else HeartbeatReply.CANCEL if job.cancel else HeartbeatReply.OK
+        allowed = HeartbeatReply.FORBIDDEN if self._is_forbidden(job) else HeartbeatReply.OK
+        wanted = HeartbeatReply.FENCED if not holds else HeartbeatReply.CANCEL if job.cancel else allowed
         assert reply is wanted, f"heartbeat of {lease}: {reply}, expected {wanted}"
         if holds:
             job.deadline = self.queue.now + milliseconds(self.queue.settings.lease)
@@ -177,13 +213,16 @@ class JobModel:
         seconds = self.rnd.uniform(0.5, 8)
         reply = await self._maybe_twice(
             lambda: self.queue.finish(lease, images, seconds=seconds),
-            _same_or(CommitReply.OK, CommitReply.DUPLICATE),
+            _same_or((CommitReply.OK, CommitReply.DUPLICATE), (CommitReply.FORBIDDEN, CommitReply.FENCED)),
         )
         if not holds:
             wanted = _reply_for_ended(job, lease, completed=CommitReply.DUPLICATE)
         elif job.cancel:
             wanted = CommitReply.CANCELED
             self._end(job, "canceled", code="canceled")
+        elif self._is_forbidden(job):
+            wanted = CommitReply.FORBIDDEN
+            self._end(job, "failed", code=FailureCode.LORA_UNAVAILABLE, ours=True)
         else:
             wanted = CommitReply.OK
             self._end(job, "completed")
@@ -200,7 +239,7 @@ class JobModel:
         if lease is None or job is None:
             return
         reply = await self._maybe_twice(
-            lambda: self.queue.fail(lease, FAILURE, retry=retry), _same_or(CommitReply.OK, CommitReply.DUPLICATE)
+            lambda: self.queue.fail(lease, FAILURE, retry=retry), _same_or((CommitReply.OK, CommitReply.DUPLICATE))
         )
         if not holds:
             wanted = _reply_for_ended(job, lease, failed=CommitReply.DUPLICATE, queued=CommitReply.REQUEUED)
@@ -253,6 +292,16 @@ class JobModel:
             for job in self._of(kind, "queued"):
                 if job.since <= limit:
                     self._end(job, "expired", code="expired", ours=True)
+            for job in filter(self._is_forbidden, self._of(kind, "queued")):
+                self._end(job, "failed", code=FailureCode.LORA_UNAVAILABLE, ours=True)
+
+    async def decide(self, *, account: str, group: str, allow: bool) -> None:
+        """The operator allows or denies an account a LoRA."""
+        decision = "allow" if allow else "deny"
+        await self._maybe_twice(
+            lambda: self.queue.grant(lora=_lora_of(group), account=account, decision=decision), _same
+        )
+        (self.denied.discard if allow else self.denied.add)((account, _lora_of(group)))
 
     async def requeue_dead(self) -> None:
         if not self.jobs:
@@ -315,6 +364,7 @@ class JobModel:
             queue_share=queue_share,
             rate_token=job.rate_token,
             plan="basic",
+            adapter_id=job.adapter,
         )
 
     async def _maybe_twice(
@@ -356,6 +406,9 @@ class JobModel:
             images = [int(value) for each, value in row.items() if each.startswith("images:")]
             used[name.split(":")[-2]] += sum(images)
         return used
+
+    def _is_forbidden(self, job: Expected) -> bool:
+        return (job.account, job.adapter) in self.denied
 
     def _is_at_a_limit(self, account: str) -> bool:
         settings = self.queue.settings
@@ -454,6 +507,10 @@ async def random_move(model: JobModel) -> None:
         (6, model.reap),
         (5, lambda: model.cancel(by_operator=rnd.random() < 0.3)),
         (2, model.requeue_dead),
+        (
+            4,
+            lambda: model.decide(account=rnd.choice(ACCOUNTS), group=rnd.choice(GROUPS), allow=rnd.random() < 0.6),
+        ),
     ]
     if rnd.random() < 0.1:
         model.advance(rnd.choice((1, 400, 3_000, 3_000, 35_000, 35_000, 400_000, 2_000_000)))
@@ -475,6 +532,10 @@ async def run_model(
     except AssertionError as broken:
         raise AssertionError(f"seed {seed}, move {number}: {broken}") from broken
     return model.moves
+
+
+def _lora_of(group: str) -> str:
+    return f"lora_{group}"
 
 
 def _generation(images: int) -> GenerationRequest:
@@ -522,5 +583,6 @@ def _same_job(first: Any, second: Any) -> bool:
     return (first.job.id, first.replayed) == (second.job.id, second.replayed)
 
 
-def _same_or(first_reply: CommitReply, repeated_reply: CommitReply) -> Callable[[CommitReply, CommitReply], bool]:
-    return lambda first, second: first is second or (first, second) == (first_reply, repeated_reply)
+def _same_or(*pairs: tuple[CommitReply, CommitReply]) -> Callable[[CommitReply, CommitReply], bool]:
+    """Each pair is a first reply and the reply to its repetition."""
+    return lambda first, second: first is second or (first, second) in pairs

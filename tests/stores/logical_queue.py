@@ -13,7 +13,7 @@ from serve_app.stores.job_queue import JobQueue
 from serve_app.stores.job_reader import JobReader
 from serve_app.stores.redis import connect
 from serve_app.stores.redis_keys import PREFIX
-from serve_app.stores.script import Rewrite
+from serve_app.stores.script import Rewrite, Script
 
 CLOCK = PREFIX + "test-clock"
 _REAL = """local time = redis.call('TIME')
@@ -71,6 +71,7 @@ class LogicalQueue(JobQueue):
         super().__init__(self.client, settings, fairness=self.fairness, rewrite=both)
         self.reader = JobReader(self.client, rewrite=both)
         self.dead_letters = DeadLetters(self.client, rewrite=both)
+        self.grant = Script(self.client, "grant_lora", both)
         self.now = START_MS
         self.sync.flushdb()
         self.advance(0)

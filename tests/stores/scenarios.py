@@ -616,6 +616,52 @@ async def a_forbidden_job_leaves_the_quarantine(open_queue: OpenQueue) -> None:
     assert len(await _claim(queue, "w3")) == 1
 
 
+async def waiting_jobs_of_a_withdrawn_lora_end_in_batches(open_queue: OpenQueue) -> None:
+    """Wherever they wait, those of the account alone that may no longer use it; each is looked at once."""
+    queue = open_queue()
+    _offer(queue, "model_x", is_open=True)
+    (quarantined,) = await _accept(queue, "ann", 1, adapter_id="model_x")
+    for _ in range(2):
+        await _claim(queue, "w1")
+        queue.advance(_lease_ms(queue) + 1)
+        await queue.reap()
+    (held,) = await _claim(queue, "w1")
+    (backing_off,) = await _accept(queue, "ann", 1, adapter_id="model_x")
+    await queue.fail((await _claim(queue, "w2"))[0], FAILURE, retry=True)
+    await queue.release(held)
+    of_bob = await _accept(queue, "bob", 2, adapter_id="model_x")
+    last, other = await _accept(queue, "ann", 1, adapter_id="model_x"), await _accept(queue, "ann", 1)
+    await queue.grant(lora="model_x", account="ann", decision="deny")
+    for looked_at, ended in ((2, [quarantined, backing_off]), (2, []), (1, last)):
+        assert await queue.reap(limit=2) == looked_at
+        assert {await _failure(queue, job) for job in ended} <= {FailureCode.LORA_UNAVAILABLE}
+    assert [await _failure(queue, kept) for kept in (*of_bob, *other)] == [None] * 3
+    assert queue.sync.exists(redis_key("loras_withdrawn")) == 0
+    assert queue.sync.zrange(redis_key("lora_jobs", "model_x"), 0, -1) == [job.id for job in of_bob]
+
+
+async def a_job_that_comes_back_after_its_lora_was_withdrawn_ends(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    _offer(queue, "model_x", is_open=True)
+    (job,) = await _accept(queue, "ann", 1, adapter_id="model_x")
+    await _claim(queue, "w1")
+    queue.sync.zadd(
+        redis_key("lora_jobs", "model_x"), {job.id: 1}
+    )  # as a version that does not know the index leaves it
+    await queue.grant(lora="model_x", account="ann", decision="deny")
+    await queue.reap()
+    assert await _failure(queue, job) is None
+    assert queue.sync.exists(redis_key("lora_jobs", "model_x")) == 0
+    queue.advance(_lease_ms(queue) + 1)
+    for _ in range(2):
+        await queue.reap()
+        assert await _failure(queue, job) is FailureCode.LORA_UNAVAILABLE
+        assert await queue.dead_letters.requeue(job.id)
+        assert await _failure(queue, job) is None
+    await _accept(queue, "bob", 1, adapter_id="model_x")
+    assert queue.sync.pttl(redis_key("lora_jobs", "model_x")) > 0
+
+
 async def dead_workers_are_forgotten(open_queue: OpenQueue) -> None:
     queue = open_queue()
     await _claim(queue, "w1", limit=3)
@@ -691,6 +737,8 @@ SCENARIOS: tuple[Scenario, ...] = (
     an_adapter_is_asked_about_until_the_end,
     one_claim_ends_a_bounded_number_of_jobs,
     a_forbidden_job_leaves_the_quarantine,
+    waiting_jobs_of_a_withdrawn_lora_end_in_batches,
+    a_job_that_comes_back_after_its_lora_was_withdrawn_ends,
     dead_workers_are_forgotten,
     a_dead_letter_goes_after_retention,
 )
@@ -740,6 +788,12 @@ async def _claim(queue: LogicalQueue, worker: str, *, limit: int = 1, resident: 
     nonce = str(queue.sync.incr("{job:0}:test-clock:nonces"))
     claims = await queue.claim(worker, kind=JobKind.GENERATION, nonce=nonce, resident=resident, limit=limit)
     return [claim.lease for claim in claims]
+
+
+async def _failure(queue: LogicalQueue, job: Job) -> FailureCode | None:
+    found = await queue.reader.find(job.id)
+    assert found is not None
+    return None if found.failure is None else found.failure.code
 
 
 async def _groups(queue: LogicalQueue, worker: str, *, limit: int = 1, resident: Sequence[str] = ()) -> list[str]:

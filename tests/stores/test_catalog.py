@@ -12,6 +12,9 @@ import redis
 import yaml
 
 from serve_app.domain.catalog import Adapter
+from serve_app.domain.errors import FailureCode
+from serve_app.domain.jobs import JobKind, JobState, new_job_id
+from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.service.resources import Resources, open_resources
 from serve_app.settings import Settings
 from serve_app.stores import catalog
@@ -122,6 +125,40 @@ async def test_a_registered_adapter_is_its_owners_and_as_it_was_written(resource
     assert mine.id in await _usable(other, acme.id)
     assert mine.id not in await _usable(other, zeta.id)
     assert not await resources.catalog.register(replace(mine, id=NEON)), "an id of the file"
+
+
+async def test_waiting_jobs_end_in_the_next_round_of_the_reaper_when_their_lora_is_withdrawn(
+    resources: Resources, other: Resources, settings: Settings
+) -> None:
+    """Without a worker: by removal, by denial, by a row that leaves the file, and by one that is offered to others now."""
+    acme = await resources.accounts.create("acme")
+    mine = replace(REGISTERED, owner=acme.id)
+    await resources.catalog.register(mine)
+    narrowed, gone, denied, kept = (adapter_id(name) for name in POCKET_ADAPTERS[:4])
+    jobs = {lora: await _accept(resources, acme.id, lora) for lora in (mine.id, narrowed, gone, denied, kept)}
+
+    def withdraw(rows: Rows) -> None:
+        rows[0]["accounts"] = ["zeta"]
+        del rows[1]
+
+    await other.catalog.remove(mine.id)
+    await other.catalog.revoke(denied, acme.id)
+    _rewrite(settings, withdraw)
+    await other.catalog.seed()
+    await resources.queue.reap()
+    ended = await resources.jobs.find_many(list(jobs.values()))
+    assert {lora for lora, job_id in jobs.items() if ended[job_id].state is JobState.QUEUED} == {kept}
+    codes = {job.failure.code for job in ended.values() if job.failure}
+    assert codes == {FailureCode.LORA_UNAVAILABLE}
+
+
+async def _accept(resources: Resources, account_id: str, lora_id: str) -> str:
+    request = GenerationRequest(prompt="a boat", lora_id=lora_id, seeds=(7,))
+    job_id = new_job_id(JobKind.GENERATION)
+    await resources.queue.accept(
+        job_id=job_id, variant=Variant.A, account_id=account_id, request=request, adapter_id=lora_id
+    )
+    return job_id
 
 
 async def test_what_is_removed_is_gone_everywhere_with_its_grants(

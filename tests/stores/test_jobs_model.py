@@ -101,6 +101,10 @@ def test_every_promise_holds_for_moves_that_hypothesis_finds(redis_url: str, tmp
             self._pick(pick)
             self.runner.run(self.model.requeue_dead())
 
+        @rule(account=st.sampled_from(ACCOUNTS), group=st.sampled_from(GROUPS), allow=st.booleans())
+        def decide(self, account: str, group: str, allow: bool) -> None:
+            self.runner.run(self.model.decide(account=account, group=group, allow=allow))
+
         @rule()
         def reap(self) -> None:
             self.runner.run(self.model.reap())

@@ -1,3 +1,4 @@
+-- include queue
 -- include lora
 -- args: rows, kept, set_aside, base_models, digests
 -- apply_catalog: make the LoRAs of the catalog file those of `rows` (JSON: {id, order, digest, record}). A row that left the file is

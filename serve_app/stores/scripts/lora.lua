@@ -1,4 +1,4 @@
--- A LoRA's record and the indexes that find it: of all, of those open to everyone, by owner, by the account or name it is offered
+-- Needs queue.lua. A LoRA's record and the indexes that find it: of all, of those open to everyone, by owner, by the account or name it is offered
 -- to, and of registered ones by the digest of their stored weights. A record's `accounts` are JSON; its `open` is '1' or ''. `order` is its place by creation.
 local function unindex_lora(id)
   redis.call('INCR', K('loras_revision'))
@@ -12,6 +12,7 @@ end
 
 local function write_lora(id, order, record)
   unindex_lora(id)
+  if redis.call('EXISTS', K('lora:' .. id)) == 1 then withdraw(id) end -- it may be offered to fewer now
   local fields = {'order', order}
   for name, value in pairs(record) do
     fields[#fields + 1] = name
@@ -28,6 +29,7 @@ end
 
 local function remove_lora(id)
   unindex_lora(id)
+  withdraw(id)
   redis.call('HDEL', K('loras_samples'), id)
   redis.call('DEL', K('lora:' .. id))
 end

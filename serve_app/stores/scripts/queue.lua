@@ -3,6 +3,7 @@
 local KINDS = {'generation', 'upscale'}
 local QUARANTINE_LOSSES = 2 -- workers lost with a job before it must run alone: then only the one at fault meets the attempt cap
 local RECENT = 10000        -- newest jobs kept in the operator's index
+local WAITING_LIFE = 30 * 86400000 -- ms that a LoRA's waiting jobs are indexed after the last of them; far beyond any wait
 
 local function global_vtime(kind) return num(redis.call('GET', K('global_vtime:' .. kind)), 0) end
 
@@ -47,6 +48,21 @@ local function stop_age_in_plan(job)
   if job.plan ~= '' then redis.call('ZREM', K('plan_age:' .. job.kind .. ':' .. job.plan), job.id) end
 end
 
+local function waiting_of(adapter) return K('lora_jobs:' .. adapter) end
+
+-- A job that waits or backs off, in the indexes beside the queues: of its plan, and of its LoRA.
+local function start_waiting(job)
+  age_in_plan(job)
+  if job.adapter == '' then return end
+  redis.call('ZADD', waiting_of(job.adapter), job.sequence, job.id)
+  redis.call('PEXPIRE', waiting_of(job.adapter), WAITING_LIFE)
+end
+
+local function stop_waiting(job)
+  stop_age_in_plan(job)
+  if job.adapter ~= '' then redis.call('ZREM', waiting_of(job.adapter), job.id) end
+end
+
 local function queue_of(job) return K('queue:' .. job.kind .. ':' .. job.account) end
 
 local function refresh_group(kind, group)
@@ -85,7 +101,7 @@ local function count_ready(job, sign)
 end
 
 local function enqueue(job)
-  age_in_plan(job)
+  start_waiting(job)
   redis.call('ZADD', K('age:' .. job.kind), job.waiting_since, job.id)
   count_ready(job, 1)
   if job.losses >= QUARANTINE_LOSSES then
@@ -106,7 +122,7 @@ local function dequeue(job)
   if not was_quarantined and redis.call('ZREM', queue_of(job), job.id) == 0 then return false end
   redis.call('ZREM', K('age:' .. job.kind), job.id)
   count_ready(job, -1)
-  stop_age_in_plan(job)
+  stop_waiting(job)
   if was_quarantined then return true end
   if job.group ~= '' then
     redis.call('ZREM', K('group:' .. job.kind .. ':' .. job.group), job.id)
@@ -118,7 +134,7 @@ end
 
 -- The job goes on ageing until it is queued again.
 local function back_off(job, pause_ms)
-  age_in_plan(job)
+  start_waiting(job)
   redis.call('ZADD', K('delay:' .. job.kind), math.floor(now + pause_ms), job.id)
   redis.call('ZADD', K('age:' .. job.kind), job.waiting_since, job.id)
 end
@@ -135,7 +151,7 @@ end
 -- A queued job is either in its queue or backing off.
 local function remove_waiting(job)
   if dequeue(job) then return end
-  stop_age_in_plan(job)
+  stop_waiting(job)
   redis.call('ZREM', K('delay:' .. job.kind), job.id)
   redis.call('ZREM', K('age:' .. job.kind), job.id)
 end
@@ -172,10 +188,30 @@ local function refund_charge(job)
   redis.call('HDEL', K('job:' .. job.id), 'charge')
 end
 
+-- Whether the account may use the LoRA now: the operator's last grant or denial holds; without one, its owner and those may to
+-- whom it is offered. One that is gone may nobody.
+local function may_use_adapter(account, id)
+  local record = redis.call('HMGET', K('lora:' .. id), 'owner', 'open')
+  if not record[1] then return false end
+  local grant = redis.call('HGET', K('grants:' .. account), id)
+  if grant then return grant == 'allow' end
+  if record[2] == '1' or record[1] == account then return true end
+  if redis.call('ZSCORE', K('loras_offered:' .. account), id) then return true end
+  local name = redis.call('HGET', K('account:' .. account), 'name')
+  return (name and redis.call('ZSCORE', K('loras_offered:' .. name), id)) and true or false
+end
+
+-- Asked anew while a job waits and runs; an upscale has no adapter.
+local function keeps_adapter(job) return job.adapter == '' or may_use_adapter(job.account, job.adapter) end
+
+-- Somebody may no longer use the LoRA: the reaper looks at all its waiting jobs.
+local function withdraw(adapter) redis.call('ZADD', K('loras_withdrawn'), 0, adapter) end
+
 local function requeue(job)
   redis.call('HSET', K('job:' .. job.id), 'state', 'queued')
   redis.call('HINCRBY', K('count'), 'requeued', 1)
   refund_charge(job)
+  if not keeps_adapter(job) then withdraw(job.adapter) end
 end
 
 -- The fault was ours: the request counted against the plan is subtracted, if its window is still open.
@@ -209,22 +245,6 @@ local function end_canceled(job, retention_ms)
   redis.call('HSET', K('job:' .. job.id), 'code', 'canceled', 'message', 'canceled on request')
   end_job(job, 'canceled', retention_ms)
 end
-
--- Whether the account may use the LoRA now: the operator's last grant or denial holds; without one, its owner and those may to
--- whom it is offered. One that is gone may nobody.
-local function may_use_adapter(account, id)
-  local record = redis.call('HMGET', K('lora:' .. id), 'owner', 'open')
-  if not record[1] then return false end
-  local grant = redis.call('HGET', K('grants:' .. account), id)
-  if grant then return grant == 'allow' end
-  if record[2] == '1' or record[1] == account then return true end
-  if redis.call('ZSCORE', K('loras_offered:' .. account), id) then return true end
-  local name = redis.call('HGET', K('account:' .. account), 'name')
-  return (name and redis.call('ZSCORE', K('loras_offered:' .. name), id)) and true or false
-end
-
--- Asked anew while a job waits and runs; an upscale has no adapter.
-local function keeps_adapter(job) return job.adapter == '' or may_use_adapter(job.account, job.adapter) end
 
 local function end_forbidden(job, retention_ms)
   end_failed(job, 'lora_unavailable', 'The account may no longer use this LoRA.', retention_ms)

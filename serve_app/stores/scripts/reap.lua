@@ -1,7 +1,7 @@
 -- include queue
 -- args: limit:number, max_attempts:number, queue_age_ms:number, retention_ms:number, worker_life_ms:number, plans:list
--- reap: everything whose time is over: leases, pauses, jobs that waited too long, workers not seen, old dead letters; `limit` of
--- each. Returns how many jobs moved.
+-- reap: everything whose time is over: leases, pauses, jobs that waited too long, workers not seen, old dead letters, waiting jobs
+-- of LoRAs that were withdrawn; `limit` of each. Returns how many jobs were looked at: below `limit`, nothing is left.
 local function lose_lease(job)
   if job.cancel then
     end_canceled(job, retention_ms)
@@ -64,6 +64,38 @@ local function forget_taken(kind, plan)
   end
 end
 
+-- The next waiting jobs of a LoRA that somebody may no longer use, after those that were looked at before.
+local function end_waiting(lora, looked_at, most)
+  local waiting = redis.call('ZRANGEBYSCORE', waiting_of(lora), '(' .. looked_at, '+inf', 'WITHSCORES', 'LIMIT', 0, most)
+  for i = 1, #waiting, 2 do
+    local job = read_job(waiting[i])
+    if not job or job.state ~= 'queued' then -- claimed by a version that does not know the index
+      redis.call('ZREM', waiting_of(lora), waiting[i])
+    elseif not keeps_adapter(job) then
+      remove_waiting(job)
+      end_forbidden(job, retention_ms)
+    end
+  end
+  return #waiting / 2, waiting[#waiting]
+end
+
+local function end_withdrawn()
+  local looked = 0
+  while looked < limit do
+    local next_lora = redis.call('ZRANGE', K('loras_withdrawn'), 0, 0, 'WITHSCORES')
+    if not next_lora[1] then break end
+    local most = limit - looked
+    local found, last = end_waiting(next_lora[1], next_lora[2], most)
+    if found == most then
+      redis.call('ZADD', K('loras_withdrawn'), last, next_lora[1])
+    else
+      redis.call('ZREM', K('loras_withdrawn'), next_lora[1])
+    end
+    looked = looked + math.max(1, found)
+  end
+  return looked
+end
+
 local moved = 0
 for _, kind in ipairs(KINDS) do
   moved = moved + reap_leases(kind) + promote_due(kind, limit) + expire_waiting(kind)
@@ -72,4 +104,4 @@ for _, kind in ipairs(KINDS) do
 end
 redis.call('ZREMRANGEBYSCORE', K('dead'), '-inf', now - retention_ms)
 redis.call('ZREMRANGEBYSCORE', K('uncompacted'), '-inf', now - retention_ms)
-return moved
+return moved + end_withdrawn() -- last: after a write that frees memory its own are allowed on a full server

@@ -1,3 +1,4 @@
+-- include queue
 -- include lora
 -- args: lora, order, record, asks:flag, max_loras:number, max_bytes:number, idempotency_digest, body_digest, idempotency_ms:number
 -- register_lora: add a LoRA whose id the caller has made; `record` is JSON. Repeating the call changes nothing; `asks` writes nothing:

@@ -1,7 +1,8 @@
+-- include queue
 -- include lora
 -- args: lora
--- remove_lora: remove a registered LoRA with its grants: its queued jobs end, and its id is not given again. Its weights are due to be
--- removed. Returns {removed, its stored weights, or '' where another LoRA has the same}, {unknown}, or {file} for a row of the catalog file.
+-- remove_lora: remove a registered LoRA with its grants: the reaper ends its waiting jobs, and its id is not given again. Its weights are
+-- due to be removed. Returns {removed, its stored weights, or '' where another LoRA has the same}, {unknown}, or {file} for a row of the catalog file.
 local source = redis.call('HGET', K('lora:' .. lora), 'source')
 if not source then return {'unknown', ''} end
 if source == 'file' then return {'file', ''} end

@@ -10,5 +10,7 @@ redis.call('HSET', K('job:' .. job_id), 'state', 'queued', 'waiting_since', now)
 redis.call('HINCRBY', K('unfinished'), job.account, 1)
 redis.call('HINCRBY', K('load:' .. job.kind), 'work', job.work)
 redis.call('HINCRBY', K('count'), 'failed', -1)
-enqueue(read_job(job_id))
+local queued = read_job(job_id)
+enqueue(queued)
+if not keeps_adapter(queued) then withdraw(queued.adapter) end
 return 1
