@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 ALLOW, DENY = "allow", "deny"
 _AT_ONCE = 500
 """Records read in one round trip."""
-LISTED_S = 10.0
+LISTED_S = 60.0
 """A process of an earlier version changes LoRAs without a new revision, during a roll."""
 MOST_LISTED = 32
 """Accounts whose lists a process keeps: a thousand LoRAs take 2 MB."""

@@ -17,8 +17,10 @@ from serve_app.stores.records import read_jobs, read_snapshot
 from serve_app.stores.redis_keys import redis_key
 from serve_app.stores.script import Rewrite, Script
 
-LOOKED_AT_ONCE = 1_000
-"""Records that one call of `list_jobs.lua` looks at: about 3 ms, so that nobody waits behind a search."""
+LOOKED_AT_ONCE = 200
+"""Records that one call of `list_jobs.lua` looks at: under 1 ms, so that no poll waits behind a search."""
+ASKED_AT_ONCE = 1_000
+"""Jobs that one call of `ended.lua` is asked about."""
 REMEMBERED_S, MOST_REMEMBERED = 1.0, 10_000
 Names = list[str]
 Jobs = list[Job]  # `JobReader.list` hides the built-in name inside the class
@@ -51,7 +53,10 @@ class JobFilter:
 
 
 class JobPage(NamedTuple):
-    """Jobs of one page, and after which position the next begins; None on the last."""
+    """Jobs of one page, and after which position the next begins; None on the last.
+
+    A page of too few jobs that has a next one ends where no more was to be looked at.
+    """
 
     jobs: list[Job]
     next: Position | None
@@ -96,8 +101,8 @@ class JobReader:
     async def ended(self, job_ids: Names) -> Names:
         """Return which of the jobs have ended or do not exist."""
         found: Names = []
-        for start in range(0, len(job_ids), LOOKED_AT_ONCE):
-            found += await self._ended(job_ids=job_ids[start : start + LOOKED_AT_ONCE])
+        for start in range(0, len(job_ids), ASKED_AT_ONCE):
+            found += await self._ended(job_ids=job_ids[start : start + ASKED_AT_ONCE])
         return found
 
     async def page(
@@ -107,15 +112,15 @@ class JobReader:
         limit: int,
         only: JobFilter | None = None,
         after: Position | None = None,
-        rounds: int | None = None,
+        among: int | None = None,
     ) -> JobPage:
         """List those of the account's jobs that a filter takes, newest first, after a position.
 
-        With `rounds`, only so many times `LOOKED_AT_ONCE` of them are looked at.
+        With `among`, only about so many jobs are looked at.
         """
         only, found, place, looked = only or JobFilter(), Positions(), after, 0
-        while len(found) <= limit and looked != rounds:
-            looked += 1
+        while len(found) <= limit and (among is None or looked < among):
+            looked += LOOKED_AT_ONCE
             rows, last = await self._list_jobs(
                 account=account_id,
                 state=only.state,
@@ -131,11 +136,11 @@ class JobReader:
                 most=LOOKED_AT_ONCE,
             )
             found += [Position(int(ms), job_id) for job_id, ms in rows]
-            if not last:
+            place = Position(int(last[1]), last[0]) if last else None
+            if place is None:
                 break
-            place = Position(int(last[1]), last[0])
         jobs = await find_jobs(self._redis, [each.job_id for each in found[:limit]])
-        return JobPage(jobs, found[limit - 1] if len(found) > limit else None)
+        return JobPage(jobs, found[limit - 1] if len(found) > limit else place)
 
     async def list_all(self, state: JobState | None = None, limit: int = 50) -> Jobs:
         """List the newest jobs of all accounts, of one state if given, among the newest `LIST_LIMIT`."""

@@ -10,10 +10,12 @@ import redis
 
 from serve_app.api.console import history
 from serve_app.domain.audit import OWNER, Act
+from serve_app.domain.durations import epoch_ms
 from serve_app.domain.errors import FailureCode
-from serve_app.domain.jobs import Failure, Job, JobState
+from serve_app.domain.jobs import Failure, Job, JobKind, JobState, new_job_id
 from serve_app.domain.requests import Variant
 from serve_app.service.resources import Resources
+from serve_app.stores import job_reader
 from serve_app.stores.redis_keys import redis_key
 from tests.api.app import LORA, Member, TestService
 from tests.console.browser import Browser
@@ -44,6 +46,25 @@ async def test_the_history_lists_jobs_newest_first_in_pages(
     assert [prompt in page.text for prompt in prompts] == [True, False, False]
     assert not [link for link in page.links if "after=" in link]
     assert "first boat" not in (await browser.open("/console/history?after=nonsense")).text, "begins with the newest"
+
+
+async def test_a_search_of_the_history_ends_and_offers_to_look_further_back(
+    service: TestService, member: Member, browser: Browser, redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind forty jobs that are over, of which one call of the script sees 34."""
+    monkeypatch.setattr(history, "LOOKED_AT", 2)
+    monkeypatch.setattr(job_reader, "LOOKED_AT_ONCE", 2)
+    wanted = await _done(service, member, prompt="a finished boat")
+    later_ms = epoch_ms(wanted.created_at) + 1_000
+    newer = {new_job_id(JobKind.GENERATION): later_ms + number for number in range(40)}
+    redis_db.zadd(redis_key("jobs", member.account.id), newer)
+    page = await browser.open("/console/history?state=completed")
+    assert "None of the 2 jobs that were looked at fits." in page.text
+    assert "Look further back" in page.text
+    [further] = [link for link in page.links if "after=" in link]
+    page = await browser.open(further)
+    assert "a finished boat" in page.text
+    assert "Look further back" not in page.text
 
 
 async def test_the_history_is_filtered_by_lora_state_key_and_date(

@@ -33,7 +33,8 @@ from serve_app.stores.job_reader import NO_KEY, JobFilter, Position
 
 router = APIRouter()
 
-PAGE_SIZE = 24
+PAGE_SIZE, LOOKED_AT = 24, 2_000
+"""Jobs of a page, and how many it looks at for them: the next page looks further back."""
 IMAGE_CACHE = "private, max-age=3600, immutable"
 """An image's bytes never change; after a sign-out, what the browser kept is this old at most."""
 _CURSOR = re.compile(r"([0-9]{1,14})-((?:gen|up)_[a-z2-7]{26})")
@@ -46,7 +47,9 @@ async def open_history(request: Request, session: PageSession) -> Response:
     resources, account_id = resources_of(request), session.account.id
     chosen = {name: request.query_params.get(name, "")[:100] for name in _FILTERS}
     after = _read_cursor(request.query_params.get("after", ""))
-    page = await resources.jobs.page(account_id, limit=PAGE_SIZE, only=_read_filter(chosen), after=after)
+    page = await resources.jobs.page(
+        account_id, limit=PAGE_SIZE, only=_read_filter(chosen), after=after, among=LOOKED_AT
+    )
     given = {name: value for name, value in chosen.items() if value}
     return render(
         request,
@@ -55,6 +58,7 @@ async def open_history(request: Request, session: PageSession) -> Response:
         here="history",
         jobs=page.jobs,
         older=urlencode({**given, "after": f"{page.next.accepted_ms}-{page.next.job_id}"}) if page.next else "",
+        looked_at=LOOKED_AT if page.next and len(page.jobs) < PAGE_SIZE else 0,
         newest=urlencode(given) if after else None,
         chosen=chosen,
         is_filtered=bool(given),

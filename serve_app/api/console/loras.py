@@ -38,8 +38,8 @@ router = APIRouter()
 
 RECENT = 100
 """Newest jobs among which a card's picture is looked for."""
-SAMPLES, ROUNDS = 6, 3
-"""Pictures on a LoRA's page, and how many thousands of the newest jobs are looked at for them."""
+SAMPLES, LOOKED_AT = 6, 3_000
+"""Pictures on a LoRA's page, and how many of the newest jobs are looked at for them."""
 MOST_COUNTED = 100
 TRIES = Limit("console-loras", 60, timedelta(hours=1))
 """Uploads and shares of one account: a file takes seconds to check, and a name that is tried tells who has an account."""
@@ -226,11 +226,11 @@ async def _lora_page(
 ) -> Response:
     jobs, account_id, adapter = resources_of(request).jobs, session.account.id, found.adapter
     completed = JobFilter(lora_id=adapter.id, state=JobState.COMPLETED)
-    done = await jobs.page(account_id, limit=SAMPLES, only=completed, rounds=ROUNDS)
+    done = await jobs.page(account_id, limit=SAMPLES, only=completed, among=LOOKED_AT)
     unfinished = 0
     for state in (JobState.QUEUED, JobState.RUNNING):
         only = JobFilter(lora_id=adapter.id, state=state)
-        page = await jobs.page(account_id, limit=MOST_COUNTED, only=only, rounds=1)
+        page = await jobs.page(account_id, limit=MOST_COUNTED, only=only, among=1_000)
         unfinished += len(page.jobs)
     return render(
         request,

@@ -11,6 +11,7 @@ from serve_app.api.console.key_page import KEY_PAGES
 from serve_app.api.console.roles import may_open
 from serve_app.api.console.session import SignedIn, form_token
 from serve_app.api.site import page_templates
+from serve_app.api.site.page import PageResponse
 
 _TEMPLATES = page_templates(Path(__file__).parent / "templates")
 
@@ -19,19 +20,18 @@ def render(
     request: Request, template: str, session: SignedIn | None, *, here: str = "", status: int = 200, **values: Any
 ) -> HTMLResponse:
     """A page of the console. `here` names the link in the header that leads to it."""
-    html = _TEMPLATES.get_template(template).render(
-        root=root_of(request),
-        site=site_of(request),
-        account=session.account if session else None,
-        user=session.user if session else None,
-        may_open=partial(may_open, session.user.role) if session else None,
-        sign_out_token=form_token(session.token, "sign out") if session else "",
-        key_pages=KEY_PAGES,
-        in_settings=here in {*(page.slug for page in KEY_PAGES), "password", "users"},
-        here=here,
-        **values,
-    )
-    return HTMLResponse(html, status)
+    shared = {
+        "root": root_of(request),
+        "site": site_of(request),
+        "account": session.account if session else None,
+        "user": session.user if session else None,
+        "may_open": partial(may_open, session.user.role) if session else None,
+        "sign_out_token": form_token(session.token, "sign out") if session else "",
+        "key_pages": KEY_PAGES,
+        "in_settings": here in {*(page.slug for page in KEY_PAGES), "password", "users"},
+        "here": here,
+    }
+    return PageResponse(_TEMPLATES.get_template(template), shared | values, status)
 
 
 def redirect(request: Request, path: str) -> RedirectResponse:

@@ -13,7 +13,8 @@ from serve_app.api.operators.guards import Form, FormSession, PageSession, by, c
 from serve_app.api.operators.rendering import PAGE_SIZE, redirect, render
 from serve_app.domain.errors import FailureCode
 from serve_app.service import operate
-from serve_app.stores.job_reader import LOOKED_AT_ONCE, Position
+from serve_app.stores.dead_letters import LOOKED_AT_ONCE
+from serve_app.stores.job_reader import Position
 
 WINDOWS: Mapping[str, tuple[str, timedelta | None]] = {
     "": ("As long as kept", None),

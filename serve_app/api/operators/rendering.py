@@ -11,6 +11,7 @@ from serve_app.api.console.session import form_token
 from serve_app.api.operators.formatting import duration, size
 from serve_app.api.operators.session import SignedIn
 from serve_app.api.site import page_templates
+from serve_app.api.site.page import PageResponse
 
 _TEMPLATES = page_templates(Path(__file__).parent / "templates")
 
@@ -22,17 +23,16 @@ def render(
     request: Request, template: str, session: SignedIn | None, *, here: str = "", status: int = 200, **values: Any
 ) -> HTMLResponse:
     """A page for operators. `here` names the link in the header that leads to it."""
-    html = _TEMPLATES.get_template(template).render(
-        root=root_of(request),
-        site=site_of(request),
-        operator=session.operator if session else None,
-        sign_out_token=form_token(session.token, "sign out") if session else "",
-        here=here,
-        duration=duration,
-        size=size,
-        **values,
-    )
-    return HTMLResponse(html, status)
+    shared = {
+        "root": root_of(request),
+        "site": site_of(request),
+        "operator": session.operator if session else None,
+        "sign_out_token": form_token(session.token, "sign out") if session else "",
+        "here": here,
+        "duration": duration,
+        "size": size,
+    }
+    return PageResponse(_TEMPLATES.get_template(template), shared | values, status)
 
 
 def problem_page(request: Request, status: int, title: str, text: str) -> HTMLResponse:
