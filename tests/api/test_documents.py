@@ -14,7 +14,9 @@ import jsonschema_rs
 import pytest
 from openapi_spec_validator import validate
 
+from serve_app.api.docs.reference import kind_of
 from serve_app.api.openapi import duration_text
+from serve_app.api.site import PAGE_HEADERS
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.requests import Variant
 from tests.api.app import Member, TestService, error_of
@@ -308,11 +310,47 @@ async def test_what_is_not_there_is_a_page_for_browsers_and_the_envelope_for_pro
     assert error_of(api)["code"] == "not_found"
 
 
-async def test_the_vendored_reference_fetches_nothing_and_has_its_licence(service: TestService) -> None:
-    style = (await service.client.get("/docs/static/swagger-ui/swagger-ui.css")).text
-    assert all(target.startswith("data:") for target in re.findall(r"url\([\"']?([^)\"']*)", style))
-    assert "@import" not in style
-    assert "Apache License" in (await service.client.get("/docs/static/swagger-ui/LICENSE")).text
+@pytest.mark.parametrize("name", NAMES)
+async def test_the_reference_shows_each_operation_field_and_error(service: TestService, name: str) -> None:
+    """Without scripts, and with nothing of another place."""
+    page = await page_of(service, f"/docs/{name}")
+    text = html.unescape(page.text)
+    document = await document_of(service, name)
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            assert f'<section class="card operation" id="{operation["operationId"]}">' in text
+            assert path in text
+            for parameter in operation.get("parameters", []):
+                assert f"<code>{parameter['name']}</code>" in text
+            for content in operation.get("requestBody", {}).get("content", {}).values():
+                for field in _resolve(document, content["schema"])["properties"]:
+                    assert f"<code>{field}</code>" in text
+            for status, answer in operation["responses"].items():
+                assert f"<strong>{status}</strong>" in text or f'<span class="method">{status}</span>' in text
+                assert answer["description"].replace("`", "") in text
+    assert not re.findall(r"(?:src|href)=\"(?:https?:)?//", text)
+    assert page.headers["content-security-policy"] == PAGE_HEADERS["Content-Security-Policy"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"type": "integer", "minimum": 1, "maximum": 4}, "whole number, 1 to 4"),
+        ({"type": "number", "minimum": 0}, "number, at least 0"),
+        ({"type": "integer", "maximum": 9}, "whole number, at most 9"),
+        ({"type": "string", "maxLength": 9}, "text, up to 9 characters"),
+        ({"type": "string", "format": "date-time"}, "time (ISO 8601, UTC)"),
+        ({"type": "string", "const": "failed"}, "always failed"),
+        ({"enum": [512, 768]}, "512 or 768"),
+        ({"enum": ["a", "b", "c"]}, "a, b or c"),
+        ({"$ref": "#/components/schemas/Side"}, "256 or 512"),
+        ({"anyOf": [{"type": "string"}, {"type": "integer"}, {"type": "string"}]}, "text or whole number"),
+        ({"type": "array", "items": {"type": "string"}, "maxItems": 20}, "list of up to 20: text"),
+        ({}, "any value"),
+    ],
+)
+def test_the_reference_says_in_words_what_a_field_takes(schema: dict[str, Any], words: str) -> None:
+    assert kind_of(schema, {"Side": {"enum": [256, 512]}}) == words
 
 
 async def test_the_page_of_documents_leads_to_each_operation(service: TestService) -> None:
@@ -447,3 +485,7 @@ async def _own_lora(service: TestService, member: Member) -> str:
     )
     assert await service.resources.catalog.register(record)
     return record.id
+
+
+def _resolve(document: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+    return document["components"]["schemas"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema

@@ -2,7 +2,11 @@
 
 from collections.abc import Mapping
 
-PUBLIC: Mapping[str, tuple[str, ...]] = {"/": ("/", "/nothing-here"), "/docs": ("/docs",), "/docs/{name}": ("/docs/a",)}
+PUBLIC: Mapping[str, tuple[str, ...]] = {
+    "/": ("/", "/nothing-here"),
+    "/docs": ("/docs",),
+    "/docs/{name}": ("/docs/a", "/docs/b", "/docs/jobs", "/docs/loras"),
+}
 SIGNED_OUT: Mapping[str, tuple[str, ...]] = {
     "/sign-in": ("/console/sign-in",),
     "/links/{token}": ("/console/links/nothing", "{link}"),

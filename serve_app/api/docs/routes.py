@@ -8,8 +8,10 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
 from fastapi.responses import FileResponse, HTMLResponse, PlainTextResponse
+from markupsafe import Markup, escape
 
 from serve_app.api.docs.landing import INTERFACE_ROWS, ROBOTS, landing_curl, llms_text
+from serve_app.api.docs.reference import credentials_of, operations_of
 from serve_app.api.openapi import EXAMPLE_ADAPTER_ID
 from serve_app.api.responses import base_url
 from serve_app.api.site import PAGE_HEADERS, page_templates
@@ -18,15 +20,9 @@ from serve_app.api.site.samples import SAMPLE_PROMPT, SAMPLES
 from serve_app.service.resources import Resources
 
 _PATH_PARAMETER = re.compile(r"\{(\w+)\}")
+_CODE = re.compile(r"`([^`]+)`")
 _HERE = Path(__file__).parent
 STATIC = _HERE / "static"
-_REFERENCE_HEADERS = {
-    **PAGE_HEADERS,
-    "Content-Security-Policy": PAGE_HEADERS["Content-Security-Policy"].replace("img-src", "img-src data:"),
-}
-"""The reference draws icons from `data:` images."""
-
-
 _FAVICON_HEADERS = {"Cache-Control": "public, max-age=86400"}
 
 
@@ -35,6 +31,8 @@ def docs_router(documents: Mapping[str, FastAPI], resources: Resources) -> APIRo
     router = APIRouter(include_in_schema=False)
     templates = page_templates(_HERE / "templates")
     templates.filters["shell"] = _with_variables
+    templates.filters["prose"] = _prose
+    templates.policies["json.dumps_kwargs"] = {"sort_keys": False}  # in the order of the document
 
     async def document(request: Request, name: str) -> dict[str, Any]:
         """With this service's address, and an adapter that every account may use in its examples."""
@@ -44,16 +42,14 @@ def docs_router(documents: Mapping[str, FastAPI], resources: Resources) -> APIRo
         text = json.dumps(documents[name].openapi()).replace(EXAMPLE_ADAPTER_ID, usable or EXAMPLE_ADAPTER_ID)
         return {**json.loads(text), "servers": [{"url": base_url(request, resources.settings.public_url)}]}
 
-    def page(
-        request: Request, template: str, *, headers: Mapping[str, str] = PAGE_HEADERS, **values: Any
-    ) -> HTMLResponse:
+    def page(request: Request, template: str, **values: Any) -> HTMLResponse:
         html = templates.get_template(template).render(
             site=request.scope.get("root_path", ""),
             base=base_url(request, resources.settings.public_url),
             titles={name: app.title.removeprefix("Atelier: ") for name, app in documents.items()},
             **values,
         )
-        return HTMLResponse(html, headers=dict(headers))
+        return HTMLResponse(html, headers=PAGE_HEADERS)
 
     @router.get("/")
     async def landing(request: Request) -> HTMLResponse:
@@ -81,8 +77,15 @@ def docs_router(documents: Mapping[str, FastAPI], resources: Resources) -> APIRo
 
     @router.get("/docs/{name}")
     async def reference(request: Request, name: str) -> HTMLResponse:
-        info = (await document(request, name))["info"]
-        return page(request, "reference.html", headers=_REFERENCE_HEADERS, name=name, info=info)
+        shown = await document(request, name)
+        return page(
+            request,
+            "reference.html",
+            name=name,
+            document=shown,
+            operations=operations_of(shown),
+            credentials=credentials_of(shown),
+        )
 
     @router.get("/openapi/{name}.json")
     async def openapi(request: Request, name: str) -> Response:
@@ -94,3 +97,9 @@ def docs_router(documents: Mapping[str, FastAPI], resources: Resources) -> APIRo
 def _with_variables(path: str) -> str:
     """`/v1/generate/$REQUEST_ID` for `/v1/generate/{request_id}`, as a shell takes it."""
     return _PATH_PARAMETER.sub(lambda name: f"${name[1].upper()}", path)
+
+
+def _prose(text: str) -> Markup:
+    """Paragraphs, with code between backticks."""
+    paragraphs = [_CODE.sub(r"<code>\1</code>", str(escape(each))) for each in text.split("\n\n") if each]
+    return Markup("".join(f"<p>{each}</p>" for each in paragraphs))
