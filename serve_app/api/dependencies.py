@@ -60,7 +60,8 @@ async def authenticate(request: Request) -> Caller:
     context = RequestContext.of(request)
     if context.caller is None:
         key, variant = _credential(request)
-        auth = await resources_of(request).auth.authenticate(key, variant, counted=True)
+        address = caller_address(request)
+        auth = await resources_of(request).auth.authenticate(key, variant, counted=True, address=address)
         caller = _known_caller(context, auth)
         if auth.limited:
             plan = auth.window.plan

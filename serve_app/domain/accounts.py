@@ -117,6 +117,8 @@ class ApiKey:
     """The invited user who made it."""
     limit: int | None = None
     """Counted requests in a window of its plan, where that allows more."""
+    last_used_from: str = ""
+    """The address from which it was used when that was last noted."""
 
     def state(self, now: datetime) -> Literal["active", "expired", "revoked"]:
         """For display; authentication decides by the store's clock."""

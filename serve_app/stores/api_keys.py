@@ -157,6 +157,7 @@ def _read_key(key_id: str, row: Mapping[str, str]) -> ApiKey:
         interfaces=frozenset(Variant(letter) for letter in row["interfaces"]),
         created_at=from_epoch_ms(row["created"]),
         last_used_at=from_epoch_ms(row["used"]) if "used" in row else None,
+        last_used_from=row.get("used_from", ""),
         expires_at=from_epoch_ms(row["expires"]) if "expires" in row else None,
         revoked="revoked" in row,
         scopes=read_scopes(row.get("scopes", "")),

@@ -28,6 +28,8 @@ class AuthQuery:
     variant: Variant
     plans: Sequence[Plan]
     rate_token: str = ""
+    address: str = ""
+    """Where a counted request came from, for the key's record."""
 
     @property
     def args(self) -> dict[str, Argument]:
@@ -37,7 +39,8 @@ class AuthQuery:
             "older_keys": " ".join(f"{key.id} {key.digest}" for key in self.older),
             "interface": self.variant,
             "rate_token": self.rate_token,
-            "plans": _plan_cells(self.plans),
+            "address": self.address,
+            "plans": plan_cells(self.plans),
         }
 
     def read(self, answer: Sequence[Any]) -> AuthResult:
@@ -53,22 +56,23 @@ class Authenticator:
         self._authenticate = Script(redis, "authenticate", rewrite)
         self._count_owner = Script(redis, "count_owner", rewrite)
 
-    async def authenticate(self, secret: str, variant: Variant, *, counted: bool) -> AuthResult:
-        """Identify the caller and count the request, in one script.
+    async def authenticate(self, secret: str, variant: Variant, *, counted: bool, address: str = "") -> AuthResult:
+        """Identify the caller and count the request, in one script; remember the `address` of the key's last use.
 
         An unknown, revoked, expired or disabled key, or one of the other interface, gives no caller and the lowest plan's
         window; nothing is counted.
         """
-        query = auth_query(secret, variant, self._settings, rate_token=secrets.token_urlsafe(12) if counted else "")
+        rate_token = new_rate_token() if counted else ""
+        query = auth_query(secret, variant, self._settings, rate_token=rate_token, address=address)
         if query is None:
             return anonymous(variant, self._settings)
         return query.read(await self._authenticate(**query.args))
 
     async def count_owner(self, account_id: str, variant: Variant) -> AuthResult:
         """Count a request of the account's owner, who has no key, as one of a key; a disabled account gives no caller."""
-        plans, rate_token = self._settings.plans_of(variant), secrets.token_urlsafe(12)
+        plans, rate_token = self._settings.plans_of(variant), new_rate_token()
         answer = await self._count_owner(
-            account_id=account_id, interface=variant, rate_token=rate_token, plans=_plan_cells(plans)
+            account_id=account_id, interface=variant, rate_token=rate_token, plans=plan_cells(plans)
         )
         return _read_caller(answer, plans, rate_token=rate_token)
 
@@ -86,12 +90,15 @@ class Authenticator:
         return Window.at(plan, used=used, resets_at=resets_at, asked_at=now)
 
 
-def auth_query(secret: str, variant: Variant, settings: Settings, *, rate_token: str = "") -> AuthQuery | None:
+def auth_query(
+    secret: str, variant: Variant, settings: Settings, *, rate_token: str = "", address: str = ""
+) -> AuthQuery | None:
     """Return the arguments for a key; None for a text that cannot be one."""
     if not is_well_formed(secret):
         return None
     key, *older = (hash_secret(secret, pepper) for pepper in settings.key_peppers.values())
-    return AuthQuery(key=key, older=older, variant=variant, plans=settings.plans_of(variant), rate_token=rate_token)
+    plans = settings.plans_of(variant)
+    return AuthQuery(key=key, older=older, variant=variant, plans=plans, rate_token=rate_token, address=address)
 
 
 def anonymous(variant: Variant, settings: Settings) -> AuthResult:
@@ -100,7 +107,13 @@ def anonymous(variant: Variant, settings: Settings) -> AuthResult:
     return AuthResult(caller=None, window=window, limited=False)
 
 
-def _plan_cells(plans: Sequence[Plan]) -> list[str | int]:
+def new_rate_token() -> str:
+    """A name for a counted request, by which it can be refunded."""
+    return secrets.token_urlsafe(12)
+
+
+def plan_cells(plans: Sequence[Plan]) -> list[str | int]:
+    """An interface's plans, as `window.lua` takes them."""
     return [cell for plan in plans for cell in (plan.name, plan.limit, milliseconds(plan.window))]
 
 

@@ -1,6 +1,6 @@
--- args: key_id, key_digest, older_keys
+-- args: key_id, key_digest, older_keys, rate_token, address
 -- Who is calling, within which plan: key → account → plan → count (window.lua). `older_keys`: id and digest of the same secret under
--- each older pepper, by spaces.
+-- each older pepper, by spaces. `address`: where the request came from, which the key's record keeps with the time.
 local USED_EVERY = 60000 -- ms between two writes of "last used": polls stay reads
 
 -- {status, account id, account name, plan name, used, the window's end, now, scopes, adapters, limit, key id}; status: ok, limited, unknown,
@@ -29,9 +29,9 @@ local function authenticate()
   if not account[1] or account[2] then return refused('unknown') end
   if not string.find(key[3], interface, 1, true) then return refused('other_interface') end
 
-  local status, plan, used, ends, limit = count_request(account_id, account[3], id, tonumber(key[9]))
+  local status, plan, used, ends, limit = count_request(rate_token, account_id, account[3], id, tonumber(key[9]))
   if rate_token ~= '' and status == 'ok' and now - num(key[5], 0) >= USED_EVERY then
-    redis.call('HSET', K('key:' .. id), 'used', now)
+    redis.call('HSET', K('key:' .. id), 'used', now, 'used_from', address)
   end
   return {status, account_id, account[1], plan, used, ends, now, scopes, adapters, limit, id}
 end

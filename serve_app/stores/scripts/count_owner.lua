@@ -1,7 +1,7 @@
 -- include window
--- args: account_id
+-- args: account_id, rate_token
 -- count_owner: a request that an account's owner makes in the console, counted in its plan as one with a key. Answer: caller.lua.
 local account = redis.call('HMGET', K('account:' .. account_id), 'name', 'disabled', 'plan_' .. interface)
 if not account[1] or account[2] then return refused('unknown') end
-local status, plan, used, ends, limit = count_request(account_id, account[3], '', nil)
+local status, plan, used, ends, limit = count_request(rate_token, account_id, account[3], '', nil)
 return {status, account_id, account[1], plan, used, ends, now, '', '', limit, ''}

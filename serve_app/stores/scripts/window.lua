@@ -1,4 +1,4 @@
--- args: interface, rate_token, plans:list
+-- args: interface, plans:list
 -- An account's use of its plan on one interface. Without a rate token nothing is counted; repeating a call with its rate token
 -- counts nothing twice. `plans` are name, limit and window (ms) of each plan of the interface, the lowest first. A key with a limit of
 -- its own is counted in a window of its own as well, which ends with the account's.
@@ -9,6 +9,8 @@ local function plan_called(name)
   return plans[1], tonumber(plans[2]), tonumber(plans[3])
 end
 
+local function rate_window(account_id) return K('rate:' .. account_id .. ':' .. interface) end
+
 local function refused(status)
   local name, _, window_ms = plan_called('')
   return {status, '', '', name, 0, now + window_ms, now, '', '', '', ''}
@@ -16,9 +18,9 @@ end
 
 -- status, plan name, used, the window's end, limit; status: ok, or limited for a request that the plan, or the key's own limit,
 -- leaves no space for. `limit` is the smaller of the two, and `used` what is not left of it.
-local function count_request(account_id, plan_name, key_id, key_limit)
+local function count_request(rate_token, account_id, plan_name, key_id, key_limit)
   local plan, limit, window_ms = plan_called(plan_name)
-  local window = K('rate:' .. account_id .. ':' .. interface)
+  local window = rate_window(account_id)
   local used = redis.call('ZCARD', window)
   local first = redis.call('ZRANGE', window, 0, 0, 'WITHSCORES')
   local ends = num(first[2], now + window_ms)
@@ -37,4 +39,10 @@ local function count_request(account_id, plan_name, key_id, key_limit)
     redis.call('PEXPIREAT', key_window, ends)
   end
   return 'ok', plan, used + 1, ends, limit
+end
+
+-- How many more requests the plan allows the account in the window that is open.
+local function requests_left(account_id, plan_name)
+  local _, limit = plan_called(plan_name)
+  return limit - redis.call('ZCARD', rate_window(account_id))
 end
