@@ -1,6 +1,7 @@
 """Base of the replicas that work on jobs: takes hints, reports health, drains when stopped."""
 
 import secrets
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
@@ -56,7 +57,8 @@ class WorkReplica:
 
 
 async def noting_failure(kind: JobKind, resources: Resources, setting_up: Awaitable[Executor]) -> Executor:
-    """Await the executor; leave word for `/readyz` when it cannot be loaded, and take it back when it can."""
+    """Await the executor; leave word for `/readyz` when it cannot be loaded; when it can, of how long that took."""
+    began = time.monotonic()
     try:
         executor = await setting_up
     except Exception as error:
@@ -64,7 +66,7 @@ async def noting_failure(kind: JobKind, resources: Resources, setting_up: Awaita
             await resources.workers.note_failure(kind, f"{type(error).__name__}: {error}")
         raise
     with suppress(StoreUnavailable):
-        await resources.workers.note_start(kind)
+        await resources.workers.note_start(kind, timedelta(seconds=time.monotonic() - began))
     return executor
 
 

@@ -85,6 +85,8 @@ class Job:
     finish_estimate: datetime | None = None
     jobs_ahead: int | None = None
     """Of the same account, while it waits."""
+    waits_for_worker: bool = False
+    """Whether it is queued, and no worker is there."""
     images: tuple[StoredImage, ...] = ()
     failure: Failure | None = None
     key_id: str = ""

@@ -19,7 +19,8 @@ SOONEST = timedelta(seconds=1)
 @dataclass(frozen=True, slots=True)
 class QueuePosition:
     """What an estimate needs, as `queue.lua` reads it: the speed measured, the work (in thousandths of a unit) that is ready
-    and in all, the workers, the accounts with waiting jobs, the job's place in its account's queue (-1: in none)."""
+    and in all, the workers, the accounts with waiting jobs, the job's place in its account's queue (-1: in none), and how
+    long the last worker took to start."""
 
     seconds_per_unit: float | None
     ready: int
@@ -29,10 +30,11 @@ class QueuePosition:
     accounts: int
     place: int
     now: datetime
+    start_seconds: float | None = None
 
 
 def read_position(answer: Sequence[Any]) -> QueuePosition:
-    seconds_per_unit, ready, ready_work, work, workers, accounts, place, now = answer
+    seconds_per_unit, ready, ready_work, work, workers, accounts, place, now, start_seconds = answer
     return QueuePosition(
         seconds_per_unit=float(seconds_per_unit) if seconds_per_unit else None,
         ready=int(ready),
@@ -42,18 +44,25 @@ def read_position(answer: Sequence[Any]) -> QueuePosition:
         accounts=accounts,
         place=place,
         now=from_epoch_ms(now),
+        start_seconds=float(start_seconds) if start_seconds else None,
     )
 
 
 def estimate_finish(kind: JobKind, state: JobState, fields: Mapping[str, str], position: QueuePosition) -> datetime:
-    """Now, plus the job's own remaining work and its part of the work ahead, at the measured speed."""
+    """Now, plus a worker's start where none is there, the job's remaining work and its part of the work ahead."""
     own = int(fields["work"])
     left = own * (1 - int(fields.get("progress", 0)) / 100)
     ahead = _work_ahead(own, position) / max(1, position.workers) if state is JobState.QUEUED else 0.0
     seconds_per_unit = (
         DEFAULT_SECONDS_PER_UNIT[kind] if position.seconds_per_unit is None else position.seconds_per_unit
     )
-    return position.now + max(SOONEST, timedelta(seconds=(left + ahead) / MILLI * seconds_per_unit))
+    starting = position.start_seconds or 0.0 if waits_for_worker(state, position) else 0.0
+    return position.now + max(SOONEST, timedelta(seconds=starting + (left + ahead) / MILLI * seconds_per_unit))
+
+
+def waits_for_worker(state: JobState, position: QueuePosition) -> bool:
+    """Whether no worker is there that could take the job: the deployment has scaled to none, or starts."""
+    return state is JobState.QUEUED and position.workers == 0
 
 
 def _work_ahead(own: int, position: QueuePosition) -> float:

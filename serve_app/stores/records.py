@@ -17,7 +17,7 @@ from serve_app.domain.errors import FailureCode, UnreadableRecord
 from serve_app.domain.jobs import Failure, Job, JobKind, JobState, StoredImage, Timings
 from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest, Variant
 from serve_app.stores.compact_form import unpack
-from serve_app.stores.estimates import MILLI, QueuePosition, estimate_finish, read_position
+from serve_app.stores.estimates import MILLI, QueuePosition, estimate_finish, read_position, waits_for_worker
 
 log = logging.getLogger(__name__)
 
@@ -118,6 +118,7 @@ def _read_job(job_id: str, fields: Mapping[str, str], position: QueuePosition | 
         if state.is_terminal or position is None
         else estimate_finish(kind, state, fields, position),
         jobs_ahead=position.place if position and state is JobState.QUEUED and position.place >= 0 else None,
+        waits_for_worker=position is not None and waits_for_worker(state, position),
         images=read_images(fields.get("images")) if state is JobState.COMPLETED else (),
         failure=Failure(code=_failure_code(fields["code"]), message=fields["message"]) if "code" in fields else None,
         key_id=fields.get("key", ""),

@@ -54,8 +54,8 @@ KEY_MAP: tuple[Key, ...] = (
     Key(
         "load:*",
         "hash",
-        "permanent: six numbers",
-        "kind → ready, ready_work, work, accepted_work (thousandths), seconds_per_unit, busy_seconds_per_unit (s per work unit)",
+        "permanent: seven numbers",
+        "kind → ready, ready_work, work, accepted_work (thousandths), seconds_per_unit, busy_seconds_per_unit (s per work unit), start_seconds",
     ),
     Key("workers:*", "zset", "permanent: trimmed by age", "kind → workers by when they were last seen (ms)"),
     Key(

@@ -27,9 +27,10 @@ class WorkerStatus:
         since = seconds * 1000 + micros // 1000 - milliseconds(WORKER_LIFE)
         return bool(await self._redis.zcount(redis_key("workers", kind), since, "+inf"))
 
-    async def note_start(self, kind: JobKind) -> None:
-        """A worker has started: what kept the last from it is over."""
+    async def note_start(self, kind: JobKind, took: timedelta) -> None:
+        """A worker has started: what kept the last from it is over, and estimates know how long a start takes."""
         await self._redis.delete(redis_key("start_failure", kind))
+        await self._redis.hset(redis_key("load", kind), "start_seconds", took.total_seconds())
 
     async def note_failure(self, kind: JobKind, reason: str) -> None:
         """A worker could not start."""

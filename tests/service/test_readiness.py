@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 import redis
@@ -9,7 +10,9 @@ import redis
 from deployments.app import always_on as always_on_kinds
 from deployments.args import AppArgs, GeneratorArgs, ScaleArgs
 from deployments.replica import noting_failure
-from serve_app.domain.jobs import JobKind
+from serve_app.api.responses import time_left
+from serve_app.domain.jobs import JobKind, new_job_id
+from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.service.executor import Executor
 from serve_app.service.readiness import LONGEST_START_S, readiness
 from serve_app.service.resources import Resources
@@ -59,6 +62,28 @@ async def test_a_generator_that_cannot_start_is_named_with_its_reason(resources:
     assert states["generator"] == "cannot start: FileNotFoundError: no model_index.json"
     await noting_failure(GENERATION, resources, working())
     assert (await readiness(resources))[0]
+
+
+async def test_while_no_worker_is_there_an_estimate_has_the_time_of_a_start(
+    resources: Resources, redis_db: redis.Redis
+) -> None:
+    request = GenerationRequest(prompt="a boat", lora_id="model_x", seeds=(7,))
+    accepted = await resources.queue.accept(
+        job_id=new_job_id(GENERATION), variant=Variant.A, account_id="acct_x", request=request
+    )
+
+    async def left() -> tuple[float, bool]:
+        job = await resources.jobs.get(accepted.job.id, account_id="acct_x")
+        assert job is not None
+        return time_left(job).total_seconds(), job.waits_for_worker
+
+    unknown, waits = await left()
+    assert waits
+    await resources.workers.note_start(GENERATION, timedelta(seconds=42))
+    known, waits = await left()
+    assert (round(known - unknown), waits) == (42, True)
+    redis_db.zadd(redis_key("workers", GENERATION), {"worker": time.time() * 1000})
+    assert await left() == (unknown, False)
 
 
 async def test_one_of_several_that_cannot_start_does_not_matter(resources: Resources) -> None:

@@ -66,7 +66,7 @@ def _detail(job: Job) -> str:
     if job.state is JobState.QUEUED:
         ahead = job.jobs_ahead
         place = "" if ahead is None else "next in your queue, " if not ahead else f"{ahead} of your jobs before it, "
-        return place + about
+        return place + ("starting a worker, " if job.waits_for_worker else "") + about
     request = job.request
     if isinstance(request, GenerationRequest):
         return f"step {request.steps * job.progress // 100} of {request.steps}, {about}"

@@ -258,13 +258,16 @@ local function fenced()
   return 'fenced'
 end
 
--- The record and what an estimate needs: {id, fields, {seconds_per_unit, ready, ready_work, work, workers, accounts, place, now}}.
+-- The record and what an estimate needs: {id, fields, {seconds_per_unit, ready, ready_work, work, workers, accounts, place, now,
+-- start_seconds}}.
 local function snapshot(id)
   local fields = redis.call('HGETALL', K('job:' .. id))
   if #fields == 0 then return {} end
   local job = read_job(id)
-  local load = redis.call('HMGET', K('load:' .. job.kind), 'seconds_per_unit', 'ready', 'ready_work', 'work')
+  local load = redis.call('HMGET', K('load:' .. job.kind), 'seconds_per_unit', 'ready', 'ready_work', 'work',
+    'start_seconds')
   local place = redis.call('ZRANK', queue_of(job), id)
   return {id, fields, {load[1] or '', load[2] or '0', load[3] or '0', load[4] or '0',
-    redis.call('ZCARD', K('workers:' .. job.kind)), redis.call('ZCARD', K('vtime:' .. job.kind)), place or -1, now}}
+    redis.call('ZCARD', K('workers:' .. job.kind)), redis.call('ZCARD', K('vtime:' .. job.kind)), place or -1, now,
+    load[5] or ''}}
 end
