@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import Forbidden, QueueFull
-from serve_app.domain.jobs import Job, JobKind, new_job_id
+from serve_app.domain.jobs import JobKind, StoredImage, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.service.resources import Resources
 from serve_app.stores.lora_samples import EVERY
@@ -64,9 +64,10 @@ async def draw_sample(resources: Resources, *, every: timedelta = EVERY) -> str:
     return job_id
 
 
-async def find_samples(resources: Resources, account_id: str, lora_ids: Sequence[str]) -> Mapping[str, Job]:
-    """The jobs of the account that drew samples, by LoRA: of those that have images."""
-    drawn = await resources.lora_samples.jobs(lora_ids)
+async def find_pictures(resources: Resources, adapters: Sequence[Adapter]) -> Mapping[str, StoredImage]:
+    """The samples that were drawn of registered LoRAs, by LoRA. Whoever may use a LoRA may see its sample."""
+    owners = {adapter.id: adapter.owner for adapter in adapters if adapter.owner}
+    drawn = await resources.lora_samples.jobs(list(owners))
     jobs = await resources.jobs.find_many(list(drawn.values()))
-    found = {lora_id: jobs.get(job_id) for lora_id, job_id in drawn.items()}
-    return {lora_id: job for lora_id, job in found.items() if job and job.account_id == account_id and job.images}
+    found = {lora_id: jobs[job_id] for lora_id, job_id in drawn.items() if job_id in jobs}
+    return {each: job.images[0] for each, job in found.items() if job.images and job.account_id == owners[each]}

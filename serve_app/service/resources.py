@@ -13,6 +13,7 @@ from serve_app.engine_options import DEFAULT_MAX_RANK
 from serve_app.service.job_waits import JobWaits
 from serve_app.service.moderation import Moderation
 from serve_app.service.upload_places import UploadPlaces
+from serve_app.service.vocabulary import Vocabulary
 from serve_app.settings import Settings
 from serve_app.stores.account_records import AccountRecords
 from serve_app.stores.accounts import AccountStore
@@ -84,6 +85,7 @@ class Resources:
     throttle: Throttle
     usage: UsageReader
     catalog: CatalogStore
+    vocabulary: Vocabulary
     images: ImageStore
     disk: DiskReserve
     weights: WeightStore
@@ -169,7 +171,8 @@ async def open_resources(
             operator_links=SignInLinks(client, "operator_link", "operator"),
             throttle=Throttle(client),
             usage=UsageReader(client),
-            catalog=CatalogStore(client, settings),
+            catalog=(catalog := CatalogStore(client, settings)),
+            vocabulary=Vocabulary(catalog),
             images=images,
             disk=DiskReserve(settings, images.local_folder),
             weights=WeightStore(settings),

@@ -2,20 +2,22 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from math import sqrt
-from typing import Any
+from typing import Any, TypeVar
 
 from serve_app import tracing
 from serve_app.domain.accounts import Caller, Plan
 from serve_app.domain.errors import Forbidden, InvalidParameter, NotFound
-from serve_app.domain.jobs import JobKind, kind_of, new_job_id
+from serve_app.domain.jobs import Job, JobKind, kind_of, new_job_id
 from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest, Variant
 from serve_app.log import log_ids
 from serve_app.service.resources import Resources
 from serve_app.stores.acceptance import Acceptance
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 ADAPTER_PREFIX = "model_"
 """Of the ids in a catalog, by convention."""
@@ -60,7 +62,17 @@ async def upscale(
     )
 
 
-async def _shielded(resources: Resources, work: Coroutine[Any, Any, Acceptance]) -> Acceptance:
+async def generate_all(
+    resources: Resources, caller: Caller, requests: Sequence[GenerationRequest], *, request_id: str = ""
+) -> list[Job]:
+    """Accept generations of one prompt for an account's owner, all or none; each counts in the plan, here and not before.
+
+    Raises `RateLimitExceeded` where the plan leaves fewer, and what `generate` raises.
+    """
+    return await _shielded(resources, _generate_all(resources, caller, requests, request_id))
+
+
+async def _shielded(resources: Resources, work: Coroutine[Any, Any, T]) -> T:
     """Run the durable part to its end, even when the client disconnects."""
     return await asyncio.shield(resources.spawn(work))
 
@@ -91,6 +103,28 @@ async def _generate(
         )
     except Forbidden as error:
         raise Forbidden(await _id_of_name(resources, caller, request.lora_id) or error.message) from None
+
+
+async def _generate_all(
+    resources: Resources, caller: Caller, requests: Sequence[GenerationRequest], request_id: str
+) -> list[Job]:
+    named = {new_job_id(JobKind.GENERATION): request for request in requests}
+    first_id = next(iter(named))
+    await _check_prompt(resources, caller, named[first_id], first_id)
+    await resources.disk.check()
+    spans = {job_id: _span(resources, caller, job_id) for job_id in named}
+    jobs = await resources.queue.accept_all(
+        named,
+        account_id=caller.account_id,
+        plan=caller.plan,
+        queue_share=plan_queue_share(caller.plan, resources.settings.plan_table.values()),
+        request_id=request_id,
+        traceparents={job_id: span.traceparent for job_id, span in spans.items()},
+    )
+    for job in jobs:
+        spans[job.id].end()
+        _tell(resources, caller, job, request_id)
+    return jobs
 
 
 async def _check_prompt(resources: Resources, caller: Caller, request: GenerationRequest, job_id: str) -> None:
@@ -161,10 +195,8 @@ async def _accept(
     adapter_id: str = "",
 ) -> Acceptance:
     await resources.disk.check()
-    kind = kind_of(request)
-    job_id = job_id or new_job_id(kind)
-    attributes = {"job_id": job_id, "account_id": caller.account_id, "interface": str(caller.variant)}
-    span = resources.traces.start("accept", tracing.caller(), kind="server", attributes=attributes)
+    job_id = job_id or new_job_id(kind_of(request))
+    span = _span(resources, caller, job_id)
     acceptance = await resources.queue.accept(
         job_id=job_id,
         variant=caller.variant,
@@ -181,11 +213,21 @@ async def _accept(
         traceparent=span.traceparent,
     )
     span.end()
-    with log_ids(request_id=request_id, account_id=caller.account_id, job_id=acceptance.job.id):
-        log.info("job %s: %s", acceptance.job.id, "replayed" if acceptance.replayed else "accepted")
-    if resources.hint is not None and not acceptance.replayed:
-        resources.spawn(_hint(resources, kind, acceptance.job.id))
+    _tell(resources, caller, acceptance.job, request_id, replayed=acceptance.replayed)
     return acceptance
+
+
+def _span(resources: Resources, caller: Caller, job_id: str) -> tracing.Span:
+    attributes = {"job_id": job_id, "account_id": caller.account_id, "interface": str(caller.variant)}
+    return resources.traces.start("accept", tracing.caller(), kind="server", attributes=attributes)
+
+
+def _tell(resources: Resources, caller: Caller, job: Job, request_id: str, *, replayed: bool = False) -> None:
+    """Log the acceptance, and give an idle replica a hint of a new job."""
+    with log_ids(request_id=request_id, account_id=caller.account_id, job_id=job.id):
+        log.info("job %s: %s", job.id, "replayed" if replayed else "accepted")
+    if resources.hint is not None and not replayed:
+        resources.spawn(_hint(resources, job.kind, job.id))
 
 
 async def _hint(resources: Resources, kind: JobKind, job_id: str) -> None:

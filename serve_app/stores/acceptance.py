@@ -1,10 +1,11 @@
-"""Acceptance: what `accept.lua` answers."""
+"""Acceptance: what `accept.lua` and `accept_all.lua` answer."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from serve_app.domain.errors import Forbidden, IdempotencyConflict, QueueFull
+from serve_app.domain.errors import Forbidden, IdempotencyConflict, QueueFull, RateLimitExceeded
 from serve_app.domain.jobs import Job
 from serve_app.settings import Settings
 from serve_app.stores.records import read_snapshot
@@ -12,23 +13,53 @@ from serve_app.stores.records import read_snapshot
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """An accepted job; `replayed` when an earlier call with the same idempotency key made it."""
+    """An accepted job; `replayed` when an earlier call with the same idempotency key made it.
+
+    `base_model` and `trigger_words` are of the LoRA that it uses.
+    """
 
     job: Job
     replayed: bool
+    base_model: str = ""
+    trigger_words: tuple[str, ...] = ()
 
 
 def read_acceptance(answer: Sequence[Any], settings: Settings) -> Acceptance:
     """Raises `Forbidden`, `QueueFull`, `IdempotencyConflict`."""
-    status, snapshot = answer
+    status, snapshot, lora = answer
+    _refuse(status, settings)
+    if status == "conflict":
+        raise IdempotencyConflict("this Idempotency-Key was used with a different body")
+    base_model, trigger_words = lora
+    return Acceptance(
+        _written(snapshot),
+        replayed=status == "replay",
+        base_model=base_model,
+        trigger_words=tuple(json.loads(trigger_words or "[]")),
+    )
+
+
+def read_acceptances(answer: Sequence[Any], settings: Settings, *, asked: int) -> list[Job]:
+    """Raises `Forbidden`, `QueueFull`, and `RateLimitExceeded` where the plan leaves fewer than were asked for."""
+    status, snapshots, left = answer
+    _refuse(status, settings)
+    if status == "unknown":
+        raise Forbidden("this account has been disabled")
+    if status == "limited":
+        raise RateLimitExceeded(f"your plan leaves {left} requests now, and this takes {asked}")
+    return [_written(each) for each in snapshots]
+
+
+def _refuse(status: str, settings: Settings) -> None:
     if status == "forbidden":
         raise Forbidden("you may not use this LoRA")
     if status == "full":
         raise QueueFull("the queue is full; try again later")
     if status == "account_full":
         raise QueueFull(f"at most {settings.max_queued_per_account} unfinished jobs per account")
-    if status == "conflict":
-        raise IdempotencyConflict("this Idempotency-Key was used with a different body")
+
+
+def _written(snapshot: Sequence[Any]) -> Job:
     job = read_snapshot(snapshot)
     assert job is not None, "accept answers with the record it wrote"
-    return Acceptance(job, replayed=status == "replay")
+    return job

@@ -1,6 +1,7 @@
 """The job queue: each change of a job's state is one Lua script, safe to run twice."""
 
 import hashlib
+import json
 import logging
 import math
 import random
@@ -10,6 +11,7 @@ from typing import Any
 
 from redis.asyncio import Redis
 
+from serve_app.domain.accounts import Plan
 from serve_app.domain.durations import milliseconds
 from serve_app.domain.errors import UnreadableRecord
 from serve_app.domain.jobs import (
@@ -17,6 +19,7 @@ from serve_app.domain.jobs import (
     CommitReply,
     Failure,
     HeartbeatReply,
+    Job,
     JobKind,
     JobState,
     Lease,
@@ -24,9 +27,10 @@ from serve_app.domain.jobs import (
     Timings,
     kind_of,
 )
-from serve_app.domain.requests import Request, Variant
+from serve_app.domain.requests import GenerationRequest, Request, Variant
 from serve_app.settings import Settings
-from serve_app.stores.acceptance import Acceptance, read_acceptance
+from serve_app.stores.acceptance import Acceptance, read_acceptance, read_acceptances
+from serve_app.stores.auth import new_rate_token, plan_cells
 from serve_app.stores.claiming import DAMAGED, NEWER_RECORD_PAUSE, ClaimedRow, Fairness, claimed_rows
 from serve_app.stores.estimates import DEFAULT_SECONDS_PER_UNIT
 from serve_app.stores.records import (
@@ -62,7 +66,7 @@ class JobQueue:
         self._fairness = fairness or Fairness()
         self._lease_ms = milliseconds(settings.lease)
         self._retention_ms = milliseconds(settings.retention)
-        names = ("accept", "claim", "heartbeat", "finish", "fail", "release", "reap", "cancel")
+        names = ("accept", "accept_all", "claim", "heartbeat", "finish", "fail", "release", "reap", "cancel")
         self.scripts: Mapping[str, Script] = {name: Script(redis, name, rewrite) for name in names}
 
     async def accept(
@@ -94,34 +98,83 @@ class JobQueue:
 
         Raises `Forbidden`; `QueueFull`; `IdempotencyConflict` when the key came with another body before.
         """
-        args: dict[str, Argument] = {
-            "job_id": job_id,
-            "kind": kind_of(request),
+        answer = await self._accept(
+            "accept",
+            job_id=job_id,
+            kind=kind_of(request),
+            group=group,
+            work=work_of(request),
+            queue_share=queue_share,
+            num_images=request.num_images,
+            request=write_request(request),
+            rate_token=rate_token,
+            idempotency_digest=None if idempotency_key is None else _sha256(idempotency_key),
+            body_digest=body_sha256,
+            idempotency_ms=milliseconds(self._settings.idempotency_life),
+            adapter=adapter_id,
+            sample=is_sample,
+            traceparent=traceparent,
+            **self._shared(variant, account_id, key_id=key_id, plan=plan, request_id=request_id),
+        )
+        return read_acceptance(answer, self._settings)
+
+    async def accept_all(
+        self,
+        requests: Mapping[str, GenerationRequest],
+        *,
+        account_id: str,
+        plan: Plan,
+        queue_share: float = 1.0,
+        request_id: str = "",
+        traceparents: Mapping[str, str] | None = None,
+    ) -> list[Job]:
+        """Make a job of each request, by its job id, all or none; each counts as one request of the account in its plan.
+
+        Raises `Forbidden`, `QueueFull`, `RateLimitExceeded`.
+        """
+        traceparents = traceparents or {}
+        rows = [
+            {
+                "id": job_id,
+                "kind": kind_of(request),
+                "work": work_of(request),
+                "queue_share": queue_share,
+                "num_images": request.num_images,
+                "request": write_request(request),
+                "rate_token": new_rate_token(),
+                "adapter": request.lora_id,
+                "traceparent": traceparents.get(job_id, ""),
+            }
+            for job_id, request in requests.items()
+        ]
+        answer = await self._accept(
+            "accept_all",
+            jobs=json.dumps(rows),
+            interface=plan.variant,
+            plans=plan_cells(self._settings.plans_of(plan.variant)),
+            **self._shared(plan.variant, account_id, key_id="", plan=plan.name, request_id=request_id),
+        )
+        return read_acceptances(answer, self._settings, asked=len(rows))
+
+    async def _accept(self, script: str, **args: Argument) -> Any:
+        accept, replicas = self.scripts[script], self._settings.accept_replicas
+        return await (accept.on_replicas(replicas, **args) if replicas else accept(**args))
+
+    def _shared(
+        self, variant: Variant, account_id: str, *, key_id: str, plan: str, request_id: str
+    ) -> Mapping[str, Argument]:
+        """Arguments of `acceptance.lua`."""
+        return {
             "variant": variant,
             "account": account_id,
-            "group": group,
-            "work": work_of(request),
-            "queue_share": queue_share,
-            "num_images": request.num_images,
-            "request": write_request(request),
-            "rate_token": rate_token,
-            "idempotency_digest": None if idempotency_key is None else _sha256(idempotency_key),
-            "body_digest": body_sha256,
             "max_queued": self._settings.max_queued,
             "max_unfinished": self._settings.max_queued_per_account,
-            "idempotency_ms": milliseconds(self._settings.idempotency_life),
             "index_ms": self._index_ms,
-            "adapter": adapter_id,
             "version": RECORD_VERSION,
             "key_id": key_id,
-            "request_id": request_id,
-            "sample": is_sample,
-            "traceparent": traceparent,
             "plan": f"{variant}:{plan}" if plan else "",
+            "request_id": request_id,
         }
-        accept, replicas = self.scripts["accept"], self._settings.accept_replicas
-        answer = await (accept.on_replicas(replicas, **args) if replicas else accept(**args))
-        return read_acceptance(answer, self._settings)
 
     async def claim(
         self, worker: str, *, kind: JobKind, nonce: str, resident: Sequence[str] = (), limit: int = 1

@@ -11,8 +11,8 @@ from typing import BinaryIO, NamedTuple
 from serve_app.atomic_files import atomic_file
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import AdapterUnavailable, StoreUnavailable
-from serve_app.safetensors_sandbox import check_in_subprocess
 from serve_app.safetensors_file import MAX_FILE_BYTES, UnusableFile
+from serve_app.safetensors_sandbox import check_in_subprocess
 from serve_app.settings import Settings
 from serve_app.stores.storage import in_storage_thread
 from serve_app.stores.weight_files import MAX_CONFIG_BYTES, PEFT_CONFIG, opened, weight_files, weights_digest

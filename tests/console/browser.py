@@ -49,7 +49,8 @@ class Page(HTMLParser):
         if tag == "form":
             self.forms.append(Form(attributes["action"]))
         elif tag == "input":
-            self.forms[-1].fields[attributes["name"]] = attributes.get("value", "")
+            if self.forms:  # a part of a page may have fields without the form
+                self.forms[-1].fields[attributes["name"]] = attributes.get("value", "")
         elif tag == "a":
             self.links.append(attributes["href"])
         self._in_button = tag == "button"

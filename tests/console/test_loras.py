@@ -1,13 +1,14 @@
 """The console's LoRAs: cards, upload with a verdict in words, change, sharing and removal; only of the account's own."""
 
-from datetime import UTC, datetime
+import re
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from serve_app.api.console import loras
+from serve_app.api.console import lora_cards, loras
 from serve_app.domain.accounts import Account
 from serve_app.domain.audit import OWNER, Act
 from serve_app.domain.catalog import Adapter
@@ -20,7 +21,7 @@ from serve_app.stores.throttle import Limit
 from tests.api.app import LORA, Member, TestService
 from tests.console.browser import Browser, Page
 from tests.console.conftest import PASSWORD, Browsers
-from tests.support import POCKET
+from tests.support import POCKET, adapter_id
 
 pytestmark = pytest.mark.slow
 
@@ -32,11 +33,12 @@ _numbers = count(1)
 async def _own(resources: Resources, owner: Account, **fields: Any) -> Adapter:
     """A LoRA of the account; its file is not looked at."""
     given: dict[str, Any] = {"name": "Ink", "description": "Thin lines.", "trigger_words": ("ink drawing",), **fields}
+    number = next(_numbers)
     adapter = Adapter(
-        id="model_" + "bcdefghij"[next(_numbers) % 9] * 26,
-        created_at=datetime(2026, 11, 1, tzinfo=UTC),
+        id="model_" + f"{number:026d}".translate(str.maketrans("0123456789", "abcdefghij")),
+        created_at=datetime(2026, 11, 20, tzinfo=UTC) + timedelta(seconds=number),
         file="memory://ink.safetensors",
-        sha256=f"{next(_numbers):064x}",
+        sha256=f"{number:064x}",
         base_model="pocket",
         owner=owner.id,
         accounts=frozenset(),
@@ -60,6 +62,11 @@ async def _upload(browser: Browser, file: bytes, *, token: str | None = None, **
 
 def _thumbnails(page: Page) -> list[str]:
     return [attributes["src"] for tag, attributes in page.tags if tag == "img" and "thumbnail" in attributes["src"]]
+
+
+def _cards(page: Page) -> list[str]:
+    """The names of the LoRAs that a form offers, in its order."""
+    return re.findall(r'<span class="of">([^<]+)</span>\s*</label>', page.answer.text)
 
 
 def _left(resources: Resources) -> int:
@@ -136,12 +143,50 @@ async def test_the_cards_say_whose_each_lora_is_and_show_a_picture_that_it_made(
     assert "1 of 10 LoRAs, 2 MB of 2 GB" in page.text
     assert "rank 8 · “ink drawing”" in page.text
     assert "Secret" not in page.text
+    assert "Theirs Thin lines. Shared by zeta pocket" in page.text
     assert _thumbnails(page) == [f"/console/history/{job.id}/{job.images[0].image_id}/thumbnail"]
     assert mine.id in page.text
+    assert "/static/samples/neon.webp" in {attributes.get("src") for _, attributes in page.tags}
+
+
+async def test_of_many_loras_a_page_shows_few_and_finds_the_others(
+    browser: Browser, service: TestService, member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lora_cards, "MOST", 3)
+    monkeypatch.setattr(loras, "MOST", 3)
+    for number in range(4):
+        await _own(service.resources, member.account, name=f"Ink {number}")
+    await service.submit(member, lora_id=LORA)
+    page = await browser.open("/console/loras")
+    assert [f"Ink {number}" in page.text for number in range(4)] == [False, True, True, True], "the newest"
+    page = await browser.open(next(link for link in page.links if link.endswith("page=2")))
+    assert ("Ink 0" in page.text, "Ink 1" in page.text) == (True, False)
+    assert "/console/loras" in page.links, "back to the first page"
+    page = await browser.open("/console/loras?find=THIN+0")
+    assert ("Ink 0" in page.text, "Ink 1" in page.text, "1 LoRA found" in page.text) == (True, False, True)
+    assert "0 LoRAs found" in (await browser.open("/console/loras?find=%3Cscript%3E")).text
+
+    page = await browser.open(f"/console/playground?lora_id={adapter_id('neon')}&prompt=a+boat")
+    assert _cards(page) == ["Neon", "Outline", "Ink 3"], "the chosen, the last used, the newest"
+    form = page.form("Generate")
+    assert form.buttons == ["Find", "Generate"]
+    form.fields = {"form_token": form.fields["form_token"], "prompt": "a red boat", "lora_id": adapter_id("neon")}
+    form.action = "/console/playground/cards"
+    page = await browser.send(form, find="ink 0")
+    assert (_cards(page), "a red boat" in page.text) == (["Neon", "Ink 0"], True)
+    assert "form_token" not in str(page.answer.url)
+    assert "1 of 13 LoRAs fit" in page.text
+    part = await browser.open(f"/console/playground/cards?find=ink&lora_id={adapter_id('neon')}")
+    assert (_cards(part), part.forms) == (["Neon", "Ink 3", "Ink 2"], [])
+    part = await browser.open(f"/console/compare/cards?find=ink+1&lora:{LORA}=yes&lora:{adapter_id('neon')}=yes")
+    assert _cards(part) == ["Outline", "Neon", "Ink 1"]
+    form.action = "/console/compare/cards"
+    form.fields = {"form_token": form.fields["form_token"], f"lora:{LORA}": "yes", "weights": "0.5"}
+    assert _cards(await browser.send(form, find="ink 2")) == ["Outline", "Ink 2"]
 
 
 async def test_a_lora_added_by_http_has_a_card_with_its_sample_however_old(
-    browser: Browser, service: TestService, member: Member, monkeypatch: pytest.MonkeyPatch
+    browser: Browser, browsers: Browsers, service: TestService, member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sample is drawn as an ordinary job; newer jobs of other LoRAs, or another LoRA's removal, do not hide it."""
     monkeypatch.setattr(loras, "RECENT", 1)
@@ -152,11 +197,19 @@ async def test_a_lora_added_by_http_has_a_card_with_its_sample_however_old(
     assert not await service.resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce()), "a worker is there"
     job_id = await draw_sample(service.resources)
     assert "No picture yet" in (await browser.open("/console/loras")).text
-    job = await service.complete(job_id)
+    await service.complete(job_id)
     await service.complete(await service.submit(member))
-    address = f"/console/history/{job.id}/{job.images[0].image_id}/thumbnail"
-    assert address in _thumbnails(await browser.open("/console/loras"))
-    assert (await browser.http.get(address)).headers["content-type"].startswith("image/")
+    address = f"/console/loras/{added.json()['id']}/sample"
+    for path in ("/console/loras", "/console/playground", "/console/compare"):
+        assert address in {attributes.get("src") for _, attributes in (await browser.open(path)).tags}, path
+    assert (await browser.http.get(address)).headers["content-type"] == "image/webp"
+    assert (await browser.http.get(f"/console/loras/{LORA}/sample")).status_code == 404
+    other = browsers.new()
+    zeta = await service.resources.accounts.create("zeta", password=PASSWORD)
+    await other.sign_in(zeta.name, PASSWORD)
+    assert (await other.http.get(address)).status_code == 404
+    await service.resources.catalog.grant(added.json()["id"], zeta.id)
+    assert (await other.http.get(address)).content[:4] == b"RIFF", "whoever may use it may see what it draws"
     await service.resources.catalog.remove(added.json()["id"])
     assert await service.resources.lora_samples.jobs([added.json()["id"]]) == {}
 
@@ -206,7 +259,7 @@ async def test_a_lora_is_shared_by_name_and_no_more(
     second = browsers.new()
     await second.sign_in(zeta.name, PASSWORD)
     theirs = await second.open(f"/console/loras/{lora.id}")
-    assert ("Shared with you" in theirs.text, owner.name in theirs.text) == (True, False)
+    assert "Shared with you" in theirs.text
     assert "1 other account can no longer use it" in page.text
     page = await browser.send(page.form("Stop"))
     assert "No longer shared." in page.text

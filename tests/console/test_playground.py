@@ -3,13 +3,13 @@
 import pytest
 
 from serve_app.api.console.playground_form import read_playground_form, values_of
-from serve_app.api.console.vocabulary import known_words, unknown_words
 from serve_app.domain.accounts import Account
 from serve_app.domain.catalog import BaseModel
 from serve_app.domain.errors import InvalidParameter
 from serve_app.domain.jobs import Job, JobState
 from serve_app.domain.requests import GenerationRequest, UpscaleRequest, Variant
 from serve_app.service.resources import Resources
+from serve_app.service.vocabulary import known_words, unknown_words
 from serve_app.stores.previews import Preview
 from tests.api.app import LORA, TestService
 from tests.console.browser import Browser, Page
@@ -165,4 +165,6 @@ async def test_words_that_the_bundled_model_has_never_read_are_named(browser: Br
     assert list(known) == ["pocket"]
     assert unknown_words("A red dragon, a Dragon and a moon", known["pocket"]) == ["dragon"]
     page = await browser.open("/console/playground?prompt=a+red+dragon")
-    assert ("never read: dragon" in page.text) == ("data-words" in page.answer.text)
+    assert "The model has never read: dragon. It knows" in page.text
+    assert " moon " in next(a["data-words"] for _, a in page.tags if a.get("data-base") == "pocket"), "for the script"
+    assert "never read" not in (await browser.open("/console/playground?prompt=a+red+moon")).text

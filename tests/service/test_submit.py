@@ -7,11 +7,11 @@ import pytest
 import redis
 
 from serve_app.domain.accounts import BUILTIN_PLANS, Caller, Plan
-from serve_app.domain.errors import FailureCode, Forbidden, InvalidParameter, NotFound, StoreUnavailable
-from serve_app.domain.jobs import Failure, JobKind, StoredImage, new_image_id
+from serve_app.domain.errors import AtelierError, FailureCode, Forbidden, InvalidParameter, NotFound, StoreUnavailable
+from serve_app.domain.jobs import Failure, JobKind, StoredImage, new_image_id, new_job_id
 from serve_app.domain.requests import GenerationRequest, UpscaleRequest, Variant
 from serve_app.service.resources import Resources, open_resources
-from serve_app.service.submit import generate, plan_queue_share, upscale
+from serve_app.service.submit import generate, generate_all, plan_queue_share, upscale
 from serve_app.settings import Settings
 from tests.support import PRIVATE_ADAPTER, adapter_id, wait_until
 
@@ -55,6 +55,63 @@ async def test_a_generation_waits_in_the_group_of_its_weights(resources: Resourc
     adapter = await resources.catalog.adapter(REQUEST.lora_id)
     assert adapter is not None
     assert (claim.group, claim.account_id, claim.request) == (adapter.sha256, caller.account_id, REQUEST)
+
+
+async def test_a_comparison_is_accepted_whole_and_counted_as_so_many_requests(
+    resources: Resources, caller: Caller
+) -> None:
+    asked = [replace(REQUEST, lora_weight=weight) for weight in (0.25, 0.5, 1.0)]
+    before = (await resources.auth.window(caller.account_id, Variant.A)).remaining
+    jobs = await generate_all(resources, caller, asked)
+    assert [job.request for job in jobs] == asked
+    assert (await resources.auth.window(caller.account_id, Variant.A)).remaining == before - 3
+    (first, *others) = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce="n", limit=8)
+    assert [claim.request for claim in (first, *others)] == asked
+    assert len({claim.group for claim in (first, *others)}) == 1
+    failure = Failure(code=FailureCode.GENERATION_FAILED, message="ours")
+    await resources.queue.fail(first.lease, failure, retry=False)
+    assert (await resources.auth.window(caller.account_id, Variant.A)).remaining == before - 2, "one is given back"
+
+
+async def test_a_comparison_whose_reply_was_lost_is_made_once(resources: Resources, caller: Caller) -> None:
+    named = {new_job_id(JobKind.GENERATION): REQUEST for _ in range(2)}
+    before = (await resources.auth.window(caller.account_id, Variant.A)).remaining
+    once, again = [
+        await resources.queue.accept_all(named, account_id=caller.account_id, plan=caller.plan) for _ in range(2)
+    ]
+    assert [job.id for job in once] == [job.id for job in again] == list(named)
+    assert (await resources.auth.window(caller.account_id, Variant.A)).remaining == before - 2
+    assert len(await resources.jobs.list(caller.account_id)) == 2
+
+
+async def test_a_comparison_that_cannot_be_accepted_whole_leaves_nothing(
+    settings: Settings, redis_db: redis.Redis
+) -> None:
+    limits = {"max_queued": 4, "max_queued_per_account": 3}
+    async with open_resources(settings.model_copy(update=limits)) as resources:
+        account = await resources.accounts.create("acme")
+        plan = settings.plan_named(Variant.A, account.plan_a)
+        caller = Caller(account_id=account.id, account_name="acme", key_id="", variant=Variant.A, plan=plan)
+
+        async def refused(*asked: GenerationRequest) -> str:
+            with pytest.raises(AtelierError) as error:
+                await generate_all(resources, caller, asked)
+            assert await resources.jobs.list(account.id) == []
+            return type(error.value).__name__
+
+        before = (await resources.auth.window(account.id, Variant.A)).remaining
+        foreign = replace(REQUEST, lora_id=PRIVATE_ADAPTER)
+        assert await refused(REQUEST, foreign) == "Forbidden"
+        assert await refused(*[REQUEST] * 4) == "QueueFull", "of the account"
+        assert await refused(*[REQUEST] * 5) == "QueueFull"
+        assert (await resources.auth.window(account.id, Variant.A)).remaining == before, "nothing is counted"
+        for _ in range(before - 1):
+            await resources.auth.count_owner(account.id, Variant.A)
+        assert await refused(REQUEST, REQUEST) == "RateLimitExceeded"
+        await resources.accounts.set_disabled(account.id, True)
+        assert await refused(REQUEST) == "Forbidden"
+        await resources.accounts.set_disabled(account.id, False)
+        assert len(await generate_all(resources, caller, [REQUEST])) == 1
 
 
 async def test_an_unknown_lora_and_a_foreign_one_are_refused_alike(resources: Resources, caller: Caller) -> None:

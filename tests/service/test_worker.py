@@ -16,15 +16,18 @@ import pytest
 import redis
 from PIL import Image
 
+from serve_app.domain.accounts import Caller
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Claim, Job, JobKind, JobState, new_job_id
 from serve_app.domain.metrics import Metric
 from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest, Variant, image_seeds
 from serve_app.engine import Engine, EngineOptions
+from serve_app.engine.measured import Step, take
 from serve_app.executors.generation import GenerationExecutor
 from serve_app.executors.upscale import UpscaleExecutor
 from serve_app.service.executor import Executor, FinishedRun
 from serve_app.service.resources import Resources, open_resources
+from serve_app.service.submit import generate_all
 from serve_app.service.worker import Unhealthy, Worker
 from serve_app.service.worker_timing import WorkerTiming
 from serve_app.settings import Settings
@@ -179,6 +182,43 @@ async def test_four_images_equal_four_single_requests(resources: Resources, exec
     four = await pngs(resources, together)
     assert len(set(four)) == 4
     assert four == [png for done in alone for png in await pngs(resources, done)]
+
+
+@pytest.mark.slow
+async def test_a_comparison_is_drawn_in_one_batch(resources: Resources, engine: Engine) -> None:
+    """Two LoRAs, each with two weights: four runs of two rows each, in the same forward passes."""
+    account = await resources.accounts.create("acme")
+    plan = resources.settings.plan_named(Variant.A, account.plan_a)
+    caller = Caller(account_id=account.id, account_name="acme", key_id="", variant=Variant.A, plan=plan)
+    asked = [replace(picture(lora=lora), lora_weight=weight) for lora in ("outline", "neon") for weight in (0.4, 1.0)]
+    executor = StepsExecutor(engine, resources)
+    list(take(engine.measured.steps))  # of the tests before
+    jobs = await generate_all(resources, caller, asked)
+    async with working(resources, executor):
+        for each in jobs:
+            await wait_until(lambda each=each: _is_over(resources, each.id), timeout=60)
+    found = await resources.jobs.find_many([each.id for each in jobs])
+    assert {each.state for each in found.values()} == {JobState.COMPLETED}
+    steps = [*executor.steps, *take(engine.measured.steps)]
+    assert [(step.rows, step.adapters) for step in steps] == [(8, 2)] * SHORT
+
+
+class StepsExecutor(GenerationExecutor):
+    """Keeps what the engine measured of its steps."""
+
+    def __init__(self, engine: Engine, resources: Resources) -> None:
+        super().__init__(engine, resources)
+        self._measured = engine.measured
+        self.steps: list[Step] = []
+
+    def measure(self, measures: Measures) -> Mapping[Metric, float]:
+        self.steps += self._measured.steps
+        return super().measure(measures)
+
+
+async def _is_over(resources: Resources, job_id: str) -> bool:
+    found = await resources.jobs.find(job_id)
+    return found is not None and found.state.is_terminal
 
 
 @pytest.mark.slow

@@ -1,30 +1,25 @@
-"""Compare: one prompt and one seed over several LoRAs, each a job of its own; workers draw them in one batch."""
+"""Compare: one prompt over several LoRAs, and across weights or seeds, each a job of its own; workers draw them in one batch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, HTTPException, Request, Response
 
+from serve_app.api.console.comparison import MOST_PICTURES, arrange, read_comparison
 from serve_app.api.console.guards import Form, FormSession, PageSession, check_form
 from serve_app.api.console.job_panel import Panel, panel_of
-from serve_app.api.console.owner import owner_caller
-from serve_app.api.console.playground_form import draw_seed, read_playground_form, values_of
-from serve_app.api.console.playground_page import PURPOSE, playground_page, query_values, status_of
+from serve_app.api.console.owner import uncounted_owner
+from serve_app.api.console.playground_form import COMPARISON, values_of
+from serve_app.api.console.playground_page import PURPOSE, cards_part, playground_page, query_values, status_of
 from serve_app.api.console.rendering import redirect, render
 from serve_app.api.console.session import SignedIn
+from serve_app.api.context import RequestContext
 from serve_app.api.dependencies import resources_of, valid_job_id
-from serve_app.domain.errors import (
-    AtelierError,
-    InvalidParameter,
-    RateLimitExceeded,
-    StoreUnavailable,
-    UnreadableRecord,
-)
-from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.domain.errors import AtelierError, StoreUnavailable, UnreadableRecord
+from serve_app.domain.requests import GenerationRequest
 from serve_app.service import submit
 
-MOST = 8
-"""LoRAs in one comparison."""
 CHOICE = "lora:"
 """Begins the name of the field of each LoRA that was chosen."""
 
@@ -35,9 +30,23 @@ router = APIRouter()
 async def open_compare(request: Request, session: PageSession) -> Response:
     panels = await _panels(request, session)
     requests = [panel.job.request for panel in panels if isinstance(panel.job.request, GenerationRequest)]
-    values = values_of(requests[0]) if requests else query_values(request.query_params)
-    chosen = [each.lora_id for each in requests]
+    values = (values_of(requests[0]) if requests else {}) | query_values(request.query_params)
+    chosen = list(dict.fromkeys(each.lora_id for each in requests)) or _chosen(request.query_params)
     return await playground_page(request, session, values, comparing=chosen, panels=panels)
+
+
+@router.get("/compare/cards")
+async def open_cards(request: Request, session: PageSession) -> Response:
+    """The part of the page that offers LoRAs, as the page fetches it while one is looked for."""
+    return await cards_part(request, session, request.query_params, _chosen(request.query_params))
+
+
+@router.post("/compare/cards")
+async def find_loras(request: Request, session: FormSession, form: Form) -> Response:
+    """Look for a LoRA without scripts: the same page, with what was filled in."""
+    check_form(session, form, PURPOSE)
+    chosen = {f"{CHOICE}{lora_id}": "yes" for lora_id in _chosen(reversed(list(form)))}
+    return redirect(request, f"compare?{urlencode({**query_values(form), **chosen})}")
 
 
 @router.get("/compare/grid")
@@ -47,50 +56,37 @@ async def open_grid(request: Request, session: PageSession) -> Response:
     if not panels:
         raise HTTPException(404)
     names = {lora.id: lora.name for lora in await resources_of(request).catalog.adapters(session.account.id)}
-    return render(request, "grid.html", session, panels=panels, names=names)
+    return render(request, "grid.html", session, panels=panels, names=names, grid=arrange(panels, names))
 
 
 @router.post("/compare")
 async def compare(request: Request, session: FormSession, form: Form) -> Response:
+    """All jobs of a comparison are accepted, or none."""
     check_form(session, form, PURPOSE)
-    chosen = [name.removeprefix(CHOICE) for name in reversed(list(form)) if name.startswith(CHOICE)]
+    chosen = _chosen(reversed(list(form)))
     try:
-        accepted = await _submit(request, session, form, chosen)
+        asked = read_comparison(form, chosen)
+        request_id = RequestContext.of(request).request_id
+        caller = uncounted_owner(request, session)
+        jobs = await submit.generate_all(resources_of(request), caller, asked, request_id=request_id)
     except StoreUnavailable:
         raise
     except AtelierError as error:
         status, notice = status_of(error), error.message
         return await playground_page(request, session, form, comparing=chosen, status=status, notice=notice)
-    return redirect(request, f"compare?jobs={','.join(accepted)}")
+    across = {name: form.get(name, "") for name in COMPARISON} if form.get("across") else {}
+    return redirect(request, f"compare?{urlencode({'jobs': ','.join(job.id for job in jobs), **across}, safe=',')}")
 
 
-async def _submit(request: Request, session: SignedIn, form: Mapping[str, str], chosen: Sequence[str]) -> list[str]:
-    """The ids of the new jobs: all, or those before one that was refused. Raises what the first is refused with."""
-    if not 2 <= len(chosen) <= MOST:
-        raise InvalidParameter(f"choose two to {MOST} LoRAs to compare")
-    seed = form.get("seed", "").strip() or str(draw_seed())
-    fields = {**form, "num_images": "1", "seed": seed}
-    wanted = [read_playground_form({**fields, "lora_id": lora_id}).to_domain() for lora_id in chosen]
-    resources = resources_of(request)
-    left = (await resources.auth.window(session.account.id, Variant.A)).remaining
-    if left < len(wanted):
-        raise RateLimitExceeded(f"your plan leaves {left} requests now, and this takes {len(wanted)}")
-    accepted: list[str] = []
-    for each in wanted:
-        try:
-            job = (await submit.generate(resources, await owner_caller(request, session), each)).job
-        except AtelierError:
-            if not accepted:
-                raise
-            break
-        accepted.append(job.id)
-    return accepted
+def _chosen(fields: Iterable[str]) -> list[str]:
+    """The LoRAs that the names of these fields choose, in the order of the page."""
+    return [name.removeprefix(CHOICE) for name in fields if name.startswith(CHOICE)]
 
 
 async def _panels(request: Request, session: SignedIn) -> list[Panel]:
     """Of the account's jobs that the address names."""
     resources, account_id = resources_of(request), session.account.id
-    ids = [valid_job_id(text, "gen") for text in request.query_params.get("jobs", "").split(",")[:MOST]]
+    ids = [valid_job_id(text, "gen") for text in request.query_params.get("jobs", "").split(",")[:MOST_PICTURES]]
     panels: list[Panel] = []
     for job_id in filter(None, ids):
         with suppress(UnreadableRecord):  # the others can be compared

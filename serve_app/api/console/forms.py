@@ -11,7 +11,7 @@ from serve_app.api.body import BodyTooLarge, BodyTooSlow, read_bytes
 FORM_BYTES = 64 * 1024
 """Two prompts of the most characters, percent-encoded; no other form of ours is larger than a few hundred bytes."""
 ARRIVAL_LIMIT_S = 10.0
-MAX_FIELDS = 30
+MAX_FIELDS = 90
 MEDIA_TYPE = "application/x-www-form-urlencoded"
 _CLOSE = {"Connection": "close"}
 """What is left of a body that was not read must not be taken for the next request."""

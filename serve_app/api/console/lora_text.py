@@ -1,6 +1,6 @@
 """LoRAs as text for pages: what was found in its file, how large it is, why one was refused."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from pydantic import ValidationError
@@ -83,7 +83,7 @@ def found_parts(adapter: Adapter) -> list[Part]:
     return [*parts, Part("Added", f"{adapter.created_at:%-d %b %Y}"), Part("SHA-256", adapter.sha256, is_id=True)]
 
 
-def samples_of(jobs: Sequence[Job]) -> Mapping[str, Job]:
+def samples_of(jobs: Iterable[Job]) -> Mapping[str, Job]:
     """The newest of these jobs with an image, of each LoRA."""
     found: dict[str, Job] = {}
     for job in jobs:

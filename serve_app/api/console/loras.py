@@ -2,40 +2,46 @@
 
 import asyncio
 import shutil
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
+from math import ceil
 from typing import Annotated
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 from pydantic import ValidationError
 
 from serve_app.api.console.guards import Form, FormSession, PageSession, check_form
+from serve_app.api.console.history import IMAGE_CACHE
+from serve_app.api.console.lora_cards import LONGEST_SEARCH, MOST, matches, own_pictures, sample_pictures
 from serve_app.api.console.lora_text import (
     FORM_ERRORS,
     FormError,
     broken_rule,
     form_error,
     found_parts,
-    samples_of,
     size_text,
 )
-from serve_app.api.console.rendering import redirect, render
+from serve_app.api.console.owner import uncounted_owner
+from serve_app.api.console.rendering import page_number, redirect, render
 from serve_app.api.console.session import SignedIn, form_token
 from serve_app.api.dependencies import caller_address, resources_of
 from serve_app.api.lora_form import GrantRequest, LoraChange, LoraForm, split_words
 from serve_app.api.lora_upload import read_upload
-from serve_app.domain.accounts import Caller
+from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import NotFound, TooManyUploads
 from serve_app.domain.jobs import JobState
-from serve_app.domain.requests import Variant
 from serve_app.service import loras
-from serve_app.service.lora_samples import find_samples
-from serve_app.service.thumbnails import thumbnail_size
+from serve_app.service.lora_samples import find_pictures
+from serve_app.service.resources import Resources
+from serve_app.service.thumbnails import thumbnail, thumbnail_size
 from serve_app.stores.catalog import SharedAdapter
 from serve_app.stores.job_reader import JobFilter
 from serve_app.stores.throttle import Limit
 
 router = APIRouter()
 
+GROUPS = ("Yours", "Shared with you", "Of this service")
 RECENT = 100
 """Newest jobs among which a card's picture is looked for."""
 SAMPLES, LOOKED_AT = 6, 3_000
@@ -56,9 +62,7 @@ _VERDICTS = {
 
 def signed_in_by(request: Request, session: FormSession) -> loras.AccountActor:
     """The owner of the account, as the service names who acts."""
-    account, settings = session.account, resources_of(request).settings
-    plan = settings.plan_table.get((Variant.A, account.plan_a), settings.plans_of(Variant.A)[0])
-    caller = Caller(account_id=account.id, account_name=account.name, key_id="", variant=Variant.A, plan=plan)
+    caller = uncounted_owner(request, session)
     return loras.AccountActor(caller=caller, address=caller_address(request), name=session.actor)
 
 
@@ -69,25 +73,47 @@ ActorDep = Annotated[loras.AccountActor, Depends(signed_in_by)]
 async def open_loras(request: Request, session: PageSession) -> Response:
     resources, account_id = resources_of(request), session.account.id
     adapters = await resources.catalog.adapters(account_id)
+    find = request.query_params.get("find", "").strip()[:LONGEST_SEARCH]
+    fitting = [adapter for group in _by_owner(adapters, account_id) for adapter in group if matches(adapter, find)]
+    page = min(page_number(request), max(1, ceil(len(fitting) / MOST)))
+    shown = fitting[(page - 1) * MOST : page * MOST]
     newest = await resources.jobs.page(account_id, limit=RECENT)
-    groups = {"Yours": [each for each in adapters if each.owner == account_id]}
-    groups["Shared with you"] = [each for each in adapters if each.owner not in ("", account_id)]
-    groups["Of this service"] = [each for each in adapters if not each.owner]
-    samples = samples_of(newest.jobs)
-    without = [each.id for each in groups["Yours"] if each.id not in samples]
-    samples = {**samples, **await find_samples(resources, account_id, without)}
-    terms = await loras.quota(resources, account_id)
+    terms, own = await loras.quota(resources, account_id), [each for each in adapters if each.owner == account_id]
     return render(
         request,
         "loras.html",
         session,
         here="loras",
-        groups=groups,
-        used=f"{len(groups['Yours'])} of {terms.max_loras} LoRAs, "
-        f"{size_text(sum(each.size_bytes for each in groups['Yours']))} of {size_text(terms.max_bytes)}",
-        samples=samples,
-        thumbnail_size=thumbnail_size,
+        groups=dict(zip(GROUPS, _by_owner(shown, account_id), strict=True)),
+        used=f"{len(own)} of {terms.max_loras} LoRAs, "
+        f"{size_text(sum(each.size_bytes for each in own))} of {size_text(terms.max_bytes)}",
+        pictures={**await sample_pictures(request, shown), **own_pictures(request, newest.jobs)},
+        owners=await _owner_names(resources, {each.owner for each in shown} - {"", account_id}),
+        has_own=bool(own),
+        find=find,
+        found=len(fitting),
+        is_searchable=bool(find) or len(adapters) > MOST,
+        newer=_page_address(find, page - 1) if page > 1 else None,
+        older=_page_address(find, page + 1) if len(fitting) > page * MOST else None,
     )
+
+
+def _by_owner(adapters: Sequence[Adapter], account_id: str) -> tuple[list[Adapter], list[Adapter], list[Adapter]]:
+    """The account's own, the newest first; those that others share with it; those of the service."""
+    own = [each for each in reversed(adapters) if each.owner == account_id]
+    shared = [each for each in adapters if each.owner not in ("", account_id)]
+    return own, shared, [each for each in adapters if not each.owner]
+
+
+def _page_address(find: str, page: int) -> str:
+    fields = {"find": find, "page": page if page > 1 else ""}
+    return urlencode({name: value for name, value in fields.items() if value})
+
+
+async def _owner_names(resources: Resources, account_ids: Iterable[str]) -> Mapping[str, str]:
+    """The names of accounts that share their LoRAs."""
+    found = [await resources.accounts.get(account_id) for account_id in sorted(account_ids)]
+    return {each.id: each.name for each in found if each is not None}
 
 
 @router.get("/loras/new")
@@ -123,6 +149,18 @@ async def upload(request: Request, session: FormSession, by: ActorDep) -> Respon
 async def open_lora(request: Request, session: PageSession, lora_id: str) -> Response:
     found = await _find(request, session, lora_id)
     return await _lora_page(request, session, found, notice=_VERDICTS.get(request.query_params.get("said", ""), ""))
+
+
+@router.get("/loras/{lora_id}/sample")
+async def open_sample(request: Request, session: PageSession, lora_id: str) -> Response:
+    """The sample picture of a registered LoRA, for whoever may use it."""
+    resources = resources_of(request)
+    found = await find_pictures(resources, [(await _find(request, session, lora_id)).adapter])
+    try:
+        webp = await thumbnail(resources, found[lora_id].image_uri)
+    except (KeyError, NotFound):
+        raise HTTPException(404) from None
+    return Response(webp, media_type="image/webp", headers={"Cache-Control": IMAGE_CACHE})
 
 
 @router.post("/loras/{lora_id}/change")

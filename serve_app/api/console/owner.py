@@ -9,6 +9,13 @@ from serve_app.domain.errors import RateLimitExceeded
 from serve_app.domain.requests import Variant
 
 
+def uncounted_owner(request: Request, session: SignedIn) -> Caller:
+    """The owner as a caller whose request is not counted, or is counted by what it asks for."""
+    account, settings = session.account, resources_of(request).settings
+    plan = settings.plan_named(Variant.A, account.plan_a)
+    return Caller(account_id=account.id, account_name=account.name, key_id="", variant=Variant.A, plan=plan)
+
+
 async def owner_caller(request: Request, session: SignedIn) -> Caller:
     """Count one request of interface A. Raises `RateLimitExceeded`; 403 for an account that was disabled meanwhile."""
     counted = await resources_of(request).auth.count_owner(session.account.id, Variant.A)

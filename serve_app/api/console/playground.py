@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from typing import Annotated
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 
@@ -9,7 +10,14 @@ from serve_app.api.console.guards import Form, FormSession, PageSession, check_f
 from serve_app.api.console.history import ChosenJob
 from serve_app.api.console.owner import owner_caller
 from serve_app.api.console.playground_form import draw_seed, read_playground_form, values_of
-from serve_app.api.console.playground_page import PURPOSE, panel_values, playground_page, query_values, status_of
+from serve_app.api.console.playground_page import (
+    PURPOSE,
+    cards_part,
+    panel_values,
+    playground_page,
+    query_values,
+    status_of,
+)
 from serve_app.api.console.rendering import redirect, render
 from serve_app.api.context import RequestContext
 from serve_app.api.dependencies import caller_address, resources_of
@@ -35,6 +43,19 @@ Generation = Annotated[tuple[Job, GenerationRequest], Depends(load_generation)]
 @router.get("/playground")
 async def open_playground(request: Request, session: PageSession) -> Response:
     return await playground_page(request, session, query_values(request.query_params))
+
+
+@router.get("/playground/cards")
+async def open_cards(request: Request, session: PageSession) -> Response:
+    """The part of the page that offers LoRAs, as the page fetches it while one is looked for."""
+    return await cards_part(request, session, request.query_params)
+
+
+@router.post("/playground/cards")
+async def find_loras(request: Request, session: FormSession, form: Form) -> Response:
+    """Look for a LoRA without scripts: the same page, with what was filled in."""
+    check_form(session, form, PURPOSE)
+    return redirect(request, f"playground?{urlencode(query_values(form))}")
 
 
 @router.post("/playground")

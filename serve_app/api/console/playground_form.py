@@ -29,6 +29,9 @@ DEFAULTS: Mapping[str, str] = {
     "steps": "30", "guidance_scale": "7.5", "num_images": "1", "seed": "",
 }  # fmt: skip
 
+COMPARISON: Mapping[str, str] = {"across": "", "weights": "0.25, 0.5, 0.75, 1", "seeds": "3"}
+"""More fields of the form that compares."""
+
 
 def draw_seed() -> int:
     """A seed that is short enough to be copied by hand."""

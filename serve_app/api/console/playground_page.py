@@ -6,16 +6,16 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
+from serve_app.api.console.comparison import AXES, arrange
 from serve_app.api.console.job_panel import Panel, panel_of
-from serve_app.api.console.playground_form import DEFAULTS, EXAMPLES, SIZES
+from serve_app.api.console.lora_cards import LoraCards, choose_cards
+from serve_app.api.console.playground_form import COMPARISON, DEFAULTS, EXAMPLES, SIZES
 from serve_app.api.console.rendering import render
 from serve_app.api.console.session import SignedIn, form_token
 from serve_app.api.console.snippets import snippets_of
-from serve_app.api.console.vocabulary import known_words, unknown_words
 from serve_app.api.dependencies import resources_of
 from serve_app.api.errors import ANSWERS
 from serve_app.api.responses import base_url
-from serve_app.api.site.samples import sample_of
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import AtelierError
 from serve_app.domain.jobs import Job
@@ -39,10 +39,15 @@ async def playground_page(
 ) -> HTMLResponse:
     """`given` are fields of the form; what it lacks has its usual value. `comparing`: the LoRAs chosen to be compared."""
     adapters = await resources_of(request).catalog.adapters(session.account.id)
-    values = _complete(given, adapters)
-    words = await known_words(await resources_of(request).catalog.base_models())
-    chosen = next((adapter for adapter in adapters if adapter.id == values["lora_id"]), None)
-    known = words.get(chosen.base_model if chosen else "")
+    cards = await _cards(request, session, given, adapters, comparing)
+    values = _complete(given, adapters, cards)
+    vocabulary = resources_of(request).vocabulary
+    words = await vocabulary.words()
+    chosen = next((each for each in adapters if each.id == values["lora_id"]), None)
+    unknown = (
+        await vocabulary.unknown_words(values["prompt"], chosen.base_model, chosen.trigger_words) if chosen else []
+    )
+    names = {adapter.id: adapter.name for adapter in adapters}
     panel = {} if job is None else await panel_values(request, session, job)
     return render(
         request,
@@ -51,19 +56,43 @@ async def playground_page(
         here="playground",
         comparing=comparing,
         panels=panels,
-        names={adapter.id: adapter.name for adapter in adapters},
+        grid=arrange(panels, names),
+        names=names,
+        axes=AXES,
         status=status,
         notice=notice,
         values=values,
-        adapters=adapters,
-        sample_of=lambda adapter: sample_of(adapter.name, adapter.base_model),
+        cards=cards,
         sizes=SIZES,
         examples=EXAMPLES if words else (),
         words={name: " ".join(sorted(known)) for name, known in words.items()},
-        unknown=unknown_words(values["prompt"], known) if known else [],
+        unknown=unknown,
         is_tuned=any(values[name] != DEFAULTS[name] for name in ("steps", "guidance_scale", "negative_prompt", "seed")),
         **{"panel": None, "token": form_token(session.token, PURPOSE), **panel},
     )
+
+
+async def cards_part(
+    request: Request, session: SignedIn, given: Mapping[str, str], comparing: Sequence[str] | None = None
+) -> HTMLResponse:
+    """The part of the page that offers LoRAs."""
+    adapters = await resources_of(request).catalog.adapters(session.account.id)
+    cards = await _cards(request, session, given, adapters, comparing)
+    words = await resources_of(request).vocabulary.words()
+    values = _complete(given, adapters, cards)
+    return render(request, "cards.html", session, cards=cards, comparing=comparing, words=words, values=values)
+
+
+async def _cards(
+    request: Request,
+    session: SignedIn,
+    given: Mapping[str, str],
+    adapters: Sequence[Adapter],
+    comparing: Sequence[str] | None,
+) -> LoraCards:
+    """The LoRAs that the form offers; those that are chosen come first of too many."""
+    chosen = [given.get("lora_id", "")] if comparing is None else comparing
+    return await choose_cards(request, session.account.id, adapters, chosen=chosen, find=given.get("find", ""))
 
 
 async def panel_values(request: Request, session: SignedIn, job: Job) -> dict[str, Any]:
@@ -81,7 +110,7 @@ async def panel_values(request: Request, session: SignedIn, job: Job) -> dict[st
 
 def query_values(query: Mapping[str, str]) -> dict[str, str]:
     """Fields of the form in the page's address, as examples and the page of a job give them."""
-    values = {name: query[name][:_LONGEST_QUERY_VALUE] for name in DEFAULTS if name in query}
+    values = {name: query[name][:_LONGEST_QUERY_VALUE] for name in (*DEFAULTS, *COMPARISON, "find") if name in query}
     if "width" in query and "height" in query:
         values["size"] = f"{query['width']}x{query['height']}"
     return values
@@ -91,10 +120,10 @@ def status_of(error: AtelierError) -> int:
     return next(ANSWERS[kind].status for kind in type(error).__mro__ if kind in ANSWERS)
 
 
-def _complete(given: Mapping[str, str], adapters: list[Adapter]) -> dict[str, str]:
-    values = {name: given.get(name, usual) for name, usual in DEFAULTS.items()}
+def _complete(given: Mapping[str, str], adapters: Sequence[Adapter], cards: LoraCards) -> dict[str, str]:
+    values = {name: given.get(name, usual) for name, usual in {**DEFAULTS, **COMPARISON}.items()}
     if values["size"] not in SIZES:
         values["size"] = DEFAULTS["size"]
-    if values["lora_id"] not in {adapter.id for adapter in adapters} and adapters:
-        values["lora_id"] = adapters[0].id
+    if values["lora_id"] not in {adapter.id for adapter in adapters} and cards.shown:
+        values["lora_id"] = cards.shown[0].id
     return values

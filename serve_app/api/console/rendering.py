@@ -13,6 +13,7 @@ from serve_app.api.console.session import SignedIn, form_token
 from serve_app.api.site import page_templates
 from serve_app.api.site.page import PageResponse
 
+MOST_PAGES = 2_000
 _TEMPLATES = page_templates(Path(__file__).parent / "templates")
 
 
@@ -37,6 +38,12 @@ def render(
 def redirect(request: Request, path: str) -> RedirectResponse:
     """To another page of the console."""
     return RedirectResponse(f"{root_of(request)}/{path}", 303)
+
+
+def page_number(request: Request) -> int:
+    """The `page` of the address, from 1."""
+    text = request.query_params.get("page", "")
+    return min(max(1, int(text)), MOST_PAGES) if text.isascii() and text.isdecimal() and len(text) < 6 else 1
 
 
 def root_of(request: Request) -> str:

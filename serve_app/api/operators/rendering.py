@@ -6,7 +6,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse
 
-from serve_app.api.console.rendering import redirect, root_of, site_of
+from serve_app.api.console.rendering import page_number, redirect, root_of, site_of
 from serve_app.api.console.session import form_token
 from serve_app.api.operators.formatting import duration, size
 from serve_app.api.operators.session import SignedIn
@@ -16,7 +16,6 @@ from serve_app.api.site.page import PageResponse
 _TEMPLATES = page_templates(Path(__file__).parent / "templates")
 
 PAGE_SIZE = 50
-MOST_PAGES = 2_000
 
 
 def render(
@@ -38,12 +37,6 @@ def render(
 def problem_page(request: Request, status: int, title: str, text: str) -> HTMLResponse:
     """A page that says what went wrong, and where to go on."""
     return render(request, "problem.html", None, status=status, title=title, text=text)
-
-
-def page_number(request: Request) -> int:
-    """The `page` of the address, from 1."""
-    text = request.query_params.get("page", "")
-    return min(max(1, int(text)), MOST_PAGES) if text.isascii() and text.isdecimal() and len(text) < 6 else 1
 
 
 __all__ = ["PAGE_SIZE", "RedirectResponse", "page_number", "problem_page", "redirect", "render", "root_of", "site_of"]

@@ -20,7 +20,9 @@ for (const slider of document.querySelectorAll("input[type=range]")) {
 function check() {
   const chosen = document.querySelector(".pick-card input:checked");
   const base = chosen?.dataset.base;
-  const known = base && document.querySelector(`template[data-base="${CSS.escape(base)}"]`).dataset.words.split(" ");
+  const own = chosen?.dataset.triggers?.toLowerCase().match(/\p{L}+/gu) ?? [];
+  const known = base
+    && [...document.querySelector(`template[data-base="${CSS.escape(base)}"]`).dataset.words.split(" "), ...own];
   const used = prompt_.value.toLowerCase().match(/\p{L}+/gu) ?? [];
   const unknown = known ? [...new Set(used)].filter((word) => !known.includes(word)) : [];
   const text = unknown.length
@@ -30,11 +32,15 @@ function check() {
 
 let waiting;
 prompt_.addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(check, 400); });
-for (const card of document.querySelectorAll(".pick-card input")) card.addEventListener("change", check);
+document.querySelector(".ask").addEventListener("change", (event) => { if (event.target.closest(".pick-card")) check(); });
+
+const find = document.getElementById("find");
+find?.addEventListener("keydown", (event) => { if (event.key === "Enter") event.preventDefault(); }); // it looks while one types
+find?.nextElementSibling.remove();
 
 document.body.addEventListener("htmx:beforeSwap", (event) => {
   const { target, xhr } = event.detail;
-  if (xhr.status !== 200) return;
+  if (xhr.status !== 200 || target.id !== "panel") return;
   event.detail.shouldSwap = false;
   const parts = new DOMParser().parseFromString(xhr.responseText, "text/html");
   const loading = [...parts.images].map((image) => {

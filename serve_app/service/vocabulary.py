@@ -1,0 +1,73 @@
+"""Finds the words of a prompt that a base model has never read, where the model's tokenizer has only few words."""
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from serve_app.domain.catalog import BaseModel
+from serve_app.domain.errors import StoreUnavailable
+from serve_app.stores.catalog import CatalogStore
+
+MOST_TOKENS = 2000
+"""A tokenizer of more tokens writes any word; CLIP's own has 49,408."""
+READ_EVERY_S = 60.0
+_WORD = re.compile(r"[^\W\d_]+")
+_END = "</w>"
+
+
+class Vocabulary:
+    """Reads the words of base models, and remembers them for a minute: a prompt is checked without asking Redis."""
+
+    def __init__(self, catalog: CatalogStore, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._catalog = catalog
+        self._clock = clock
+        self._words: Mapping[str, frozenset[str]] = {}
+        self._read_at = float("-inf")
+
+    async def words(self) -> Mapping[str, frozenset[str]]:
+        """The words of each base model that knows only few; while Redis is away, those that were known last."""
+        if self._clock() - self._read_at < READ_EVERY_S:
+            return self._words
+        self._read_at = self._clock()
+        try:
+            self._words = await known_words(await self._catalog.applied_base_models())
+        except StoreUnavailable:
+            self._read_at = float("-inf")
+        return self._words
+
+    async def unknown_words(self, prompt: str, base_model: str, trigger_words: Sequence[str] = ()) -> list[str]:
+        """The words of a prompt that neither the base model nor the LoRA, by its trigger words, has read."""
+        known = (await self.words()).get(base_model)
+        return unknown_words(prompt, known.union(*map(words_of, trigger_words))) if known else []
+
+
+async def known_words(base_models: Sequence[BaseModel]) -> dict[str, frozenset[str]]:
+    """The words of each base model that knows only few; the others are left out."""
+    found = {model.id: await asyncio.to_thread(_words_in, model.source) for model in base_models}
+    return {name: words for name, words in found.items() if words}
+
+
+def unknown_words(prompt: str, known: frozenset[str]) -> list[str]:
+    """The words of a prompt that are not among the known ones, each once."""
+    return list(dict.fromkeys(word for word in words_of(prompt) if word not in known))
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text in lower case."""
+    return _WORD.findall(text.lower())
+
+
+@lru_cache(maxsize=64)
+def _words_in(source: str) -> frozenset[str]:
+    """Whole words of the tokenizer of a diffusers folder; none where there is no such file or it has many tokens."""
+    try:
+        tokens: dict[str, int] = json.loads((Path(source) / "tokenizer" / "vocab.json").read_text())
+    except (OSError, ValueError):
+        return frozenset()
+    if len(tokens) > MOST_TOKENS:
+        return frozenset()
+    return frozenset(token.removesuffix(_END) for token in tokens if token.endswith(_END))

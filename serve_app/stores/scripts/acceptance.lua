@@ -1,0 +1,44 @@
+-- args: variant, account, max_queued:number, max_unfinished:number, index_ms:number, version:number, key_id, plan, request_id
+-- What `accept.lua` and `accept_all.lua` share: whether there is space for more jobs, and how one is written.
+
+-- full or account_full where so many more jobs are too many; else nil.
+local function no_space(more)
+  local waiting = more - 1
+  for _, each in ipairs(KINDS) do waiting = waiting + redis.call('ZCARD', K('age:' .. each)) end
+  if waiting >= max_queued then return 'full' end
+  if more - 1 + num(redis.call('HGET', K('unfinished'), account), 0) >= max_unfinished then return 'account_full' end
+end
+
+-- What the answer says of a job's LoRA: its base model, and its trigger words as JSON.
+local function lora_facts(adapter)
+  if adapter == '' then return {'', ''} end
+  local found = redis.call('HMGET', K('lora:' .. adapter), 'base_model', 'trigger_words')
+  return {found[1] or '', found[2] or ''}
+end
+
+local function write_job(job)
+  local job_id, kind, work, adapter, rate_token = job.id, job.kind, job.work, job.adapter, job.rate_token
+  local sequence = redis.call('INCR', K('sequence'))
+  redis.call('HSET', K('job:' .. job_id), 'version', version, 'state', 'queued', 'kind', kind, 'variant', variant,
+    'account', account, 'group', job.group, 'work', work, 'queue_share', job.queue_share, 'num_images', job.num_images,
+    'request', job.request, 'created', now, 'waiting_since', now, 'sequence', sequence)
+  if rate_token ~= '' then redis.call('HSET', K('job:' .. job_id), 'rate_token', rate_token) end
+  if adapter ~= '' then redis.call('HSET', K('job:' .. job_id), 'adapter', adapter) end
+  if job.sample then redis.call('HSET', K('job:' .. job_id), 'sample', '1') end
+  if plan ~= '' then redis.call('HSET', K('job:' .. job_id), 'plan', plan) end
+  if request_id ~= '' then redis.call('HSET', K('job:' .. job_id), 'request_id', request_id) end
+  if job.traceparent ~= '' then redis.call('HSET', K('job:' .. job_id), 'traceparent', job.traceparent) end
+  if key_id ~= '' then redis.call('HSET', K('job:' .. job_id), 'key', key_id) end
+  redis.call('HINCRBY', K('unfinished'), account, 1)
+  redis.call('HINCRBY', K('load:' .. kind), 'work', work)
+  redis.call('HINCRBY', K('load:' .. kind), 'accepted_work', work)
+  redis.call('HINCRBY', K('count'), 'accepted', 1)
+  enqueue(read_job(job_id))
+
+  local account_jobs = K('jobs:' .. account)
+  redis.call('ZADD', account_jobs, now, job_id)
+  redis.call('ZREMRANGEBYSCORE', account_jobs, '-inf', now - index_ms)
+  redis.call('PEXPIRE', account_jobs, index_ms)
+  redis.call('ZADD', K('recent'), now, job_id)
+  redis.call('ZREMRANGEBYRANK', K('recent'), 0, -RECENT - 1)
+end
