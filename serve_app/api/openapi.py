@@ -58,6 +58,13 @@ ACCEPTED_HEADERS: dict[str, Schema] = {
         required=False,
     ),
 }
+GENERATION_HEADERS: dict[str, Schema] = ACCEPTED_HEADERS | {
+    "X-Unknown-Words": _header(
+        "Words of the prompt that the base model has never read, so that the image may not show them: with commas between, percent-encoded, the first 20.",
+        {"type": "string", "pattern": r"^[A-Za-z0-9%_.~\-]+(, [A-Za-z0-9%_.~\-]+)*$"},
+        required=False,
+    ),
+}
 POLL_HEADERS: dict[str, Schema] = {
     "Retry-After": _header(
         "Seconds to wait before polling again; absent once the record has ended.", _SECONDS, required=False

@@ -78,6 +78,7 @@ def _generate(
             )  # fmt: skip
         except UnsupportedOption as error:
             raise BadUsage(f"--{str(error).replace('_', '-')}") from None
+        warn_of(job.unknown_words)
         doing = drawing(num_images or 1, width or SIZE, height or SIZE, found.name)
         return wait_and_save(job, out, timeout, doing=doing, inline=inline, open_images=open_images)
 
@@ -130,6 +131,13 @@ def _usable_loras(client: Client) -> Sequence[Model | Lora]:
         return client.models()
     except Unauthorized:
         return client.loras.list()
+
+
+def warn_of(unknown_words: Sequence[str]) -> None:
+    """Name the words of the prompt that the image may not show, on stderr."""
+    if unknown_words:
+        text = f"The base model has never read: {', '.join(unknown_words)}."
+        Console(file=sys.stderr).print(Text(text, style="yellow"))
 
 
 def drawing(images: int, width: int, height: int, lora: str) -> str:

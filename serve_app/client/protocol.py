@@ -176,7 +176,7 @@ class Service:
         """A POST that is safe to retry: with the idempotency key, a second arrival returns the first one's job."""
         headers = {**self.credential(interface), "Idempotency-Key": idempotency_key or str(uuid.uuid4())}
         response = yield from self.send(Call("POST", self.base_url + path, headers, fields))
-        return Record.read(response.json(), interface)
+        return Record.read(response.json(), interface, unknown_words=response.headers.get("X-Unknown-Words", ""))
 
     def credential(self, interface: Interface) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.key}"} if interface == "a" else {"X-API-Key": self.key}

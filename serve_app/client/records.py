@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
+from urllib.parse import unquote
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +82,15 @@ class Record:
     error_message: str = ""
     estimated_completion_time: datetime | None = None
     completed_at: datetime | None = None
+    unknown_words: tuple[str, ...] = ()
 
     @property
     def is_final(self) -> bool:
         return self.status in ("completed", "failed")
 
     @classmethod
-    def read(cls, body: Mapping[str, Any], interface: Literal["a", "b"]) -> "Record":
+    def read(cls, body: Mapping[str, Any], interface: Literal["a", "b"], *, unknown_words: str = "") -> "Record":
+        """`unknown_words` is the header of that name."""
         error = body.get("error") or {}
         return cls(
             id=body["request_id"] if interface == "a" else body["run_id"],
@@ -99,6 +102,7 @@ class Record:
             error_message=error.get("message", ""),
             estimated_completion_time=_time(body.get("estimated_completion_time")),
             completed_at=_time(body.get("completed_at")),
+            unknown_words=tuple(unquote(word) for word in unknown_words.split(", ") if word),
         )
 
 

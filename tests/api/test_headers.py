@@ -4,11 +4,14 @@ import re
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import httpx
 import pytest
 
 from serve_app.api.app import create_app
+from serve_app.api.unknown_words import LONGEST, MOST_WORDS, header_value
+from serve_app.domain.catalog import Adapter
 from serve_app.domain.requests import Variant
 from serve_app.stores.auth import Authenticator
 from serve_app.stores.job_queue import JobQueue
@@ -322,3 +325,33 @@ async def test_without_redis_the_process_is_alive_and_not_ready(without_redis: h
 async def test_without_redis_credentials_and_routes_are_still_checked(without_redis: httpx.AsyncClient) -> None:
     assert (await without_redis.post("/v1/generate", json={})).status_code == 401
     assert (await without_redis.get("/v1/nothing")).status_code == 404
+
+
+@pytest.mark.parametrize("variant", list(Variant))
+async def test_words_that_the_base_model_has_never_read_are_named(service: TestService, variant: Variant) -> None:
+    member = await service.member()
+    lora = Adapter(
+        id="model_" + "uw" * 13, name="Ink", description="", created_at=datetime.now(UTC), file="memory://ink", sha256="0" * 64,
+        base_model="pocket", owner=member.account.id, accounts=frozenset(), trigger_words=("Inkwash drawing",),
+    )  # fmt: skip
+    await service.resources.catalog.register(lora)
+    body, prompt = (BODY_A, "prompt") if variant is A else (BODY_B, "positive_prompt")
+
+    async def said(text: str, **fields: str) -> str | None:
+        sent = {**body, prompt: text, **fields}
+        headers = {**member.headers(variant), "Idempotency-Key": f"{text[:9].encode().hex()}-{len(fields)}"}
+        answers = [await service.client.post("/v1/generate", json=sent, headers=headers) for _ in range(2)]
+        found = {answer.headers.get("x-unknown-words") for answer in answers}
+        assert len(found) == 1, "a replay says the same"
+        return found.pop()
+
+    assert await said("a red moon") is None
+    assert await said("a red Drache, Schloß; drache") == "drache, schlo%C3%9F"
+    assert await said("inkwash moon") == "inkwash"
+    assert await said("inkwash moon", **{"lora_id" if variant is A else "model_id": lora.id}) is None, (
+        "its trigger word"
+    )
+    many = await said(" ".join("öü" * length for length in range(1, 41)))
+    assert many is not None
+    assert (len(many) <= LONGEST, many.startswith("%C3%B6%C3%BC, %C3%B6%C3%BC%C3%B6%C3%BC")) == (True, True)
+    assert header_value(str(number) for number in range(100)) == ", ".join(map(str, range(MOST_WORDS)))

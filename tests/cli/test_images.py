@@ -21,6 +21,7 @@ def test_an_image_by_the_adapters_name(atelier: Atelier, live: Live, ready_file:
     assert ended.code == 0, ended.err
     assert ended.out.startswith(f"{out}  img_")
     assert len(ended.out.splitlines()) == 1, "the progress bar is on stderr"
+    assert "The base model has never read: lighthouse." in ended.err
     with Image.open(out) as picture:
         assert picture.size == (768, 512)
 

@@ -38,12 +38,21 @@ class RecordingTransport(httpx.HTTPTransport):
         return super().handle_request(request)
 
 
+@pytest.mark.parametrize("interface", ["a", "b"])
+def test_words_that_the_model_has_never_read_are_told(live: Live, key: str, interface: Literal["a", "b"]) -> None:
+    with Client(live.base_url, key, interface=interface) as client:
+        job = client.generate("a red dragon, naïve", lora_id=LORA)
+        assert job.unknown_words == ("dragon", "naïve")
+        assert job.wait(timeout=20).unknown_words == ("dragon", "naïve")
+
+
 def test_generate_wait_and_open_the_image(live: Live, key: str) -> None:
     percentages: list[int] = []
     with Client(live.base_url, key) as client:
         job = client.generate(PROMPT, lora_id=LORA, seed=7, width=768, num_images=2)
         assert job.id.startswith("gen_")
         assert not job.images
+        assert job.unknown_words == ()
         job.wait(timeout=20, on_progress=percentages.append)
         assert (job.status, job.progress, job.done) == ("completed", 100, True)
         assert percentages == sorted(percentages)

@@ -1,5 +1,6 @@
 """Variant A's path operations: generation, upscaling, and polling of both."""
 
+from collections.abc import Mapping
 from typing import Annotated
 
 from fastapi import APIRouter, Body, Path, Request, Response
@@ -7,11 +8,12 @@ from fastapi import APIRouter, Body, Path, Request, Response
 from serve_app.api.context import RequestContext
 from serve_app.api.dependencies import CallerDep, IdempotencyDep, found, load_job, resources_of
 from serve_app.api.errors import SUBMIT_ERRORS, Responses, error_responses
-from serve_app.api.openapi import ACCEPTED_HEADERS, POLL_HEADERS, success
+from serve_app.api.openapi import ACCEPTED_HEADERS, GENERATION_HEADERS, POLL_HEADERS, success
 from serve_app.api.polls import NOT_MODIFIED, POLL_PARAMETERS, answer_poll
 from serve_app.api.responses import accepted_headers, json_response
 from serve_app.api.routing import ContractRoute
 from serve_app.api.schemas import job_id_schema
+from serve_app.api.unknown_words import unknown_words_header
 from serve_app.api.variant_a import examples
 from serve_app.api.variant_a.schemas import (
     Acknowledgement,
@@ -54,7 +56,7 @@ _POLL_RESPONSES: Responses = {
     status_code=202,
     response_model=Acknowledgement,
     responses={
-        202: success("Accepted.", examples.GENERATION_ACCEPTED, headers=ACCEPTED_HEADERS, links=_POLL_LINK),
+        202: success("Accepted.", examples.GENERATION_ACCEPTED, headers=GENERATION_HEADERS, links=_POLL_LINK),
         **error_responses(*SUBMIT_ERRORS, AmbiguousCredentials, Forbidden),
     },
 )
@@ -72,7 +74,7 @@ async def generate(
         body_sha256=idempotency.body_sha256,
         request_id=RequestContext.of(request).request_id,
     )
-    return _acknowledge(request, acceptance)
+    return _acknowledge(request, acceptance, await unknown_words_header(request, acceptance, body.prompt))
 
 
 @router.post(
@@ -130,6 +132,6 @@ async def poll(request: Request, request_id: RequestId) -> Response:
     return await answer_poll(request, load, status_record)
 
 
-def _acknowledge(request: Request, acceptance: Acceptance) -> Response:
+def _acknowledge(request: Request, acceptance: Acceptance, more: Mapping[str, str] | None = None) -> Response:
     headers = accepted_headers(request, f"/v1/generate/{acceptance.job.id}", replayed=acceptance.replayed)
-    return json_response(acknowledgement(acceptance.job), status=202, headers=headers)
+    return json_response(acknowledgement(acceptance.job), status=202, headers=headers | dict(more or {}))

@@ -7,11 +7,12 @@ from fastapi import APIRouter, Body, Path, Request, Response
 from serve_app.api.context import RequestContext
 from serve_app.api.dependencies import CallerDep, IdempotencyDep, found, load_job, resources_of
 from serve_app.api.errors import SUBMIT_ERRORS, error_responses
-from serve_app.api.openapi import ACCEPTED_HEADERS, POLL_HEADERS, success
+from serve_app.api.openapi import GENERATION_HEADERS, POLL_HEADERS, success
 from serve_app.api.polls import NOT_MODIFIED, POLL_PARAMETERS, answer_poll
 from serve_app.api.responses import accepted_headers, json_response
 from serve_app.api.routing import ContractRoute
 from serve_app.api.schemas import job_id_schema
+from serve_app.api.unknown_words import unknown_words_header
 from serve_app.api.variant_b import examples
 from serve_app.api.variant_b.schemas import (
     Acknowledgement,
@@ -43,7 +44,7 @@ _RUN_LINK = {"Run": {"operationId": "getRun", "parameters": {"run_id": "$respons
     tags=["Generation"],
     response_model=Acknowledgement,
     responses={
-        200: success("Accepted.", examples.ACCEPTED, headers=ACCEPTED_HEADERS, links=_RUN_LINK),
+        200: success("Accepted.", examples.ACCEPTED, headers=GENERATION_HEADERS, links=_RUN_LINK),
         **error_responses(*SUBMIT_ERRORS, AmbiguousCredentials, Forbidden),
     },
 )
@@ -62,6 +63,7 @@ async def generate(
         request_id=RequestContext.of(request).request_id,
     )
     headers = accepted_headers(request, f"/v1/generations/{acceptance.job.id}", replayed=acceptance.replayed)
+    headers |= await unknown_words_header(request, acceptance, body.positive_prompt)
     return json_response(acknowledgement(acceptance.job), headers=headers)
 
 
