@@ -145,7 +145,8 @@ async def test_the_curl_command_asks_for_the_same_again(
     job = await _done(service, member, variant, **{prompt: 'a sailor\'s "boat" 🛶'})
     page = await browser.open(f"/console/history/{job.id}")
     words = shlex.split(page.text[page.text.index("curl http") : page.text.index(" This job")])
-    assert "YOUR_API_KEY" in " ".join(words)
+    assert "$ATELIER_KEY" in " ".join(words)
+    assert f"# ATELIER_KEY: your key {member.key[:8]}…{member.key[-4:]} curl" in page.text
     again = await service.submit(member, variant, **json.loads(words[-1]))
     repeated = await service.resources.jobs.find(again)
     assert repeated is not None

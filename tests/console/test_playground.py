@@ -122,7 +122,13 @@ async def test_a_finished_job_offers_what_can_be_done_with_it(
     assert "http-equiv" not in page.answer.text
     assert "hx-get" not in page.answer.text
     assert {"Seed 41", "Seed 42"} <= {f"Seed {seed}" for seed in ("41", "42") if f"Seed {seed}" in page.text}
-    for words in ("one image of 30 steps", "X-API-Key: YOUR_API_KEY", "requests.post", "await fetch"):
+    for words in (
+        "one image of 30 steps",
+        "X-API-Key: $ATELIER_KEY",
+        "requests.post",
+        "await fetch",
+        "an API key of yours",
+    ):
         assert words in page.text
     image = job.images[0]
     assert (await browser.http.get(f"/console/history/{job.id}/{image.image_id}")).status_code == 200
@@ -140,6 +146,27 @@ async def test_a_finished_job_offers_what_can_be_done_with_it(
     gone = await browser.send(page.form("Delete for good"))
     assert gone.answer.url.path == "/console/playground"
     assert await service.resources.jobs.find(job.id) is None
+
+
+@pytest.mark.slow
+async def test_the_code_names_the_key_that_was_chosen_and_never_its_secret(
+    browser: Browser, service: TestService, owner: Account
+) -> None:
+    keys = service.resources.api_keys
+    made = {
+        name: await keys.create(owner.id, name=name, interfaces=frozenset(Variant))
+        for name in ("laptop\nrm -rf /", "server")
+    }
+    await keys.create(owner.id, name="bearer only", interfaces=frozenset({Variant.A}))
+    await _generate(browser)
+    job = await service.complete((await _only_job(service.resources, owner)).id)
+    key, secret = made["laptop\nrm -rf /"]
+    page = await browser.open(f"/console/playground/{job.id}?key={key.id}")
+    assert page.answer.text.count(f"ATELIER_KEY: your key &#34;laptop rm -rf /&#34;, {key.hint}\n") == 3
+    assert secret not in page.answer.text
+    assert "bearer only" not in page.text, "this request goes over the other interface"
+    assert 'os.environ["ATELIER_KEY"]' in page.text
+    assert "`${process.env.ATELIER_KEY}`" in page.text
 
 
 @pytest.mark.slow

@@ -157,7 +157,8 @@ async def _job_page(request: Request, session: SignedIn, job: Job, *, status: in
     lora_id = job.request.lora_id if isinstance(job.request, GenerationRequest) else ""
     lora = await resources.catalog.adapter_of(lora_id, session.account.id) if lora_id else None
     names = {lora_id: lora.adapter.name} if lora else {}
-    keys = {key.id: key.name or key.hint for key in await resources.api_keys.list(session.account.id)}
+    keys = {key.id: key for key in await resources.api_keys.list(session.account.id)}
+    key = keys.get(job.key_id)
     address = base_url(request, resources.settings.public_url).removesuffix("/console")
     return render(
         request,
@@ -172,8 +173,8 @@ async def _job_page(request: Request, session: SignedIn, job: Job, *, status: in
         failure=failure_text(job),
         parameters=parameters(job, names),
         timeline=timeline(job),
-        key=keys.get(job.key_id, "a key that was removed") if job.key_id else "",
-        curl=curl_command(job, address),
+        key=(key.name or key.hint if key else "a key that was removed") if job.key_id else "",
+        curl=curl_command(job, address, key),
         playground=playground_query(job),
         cancel_token=form_token(session.token, "cancel job"),
         delete_token=form_token(session.token, "delete job"),

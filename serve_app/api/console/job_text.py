@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from serve_app.api.console.key_page import API, API_KEYS
+from serve_app.api.console.snippets import KEY_VARIABLE, key_comment
 from serve_app.api.responses import failure_of
+from serve_app.domain.accounts import ApiKey
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Job, JobState
 from serve_app.domain.requests import GenerationRequest, UpscaleRequest, Variant
 
-PLACEHOLDER_KEY = "YOUR_API_KEY"
 STATES: Mapping[JobState, str] = {
     JobState.QUEUED: "Waiting",
     JobState.RUNNING: "Running",
@@ -101,20 +102,21 @@ def timeline(job: Job) -> list[Part]:
         parts.append(Part("In all", _seconds(job.finished_at - job.created_at)))
     if job.seconds is not None:
         parts.append(Part("Worker time", _seconds(timedelta(seconds=job.seconds))))
-    if job.attempt > 1:
+    if job.attempt:
         parts.append(Part("Attempts", str(job.attempt)))
     return parts
 
 
-def curl_command(job: Job, address: str) -> str:
-    """The request as a shell command with a placeholder for the key; '' for a request that cannot be read."""
+def curl_command(job: Job, address: str, key: ApiKey | None = None) -> str:
+    """The request as a shell command that reads the key from the environment; '' for one that cannot be read."""
     if job.request is None:
         return ""
     page = API if job.variant is Variant.A else API_KEYS
     operation = "upscale" if isinstance(job.request, UpscaleRequest) else "generate"
     body = json.dumps(_fields(job), ensure_ascii=False)
-    words = ("-H", f"{page.header} {PLACEHOLDER_KEY}", "-H", "Content-Type: application/json", "-d", body)
-    return shlex.join(["curl", f"{address}/v1/{operation}", *words])
+    rest = shlex.join(["-H", "Content-Type: application/json", "-d", body])
+    header = f'-H "{page.header} ${KEY_VARIABLE}"'
+    return f"# {key_comment(key)}\ncurl {shlex.quote(f'{address}/v1/{operation}')} {header} {rest}"
 
 
 def playground_query(job: Job) -> str:

@@ -1,4 +1,4 @@
-"""The two pages that make keys, named as the two documents name them: *Account settings → API* and *→ API Keys*."""
+"""The pages that make keys: *API* and *API Keys*, as the two documents name them, and one for keys of both interfaces."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ EXPIRIES: Mapping[str, Expiry] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyPage:
-    """A page's name and button, and how the keys it makes are sent."""
+    """A page's name and button, and how the keys it makes are sent; `variant` is the interface of its examples."""
 
     slug: str
     title: str
@@ -44,6 +44,13 @@ class KeyPage:
     variant: Variant
     header: str
     about: str
+    other_header: str = ""
+    """Of a page whose keys work on both interfaces: how they are sent on the other one."""
+
+    @property
+    def interfaces(self) -> frozenset[Variant]:
+        """Those on which its keys work."""
+        return frozenset(Variant) if self.other_header else frozenset({self.variant})
 
 
 API = KeyPage(
@@ -62,7 +69,18 @@ API_KEYS = KeyPage(
     header="X-API-Key:",
     about="Keys for the X-API-Key interface: one image a run, with a negative prompt and free sizes.",
 )
+BOTH = KeyPage(
+    slug="both",
+    title="Both interfaces",
+    button="Create key for both",
+    variant=Variant.A,
+    header="Authorization: Bearer",
+    about="Keys that work on the bearer interface and with X-API-Key, each within its own plan.",
+    other_header="X-API-Key:",
+)
 KEY_PAGES = (API, API_KEYS)
+"""One for each interface."""
+ALL_KEY_PAGES = (*KEY_PAGES, BOTH)
 
 
 def curl_line(page: KeyPage, base_url: str, secret: str, lora_id: str) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 
 from serve_app.api.console.guards import EXPIRED_FORM, Form, FormSession, PageSession, check_form
-from serve_app.api.console.key_page import EXPIRIES, KEY_NAME_LENGTH, KEY_PAGES, ROLL_GRACE, KeyPage
+from serve_app.api.console.key_page import ALL_KEY_PAGES, EXPIRIES, KEY_NAME_LENGTH, ROLL_GRACE, KeyPage
 from serve_app.api.console.pages import keys_of, keys_page
 from serve_app.api.console.rendering import redirect
 from serve_app.api.console.session import SignedIn, nonce_of
@@ -29,7 +29,7 @@ router = APIRouter()
 
 
 async def key_page(slug: str) -> KeyPage:
-    page = next((page for page in KEY_PAGES if page.slug == slug), None)
+    page = next((page for page in ALL_KEY_PAGES if page.slug == slug), None)
     if page is None:
         raise HTTPException(404)
     return page
@@ -59,7 +59,7 @@ async def create_key(request: Request, page: ChosenKeyPage, session: FormSession
         key, secret = await resources_of(request).api_keys.create(
             session.account.id,
             name=form.get("key_name", "")[:KEY_NAME_LENGTH],
-            interfaces=frozenset({page.variant}),
+            interfaces=page.interfaces,
             expires_in=expires_in.life,
             scopes=scopes,
             adapters=None if lora_id is None else frozenset({lora_id}),

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
+from serve_app.api.console.browser_name import browser_name
 from serve_app.api.console.key_page import EXPIRIES, KEY_NAME_LENGTH, KEY_PAGES, SCOPES, KeyPage, curl_line
 from serve_app.api.console.rendering import render, site_of
 from serve_app.api.console.session import SignedIn, anonymous_token, form_token, set_anonymous, single_use_token
@@ -15,6 +16,8 @@ from serve_app.domain.requests import Variant
 from serve_app.service.resources import Resources
 from serve_app.stores.sessions import digest_of
 
+MOST_ENDED = 20
+"""Keys that work no more in the list, the newest."""
 NAME_LENGTH = 100
 """Characters of an account's name."""
 
@@ -67,8 +70,10 @@ async def keys_page(
     made: ApiKey | None = None, secret: str = "",
 ) -> HTMLResponse:  # fmt: skip
     resources, now = resources_of(request), datetime.now(UTC)
-    keys = [key for key in await keys_of(resources, session) if page.variant in key.interfaces]
+    keys = [key for key in await keys_of(resources, session) if key.interfaces >= page.interfaces]
     keys.sort(key=lambda key: (key.state(now) == "active", key.created_at), reverse=True)
+    ended = [key for key in keys if key.state(now) != "active"]
+    keys = [*keys[: len(keys) - len(ended)], *ended[:MOST_ENDED]]
     adapters = await resources.catalog.adapters(session.account.id, limit=1)
     example = min(made.adapters) if made and made.adapters else adapters[0].id if adapters else "YOUR_LORA"
     account = session.account
@@ -81,6 +86,8 @@ async def keys_page(
         here=page.slug,
         page=page,
         keys=keys,
+        left_out=len(ended[MOST_ENDED:]),
+        suggested=suggested_name(request, now),
         lora_names=await _only_loras(resources, account.id, keys),
         now=now,
         docs=f"{site_of(request)}/docs/{page.variant}",
@@ -110,6 +117,18 @@ async def keys_of(resources: Resources, session: SignedIn) -> Sequence[ApiKey]:
     """Those that the user may see and change: an owner all of the account, others those they made."""
     keys, user = await resources.api_keys.list(session.account.id), session.user
     return [key for key in keys if user.role is Role.OWNER or key.user_id == user.id]
+
+
+async def usable_keys(resources: Resources, session: SignedIn) -> list[ApiKey]:
+    """Those of the user's keys that work now, the newest first."""
+    now = datetime.now(UTC)
+    return [key for key in reversed(await keys_of(resources, session)) if key.state(now) == "active"]
+
+
+def suggested_name(request: Request, now: datetime) -> str:
+    """A name for a new key by where and when it is made: `Firefox on Linux, 24 Nov`."""
+    browser = browser_name(request.headers.get("user-agent", ""))
+    return f"{browser or 'Key'}, {now:%-d %b}"[:KEY_NAME_LENGTH]
 
 
 def problem_page(request: Request, status: int, title: str, text: str) -> HTMLResponse:

@@ -9,10 +9,11 @@ from starlette.responses import HTMLResponse
 from serve_app.api.console.comparison import AXES, arrange
 from serve_app.api.console.job_panel import Panel, panel_of
 from serve_app.api.console.lora_cards import LoraCards, choose_cards
+from serve_app.api.console.pages import usable_keys
 from serve_app.api.console.playground_form import COMPARISON, DEFAULTS, EXAMPLES, SIZES
 from serve_app.api.console.rendering import render
 from serve_app.api.console.session import SignedIn, form_token
-from serve_app.api.console.snippets import snippets_of
+from serve_app.api.console.snippets import Snippet, snippets_of, variant_of
 from serve_app.api.dependencies import resources_of
 from serve_app.api.errors import ANSWERS
 from serve_app.api.responses import base_url
@@ -24,6 +25,8 @@ from serve_app.domain.requests import GenerationRequest, Variant
 PURPOSE = "playground"
 """Of the form tokens: one for all forms of the page."""
 _LONGEST_QUERY_VALUE = 4000
+MOST_KEYS = 20
+"""Keys that are offered for code, the newest."""
 
 
 async def playground_page(
@@ -99,10 +102,19 @@ async def panel_values(request: Request, session: SignedIn, job: Job) -> dict[st
     """What `panel.html` takes."""
     resources = resources_of(request)
     address = base_url(request, resources.settings.public_url).removesuffix("/console")
+    request_, keys = job.request, await usable_keys(resources, session)
+    snippets, chosen = list[Snippet](), None
+    if isinstance(request_, GenerationRequest):
+        keys = [key for key in keys if variant_of(request_) in key.interfaces]
+        wanted = request.query_params.get("key", "")
+        chosen = next((key for key in keys if key.id == wanted), keys[0] if keys else None)
+        snippets = snippets_of(request_, address, chosen)
     is_made_here = isinstance(job.request, GenerationRequest) and job.variant is Variant.A
     return {
         "panel": await panel_of(resources, job),
-        "snippets": snippets_of(job.request, address) if isinstance(job.request, GenerationRequest) else [],
+        "snippets": snippets,
+        "keys": keys[:MOST_KEYS],
+        "chosen_key": chosen,
         "can_upscale": is_made_here,
         "token": form_token(session.token, PURPOSE),
     }

@@ -7,7 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse
 
-from serve_app.api.console.key_page import KEY_PAGES
+from serve_app.api.console.key_page import ALL_KEY_PAGES
 from serve_app.api.console.roles import may_open
 from serve_app.api.console.session import SignedIn, form_token
 from serve_app.api.site import page_templates
@@ -28,8 +28,8 @@ def render(
         "user": session.user if session else None,
         "may_open": partial(may_open, session.user.role) if session else None,
         "sign_out_token": form_token(session.token, "sign out") if session else "",
-        "key_pages": KEY_PAGES,
-        "in_settings": here in {*(page.slug for page in KEY_PAGES), "password", "users"},
+        "key_pages": ALL_KEY_PAGES,
+        "in_settings": here in {*(page.slug for page in ALL_KEY_PAGES), "password", "users"},
         "here": here,
     }
     return PageResponse(_TEMPLATES.get_template(template), shared | values, status)

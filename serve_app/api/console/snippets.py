@@ -1,12 +1,13 @@
-"""A request of the playground as code: curl, Python and JavaScript, with a place for the key."""
+"""A request of the playground as code: curl, Python and JavaScript; the key is read from the environment."""
 
 import json
 import shlex
 from typing import Any, NamedTuple
 
-from serve_app.domain.requests import GenerationRequest
+from serve_app.domain.accounts import ApiKey
+from serve_app.domain.requests import GenerationRequest, Variant
 
-PLACEHOLDER = "YOUR_API_KEY"
+KEY_VARIABLE = "ATELIER_KEY"
 
 
 class Snippet(NamedTuple):
@@ -18,20 +19,34 @@ class _Call(NamedTuple):
     """How an interface is called and polled."""
 
     header: str
-    value: str
+    scheme: str
     body: dict[str, Any]
     id_field: str
     poll_path: str
 
 
-def snippets_of(request: GenerationRequest, base_url: str) -> list[Snippet]:
-    """Code that makes the same images: over the bearer interface, or over X-API-Key where there is a negative prompt."""
-    call = _call_b(request) if request.negative_prompt else _call_a(request)
+def snippets_of(request: GenerationRequest, base_url: str, key: ApiKey | None = None) -> list[Snippet]:
+    """Code that makes the same images; `key` is named in a comment, without its secret."""
+    call = _call_b(request) if variant_of(request) is Variant.B else _call_a(request)
+    said = key_comment(key)
     return [
-        Snippet("curl", _curl(call, base_url)),
-        Snippet("Python", _python(call, base_url)),
-        Snippet("JavaScript", _javascript(call, base_url)),
+        Snippet("curl", f"# {said}\n{_curl(call, base_url)}"),
+        Snippet("Python", f"# {said}\n{_python(call, base_url)}"),
+        Snippet("JavaScript", f"// {said}\n{_javascript(call, base_url)}"),
     ]
+
+
+def variant_of(request: GenerationRequest) -> Variant:
+    """The interface that the code calls: the bearer one, or X-API-Key where there is a negative prompt."""
+    return Variant.B if request.negative_prompt else Variant.A
+
+
+def key_comment(key: ApiKey | None) -> str:
+    """What `$ATELIER_KEY` has to hold, in one line."""
+    if key is None:
+        return f"{KEY_VARIABLE}: an API key of yours"
+    name = f'"{" ".join(key.name.split())}", ' if key.name.strip() else ""
+    return f"{KEY_VARIABLE}: your key {name}{key.hint}"
 
 
 def _call_a(request: GenerationRequest) -> _Call:
@@ -46,7 +61,7 @@ def _call_a(request: GenerationRequest) -> _Call:
         "num_images": request.num_images,
         "seed": request.seeds[0],
     }
-    return _Call("Authorization", f"Bearer {PLACEHOLDER}", body, "request_id", "generate")
+    return _Call("Authorization", "Bearer ", body, "request_id", "generate")
 
 
 def _call_b(request: GenerationRequest) -> _Call:
@@ -61,21 +76,21 @@ def _call_b(request: GenerationRequest) -> _Call:
         "height": request.height,
         "seed": request.seeds[0],
     }
-    return _Call("X-API-Key", PLACEHOLDER, body, "run_id", "generations")
+    return _Call("X-API-Key", "", body, "run_id", "generations")
 
 
 def _curl(call: _Call, base_url: str) -> str:
     body = shlex.quote(json.dumps(call.body, ensure_ascii=False))
     return (
-        f"curl {base_url}/v1/generate \\\n  -H '{call.header}: {call.value}' \\\n"
+        f'curl {base_url}/v1/generate \\\n  -H "{call.header}: {call.scheme}${KEY_VARIABLE}" \\\n'
         f"  -H 'Content-Type: application/json' \\\n  -d {body}"
     )
 
 
 def _python(call: _Call, base_url: str) -> str:
-    return f"""import time, requests
+    return f"""import os, time, requests
 
-headers = {{"{call.header}": "{call.value}"}}
+headers = {{"{call.header}": {f'"{call.scheme}" + ' if call.scheme else ""}os.environ["{KEY_VARIABLE}"]}}
 body = {json.dumps(call.body, indent=4)}
 answer = requests.post("{base_url}/v1/generate", json=body, headers=headers)
 answer.raise_for_status()
@@ -90,7 +105,7 @@ print(job)"""
 
 def _javascript(call: _Call, base_url: str) -> str:
     body = json.dumps(call.body, indent=2).replace("\n", "\n  ")
-    return f"""const headers = {{ "{call.header}": "{call.value}", "Content-Type": "application/json" }};
+    return f"""const headers = {{ "{call.header}": `{call.scheme}${{process.env.{KEY_VARIABLE}}}`, "Content-Type": "application/json" }};
 const answer = await fetch("{base_url}/v1/generate", {{
   method: "POST", headers,
   body: JSON.stringify({body}),
