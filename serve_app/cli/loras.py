@@ -1,4 +1,4 @@
-"""`atelier loras`: add, list and remove adapters, grant or revoke their use."""
+"""`atelier loras`: add, list, show and remove adapters, grant or revoke their use."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -27,7 +27,7 @@ from serve_app.service.register import remove as unregister
 from serve_app.service.resources import Resources
 from serve_app.stores.lora_sources import LoraSources
 
-app = typer.Typer(no_args_is_help=True, help="Add, list and remove LoRA adapters, grant and revoke their use.")
+app = typer.Typer(no_args_is_help=True, help="Add, list, show and remove LoRA adapters, grant and revoke their use.")
 
 add_try_command(app)
 
@@ -67,8 +67,10 @@ async def add(
         raise Failed(error.message) from None
     if owner:
         await record_act(resources, owner, Act.LORA_GRANTED, adapter.id)
-    shown = f"{adapter.name} ({adapter.id}): {adapter.found['summary']}"
-    return Result(facts=_facts(adapter), shown=f"{shown}\nTry it: atelier loras try {adapter.id}")
+    lines = [f"{adapter.name} ({adapter.id}): {adapter.found['summary']}"]
+    if suggested := adapter.found.get("suggested_trigger_words"):
+        lines.append(f"Trigger words by its file: {', '.join(suggested)}")
+    return Result(facts=_facts(adapter), shown="\n".join([*lines, f"Try it: atelier loras try {adapter.id}"]))
 
 
 @asynccontextmanager
@@ -122,6 +124,28 @@ async def list_loras(
     )
 
 
+@store_command(app, "show")
+async def show(resources: Resources, lora: Lora) -> Result:
+    """Show an adapter: what it is called, what its check found, and what its file says of its training."""
+    adapter = await find_adapter(resources, lora)
+    found = dict(adapter.found)
+    rows = [
+        ("name", adapter.name),
+        ("id", adapter.id),
+        ("description", adapter.description),
+        ("base model", adapter.base_model),
+        ("offered to", _offered_to(adapter)),
+        ("trigger words", ", ".join(adapter.trigger_words)),
+        ("suggested by its file", ", ".join(found.get("suggested_trigger_words", ()))),
+        ("found", found.get("summary", "")),
+        ("created", adapter.created_at.isoformat(timespec="seconds")),
+        ("sha256", adapter.sha256),
+        *sorted(found.get("metadata", {}).items()),
+    ]
+    shown = table(("FIELD", "VALUE"), [row for row in rows if row[1]], empty="")
+    return Result(facts=_facts(adapter), shown=shown)
+
+
 @store_command(app, "grant")
 async def grant(resources: Resources, lora: Lora, account: AccountName) -> Result:
     """Allow an account to use an adapter, overriding whom it is offered to."""
@@ -163,6 +187,7 @@ def _facts(adapter: Adapter) -> dict[str, object]:
         "id": adapter.id,
         "name": adapter.name,
         "description": adapter.description,
+        "trigger_words": list(adapter.trigger_words),
         "base_model": adapter.base_model,
         "sha256": adapter.sha256,
         "created_at": adapter.created_at.isoformat(),

@@ -25,8 +25,9 @@ class Model:
 class Lora:
     """A LoRA that this account may use; `id` is what `generate(lora_id=…)` takes.
 
-    `summary` says what its check found, `shared_with` (account id → name) whom an own one is shared with; both only where the
-    service tells.
+    `summary` says what its check found and `found` holds it in fields, such as `algorithm`, `rank`, `suggested_trigger_words`
+    and, of an own one that was read alone, the training `metadata`. `sample_url` opens a picture drawn with an own one, None
+    while there is none. `shared_with` (account id → name) is for own ones, too. A service tells what it knows.
     """
 
     id: str
@@ -40,6 +41,17 @@ class Lora:
     summary: str = ""
     found: Mapping[str, Any] = field(default_factory=dict[str, Any])
     shared_with: Mapping[str, str] = field(default_factory=dict[str, str])
+    sample_url: str | None = None
+
+    @property
+    def suggested_trigger_words(self) -> tuple[str, ...]:
+        """What the file itself suggests; `trigger_words` are the owner's."""
+        return tuple(self.found.get("suggested_trigger_words", ()))
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """What the file says of its training."""
+        return self.found.get("metadata", {})
 
     @classmethod
     def read(cls, row: Mapping[str, Any]) -> "Lora":
@@ -55,6 +67,7 @@ class Lora:
             size_bytes=row.get("size_bytes"),
             summary=found.get("summary", ""),
             found=found,
+            sample_url=row.get("sample_url"),
             shared_with={each["account_id"]: each["name"] for each in row.get("shared_with", ())},
         )
 

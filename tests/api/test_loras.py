@@ -274,6 +274,54 @@ async def test_loras_are_listed_newest_first_in_pages_and_filtered(service: Test
         refused(answer, 400, "invalid_parameter", wrong.partition("=")[0])
 
 
+FOUND = {
+    "summary": "pocket, rank 8", "family": "pocket", "rank": 8, "layers": 78, "targets": ["attention"], "components": ["unet"], "writer": "sd-scripts",
+}  # fmt: skip
+"""As earlier versions recorded it."""
+OF_TRAINING = {
+    "algorithm": "DoRA",
+    "suggested_trigger_words": ["ink drawing"],
+    "metadata": {"ss_num_train_images": "40"},
+}
+
+
+async def test_what_a_file_says_of_its_training_is_for_its_owner(service: TestService, member: Member) -> None:
+    lora_id = await registered(service, member, found=FOUND | OF_TRAINING)
+    other = await service.member()
+    await service.resources.catalog.grant(lora_id, other.account.id)
+    path, hidden = f"/v1/loras/{lora_id}", FOUND | OF_TRAINING
+    assert (await service.client.get(path, headers=member.a)).json()["found"] == hidden
+    del hidden["metadata"]
+    assert (await service.client.get(path, headers=other.a)).json()["found"] == hidden
+    listed = (await service.client.get("/v1/loras", headers=member.a)).json()["loras"]
+    assert [lora["found"] for lora in listed if lora["id"] == lora_id] == [hidden]
+    before = await registered(service, member, found=FOUND)
+    shown = (await service.client.get(f"/v1/loras/{before}", headers=member.a)).json()["found"]
+    assert shown == FOUND | {"algorithm": "", "suggested_trigger_words": []}
+
+
+async def test_a_loras_sample_is_its_owners_to_open_once_it_is_drawn(service: TestService, member: Member) -> None:
+    lora_id = await registered(service, member)
+    other = await service.member()
+    await service.resources.catalog.grant(lora_id, other.account.id)
+
+    async def shown(caller: Member) -> list[str | None]:
+        one = (await service.client.get(f"/v1/loras/{lora_id}", headers=caller.a)).json()
+        listed = (await service.client.get("/v1/loras", headers=caller.a)).json()["loras"]
+        return [one.get("sample_url"), *(lora.get("sample_url") for lora in listed if lora["id"] == lora_id)]
+
+    assert await shown(member) == [None, None]
+    job_id = await service.submit(member, lora_id=lora_id)
+    await service.resources.lora_samples.begun(lora_id, job_id)
+    assert await shown(member) == [None, None]
+    await service.complete(job_id)
+    urls = await shown(member)
+    for url in urls:
+        assert url is not None
+        assert (await service.client.get(url)).headers["content-type"] == "image/png"
+    assert await shown(other) == [None, None]
+
+
 async def test_a_lora_of_ones_own_is_changed_by_the_fields_that_are_sent(service: TestService, member: Member) -> None:
     lora_id = await registered(service, member, description="Before.")
     changed = await service.client.patch(

@@ -12,7 +12,7 @@ from tests.support import write_catalog
 
 COMMANDS = [
     "accounts create", "accounts list", "accounts set-plan", "accounts disable", "accounts enable",
-    "accounts set-password", "keys create", "keys edit", "keys list", "keys roll", "keys revoke", "loras add", "loras try", "loras remove", "loras list", "loras grant", "loras revoke",
+    "accounts set-password", "keys create", "keys edit", "keys list", "keys roll", "keys revoke", "loras add", "loras try", "loras remove", "loras list", "loras show", "loras grant", "loras revoke",
     "jobs list", "jobs show", "jobs cancel", "jobs dead", "jobs requeue", "generate", "upscale", "doctor",
 ]  # fmt: skip
 

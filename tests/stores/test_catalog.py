@@ -144,7 +144,7 @@ async def test_waiting_jobs_end_in_the_next_round_of_the_reaper_when_their_lora_
     await other.catalog.remove(mine.id)
     await other.catalog.revoke(denied, acme.id)
     _rewrite(settings, withdraw)
-    await other.catalog.seed()
+    await other.catalog.apply_file()
     await resources.queue.reap()
     ended = await resources.jobs.find_many(list(jobs.values()))
     assert {lora for lora, job_id in jobs.items() if ended[job_id].state is JobState.QUEUED} == {kept}

@@ -20,10 +20,15 @@ _LORA: dict[str, Any] = {
         "targets": ["attention", "convolution"],
         "components": ["unet"],
         "writer": "sd-scripts",
+        "algorithm": "LoRA",
+        "suggested_trigger_words": ["ink drawing", "paper"],
     },
+    "sample_url": "https://api.example.com/v1/files/images/…/0.png?exp=…&kid=…&sig=…",
 }
-LORA = {"LoRA": {**_LORA, "shared_with": []}}
-SHARED = {"Shared": {**_LORA, "shared_with": [{"account_id": "acct_c4zq2e7wvbbxm5l3r6yhtajd2i", "name": "zeta"}]}}
+_METADATA = {"ss_base_model_version": "sdxl_base_v1-0", "ss_num_train_images": "40", "ss_learning_rate": "0.0001"}
+_WHOLE: dict[str, Any] = {**_LORA, "found": {**_LORA["found"], "metadata": _METADATA}}
+LORA = {"LoRA": {**_WHOLE, "shared_with": []}}
+SHARED = {"Shared": {**_WHOLE, "shared_with": [{"account_id": "acct_c4zq2e7wvbbxm5l3r6yhtajd2i", "name": "zeta"}]}}
 LORAS = {"LoRAs": {"loras": [_LORA]}}
 FORM = {"File": {"name": "Ink", "base_model": "pocket", "trigger_words": "ink drawing", "file": "@ink.safetensors"}}
 REFERENCES = {

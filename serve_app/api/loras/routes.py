@@ -1,12 +1,13 @@
 """Path operations of `/v1/loras`: what an account may use, and its own LoRAs."""
 
 import re
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Annotated, NamedTuple
 
 from fastapi import APIRouter, Body, Depends, Path, Query, Request, Response
 
-from serve_app.api.dependencies import CallerDep, IdempotencyKeyDep, caller_address, resources_of
+from serve_app.api.dependencies import CallerDep, IdempotencyKeyDep, caller_address, image_signer, resources_of
 from serve_app.api.errors import Responses, error_responses
 from serve_app.api.lora_form import GrantRequest, LoraChange
 from serve_app.api.lora_reference import add_reference, is_json, reference_schema
@@ -32,7 +33,9 @@ from serve_app.domain.errors import (
     UnsupportedMediaType,
 )
 from serve_app.service import loras
+from serve_app.service.lora_samples import find_samples
 from serve_app.service.register import Registered
+from serve_app.stores.catalog import SharedAdapter
 
 router = APIRouter(route_class=ContractRoute, tags=["LoRAs"], strict_content_type=False)
 
@@ -122,7 +125,9 @@ async def list_loras(
     rest = ordered if after is None else [each for each in ordered if _position(each) < after]
     page = rest[:limit]
     next_cursor = "{}-{}".format(*_position(page[-1])) if len(rest) > limit else None
-    return json_response(Loras(loras=[lora_record(each, caller.account_id) for each in page], next_cursor=next_cursor))
+    samples = await _sample_urls(request, caller.account_id, page)
+    listed = [lora_record(each, caller.account_id, sample_url=samples.get(each.id)) for each in page]
+    return json_response(Loras(loras=listed, next_cursor=next_cursor))
 
 
 @router.get(
@@ -134,7 +139,7 @@ async def list_loras(
 )
 async def get_lora(request: Request, caller: CallerDep, lora_id: LoraId) -> Response:
     found = await loras.find(resources_of(request), caller, lora_id)
-    return json_response(lora_record(found.adapter, caller.account_id, found.shared_with))
+    return json_response(await _record(request, caller.account_id, found))
 
 
 @router.post(
@@ -157,7 +162,7 @@ async def add_lora(request: Request, by: ActorDep, idempotency_key: IdempotencyK
     loras.require_all_loras(by.caller)
     with resources_of(request).uploads.hold(by.caller.account_id) as place:
         registered = await _add(request, by, place, idempotency_key)
-    body = lora_record(registered.adapter, by.caller.account_id, {})
+    body = await _record(request, by.caller.account_id, SharedAdapter(registered.adapter, {}))
     if registered.status == "same":
         return json_response(body)
     headers = {"Location": f"{request.scope.get('root_path', '')}/v1/loras/{registered.adapter.id}"}
@@ -205,7 +210,7 @@ async def change_lora(
         description=body.description,
         trigger_words=body.trigger_words,
     )
-    return json_response(lora_record(changed.adapter, by.caller.account_id, changed.shared_with))
+    return json_response(await _record(request, by.caller.account_id, changed))
 
 
 @router.delete(
@@ -242,7 +247,7 @@ async def share_lora(
     body: Annotated[GrantRequest, Body(openapi_examples=named(examples.GRANT))],
 ) -> Response:
     shared = await loras.share(resources_of(request), by, lora_id, body.account)
-    return json_response(lora_record(shared.adapter, by.caller.account_id, shared.shared_with))
+    return json_response(await _record(request, by.caller.account_id, shared))
 
 
 @router.delete(
@@ -260,6 +265,18 @@ async def share_lora(
 async def unshare_lora(request: Request, by: ActorDep, lora_id: LoraId, account: AccountName) -> Response:
     await loras.unshare(resources_of(request), by, lora_id, account)
     return Response(status_code=204)
+
+
+async def _record(request: Request, account_id: str, found: SharedAdapter) -> Lora:
+    samples = await _sample_urls(request, account_id, [found.adapter])
+    return lora_record(found.adapter, account_id, found.shared_with, sample_url=samples.get(found.adapter.id))
+
+
+async def _sample_urls(request: Request, account_id: str, adapters: Sequence[Adapter]) -> Mapping[str, str]:
+    """Signed addresses of the sample pictures of the account's own, by LoRA; of those that have one."""
+    own = [each.id for each in adapters if each.owner == account_id]
+    samples, url_of = await find_samples(resources_of(request), account_id, own), image_signer(request)
+    return {lora_id: url_of(job.images[0].image_uri) for lora_id, job in samples.items()}
 
 
 def _position(adapter: Adapter) -> Position:

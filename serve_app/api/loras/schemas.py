@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field, WithJsonSchema
 from pydantic.json_schema import SkipJsonSchema
 
-from serve_app.api.schemas import CatalogId, ResponseBody, UtcTime
+from serve_app.api.schemas import CatalogId, ResponseBody, Url, UtcTime
 from serve_app.domain.catalog import Adapter
 
 CURSOR = r"-?[0-9]{1,14}-[A-Za-z0-9_\-]{1,128}"
@@ -24,6 +24,14 @@ class Found(ResponseBody):
     targets: list[str]
     components: list[str]
     writer: Annotated[str, Field(description="Who wrote the file; empty where it does not say.")]
+    algorithm: Annotated[str, Field(description="LoRA, DoRA, LoHa, LoKr or IA3; empty for files checked earlier.")] = ""
+    suggested_trigger_words: Annotated[
+        list[str], Field(description="By the file's own trigger phrase and commonest tags; yours are `trigger_words`.")
+    ] = Field(default_factory=list[str])
+    metadata: Annotated[
+        dict[str, str] | SkipJsonSchema[None],
+        Field(description="What the file says of its training. Of a single LoRA of your own, not in lists."),
+    ] = None
 
 
 class SharedWith(ResponseBody):
@@ -48,6 +56,10 @@ class Lora(ResponseBody):
         Annotated[int, Field(ge=1)] | SkipJsonSchema[None], Field(description="Absent for the operator's.")
     ] = None
     found: Annotated[Found | SkipJsonSchema[None], Field(description="Absent for the operator's.")] = None
+    sample_url: Annotated[
+        Url | SkipJsonSchema[None],
+        Field(description="A picture drawn with it, signed as images are. Of your own; absent while there is none."),
+    ] = None
     shared_with: Annotated[
         list[SharedWith] | SkipJsonSchema[None], Field(description="Of a single LoRA of your own, not in lists.")
     ] = None
@@ -60,11 +72,13 @@ class Loras(ResponseBody):
     next_cursor: Annotated[Cursor, Field(description="Where the next page begins; absent on the last.")] = None
 
 
-def lora_record(adapter: Adapter, account_id: str, shared_with: Mapping[str, str] | None = None) -> Lora:
-    """The adapter as the account sees it."""
+def lora_record(
+    adapter: Adapter, account_id: str, shared_with: Mapping[str, str] | None = None, *, sample_url: str | None = None
+) -> Lora:
+    """The adapter as the account sees it; with `shared_with`, all that its owner may know."""
     is_own = adapter.owner == account_id
-    found = {name: adapter.found[name] for name in Found.model_fields if name in adapter.found}
     shared = [SharedWith(account_id=each, name=name) for each, name in sorted((shared_with or {}).items())]
+    shows_all = is_own and shared_with is not None
     return Lora(
         id=adapter.id,
         name=adapter.name,
@@ -75,6 +89,15 @@ def lora_record(adapter: Adapter, account_id: str, shared_with: Mapping[str, str
         is_own=is_own,
         sha256=adapter.sha256,
         size_bytes=adapter.size_bytes or None,
-        found=Found(**found) if len(found) == len(Found.model_fields) else None,
-        shared_with=shared if is_own and shared_with is not None else None,
+        found=_found(adapter, shows_metadata=shows_all),
+        sample_url=sample_url,
+        shared_with=shared if shows_all else None,
     )
+
+
+def _found(adapter: Adapter, *, shows_metadata: bool) -> Found | None:
+    """What is known; nothing of a row of the catalog file."""
+    if not adapter.found:
+        return None
+    hidden = set[str]() if shows_metadata else {"metadata"}
+    return Found(**{name: adapter.found[name] for name in Found.model_fields.keys() - hidden if name in adapter.found})
