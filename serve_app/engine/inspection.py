@@ -14,10 +14,10 @@ import torch
 
 from serve_app.engine.adapters import AdapterWeights, UnusableAdapter
 from serve_app.engine.adapters.explain import FAMILIES, base_name
-from serve_app.engine.adapters.keys import algorithm_of
 from serve_app.engine.adapters.layer_table import LayerTable
 from serve_app.engine.adapters.reader import read_source
 from serve_app.engine.adapters.source import PEFT_BASE, Source, open_source
+from serve_app.engine.adapters.tensor_names import algorithm_of
 from serve_app.engine.adapters.training import suggested_trigger_words, training_metadata
 from serve_app.engine.layer_outline import outlined_table
 from serve_app.process_limits import limit_memory, limit_processor_time
