@@ -7,7 +7,7 @@ metadata (12 s, 1.3 GB of memory), NaN weights, duplicate and path-like names.
 import json
 import re
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 
@@ -46,10 +46,22 @@ class Header(NamedTuple):
     tensors: dict[str, dict[str, Any]]
     """name → `dtype`, `shape`, `data_offsets`."""
     metadata: dict[str, str]
+    start: int = 0
+    """Where in the file the data begin, from which offsets count."""
 
 
 def check_safetensors(path: Path) -> Header:
-    """The header of a file that passes every check. Raises UnusableFile with the reason, OSError when it cannot be read."""
+    """Return the header of a file that passes every check. Raises UnusableFile with the reason, OSError when unreadable."""
+    header = read_header(path)
+    with path.open("rb") as file:
+        for name, tensor in header.tensors.items():
+            if tensor["dtype"] in _FLOATS:
+                _check_finite(file, name, tensor, start=header.start)
+    return header
+
+
+def read_header(path: Path) -> Header:
+    """Return a header that fits its file, whose numbers are not read yet. Raises like `check_safetensors`."""
     size = path.stat().st_size
     _must(size <= MAX_FILE_BYTES, "is larger than 2 GiB")
     with path.open("rb") as file:
@@ -58,12 +70,21 @@ def check_safetensors(path: Path) -> Header:
         length = int.from_bytes(prefix, "little")
         _must(length <= MAX_HEADER_BYTES, f"has a header over {MAX_HEADER_BYTES >> 20} MiB, or is no safetensors file")
         _must(8 + length <= size, "ends inside its header: it was not copied whole")
-        header = _parse(file.read(length))
-    _check_layout(header.tensors, size - 8 - length)
-    for name, tensor in header.tensors.items():
-        if tensor["dtype"] in _FLOATS:
-            _check_finite(path, name, tensor, start=8 + length)
+        header = _parse(file.read(length))._replace(start=8 + length)
+    _check_layout(header.tensors, size - header.start)
     return header
+
+
+def read_numbers(file: BinaryIO, header: Header, name: str) -> bytearray:
+    """Read the bytes of one tensor of the open `file`. Raises UnusableFile when they are cut short or not finite."""
+    tensor = header.tensors[name]
+    begin, stop = tensor["data_offsets"]
+    file.seek(header.start + begin)
+    numbers = bytearray(stop - begin)
+    _must(file.readinto(numbers) == len(numbers), "ends early")  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    if tensor["dtype"] in _FLOATS:
+        _require_finite(name, tensor["dtype"], numbers)
+    return numbers
 
 
 def _must_be_safetensors(prefix: bytes) -> None:
@@ -112,6 +133,10 @@ def _check_layout(tensors: dict[str, dict[str, Any]], data_bytes: int) -> None:
     """Names, types, shapes; and offsets that follow each other without hole or overlap to the file's end."""
     spans: list[tuple[int, int]] = []
     for name, tensor in tensors.items():
+        _must(
+            not name.startswith("bundle_emb."),
+            "bundles an embedding (bundle_emb, of OneTrainer), which this service does not load: save the LoRA without it",
+        )
         _must(_NAME.fullmatch(name), "has a tensor with a forbidden name")
         _must(tensor.keys() == {"dtype", "shape", "data_offsets"}, f"has a malformed entry for {name}")
         dtype, shape, offsets = tensor["dtype"], tensor["shape"], tensor["data_offsets"]
@@ -137,18 +162,22 @@ def _are_integers(value: object) -> bool:
     return isinstance(value, list) and all(type(item) is int for item in cast(list[object], value))
 
 
-def _check_finite(path: Path, name: str, tensor: dict[str, Any], *, start: int) -> None:
-    element, mask = _FLOATS[tensor["dtype"]]
+def _check_finite(file: BinaryIO, name: str, tensor: dict[str, Any], *, start: int) -> None:
+    """In blocks: a tensor may be as large as the file."""
     begin, stop = tensor["data_offsets"]
-    with path.open("rb") as file:
-        file.seek(start + begin)
-        left = stop - begin
-        while left:
-            block = file.read(min(_BLOCK, left))
-            _must(block, "ends early")
-            left -= len(block)
-            bits = np.frombuffer(block, element)
-            _must(not bool(np.any((bits & mask) == mask)), f"holds numbers that are not finite in {name}")
+    file.seek(start + begin)
+    left = stop - begin
+    while left:
+        block = file.read(min(_BLOCK, left))
+        _must(block, "ends early")
+        left -= len(block)
+        _require_finite(name, tensor["dtype"], block)
+
+
+def _require_finite(name: str, dtype: str, numbers: bytes | bytearray) -> None:
+    element, mask = _FLOATS[dtype]
+    bits = np.frombuffer(numbers, element)
+    _must(not bool(np.any((bits & mask) == mask)), f"holds numbers that are not finite in {name}")
 
 
 def _must(holds: object, complaint: str) -> None:

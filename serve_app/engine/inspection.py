@@ -64,7 +64,7 @@ def _describe(weights: AdapterWeights, source: Source, table: LayerTable, base: 
     kinds = sorted({_kind(layer, made.down.dim()) for layer, made in weights.get(table.denoiser, {}).items()})
     encoders = [name.replace("_", " ") for name in sorted(weights) if name != table.denoiser]
     family = base_name(table) if base_name(table) in FAMILIES.values() else base
-    algorithm, writer = algorithm_of(source.tensors), _writer(source)
+    algorithm, writer = algorithm_of(source.header.tensors), _writer(source)
     parts = [
         family,
         "" if algorithm == "LoRA" else algorithm,

@@ -19,6 +19,7 @@ from tests.engine import tiny_models
 from tests.engine.conftest import EXACT_FLOAT32
 
 Q = "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q"
+STEM, CONV = "lora_unet_" + Q.replace(".", "_"), "lora_unet_down_blocks_0_resnets_0_conv1"
 
 
 def layer_table(folder: Path) -> LayerTable:
@@ -111,7 +112,6 @@ def test_alpha_scales_and_per_layer_alphas_win(table: LayerTable, tmp_path: Path
     (f"lora_unet_{Q.replace('.', '_')}.b1.weight", "GLoRA"),
     (f"lora_unet_{Q.replace('.', '_')}.w_norm", "train_norm"),
     (f"unet.{Q}.lora_B.bias", "bias"),
-    ("bundle_emb.word.string_to_param", "bundled textual-inversion embeddings"),
     ("lora_unet_double_blocks_0_img_attn_qkv.lora_down.weight", "looks like a Flux LoRA, this base is"),
     ("transformer.single_transformer_blocks.0.attn.to_q.lora_A.weight", "looks like a Flux LoRA"),
     ("lora_unet_joint_blocks_0_x_block_attn_qkv.lora_down.weight", "looks like an SD 3 LoRA"),
@@ -310,6 +310,42 @@ def test_parts_of_lycoris_that_do_not_fit_are_refused_by_layer(
     path = saved(tmp_path / "a.safetensors", {f"{stem}.{part}": torch.ones(shape) for part, shape in parts.items()})
     with pytest.raises(UnusableAdapter, match=Q):
         read(path, table)
+
+
+@pytest.mark.parametrize(("name", "shapes", "reason"), [
+    ("lora_unet_nowhere", {"lora_down.weight": (4, 32), "lora_up.weight": (32, 4)}, "no such layers"),
+    (STEM, {"lora_down.weight": (4, 33), "lora_up.weight": (32, 4)}, "do not fit"),
+    (STEM, {"lora_down.weight": (65, 32), "lora_up.weight": (32, 65)}, r"rank 65 .*, this server takes 64"),
+    (STEM, {"hada_w1_a": (32, 9), "hada_w1_b": (9, 32), "hada_w2_a": (32, 8), "hada_w2_b": (8, 32)}, "rank 72"),
+    (STEM, {"lokr_w1_a": (4, 4), "lokr_w1_b": (4, 4), "lokr_w2_a": (8, 20), "lokr_w2_b": (20, 8)}, "rank 80"),
+    (CONV, {"lora_down.weight": (4, 32, 1, 1), "lora_up.weight": (32, 70, 1, 1), "lora_mid.weight": (70, 4, 3, 3)}, "rank 70"),
+    (STEM, {"lora_down.weight": (4, 32), "lora_up.weight": (32, 4), "alpha": (2,)}, "alpha is not one number"),
+    (STEM, {"lora_down.weight": (4, 32), "lora_up.weight": (32, 4), "dora_scale": (31, 1)}, "one number per output"),
+    (STEM, {"lora_down.weight": (4, 32), "lora_up.weight": (32, 4), "hada_w1_a": (32, 4)}, "needs|two algorithms"),
+    (STEM, {"lora_down.weight": (4, 32), "lora_up.weight": (32, 4), "lokr_w1": (4, 4), "lokr_w2": (8, 8)}, "two algorithms"),
+    (STEM, {"lokr_w1": (4, 4), "lokr_w1_a": (4, 2), "lokr_w1_b": (2, 4), "lokr_w2": (8, 8)}, "two algorithms"),
+    (STEM, {"lora_down.weight": (4, 32), "lora_up.weight": (32, 4), "on_input": ()}, "two algorithms"),
+    (STEM, {"weight": (33,), "on_input": ()}, "IA³ of 33 numbers"),
+    (STEM, {"weight": (32,), "on_input": (2,)}, "not one flag"),
+    (STEM, {"on_input": ()}, "no weights that they belong to"),
+])  # fmt: skip
+def test_names_shapes_and_rank_are_refused_before_any_number_is_read(
+    table: LayerTable, tmp_path: Path, name: str, shapes: dict[str, tuple[int, ...]], reason: str
+) -> None:
+    """Its numbers are none: whoever reads them says so."""
+    tensors = {f"{name}.{part}": torch.full(shape, float("nan")) for part, shape in shapes.items()}
+    with pytest.raises(UnusableAdapter, match=reason):
+        read(saved(tmp_path / "a.safetensors", tensors), table)
+
+
+def test_a_lokr_of_whole_factors_is_scaled_by_one(table: LayerTable, tmp_path: Path) -> None:
+    """As LyCORIS does, whatever the alpha."""
+    tensors = {
+        f"{STEM}.lokr_w1": torch.ones(4, 4),
+        f"{STEM}.lokr_w2": torch.ones(8, 8),
+        f"{STEM}.alpha": torch.zeros(()),
+    }
+    assert read(saved(tmp_path / "a.safetensors", tensors), table)["unet"][Q].scaling == 1
 
 
 def test_a_file_that_is_not_safetensors_is_refused(table: LayerTable, tmp_path: Path) -> None:

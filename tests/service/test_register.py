@@ -15,6 +15,7 @@ from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import FailureCode, Forbidden, InvalidParameter
 from serve_app.domain.jobs import JobKind
 from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.safetensors_file import MAX_FILE_BYTES
 from serve_app.service import register as registration
 from serve_app.service.delete_account import delete_account
 from serve_app.service.register import LAYER_TABLES, Offer, register, remove
@@ -110,13 +111,22 @@ def _peft_folder(folder: Path, **config: Any) -> Path:
 
 
 def _huge(path: Path) -> Path:
-    """A valid file of 2 GB that is sparse on disk: zeros."""
-    size = (1 << 18) * 3900 * 2
-    header = {"unet.x.lora_A.weight": {"dtype": "F16", "shape": [1 << 18, 3900], "data_offsets": [0, size]}}
-    text = json.dumps(header).encode()
+    """A valid file of 2 GB that is sparse on disk: pairs of a rank that no model has, whose numbers are not finite."""
+    header, end = {}, 0
+    for layer in [
+        name.removesuffix(".lora_A.weight") for name in load_file(OUTLINE) if name.endswith("to_q.lora_A.weight")
+    ]:
+        width, rank = load_file(OUTLINE)[f"{layer}.lora_A.weight"].shape[1], 1 << 18
+        for part, shape in (("A", [rank, width]), ("B", [width, rank])):
+            size = 8 * rank * width
+            if end + size < MAX_FILE_BYTES - (1 << 20):
+                offsets = [end, end + size]
+                header[f"{layer}.lora_{part}.weight"] = {"dtype": "F64", "shape": shape, "data_offsets": offsets}
+                end += size
+    text = json.dumps(header)
     with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        file.truncate(8 + len(text) + size)
+        file.write(struct.pack("<Q", len(text)) + text.encode() + struct.pack("<d", float("nan")))
+        file.truncate(8 + len(text) + end)
     return path
 
 
@@ -130,7 +140,7 @@ def _of_rank(path: Path, rank: int) -> Path:
 
 @pytest.mark.parametrize(
     ("write", "reason"),
-    [(lambda path: _of_rank(path, 7), "rank 7 .*takes 6"), (_huge, "takes too much memory")],
+    [(lambda path: _of_rank(path, 7), "rank 7 .*takes 6"), (_huge, "rank 262144 .*takes 6")],
     ids=["rank", "huge"],
 )
 async def test_a_file_that_does_not_fit_is_refused_with_the_reason(

@@ -262,6 +262,15 @@ def test_other_kinds_of_files_are_called_by_their_names(content: bytes, reason: 
         check_safetensors(path)
 
 
+@pytest.mark.parametrize("name", [
+    "bundle_emb.<embedding>.clip_l", "bundle_emb.*.string_to_param.*", "bundle_emb.an ink drawing.clip_g", "bundle_emb.墨.clip_l_out",
+])  # fmt: skip
+def test_an_embedding_that_onetrainer_bundles_is_called_so_whatever_its_placeholder(name: str, tmp_path: Path) -> None:
+    path = _write(tmp_path / "bad.safetensors", {name: GOOD}, bytes(16))
+    with pytest.raises(UnusableFile, match="bundles an embedding"):
+        check_safetensors(path)
+
+
 @pytest.mark.slow
 def test_the_metadata_of_a_real_training_is_taken(tmp_path: Path) -> None:
     """sd-scripts counts every tag of the data set: 100,000 tags are 5 MB of header."""

@@ -14,7 +14,6 @@ KINDS: Sequence[tuple[str, str]] = (
     (r"\.(w_norm|b_norm)$", "normalisation layers (train_norm)"),
     (r"\.(diff|diff_b)$", "full-weight difference"),
     (r"lora_B\.(?:\w+\.)?bias$|lora_up\.bias$", "LoRA with a bias (lora_bias)"),
-    (r"^bundle_emb\.", "bundled textual-inversion embeddings (bundle_emb, OneTrainer)"),
 )
 """What a name says of the algorithm: refused by its own name."""
 

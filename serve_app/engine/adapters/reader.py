@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.adapter_slots import ModuleWeights
-from serve_app.engine.adapters.convert import module_weights
+from serve_app.engine.adapters.convert import check_parts, module_weights
 from serve_app.engine.adapters.errors import UnusableAdapter
 from serve_app.engine.adapters.explain import explain, wrong_family
 from serve_app.engine.adapters.layer_table import LayerTable
@@ -38,47 +38,49 @@ def read_source(
 
     A replica sets no limit: it reads what was found quick when it was registered. Raises UnusableAdapter with the reason.
     """
-    found = _place(source, table)
+    outlines = source.outlines()
+    found = _place(outlines, source.peft_config is not None, table)
+    for (component, layer), names in found.items():
+        parts = {part: outlines[name] for part, name in names.items()}
+        check_parts(f"{component}.{layer}", parts, table.shapes[component, layer], max_rank=max_rank)
     rules = scaling_rules(source.metadata, source.peft_config, seconds=pattern_seconds)
     weights: AdapterWeights = {}
-    for (component, layer), parts in found.items():
-        scaling = rules.of(component, layer)
-        made = module_weights(
-            f"{component}.{layer}",
-            parts,
-            table.base_weight(component, layer),
-            alpha=scaling.alpha,
-            rank_stabilised=scaling.rank_stabilised,
-            max_rank=max_rank,
-        )
-        weights.setdefault(component, {})[layer] = made._replace(down=made.down.to(dtype), up=made.up.to(dtype))
-    if not weights:
-        raise UnusableAdapter("the file holds no LoRA weights")
+    with source.opened() as read:
+        for (component, layer), names in found.items():
+            scaling = rules.of(component, layer)
+            made = module_weights(
+                f"{component}.{layer}",
+                {part: read(name) for part, name in names.items()},
+                table.base_weight(component, layer),
+                alpha=scaling.alpha,
+                rank_stabilised=scaling.rank_stabilised,
+            )
+            weights.setdefault(component, {})[layer] = made._replace(down=made.down.to(dtype), up=made.up.to(dtype))
     return weights
 
 
-def _place(source: Source, table: LayerTable) -> dict[Layer, dict[str, Tensor]]:
-    """Every tensor at its layer and part."""
-    found: dict[Layer, dict[str, Tensor]] = {}
+def _place(outlines: Mapping[str, Tensor], has_peft_config: bool, table: LayerTable) -> dict[Layer, dict[str, str]]:
+    """Every tensor's name at its layer and part. Names, and shapes against the base's family, are looked at."""
+    found: dict[Layer, dict[str, str]] = {}
     keys: dict[Layer, TensorTarget] = {}
     unplaced: list[str] = []
-    unprefixed_text = _unprefixed_text(source, table)
-    for name, tensor in source.tensors.items():
+    unprefixed_text = _unprefixed_text(outlines, table)
+    for name in outlines:
         key = parse(name, table, unprefixed_text=unprefixed_text)
         if key is None:
             unplaced.append(name)
             continue
-        if name.startswith("base_model.model.") and source.peft_config is None:
+        if name.startswith("base_model.model.") and not has_peft_config:
             raise UnusableAdapter(
                 "a PEFT adapter without its adapter_config.json, which says how strongly it acts: bring the whole folder"
             )
         place = (key.component, key.layer)
         _require_one_spelling(keys.setdefault(place, key), key)
-        found.setdefault(place, {})[key.part] = tensor
+        found.setdefault(place, {})[key.part] = name
     unplaced += _weights_of_no_algorithm(found, keys)
     if unplaced:
-        raise UnusableAdapter(explain(unplaced, source.tensors, table))
-    if reason := wrong_family(source.tensors, table):
+        raise UnusableAdapter(explain(unplaced, outlines, table))
+    if reason := wrong_family(outlines, table):
         raise UnusableAdapter(reason)
     return found
 
@@ -90,9 +92,7 @@ def _require_one_spelling(first: TensorTarget, key: TensorTarget) -> None:
         raise UnusableAdapter(f"two adapters in one file: {first.adapter} and {key.adapter}")
 
 
-def _weights_of_no_algorithm(
-    found: Mapping[Layer, Mapping[str, Tensor]], keys: Mapping[Layer, TensorTarget]
-) -> list[str]:
+def _weights_of_no_algorithm(found: Mapping[Layer, Mapping[str, str]], keys: Mapping[Layer, TensorTarget]) -> list[str]:
     """`….weight` is IA³'s only beside `….on_input`: alone it is a layer of a whole checkpoint."""
     return [
         f"{keys[place].stem}.weight"
@@ -101,9 +101,9 @@ def _weights_of_no_algorithm(
     ]
 
 
-def _unprefixed_text(source: Source, table: LayerTable) -> str:
+def _unprefixed_text(outlines: Mapping[str, Tensor], table: LayerTable) -> str:
     """Which of two text encoders names without a prefix are of, by their width."""
-    for name, tensor in source.tensors.items():
+    for name, tensor in outlines.items():
         if "q_proj" in name and name.endswith(("lora_A.weight", "lora_down.weight")):
             for (component, layer), shape in table.shapes.items():
                 if component != table.denoiser and layer.endswith("q_proj") and shape[1:] == tensor.shape[1:]:

@@ -1,15 +1,16 @@
 """What an adapter is made of on disk: a safetensors file, or a folder as PEFT and diffusers save one."""
 
 import json
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors import SafetensorError
-from safetensors.torch import load
+import torch
 from torch import Tensor
 
 from serve_app.engine.adapters.errors import UnusableAdapter
-from serve_app.safetensors_file import UnusableFile, check_safetensors
+from serve_app.safetensors_file import Header, UnusableFile, read_header, read_numbers
 
 PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 DIFFUSERS_WEIGHTS = "pytorch_lora_weights.safetensors"
@@ -18,25 +19,68 @@ PEFT_BASE = "base_model_name_or_path"
 MAX_CONFIG_BYTES = 1 << 20
 
 
-class Source(NamedTuple):
-    """An adapter's tensors by key, the metadata of its file, and PEFT's configuration where a folder has one."""
+_DTYPES: Mapping[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 
-    tensors: dict[str, Tensor]
-    metadata: dict[str, str]
+
+class Source(NamedTuple):
+    """An adapter's file, whose header was read and whose numbers were not, and PEFT's configuration where it has one."""
+
+    file: Path
+    header: Header
     peft_config: dict[str, Any] | None
-    is_folder: bool = False
+    is_folder: bool
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        return self.header.metadata
+
+    def outlines(self) -> dict[str, Tensor]:
+        """The tensors by name, of torch's meta device: they have shapes and no numbers."""
+        return {
+            name: torch.empty(tensor["shape"], dtype=_DTYPES[tensor["dtype"]], device="meta")
+            for name, tensor in self.header.tensors.items()
+        }
+
+    @contextmanager
+    def opened(self) -> Generator[Callable[[str], Tensor]]:
+        """A function that reads one tensor; it raises UnusableAdapter for numbers that are not finite.
+
+        Python reads the file, which lets other threads run meanwhile; `safe_open` would hold them all up on a slow disk.
+        """
+        with self.file.open("rb") as file:
+
+            def read(name: str) -> Tensor:
+                tensor = self.header.tensors[name]
+                try:
+                    numbers = read_numbers(file, self.header, name)
+                except UnusableFile as error:
+                    raise UnusableAdapter(str(error)) from error
+                return torch.frombuffer(numbers, dtype=_DTYPES[tensor["dtype"]]).reshape(tensor["shape"])
+
+            yield read
 
 
 def open_source(path: Path) -> Source:
-    """The adapter at `path`. Raises UnusableAdapter with the reason, OSError when it cannot be read."""
+    """The adapter at `path`, by its header. Raises UnusableAdapter with the reason, OSError when it cannot be read."""
     file, config = _parts(path)
     try:
-        header = check_safetensors(file)
-        # read whole by Python, which lets other threads run meanwhile; `safe_open` would hold them all up on a slow disk
-        tensors = load(file.read_bytes())
-    except (UnusableFile, SafetensorError) as error:
+        header = read_header(file)
+    except UnusableFile as error:
         raise UnusableAdapter(str(error)) from error
-    return Source(tensors, header.metadata, None if config is None else _read_config(config), path.is_dir())
+    return Source(file, header, None if config is None else _read_config(config), path.is_dir())
 
 
 def _parts(path: Path) -> tuple[Path, Path | None]:
