@@ -57,7 +57,7 @@ class BaseModel:
         }
         self.pool = AdapterPool(
             self.component_slots,
-            LayerTable(family.components, family.denoiser),
+            LayerTable(family.components, family.denoiser, name=name),
             min_slots=1 + min(options.runs, options.adapter_slots),
             slot_memory=options.adapter_memory or spare_memory(family.device, base_models=base_models),
             host_memory=options.host_memory,

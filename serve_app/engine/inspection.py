@@ -16,7 +16,7 @@ from serve_app.engine.adapters import AdapterWeights, UnusableAdapter
 from serve_app.engine.adapters.explain import FAMILIES, base_name
 from serve_app.engine.adapters.layer_table import LayerTable
 from serve_app.engine.adapters.reader import read_source
-from serve_app.engine.adapters.source import PEFT_BASE, Source, open_source
+from serve_app.engine.adapters.source import Source, open_source
 from serve_app.engine.adapters.tensor_names import algorithm_of
 from serve_app.engine.adapters.training import suggested_trigger_words, training_metadata
 from serve_app.engine.layer_outline import outlined_table
@@ -32,7 +32,7 @@ WRITERS: Mapping[str, str] = {"ss_": "sd-scripts", "ot_": "OneTrainer", "lora_ad
 
 def main(folder: str, base: str, path: str, max_rank: str, kept: str, seconds: str) -> None:
     """`folder` describes the base model, whose id is `base`; reading the file may take `seconds` of the processor."""
-    table = outlined_table(Path(folder), Path(kept))
+    table = outlined_table(Path(folder), Path(kept), name=base)
     torch.set_num_threads(1)
     limit_memory(MEMORY)
     limit_processor_time(int(seconds))
@@ -82,15 +82,9 @@ def _describe(weights: AdapterWeights, source: Source, table: LayerTable, base: 
         "targets": kinds,
         "components": sorted(weights),
         "writer": writer,
-        "metadata": training_metadata(source.metadata | _peft_base(source)),
+        "metadata": training_metadata(source.told),
         "suggested_trigger_words": suggested_trigger_words(source.metadata),
     }
-
-
-def _peft_base(source: Source) -> dict[str, str]:
-    """The base model by PEFT's configuration."""
-    base = (source.peft_config or {}).get(PEFT_BASE)
-    return {PEFT_BASE: base} if isinstance(base, str) else {}
 
 
 def _kind(layer: str, dimensions: int) -> str:

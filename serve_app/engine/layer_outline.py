@@ -19,7 +19,7 @@ from serve_app.engine.adapters.layer_table import LayersOfComponent, LayerTable
 
 VERSION = 1
 """Of the file's form and of the rules by which it is made: raise it when the names or aliases of layers change."""
-_CONFIGS = ("model_index.json", *(f"{part}/config.json" for part in ("unet", "text_encoder", "text_encoder_2")))
+_INDEX = "model_index.json"
 
 
 class OutlinedLayer(NamedTuple):
@@ -36,10 +36,10 @@ class OutlinedComponent(NamedTuple):
     kohya_prefixes: Sequence[str]
 
 
-def outlined_table(folder: Path, kept: Path) -> LayerTable:
+def outlined_table(folder: Path, kept: Path, *, name: str = "") -> LayerTable:
     """The layer table of the diffusers folder `folder`, whose weights are not read, from its file in `kept`.
 
-    Makes the file where it is missing. Raises OSError, or ValueError for a family that is not supported.
+    `name` is what messages call the base model. Makes the file where it is missing. Raises OSError, or ValueError for a family that is not supported.
     """
     file = kept / f"{_digest(folder)}.json"
     try:
@@ -49,17 +49,15 @@ def outlined_table(folder: Path, kept: Path) -> LayerTable:
         written = _write(skeleton.load_skeleton(folder))
         with suppress(OSError):  # a full disk: the next time takes as long
             write_atomically(file, written)
-    return _read(written)
+    return _read(written, name)
 
 
 def _digest(folder: Path) -> str:
     """Of everything that the table depends on."""
     digest = hashlib.sha256(f"{VERSION}\n".encode())
-    for name in _CONFIGS:
-        path = folder / name
-        if path.is_file() or name == _CONFIGS[0]:
-            text = path.read_bytes()
-            digest.update(f"{name} {len(text)}\n".encode() + text)
+    for path in (folder / _INDEX, *sorted(folder.glob("*/config.json"))):
+        text = path.read_bytes()
+        digest.update(f"{path.relative_to(folder)} {len(text)}\n".encode() + text)
     return digest.hexdigest()
 
 
@@ -76,15 +74,15 @@ def _outline(component: LayersOfComponent) -> dict[str, Any]:
     }
 
 
-def _read(written: bytes) -> LayerTable:
+def _read(written: bytes, name: str) -> LayerTable:
     document: dict[str, Any] = json.loads(written)
     one = torch.ones(())
     components = {
-        name: OutlinedComponent(
+        component: OutlinedComponent(
             {layer: OutlinedLayer(one.expand(shape)) for layer, shape in part["layers"].items()},
             part["aliases"],
             part["kohya_prefixes"],
         )
-        for name, part in document["components"].items()
+        for component, part in document["components"].items()
     }
-    return LayerTable(components, document["denoiser"])
+    return LayerTable(components, document["denoiser"], name=name)

@@ -183,6 +183,19 @@ def test_a_table_is_made_anew_when_the_configuration_changes(sd: Path, tmp_path:
     assert outlined_table(folder, kept).base_weight("unet", layer).shape == tuple(2 * side for side in before)
 
 
+def test_a_table_is_made_anew_when_the_configuration_of_any_part_changes(sd: Path, tmp_path: Path) -> None:
+    """Of a transformer, say, which no family of today has."""
+    folder, kept = tmp_path / "model", tmp_path / "kept"
+    for name in ("model_index.json", "unet/config.json", "text_encoder/config.json"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes((sd / name).read_bytes())
+    (folder / "transformer").mkdir()
+    for depth in (1, 2):
+        (folder / "transformer/config.json").write_text(json.dumps({"num_layers": depth}))
+        outlined_table(folder, kept)
+        assert len([*kept.iterdir()]) == depth
+
+
 def test_a_rank_above_the_limit_is_refused(table: LayerTable, tmp_path: Path) -> None:
     path = saved(tmp_path / "a.safetensors", pair(f"unet.{Q}", ".lora_A.weight", ".lora_B.weight"))
     with pytest.raises(UnusableAdapter, match=r"rank 4 .*, this server takes 2"):
@@ -282,6 +295,76 @@ def test_a_text_encoder_of_sd_1_is_refused_by_sdxl(xl_table: LayerTable, tmp_pat
     path = saved(tmp_path / "a.safetensors", pair(stem, ".lora_down.weight", ".lora_up.weight"))
     with pytest.raises(UnusableAdapter, match=r"looks like an SD 1 LoRA .* this base is SDXL"):
         read(path, xl_table)
+
+
+@pytest.mark.parametrize("stem", [
+    "clip_l.text_model.encoder.layers.0.self_attn.q_proj",
+    "text_encoder.text_model.encoder.layers.0.self_attn.q_proj",
+    "lora_te1_text_model_encoder_layers_0_self_attn_q_proj",
+])  # fmt: skip
+@pytest.mark.parametrize(("metadata", "fits"), [
+    ({"ss_base_model_version": "sd_v1"}, "sd"),
+    ({"ss_base_model_version": "sdxl_base_v1-0"}, "sdxl"),
+    ({"ss_base_model_version": "flux1"}, ""),
+    ({"modelspec.architecture": "stable-diffusion-v1/lora"}, "sd"),
+    ({"modelspec.architecture": "stable-diffusion-xl-v1-base/lora"}, "sdxl"),
+    ({"modelspec.architecture": "stable-diffusion-3-medium/lora"}, ""),
+    ({"ss_base_model_version": "of a new kind"}, "sd sdxl"),
+    ({}, "sd sdxl"),
+], ids=str)  # fmt: skip
+def test_the_first_text_encoder_alone_goes_where_its_metadata_say(
+    table: LayerTable, xl_table: LayerTable, tmp_path: Path, stem: str, metadata: dict[str, str], fits: str
+) -> None:
+    """Without metadata nobody can tell: SD 1 and SDXL have the same CLIP-L."""
+    path = tmp_path / "a.safetensors"
+    save_file(pair(stem, ".lora_down.weight", ".lora_up.weight"), path, metadata=metadata)
+    for name, each in (("sd", table), ("sdxl", xl_table)):
+        if name in fits.split():
+            assert read(path, each).keys() == {"text_encoder"}
+        else:
+            with pytest.raises(
+                UnusableAdapter, match=r"looks like an? (SD 1|SDXL|SD 3|Flux) LoRA \((ss_base|modelspec)"
+            ):
+                read(path, each)
+
+
+def test_pefts_configuration_says_which_base_a_text_encoder_is_of(
+    table: LayerTable, xl_table: LayerTable, tmp_path: Path
+) -> None:
+    stem = "base_model.model.text_model.encoder.layers.0.self_attn.q_proj"
+    saved(tmp_path / "adapter_model.safetensors", pair(stem, ".lora_A.weight", ".lora_B.weight"))
+    for base, own, other in (
+        ("stable-diffusion-v1-5/stable-diffusion-v1-5", table, xl_table),
+        ("stabilityai/stable-diffusion-xl-base-1.0", xl_table, table),
+    ):
+        config = {"peft_type": "LORA", "r": 4, "base_model_name_or_path": base}
+        (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+        assert read(tmp_path, own).keys() == {"text_encoder"}
+        with pytest.raises(UnusableAdapter, match="base_model_name_or_path: "):
+            read(tmp_path, other)
+
+
+@pytest.mark.parametrize(("encoder", "width"), [("text_encoder", 32), ("text_encoder_2", 48)])
+@pytest.mark.parametrize("layer", ["self_attn.v_proj", "mlp.fc1", "mlp.fc2"])
+def test_names_without_a_prefix_are_of_the_text_encoder_that_their_shapes_fit(
+    xl_table: LayerTable, tmp_path: Path, encoder: str, width: int, layer: str
+) -> None:
+    ending = f"layers.0.{layer}"
+    shape = next(s for (part, name), s in xl_table.shapes.items() if part == encoder and name.endswith(ending))
+    assert width in shape
+    stem = f"base_model.model.text_model.encoder.layers.0.{layer}"
+    tensors = {f"{stem}.lora_A.weight": torch.ones(4, shape[1]), f"{stem}.lora_B.weight": torch.ones(shape[0], 4)}
+    saved(tmp_path / "adapter_model.safetensors", tensors)
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4}))
+    assert read(tmp_path, xl_table).keys() == {encoder}
+
+
+def test_a_base_of_no_known_family_is_called_by_its_id(sd: Path, tmp_path: Path) -> None:
+    pocket = outlined_table(sd, tmp_path / "kept", name="pocket")
+    stem = "lora_unet_double_blocks_0_img_attn_qkv"
+    path = saved(tmp_path / "a.safetensors", pair(stem, ".lora_down.weight", ".lora_up.weight"))
+    with pytest.raises(UnusableAdapter, match="looks like a Flux LoRA, this base is pocket: "):
+        read(path, pocket)
 
 
 @pytest.mark.parametrize(("width", "family"), [(768, "SD 1"), (1024, "SD 2")])

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -32,6 +33,20 @@ LOOKS: Sequence[tuple[str, str]] = (
 )
 FAMILIES = {768: "SD 1", 1024: "SD 2", 2048: "SDXL"}
 """By the width of the text embeddings that cross attention reads."""
+TOLD: Mapping[str, Sequence[tuple[str, str]]] = {
+    "ss_base_model_version": (
+        ("sdxl", "SDXL"), ("sd_v1", "SD 1"), ("sd_v2", "SD 2"), ("sd3", "SD 3"), ("flux", "Flux"),
+    ),
+    "modelspec.architecture": (
+        ("stable-diffusion-xl", "SDXL"), ("stable-diffusion-v1", "SD 1"), ("stable-diffusion-v2", "SD 2"),
+        ("stable-diffusion-3", "SD 3"), ("flux", "Flux"),
+    ),
+    "base_model_name_or_path": (
+        (r"[\w-]+/stable-diffusion-xl-", "SDXL"), (r"[\w-]+/stable-diffusion-v1-", "SD 1"),
+        (r"[\w-]+/stable-diffusion-2", "SD 2"), (r"[\w-]+/stable-diffusion-3", "SD 3"), (r"[\w-]+/FLUX", "Flux"),
+    ),
+}  # fmt: skip
+"""Families by how the values begin that sd-scripts, the model metadata standard and PEFT write; any other says nothing."""
 _CROSS_ATTENTION = re.compile(
     r"attn2[._]to_[kv]\.(?:lora_down|lora_A|lora\.down)(?:\.\w+)?\.weight|attn2[._]to_[kv]\.hada_w1_b"
 )
@@ -49,19 +64,54 @@ def explain(unplaced: Sequence[str], tensors: Mapping[str, Tensor], table: Layer
         return f"looks like {looks[0]}, this base is {base_name(table)}: {shown}"
     family = family_of(tensors)
     if family and family != base_name(table):
-        return f"looks like an {family} LoRA, this base is {base_name(table)}: {shown}"
+        return f"{_looks_like(family)}, this base is {base_name(table)}: {shown}"
     return f"the base model has no such layers: {shown}"
 
 
-def wrong_family(tensors: Mapping[str, Tensor], table: LayerTable) -> str | None:
-    """The message for a file of another family whose names all happen to fit, None when nothing speaks against it."""
-    family, own = family_of(tensors), base_name(table)
+def wrong_family(tensors: Mapping[str, Tensor], table: LayerTable, told: Mapping[str, str]) -> str | None:
+    """The message for a file of another family whose names all happen to fit, None when nothing speaks against it.
+
+    What `told` (the file's metadata, PEFT's configuration) says of the base decides only where no shape does. A file of the
+    first text encoder alone, under names that both use (`clip_l.`, `text_encoder.`, PEFT's folder) and without metadata, is
+    undecidable: SD 1 and SDXL have the same CLIP-L, and it acts on either. So is a base of unusual widths, told apart from
+    SDXL by its one text encoder alone.
+    """
+    own = base_name(table)
+    family = family_of(tensors)
     if family and own in FAMILIES.values() and family != own:
-        return f"looks like an {family} LoRA, this base is {own}"
-    names = list(tensors)
-    if "text_encoder_2" in table.components and any(name.startswith("lora_te_") for name in names):
+        return f"{_looks_like(family)}, this base is {own}"
+    if "text_encoder_2" in table.components and any(name.startswith("lora_te_") for name in tensors):
         return f"looks like an SD 1 LoRA (its text encoder is called lora_te), this base is {own}"
+    if family is None and (claim := _told_family(told)) is not None and not _may_be(claim.family, table):
+        return f"{_looks_like(claim.family)} ({claim.field}: {claim.value[:60]}), this base is {own}"
     return None
+
+
+class Claim(NamedTuple):
+    """The family that a file names, where and in which words."""
+
+    family: str
+    field: str
+    value: str
+
+
+def _told_family(told: Mapping[str, str]) -> Claim | None:
+    for field, rules in TOLD.items():
+        for pattern, family in rules:
+            if re.match(pattern, told.get(field, ""), re.IGNORECASE):
+                return Claim(family, field, told[field])
+    return None
+
+
+def _may_be(family: str, table: LayerTable) -> bool:
+    own = base_name(table)
+    if own in FAMILIES.values():
+        return family == own
+    return family in ("SD 1", "SD 2")  # a small model of that architecture, with one text encoder
+
+
+def _looks_like(family: str) -> str:
+    return f"looks like {'an' if family.startswith('S') else 'a'} {family} LoRA"
 
 
 def family_of(tensors: Mapping[str, Tensor]) -> str | None:
@@ -75,7 +125,7 @@ def family_of(tensors: Mapping[str, Tensor]) -> str | None:
 def base_name(table: LayerTable) -> str:
     if "text_encoder_2" in table.components:
         return "SDXL"
-    return FAMILIES.get(table.context_width or 0, "another model")
+    return FAMILIES.get(table.context_width or 0) or table.name or "of no family that has a name"
 
 
 def _matches(rules: Iterable[tuple[str, str]], names: Iterable[str]) -> list[str]:

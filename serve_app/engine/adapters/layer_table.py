@@ -35,7 +35,9 @@ class LayersOfComponent(Protocol):
 class LayerTable:
     """Finds a layer by the name that a file gives it. kohya writes underscores for dots."""
 
-    def __init__(self, components: Mapping[str, LayersOfComponent], denoiser: str) -> None:
+    def __init__(self, components: Mapping[str, LayersOfComponent], denoiser: str, *, name: str = "") -> None:
+        """`name` is what messages call the base model: its id."""
+        self.name = name
         self.components = components
         self.denoiser = denoiser
         self.shapes: dict[tuple[str, str], torch.Size] = {}

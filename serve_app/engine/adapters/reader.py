@@ -39,7 +39,7 @@ def read_source(
     A replica sets no limit: it reads what was found quick when it was registered. Raises UnusableAdapter with the reason.
     """
     outlines = source.outlines()
-    found = _place(outlines, source.peft_config is not None, table)
+    found = _place(source, outlines, table)
     for (component, layer), names in found.items():
         parts = {part: outlines[name] for part, name in names.items()}
         check_parts(f"{component}.{layer}", parts, table.shapes[component, layer], max_rank=max_rank)
@@ -59,7 +59,7 @@ def read_source(
     return weights
 
 
-def _place(outlines: Mapping[str, Tensor], has_peft_config: bool, table: LayerTable) -> dict[Layer, dict[str, str]]:
+def _place(source: Source, outlines: Mapping[str, Tensor], table: LayerTable) -> dict[Layer, dict[str, str]]:
     """Every tensor's name at its layer and part. Names, and shapes against the base's family, are looked at."""
     found: dict[Layer, dict[str, str]] = {}
     keys: dict[Layer, TensorTarget] = {}
@@ -70,7 +70,7 @@ def _place(outlines: Mapping[str, Tensor], has_peft_config: bool, table: LayerTa
         if key is None:
             unplaced.append(name)
             continue
-        if name.startswith("base_model.model.") and not has_peft_config:
+        if name.startswith("base_model.model.") and source.peft_config is None:
             raise UnusableAdapter(
                 "a PEFT adapter without its adapter_config.json, which says how strongly it acts: bring the whole folder"
             )
@@ -80,7 +80,7 @@ def _place(outlines: Mapping[str, Tensor], has_peft_config: bool, table: LayerTa
     unplaced += _weights_of_no_algorithm(found, keys)
     if unplaced:
         raise UnusableAdapter(explain(unplaced, outlines, table))
-    if reason := wrong_family(outlines, table):
+    if reason := wrong_family(outlines, table, source.told):
         raise UnusableAdapter(reason)
     return found
 
@@ -102,10 +102,20 @@ def _weights_of_no_algorithm(found: Mapping[Layer, Mapping[str, str]], keys: Map
 
 
 def _unprefixed_text(outlines: Mapping[str, Tensor], table: LayerTable) -> str:
-    """Which of two text encoders names without a prefix are of, by their width."""
-    for name, tensor in outlines.items():
-        if "q_proj" in name and name.endswith(("lora_A.weight", "lora_down.weight")):
-            for (component, layer), shape in table.shapes.items():
-                if component != table.denoiser and layer.endswith("q_proj") and shape[1:] == tensor.shape[1:]:
-                    return component
-    return "text_encoder"
+    """Which text encoder names without a prefix are of: the one whose shapes fit more of them, the first of equals."""
+    encoders = [name for name in table.components if name != table.denoiser]
+    loose = [name for name in outlines if parse(name, table, unprefixed_text="") is None]
+    if len(encoders) < 2 or not loose:
+        return "text_encoder"
+    return max(encoders, key=lambda encoder: sum(_fits(name, outlines[name], table, encoder) for name in loose))
+
+
+def _fits(name: str, outline: Tensor, table: LayerTable, encoder: str) -> bool:
+    """Whether a tensor has the sides of the encoder's layer that it names."""
+    key = parse(name, table, unprefixed_text=encoder)
+    if key is None:
+        return False
+    shape = table.shapes[key.component, key.layer]
+    if key.part == "down":
+        return outline.shape[1:].numel() == shape[1:].numel()
+    return outline.dim() > 0 and outline.shape[0] == shape[0]

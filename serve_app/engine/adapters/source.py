@@ -47,6 +47,12 @@ class Source(NamedTuple):
     def metadata(self) -> dict[str, str]:
         return self.header.metadata
 
+    @property
+    def told(self) -> dict[str, str]:
+        """The metadata, and the base model by PEFT's configuration."""
+        base = (self.peft_config or {}).get(PEFT_BASE)
+        return self.metadata | ({PEFT_BASE: base} if isinstance(base, str) else {})
+
     def outlines(self) -> dict[str, Tensor]:
         """The tensors by name, of torch's meta device: they have shapes and no numbers."""
         return {
