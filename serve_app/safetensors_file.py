@@ -1,4 +1,4 @@
-"""The one check of safetensors files that customers bring: what it passes is small in header, complete, in bounds and finite.
+"""Checks customers' safetensors files: a small header, complete data, sides in bounds, finite numbers.
 
 The engine and the weight store both ask it, so that what one takes the other takes. safetensors 0.8 itself accepts 58 MB of
 metadata (12 s, 1.3 GB of memory), NaN weights, duplicate and path-like names.
@@ -51,7 +51,10 @@ class Header(NamedTuple):
 
 
 def check_safetensors(path: Path) -> Header:
-    """Return the header of a file that passes every check. Raises UnusableFile with the reason, OSError when unreadable."""
+    """Return the header of a file that passes every check.
+
+    Raises UnusableFile with the reason, OSError when unreadable.
+    """
     header = read_header(path)
     with path.open("rb") as file:
         for name, tensor in header.tensors.items():
@@ -76,7 +79,10 @@ def read_header(path: Path) -> Header:
 
 
 def read_numbers(file: BinaryIO, header: Header, name: str) -> bytearray:
-    """Read the bytes of one tensor of the open `file`. Raises UnusableFile when they are cut short or not finite."""
+    """Read the bytes of one tensor of the open `file`.
+
+    Raises UnusableFile when they are cut short or not finite.
+    """
     tensor = header.tensors[name]
     begin, stop = tensor["data_offsets"]
     file.seek(header.start + begin)

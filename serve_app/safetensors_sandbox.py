@@ -1,4 +1,4 @@
-"""Checks a safetensors file in a process of its own, of limited memory and time: what a header holds is not known before.
+"""Checks a safetensors file in a process of its own, of limited memory and time.
 
 `python -m serve_app.safetensors_sandbox PATH` prints the reason why the file is not one that this service loads, or nothing.
 """
@@ -20,7 +20,10 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 
 def check_in_subprocess(path: Path) -> None:
-    """Run `check_safetensors` in another process. Raises UnusableFile with the reason, OSError when no process starts."""
+    """Run `check_safetensors` in another process.
+
+    Raises UnusableFile with the reason, OSError when no process starts.
+    """
     environment = {"PATH": os.defpath, "PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": "1"}
     command = (sys.executable, "-m", "serve_app.safetensors_sandbox", str(path))
     try:

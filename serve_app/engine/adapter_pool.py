@@ -1,4 +1,4 @@
-"""Storage of adapters on three levels: slots beside the model, packed rows in host memory, files on disk.
+"""Stores adapters on three levels: slots beside the model, packed rows in host memory, files on disk.
 
 Each level evicts the least recently used. Reading and packing happen on background threads; only a finished row is copied
 into a slot, between two steps, so that a run which waits for its adapter never delays a run that has its own.
@@ -39,7 +39,10 @@ class _Ready:
 
 
 class AdapterPool:
-    """Assigns slots to adapters. `prefetch` and `resident` are for any thread, all else for the step thread."""
+    """Assigns slots to adapters.
+
+    `prefetch` and `resident` are for any thread, all else for the step thread.
+    """
 
     def __init__(
         self,
@@ -163,7 +166,7 @@ class AdapterPool:
         return slot
 
     def _is_packed(self, ready: _Ready) -> bool:
-        """False where slots have grown since: then the adapter is packed again, on a loader thread like the first time."""
+        """Return False where slots have grown since. Then a loader thread packs the adapter again."""
         return all(
             component in ready.rows and ready.rows[component].version == self._component_slots[component].layout.version
             for component in ready.weights

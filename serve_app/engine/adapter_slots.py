@@ -1,4 +1,4 @@
-"""Adapter slots: many adapters packed beside a module, any of them on any row of the next forward pass.
+"""Packs many adapters beside a module, any of them for any row of the next forward pass.
 
 Each slot is one flat row of numbers, so filling it is one copy. `bind` gathers the rows that a batch needs into a buffer,
 multiplies each by its scale and gives every layer its views: after that a layer costs two small batched products more.
@@ -74,10 +74,13 @@ class PackedRow(NamedTuple):
 
 
 class AdapterSlots:
-    """Slots over one module's layers. They cover only layers and ranks that adapters have needed, and grow on demand."""
+    """Slots over one module's layers.
+
+    They cover only layers and ranks that adapters have needed, and grow on demand.
+    """
 
     def __init__(self, layers: Mapping[str, LoRALayer], count: int, *, uniform: bool = False) -> None:
-        """`uniform` binds every layer at the full rank whatever a batch applies, so that a compiled forward never changes."""
+        """`uniform` binds every layer at full rank for any batch, so that a compiled forward never changes."""
         self.layers = layers
         self.count = count
         self._uniform = uniform
@@ -92,7 +95,10 @@ class AdapterSlots:
     # -- filling slots ---------------------------------------------------------------------------------------------
 
     def pack(self, weights: LayerWeights) -> PackedRow | None:
-        """Pack `weights` for the present layout, in host memory; None when it does not cover them. For any thread."""
+        """Pack `weights` for the present layout, in host memory; None when it does not cover them.
+
+        For any thread.
+        """
         layout = self.layout
         if not layout.covers(ranks_of(weights)):
             return None
@@ -170,7 +176,7 @@ class AdapterSlots:
         self._bound = rows
 
     def bind_random(self, rows: int, max_rows: int, layout: Layout) -> None:
-        """Apply random adapters of the lowest rank to every layer of `layout`, computed at its rank, until the next `bind`.
+        """Apply random adapters of the lowest rank to every layer of `layout` until the next `bind`.
 
         Row i gets the same adapter whatever `rows` is, up to `max_rows`.
         """
@@ -190,7 +196,7 @@ class AdapterSlots:
 
     @property
     def widest_layout(self) -> Layout:
-        """Every layer that an adapter may change, at the lowest rank; the present layout where binding is uniform."""
+        """Return every layer an adapter may change, at the lowest rank; the present layout if uniform."""
         return self.layout if self._uniform else self._laid_out(self.layers, RANK_BUCKETS[0])
 
     @property

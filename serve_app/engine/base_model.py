@@ -1,4 +1,4 @@
-"""A loaded base model: its family, the adapter slots over its layers, the pool that fills them, and its runner."""
+"""Holds a loaded base model: its family, adapter slots, the pool that fills them, and its runner."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -44,7 +44,7 @@ class BaseModel:
         base_models: int = 1,
         measured: Measured | None = None,
     ) -> None:
-        """`base_models` share the device's memory; `on_loaded` is called on another thread when an adapter has been read."""
+        """`base_models` share the device's memory; another thread calls `on_loaded` when an adapter was read."""
         self.name = name
         self.family = family
         self.component_slots = {
@@ -94,7 +94,7 @@ class BaseModel:
         return self.family.components[self.family.denoiser].module
 
     def start(self, request: RunRequest, added_at: float) -> Run | None:
-        """Start a run, which then holds its adapter's slot; None while the adapter is being read or no slot is free.
+        """Start a run, which holds its adapter's slot; None while the adapter is read or no slot is free.
 
         Raises UnusableAdapter or OSError for its adapter, ValueError for its sampler.
         """
@@ -127,7 +127,7 @@ class BaseModel:
         return run
 
     def _apply_to_encoders(self, request: RunRequest, slot: int) -> str:
-        """Apply the adapter to the components other than the denoiser; return its id if it changes any of them."""
+        """Apply the adapter to all components but the denoiser; return its id if it changes any of them."""
         encoders = [slots for name, slots in self.component_slots.items() if name != self.family.denoiser]
         for slots in encoders:
             slots.bind([slot], [request.scale])
@@ -135,8 +135,9 @@ class BaseModel:
         return request.adapter.id if request.adapter is not None and changed else ""
 
     def denoise(self, batch: list[Run], limit_rows: Callable[[int], None]) -> list[FailedRun]:
-        """Move every run one step on. Of a batch that fails, halves are tried, so that only the run at fault is lost.
+        """Move every run one step on.
 
+        Of a batch that fails, halves are tried, so that only the run at fault is lost.
         Calls `limit_rows(rows)` when more rows than that do not fit in memory together. Raises AcceleratorError when the
         device takes no more work from this process.
         """

@@ -1,4 +1,4 @@
-"""Finds the cheapest forward shapes at which a row's bits do not depend on the other rows of its batch.
+"""Finds the cheapest forward shapes at which a row's bits do not depend on the batch's other rows.
 
 Rows never mix, but a kernel may add numbers in another order when it is given more rows, and the result then differs in its
 last bit. Which row counts agree depends on the machine, so it is measured there: the same random rows go through the denoiser
@@ -46,7 +46,10 @@ class BatchInvariance:
         return self._row_multiples[batch_key]
 
     def limit_rows(self, batch_key: BatchKey, rows: int) -> bool:
-        """Halve the widest shape, which did not fit in memory, and measure again. False when `rows` rows are no narrower."""
+        """Halve the widest shape, which did not fit in memory, and measure again.
+
+        False when `rows` rows are no narrower.
+        """
         widest = min(self._widest(batch_key), self._row_multiples.get(batch_key, self._max_rows))
         if widest <= max(rows, MIN_ROWS):
             return False

@@ -1,4 +1,4 @@
-"""The engine: runs join and leave between steps, and one step is one forward pass for all that fit together.
+"""Runs the engine: runs join and leave between steps; a step is one forward pass of a batch.
 
 add ──▶ waiting ──admit──▶ running ──denoise, step by step──▶ decoding ──▶ finished
         (its adapter        (a slot, latents,                 (on its
@@ -31,7 +31,10 @@ IDLE_WAIT_S = 0.05
 
 
 class Engine:
-    """Generates images, many at once. `step` is for one thread; `add`, `abort`, `progress` and the counts for any."""
+    """Generates images, many at once.
+
+    `step` is for one thread; `add`, `abort`, `progress` and the counts for any.
+    """
 
     def __init__(self, options: EngineOptions) -> None:
         self.options = options
@@ -65,7 +68,7 @@ class Engine:
             self._model(run.request).pool.release(run.slot)
 
     def _admit(self) -> list[Finished]:
-        """Start waiting runs in order while more may join, passing over those whose adapter is still being read."""
+        """Start waiting runs in order while more may join, except those whose adapter is still being read."""
         ended: list[Finished] = []
         for waiting in self.live.waiting():
             if not self.scheduler.free_runs:
@@ -151,7 +154,7 @@ class Engine:
 
     @torch.inference_mode()
     def unfinished(self, run_id: str, longest: int) -> tuple[int, np.ndarray] | None:
-        """A running run's step and the picture that it predicts, without the decoder; None where there is none to show."""
+        """Return a running run's step and the picture that it predicts, without the decoder, or None."""
         run = self.live.running(run_id)
         if run is None or not run.step:
             return None
@@ -184,8 +187,9 @@ class Engine:
         return engine
 
     def warm_up(self, width: int, height: int) -> None:
-        """Do now what the first image of this size would wait for, with every base model. For the step thread alone.
+        """Do now what the first image of this size would wait for, with every base model.
 
+        For the step thread alone.
         Raises torch.OutOfMemoryError or MemoryError when one such image does not fit.
         """
         for model in self.base_models.values():

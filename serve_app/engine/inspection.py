@@ -1,4 +1,4 @@
-"""Checks an adapter against a base model: a program of its own, of limited memory and time, because it reads a customer's file.
+"""Checks a customer's adapter against a base model, in a process of limited memory and time.
 
 `python -m serve_app.engine.inspection FOLDER BASE PATH MAX_RANK KEPT SECONDS` prints one line of JSON: {"found": …} or
 {"refused": reason}. The base model is known by its layer table, which the folder `KEPT` holds from the second time on.
@@ -31,7 +31,7 @@ WRITERS: Mapping[str, str] = {"ss_": "sd-scripts", "ot_": "OneTrainer", "lora_ad
 
 
 def main(folder: str, base: str, path: str, max_rank: str, kept: str, seconds: str) -> None:
-    """`folder` describes the base model, whose id is `base`; reading the file may take `seconds` of the processor."""
+    """`folder` describes the base model `base`; reading the file may take `seconds` of processor time."""
     table = outlined_table(Path(folder), Path(kept), name=base)
     torch.set_num_threads(1)
     limit_memory(MEMORY)

@@ -1,4 +1,4 @@
-"""A base model's layers as a small file: their names and shapes, made once from its configuration, read in milliseconds.
+"""Keeps a base model's layer names and shapes in a small file, made once from its configuration.
 
 Making it imports diffusers and transformers (6 s); checking an adapter against it needs neither.
 """
@@ -37,7 +37,7 @@ class OutlinedComponent(NamedTuple):
 
 
 def outlined_table(folder: Path, kept: Path, *, name: str = "") -> LayerTable:
-    """The layer table of the diffusers folder `folder`, whose weights are not read, from its file in `kept`.
+    """Return the layer table of the diffusers folder `folder` from its file in `kept`, without weights.
 
     `name` is what messages call the base model. Makes the file where it is missing. Raises OSError, or ValueError for a family that is not supported.
     """

@@ -1,4 +1,4 @@
-"""Offsets of every layer's part of an adapter in one flat row of numbers: all downs first, then all ups."""
+"""Lays out every layer's part of an adapter in one flat row: all downs first, then all ups."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -16,7 +16,10 @@ LEAST_SUMMED = 16
 
 
 class Layout(NamedTuple):
-    """Offsets by layer, every layer at the same rank. Never changed, only replaced by one of the next version."""
+    """Offsets by layer, every layer at the same rank.
+
+    Never changed, only replaced by one of the next version.
+    """
 
     version: int
     rank: int
@@ -44,7 +47,7 @@ class Layout(NamedTuple):
         return min(self.ups.values(), default=self.size)
 
     def views(self, name: str, layer: LoRALayer, rows: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-        """A layer's down and up in flat rows, cut to `rank`: rank comes first in both, so a lower one is a prefix."""
+        """Return a layer's down and up in flat rows, cut to `rank`: rank is first, so a lower one is a prefix."""
         down, up, summed = self.downs[name], self.ups[name], summed_rank(rank)
         return (
             layer.view_down(rows[:, down : down + layer.fan_in * rank], rank),

@@ -1,4 +1,7 @@
-"""State of every live run: waiting, running or decoding. Any thread adds, aborts and reads; the step thread moves them on."""
+"""Holds the state of every live run: waiting, running or decoding.
+
+Any thread adds, aborts and reads; the step thread moves them on.
+"""
 
 import threading
 import time
@@ -23,7 +26,10 @@ class Decoding(NamedTuple):
 
 
 class LiveRuns:
-    """The live runs by id. An aborted run leaves at once; the step thread may use it until it calls `pop_aborted`."""
+    """The live runs by id.
+
+    An aborted run leaves at once; the step thread may use it until it calls `pop_aborted`.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()  # guards the fields below, notified of every change

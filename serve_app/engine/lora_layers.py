@@ -1,4 +1,4 @@
-"""Linear and convolution layers that add a different low-rank change to every row of a batch: y = base(x) + (x·down)·up.
+"""Adds to each row of a linear or convolution its own low-rank change: y = base(x) + (x·down)·up.
 
 `down` and `up` are bound before a forward pass, one per row, already multiplied by the row's scale. A layer that no adapter of
 the batch changes has rank 0 and costs its base alone. DoRA (Liu et al. 2024) multiplies the output by a gain per row.
@@ -31,7 +31,10 @@ class LoRALayer(nn.Module):
         self.has_gain = False
 
     def bind(self, down: Tensor, up: Tensor, gain: Tensor | None) -> None:
-        """Set the change of each row; gain is [rows, out]. `up` may be padded with zeros to a higher rank than `down`."""
+        """Set the change of each row; gain is [rows, out].
+
+        `up` may be padded with zeros to a higher rank than `down`.
+        """
         self.down, self.up, self.rank = down, up, up.shape[1]
         self.has_gain = gain is not None
         if gain is not None:
@@ -59,7 +62,7 @@ class LoRALayer(nn.Module):
         return flat.view(-1, rank, self.fan_out)
 
     def view_down(self, flat: Tensor, rank: int) -> Tensor:
-        """View flat rows with rank first in the second dimension, then the layer's input in the order it is read."""
+        """View flat rows with rank first in the second dimension, then the layer's input in reading order."""
         raise NotImplementedError
 
     def arrange_down(self, down: Tensor) -> Tensor:
@@ -124,7 +127,7 @@ class LoRAConv(LoRALayer):
         return out.view(last.shape).permute(0, 3, 1, 2)
 
     def _shrink_by_fold(self, x: Tensor) -> Tensor:
-        """Compute x·down as [rows, rank, height, width]: a batched product spreads pixels over the kernel, `fold` sums them.
+        """Compute x·down as [rows, rank, height, width]: a batched product over the kernel, summed by `fold`.
 
         On a CPU it takes half to two thirds of the time of a convolution per run (measured)."""
         rows, channels, *sides = x.shape
@@ -144,7 +147,7 @@ class LoRAConv(LoRALayer):
         return shrunk.view(rows, -1, *shrunk.shape[2:])
 
     def view_down(self, flat: Tensor, rank: int) -> Tensor:
-        """[rows, rank · kernel size, channels] to fold; else [rows, rank, channels, kernel, kernel], channels last in memory."""
+        """[rows, rank·kernel size, channels] to fold, else [rows, rank, channels, kernel, kernel]."""
         channels = self.weight.shape[1]
         if self.folds:
             return flat.view(-1, rank * math.prod(self.base.kernel_size), channels)
@@ -158,7 +161,7 @@ class LoRAConv(LoRALayer):
 
 
 def wrap_layers(module: nn.Module) -> Mapping[str, LoRALayer]:
-    """Wrap every linear and convolution inside `module` in a LoRA layer; return them by the layers' own names."""
+    """Wrap every linear and convolution inside `module` in a LoRA layer; return these by layer name."""
     layers: dict[str, LoRALayer] = {}
     for name, child in list(module.named_modules()):
         if isinstance(child, nn.Linear):
@@ -172,7 +175,7 @@ def wrap_layers(module: nn.Module) -> Mapping[str, LoRALayer]:
 
 
 def _offset(bias: Tensor, gain: Tensor) -> Tensor:
-    """The term that leaves the bias out of the gain: (y - bias)·gain + bias = y·gain + offset, [rows, out].
+    """Return bias·(1 - gain), [rows, out], by which (y - bias)·gain + bias = y·gain + offset.
 
     At a gain of 1 it is -0, the one number that changes no bit of what it is added to: a row without a gain must not
     notice that it stands beside one with.

@@ -15,7 +15,10 @@ from serve_app.engine.sampler import Schedule
 
 @dataclass(frozen=True, slots=True)
 class AdapterFile:
-    """A LoRA adapter on this machine's disk. `id` is the sha256 (hex) of its bytes and identifies its weights."""
+    """A LoRA adapter on this machine's disk.
+
+    `id` is the sha256 (hex) of its bytes and identifies its weights.
+    """
 
     id: str
     path: Path
@@ -23,8 +26,9 @@ class AdapterFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRequest:
-    """One image to make. `run_id` is the caller's, unique among live runs; `seed` is an unsigned 64-bit integer.
+    """One image to make.
 
+    `run_id` is the caller's, unique among live runs; `seed` is an unsigned 64-bit integer.
     An empty `base_model` means the engine's first; `sampler` None means the base model's own.
     """
 
@@ -43,7 +47,7 @@ class RunRequest:
 
 
 class Finished(NamedTuple):
-    """Result of a run: an image (uint8 [height, width, 3]) or a failure, never both; `seconds` since it was added,
+    """Result of a run: an image (uint8 [height, width, 3]) or a failure; `seconds` since it was added,
     `decode_seconds` since its last step."""
 
     run_id: str
@@ -68,7 +72,10 @@ class BatchKey(NamedTuple):
 
 
 class Conditioning(NamedTuple):
-    """Inputs of the denoiser besides latents and time. A run has one row, or two (negative first) with guidance."""
+    """Inputs of the denoiser besides latents and time.
+
+    A run has one row, or two (negative first) with guidance.
+    """
 
     context: Tensor
     """[rows, tokens, width] encoder hidden states."""

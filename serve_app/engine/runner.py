@@ -1,4 +1,4 @@
-"""Runs one forward pass and one sampler step for a batch, every row with its own time, guidance, adapter and scale."""
+"""Runs one forward pass and sampler step of a batch; rows differ in time, guidance, adapter, scale."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -15,7 +15,10 @@ from serve_app.engine.sampler import advance
 
 
 class ForwardBatch(NamedTuple):
-    """Inputs that stay the same while the same runs step together. Padding rows repeat the first, without an adapter."""
+    """Inputs that stay the same while the same runs step together.
+
+    Padding rows repeat the first, without an adapter.
+    """
 
     runs: list[Run]
     run_of_row: Tensor
@@ -51,7 +54,7 @@ class Runner:
             self._step(batch)
 
     def warm_up(self, run: Run) -> None:
-        """Do now what batches of this run's key would do at first use: measure exact shapes, compile all shapes."""
+        """Measure exact shapes and compile all shapes now, which batches of this key would do at first use."""
         if self.invariance is not None:
             self.invariance.row_multiple(run.batch_key, run.conditioning)  # computes every static width
         elif self.static:
@@ -64,7 +67,10 @@ class Runner:
         self._last_batch = None
 
     def pads_less(self, batch_key: BatchKey, rows: int) -> bool:
-        """Reduce the padding of a key of which `rows` rows did not fit in memory. False where there is none to spare."""
+        """Reduce the padding of a key of which `rows` rows did not fit in memory.
+
+        False where there is none to spare.
+        """
         return self.invariance is not None and self.invariance.limit_rows(batch_key, rows)
 
     def _step(self, batch: ForwardBatch) -> None:

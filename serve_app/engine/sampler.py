@@ -1,4 +1,4 @@
-"""Sampler steps along the noise schedule, for many runs at once, each at its own step of its own sampler.
+"""Steps many runs along the noise schedule at once, each at its own step of its own sampler.
 
 Every sampler here is linear in its inputs, so a step is seven numbers per run:
 
@@ -42,7 +42,7 @@ class StepCoefficients(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """All steps of a sampler from noise to image: `table` is [steps, 7] float32, `timesteps` [steps] float32."""
+    """All steps of a sampler: `table` is [steps, 7] float32, `timesteps` [steps] float32."""
 
     timesteps: Tensor
     table: Tensor
@@ -60,7 +60,10 @@ class Schedule(NamedTuple):
 
 
 def advance(x: Tensor, output: Tensor, before: Tensor, table: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Compute one step of every run: x, output, before, noise are [runs, …], table [runs, 7]. Returns the new x, and x0."""
+    """Compute one step of every run: x, output, before, noise are [runs, …], table [runs, 7].
+
+    Returns the new x, and x0.
+    """
     _, p, q, a, b, c, d = table.view(*table.shape, *(1,) * (x.dim() - 1)).unbind(1)
     x0 = p * x + q * output
     after = a * x + b * x0 + c * before
@@ -80,8 +83,9 @@ def make_schedule(
     sigmas: Sequence[float] | None = None,
     mu: float | None = None,
 ) -> Schedule:
-    """The table of `steps` steps for a base model's scheduler `config`. Raises ValueError on an unsupported setting.
+    """The table of `steps` steps for a base model's scheduler `config`.
 
+    Raises ValueError on an unsupported setting.
     `sigmas` and `mu` are for flow matching: the noise levels before shifting, and a shift that depends on the image size.
     """
     reference = diffusers_scheduler(sampler, config)
@@ -202,7 +206,7 @@ def _lcm(reference: Any) -> list[StepCoefficients]:
 
 
 def _flow_euler(reference: Any) -> list[StepCoefficients]:
-    """Euler steps of a rectified flow (Liu et al. 2022), x = (1 - sigma)·x0 + sigma·noise with velocity output."""
+    """Tabulate Euler steps of a rectified flow (Liu et al. 2022): x = (1 - sigma)·x0 + sigma·noise."""
     return [
         StepCoefficients(1.0, 1.0, -here, there / here, 1 - there / here)
         for here, there in pairwise(float(sigma) for sigma in reference.sigmas)

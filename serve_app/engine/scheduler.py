@@ -1,4 +1,4 @@
-"""Chooses the runs of the next step: batch keys share the compute by deficit round robin, runs of a key take turns."""
+"""Chooses the runs of the next step: deficit round robin over batch keys, runs of a key in turn."""
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable
@@ -56,7 +56,7 @@ class Scheduler:
                 return offers[key]
 
     def limit_rows(self, key: BatchKey, rows: int) -> None:
-        """Limit the batches of a key to `rows` rows, but never to less than one run: more did not fit in memory."""
+        """Limit a key's batches to `rows` rows, but not below one run: more did not fit in memory."""
         self._row_limits[key] = max(2, rows)
 
     def pop_finished(self, batch: Iterable[Run]) -> list[Run]:

@@ -49,7 +49,7 @@ class _Aborted(Exception):
 
 
 class UpscaleExecutor:
-    """Upscales one image after the other; a step is a whole image, stopped between tiles when its job is aborted."""
+    """Upscales one image a step; an abort of its job stops it between tiles."""
 
     kind = JobKind.UPSCALE
     resident: Sequence[str] = ()

@@ -54,7 +54,7 @@ class Canvas:
         return self._sum / self._weight
 
     def _ramp(self, start: int, length: int, whole: int) -> np.ndarray:
-        """A tile's weight along one side: zero in the margin, then rising; one at a border of the image itself."""
+        """Return a tile's weights along a side: zero in the margin, then rising; one at the image's border."""
         along = (np.arange(length * self._scale) + 0.5) / self._scale
         before = along if start else np.full_like(along, np.inf)
         after = length - along if start + length < whole else np.full_like(along, np.inf)

@@ -1,4 +1,4 @@
-"""Upscales an image two or four times: by Real-ESRGAN's compact network where its weights are given, else by Lanczos.
+"""Upscales an image two or four times, by Real-ESRGAN's compact network or, without it, Lanczos.
 
 The network is SRVGGNetCompact (Wang et al. 2021, Real-ESRGAN `realesr-general-x4v3` and kin): same-size convolutions, then a
 pixel shuffle onto the enlarged input. Its width, depth and scale are read from the weights.

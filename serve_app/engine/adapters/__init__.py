@@ -1,4 +1,4 @@
-"""LoRA adapters as people bring them, read into layer weights: every common trainer's names, shapes and scaling rules."""
+"""Reads LoRA adapters of every common trainer into layer weights: names, shapes, scaling rules."""
 
 from serve_app.engine.adapters.errors import UnusableAdapter
 from serve_app.engine.adapters.layer_table import LayerTable

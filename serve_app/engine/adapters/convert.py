@@ -129,7 +129,7 @@ def _lokr(name: str, parts: Parts, shape: torch.Size) -> LowRank:
 
 
 def _kronecker_side(name: str, parts: Parts, side: str) -> tuple[Tensor, Tensor]:
-    """up [out, rank] and down [rank, in…] of one factor; a whole one is split by the identity on its shorter side."""
+    """Return up [out, rank] and down [rank, in…] of one factor; the identity splits a whole one."""
     if side in parts:
         whole = parts[side].float()
         out, width = whole.shape[0], whole[0].numel()
@@ -178,15 +178,16 @@ def _ia3(name: str, parts: Parts, base: Tensor) -> ModuleWeights:
 
 
 def _lycoris_dora(name: str, dora_scale: Tensor, base: Tensor, made: ModuleWeights) -> Tensor:
-    """m / ‖W + BA‖ − 1 per output: LyCORIS moves the gain by the weight and takes the whole BA at every weight but 0."""
+    """Return m / ‖W + BA‖ − 1 per output: LyCORIS scales this gain, and keeps BA whole at weights but 0."""
     magnitude = _per_output(name, dora_scale, base.shape, by_lycoris=True)
     changed = base.detach().flatten(1).float().cpu() + made.up @ made.down.flatten(1) * made.scaling
     return magnitude / (changed.norm(dim=1) + torch.finfo(torch.float32).eps) - 1
 
 
 def _per_output(name: str, magnitude: Tensor, shape: torch.Size, *, by_lycoris: bool) -> Tensor:
-    """DoRA's m as [out]. PEFT writes [out], and of a convolution [1, out, 1, 1]; LyCORIS writes [out, 1, …].
+    """DoRA's m as [out].
 
+    PEFT writes [out], and of a convolution [1, out, 1, 1]; LyCORIS writes [out, 1, …].
     LyCORIS can also keep one number per input, [1, in, …], which is another formula.
     """
     per_input = by_lycoris and magnitude.dim() > 1 and magnitude.shape[0] == 1 and shape[0] != 1

@@ -1,4 +1,4 @@
-"""Says in a person's words why a file does not fit: another base model, another kind of file, an algorithm that is not read."""
+"""Says in plain words why a file does not fit: another base model, kind of file or algorithm."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -69,7 +69,7 @@ def explain(unplaced: Sequence[str], tensors: Mapping[str, Tensor], table: Layer
 
 
 def wrong_family(tensors: Mapping[str, Tensor], table: LayerTable, told: Mapping[str, str]) -> str | None:
-    """The message for a file of another family whose names all happen to fit, None when nothing speaks against it.
+    """Return the message for a file of another family whose names all happen to fit, else None.
 
     What `told` (the file's metadata, PEFT's configuration) says of the base decides only where no shape does. A file of the
     first text encoder alone, under names that both use (`clip_l.`, `text_encoder.`, PEFT's folder) and without metadata, is

@@ -51,7 +51,7 @@ class LayerTable:
         self._prefixes = self._component_prefixes()
 
     def find(self, stem: str, *, unprefixed_text: str = "text_encoder") -> tuple[str, str] | None:
-        """Component and layer of `lora_te1_text_model_…`, `text_encoder.text_model.…` and the like; None where there is none.
+        """Find component and layer of `lora_te1_text_model_…` or `text_encoder.text_model.…`, or None.
 
         A name without a prefix is the denoiser's, or that of the text encoder `unprefixed_text`.
         """

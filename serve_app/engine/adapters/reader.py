@@ -1,4 +1,7 @@
-"""Reads an adapter into layer weights. Every key is placed or the file is refused: a weight is never dropped in silence."""
+"""Reads an adapter into layer weights.
+
+Every key is placed or the file is refused: a weight is never dropped in silence.
+"""
 
 import math
 from collections.abc import Mapping
@@ -60,7 +63,10 @@ def read_source(
 
 
 def _place(source: Source, outlines: Mapping[str, Tensor], table: LayerTable) -> dict[Layer, dict[str, str]]:
-    """Every tensor's name at its layer and part. Names, and shapes against the base's family, are looked at."""
+    """Every tensor's name at its layer and part.
+
+    Names, and shapes against the base's family, are looked at.
+    """
     found: dict[Layer, dict[str, str]] = {}
     keys: dict[Layer, TensorTarget] = {}
     unplaced: list[str] = []
@@ -102,7 +108,7 @@ def _weights_of_no_algorithm(found: Mapping[Layer, Mapping[str, str]], keys: Map
 
 
 def _unprefixed_text(outlines: Mapping[str, Tensor], table: LayerTable) -> str:
-    """Which text encoder names without a prefix are of: the one whose shapes fit more of them, the first of equals."""
+    """Return the text encoder whose shapes fit most of the names without a prefix; the first of equals."""
     encoders = [name for name in table.components if name != table.denoiser]
     loose = [name for name in outlines if parse(name, table, unprefixed_text="") is None]
     if len(encoders) < 2 or not loose:

@@ -1,4 +1,4 @@
-"""How strongly each layer's change acts by PEFT's configuration: `lora_alpha`, `alpha_pattern`, `use_rslora`.
+"""Scales each layer's change by PEFT's configuration: `lora_alpha`, `alpha_pattern`, `use_rslora`.
 
 PEFT's own classes are not used, whose import takes seconds; a test compares with them.
 """
@@ -25,7 +25,7 @@ UNSUPPORTED = ("lora_bias", "modules_to_save", "target_parameters", "layer_repli
 
 
 class Scaling(NamedTuple):
-    """alpha of a layer, and whether it is divided by the root of the rank (Kalajdzievski 2023) instead of the rank."""
+    """A layer's alpha, divided by its rank, or by the root of it (Kalajdzievski 2023)."""
 
     alpha: float | None
     rank_stabilised: bool
@@ -35,7 +35,7 @@ UNTOLD = Scaling(None, False)
 
 
 class Pattern(NamedTuple):
-    """A key of `alpha_pattern`: PEFT asks whether it fits the end of a layer's name, or all of it after a dot."""
+    """A key of `alpha_pattern`: it fits the whole of a layer's name, or its end after a dot."""
 
     regex: re.Pattern[str]
     length: int

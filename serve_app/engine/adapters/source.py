@@ -36,7 +36,7 @@ _DTYPES: Mapping[str, torch.dtype] = {
 
 
 class Source(NamedTuple):
-    """An adapter's file, whose header was read and whose numbers were not, and PEFT's configuration where it has one."""
+    """An adapter's file, of which the header was read, and PEFT's configuration where it has one."""
 
     file: Path
     header: Header
@@ -80,7 +80,10 @@ class Source(NamedTuple):
 
 
 def open_source(path: Path) -> Source:
-    """The adapter at `path`, by its header. Raises UnusableAdapter with the reason, OSError when it cannot be read."""
+    """The adapter at `path`, by its header.
+
+    Raises UnusableAdapter with the reason, OSError when it cannot be read.
+    """
     file, config = _parts(path)
     try:
         header = read_header(file)

@@ -62,7 +62,7 @@ def parse(name: str, table: LayerTable, *, unprefixed_text: str = "text_encoder"
 
 
 def algorithm_of(names: Iterable[str]) -> str:
-    """The algorithms of an adapter's tensors in a few words, such as `LoRA`, `DoRA`, `LoHa with DoRA`, `LoKr and LoRA`."""
+    """Name the algorithms of an adapter's tensors, such as `LoRA`, `LoHa with DoRA`, `LoKr and LoRA`."""
     parts: dict[str, set[str]] = {}
     for name in names:
         stem, part, _ = _split(name)

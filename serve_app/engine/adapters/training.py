@@ -1,4 +1,4 @@
-"""What a file's metadata says of its training: chosen fields, each cut, and the trigger words that they suggest."""
+"""Chooses fields of a file's training metadata, cuts them, and suggests trigger words."""
 
 import json
 from collections import Counter
@@ -41,7 +41,7 @@ def suggested_trigger_words(metadata: Mapping[str, str]) -> list[str]:
 
 
 def _tag_counts(text: str) -> Counter[str]:
-    """Tags over all folders of the data set; sd-scripts writes `{"3_ink": {"ink drawing": 3, "a cat": 1}}`."""
+    """Count tags over all folders of the data set, as sd-scripts writes: `{"3_ink": {"a cat": 1}}`."""
     try:
         folders = json.loads(text or "{}")
     except (ValueError, RecursionError):
@@ -63,5 +63,5 @@ def _objects(values: Iterable[Any]) -> Iterable[Mapping[str, Any]]:
 
 
 def _line(text: str) -> str:
-    """Without line breaks, control characters and lone surrogates, which no log and no database would take."""
+    """Remove line breaks, control characters and lone surrogates, which a log or database refuses."""
     return " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * MAX_VALUE]).split())

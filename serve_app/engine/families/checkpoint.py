@@ -1,4 +1,7 @@
-"""Loads diffusers' pipeline of a base model from a folder or a single file. Nothing is ever fetched from a network."""
+"""Loads diffusers' pipeline of a base model from a folder or a single file.
+
+Nothing is ever fetched from a network.
+"""
 
 import importlib
 from pathlib import Path
@@ -15,7 +18,7 @@ UNNEEDED = ("safety_checker", "feature_extractor", "image_encoder")
 
 
 class Checkpoint(NamedTuple):
-    """A safetensors file in the layout of the original Stable Diffusion code, and a folder that describes its contents."""
+    """A safetensors file of the original Stable Diffusion code's layout, and a folder that describes it."""
 
     file: Path
     config: Path
@@ -33,7 +36,10 @@ def name_of(source: Source) -> str:
 
 
 def pipeline_class(source: Source) -> str:
-    """Name of diffusers' pipeline class for a base model. Raises OSError when its folder or file is missing."""
+    """Name of diffusers' pipeline class for a base model.
+
+    Raises OSError when its folder or file is missing.
+    """
     checkpoint = _as_checkpoint(source)
     if checkpoint is None:
         assert isinstance(source, Path)
@@ -51,7 +57,10 @@ def pipeline_class(source: Source) -> str:
 
 
 def load_pipeline(source: Source, dtype: torch.dtype) -> Any:
-    """Load diffusers' pipeline. Raises OSError when a file is missing, ValueError when one is of another architecture."""
+    """Load diffusers' pipeline.
+
+    Raises OSError when a file is missing, ValueError when one is of another architecture.
+    """
     checkpoint = _as_checkpoint(source)
     with quiet_loading():
         if checkpoint is not None:

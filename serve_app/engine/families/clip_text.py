@@ -1,4 +1,4 @@
-"""CLIP text encoders: prompts to hidden states, in chunks where a prompt is longer than the encoder's window."""
+"""Encodes prompts with CLIP, in chunks where a prompt is longer than the encoder's window."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -8,14 +8,14 @@ from torch import Tensor
 
 
 class Encoded(NamedTuple):
-    """Hidden states [chunks, window, width] of a prompt and, where the encoder has one, the first chunk's pooled vector."""
+    """A prompt's hidden states [chunks, window, width], and the first chunk's pooled vector or None."""
 
     chunks: Tensor
     pooled: Tensor | None
 
 
 class TextEncoder(NamedTuple):
-    """A tokenizer and its encoder; `penultimate` reads the hidden states before the last layer, as SDXL does."""
+    """A tokenizer and its encoder; `penultimate` takes the hidden states before the last layer (SDXL)."""
 
     tokenizer: Any
     model: Any
@@ -28,7 +28,10 @@ class TextEncoder(NamedTuple):
 
 
 def encode_prompt(encoders: Sequence[TextEncoder], prompt: str) -> Encoded:
-    """Encode a prompt with every encoder, side by side. A chunk is always encoded alone, so that its bits never vary."""
+    """Encode a prompt with every encoder, side by side.
+
+    A chunk is always encoded alone, so that its bits never vary.
+    """
     tokens = [tokenize(encoder, prompt) for encoder in encoders]
     longest = max(len(chunks) for chunks in tokens)
     sides: list[Tensor] = []
@@ -63,7 +66,7 @@ def tokenize(encoder: TextEncoder, prompt: str) -> list[list[int]]:
 
 
 def clip_aliases(layers: Iterable[str]) -> dict[str, str]:
-    """Names that adapter files give a CLIP encoder's layers: with or without `text_model.`, projections as `to_q`."""
+    """Map names of adapter files to a CLIP encoder's layers: `text_model.` or not, `to_q` as `q_proj`."""
     aliases: dict[str, str] = {}
     for layer in layers:
         bare = layer.removeprefix("text_model.")
@@ -89,7 +92,7 @@ def _padded(tokenizer: Any, ids: list[int], window: int) -> list[int]:
 
 
 def _encode_chunk(encoder: TextEncoder, ids: list[int]) -> tuple[Tensor, Tensor | None]:
-    """Hidden states [1, window, width], and the projected pooled vector [1, width] of an encoder that has one."""
+    """Return hidden states [1, window, width], and the projected pooled vector [1, width] if there is one."""
     model = encoder.model
     tokens = torch.tensor([ids], device=model.device)
     mask = (

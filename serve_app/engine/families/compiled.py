@@ -10,7 +10,10 @@ GRAPHS = 1024
 
 
 def compile_denoiser(module: nn.Module, backend: str) -> Any:
-    """Compile one graph per forward shape. By default torch keeps eight, then runs eagerly and only logs it."""
+    """Compile one graph per forward shape.
+
+    By default torch keeps eight, then runs eagerly and only logs it.
+    """
     limits = torch._dynamo.config  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage, reportAttributeAccessIssue]
     limits.recompile_limit = max(limits.recompile_limit, GRAPHS)
     limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, GRAPHS)

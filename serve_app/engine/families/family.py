@@ -1,4 +1,4 @@
-"""Protocol between the engine and a model architecture: encode, schedule, denoise, decode, and the layers that adapters change."""
+"""Defines the protocol of a model architecture: encode, schedule, denoise, decode, adapted layers."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -72,9 +72,12 @@ class Family(Protocol):
         ...
 
     def denoise(self, latents: Tensor, timesteps: Tensor, conditioning: Conditioning) -> Tensor:
-        """Compute the denoiser's output, float32, shaped as the latents: [rows, channels, …], timesteps [rows]."""
+        """Compute the denoiser's output, float32, as the latents [rows, channels, …], at timesteps [rows]."""
         ...
 
     def decode(self, latents: Tensor, request: RunRequest) -> np.ndarray:
-        """Decode one run's latents to uint8 [height, width, 3]. Raises FloatingPointError where numbers overflow."""
+        """Decode one run's latents to uint8 [height, width, 3].
+
+        Raises FloatingPointError where numbers overflow.
+        """
         ...

@@ -1,4 +1,4 @@
-"""A picture of unfinished latents without the decoder: each latent cell becomes one pixel by a linear map of its channels."""
+"""Draws unfinished latents without the decoder: a linear map turns each latent cell into a pixel."""
 
 from typing import NamedTuple
 

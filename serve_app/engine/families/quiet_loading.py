@@ -1,4 +1,4 @@
-"""Hide progress bars and two misleading warnings of diffusers and transformers while a base model is loaded."""
+"""Hides progress bars and two misleading warnings of diffusers and transformers during loading."""
 
 import importlib
 import logging

@@ -15,7 +15,10 @@ FAMILIES: dict[str, Callable[[Source, EngineOptions], Family]] = {
 
 
 def load_family(source: Source, options: EngineOptions) -> Family:
-    """Load a base model with the family of its pipeline class. Raises OSError, or ValueError where there is no family."""
+    """Load a base model with the family of its pipeline class.
+
+    Raises OSError, or ValueError where there is no family.
+    """
     name = pipeline_class(source)
     if name not in FAMILIES:
         raise ValueError(f"{source}: {name} is not supported; supported pipelines: {', '.join(FAMILIES)}")

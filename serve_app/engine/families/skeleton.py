@@ -1,4 +1,4 @@
-"""A base model's layers without its weights: what an adapter can be checked against in a second and a few megabytes."""
+"""Makes a base model's layer table without its weights, in a second and a few megabytes."""
 
 import importlib
 import json

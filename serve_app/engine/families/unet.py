@@ -81,7 +81,10 @@ class UNetFamily:
         return self._conditioning(both, request)
 
     def _is_guided(self, request: RunRequest) -> bool:
-        """Whether a run needs two rows. A distilled UNet takes its guidance as an input instead (Meng et al. 2023)."""
+        """Whether a run needs two rows.
+
+        A distilled UNet takes its guidance as an input instead (Meng et al. 2023).
+        """
         return request.guidance > 1 and self.unet.config.time_cond_proj_dim is None
 
     def _encode_cached(self, text: str, adapter_id: str, scale: float) -> Encoded:
@@ -113,7 +116,7 @@ class UNetFamily:
         return 2 ** (len(self.vae.config.block_out_channels) - 1)
 
     def latent_shape(self, request: RunRequest) -> tuple[int, int, int]:
-        """Channels, height, width; a size that the factor does not divide is rounded up, and cropped after decoding."""
+        """Return channels, height, width, rounded up to the factor; decoding crops the picture."""
         factor = self.pixels_per_latent
         return self.unet.config.in_channels, math.ceil(request.height / factor), math.ceil(request.width / factor)
 
@@ -183,7 +186,7 @@ class UNetFamily:
 
     @staticmethod
     def _own_sampler(scheduler: Any) -> Sampler:
-        """The checkpoint's own where there is one; DPM++ 2M for the multistep schedulers of old folders (PNDM, LMS)."""
+        """Return the checkpoint's own sampler; DPM++ 2M for old multistep schedulers (PNDM, LMS)."""
         return sampler_of(type(scheduler).__name__) or Sampler.DPMPP_2M
 
     @staticmethod
@@ -193,7 +196,7 @@ class UNetFamily:
 
 
 def guidance_embedding(guidance: float, width: int) -> Tensor:
-    """Sinusoids of 1000·guidance, [1, width] (Meng et al. 2023; diffusers' `get_guidance_scale_embedding`)."""
+    """Return sinusoids of 1000·guidance, [1, width] (Meng et al. 2023, as diffusers embeds it)."""
     half = width // 2
     frequencies = torch.exp(torch.arange(half) * (-math.log(10000.0) / (half - 1)))
     angles = 1000.0 * guidance * frequencies[None]
