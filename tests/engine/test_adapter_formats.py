@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from serve_app.engine.adapters import UnusableAdapter
 from serve_app.engine.families.sgm import sgm_aliases
+from tests.engine.format_table import documented, tested
 from tests.engine.latent_comparison import (
     EVERY_WEIGHT,
     SOME_WEIGHTS,
@@ -35,17 +36,23 @@ TEXT = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
 REDRAWN = "what tiny_models or diffusers draw without an adapter has changed"
 
 
-def rows(*named: tuple[Any, ...], everywhere: Sequence[Any]) -> list[Any]:
-    """Rows of a label, a base model and more. Behind `make soak` lie those of sd2 and sdxl, but for labels in `everywhere`."""
-    labels = [str(getattr(row[0], "label", row[0])) for row in named]
-    return [
-        pytest.param(
-            *row,
-            id="-".join((label, *map(str, row[1:]))),
-            marks=() if row[1] == "sd" or label in everywhere else pytest.mark.soak,
-        )
-        for label, row in zip(labels, named, strict=True)
-    ]
+def rows(*named: tuple[Any, ...], everywhere: Sequence[Any], in_full: Sequence[str]) -> list[Any]:
+    """Rows of a label, a base model and more, each at some weights and, behind `make soak`, at every weight.
+
+    Behind `make soak` lie also those of sd2 and sdxl, but for labels in `everywhere`. Labels `in_full` are run at every weight
+    on sd each time: one of each kind, so that a rule that holds at 0.75 alone does not pass.
+    """
+    made: list[Any] = []
+    for row in named:
+        label = str(getattr(row[0], "label", row[0]))
+        row_id, here = "-".join((label, *map(str, row[1:]))), row[1] == "sd" or label in everywhere
+        full = label in in_full and row[1] == "sd"
+        soak = () if full else pytest.mark.soak
+        made.append(pytest.param(*row, EVERY_WEIGHT, id=f"{row_id}-every-weight", marks=soak))
+        if not full:
+            marks = () if here else pytest.mark.soak
+            made.append(pytest.param(*row, SOME_WEIGHTS, id=f"{row_id}-some-weights", marks=marks))
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -61,16 +68,6 @@ def bases(sd: Path, sd2: Path, sdxl: Path) -> Iterator[Callable[[str], Base]]:
     if compared:
         label, largest = max(compared.items(), key=lambda each: each[1])
         print(f"\n{len(compared)} rows, largest latent error {largest:.1e} ({label})")  # noqa: T201 - with `-s`
-
-
-@pytest.fixture(
-    params=[
-        pytest.param(SOME_WEIGHTS, id="some-weights"),
-        pytest.param(EVERY_WEIGHT, id="every-weight", marks=pytest.mark.soak),
-    ]
-)
-def weights(request: pytest.FixtureRequest) -> Sequence[float]:
-    return request.param
 
 
 # -- names: one set of changes under every spelling ------------------------------------------------------------------------
@@ -207,10 +204,11 @@ NAMED_ROWS = rows(
         "ComfyUI diffusion_model",
         "original names under kohya's prefix",
     ),
+    in_full=("kohya LoCon", "diffusers, PEFT keys"),
 )
 
 
-@pytest.mark.parametrize(("naming", "base_name"), NAMED_ROWS)
+@pytest.mark.parametrize(("naming", "base_name", "weights"), NAMED_ROWS)
 def test_every_spelling_gives_the_merged_result(
     bases: Callable[[str], Base], tmp_path: Path, weights: Sequence[float], naming: Naming, base_name: str
 ) -> None:
@@ -233,6 +231,7 @@ def test_every_spelling_gives_the_merged_result(
 
 # -- PEFT's folders --------------------------------------------------------------------------------------------------------
 
+CONVOLUTIONS = ["conv1", "conv2", "conv_shortcut", "downsamplers.0.conv", "to_q"]
 PEFT_CONFIGS: dict[str, dict[str, Any]] = {
     "alpha is the rank": {"r": 4, "lora_alpha": 4},
     "alpha 16 of rank 4": {"r": 4, "lora_alpha": 16},
@@ -244,20 +243,30 @@ PEFT_CONFIGS: dict[str, dict[str, Any]] = {
         "alpha_pattern": {"attn1.to_q": 2, "to_v": 9},
     },
     "DoRA": {"r": 4, "lora_alpha": 8, "use_dora": True},
+    "convolutions": {"r": 3, "lora_alpha": 6, "target_modules": CONVOLUTIONS},
+    "DoRA of convolutions": {"r": 3, "lora_alpha": 6, "use_dora": True, "target_modules": CONVOLUTIONS},
+}
+OF_ENCODERS: dict[str, dict[str, Any]] = {
+    "without q_proj": {"r": 4, "lora_alpha": 8, "target_modules": ["v_proj", "fc1", "fc2"]},
 }
 PEFT_ROWS = rows(
     *((name, base, "unet") for name in PEFT_CONFIGS for base in ("sd", "sd2", "sdxl")),
     ("alpha 16 of rank 4", "sd", "text_encoder"),
     ("alpha 16 of rank 4", "sdxl", "text_encoder_2"),
     ("alpha 16 of rank 4", "sdxl", "text_encoder"),
-    everywhere=("alpha 16 of rank 4",),
+    ("without q_proj", "sd", "text_encoder"),
+    ("without q_proj", "sdxl", "text_encoder_2"),
+    ("without q_proj", "sdxl", "text_encoder"),
+    everywhere=("alpha 16 of rank 4", "without q_proj"),
+    in_full=("patterns", "DoRA", "DoRA of convolutions"),
 )
 
 
 def peft_model(base: Base, component: str, config: Mapping[str, Any]) -> Any:
     targets = ["to_q", "to_k", "to_v", "to_out.0", "ff.net.2"] if component == "unet" else ["q_proj", "v_proj", "fc1"]
     module = copy.deepcopy(base.components[component])
-    model = get_peft_model(module, LoraConfig(target_modules=targets, **config))
+    settings: dict[str, Any] = {"target_modules": targets, **config}
+    model = get_peft_model(module, LoraConfig(**settings))
     randomise(model)
     return model
 
@@ -288,12 +297,12 @@ def scaled_latents(base: Base, component: str, model: Any, module: nn.Module, we
             layer.scaling = scaling
 
 
-@pytest.mark.parametrize(("config", "base_name", "component"), PEFT_ROWS)
+@pytest.mark.parametrize(("config", "base_name", "component", "weights"), PEFT_ROWS)
 def test_a_peft_folder_gives_what_peft_makes(
     bases: Callable[[str], Base], tmp_path: Path, weights: Sequence[float], config: str, base_name: str, component: str
 ) -> None:
     base = bases(base_name)
-    model = peft_model(base, component, PEFT_CONFIGS[config])
+    model = peft_model(base, component, (PEFT_CONFIGS | OF_ENCODERS)[config])
     model.save_pretrained(str(tmp_path / "folder"))
     module = model.base_model.model
     require_equal(
@@ -310,10 +319,11 @@ DIFFUSERS_ROWS = rows(
         for base in ("sd", "sd2", "sdxl")
     ),
     everywhere=("DoRA",),
+    in_full=("patterns",),
 )
 
 
-@pytest.mark.parametrize(("config", "base_name"), DIFFUSERS_ROWS)
+@pytest.mark.parametrize(("config", "base_name", "weights"), DIFFUSERS_ROWS)
 def test_what_diffusers_saves_gives_what_peft_makes(
     bases: Callable[[str], Base], tmp_path: Path, weights: Sequence[float], config: str, base_name: str
 ) -> None:
@@ -338,10 +348,11 @@ SD_SCRIPTS = Path(__file__).with_name("sd_scripts")
 SD_SCRIPTS_ROWS = rows(
     *((path.stem, path.stem.partition("_")[0]) for path in sorted(SD_SCRIPTS.glob("*.safetensors"))),
     everywhere=("sdxl_fp16",),
+    in_full=("sd_convolutions",),
 )
 
 
-@pytest.mark.parametrize(("name", "base_name"), SD_SCRIPTS_ROWS)
+@pytest.mark.parametrize(("name", "base_name", "weights"), SD_SCRIPTS_ROWS)
 def test_what_sd_scripts_saved_gives_what_sd_scripts_made(
     bases: Callable[[str], Base], weights: Sequence[float], name: str, base_name: str
 ) -> None:
@@ -379,6 +390,7 @@ LYCORIS: dict[str, dict[str, Any]] = {
 LYCORIS_ROWS = rows(
     *((name, base) for name in LYCORIS for base in ("sd", "sdxl")),
     everywhere=("locon with convolutions", "LoHa DoRA", "LoKr low-rank", "IA3"),
+    in_full=("locon DoRA", "LoHa", "LoKr low-rank", "IA3"),
 )
 
 
@@ -410,7 +422,7 @@ def remove_network(base: Base, network: Any) -> None:
     base.restore()
 
 
-@pytest.mark.parametrize(("algorithm", "base_name"), LYCORIS_ROWS)
+@pytest.mark.parametrize(("algorithm", "base_name", "weights"), LYCORIS_ROWS)
 def test_what_lycoris_saves_gives_what_lycoris_makes(
     bases: Callable[[str], Base], tmp_path: Path, weights: Sequence[float], algorithm: str, base_name: str
 ) -> None:
@@ -463,3 +475,14 @@ def test_ia3_on_inputs_is_refused_by_name(bases: Callable[[str], Base], tmp_path
     save_file({f"{stem}.weight": torch.ones(width), f"{stem}.on_input": torch.tensor(1)}, path)
     with pytest.raises(UnusableAdapter, match="on a layer's inputs"):
         base.with_adapter(path)
+
+
+def test_the_table_for_users_has_every_row() -> None:
+    """`python -m tests.engine.format_table` writes it anew."""
+    assert documented() == tested({
+        "test_every_spelling_gives_the_merged_result": NAMED_ROWS,
+        "test_a_peft_folder_gives_what_peft_makes": PEFT_ROWS,
+        "test_what_diffusers_saves_gives_what_peft_makes": DIFFUSERS_ROWS,
+        "test_what_sd_scripts_saved_gives_what_sd_scripts_made": SD_SCRIPTS_ROWS,
+        "test_what_lycoris_saves_gives_what_lycoris_makes": LYCORIS_ROWS,
+    })  # fmt: skip

@@ -1,0 +1,109 @@
+"""Writes docs/lora-formats.md: every format of adapters that the tests compare, and its largest error.
+
+    python -m tests.engine.format_table
+
+It runs the rows of `test_adapter_formats.py` at every weight, in one process (about two minutes).
+"""
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from serve_app.settings import ROOT
+from tests.engine.latent_comparison import EVERY_WEIGHT, TOLERANCE, compared
+
+DOCUMENT = ROOT / "docs" / "lora-formats.md"
+BASES: Mapping[str, str] = {"sd": "SD 1", "sd2": "SD 2", "sdxl": "SDXL"}
+WRITERS: Mapping[str, str] = {
+    "test_what_sd_scripts_saved_gives_what_sd_scripts_made": "sd-scripts",
+    "test_a_peft_folder_gives_what_peft_makes": "PEFT, a folder",
+    "test_what_diffusers_saves_gives_what_peft_makes": "diffusers",
+    "test_what_lycoris_saves_gives_what_lycoris_makes": "LyCORIS",
+    "test_every_spelling_gives_the_merged_result": "a merge by hand",
+}
+"""Whose own result a row is compared with, by the test that does it."""
+_TESTS = Path(__file__).with_name("test_adapter_formats.py")
+_TEST = re.compile(r"::(test_\w+)\[(.+)-every-weight\]")
+_ROW = re.compile(r"(.+)-(sd|sd2|sdxl)(?:-(\w+))?")
+_INTRODUCTION = f"""# Formats of LoRA files
+
+Each row is a format that the tests write, read and draw with on tiny random models of the three architectures, at the weights
+{", ".join(f"{weight:g}" for weight in EVERY_WEIGHT)}. A number is the largest error of a latent against the result of the tool that wrote the file, of
+{TOLERANCE:g} allowed; the adapters change latents by more than 0.01. An empty cell was not tried. "A merge by hand" is a set of names: the
+tensors are written under them by the test, as the tool's source spells them, because some tools (OneTrainer, ComfyUI) are
+on no package index; its changes are merged into the base's weights with the formula of LoRA. A file is refused with the reason where it
+holds full-weight differences, norms, OFT, BOFT, GLoRA, IA³ on inputs, DoRA per input, biases or bundled embeddings.
+
+A file of the first text encoder alone fits SD 1 and SDXL alike (both have CLIP-L): only its metadata (`ss_base_model_version`,
+`modelspec.architecture`, PEFT's `base_model_name_or_path`) say which it is for. Without them it is taken by either.
+
+Written by `python -m tests.engine.format_table`; a test holds its rows to those of `tests/engine/test_adapter_formats.py`.
+
+| compared with | format | {" | ".join(BASES.values())} |
+|---|---|{"---|" * len(BASES)}
+"""
+
+
+class Format(NamedTuple):
+    """A row of the table."""
+
+    writer: str
+    name: str
+
+
+def main() -> int:
+    status = pytest.main(
+        ["-q", "-n", "0", "-p", "no:randomly", "-m", "soak or not soak", "-k", "every-weight", str(_TESTS)]
+    )
+    if status:
+        return int(status)
+    errors: dict[Format, dict[str, float]] = {}
+    for test, error in compared.items():
+        if found := _TEST.search(test):
+            name, base = of_row(found[2])
+            errors.setdefault(Format(WRITERS[found[1]], name), {})[base] = error
+    DOCUMENT.write_text(_INTRODUCTION + "".join(_line(each, errors[each]) for each in sorted(errors)), encoding="utf-8")
+    return 0
+
+
+def of_row(row_id: str) -> tuple[str, str]:
+    """The format and the base model of a row such as `without q_proj-sdxl-text_encoder_2`."""
+    found = _ROW.fullmatch(row_id)
+    assert found is not None, row_id
+    part = "" if found[3] in (None, "unet") else f", {found[3].replace('_', ' ')}"
+    return found[1].replace("_", " ") + part, found[2]
+
+
+def documented() -> set[tuple[str, str, str]]:
+    """Writer, format and base model of every number in the document."""
+    lines = DOCUMENT.read_text(encoding="utf-8").partition("|---|")[2].splitlines()[1:]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {
+        (writer, name, base)
+        for writer, name, *errors in cells
+        for base, error in zip(BASES, errors, strict=True)
+        if error and float(error) <= TOLERANCE
+    }
+
+
+def tested(rows: Mapping[str, Sequence[Any]]) -> set[tuple[str, str, str]]:
+    """The same of the rows by the test that they are of."""
+    ids = ((test, str(row.id)) for test, each in rows.items() for row in each)
+    return {
+        (WRITERS[test], *of_row(row_id.removesuffix("-every-weight")))
+        for test, row_id in ids
+        if row_id.endswith("-every-weight")
+    }
+
+
+def _line(each: Format, errors: Mapping[str, float]) -> str:
+    cells = (f"{errors[base]:.0e}" if base in errors else "" for base in BASES)
+    return f"| {each.writer} | {each.name} | {' | '.join(cells)} |\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
