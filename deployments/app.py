@@ -13,7 +13,8 @@ from deployments.args import AppArgs, LoadScaleArgs, ReplicaArgs, ScaleArgs, Wor
 from deployments.generator import Generator
 from deployments.housekeeper import Housekeeper
 from deployments.ingress import Ingress
-from deployments.ray_internals import is_spread, require_token_authentication
+from deployments.protection import require_protection
+from deployments.ray_internals import is_spread
 from deployments.shared_settings import require_shared
 from deployments.upscaler import Upscaler
 from serve_app.domain.jobs import JobKind
@@ -26,9 +27,9 @@ STOP_MARGIN_S = 5.0
 
 def build(args: AppArgs) -> Application:
     """Bind the ingress to the generator and the upscaler, which pull jobs from Redis, and to the housekeeper."""
-    require_token_authentication()
-    settings = Settings()
-    require_shared(settings, spread=is_spread(), secrets=())  # this node may have none: the replicas ask for theirs
+    settings, spread = Settings(), is_spread()
+    require_protection(settings, spread=spread)
+    require_shared(settings, spread=spread, secrets=())  # this node may have none: the replicas ask for theirs
     generator = _worker(Generator, JobKind.GENERATION, args.generator).bind(args.generator)
     upscaler = _worker(Upscaler, JobKind.UPSCALE, args.upscaler).bind(args.upscaler)
     housekeeper = serve.deployment(

@@ -4,10 +4,13 @@ Serve imports the request router class of a deployment while it reads a YAML, be
 at which a file can still decide how Ray starts. The class is Serve's default router.
 """
 
+import argparse
 import contextlib
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
 
@@ -41,5 +44,26 @@ def is_serve_run(arguments: list[str]) -> bool:
     return len(arguments) > 1 and Path(arguments[0]).name == "serve" and arguments[1] == "run"
 
 
+def running_ray(arguments: list[str]) -> str | None:
+    """The address of the Ray that `serve run` would join instead of starting one, as it decides itself."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--address", "-a", default=os.environ.get("RAY_ADDRESS"))
+    address: str | None = parser.parse_known_args(arguments[2:])[0].address
+    if address and "://" in address:
+        return address
+    services: Any = import_module("ray._private.services")
+    return services.canonicalize_bootstrap_address(address or None)
+
+
+def refuse_running_ray(arguments: list[str]) -> None:
+    """End this process when it would join a Ray that was started without what this module sets."""
+    if joined := running_ray(arguments):
+        sys.exit(
+            f"atelier: this file is for a Ray of its own, and serve run would join the one at {joined}. Stop that one (ray stop), "
+            "or start another beside it (--address local); configs/production.yaml is for a cluster (SECURITY.md)"
+        )
+
+
 if is_serve_run(sys.argv):
+    refuse_running_ray(sys.argv)
     prepare()

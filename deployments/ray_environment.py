@@ -6,6 +6,7 @@ import secrets
 import socket
 from pathlib import Path
 
+from deployments.node_certificate import new_authority, write_certificate
 from deployments.proxy import environment as proxy_environment
 from deployments.ray_internals import LOOPBACK_ENVIRONMENT
 from serve_app.atomic_files import PRIVATE_FOLDER
@@ -45,6 +46,17 @@ def ray_environment(home: Path) -> dict[str, str]:
         "RAY_SERVE_LOG_TO_STDERR": "0",
     }
     return {name: os.environ.get(name, value) for name, value in wanted.items()}
+
+
+def encryption(home: Path) -> dict[str, str]:
+    """Environment variables for TLS between Ray's processes, by a CA of this start alone, whose key is kept nowhere.
+
+    Other users of this machine can then call none of them: Ray 2.60 lets one call without a token end it. `RAY_USE_TLS`
+    decides when it is already set.
+    """
+    if "RAY_USE_TLS" in os.environ:
+        return {}
+    return write_certificate(new_authority(), home / "tls")
 
 
 def _free_block(count: int) -> int:

@@ -6,6 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from deployments.proxy import missing_variables
 from deployments.shared_settings import machines
 from serve_app.atomic_files import PRIVATE_FOLDER, PRIVATE_UMASK
 
@@ -44,11 +45,16 @@ def _share_only_above_sessions(directory: str) -> None:
 def prepare_replica() -> None:
     """Make this process's files its user's alone, and bind its server for calls between deployments to the node's address.
 
-    Called by every constructor. Serve 2.60 binds that server to every interface, and it unpickles what it receives.
+    Called by every constructor. Serve 2.60 binds that server to every interface, and it unpickles what it receives. Raises
+    `RuntimeError` on a node whose HTTP proxy would lack its protection.
     """
     import ray
 
     os.umask(PRIVATE_UMASK)
+    if missing := missing_variables(os.environ, everywhere=False):
+        raise RuntimeError(
+            f"this node's HTTP proxy would run unprotected: set {', '.join(missing)} (configs/cluster.env)"
+        )
     address = ray.util.get_node_ip_address()
     host = f"[{address}]" if ":" in address else address
     replica: Any = import_module("ray.serve._private.replica")
@@ -93,15 +99,3 @@ def is_spread() -> bool:
         return False
     location: Any = ray.get(controller.get_proxy_location.remote(), timeout=ANSWER_LIMIT_S)
     return location == ProxyLocation.EveryNode
-
-
-def require_token_authentication() -> None:
-    """Raises `RuntimeError` when Ray, if it runs, takes calls without a token: whoever reaches one of its ports runs code."""
-    import ray
-
-    core: Any = import_module("ray._raylet")
-    if ray.is_initialized() and core.get_authentication_mode() != core.AuthenticationMode.TOKEN:
-        raise RuntimeError(
-            "Ray runs without token authentication: set RAY_AUTH_MODE=token, and the same RAY_AUTH_TOKEN_PATH or "
-            "RAY_AUTH_TOKEN on every node, before Ray starts (SECURITY.md)"
-        )

@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 from deployments.config import Application, ServeConfig
-from deployments.ray_environment import ray_environment
+from deployments.ray_environment import encryption, ray_environment
 from deployments.ray_internals import LOOPBACK, dead_core_process
 from serve_app.atomic_files import PRIVATE_FOLDER
 
@@ -49,7 +49,7 @@ class Runtime:
         """
         shutil.rmtree(self._home / "ray", ignore_errors=True)
         environment = ray_environment(self._home)
-        os.environ.update(environment)
+        os.environ.update(environment | encryption(self._home))
         os.chdir(self._home)  # Ray puts the working directory before the installed packages on the path of its workers
         if environment["RAY_SERVE_ENABLE_HA_PROXY"] == "1":  # only HAProxy listens there; the replicas stay on loopback
             os.environ["ATELIER_HTTP_HOST"] = f"[{host}]" if ":" in host else host

@@ -56,6 +56,8 @@ class Settings(BaseSettings):
     """fsspec URL of the image bucket; empty means `data_dir/images`."""
     storage_shared: bool = False
     """A local folder that every machine of a cluster has mounted."""
+    network_encrypted: bool = False
+    """The network between a cluster's machines is private and encrypted by itself: Ray's TLS is not demanded."""
     disk_reserve: ByteSize = ByteSize(512 << 20)
     """With less free on the disk of the embedded Redis or of local images, new jobs are refused; 0 never looks."""
     storage_options: dict[str, Any] = Field(default_factory=dict)

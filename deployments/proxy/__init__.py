@@ -7,6 +7,7 @@ generated configuration through `harden.awk`, which inserts `defaults.cfg` and `
 import hashlib
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 WRAPPER = Path(__file__).parent / "haproxy"
@@ -44,6 +45,21 @@ def environment() -> dict[str, str]:
         "ATELIER_HAPROXY": str(binary),
         **LIMITS,
     }
+
+
+def missing_variables(given: Mapping[str, str], *, everywhere: bool) -> list[str]:
+    """The variables without which Serve's proxy runs unprotected. The limits may have other values.
+
+    Where there is no HAProxy, Serve's own proxy may serve one machine; `everywhere` asks for HAProxy all the same.
+    """
+    if haproxy_binary() is None and not everywhere:
+        return []
+    missing = [name for name in LIMITS if not given.get(name)]
+    if Path(given.get("RAY_SERVE_HAPROXY_BINARY_PATH", "")).resolve() != WRAPPER.resolve():
+        missing.insert(0, f"RAY_SERVE_HAPROXY_BINARY_PATH={WRAPPER}")
+    if given.get("RAY_SERVE_ENABLE_HA_PROXY") != "1":
+        missing.insert(0, "RAY_SERVE_ENABLE_HA_PROXY=1")
+    return missing
 
 
 def voucher() -> str:

@@ -11,10 +11,10 @@ import psutil
 import pytest
 
 from deployments.runtime import runtime_home
+from tests.attack.start_sync import OTHER_USER, start_sync
 from tests.deployments.service import Service
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.timeout(400)]
-OTHER_USER = 65_534
 
 
 class Listener(NamedTuple):
@@ -61,6 +61,18 @@ def test_every_listener_is_on_loopback(service: Service) -> None:
     assert len(found) > 10, "Ray's own processes are among them"
     reachable = [listener for listener in found if not listener.is_local]
     assert not reachable, "\n".join(map(str, reachable))
+
+
+def test_another_user_of_the_machine_cannot_call_ray(service: Service) -> None:
+    """Ray asks for a token too late: the same call ends it where there is no TLS (`tests/deployments/test_up_ends.py`)."""
+    found = [
+        one for one in listeners(service.pid) if one.process in ("gcs_server", "raylet") and one.kind == "SOCK_STREAM"
+    ]
+    assert {one.process for one in found} == {"gcs_server", "raylet"}
+    answers = {one: start_sync(one.port) for one in found}
+    assert all(answer.startswith("UNAVAILABLE") for answer in answers.values()), answers
+    assert service.client.get("/readyz").is_success
+    assert {one.port for one in found} <= {one.port for one in listeners(service.pid)}, "both live"
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")

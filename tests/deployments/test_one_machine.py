@@ -12,14 +12,15 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from deployments.one_machine import is_serve_run
-from deployments.proxy import environment, haproxy_binary
-from tests.support import ROOT
+from deployments.protection import TLS_FILES, of_network, of_proxy
+from deployments.proxy import WRAPPER, environment, haproxy_binary
+from tests.support import ROOT, free_port
 
 READ = """
 import json, os, sys, yaml
 from ray.serve.schema import ServeDeploySchema
 sys.argv = json.loads(sys.argv[1])
-ServeDeploySchema.model_validate(yaml.safe_load(open(sys.argv[2])))
+ServeDeploySchema.model_validate(yaml.safe_load(open(sys.argv[-1])))
 from ray._private import ray_constants
 print(json.dumps({"environment": dict(os.environ), "cluster": ray_constants.ENABLE_RAY_CLUSTER, "umask": os.umask(0)}))
 """
@@ -27,12 +28,22 @@ DEPLOY = """
 import logging, os, ray, sys
 from deployments.app import build
 from deployments.args import AppArgs
+from deployments.proxy import environment
 ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-try:
-    build(AppArgs())
-except RuntimeError as error:
-    print(error, file=sys.stderr, flush=True)
-    os._exit(1)
+def attempt():
+    try:
+        build(AppArgs())
+        print("built", flush=True)
+    except RuntimeError as error:
+        print(error, flush=True)
+attempt()
+os.environ.update(environment())
+attempt()
+if os.environ["RAY_AUTH_MODE"] == "token":
+    from ray import serve
+    serve.start(proxy_location="EveryNode", http_options={"host": "127.0.0.1", "port": int(sys.argv[1])})
+    attempt()
+os._exit(0)
 """
 
 
@@ -56,6 +67,18 @@ def test_serve_run_reads_of_the_file_that_ray_stays_on_loopback(tmp_path: Path, 
         assert seen["environment"] | environment() == seen["environment"]
 
 
+def test_rays_token_is_its_owners_alone(tmp_path: Path) -> None:
+    """Ray writes it readable for everyone: other users could run code as this one."""
+    token = tmp_path / ".ray" / "auth_token"
+    token.parent.mkdir()
+    token.write_text("0" * 64)
+    token.chmod(0o644)
+    arguments = json.dumps(["/usr/bin/serve", "run", str(ROOT / "configs" / "local.yaml")])
+    own = {"HOME": str(tmp_path), "ATELIER_DATA_DIR": str(tmp_path), "RAY_TMPDIR": str(tmp_path)}
+    assert python(READ, arguments, **own).returncode == 0
+    assert token.stat().st_mode & 0o777 == 0o600
+
+
 MAKE_SESSION = """
 from ray._common.utils import try_to_create_directory
 for name in ("ray", "ray/session_1", "ray/session_1/sockets"):
@@ -70,6 +93,37 @@ def test_rays_session_of_serve_run_is_private_and_the_users_sessions_stay_side_b
     assert done.returncode == 0, done.stderr
     folders = ("ray", "ray/session_1", "ray/session_1/sockets")
     assert [(tmp_path / folder).stat().st_mode & 0o7777 for folder in folders] == [0o1777, 0o700, 0o700]
+
+
+@pytest.mark.parametrize(
+    ("options", "variables", "expected"),
+    [
+        (["--address", "10.0.0.5:6379"], {}, "10.0.0.5:6379"),
+        (["-a=10.0.0.5:6379"], {}, "10.0.0.5:6379"),
+        (["--address", "ray://10.0.0.5:10001"], {}, "ray://10.0.0.5:10001"),
+        ([], {"RAY_ADDRESS": "10.0.0.5:6379"}, "10.0.0.5:6379"),
+        ([], {"ran before": "10.0.0.5:6379"}, "10.0.0.5:6379"),
+        (["--address", "local"], {"ran before": "10.0.0.5:6379"}, None),
+        (["--address", "local"], {"RAY_ADDRESS": "10.0.0.5:6379"}, None),
+        ([], {}, None),
+    ],
+)
+def test_serve_run_joins_no_ray_that_was_started_without_the_protection(
+    tmp_path: Path, options: list[str], variables: dict[str, str], expected: str | None
+) -> None:
+    """Ray finds a cluster that `ray start` has started on this machine by a file."""
+    (tmp_path / "ray").mkdir()
+    if "ran before" in variables:
+        (tmp_path / "ray" / "ray_current_cluster").write_text(variables["ran before"])
+    arguments = json.dumps(["/usr/bin/serve", "run", *options, str(ROOT / "configs" / "local.yaml")])
+    own = {"HOME": str(tmp_path), "ATELIER_DATA_DIR": str(tmp_path), "RAY_TMPDIR": str(tmp_path)}
+    done = python(READ, arguments, **own, **{name: value for name, value in variables.items() if name.isidentifier()})
+    if expected is None:
+        assert done.returncode == 0, done.stderr
+    else:
+        assert done.returncode == 1
+        assert f"serve run would join the one at {expected}. Stop that one (ray stop)" in done.stderr
+        assert "Traceback" not in done.stderr
 
 
 def test_other_programs_that_read_the_file_are_left_alone() -> None:
@@ -96,9 +150,45 @@ def test_only_serve_run_starts_a_ray_of_its_own(arguments: list[str], expected: 
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.xdist_group("ray of its own")
-def test_without_token_authentication_nothing_is_deployed() -> None:
-    """Whoever reaches the port between replicas could run code there."""
+@pytest.mark.parametrize("mode", ["disabled", "token"])
+def test_without_token_encryption_and_the_proxys_protection_nothing_is_deployed(mode: str) -> None:
+    """Whoever reaches the port between replicas could run code there, and a few slow clients would hold the service."""
     with tempfile.TemporaryDirectory(dir="/tmp") as short:  # Ray's sockets may have 107 bytes
-        done = python(DEPLOY, RAY_AUTH_MODE="disabled", RAY_TMPDIR=short)
-    assert done.returncode == 1
-    assert "Ray runs without token authentication: set RAY_AUTH_MODE=token" in done.stderr
+        done = python(DEPLOY, str(free_port()), RAY_AUTH_MODE=mode, RAY_AUTH_TOKEN="0" * 64, RAY_TMPDIR=short)
+    bare, protected, *spread = done.stdout.splitlines()
+    no_token = "Ray runs without token authentication: set RAY_AUTH_MODE=token"
+    assert (no_token in bare) == (no_token in protected) == (mode == "disabled"), done.stdout + done.stderr
+    assert "set RAY_SERVE_ENABLE_HA_PROXY=1, RAY_SERVE_HAPROXY_BINARY_PATH=" in bare
+    assert "RAY_SERVE_HAPROXY" not in protected
+    assert (protected == "built") == (mode == "token")
+    assert all("Ray's nodes would speak unencrypted: set RAY_USE_TLS=1" in told for told in spread), done.stdout
+    assert len(spread) == (mode == "token"), done.stderr
+
+
+CLUSTER = environment()
+
+
+@pytest.mark.parametrize("name", [name for name in CLUSTER if name != "ATELIER_HAPROXY"])
+def test_every_variable_of_the_proxys_protection_is_asked_for(name: str) -> None:
+    (told,) = of_proxy({**CLUSTER, name: ""}, spread=True)
+    assert name in told
+    assert not list(of_proxy(CLUSTER, spread=True))
+
+
+def test_another_haproxy_is_not_taken_for_the_protected_one() -> None:
+    (told,) = of_proxy({**CLUSTER, "RAY_SERVE_HAPROXY_BINARY_PATH": "/usr/sbin/haproxy"}, spread=False)
+    assert str(WRAPPER) in told
+
+
+def test_between_machines_ray_speaks_encrypted_or_the_operator_says_what_else_does(tmp_path: Path) -> None:
+    (told,) = of_network({}, is_encrypted=False)
+    assert "set RAY_USE_TLS=1" in told
+    assert "ATELIER_NETWORK_ENCRYPTED=true" in told
+    assert not list(of_network({}, is_encrypted=True))
+    file = tmp_path / "tls.pem"
+    file.touch()
+    whole = {"RAY_USE_TLS": "1", **dict.fromkeys(TLS_FILES, str(file))}
+    assert not list(of_network(whole, is_encrypted=False))
+    for name in TLS_FILES:
+        (told,) = of_network({**whole, name: str(tmp_path / "none")}, is_encrypted=False)
+        assert told == f"RAY_USE_TLS is set, but {name} name no file on this node"

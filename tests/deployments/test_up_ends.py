@@ -1,5 +1,6 @@
 """However `atelier up` ends, it says why in one line and leaves no process behind."""
 
+import re
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,8 @@ import pytest
 
 from deployments.runtime import kill_all_of, processes_in, runtime_home
 from serve_app.stores.embedded import stop_redis
+from tests.attack.start_sync import start_sync
+from tests.attack.test_listeners import listeners_of
 from tests.deployments.service import START_LIMIT_S, STOP_LIMIT_S, start_up
 from tests.support import ROOT, free_port
 
@@ -106,16 +109,18 @@ def test_a_signal_while_ray_starts(up: Start, program: str) -> None:
 
 
 def test_ray_that_dies(up: Start) -> None:
-    """One call of another user of this machine can end Ray's control service."""
-    up.begin()
+    """Without TLS, one call of another user of this machine ends Ray's control service."""
+    up.begin(RAY_USE_TLS="0")
     control_service = up.until_it_runs("gcs_server")
     up.until_it_says("  Ray ")
-    control_service.kill()
+    start_sync(next(one.port for one in listeners_of(control_service) if one.kind == "SOCK_STREAM"))
     try:
         assert up.process.wait(timeout=STOP_LIMIT_S) == 1
     except subprocess.TimeoutExpired:
         pytest.fail(up.output)
-    assert "atelier: Ray has died (gcs_server, exit code -9) (logs: " in up.output
+    assert re.search(
+        r"^atelier: Ray has died \((gcs_server|raylet), exit code -?\d+\) \(logs: ", up.output, re.MULTILINE
+    )
     assert "Traceback" not in up.output
     assert not up.left()
 

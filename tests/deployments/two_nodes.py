@@ -17,7 +17,7 @@ import httpx
 import psutil
 
 from deployments.args import AppArgs
-from deployments.ray_environment import ray_environment
+from deployments.ray_environment import encryption, ray_environment
 from serve_app.domain.requests import Variant
 from serve_app.service.resources import open_resources
 from serve_app.settings import Settings
@@ -35,7 +35,7 @@ ARGS = {
 
 
 def main(home: Path, report: Path) -> None:
-    os.environ.update(ray_environment(home))
+    os.environ.update(ray_environment(home) | encryption(home))
     from ray import init, serve, shutdown
     from ray.cluster_utils import Cluster
 

@@ -17,6 +17,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from deployments.app import build
 from deployments.config import ServeConfig
+from deployments.protection import TLS_FILES, of_proxy
 from deployments.proxy import LIMITS, WRAPPER
 from serve_app.api.console import loras as console_loras
 from serve_app.api.json_body import MAX_BODY_BYTES
@@ -268,6 +269,34 @@ def test_every_ray_pod_has_the_same_proxy_settings() -> None:
         assert not [name for name in variables(pod) if name.startswith("RAY_SERVE_")]
 
 
+def test_ray_speaks_encrypted_between_pods() -> None:
+    """The CA's key is in the container that makes the certificate, and in no other."""
+    documents = rendered("production")
+    environment = find(documents, "ConfigMap", "atelier-environment")["data"]
+    assert not list(of_proxy(environment | {"RAY_SERVE_HAPROXY_BINARY_PATH": str(WRAPPER)}, spread=True))
+    assert environment["RAY_USE_TLS"] == "1"
+    folders = {Path(environment[name]).parent for name in TLS_FILES}
+    assert len(ray_pods(documents)) == 4
+    for pod in ray_pods(documents).values():
+        certificate, *others = pod.containers
+        assert certificate["command"][:3] == ["python", "-m", "deployments.node_certificate"]
+        mounted = {Path(mount["mountPath"]): mount["name"] for mount in pod.spec["containers"][0]["volumeMounts"]}
+        assert {mounted.get(folder) for folder in folders} == {"ray-tls"}
+        assert not [mount for other in others for mount in other["volumeMounts"] if mount["name"] == "ray-ca"]
+    autoscaler = find(documents, "RayService")["spec"]["rayClusterConfig"]["autoscalerOptions"]
+    assert {row["name"] for row in autoscaler["env"]} == {"RAY_USE_TLS", *TLS_FILES}
+    assert "ray-tls" in [mount["name"] for mount in autoscaler["volumeMounts"]]
+
+
+def test_without_it_the_operator_says_that_the_network_is_encrypted() -> None:
+    documents = render(merge(profile_values("production"), {"ray": {"tls": {"enabled": False, "caSecret": ""}}}))
+    environment = find(documents, "ConfigMap", "atelier-environment")["data"]
+    assert environment["ATELIER_NETWORK_ENCRYPTED"] == "true"
+    assert "RAY_USE_TLS" not in environment
+    alone = find(rendered("cpu-demo"), "ConfigMap", "atelier-environment")["data"]
+    assert not {"RAY_USE_TLS", "ATELIER_NETWORK_ENCRYPTED"} & set(alone), "one pod has nobody to speak to"
+
+
 def test_addresses_of_images_begin_with_what_customers_open() -> None:
     def address(**values: Any) -> str:
         found = find(render(merge(profile_values("production"), values)), "ConfigMap", "atelier-environment")
@@ -355,6 +384,7 @@ def test_a_changed_environment_makes_a_new_cluster() -> None:
         ({"redis": {"image": "valkey/valkey:latest"}}, "/redis/image"),
         ({"secrets": {"existingSecret": ""}}, "secrets.existingSecret"),
         ({"storage": {"url": ""}}, "storage.url: name the bucket"),
+        ({"ray": {"tls": {"caSecret": ""}}}, "ray.tls.caSecret: name a Secret with a CA"),
         ({"storage": {"url": "file:///var/lib/images"}}, "several nodes need a bucket"),
         ({"publicUrl": "", "ingress": {"enabled": False}}, "publicUrl"),
         ({"ingress": {"tlsSecret": ""}}, "ingress.tlsSecret"),

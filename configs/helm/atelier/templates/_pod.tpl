@@ -50,6 +50,9 @@
 {{- define "atelier.volumeMounts" -}}
 - {name: tmp, mountPath: /tmp}
 - {name: data, mountPath: /var/lib/atelier}
+{{- if include "atelier.tls" .root }}
+- {name: ray-tls, mountPath: /etc/atelier-ray-tls, readOnly: true}
+{{- end }}
 {{- if or .root.Values.catalog .root.Values.plans }}
 - {name: catalog, mountPath: /etc/atelier, readOnly: true}
 {{- end }}
@@ -61,6 +64,12 @@
 {{- define "atelier.volumes" -}}
 - name: tmp
   emptyDir: {}
+{{- if include "atelier.tls" .root }}
+- name: ray-tls
+  emptyDir: {medium: Memory}
+- name: ray-ca
+  secret: {secretName: {{ .root.Values.ray.tls.caSecret }}, defaultMode: 0440}
+{{- end }}
 - name: data
 {{- if and .root.Values.storage.persistence.enabled (hasKey .places "ingress") }}
   persistentVolumeClaim: {claimName: {{ include "atelier.fullname" .root }}-images}
@@ -75,6 +84,40 @@
 - name: models
   persistentVolumeClaim: {claimName: {{ include "atelier.modelsClaim" .root }}, readOnly: true}
 {{- end }}
+{{- end -}}
+
+{{/* Whether Ray's processes are on several pods and speak by TLS; empty when not. */}}
+{{- define "atelier.tls" -}}
+{{- if and .Values.workerGroups .Values.ray.tls.enabled -}}
+{{- required "ray.tls.caSecret: name a Secret with a CA (tls.crt, tls.key), or set ray.tls.enabled: false where the network between pods is encrypted by itself" .Values.ray.tls.caSecret -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "atelier.tlsVariables" -}}
+RAY_USE_TLS: "1"
+RAY_TLS_SERVER_CERT: /etc/atelier-ray-tls/tls.crt
+RAY_TLS_SERVER_KEY: /etc/atelier-ray-tls/tls.key
+RAY_TLS_CA_CERT: /etc/atelier-ray-tls/ca.crt
+{{- end -}}
+
+{{/* The pod's certificate is for its address, and for the names of this namespace's services: workers call the head by one.
+     The CA's key is in no container that runs on. */}}
+{{- define "atelier.nodeCertificate" -}}
+- name: node-certificate
+  image: {{ include "atelier.image" . }}
+  imagePullPolicy: {{ .Values.image.pullPolicy }}
+  command: [python, -m, deployments.node_certificate, /etc/atelier-ray-ca/tls.crt, /etc/atelier-ray-ca/tls.key, /etc/atelier-ray-tls, $(POD_IP), "*.{{ .Release.Namespace }}.svc.{{ .Values.ray.tls.clusterDomain }}"]
+  env:
+    - name: POD_IP
+      valueFrom:
+        fieldRef: {fieldPath: status.podIP}
+  securityContext: {{- toYaml .Values.containerSecurityContext | nindent 4 }}
+  resources:
+    requests: {cpu: 50m, memory: 128Mi}
+    limits: {cpu: 200m, memory: 256Mi}
+  volumeMounts:
+    - {name: ray-tls, mountPath: /etc/atelier-ray-tls}
+    - {name: ray-ca, mountPath: /etc/atelier-ray-ca, readOnly: true}
 {{- end -}}
 
 {{/* Custom resources of the Ray node. */}}
