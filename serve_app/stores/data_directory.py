@@ -32,7 +32,7 @@ def close_to_others(data_dir: Path) -> None:
 
 
 def open_to_others(data_dir: Path) -> list[Path]:
-    """Name what other users may open, as far as a closed folder does not keep them out."""
+    """Name what other users may open of a folder, as far as it does not keep them out, or of a file."""
     try:
         is_open = bool(data_dir.stat().st_mode & OTHERS)
     except FileNotFoundError:
@@ -42,7 +42,7 @@ def open_to_others(data_dir: Path) -> list[Path]:
 
 def _open_entries(data_dir: Path) -> Iterator[Path]:
     """The entries of the folder itself: below a closed folder nothing can be opened."""
-    with suppress(FileNotFoundError):
+    with suppress(FileNotFoundError, NotADirectoryError):
         for path in sorted(data_dir.iterdir()):
             with suppress(FileNotFoundError):
                 mode = path.lstat().st_mode

@@ -180,6 +180,23 @@ def test_what_other_users_can_open_is_named(atelier: Atelier, tmp_path: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["RAY_AUTH_TOKEN_PATH", "RAY_SERVE_HAPROXY_SOCKET_PATH"])
+def test_a_token_or_a_socket_that_other_users_can_open_is_named(atelier: Atelier, tmp_path: Path, name: str) -> None:
+    """With the one they run code as this user, with the other they send the service's callers elsewhere."""
+    folder = tmp_path / "private"
+    folder.mkdir()
+    file = folder / "secret"
+    file.touch(mode=0o644)
+    folder.chmod(0o755)
+    (found,) = [row for row in _findings(atelier, "privacy", env={name: str(file)}) if str(folder) in row["found"]]
+    assert found["level"] == "warn"
+    assert str(file) in found["found"]
+    file.chmod(0o600)
+    folder.chmod(0o700)
+    assert not [row for row in _findings(atelier, "privacy", env={name: str(file)}) if str(folder) in row["found"]]
+
+
+@pytest.mark.slow
 def test_a_disk_below_the_reserve_fails(atelier: Atelier) -> None:
     finding = _finding(atelier, "disk", env={"ATELIER_DISK_RESERVE": "1000000TiB"})
     assert finding["level"] == "fail"
@@ -210,11 +227,15 @@ def test_a_person_sees_marks_and_advice(atelier: Atelier) -> None:
 
 
 def _finding(atelier: Atelier, name: str, *words: str, env: dict[str, str] | None = None) -> Finding:
+    return _findings(atelier, name, *words, env=env)[0]
+
+
+def _findings(atelier: Atelier, name: str, *words: str, env: dict[str, str] | None = None) -> list[Finding]:
     ended = atelier("doctor", "--json", *words, env=env)
     found: list[Finding] = [row for row in json.loads(ended.out)["checks"] if row["name"] == name]
     failed = any(row["level"] == "fail" for row in json.loads(ended.out)["checks"])
     assert ended.code == (1 if failed else 0)
-    return found[0]
+    return found
 
 
 def _free_port() -> int:

@@ -4,8 +4,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from serve_app.service.doctor.checks import Check, fail, ok, warn
 from serve_app.settings import Settings
@@ -67,13 +68,24 @@ def check_disks(settings: Settings) -> Iterable[Check]:
 
 
 def check_privacy(settings: Settings) -> Iterable[Check]:
-    """Name what other users of this machine can open in the data directory."""
-    found = open_to_others(settings.data_dir.resolve())
-    if found:
-        names = ", ".join(str(path) for path in found)
-        yield warn("privacy", f"other users can open {names}", f"chmod -R go= {settings.data_dir.resolve()}")
-    elif settings.data_dir.exists():
-        yield ok("privacy", "only this user can open the data directory")
+    """Name what other users of this machine can open: the data directory, Ray's token, HAProxy's files and sockets."""
+    places = [settings.data_dir.resolve(), *_private_places(os.environ)]
+    found = {place: open_to_others(place) for place in places}
+    for place, paths in found.items():
+        if paths:
+            names = ", ".join(str(path) for path in paths)
+            yield warn("privacy", f"other users can open {names}", f"chmod -R go= {place}")
+    if settings.data_dir.exists() and not any(found.values()):
+        yield ok("privacy", "only this user can open the data directory, Ray's token and HAProxy's sockets")
+
+
+def _private_places(environment: Mapping[str, str]) -> Iterator[Path]:
+    """What Ray and HAProxy keep outside the data directory, where they were told to or by themselves."""
+    yield Path(environment.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    if own := environment.get("RAY_SERVE_HAPROXY_SOCKET_PATH"):
+        yield Path(own).parent
+    homes = Path("/tmp").glob("atelier-" + "[0-9a-f]" * 10)  # deployments/runtime.py
+    yield from (home for home in homes if home.lstat().st_uid == os.getuid())
 
 
 def check_gpu() -> Iterable[Check]:
