@@ -173,6 +173,7 @@ async def test_nothing_accepted_is_lost_while_processes_are_killed(service: Serv
     assert not hits
     assert not callers.seen.double
     assert not callers.seen.surprises
+    assert not callers.seen.not_ours, "answers outside the contract's envelope"
 
 
 async def _callers(service: Service) -> Callers:
