@@ -115,6 +115,13 @@ def test_a_wrong_engine_option_stops_the_builder_by_name(option: str, value: obj
         call_user_app_builder_with_args_if_necessary(build, {"generator": {"engine": {option: value}}})
 
 
+def test_the_requests_that_wait_at_one_ingress_are_bounded() -> None:
+    """Serve's own default is no bound: the next one is answered 503 `overloaded` (`test_proxy.py`)."""
+    for args, expected in ((AppArgs(), 1000), (AppArgs.model_validate({"ingress": {"max_queued_requests": 3}}), 3)):
+        application: Any = build(args)
+        assert application._bound_deployment._deployment_config.max_queued_requests == expected
+
+
 def test_bounds_out_of_order_are_refused() -> None:
     """Serve's own schema takes them."""
     with pytest.raises(ValidationError, match="min_replicas 5 is above max_replicas 2"):
