@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
 from tests.attack.kinds import Kind, kinds
 from tests.attack.raw import breach, exchange
+from tests.attack.test_listeners import listeners
 from tests.deployments.service import Service
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.timeout(400)]
@@ -67,3 +69,16 @@ def test_no_address_names_a_port_behind_the_proxy(service: Service, version: str
     request = f"GET /openapi/a.json {version}\r\n".encode() + host + b"Connection: close\r\n\r\n"
     (answer,) = exchange(service.port, request)
     assert f'"url":"http://127.0.0.1:{service.port}"'.encode() in answer.body.replace(b'": "', b'":"')
+
+
+def test_a_replica_s_own_port_believes_nobody(service: Service) -> None:
+    """On a cluster it listens on every interface, for the HAProxy of other nodes."""
+    ports = {one.port for one in listeners(service.pid) if "ServeReplica:atelier:ingress" in one.process}
+    rows = ("Host: a.example", "X-Forwarded-Proto: https", "X-Forwarded-For: 198.51.100.1", "Connection: close")
+    request = "\r\n".join(("GET /openapi/a.json HTTP/1.1", *rows)).encode() + b"\r\n\r\n"
+    bodies: list[bytes] = []
+    for port in ports:
+        with suppress(AssertionError, OSError):  # some of its ports do not speak HTTP
+            bodies += [answer.body for answer in exchange(port, request, timeout=5) if answer.status == 200]
+    assert bodies, ports
+    assert all(b'"http://a.example"' in body for body in bodies)

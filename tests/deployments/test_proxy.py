@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -320,6 +321,23 @@ def test_a_half_sent_body_takes_no_place_behind(proxy: Proxy) -> None:
     (answer,) = proxy.send(head + b"half")
     assert (answer.status, code(answer)) == (408, "request_timeout")
     assert seen(proxy.send(head, b"0123", b"456789")[0])["method"] == "POST"
+
+
+@pytest.mark.slow
+def test_headers_have_to_arrive_in_time(proxy: Proxy) -> None:
+    began = time.monotonic()
+    assert proxy.send(b"GET / HTTP/1.1\r\nHos", timeout=30) == []
+    assert time.monotonic() - began < 15
+
+
+def test_what_is_not_http_is_closed_without_an_answer(proxy: Proxy) -> None:
+    """HAProxy 2.8 would answer in HTML, before any rule."""
+    assert proxy.send(b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n") == []
+
+
+def test_a_request_without_a_host_is_refused(proxy: Proxy) -> None:
+    (answer,) = proxy.send(b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
+    assert (answer.status, code(answer)) == (400, "invalid_parameter")
 
 
 def test_one_address_can_neither_take_all_connections_nor_read_the_routes(tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ class Protection:
 HELD_IN_PROXY = "tests/deployments/test_proxy.py::"
 IN_CONSOLE = "tests/console/"
 IN_API = "tests/api/"
+ONE_MACHINE, UP_ENDS = "tests/deployments/test_one_machine.py::", "tests/deployments/test_up_ends.py::"
+LISTENERS, DOCTOR = "tests/attack/test_listeners.py::", "tests/cli/test_doctor.py::"
 FRONTEND, DEFAULTS = "deployments/proxy/frontend.cfg", "deployments/proxy/defaults.cfg"
 
 PROTECTIONS: tuple[Protection, ...] = (
@@ -59,11 +61,74 @@ PROTECTIONS: tuple[Protection, ...] = (
         "tests/deployments/test_one_machine.py::test_serve_run_reads_of_the_file_that_ray_stays_on_loopback",
     ),
     Protection(
-        "nothing is deployed without token authentication",
-        "deployments/app.py",
-        "    require_token_authentication()\n",
+        "up keeps Ray on loopback",
+        "deployments/ray_environment.py",
+        "        **LOOPBACK_ENVIRONMENT,\n",
         "",
-        "tests/deployments/test_one_machine.py::test_without_token_authentication_nothing_is_deployed",
+        LISTENERS + "test_every_listener_is_on_loopback",
+    ),
+    Protection(
+        "the port between deployments is bound to the node's address",
+        "deployments/ray_internals.py",
+        'wanted.replace("[::]:", f"{host}:")',
+        "wanted",
+        LISTENERS + "test_every_listener_is_on_loopback",
+    ),
+    Protection(
+        "other users of the machine cannot call Ray",
+        "deployments/runtime.py",
+        "environment | encryption(self._home)",
+        "environment",
+        LISTENERS + "test_another_user_of_the_machine_cannot_call_ray",
+    ),
+    Protection(
+        "up ends when Ray has died",
+        "deployments/runtime.py",
+        "        threading.Thread(target=self._watch, args=[on_death], daemon=True).start()\n",
+        "",
+        UP_ENDS + "test_ray_that_dies",
+    ),
+    Protection(
+        "nothing is deployed without token, TLS and the proxy's protection",
+        "deployments/app.py",
+        "    require_protection(settings, spread=spread)\n",
+        "",
+        ONE_MACHINE + "test_without_token_encryption_and_the_proxys_protection_nothing_is_deployed",
+    ),
+    Protection(
+        "token authentication is demanded",
+        "deployments/protection.py",
+        "[*_of_token(), ",
+        "[",
+        ONE_MACHINE + "test_without_token_encryption_and_the_proxys_protection_nothing_is_deployed",
+    ),
+    Protection(
+        "the proxy's protection is demanded",
+        "deployments/protection.py",
+        ", *of_proxy(os.environ, spread=spread)]",
+        "]",
+        ONE_MACHINE + "test_without_token_encryption_and_the_proxys_protection_nothing_is_deployed",
+    ),
+    Protection(
+        "TLS is demanded between machines",
+        "deployments/protection.py",
+        "    if spread:\n        found",
+        "    if False:\n        found",
+        ONE_MACHINE + "test_without_token_encryption_and_the_proxys_protection_nothing_is_deployed",
+    ),
+    Protection(
+        "serve run joins no Ray that already runs",
+        "deployments/one_machine.py",
+        "    refuse_running_ray(sys.argv)\n",
+        "",
+        ONE_MACHINE + "test_serve_run_joins_no_ray_that_was_started_without_the_protection",
+    ),
+    Protection(
+        "Ray's token is its owner's alone",
+        "deployments/one_machine.py",
+        "        RAY_TOKEN.chmod(PRIVATE)",
+        "        pass",
+        ONE_MACHINE + "test_rays_token_is_its_owners_alone",
     ),
     # 3. half-sent forms
     Protection(
@@ -101,6 +166,20 @@ PROTECTIONS: tuple[Protection, ...] = (
         "    tcp-request connection reject if { sc0_conn_cur gt @CONNECTIONS_PER_ADDRESS@ } !from_this_machine !from_trusted_proxy\n",
         "",
         HELD_IN_PROXY + "test_one_address_can_neither_take_all_connections_nor_read_the_routes",
+    ),
+    Protection(
+        "headers have to arrive in time",
+        DEFAULTS,
+        "    timeout http-request 10s\n",
+        "",
+        HELD_IN_PROXY + "test_headers_have_to_arrive_in_time",
+    ),
+    Protection(
+        "the requests that wait at one ingress have a bound",
+        "deployments/app.py",
+        "        max_queued_requests=args.ingress.max_queued_requests,\n",
+        "",
+        "tests/deployments/test_configs.py::test_the_requests_that_wait_at_one_ingress_are_bounded",
     ),
     # 5. answers that are not the application's
     Protection(
@@ -165,6 +244,48 @@ PROTECTIONS: tuple[Protection, ...] = (
         "return given if _REQUEST_ID.fullmatch(given) else",
         "return given if given else",
         IN_API + "test_headers.py::test_an_unfit_request_id_is_replaced",
+    ),
+    Protection(
+        "what is not HTTP gets no answer of HAProxy's own",
+        FRONTEND,
+        "    errorfile 400 /dev/null\n",
+        "",
+        HELD_IN_PROXY + "test_what_is_not_http_is_closed_without_an_answer",
+    ),
+    Protection(
+        "HAProxy's own errors have the contract's form",
+        DEFAULTS,
+        "    http-error status 503 ",
+        "    # http-error status 503 ",
+        HELD_IN_PROXY + "test_without_a_replica_the_answer_is_503",
+    ),
+    Protection(
+        "a request names its host",
+        FRONTEND,
+        "unless { req.fhdr(host) -m reg ^[A-Za-z0-9._:[\\]-]{1,255}$ }",
+        "if { path /never }",
+        HELD_IN_PROXY + "test_a_request_without_a_host_is_refused",
+    ),
+    Protection(
+        "statistics are on loopback",
+        "deployments/proxy/harden.awk",
+        '"bind 127.0.0.1:"',
+        '"bind 0.0.0.0:"',
+        HELD_IN_PROXY + "test_what_belongs_to_operators_is_closed_to_others",
+    ),
+    Protection(
+        "HAProxy proves itself to replicas",
+        FRONTEND,
+        "    http-request set-header X-Atelier-Proxy @VOUCHER@\n",
+        "",
+        HELD_IN_PROXY + "test_every_request_carries_what_replicas_believe_haproxy_by",
+    ),
+    Protection(
+        "who calls a replica's own port is not believed",
+        "serve_app/api/client_address.py",
+        '    if not hmac.compare_digest(given.get("x-atelier-proxy", "").encode(), secret.encode()):\n',
+        "    if not addresses:\n",
+        IN_API + "test_client_address.py::test_who_calls_a_replica_s_own_port_is_not_believed",
     ),
     # 6. sign-in
     Protection(
@@ -232,6 +353,55 @@ PROTECTIONS: tuple[Protection, ...] = (
         "    if failure is not None:\n",
         "    if False:\n",
         "tests/service/test_readiness.py::test_a_generator_that_cannot_start_is_named_with_its_reason",
+    ),
+    Protection(
+        "a signal while Ray starts leaves nothing",
+        "deployments/one_machine_start.py",
+        ", child.uninterruptible():",
+        ":",
+        UP_ENDS + "test_a_signal_while_ray_starts",
+    ),
+    Protection(
+        "a start that takes too long is told in one line",
+        "deployments/runtime.py",
+        "        except Exception as error:  # Ray raises a plain one",
+        "        except KeyError as error:  # Ray raises a plain one",
+        UP_ENDS + "test_a_start_that_takes_too_long",
+    ),
+    Protection(
+        "the working directory is not on the workers' path",
+        "deployments/runtime.py",
+        "        os.chdir(self._home)",
+        "        os.getcwd()",
+        LISTENERS + "test_every_listener_is_on_loopback",
+    ),
+    Protection(
+        "the doctor tells of a disk below the reserve",
+        "serve_app/service/doctor/machine.py",
+        "        if free < settings.disk_reserve:\n",
+        "        if False:\n",
+        DOCTOR + "test_a_disk_below_the_reserve_fails",
+    ),
+    Protection(
+        "the doctor tells of an old Redis",
+        "serve_app/service/doctor/stores.py",
+        "    if newer is not None:\n",
+        "    if False:\n",
+        DOCTOR + "test_a_redis_without_known_fixes_is_a_warning",
+    ),
+    Protection(
+        "the doctor tells of what other users can open",
+        "serve_app/service/doctor/machine.py",
+        "        if paths:\n",
+        "        if False:\n",
+        DOCTOR + "test_what_other_users_can_open_is_named",
+    ),
+    Protection(
+        "the doctor looks at Ray's token and HAProxy's socket",
+        "serve_app/service/doctor/machine.py",
+        ", *_private_places(os.environ)]",
+        "]",
+        DOCTOR + "test_a_token_or_a_socket_that_other_users_can_open_is_named",
     ),
     # 10. smaller
     Protection(
@@ -303,6 +473,56 @@ PROTECTIONS: tuple[Protection, ...] = (
         "    _check_scope(_known_caller(RequestContext.of(request), poll.auth), Scope.READ)\n",
         "    _known_caller(RequestContext.of(request), poll.auth)\n",
         IN_API + "test_key_scopes.py::test_reading_takes_the_scope_read",
+    ),
+    Protection(
+        "401 helps the holder of a key of the other interface",
+        "serve_app/api/dependencies.py",
+        'raise Unauthorized(other or "The API key is not valid.")',
+        'raise Unauthorized("The API key is not valid.")',
+        IN_API + "test_credentials.py::test_a_key_of_the_other_interface_is_unauthorized_and_its_holder_learns_why",
+    ),
+    Protection(
+        "NaN is refused by the name of its field",
+        "serve_app/api/strict_json.py",
+        "            parse_constant=float,\n",
+        '            parse_constant=lambda _: _number("1e999"),\n',
+        IN_API + "test_bodies.py::test_what_is_no_number_is_refused_with_the_field_and_its_range",
+    ),
+    # what a buyer expects
+    Protection(
+        "a prompt is moderated before it is accepted",
+        "serve_app/service/submit.py",
+        "    if not verdict.allowed:\n",
+        "    if False:\n",
+        "tests/service/test_moderation.py::test_a_refused_prompt_is_not_accepted",
+    ),
+    Protection(
+        "an image is moderated before it is stored",
+        "serve_app/service/attempt.py",
+        "        if not verdict.allowed:\n",
+        "        if False:\n",
+        "tests/service/test_moderation.py::test_a_refused_image_is_not_stored_and_its_job_fails",
+    ),
+    Protection(
+        "a deleted job's images go from the storage",
+        "serve_app/service/delete.py",
+        "        if objects is not None:\n",
+        "        if False:\n",
+        IN_API + "test_deletion.py::test_a_deleted_job_was_never_there",
+    ),
+    Protection(
+        "a deletion of an account is verified",
+        "serve_app/service/delete_account.py",
+        "left=[*left, *images]",
+        "left=[]",
+        "tests/service/test_delete_account.py::test_what_still_names_the_account_is_reported",
+    ),
+    Protection(
+        "the audit log is append-only",
+        "serve_app/stores/scripts/append_audit.lua",
+        "redis.call('XTRIM', name, 'MINID',",
+        "redis.call('DEL', name) redis.call('XTRIM', name, 'MINID',",
+        "tests/stores/test_audit_log.py::test_the_log_is_append_only",
     ),
 )
 
