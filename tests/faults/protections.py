@@ -61,13 +61,6 @@ PROTECTIONS: tuple[Protection, ...] = (
         "tests/deployments/test_one_machine.py::test_serve_run_reads_of_the_file_that_ray_stays_on_loopback",
     ),
     Protection(
-        "up keeps Ray on loopback",
-        "deployments/ray_environment.py",
-        "        **LOOPBACK_ENVIRONMENT,\n",
-        "",
-        LISTENERS + "test_every_listener_is_on_loopback",
-    ),
-    Protection(
         "the port between deployments is bound to the node's address",
         "deployments/ray_internals.py",
         'wanted.replace("[::]:", f"{host}:")',
