@@ -79,6 +79,22 @@ async def ask_for_images(resources: Resources, account: Account, lora_name: str)
     )
 
 
+async def draw_small(resources: Resources, account: Account, prompt: str, lora_name: str) -> str:
+    """Have one step of a small image drawn, and wait for it."""
+    lora = next(lora for lora in await resources.catalog.all() if lora.name.casefold() == lora_name)
+    job_id = new_job_id(JobKind.GENERATION)
+    await resources.queue.accept(
+        job_id=job_id,
+        variant=Variant.A,
+        account_id=account.id,
+        request=GenerationRequest(prompt=prompt, lora_id=lora.id, seeds=(1,), steps=1, width=256, height=256),
+        adapter_id=lora.id,
+        plan=account.plan_a,
+    )
+    await wait_until(lambda: has_state(resources, job_id, JobState.COMPLETED))
+    return job_id
+
+
 async def has_state(resources: Resources, job_id: str, state: JobState) -> bool:
     job = await resources.jobs.find(job_id)
     return job is not None and job.state is state

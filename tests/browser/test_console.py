@@ -1,11 +1,18 @@
 """A person's first minutes with the console, with and without JavaScript."""
 
+import asyncio
+import json
 import re
+import subprocess
 
 import pytest
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, BrowserContext, Page, expect
 
+from serve_app.domain.jobs import JobState
+from serve_app.domain.requests import Variant
+from tests.browser.broken_lora import draw_small, has_state
 from tests.browser.site import ACCOUNT, PASSWORD, Site
+from tests.support import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser"), pytest.mark.timeout(180)]
 
@@ -38,14 +45,64 @@ async def test_a_word_that_the_model_has_never_read_is_named(page: Page) -> None
     await expect(page.locator("#words")).to_contain_text("dragon")
 
 
-async def test_a_key_is_shown_once_and_draws(page: Page, site: Site) -> None:
-    await page.goto(f"{site.base_url}/console/settings/api")
-    await page.get_by_role("button", name=re.compile("Create|Generate")).first.click()
-    secret = (await page.get_by_text(re.compile(r"^atl_\w+$")).first.inner_text()).strip()
-    answer = await page.request.get(f"{site.base_url}/v1/loras", headers={"Authorization": f"Bearer {secret}"})
-    assert answer.status == 200
-    await page.goto(f"{site.base_url}/console/settings/api")
-    assert secret not in await page.content()
+@pytest.mark.parametrize(("tab", "button"), [("API", "Generate API key"), ("API Keys", "Create new API key")])
+async def test_a_key_is_made_as_the_documents_say_and_shown_once(
+    page: Page, context: BrowserContext, site: Site, tab: str, button: str
+) -> None:
+    """The words of both documents; the line that is shown draws as it is pasted into a shell."""
+    await page.get_by_role("link", name="Keys", exact=True).click()
+    settings = page.get_by_role("navigation", name="Account settings")
+    await expect(settings.get_by_role("link", name="Account settings")).to_have_attribute("aria-current", "page")
+    await settings.get_by_role("link", name=tab, exact=True).click()
+    await page.get_by_role("button", name=button, exact=True).click()
+    secret = await page.get_by_label("The new key").inner_text()
+    pasted = ["bash", "-c", await page.locator("#curl").inner_text()]
+    answer = json.loads((await asyncio.to_thread(subprocess.run, pasted, capture_output=True, check=True)).stdout)
+    job_id = answer.get("request_id") or answer["run_id"]
+    await wait_until(lambda: site.run(has_state(site.resources, job_id, JobState.COMPLETED)), timeout=90)
+    for _ in range(2):
+        await page.goto(page.url)
+        assert secret not in await page.content()
+        await expect(page.get_by_role("cell", name=re.compile(f"^{secret[:4]}"))).not_to_have_count(0)
+
+
+async def test_the_reference_tries_an_operation(page: Page, site: Site) -> None:
+    _, secret = site.run(site.resources.api_keys.create(site.account.id, interfaces=frozenset(Variant)))
+    await page.goto(f"{site.base_url}/docs/a#generate")
+    await page.get_by_label("API key").fill(secret)
+    operation = page.locator("#generate")
+    await operation.get_by_text("Try it").click()
+    await operation.get_by_label("Example").select_option("Everything")
+    await operation.get_by_role("button", name="Send").click()
+    await expect(operation.get_by_role("status")).to_contain_text("202")
+    job_id = json.loads(await operation.get_by_label("Body of the answer").inner_text())["request_id"]
+    site.run(site.resources.queue.cancel(job_id, account_id=site.account.id))
+    await page.goto(f"{site.base_url}/docs/jobs#getJob")
+    await page.get_by_label("API key").fill(secret)
+    await page.get_by_label("Sent as").select_option("X-API-Key")
+    operation = page.locator("#getJob")
+    await operation.get_by_text("Try it").click()
+    await operation.get_by_label("job_id").fill(job_id)
+    await operation.get_by_role("button", name="Send").click()
+    await expect(operation.get_by_role("status")).to_contain_text("200")
+
+
+async def test_the_history_is_filtered_and_a_job_is_opened_in_the_playground(page: Page, site: Site) -> None:
+    prompt, other = "a green boat on a quiet lake", "a red boat on a wild sea"
+    for text, lora in ((prompt, "neon"), (other, "outline")):
+        site.run(draw_small(site.resources, site.account, text, lora))
+    await page.goto(f"{site.base_url}/console/history")
+    await page.get_by_label("LoRA").select_option("Neon")
+    await page.get_by_label("State").select_option("Done")
+    await page.get_by_label("Key").select_option("Console")
+    await page.get_by_role("button", name="Show").click()
+    await expect(page.get_by_text(other)).to_have_count(0)
+    await page.get_by_role("link", name=prompt).click()
+    await expect(page.get_by_role("heading", level=1)).to_have_text(prompt)
+    await page.get_by_role("link", name="Open in the playground").click()
+    await expect(page.get_by_label("Prompt", exact=True)).to_have_value(prompt)
+    await page.goto(f"{site.base_url}/console/history?to=2001-01-01")
+    await expect(page.get_by_text("No job fits.")).to_be_visible()
 
 
 async def test_without_javascript_a_job_is_drawn_and_found_in_the_history(chromium: Browser, site: Site) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser, BrowserContext, Page, expect
 
+from serve_app.stores.sign_in_links import LinkPurpose
+from tests.browser.checks import findings
 from tests.browser.site import PASSWORD, Site
 from tests.support import POCKET
 
@@ -42,14 +44,18 @@ async def unwatched(chromium: Browser, site: Site) -> AsyncIterator[Page]:
     await context.close()
 
 
-@pytest.mark.parametrize("loras", [2, pytest.param(8, marks=pytest.mark.soak)])
-async def test_loras_are_compared_side_by_side(page: Page, site: Site, loras: int) -> None:
+async def test_eight_loras_are_compared_side_by_side(page: Page, site: Site) -> None:
     await page.goto(f"{site.base_url}/console/compare?prompt={PROMPT}&seed=3&steps=20")
-    for place, box in enumerate(await page.get_by_role("checkbox").all()):
-        await box.set_checked(place < loras, force=True)
+    for box in await page.get_by_role("checkbox").all():
+        await box.check(force=True)
     await page.get_by_role("button", name="Compare").click()
+    await expect(
+        page.get_by_role("heading", name="Drawing").or_(page.get_by_role("heading", name="Done"))
+    ).to_be_visible()
+    assert not await findings(page)
     await wait_until_done(page)
-    await expect(page.get_by_role("img", name=re.compile("^Drawn with "))).to_have_count(loras)
+    await expect(page.get_by_role("img", name=re.compile("^Drawn with "))).to_have_count(8)
+    assert not await findings(page)
 
 
 async def test_an_image_is_enlarged(page: Page, site: Site) -> None:
@@ -61,12 +67,14 @@ async def test_an_image_is_enlarged(page: Page, site: Site) -> None:
     picture = page.get_by_role("img", name="Image 1").first
     await page.wait_for_function("i => i.complete && i.naturalWidth > 0", arg=await picture.element_handle())
     assert await picture.evaluate("i => i.naturalWidth") == 1024
+    assert not await findings(page)
 
 
-@pytest.mark.soak  # the check of a file takes a process with the model: tests/console/test_loras.py has it without a browser
-async def test_a_lora_is_refused_added_and_shared(unwatched: Page, site: Site, tmp_path: Path) -> None:
+async def test_a_lora_is_refused_added_and_used_by_whom_it_is_shared_with(
+    unwatched: Page, site: Site, tmp_path: Path
+) -> None:
     page = unwatched
-    site.run(site.resources.accounts.create("partner"))
+    partner = site.run(site.resources.accounts.create("partner"))
     bad = tmp_path / "bad.safetensors"
     bad.write_bytes(b"not a LoRA")
     for file, verdict in ((bad, "was refused"), (POCKET / "loras" / "neon.safetensors", "can be used at once")):
@@ -75,9 +83,20 @@ async def test_a_lora_is_refused_added_and_shared(unwatched: Page, site: Site, t
         await page.get_by_label(re.compile("^Name")).fill(HOSTILE[:90])
         await page.get_by_role("button", name=re.compile("^(Add|Upload)")).click()
         await expect(page.get_by_text(verdict)).to_be_visible(timeout=DRAWN_MS)
+        assert not await findings(page)
     await page.get_by_label(re.compile("^Another account")).fill("partner")
     await page.get_by_role("button", name="Share").click()
     await expect(page.get_by_text("Shared.")).to_be_visible()
+    assert not await findings(page)
+    lora = page.url.rpartition("/")[2].partition("?")[0]
+    token = site.run(site.resources.sign_in_links.create(partner.id, LinkPurpose.SIGN_IN))
+    await page.context.clear_cookies()
+    await page.goto(f"{site.base_url}/console/links/{token}")
+    await page.get_by_role("button", name="Sign in").click()
+    await page.goto(f"{site.base_url}/console/loras/{lora}")
+    await expect(page.get_by_text("Shared with you")).to_be_visible()
+    await page.get_by_role("link", name="Open in the playground").click()
+    await expect(page.locator(f"input[name=lora_id][value={lora}]")).to_be_checked()
     for path in ("loras", "playground", "history", "usage", "compare"):
         await page.goto(f"{site.base_url}/console/{path}")
         assert "pwned" not in await page.title(), path
@@ -126,8 +145,12 @@ async def test_the_keyboard_alone_draws(page: Page, site: Site) -> None:
     assert outline != "none", "where one is can be seen"
     await page.keyboard.press("Enter")
     await page.wait_for_url("**/playground/gen_*")
-    await _tab_to(page, "button:has-text('Cancel'), .panel a")
-    await page.keyboard.press("Enter")
+    await wait_until_done(page)
+    await _tab_to(page, "a[download]")
+    async with page.expect_download() as download:
+        await page.keyboard.press("Enter")
+    file = await (await download.value).path()
+    assert file.read_bytes().startswith(b"\x89PNG")
 
 
 async def _tab_to(page: Page, selector: str) -> None:
@@ -145,6 +168,7 @@ async def test_two_tabs_show_the_same_job(page: Page, context: BrowserContext, s
     await other.get_by_role("button", name="Cancel").click()
     for tab in (other, page):
         await expect(tab.get_by_role("heading", name="Canceled")).to_be_visible()
+    assert not await findings(page)
 
 
 async def test_a_page_whose_session_ends_midway_leads_to_the_sign_in(unwatched: Page, site: Site) -> None:

@@ -1,0 +1,123 @@
+"""What a stranger tries in a browser: forms of another site, a session set beforehand, guesses, markup in names and addresses."""
+
+import re
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+
+import pytest
+from playwright.async_api import Browser, BrowserContext, Page, Route, expect
+
+from serve_app.domain.accounts import Role
+from serve_app.domain.catalog import Adapter
+from serve_app.domain.jobs import new_adapter_id
+from serve_app.stores.sign_in_links import LinkPurpose
+from tests.browser.checks import findings
+from tests.browser.site import Site
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser"), pytest.mark.timeout(180)]
+
+HOSTILE = "<img src=x onerror=\"document.title='pwned'\"><script>document.title='pwned'</script>'"
+ELSEWHERE = "http://elsewhere.test/"
+REFLECTING = (
+    "console/history?state={0}&lora={0}&key={0}&from={0}",
+    "console/playground?prompt={0}&lora_id={0}&seed={0}&find={0}",
+    "console/compare?prompt={0}",
+    "console/usage?days={0}",
+    "console/{0}",
+    "operators/accounts?name={0}",
+    "operators/failures?account={0}&code={0}",
+    "operators/models?account={0}",
+    "operators/audit?act={0}&account={0}",
+    "docs/{0}",
+)
+
+
+@pytest.fixture
+async def anyone(chromium: Browser) -> AsyncIterator[BrowserContext]:
+    """A browser of its own, which nobody minds to meet errors."""
+    context = await chromium.new_context()
+    yield context
+    await context.close()
+
+
+@pytest.mark.parametrize("method", ["post", "get"])
+async def test_a_form_of_another_site_makes_no_key(anyone: BrowserContext, site: Site, method: str) -> None:
+    page = await _signed_in(anyone, site)
+    before = site.run(site.resources.api_keys.list(site.account.id))
+    target = f"{site.base_url}/console/settings/api"
+    form = f'<form method="{method}" action="{target}"><input name="key_name" value="theirs"></form>'
+
+    async def answer(route: Route) -> None:
+        await route.fulfill(content_type="text/html", body=f"{form}<script>document.forms[0].submit()</script>")
+
+    await page.route(f"{ELSEWHERE}**", answer)
+    await page.goto(ELSEWHERE)
+    await page.wait_for_url(f"{site.base_url}/**")
+    assert site.run(site.resources.api_keys.list(site.account.id)) == before
+    await page.goto(target)
+    await expect(page.get_by_role("button", name="Generate API key")).to_be_visible()
+
+
+async def test_signing_in_replaces_a_session_that_was_set_beforehand(anyone: BrowserContext, site: Site) -> None:
+    page = await _signed_in(anyone, site)
+    [name] = [each.get("name", "") for each in await anyone.cookies() if "session" in each.get("name", "")]
+    await anyone.clear_cookies()
+    await anyone.add_cookies([{"name": name, "value": "known-to-an-attacker", "url": site.base_url}])
+    await _signed_in(anyone, site, page)
+    [value] = [each.get("value") for each in await anyone.cookies() if each.get("name") == name]
+    assert value != "known-to-an-attacker"
+    await anyone.clear_cookies()
+    await anyone.add_cookies([{"name": name, "value": "known-to-an-attacker", "url": site.base_url}])
+    await page.goto(f"{site.base_url}/console/history")
+    await expect(page).to_have_url(re.compile("/console/sign-in"))
+
+
+async def test_the_sixth_guess_of_a_password_waits(anyone: BrowserContext, site: Site) -> None:
+    site.run(site.resources.accounts.create("guessed", password="a long and safe password"))
+    page = await anyone.new_page()
+    await page.goto(f"{site.base_url}/console/sign-in")
+    for guess in range(6):
+        await page.get_by_label("Account or user").fill("guessed")
+        await page.get_by_label("Password").fill(f"a guess, the {guess}th" if guess < 5 else "a long and safe password")
+        await page.get_by_role("button", name="Sign in").click()
+        said = "Wrong account name or password." if guess < 5 else "Too many attempts"
+        await expect(page.get_by_role("alert")).to_contain_text(said)
+    assert not await findings(page)
+
+
+async def test_markup_in_names_and_addresses_is_text(context: BrowserContext, site: Site) -> None:
+    """The context fails the test for any error of a script, which a refusal of the content security policy is, too."""
+    account = site.run(site.resources.accounts.create("hostile"))
+    user = site.run(site.resources.users.create(account.id, "<script>document.title='pwned'</script>@x", Role.OWNER))
+    lora = Adapter(
+        id=new_adapter_id(), name=HOSTILE, description=HOSTILE, created_at=datetime.now(UTC), file="memory://x", sha256="0" * 64,
+        base_model="pocket", accounts=frozenset(), owner=account.id, trigger_words=(HOSTILE[:60],),
+    )  # fmt: skip
+    site.run(site.resources.catalog.register(lora))
+    page = await _signed_in(context, site, account_id=account.id, user_id=user.id)
+    await page.goto(site.operator_url())
+    await page.get_by_role("button", name="Sign in").click()
+    named = ("console/playground", "console/compare", "console/loras", f"console/loras/{lora.id}", "console/history",
+             "console/usage", "console/settings/users", "operators/models", f"operators/accounts/{account.id}", "operators/audit")  # fmt: skip
+    async for path in _opened(page, site, (*named, *(path.format(HOSTILE) for path in REFLECTING))):
+        assert await page.title() != "pwned", path
+        assert await page.locator("img[src=x]").count() == 0, path
+    site.run(site.resources.catalog.remove(lora.id))
+
+
+async def _opened(page: Page, site: Site, paths: tuple[str, ...]) -> AsyncIterator[str]:
+    for path in paths:
+        await page.goto(f"{site.base_url}/{path}")
+        yield path
+
+
+async def _signed_in(
+    context: BrowserContext, site: Site, page: Page | None = None, *, account_id: str = "", user_id: str = ""
+) -> Page:
+    page = page or await context.new_page()
+    links = site.resources.sign_in_links
+    token = site.run(links.create(account_id or site.account.id, LinkPurpose.SIGN_IN, user_id=user_id))
+    await page.goto(f"{site.base_url}/console/links/{token}")
+    await page.get_by_role("button", name="Sign in").click()
+    await page.wait_for_url(re.compile("/console/(playground|settings)"))
+    return page
