@@ -2,7 +2,6 @@
 
 from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse
-from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
@@ -11,12 +10,11 @@ from serve_app.api.applications import json_app
 from serve_app.api.console import console_app
 from serve_app.api.dispatch import Dispatcher
 from serve_app.api.docs import STATIC, docs_router
-from serve_app.api.docs.problems import answer_missing_image, answer_missing_page
+from serve_app.api.docs.problems import answer_browsers_with_pages
 from serve_app.api.middleware import RequestContextMiddleware
 from serve_app.api.operators import operators_app
 from serve_app.api.request_measures import RequestMeasures
 from serve_app.api.site import SiteFiles
-from serve_app.domain.errors import NotFound
 from serve_app.service.resources import Resources
 
 console_redirect = APIRouter()
@@ -27,8 +25,7 @@ def create_app(resources: Resources) -> ASGIApp:
     a, b, jobs_app = variant_a.create_app(resources), variant_b.create_app(resources), jobs.create_app(resources)
     loras_app = loras.create_app(resources)
     site = json_app(resources)
-    site.add_exception_handler(HTTPException, answer_missing_page)
-    site.add_exception_handler(NotFound, answer_missing_image)
+    answer_browsers_with_pages(site)
     site.include_router(files.router)
     site.include_router(ops.router)
     site.include_router(docs_router({"a": a, "b": b, "jobs": jobs_app, "loras": loras_app}, resources))

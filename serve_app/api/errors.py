@@ -104,7 +104,7 @@ def install(app: FastAPI) -> None:
     """Make every exception an error response. `app.state.credentials` names the challenge of a 401."""
     app.add_exception_handler(AtelierError, answer_domain_error)
     app.add_exception_handler(HTTPException, answer_http_exception)
-    app.add_exception_handler(Exception, _answer_unexpected_error)
+    app.add_exception_handler(Exception, answer_unexpected_error)
 
 
 def error_response(status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
@@ -160,7 +160,7 @@ def _methods_of(request: Request) -> set[str]:
     return {method for route in matching for method in getattr(route, "methods", None) or ()}
 
 
-async def _answer_unexpected_error(request: Request, _error: Exception) -> Response:
+async def answer_unexpected_error(request: Request, _error: Exception) -> Response:
     """The framework raises the error again after this response; the middleware logs it."""
     return internal_error(RequestContext.of(request).request_id)
 

@@ -6,19 +6,26 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
 import jsonschema_rs
 import pytest
+import redis
 from openapi_spec_validator import validate
 
+from serve_app.api.app import create_app
 from serve_app.api.docs.reference import kind_of
 from serve_app.api.openapi import duration_text
 from serve_app.api.site import PAGE_HEADERS
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.requests import Variant
+from serve_app.service.resources import Resources
+from serve_app.stores.catalog import CatalogStore
+from serve_app.stores.redis import connect
+from serve_app.stores.redis_keys import redis_key
 from tests.api.app import Member, TestService, error_of
 
 A, B = Variant.A, Variant.B
@@ -351,6 +358,35 @@ async def test_the_reference_shows_each_operation_field_and_error(service: TestS
 )
 def test_the_reference_says_in_words_what_a_field_takes(schema: dict[str, Any], words: str) -> None:
     assert kind_of(schema, {"Side": {"enum": [256, 512]}}) == words
+
+
+async def test_a_browser_gets_a_page_also_for_what_is_not_done_an_outage_and_an_error(service: TestService) -> None:
+    unreachable = connect("redis://127.0.0.1:1/0")
+    down = replace(service.resources, catalog=CatalogStore(unreachable, service.resources.settings))
+    at_fault = redis.Redis.from_url(service.resources.redis_url)
+    opened, kept = redis_key("loras_open"), redis_key("catalog_digests", "kept")
+
+    async def check(resources: Resources, method: str, path: str, title: str, status: int) -> httpx.Response:
+        transport = httpx.ASGITransport(create_app(resources), raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://service.test") as client:
+            page, program = [await client.request(method, path, headers=each) for each in ({"Accept": "text/html"}, {})]
+        assert (page.status_code, program.status_code, error_of(program)["code"] != "") == (status, status, True)
+        assert f"<h1>{title}</h1>" in page.text
+        assert page.headers["content-security-policy"].startswith("default-src 'none'")
+        return page
+
+    refused = await check(service.resources, "DELETE", "/docs", "Not done", 405)
+    assert refused.headers["allow"] == "GET, HEAD"
+    away = await check(down, "GET", "/", "Temporarily unavailable", 503)
+    assert int(away.headers["retry-after"]) >= 1
+    at_fault.rename(opened, kept)
+    at_fault.set(opened, "of another type")
+    try:
+        await check(service.resources, "GET", "/", "An error of the service", 500)
+    finally:
+        at_fault.rename(kept, opened)
+        at_fault.close()
+        await unreachable.aclose()
 
 
 async def test_the_page_of_documents_leads_to_each_operation(service: TestService) -> None:

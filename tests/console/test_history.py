@@ -78,6 +78,8 @@ async def test_the_history_is_filtered_by_lora_state_key_and_date(
         "": "both",
         f"lora={LORA}": "finished",
         f"lora={adapter_id('neon')}": "waiting",
+        "lora=+NEON+": "waiting",
+        "lora=nothing": "none",
         "state=queued": "waiting",
         "state=completed": "finished",
         f"key={done.key_id}": "finished",

@@ -247,7 +247,7 @@ async def test_the_settings_page_shows_plans_what_is_left_and_the_adapters(
     text = (await browser.open("/console/settings")).text
     assert "1 of 50 an hour" in text
     assert "0 of 10 a minute" in text
-    assert "Private" in text, "the owner may use the private adapter of the test catalog"
+    assert "This account may use 9 LoRA models." in text, "the private adapter of the test catalog, too"
 
 
 @pytest.mark.slow
@@ -255,9 +255,9 @@ async def test_another_account_does_not_see_the_private_adapter(browsers: Browse
     await resources.accounts.create("other", password=PASSWORD)
     browser = browsers.new()
     await browser.sign_in("other", PASSWORD)
-    text = (await browser.open("/console/settings")).text
-    assert "Outline" in text
-    assert "Private" not in text
+    assert "This account may use 8 LoRA models." in (await browser.open("/console/settings")).text
+    text = (await browser.open("/console/loras")).text
+    assert ("Outline" in text, "Private" in text) == (True, False)
 
 
 def _secret(page: Page) -> str:

@@ -296,7 +296,7 @@ async def test_what_an_owner_says_of_a_lora_is_text_and_never_markup(
 ) -> None:
     lora = await _own(service.resources, member.account, name=NASTY, description=NASTY, trigger_words=(NASTY,))
     job = await service.complete(await service.submit(member, lora_id=lora.id))
-    for path in ("loras", f"loras/{lora.id}", "history", f"history/{job.id}", "usage", "settings"):
+    for path in ("loras", f"loras/{lora.id}", "history", f"history/{job.id}", "usage", "playground", "compare"):
         page = await browser.open(f"/console/{path}")
         assert NASTY in page.text, path
         assert "<script>alert" not in page.answer.text, path

@@ -1,7 +1,7 @@
 """The console's history: an account's jobs, the page of each with its images, canceling and deleting."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 from typing import Annotated, Literal
@@ -23,6 +23,7 @@ from serve_app.api.console.rendering import redirect, render
 from serve_app.api.console.session import SignedIn, form_token
 from serve_app.api.dependencies import caller_address, resources_of, valid_job_id
 from serve_app.api.responses import base_url
+from serve_app.domain.accounts import ApiKey
 from serve_app.domain.audit import Act
 from serve_app.domain.errors import JobUnfinished, NotFound
 from serve_app.domain.jobs import Job, JobState, StoredImage
@@ -35,6 +36,8 @@ router = APIRouter()
 
 PAGE_SIZE, LOOKED_AT = 24, 2_000
 """Jobs of a page, and how many it looks at for them: the next page looks further back."""
+MOST_OFFERED = 50
+"""LoRAs and keys that the filters offer, the newest."""
 IMAGE_CACHE = "private, max-age=3600, immutable"
 """An image's bytes never change; after a sign-out, what the browser kept is this old at most."""
 _CURSOR = re.compile(r"([0-9]{1,14})-((?:gen|up)_[a-z2-7]{26})")
@@ -47,9 +50,11 @@ async def open_history(request: Request, session: PageSession) -> Response:
     resources, account_id = resources_of(request), session.account.id
     chosen = {name: request.query_params.get(name, "")[:100] for name in _FILTERS}
     after = _read_cursor(request.query_params.get("after", ""))
-    page = await resources.jobs.page(
-        account_id, limit=PAGE_SIZE, only=_read_filter(chosen), after=after, among=LOOKED_AT
-    )
+    adapters = await resources.catalog.adapters(account_id)
+    loras = {adapter.id: adapter.name for adapter in adapters}
+    wanted = _lora_id(chosen["lora"], loras)
+    only = _read_filter(chosen, wanted)
+    page = await resources.jobs.page(account_id, limit=PAGE_SIZE, only=only, after=after, among=LOOKED_AT)
     given = {name: value for name, value in chosen.items() if value}
     return render(
         request,
@@ -64,8 +69,10 @@ async def open_history(request: Request, session: PageSession) -> Response:
         is_filtered=bool(given),
         states=STATES,
         no_key=NO_KEY,
-        loras={lora.id: lora.name for lora in await resources.catalog.adapters(account_id)},
-        keys=await resources.api_keys.list(account_id),
+        loras=loras,
+        lora=_shown_lora(wanted, loras),
+        offered=[_shown_lora(adapter.id, loras) for adapter in reversed(adapters[-MOST_OFFERED:])],
+        keys=_newest_keys(await resources.api_keys.list(account_id), chosen["key"]),
         title=title,
         thumbnail_size=thumbnail_size,
     )
@@ -181,12 +188,29 @@ async def _job_page(request: Request, session: SignedIn, job: Job, *, status: in
     )
 
 
-def _read_filter(chosen: Mapping[str, str]) -> JobFilter:
+def _lora_id(given: str, names: Mapping[str, str]) -> str:
+    """The id of the LoRA that was given by its id or its name; of several of a name, the newest."""
+    named = [lora_id for lora_id, name in names.items() if name.casefold() == given.strip().casefold()]
+    return given if given in names or not named else named[-1]
+
+
+def _shown_lora(lora_id: str, names: Mapping[str, str]) -> str:
+    """The LoRA's name, or its id where it is gone or another one has the name."""
+    name = names.get(lora_id, lora_id)
+    return name if list(names.values()).count(name) == 1 else lora_id
+
+
+def _newest_keys(keys: Sequence[ApiKey], chosen: str) -> list[ApiKey]:
+    """The keys that the filter offers."""
+    return [key for key in reversed(keys) if key.id == chosen or key in keys[-MOST_OFFERED:]]
+
+
+def _read_filter(chosen: Mapping[str, str], lora_id: str) -> JobFilter:
     """What cannot be read takes any job."""
     last = _read_date(chosen["to"])
     return JobFilter(
         state=JobState(chosen["state"]) if chosen["state"] in STATES else None,
-        lora_id=chosen["lora"],
+        lora_id=lora_id,
         key_id=chosen["key"],
         since=_read_date(chosen["from"]),
         until=last + timedelta(days=1) if last and last.year < 9999 else None,

@@ -58,7 +58,7 @@ async def settings_page(request: Request, session: SignedIn) -> HTMLResponse:
         session,
         here="settings",
         windows=windows,
-        adapters=adapters,
+        adapters=len(adapters),
         sessions=await resources.sessions.list(account_id, user_id=session.user.id),
         this_session=digest_of(session.token),
         end_token=form_token(session.token, "end session"),

@@ -23,14 +23,12 @@ class InterfaceRow(NamedTuple):
 
 
 INTERFACE_ROWS = (
+    InterfaceRow(
+        "Take it for",
+        "up to four images a request, of 20 to 50 steps, and upscaling them",
+        "one image of any size from 256 to 1024, with a negative prompt",
+    ),
     InterfaceRow("Your key goes in", "Authorization: Bearer", "X-API-Key"),
-    InterfaceRow("Images in a request", "one to four", "one"),
-    InterfaceRow("Sizes", "512 or 768 on each side", "256 to 1024 on each side, in steps of 8"),
-    InterfaceRow("Steps", "20 to 50", "30"),
-    InterfaceRow("Negative prompt", "no", "yes"),
-    InterfaceRow("LoRA weight", "0.1 to 1", "0 to 2"),
-    InterfaceRow("Upscaling", "2 or 4 times", "no"),
-    InterfaceRow("Limits count", "requests an hour", "requests a minute"),
 )
 
 

@@ -1,29 +1,35 @@
-"""What is not there, as a page for people; programs, and every address of the API, get the envelope of the contract."""
+"""What went wrong, as a page for people; programs, and every address of the API, get the envelope of the contract."""
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from serve_app.api.errors import answer_domain_error, answer_http_exception
+from serve_app.api.errors import answer_domain_error, answer_http_exception, answer_unexpected_error
 from serve_app.api.site import PAGE_HEADERS, page_templates
-from serve_app.domain.errors import NotFound
+from serve_app.domain.errors import NotFound, StoreUnavailable
+
+Answer = Callable[[Request, Exception], Awaitable[Response]]
 
 _TEMPLATES = page_templates(Path(__file__).parent / "templates")
+_TITLES = {404: "Not found", 405: "Not done", 500: "An error of the service", 503: "Temporarily unavailable"}
+_TEXTS = {
+    404: "There is nothing at this address.",
+    405: "This address cannot be used that way.",
+    500: "The error has been logged. Going back and trying again may help.",
+    503: "The service is temporarily unavailable. Try again in a few seconds.",
+}
 
 
-async def answer_missing_page(request: Request, error: Exception) -> Response:
-    """404 and 405 of the router."""
-    assert isinstance(error, HTTPException)
-    if error.status_code == 404 and is_of_browser(request):
-        return _page(request, "There is nothing at this address.")
-    return await answer_http_exception(request, error)
-
-
-async def answer_missing_image(request: Request, error: Exception) -> Response:
-    assert isinstance(error, NotFound)
-    return _page(request, error.message) if is_of_browser(request) else await answer_domain_error(request, error)
+def answer_browsers_with_pages(site: FastAPI) -> None:
+    """Answer what a person may meet outside the console with pages: 404, 405, 500 and 503."""
+    site.add_exception_handler(HTTPException, _page_or(answer_http_exception))
+    site.add_exception_handler(NotFound, _page_or(answer_domain_error))
+    site.add_exception_handler(StoreUnavailable, _page_or(answer_domain_error))
+    site.add_exception_handler(Exception, _page_or(answer_unexpected_error))
 
 
 def is_of_browser(request: Request) -> bool:
@@ -32,6 +38,24 @@ def is_of_browser(request: Request) -> bool:
     return "text/html" in request.headers.get("accept", "") and not path.startswith("/v1/")
 
 
-def _page(request: Request, text: str) -> HTMLResponse:
-    html = _TEMPLATES.get_template("problem.html").render(site=request.scope.get("root_path", ""), text=text)
-    return HTMLResponse(html, 404, headers={**PAGE_HEADERS, "Vary": "Accept", "Cache-Control": "no-store"})
+def _page_or(answer: Answer) -> Answer:
+    """For a browser, a page with the status and the headers of the answer that programs get."""
+
+    async def respond(request: Request, error: Exception) -> Response:
+        response = await answer(request, error)
+        if not is_of_browser(request):
+            return response
+        text = error.message if isinstance(error, NotFound) else _TEXTS[response.status_code]
+        kept = {name: response.headers[name] for name in ("allow", "retry-after") if name in response.headers}
+        return _page(request, response.status_code, text, kept)
+
+    return respond
+
+
+def _page(request: Request, status: int, text: str, headers: dict[str, str]) -> HTMLResponse:
+    html = _TEMPLATES.get_template("problem.html").render(
+        site=request.scope.get("root_path", ""), title=_TITLES[status], text=text
+    )
+    return HTMLResponse(
+        html, status, headers={**PAGE_HEADERS, "Vary": "Accept", "Cache-Control": "no-store", **headers}
+    )
