@@ -207,6 +207,10 @@ class JobReader:
         ready: Sequence[int] = await pipeline.execute() if groups else ()
         return sorted(zip(groups, ready, strict=True), key=lambda row: -row[1])[:limit]
 
+    async def waiting_for(self, weights: str) -> int:
+        """Return how many jobs of all accounts wait for these weights, by their digest."""
+        return await self._redis.zcard(redis_key("group", JobKind.GENERATION, weights))
+
     async def counts(self) -> Mapping[str, int]:
         """Return the jobs counted since the first: accepted, requeued, fenced, ended by state."""
         row: dict[str, str] = await self._redis.hgetall(redis_key("count"))

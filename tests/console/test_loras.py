@@ -13,6 +13,7 @@ from serve_app.domain.accounts import Account
 from serve_app.domain.audit import OWNER, Act
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.jobs import JobKind
+from serve_app.domain.requests import Variant
 from serve_app.service.lora_samples import draw_sample
 from serve_app.service.register import LAYER_TABLES
 from serve_app.service.resources import Resources
@@ -259,7 +260,7 @@ async def test_a_lora_is_shared_by_name_and_no_more(
     second = browsers.new()
     await second.sign_in(zeta.name, PASSWORD)
     theirs = await second.open(f"/console/loras/{lora.id}")
-    assert "Shared with you" in theirs.text
+    assert "Shared by owner" in theirs.text
     assert "1 other account can no longer use it" in page.text
     page = await browser.send(page.form("Stop"))
     assert "No longer shared." in page.text
@@ -284,8 +285,21 @@ async def test_before_a_lora_is_deleted_the_page_says_what_uses_it(
 ) -> None:
     lora = await _own(service.resources, member.account)
     await service.submit(member, lora_id=lora.id)
+    other = await service.member(plan_a="basic", plan_b="basic")
+    await service.resources.catalog.grant(lora.id, other.account.id)
+    for _ in range(2):
+        await service.submit(other, lora_id=lora.id)
+    await service.resources.api_keys.create(
+        member.account.id, name="poster shop", interfaces=frozenset(Variant), adapters=frozenset({lora.id})
+    )
     page = await browser.open(f"/console/loras/{lora.id}")
-    assert "1 unfinished job of this account with it will fail." in page.text
+    for words in (
+        "1 unfinished job of this account with it will fail.",
+        "1 key kept to it (poster shop) can draw no more with it.",
+        "2 waiting jobs of other accounts will fail.",
+        "1 other account can no longer use it.",
+    ):
+        assert words in page.text
     page = await browser.send(page.form("Delete for good"))
     assert page.answer.url.path == "/console/loras"
     assert await service.resources.catalog.adapter(lora.id) is None

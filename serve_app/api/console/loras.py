@@ -3,7 +3,7 @@
 import asyncio
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from math import ceil
 from typing import Annotated
 from urllib.parse import urlencode
@@ -265,11 +265,13 @@ async def _lora_page(
     jobs, account_id, adapter = resources_of(request).jobs, session.account.id, found.adapter
     completed = JobFilter(lora_id=adapter.id, state=JobState.COMPLETED)
     done = await jobs.page(account_id, limit=SAMPLES, only=completed, among=LOOKED_AT)
-    unfinished = 0
-    for state in (JobState.QUEUED, JobState.RUNNING):
+    own = dict.fromkeys((JobState.QUEUED, JobState.RUNNING), 0)
+    for state in own:
         only = JobFilter(lora_id=adapter.id, state=state)
         page = await jobs.page(account_id, limit=MOST_COUNTED, only=only, among=1_000)
-        unfinished += len(page.jobs)
+        own[state] = len(page.jobs)
+    others = await jobs.waiting_for(adapter.sha256) - own[JobState.QUEUED] if found.shared_with else 0
+    keys, now = await resources_of(request).api_keys.list(account_id), datetime.now(UTC)
     return render(
         request,
         "lora.html",
@@ -283,7 +285,11 @@ async def _lora_page(
         parts=found_parts(adapter),
         shared_with=sorted(found.shared_with.items(), key=lambda each: each[1]),
         jobs=done.jobs,
-        unfinished=unfinished,
+        unfinished=sum(own.values()),
+        unfinished_of_others=max(0, others),
+        keys=[key for key in keys if key.adapters and adapter.id in key.adapters and key.state(now) == "active"],
+        owner=(await _owner_names(resources_of(request), {adapter.owner} - {"", account_id})).get(adapter.owner, ""),
+        picture=(await sample_pictures(request, [adapter])).get(adapter.id, ""),
         thumbnail_size=thumbnail_size,
         tokens={name: form_token(session.token, f"{name} lora") for name in ("change", "share", "unshare", "delete")},
     )
