@@ -33,7 +33,13 @@ _numbers = count(1)
 
 async def _own(resources: Resources, owner: Account, **fields: Any) -> Adapter:
     """A LoRA of the account; its file is not looked at."""
-    given: dict[str, Any] = {"name": "Ink", "description": "Thin lines.", "trigger_words": ("ink drawing",), **fields}
+    given: dict[str, Any] = {
+        "name": "Ink",
+        "description": "Thin lines.",
+        "trigger_words": ("ink drawing",),
+        "found": FOUND,
+        **fields,
+    }
     number = next(_numbers)
     adapter = Adapter(
         id="model_" + f"{number:026d}".translate(str.maketrans("0123456789", "abcdefghij")),
@@ -43,7 +49,6 @@ async def _own(resources: Resources, owner: Account, **fields: Any) -> Adapter:
         base_model="pocket",
         owner=owner.id,
         accounts=frozenset(),
-        found=FOUND,
         size_bytes=2 << 20,
         **given,
     )
@@ -265,6 +270,27 @@ async def test_a_lora_is_shared_by_name_and_no_more(
     page = await browser.send(page.form("Stop"))
     assert "No longer shared." in page.text
     assert (await second.open(f"/console/loras/{lora.id}")).status == 404
+
+
+async def test_the_page_shows_what_the_trainer_wrote_to_the_owner_alone(
+    browsers: Browsers, browser: Browser, resources: Resources, owner: Account
+) -> None:
+    found = {
+        **FOUND,
+        "algorithm": "LoHa",
+        "suggested_trigger_words": ["ink drawing", "inkwash", "<b>"],
+        "metadata": {"ss_optimizer": "AdamW <script>", "modelspec.author": "someone"},
+    }
+    lora = await _own(resources, owner, found=found)
+    page = await browser.open(f"/console/loras/{lora.id}")
+    for words in ("Algorithm LoHa", "ss_optimizer AdamW <script>", "The file suggests: inkwash, <b>"):
+        assert words in page.text
+    zeta = await resources.accounts.create("zeta", password=PASSWORD)
+    await resources.catalog.grant(lora.id, zeta.id)
+    second = browsers.new()
+    await second.sign_in(zeta.name, PASSWORD)
+    theirs = await second.open(f"/console/loras/{lora.id}")
+    assert ("Algorithm LoHa" in theirs.text, "ss_optimizer" in theirs.text) == (True, False)
 
 
 async def test_no_form_of_a_lora_works_without_its_token(

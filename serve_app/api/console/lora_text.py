@@ -71,7 +71,13 @@ def found_parts(adapter: Adapter) -> list[Part]:
     if adapter.trigger_words:
         parts.append(Part("Trigger words", ", ".join(adapter.trigger_words)))
     if found:
-        named = {"Rank": "rank", "Layers": "layers", "Changes": "targets", "Parts of the model": "components"}
+        named = {
+            "Algorithm": "algorithm",
+            "Rank": "rank",
+            "Layers": "layers",
+            "Changes": "targets",
+            "Parts of the model": "components",
+        }
         for label, name in named.items():
             value = found.get(name)
             if value:
@@ -81,6 +87,17 @@ def found_parts(adapter: Adapter) -> list[Part]:
     if adapter.size_bytes:
         parts.append(Part("Size", size_text(adapter.size_bytes)))
     return [*parts, Part("Added", f"{adapter.created_at:%-d %b %Y}"), Part("SHA-256", adapter.sha256, is_id=True)]
+
+
+def training_parts(adapter: Adapter) -> list[Part]:
+    """The rows of what the trainer wrote into the file."""
+    metadata: Mapping[str, str] = adapter.found.get("metadata", {})
+    return [Part(name, text) for name, text in sorted(metadata.items())]
+
+
+def suggested_words(adapter: Adapter) -> list[str]:
+    """Trigger words that the file names and the LoRA has not."""
+    return [word for word in adapter.found.get("suggested_trigger_words", ()) if word not in adapter.trigger_words]
 
 
 def samples_of(jobs: Iterable[Job]) -> Mapping[str, Job]:

@@ -21,6 +21,8 @@ from serve_app.api.console.lora_text import (
     form_error,
     found_parts,
     size_text,
+    suggested_words,
+    training_parts,
 )
 from serve_app.api.console.owner import uncounted_owner
 from serve_app.api.console.rendering import page_number, redirect, render
@@ -283,6 +285,8 @@ async def _lora_page(
         lora=adapter,
         is_own=adapter.owner == account_id,
         parts=found_parts(adapter),
+        training=training_parts(adapter) if adapter.owner == account_id else [],
+        suggested=suggested_words(adapter),
         shared_with=sorted(found.shared_with.items(), key=lambda each: each[1]),
         jobs=done.jobs,
         unfinished=sum(own.values()),
