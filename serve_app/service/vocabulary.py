@@ -1,4 +1,4 @@
-"""Finds the words of a prompt that a base model has never read, where the model's tokenizer has only few words."""
+"""Finds the words of a prompt that a base model with a small vocabulary has never read."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ _END = "</w>"
 
 
 class Vocabulary:
-    """Reads the words of base models, and remembers them for a minute: a prompt is checked without asking Redis."""
+    """Reads the words of base models once a minute, so that a prompt is checked without asking Redis."""
 
     def __init__(self, catalog: CatalogStore, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._catalog = catalog
@@ -63,7 +63,7 @@ def words_of(text: str) -> list[str]:
 
 @lru_cache(maxsize=64)
 def _words_in(source: str) -> frozenset[str]:
-    """Whole words of the tokenizer of a diffusers folder; none where there is no such file or it has many tokens."""
+    """Reads the words of a diffusers folder's tokenizer; none where it is missing or has many tokens."""
     try:
         tokens: dict[str, int] = json.loads((Path(source) / "tokenizer" / "vocab.json").read_text())
     except (OSError, ValueError):

@@ -14,15 +14,15 @@ SIGNED_OUT: Mapping[str, tuple[str, ...]] = {
 CONSOLE: Mapping[str, tuple[str, ...]] = {
     "/playground": ("playground", "playground?prompt=a+dragon&steps=0"),
     "/playground/{job_id}": ("playground/{job}",),
-    "/compare": ("compare",),
+    "/compare": ("compare", "compare?across=weights", "compare?across=seeds"),
     "/history": ("history", "history?state=failed", "history?from=2031-01-01"),
     "/history/{job_id}": ("history/{job}", "nothing-here"),
-    "/loras": ("loras",),
+    "/loras": ("loras", "loras?find=nothing"),
     "/loras/new": ("loras/new",),
     "/loras/{lora_id}": ("loras/{lora}",),
-    "/usage": ("usage",),
+    "/usage": ("usage", "usage?show=seconds&by=key"),
     "/settings": ("settings",),
-    "/settings/{slug}": ("settings/api", "settings/api-keys"),
+    "/settings/{slug}": ("settings/api", "settings/api-keys", "settings/both"),
     "/settings/password": ("settings/password",),
     "/settings/users": ("settings/users",),
 }
@@ -50,7 +50,10 @@ NO_PAGES = frozenset(
         "/history/{job_id}/{image_id}/thumbnail",
         "/playground/{job_id}/previews/{index}",
         "/playground/{job_id}/panel",
+        "/playground/cards",
         "/compare/grid",
+        "/compare/cards",
+        "/loras/{lora_id}/sample",
         "/live",
     }
 )

@@ -1,4 +1,4 @@
-"""The console: sign in, and create and revoke the keys of both interfaces. Server-rendered; works without JavaScript.
+"""The console: the web pages of an account, rendered by the server, which work without JavaScript.
 
 app.mount("/console", console_app(resources))
 """
@@ -40,7 +40,7 @@ ROUTES = (
 
 
 def console_app(resources: Resources) -> ASGIApp:
-    """The pages over these stores. Every answer carries the security headers; a POST must come from the console itself."""
+    """Builds the console's application, whose pages are protected against forms of other sites."""
     app = new_app(resources, routes=[*ROUTES])
     app.add_exception_handler(SignInRequired, _to_sign_in)
     answer_with_pages(app, problem_page)
@@ -48,7 +48,7 @@ def console_app(resources: Resources) -> ASGIApp:
 
 
 async def _to_sign_in(request: Request, _error: Exception) -> Response:
-    """Whoever wanted to try the playground gets there after signing in. A part of a page sends its whole page there."""
+    """Sends the browser to the sign-in page, and on to the playground where that was asked for."""
     wanted = request.url.path.removeprefix(f"{root_of(request)}/")
     sign_in = redirect(request, "sign-in?next=playground" if wanted.startswith("playground") else "sign-in")
     if "hx-request" in request.headers:

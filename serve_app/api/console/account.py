@@ -1,4 +1,4 @@
-"""Ways into an account without its password, by a link used once, and a change of the password."""
+"""Signs in by a link that works once, and changes passwords."""
 
 from dataclasses import replace
 from math import ceil
@@ -26,7 +26,7 @@ router = APIRouter()
 
 
 async def live_link(request: Request, token: str) -> tuple[SignInLink, SignIn]:
-    """The link of the address, and whom it lets in. Raises 404 when it was used, is too old, or the account may not sign in."""
+    """Reads the link of the address, and whom it signs in. Raises 404 when it no longer works."""
     resources = resources_of(request)
     link = await resources.sign_in_links.get(token)
     account = await resources.accounts.get(link.account_id) if link else None
@@ -59,7 +59,7 @@ async def open_session(request: Request, who: SignIn, page: str) -> Response:
 
 @router.get("/links/{token}")
 async def open_link(request: Request, link: Link) -> Response:
-    """A page with a button: whatever looks at links in advance must not use them."""
+    """Shows a button, so that a program that opens links in advance does not use this one up."""
     return _link_page(request, link)
 
 
@@ -88,7 +88,7 @@ async def open_password(request: Request, session: PageSession) -> Response:
 
 @router.post("/settings/password")
 async def change_password(request: Request, session: FormSession, form: Form) -> Response:
-    """With the password as it was: a browser left open must not cost its owner the account. Ends every other session."""
+    """Changes the password for whoever knows the present one, and ends every other session."""
     check_form(session, form, _PASSWORD)
     resources = resources_of(request)
     name = session.user.name if session.user.id else session.account.id

@@ -1,4 +1,4 @@
-"""Who may open a page or send a form: dependencies of the console's path operations."""
+"""Checks who may open a page or send a form, as dependencies of the console's path operations."""
 
 from collections.abc import Mapping
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""What a page shows of one job: its state in words, and a tile for each image, previews while it runs."""
+"""The panel of one job: its state as text, and a tile for each image, with previews while it runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -38,12 +38,12 @@ class Panel:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is more to come."""
+        """Whether the job has not ended yet."""
         return not self.job.state.is_terminal
 
 
 async def panel_of(resources: Resources, job: Job) -> Panel:
-    """What is to be seen of a job now; its worker is asked for previews of one that has not ended."""
+    """Builds the panel of a job, and asks its worker for previews until it has ended."""
     previews: Mapping[int, Preview] = {}
     if not job.state.is_terminal and resources.settings.previews:
         await resources.previews.watch(job.id)

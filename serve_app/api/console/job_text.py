@@ -1,4 +1,4 @@
-"""Jobs as text for pages: their state, why it failed, what was asked for, how long it took, and how to ask for it again."""
+"""Jobs as text for pages: state, failure, parameters, times, and the command that asks again."""
 
 import json
 import shlex
@@ -56,7 +56,7 @@ def title(job: Job) -> str:
 
 
 def failure_text(job: Job) -> FailureWords | None:
-    """Why a job ended without images, and what may help; None for a job that did not."""
+    """Explains why a job ended without images, and what may help; None for any other job."""
     if job.state in (JobState.QUEUED, JobState.RUNNING, JobState.COMPLETED):
         return None
     failure = failure_of(job)
@@ -88,7 +88,7 @@ def parameters(job: Job, lora_names: Mapping[str, str]) -> list[Part]:
 
 
 def timeline(job: Job) -> list[Part]:
-    """What the record has of how long each part took; the parts are of the last attempt."""
+    """Lists how long each part of the last attempt took, and how many attempts there were."""
     parts: list[Part] = []
     if job.started_at is not None:
         parts.append(Part("Waited", _seconds(job.started_at - job.created_at)))
@@ -108,7 +108,7 @@ def timeline(job: Job) -> list[Part]:
 
 
 def curl_command(job: Job, address: str, key: ApiKey | None = None) -> str:
-    """The request as a shell command that reads the key from the environment; '' for one that cannot be read."""
+    """Writes the request as a shell command; '' for a request that cannot be read."""
     if job.request is None:
         return ""
     page = API if job.variant is Variant.A else API_KEYS
@@ -120,7 +120,7 @@ def curl_command(job: Job, address: str, key: ApiKey | None = None) -> str:
 
 
 def playground_query(job: Job) -> str:
-    """The request as the query of the playground's address; '' for what the playground does not make."""
+    """Writes the request as the playground's query; '' for a request that the playground does not make."""
     request = job.request
     if not isinstance(request, GenerationRequest):
         return ""

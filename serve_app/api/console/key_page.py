@@ -1,4 +1,4 @@
-"""The pages that make keys: *API* and *API Keys*, as the two documents name them, and one for keys of both interfaces."""
+"""The pages that make keys: *API* and *API Keys*, as the documents name them, and *Both interfaces*."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ EXPIRIES: Mapping[str, Expiry] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyPage:
-    """A page's name and button, and how the keys it makes are sent; `variant` is the interface of its examples."""
+    """A page's texts, and how its keys are sent; `variant` is the interface of its examples."""
 
     slug: str
     title: str
@@ -49,7 +49,7 @@ class KeyPage:
 
     @property
     def interfaces(self) -> frozenset[Variant]:
-        """Those on which its keys work."""
+        """The interfaces on which its keys work."""
         return frozenset(Variant) if self.other_header else frozenset({self.variant})
 
 

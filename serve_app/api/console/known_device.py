@@ -1,4 +1,4 @@
-"""The cookie of a browser in which an account's owner has signed in: its tries are counted apart from all others."""
+"""The cookie of a known device: its tries to sign in are counted apart from those of other browsers."""
 
 import hmac
 import secrets
@@ -29,7 +29,7 @@ def read_device(request: Request) -> KnownDevice | None:
 
 
 def set_device(request: Request, response: Response, account_id: str) -> None:
-    """Make the browser a known device of the account for 90 days; it stays the one that it was."""
+    """Makes the browser a known device of the account for 90 days; a known one keeps its id."""
     known = read_device(request)
     device_id = known.device_id if known and known.account_id == account_id else secrets.token_urlsafe(16)
     value = signed(

@@ -1,4 +1,4 @@
-"""The LoRAs that a page offers as cards: few of many, found by a search, each with a picture where there is one."""
+"""Cards of LoRAs: which of many a page shows, the search among them, and their pictures."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -22,7 +22,7 @@ LONGEST_SEARCH = 100
 
 
 class LoraCards(NamedTuple):
-    """The LoRAs shown, how many the account may use and how many fit what was looked for, and pictures by LoRA."""
+    """The LoRAs shown, the number usable and the number that the search found, and pictures by LoRA."""
 
     shown: Sequence[Adapter]
     total: int
@@ -34,14 +34,14 @@ class LoraCards(NamedTuple):
 
     @property
     def is_searchable(self) -> bool:
-        """Whether there are more than a page shows."""
+        """Whether there are more LoRAs than a page shows."""
         return self.total > MOST
 
 
 async def choose_cards(
     request: Request, account_id: str, adapters: Sequence[Adapter], *, chosen: Sequence[str], find: str
 ) -> LoraCards:
-    """Choose what a form offers: the chosen LoRAs, then what was looked for; of too many the used and the newest."""
+    """Choose the LoRAs that a form offers: the chosen, the last used, the newest that the search finds."""
     find = find.strip()[:LONGEST_SEARCH]
     jobs = (await resources_of(request).jobs.page(account_id, limit=RECENT)).jobs
     fitting = [each for each in adapters if matches(each, find)] if find else adapters
@@ -51,7 +51,7 @@ async def choose_cards(
 
 
 def own_pictures(request: Request, jobs: Iterable[Job]) -> Mapping[str, str]:
-    """The addresses of the newest pictures among these jobs, by LoRA."""
+    """Returns the addresses of the newest pictures among these jobs, by LoRA."""
     root = root_of(request)
     return {
         lora_id: f"{root}/history/{job.id}/{job.images[0].image_id}/thumbnail"
@@ -60,7 +60,7 @@ def own_pictures(request: Request, jobs: Iterable[Job]) -> Mapping[str, str]:
 
 
 async def sample_pictures(request: Request, adapters: Iterable[Adapter]) -> Mapping[str, str]:
-    """The addresses of samples, by LoRA: of the bundled ones, and those drawn of registered ones."""
+    """Returns the addresses of samples, bundled or drawn by the service, by LoRA."""
     adapters, site, root = list(adapters), site_of(request), root_of(request)
     bundled = {each.id: sample_of(each.name, each.base_model) for each in adapters if not each.owner}
     drawn = await find_pictures(resources_of(request), adapters)
@@ -71,7 +71,7 @@ async def sample_pictures(request: Request, adapters: Iterable[Adapter]) -> Mapp
 
 
 def matches(adapter: Adapter, find: str) -> bool:
-    """Whether each word that was looked for is in the LoRA's name, description, trigger words or id."""
+    """Whether the LoRA's name, description, trigger words or id hold every word of the search."""
     text = " ".join((adapter.name, adapter.description, *adapter.trigger_words, adapter.id)).casefold()
     return all(word in text for word in find.casefold().split())
 
@@ -79,7 +79,7 @@ def matches(adapter: Adapter, find: str) -> bool:
 def _few(
     adapters: Iterable[Adapter], chosen: Sequence[str], fitting: Sequence[Adapter], *, used: Iterable[str]
 ) -> list[Adapter]:
-    """The chosen LoRAs, and of the fitting ones those used last, then the newest."""
+    """Returns the chosen LoRAs, and of those found the last used, then the newest."""
     by_id, newest = {each.id: each for each in adapters}, [each.id for each in reversed(fitting)]
     ordered = dict.fromkeys((*chosen, *(each for each in used if each in set(newest)), *newest))
     return [by_id[each] for each in ordered if each in by_id][:MOST]

@@ -53,7 +53,7 @@ def form_error(error: AtelierError) -> FormError:
 
 
 def broken_rule(error: ValidationError) -> FormError:
-    """Of a field that breaks its rule, the first."""
+    """Explains the first field that breaks its rule."""
     field = str(error.errors(include_input=False, include_url=False)[0]["loc"][0])
     return FormError(400, f"{_FIELDS[field]}: {_RULES[field]}.")
 
@@ -66,7 +66,7 @@ def form_message(message: str) -> str:
 
 
 def found_parts(adapter: Adapter) -> list[Part]:
-    """The rows of a LoRA's page. The operator's LoRAs were checked elsewhere, and nothing is known of their files."""
+    """Lists what is known of a LoRA; of the operator's LoRAs, nothing was found in the file."""
     found, parts = adapter.found, [Part("Id", adapter.id, is_id=True), Part("Base model", adapter.base_model)]
     if adapter.trigger_words:
         parts.append(Part("Trigger words", ", ".join(adapter.trigger_words)))
@@ -90,7 +90,7 @@ def found_parts(adapter: Adapter) -> list[Part]:
 
 
 def training_parts(adapter: Adapter) -> list[Part]:
-    """The rows of what the trainer wrote into the file."""
+    """Lists the metadata that the trainer wrote into the file."""
     metadata: Mapping[str, str] = adapter.found.get("metadata", {})
     return [Part(name, text) for name, text in sorted(metadata.items())]
 

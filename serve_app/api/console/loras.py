@@ -1,4 +1,4 @@
-"""The console's LoRAs: those the account may use, the page of each, and what an owner does with its own."""
+"""The console's pages of LoRAs: the list, the page of each, upload, change, sharing and removal."""
 
 import asyncio
 import shutil
@@ -101,7 +101,7 @@ async def open_loras(request: Request, session: PageSession) -> Response:
 
 
 def _by_owner(adapters: Sequence[Adapter], account_id: str) -> tuple[list[Adapter], list[Adapter], list[Adapter]]:
-    """The account's own, the newest first; those that others share with it; those of the service."""
+    """Splits LoRAs into the account's own (newest first), those shared with it, and the service's."""
     own = [each for each in reversed(adapters) if each.owner == account_id]
     shared = [each for each in adapters if each.owner not in ("", account_id)]
     return own, shared, [each for each in adapters if not each.owner]
@@ -125,7 +125,7 @@ async def open_upload(request: Request, session: PageSession) -> Response:
 
 @router.post("/loras/new")
 async def upload(request: Request, session: FormSession, by: ActorDep) -> Response:
-    """The file is checked before the answer, which takes some seconds."""
+    """Receives a LoRA's file, checks it and registers it, which takes some seconds."""
     resources, form = resources_of(request), None
     await _check_tries(request, session)
     try:
@@ -155,7 +155,7 @@ async def open_lora(request: Request, session: PageSession, lora_id: str) -> Res
 
 @router.get("/loras/{lora_id}/sample")
 async def open_sample(request: Request, session: PageSession, lora_id: str) -> Response:
-    """The sample picture of a registered LoRA, for whoever may use it."""
+    """Serves the sample picture of a registered LoRA to accounts that may use it."""
     resources = resources_of(request)
     found = await find_pictures(resources, [(await _find(request, session, lora_id)).adapter])
     try:

@@ -31,7 +31,7 @@ router = APIRouter()
 
 
 async def load_generation(job: ChosenJob) -> tuple[Job, GenerationRequest]:
-    """A job whose request this version can read."""
+    """Reads a job and its request; raises 404 where this version cannot read the request."""
     if not isinstance(job.request, GenerationRequest):
         raise HTTPException(404)
     return job, job.request
@@ -47,13 +47,13 @@ async def open_playground(request: Request, session: PageSession) -> Response:
 
 @router.get("/playground/cards")
 async def open_cards(request: Request, session: PageSession) -> Response:
-    """The part of the page that offers LoRAs, as the page fetches it while one is looked for."""
+    """Renders the cards alone, which the page fetches during a search."""
     return await cards_part(request, session, request.query_params)
 
 
 @router.post("/playground/cards")
 async def find_loras(request: Request, session: FormSession, form: Form) -> Response:
-    """Look for a LoRA without scripts: the same page, with what was filled in."""
+    """Searches without JavaScript: leads to the same page with the fields as they were filled in."""
     check_form(session, form, PURPOSE)
     return redirect(request, f"playground?{urlencode(query_values(form))}")
 
@@ -81,7 +81,7 @@ async def open_job(request: Request, job: ChosenJob, session: PageSession) -> Re
 
 @router.get("/playground/{job_id}/panel")
 async def open_panel(request: Request, job: ChosenJob, session: PageSession) -> Response:
-    """The part of the page that shows the job, as the page fetches it while the job is under way."""
+    """Renders the job alone, which the page fetches until the job has ended."""
     return render(request, "panel.html", session, **await panel_values(request, session, job))
 
 
@@ -95,7 +95,7 @@ async def open_preview(request: Request, job: ChosenJob, index: int) -> Response
 
 @router.post("/playground/{job_id}/again")
 async def again(request: Request, generation: Generation, session: FormSession, form: Form) -> Response:
-    """The same request, with the next seed or another one."""
+    """Submits the same request with the next seed, or a random one."""
     check_form(session, form, PURPOSE)
     job, before = generation
     seed = before.seeds[-1] + 1 if form.get("seed") == "next" else draw_seed()
@@ -161,6 +161,6 @@ async def _job_with_notice(request: Request, session: FormSession, job: Job, err
 
 
 def _values(request: Request, job: Job) -> dict[str, str]:
-    """The form as it was for the job, and as the address has it; without a seed, so that the next images are others."""
+    """Returns the job's fields without its seed, over which go the fields of the address."""
     made = {**values_of(job.request), "seed": ""} if isinstance(job.request, GenerationRequest) else {}
     return made | query_values(request.query_params)

@@ -34,7 +34,7 @@ COMPARISON: Mapping[str, str] = {"across": "", "weights": "0.25, 0.5, 0.75, 1", 
 
 
 def draw_seed() -> int:
-    """A seed that is short enough to be copied by hand."""
+    """Draws a seed that is short enough to be copied by hand."""
     return secrets.randbelow(2**32)
 
 
@@ -43,7 +43,7 @@ def _absent(value: object) -> object:
 
 
 class PlaygroundForm(BaseModel):
-    """What interface A takes, and a negative prompt. An empty seed is drawn by the service."""
+    """The fields of interface A and a negative prompt. For an empty seed the service draws one."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 

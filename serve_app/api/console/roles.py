@@ -1,4 +1,4 @@
-"""What each role may open in the console: one table over the addresses, asked by the guards and by the links of every page."""
+"""The pages that each role may open: one table, which guards and links ask."""
 
 from collections.abc import Mapping
 
@@ -25,7 +25,7 @@ ROLES: Mapping[str, frozenset[Role]] = {
 
 
 def may_open(role: Role, path: str) -> bool:
-    """`path` is a route's, below the console."""
+    """Whether the role may open a route's path."""
     parts = path.split("/")
     beginnings = ("/".join(parts[:length]) for length in range(len(parts), 1, -1))
     return role in next((ROLES[each] for each in beginnings if each in ROLES), _OWNER)

@@ -29,7 +29,7 @@ class SignedIn:
 
     @property
     def actor(self) -> str:
-        """As the audit log names who acts."""
+        """The user's name in the audit log."""
         return user_actor(self.user.id) if self.user.id else OWNER
 
 
@@ -48,12 +48,12 @@ async def read_session(request: Request) -> SignedIn | None:
 
 
 def anonymous_token(request: Request) -> str:
-    """Identifies a browser that is not signed in: the cookie that was set with the sign-in page, or a new one."""
+    """Returns the token of a browser that is not signed in: its cookie's, or a new one."""
     return request.cookies.get(cookie_name(request, ANONYMOUS)) or secrets.token_urlsafe(32)
 
 
 def form_token(session: str, purpose: str) -> str:
-    """Proves that a form of this purpose was given to this session. Another site can neither read nor guess it."""
+    """Returns the token of a form, by which only this session can send a form of this purpose."""
     return hmac.digest(session.encode(errors="replace"), f"form: {purpose}".encode(), "sha256").hex()
 
 
@@ -68,7 +68,7 @@ def single_use_token(session: str, purpose: str) -> str:
 
 
 def nonce_of(session: str, purpose: str, given: str) -> str | None:
-    """The part of a single-use token that is counted; None when it was not made for this session and purpose."""
+    """Returns a single-use token's nonce; None for a token of another session or purpose."""
     nonce, _, proof = given.partition(".")
     return nonce if is_form_token(session, f"{purpose} {nonce}", proof) else None
 

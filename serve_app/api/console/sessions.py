@@ -1,4 +1,4 @@
-"""The end of a session from another browser: of one in the list of the settings page, or of all but this one."""
+"""Ends sessions of other browsers: one in the list of the settings page, or all but this one."""
 
 from fastapi import APIRouter, HTTPException, Request, Response
 

@@ -1,4 +1,4 @@
-"""A request of the playground as code: curl, Python and JavaScript; the key is read from the environment."""
+"""Requests as code in curl, Python and JavaScript, which read the key from the environment."""
 
 import json
 import shlex

@@ -1,4 +1,4 @@
-"""The console's usage: both plans' windows now, and the last days by LoRA and key, as a chart, tables and CSV."""
+"""The usage page: both plans' windows, and the last days by LoRA and key as chart, tables and CSV."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping

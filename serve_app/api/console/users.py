@@ -51,7 +51,7 @@ async def invite(request: Request, session: FormSession, form: Form) -> Response
 
 @router.post("/settings/users/{user_id}/link")
 async def make_link(request: Request, user_id: str, session: FormSession, form: Form) -> Response:
-    """Another link, for one that was lost or for a lost password."""
+    """Makes another link, after a link or a password was lost."""
     check_form(session, form, _PURPOSE)
     user = await _existing(request, session, user_id)
     await _record(request, session, Act.SIGN_IN_LINK_MADE, user)
@@ -60,7 +60,7 @@ async def make_link(request: Request, user_id: str, session: FormSession, form: 
 
 @router.post("/settings/users/{user_id}/remove")
 async def remove(request: Request, user_id: str, session: FormSession, form: Form) -> Response:
-    """The user's sessions end, and the keys that it made stop working."""
+    """Removes a user, ends its sessions and revokes its keys."""
     check_form(session, form, _PURPOSE)
     user = await _existing(request, session, user_id)
     await resources_of(request).users.remove(session.account.id, user.id)

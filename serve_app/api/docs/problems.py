@@ -1,4 +1,4 @@
-"""What went wrong, as a page for people; programs, and every address of the API, get the envelope of the contract."""
+"""Error pages for browsers outside the console; programs get the contract's envelope."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path

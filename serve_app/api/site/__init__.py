@@ -1,4 +1,4 @@
-"""What all pages share: the layout with its style and scripts, the headers, the templates. Nothing is loaded from elsewhere."""
+"""The layout, style, scripts and headers of all pages, which load nothing from elsewhere."""
 
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def page_templates(folder: Path) -> Environment:
 
 
 class SiteFiles(StaticFiles):
-    """The files of `static/`: browsers keep pictures for five minutes, and ask before they use a style or script again."""
+    """Serves `static/`: browsers keep pictures for five minutes, and revalidate styles and scripts."""
 
     def __init__(self) -> None:
         super().__init__(directory=STATIC)

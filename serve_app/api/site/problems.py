@@ -1,4 +1,4 @@
-"""Answers of a site of pages to what goes wrong: pages that say so, in its own layout."""
+"""Error pages of the console and of the operators' pages, in their own layout."""
 
 from collections.abc import Callable
 from http import HTTPStatus
