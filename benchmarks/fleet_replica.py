@@ -44,7 +44,7 @@ class Run:
     left: float = 1.0
 
 
-@dataclass
+@dataclass(eq=False)
 class SimulatedReplica:
     """`held`: its adapters, the least recently used first. `active` runs step together; `pending` ones wait for their turn or
     their adapter."""
@@ -54,6 +54,9 @@ class SimulatedReplica:
     started: int
     ready_at: int
     is_draining: bool = False
+    is_gone: bool = False
+    is_polling: bool = False
+    """It will ask for work by itself."""
     held: OrderedDict[str, None] = field(default_factory=lambda: OrderedDict[str, None]())
     active: list[Run] = field(default_factory=lambda: list[Run]())
     pending: deque[Run] = field(default_factory=lambda: deque[Run]())
@@ -68,6 +71,11 @@ class SimulatedReplica:
     @property
     def is_idle(self) -> bool:
         return not self.active and not self.pending
+
+    @property
+    def jobs(self) -> list[ClaimedJob]:
+        """Those that it works on, in their order."""
+        return list({id(run.job): run.job for run in (*self.active, *self.pending)}.values())
 
     def take(self, claim: Claim) -> bool:
         """Begin a job; return whether its adapter was here."""

@@ -23,6 +23,8 @@ from tests.stores.logical_queue import LogicalQueue
 
 KIND = JobKind.GENERATION
 POLL_MS, SCALE_EVERY_MS, SAMPLE_EVERY_MS = 500, 1_000, 60_000
+LEASE_MS, REAP_EVERY_MS = 30_000, 2_000
+REAPED_AT_ONCE = 100
 SHIPPED = ScaleArgs(
     max_replicas=8, target_s=60, upscale_delay_s=5, downscale_delay_s=120, downscale_to_zero_delay_s=900
 )
@@ -39,6 +41,9 @@ class Fleet:
     cold_start_ms: int = 60_000
     by_demand: bool = True
     """False: by the backlog alone, as the policy does while it knows no demand, and once always did."""
+    node_losses: int = 0
+    """How often, at even distances, a node dies with all its replicas; Serve starts others elsewhere."""
+    node_replicas: int = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,10 @@ class Sample:
     at_ms: int
     replicas: int
     waiting: int
+    loads: int
+    """Of adapters, since the beginning."""
+    gpu_hours: float
+    """Since the beginning."""
 
 
 @dataclass
@@ -53,6 +62,10 @@ class Outcome:
     waits: list[float] = field(default_factory=lambda: list[float]())
     """Seconds from each job's accept to its first step, in order of their ends; jobs of a burst are in `burst_waits`."""
     burst_waits: list[float] = field(default_factory=lambda: list[float]())
+    begun_at: list[int] = field(default_factory=lambda: list[int]())
+    """When those of `waits` began."""
+    lost: int = 0
+    """Attempts that ended with their node."""
     asked: int = 0
     claims: int = 0
     """Jobs claimed, and how often workers asked for some."""
@@ -78,7 +91,10 @@ class Simulation:
         self._event_number = 0
         self._replicas: list[SimulatedReplica] = []
         """Those that Serve counts, the oldest first; draining ones are not among them."""
-        self._polling: set[str] = set()
+        self._draining: list[SimulatedReplica] = []
+        self._idle: dict[str, SimulatedReplica] = {}
+        """Those with free runs that ask for nothing until something waits."""
+        self._signed_in_at = -POLL_MS
         self._waiting = 0
         self._unfinished = len(arrivals)
         self._target = 0
@@ -90,6 +106,8 @@ class Simulation:
     async def run(self) -> Outcome:
         self._at(0, self._scale)
         self._at(0, self._sample)
+        for loss in range(1, self._fleet.node_losses + 1):
+            self._at(round(loss * self._end_ms / (self._fleet.node_losses + 1)), self._lose_node)
         for number, arrival in enumerate(self._arrivals):
             await self._run_until(arrival.at)
             await self._accept(number, arrival)
@@ -120,30 +138,46 @@ class Simulation:
         if self._waiting == 0:
             self._sign_in_idle()
         self._waiting += 1
-        ready = [replica for replica in self._replicas if replica.ready_at <= self._now]
-        if ready:
-            await self._visit(self._random.choice(ready))  # the hint: any replica's
-        for replica in ready:
-            self._poll_later(replica, self._random.randrange(POLL_MS))
+        hinted = self._random.choice(self._replicas) if self._replicas else None  # the hint: any replica's
+        if hinted is not None and hinted.ready_at <= self._now:
+            await self._visit(hinted)
+        self._wake_idle()
 
     def _sign_in_idle(self) -> None:
         """What idle workers' polls of an empty queue have written meanwhile: none is simulated."""
-        idle = [replica for replica in self._replicas if replica.ready_at <= self._now and replica.free_runs]
-        if not idle:
+        if self._now < self._signed_in_at + POLL_MS:
+            return
+        self._signed_in_at = self._now
+        if not self._idle:
             return
         pipeline = self._queue.sync.pipeline(transaction=False)
-        pipeline.zadd(redis_key("workers", KIND), {replica.name: self._queue.now for replica in idle})
-        pipeline.hset(redis_key("capacity", KIND), mapping={replica.name: replica.free_runs for replica in idle})
+        pipeline.zadd(redis_key("workers", KIND), dict.fromkeys(self._idle, self._queue.now))
+        pipeline.hset(redis_key("capacity", KIND), mapping={r.name: r.free_runs for r in self._idle.values()})
         pipeline.execute()
 
-    def _poll_later(self, replica: SimulatedReplica, in_ms: int) -> None:
-        if replica.name in self._polling or not replica.free_runs or not self._waiting:
+    def _wake_idle(self) -> None:
+        if not self._waiting:
             return
-        self._polling.add(replica.name)
+        for replica in self._idle.values():
+            self._poll_later(replica, self._random.randrange(POLL_MS))
+        self._idle.clear()
+
+    def _rest(self, replica: SimulatedReplica) -> None:
+        """After a visit: ask again soon while there is something to ask for."""
+        if replica.is_polling or not replica.free_runs:
+            return
+        if self._waiting:
+            self._poll_later(replica, POLL_MS)
+        else:
+            self._idle[replica.name] = replica
+
+    def _poll_later(self, replica: SimulatedReplica, in_ms: int) -> None:
+        replica.is_polling = True
 
         async def poll() -> None:
-            self._polling.discard(replica.name)
-            await self._visit(replica)
+            replica.is_polling = False
+            if not replica.is_gone:
+                await self._visit(replica)
 
         self._at(self._now + in_ms, poll)
 
@@ -152,10 +186,11 @@ class Simulation:
         for job in replica.advance(self._now):
             await self._finish(job)
         replica.admit()
-        if replica in self._replicas:
+        if not replica.is_draining:
             await self._claim(replica)
-            self._poll_later(replica, POLL_MS)
+            self._rest(replica)
         elif replica.is_idle:
+            self._draining.remove(replica)
             self._gone(replica)
         self._visit_at_next_change(replica)
 
@@ -165,6 +200,8 @@ class Simulation:
         arrival = self._arrivals[int(job.claim.lease.job_id.removeprefix("j"))]
         waits = self._outcome.burst_waits if arrival.in_burst else self._outcome.waits
         waits.append((job.began - arrival.at) / 1000)
+        if not arrival.in_burst:
+            self._outcome.begun_at.append(round(job.began))
         self._unfinished -= 1
 
     async def _claim(self, replica: SimulatedReplica) -> None:
@@ -183,6 +220,7 @@ class Simulation:
             for claim in claims:
                 self._outcome.resident += replica.take(claim)
             self._waiting -= len(claims)
+            self._idle.pop(replica.name, None)
             self._outcome.claims += len(claims)
             replica.admit()
 
@@ -221,18 +259,54 @@ class Simulation:
             name = f"r{self._outcome.cold_starts}"
             replica = SimulatedReplica(name, self._fleet.engine, started=self._now, ready_at=ready_at)
             self._replicas.append(replica)
-            self._at(ready_at, lambda replica=replica: self._visit(replica) if replica in self._replicas else None)
+            self._at(ready_at, lambda replica=replica: None if replica.is_draining else self._visit(replica))
         while len(self._replicas) > self._target:
             replica = self._replicas.pop()  # the newest, as Serve does
+            replica.is_draining = True
+            self._idle.pop(replica.name, None)
             if replica.is_idle:
                 self._gone(replica)
+            else:
+                self._draining.append(replica)
 
     def _gone(self, replica: SimulatedReplica) -> None:
+        replica.is_gone = True
         until = min(self._now, self._end_ms)
         self._outcome.gpu_hours += max(0, until - replica.started) / HOUR_MS
 
+    def _lose_node(self) -> None:
+        """A node's replicas die at once, with what they draw; their jobs wait for the end of their leases."""
+        first = self._random.randrange(max(1, len(self._replicas)))
+        lost = self._replicas[first : first + self._fleet.node_replicas]
+        self._replicas[first : first + self._fleet.node_replicas] = []
+        for replica in lost:
+            replica.is_draining = True
+            replica.changes += 1
+            self._idle.pop(replica.name, None)
+            self._gone(replica)
+            self._outcome.lost += len(replica.jobs)
+        self._start_and_stop()
+        orphans = sum(len(replica.jobs) for replica in lost)
+        self._at(self._now + LEASE_MS + REAP_EVERY_MS, lambda: self._reap(orphans))
+
+    async def _reap(self, orphans: int) -> None:
+        """Requeue what died. No other heartbeat is simulated: those of the living are made up for first."""
+        for replica in [*self._replicas, *self._draining]:
+            for job in replica.jobs:
+                await self._queue.heartbeat(job.claim.lease, progress=0)
+        moved = 0
+        while moved < orphans:
+            moved += await self._queue.reap(REAPED_AT_ONCE)
+        assert moved == orphans
+        self._waiting += moved
+        self._wake_idle()
+
     def _sample(self) -> None:
-        self._outcome.samples.append(Sample(self._now, len(self._replicas), self._waiting))
+        outcome, now = self._outcome, min(self._now, self._end_ms)
+        running = sum(max(0, now - each.started) for each in [*self._replicas, *self._draining]) / HOUR_MS
+        loads = outcome.claims - outcome.resident
+        replicas = len(self._replicas)
+        outcome.samples.append(Sample(self._now, replicas, self._waiting, loads, outcome.gpu_hours + running))
         self._at(self._now + SAMPLE_EVERY_MS, self._sample)
 
     def _at(self, at: int, event: Callable[[], Any]) -> None:

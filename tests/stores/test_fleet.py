@@ -3,6 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from benchmarks.fleet import images_per_hour, oracle, simulate
 from benchmarks.fleet_load import Arrival, OfferedLoad
 from benchmarks.fleet_oracle import oracle_hours
@@ -21,6 +23,16 @@ async def test_a_simulated_fleet_ends_every_job_and_is_repeatable(redis_url: str
     assert outcome.gpu_hours >= 0.8 * oracle(FLEET, LOAD, 1)
     assert max(sample.replicas for sample in outcome.samples) <= 3
     assert await simulate(redis_url, tmp_path, FLEET, LOAD, 1) == outcome
+
+
+@pytest.mark.slow
+async def test_what_dies_with_a_node_is_drawn_by_others(redis_url: str, tmp_path: Path) -> None:
+    fleet = replace(FLEET, node_losses=2, node_replicas=2)
+    outcome = await simulate(redis_url, tmp_path, fleet, DEMAND, 1)
+    jobs = len(DEMAND.arrivals(1))
+    assert len(outcome.waits + outcome.burst_waits) == jobs, "each ends once"
+    assert outcome.lost > 0
+    assert outcome.claims == jobs + outcome.lost
 
 
 def test_the_oracle_does_all_work_in_time_and_pays_for_starts() -> None:
