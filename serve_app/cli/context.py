@@ -3,7 +3,6 @@
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
-from urllib.parse import urlsplit
 
 import yaml
 from pydantic import ValidationError
@@ -14,6 +13,7 @@ from serve_app.service.resources import Resources, open_resources
 from serve_app.settings import Settings
 from serve_app.stores.catalog_file import CatalogError
 from serve_app.stores.embedded import running_redis, stop_redis
+from serve_app.stores.redis_address import KINDS, is_redis_address
 
 
 def read_settings(**given: Any) -> Settings:
@@ -25,8 +25,8 @@ def read_settings(**given: Any) -> Settings:
         raise BadUsage(f"{_setting_name(first['loc'])}: {first['msg'][:1].lower()}{first['msg'][1:]}") from None
     except SettingsError as error:
         raise BadUsage(f"{error}: must be JSON") from None
-    if settings.redis_url and not _is_redis_address(settings.redis_url):
-        raise BadUsage("REDIS_URL: must be a redis://, rediss:// or unix:// address")
+    if settings.redis_url and not is_redis_address(settings.redis_url):
+        raise BadUsage(f"REDIS_URL: must be {KINDS}")
     try:
         _ = settings.plan_table
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
@@ -72,15 +72,6 @@ async def _open(settings: Settings) -> AsyncGenerator[Resources]:
         yield resources
     finally:
         await opening.__aexit__(None, None, None)
-
-
-def _is_redis_address(text: str) -> bool:
-    try:
-        address = urlsplit(text)
-        _ = address.port
-    except ValueError:
-        return False
-    return address.scheme in ("redis", "rediss", "unix") and bool(address.netloc or address.path)
 
 
 def _setting_name(loc: tuple[int | str, ...]) -> str:

@@ -17,6 +17,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry as SyncRetry
 
 from serve_app.domain.errors import Overloaded, StoreUnavailable
+from serve_app.stores.redis_address import blocking_client, close_sentinels, connection_pool
 from serve_app.stores.shared_connection import SharedConnection
 
 CONNECT_TIMEOUT_S, REPLY_TIMEOUT_S, CALL_TIMEOUT_S = 2.0, 2.0, 3.0
@@ -30,12 +31,12 @@ MAX_CONNECTIONS, MAX_WAIT = 64, timedelta(seconds=5)
 
 
 def connect(url: str, *, connections: int = MAX_CONNECTIONS, wait: timedelta = MAX_WAIT) -> redis_async.Redis:
-    """Open an asyncio client of `redis://`, `rediss://` or `unix://`; a failure to reach the server is `StoreUnavailable`.
+    """Open an asyncio client of an address (`serve_app/stores/redis_address.py`); a failure to reach it is `StoreUnavailable`.
 
     Calls beyond `connections` take turns, in the order in which they came. One that has waited for `wait` while others were
     answered is refused with `Overloaded`.
     """
-    pool = redis_async.ConnectionPool.from_url(
+    pool = connection_pool(
         url,
         decode_responses=True,
         socket_connect_timeout=CONNECT_TIMEOUT_S,
@@ -52,7 +53,7 @@ def connect(url: str, *, connections: int = MAX_CONNECTIONS, wait: timedelta = M
 
 def connect_sync(url: str, *, decode: bool = True, reply_timeout_s: float = REPLY_TIMEOUT_S) -> redis_py.Redis:
     """Open a blocking client, for the autoscaling thread, the doctor and backups; use it inside `redis_errors()`."""
-    return redis_py.Redis.from_url(
+    return blocking_client(
         url,
         decode_responses=decode,
         socket_connect_timeout=CONNECT_TIMEOUT_S,
@@ -155,6 +156,7 @@ class _Client(redis_async.Redis):
         await self.reads.close()
         await self.writes.close()
         await super().aclose(close_connection_pool)
+        await close_sentinels(self.connection_pool)
 
     def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> Pipeline:
         pipeline = _Pipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)

@@ -18,6 +18,7 @@ from serve_app.stores.catalog_digests import add_digests
 from serve_app.stores.catalog_file import CatalogError, read_catalog
 from serve_app.stores.embedded import running_redis
 from serve_app.stores.images import ImageStore
+from serve_app.stores.redis_address import KINDS
 from serve_app.stores.redis_binary import server_binary, version_of
 from serve_app.stores.redis_inspection import DURABLE, inspect_redis, keys_by_pepper
 from serve_app.stores.redis_releases import patched_release
@@ -62,7 +63,7 @@ def check_redis(settings: Settings) -> Iterable[Check]:
     try:
         facts = inspect_redis(url)
     except (StoreUnavailable, ValueError) as error:
-        yield fail("redis", str(error), "start it, or correct --redis-url / REDIS_URL (redis://, rediss:// or unix://)")
+        yield fail("redis", str(error), f"start it, or correct --redis-url / REDIS_URL ({KINDS})")
         return
     yield ok("redis", f"{facts.server} {facts.version}, {facts.used_memory} in use")
     yield from _release(facts.server, facts.version)

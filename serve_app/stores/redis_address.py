@@ -1,0 +1,104 @@
+"""Addresses of Redis: one server by TCP, TLS or a socket, or the primary that Sentinels name.
+
+`redis+sentinel://user:password@host:26379,host:26379/name/db` asks the Sentinels in turn for the primary called `name`; with
+`rediss+sentinel://` they and the servers speak TLS. User and password are the servers'; `sentinel_username` and
+`sentinel_password` in the query are the Sentinels' own.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+import redis as redis_py
+import redis.asyncio as redis_async
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.asyncio.sentinel import Sentinel as AsyncSentinel
+from redis.asyncio.sentinel import SentinelConnectionPool
+from redis.backoff import NoBackoff
+from redis.connection import parse_url
+from redis.retry import Retry
+from redis.sentinel import Sentinel
+
+DIRECT = ("redis", "rediss", "unix")
+BY_SENTINEL = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}
+KINDS = "a redis://, rediss://, unix:// or redis+sentinel:// address"
+SENTINEL_PORT = 26379
+_OF_SENTINELS = "sentinel_"
+
+
+class SentinelAddress(NamedTuple):
+    sentinels: Sequence[tuple[str, int]]
+    service: str
+    """The primary's name."""
+    server: dict[str, Any]
+    """redis-py's options of a connection to the servers."""
+    sentinel: dict[str, Any]
+    """The same for the Sentinels."""
+
+
+def is_redis_address(text: str) -> bool:
+    try:
+        address = urlsplit(text)
+        if address.scheme in BY_SENTINEL:
+            read_sentinel_address(text)
+            return True
+        _ = address.port
+    except ValueError:
+        return False
+    return address.scheme in DIRECT and bool(address.netloc or address.path)
+
+
+def read_sentinel_address(url: str) -> SentinelAddress:
+    """Raises `ValueError`."""
+    address = urlsplit(url)
+    credentials, _, hosts = address.netloc.rpartition("@")
+    service, _, database = address.path.strip("/").partition("/")
+    if not hosts or not service or (database and not database.isdecimal()):
+        raise ValueError("must be like redis+sentinel://host:26379,host:26379/name, where name is the primary's")
+    query = parse_qsl(address.query)
+    for_servers = urlencode([pair for pair in query if not pair[0].startswith(_OF_SENTINELS)])
+    netloc = f"{credentials}@localhost" if credentials else "localhost"
+    server = dict(parse_url(urlunsplit((BY_SENTINEL[address.scheme], netloc, f"/{database}", for_servers, ""))))
+    for name in ("host", "port", "connection_class"):
+        server.pop(name, None)
+    tls: dict[str, Any] = {"ssl": True} if address.scheme.startswith("rediss") else {}
+    tls |= {name: value for name, value in server.items() if name.startswith("ssl_")}
+    own = {name.removeprefix(_OF_SENTINELS): value for name, value in query if name.startswith(_OF_SENTINELS)}
+    if own.keys() - {"username", "password"}:
+        raise ValueError(f"sentinel_{min(own.keys() - {'username', 'password'})} is not known")
+    return SentinelAddress([_host(text) for text in hosts.split(",")], service, {**server, **tls}, {**tls, **own})
+
+
+def _host(text: str) -> tuple[str, int]:
+    host = urlsplit(f"//{text}")
+    if not host.hostname:
+        raise ValueError(f"{text!r} is no host")
+    return host.hostname, host.port or SENTINEL_PORT
+
+
+def connection_pool(url: str, **options: Any) -> redis_async.ConnectionPool:
+    """A pool of connections to the server or to the primary of now."""
+    if urlsplit(url).scheme not in BY_SENTINEL:
+        return redis_async.ConnectionPool.from_url(url, **options)
+    address = read_sentinel_address(url)
+    timeouts = {name: value for name, value in options.items() if name.startswith("socket_")}
+    once = AsyncRetry(NoBackoff(), 0)  # then the next Sentinel is asked
+    sentinel = AsyncSentinel(address.sentinels, sentinel_kwargs={**timeouts, **address.sentinel, "retry": once})
+    return SentinelConnectionPool(address.service, sentinel, **{**options, **address.server})
+
+
+async def close_sentinels(pool: redis_async.ConnectionPool) -> None:
+    if isinstance(pool, SentinelConnectionPool):
+        for client in pool.sentinel_manager.sentinels:
+            await client.aclose()
+
+
+def blocking_client(url: str, **options: Any) -> redis_py.Redis:
+    """A client of the server or of the primary of now."""
+    if urlsplit(url).scheme not in BY_SENTINEL:
+        return redis_py.Redis.from_url(url, **options)
+    address = read_sentinel_address(url)
+    timeouts = {name: value for name, value in options.items() if name.startswith("socket_")}
+    once = Retry(NoBackoff(), 0)
+    sentinel = Sentinel(address.sentinels, sentinel_kwargs={**timeouts, **address.sentinel, "retry": once})
+    return sentinel.master_for(address.service, **{**options, **address.server})

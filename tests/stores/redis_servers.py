@@ -1,0 +1,106 @@
+"""Redis servers of a test's own, on ports of this machine: with options, behind TLS, with replicas and Sentinels."""
+
+import asyncio
+import shutil
+import socket
+import ssl
+import subprocess
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from serve_app.stores.redis_binary import server_binary
+from tests.support import wait_until
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+@contextmanager
+def server(folder: Path, lines: list[str], *, sentinel: bool = False) -> Generator[int]:
+    """A server with these lines in its configuration; yields its port."""
+    port = free_port()
+    folder.mkdir()
+    file = folder / "redis.conf"
+    file.write_text("\n".join([f"port {port}", "bind 127.0.0.1", f"dir {folder}", *lines, ""]))
+    command = [str(server_binary()), str(file), *(["--sentinel"] if sentinel else [])]
+    with subprocess.Popen(command, stdout=(folder / "log").open("w")) as process:
+        try:
+            yield port
+        finally:
+            process.kill()
+
+
+async def until_it_answers(port: int) -> None:
+    def answers() -> bool:
+        with redis.Redis(port=port, retry=Retry(NoBackoff(), 0)) as client:
+            try:
+                return bool(client.ping())
+            except redis.AuthenticationError:
+                return True
+            except redis.ConnectionError:
+                return False
+
+    await wait_until(answers)
+
+
+def certificate(folder: Path) -> Path:
+    """A certificate of localhost, its own authority, with its key in the same file."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl here: TLS to Redis is not tested")
+    file = folder / "localhost.pem"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-days",
+        "1",
+    ]
+    command += [
+        "-subj",
+        "/CN=localhost",
+        "-addext",
+        "subjectAltName=DNS:localhost",
+        "-keyout",
+        str(file),
+        "-out",
+        str(file),
+    ]
+    made = subprocess.run([*command[:-1], str(folder / "public.pem")], capture_output=True)
+    assert made.returncode == 0, made.stderr
+    file.write_text(file.read_text() + (folder / "public.pem").read_text())
+    return file
+
+
+@asynccontextmanager
+async def behind_tls(port: int, file: Path) -> AsyncGenerator[int]:
+    """A port that speaks TLS before the server's, as stunnel does; yields it."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(file)
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        back, forth = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(_copy(reader, forth), _copy(back, writer), return_exceptions=True)
+
+    listener = await asyncio.start_server(relay, "127.0.0.1", 0, ssl=context)
+    yield listener.sockets[0].getsockname()[1]
+    listener.close()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(1 << 16):
+        writer.write(data)
+        await writer.drain()
+    writer.close()
