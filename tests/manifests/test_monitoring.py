@@ -2,7 +2,10 @@
 
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from tests.manifests.chart import find, rendered
 from tests.support import ROOT
 
 MONITORING = ROOT / "configs" / "monitoring"
+PROMTOOL = shutil.which("promtool")
 OF_PROMETHEUS = {"instance", "le"}
 """Labels that Prometheus adds, and a histogram's."""
 
@@ -98,3 +102,29 @@ def test_the_chart_installs_both_with_the_monitor() -> None:
     assert json.loads(dashboard["data"]["atelier.json"])["panels"] == panels()
     kinds = {document["kind"] for document in rendered("many-gpus")}
     assert "PrometheusRule" not in kinds, "the kind is known only where the operator of Prometheus is installed"
+
+
+@pytest.mark.skipif(
+    PROMTOOL is None,
+    reason="Prometheus' own parser has not read the alerts and the dashboard: no promtool on PATH (Debian: prometheus)",
+)
+@pytest.mark.parametrize("place", ["alerts", "dashboard"])
+def test_prometheus_takes_the_rules_and_finds_a_planted_fault(place: str, tmp_path: Path) -> None:
+    """The dashboard's queries as rules of their own, with Grafana's variables filled in."""
+    if place == "alerts":
+        groups = yaml.safe_load((MONITORING / "alerts.yaml").read_text())
+    else:
+        queries = [target["expr"] for panel in panels() for target in panel.get("targets", [])]
+        filled = [re.sub(r"\$__\w+", "5m", query) for query in queries]
+        rows = [{"record": f"panel:{number}", "expr": query} for number, query in enumerate(filled)]
+        groups = {"groups": [{"name": "dashboard", "rules": rows}]}
+    assert _promtool(groups, tmp_path) == 0
+    groups["groups"][0]["rules"][-1]["expr"] += " by (kind) by"
+    assert _promtool(groups, tmp_path) != 0
+
+
+def _promtool(groups: dict[str, Any], folder: Path) -> int:
+    assert PROMTOOL
+    file = folder / "rules.yaml"
+    file.write_text(yaml.safe_dump(groups))
+    return subprocess.run([PROMTOOL, "check", "rules", str(file)], capture_output=True, timeout=60).returncode
