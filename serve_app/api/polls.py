@@ -1,18 +1,16 @@
 """Answers to polls: an entity tag for what has not changed, and `Prefer: wait=N` for who would rather wait than ask again."""
 
 import hashlib
-import json
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
 from serve_app.api.dependencies import image_signer, resources_of
 from serve_app.api.openapi import Schema
-from serve_app.api.responses import poll_headers
+from serve_app.api.responses import encode, poll_headers
 from serve_app.domain.jobs import Job
 
 LONGEST_WAIT_S = 30
@@ -42,7 +40,7 @@ POLL_PARAMETERS: Schema = {
 }
 """`openapi_extra=` of a polling operation: documented, and read without FastAPI, which would cost each poll 20 µs."""
 
-Record = Mapping[str, Any] | BaseModel
+Record = Mapping[str, Any]
 
 
 async def answer_poll(
@@ -53,7 +51,7 @@ async def answer_poll(
     seconds = preferred_wait(request.headers.get("prefer", "")) if not job.state.is_terminal else 0
     if seconds and await resources_of(request).waits.until_ended(job.id, account_id=job.account_id, seconds=seconds):
         job, applied = await load(), {"Preference-Applied": f"wait={seconds}"}
-    content = _encode(record_of(job, image_signer(request)))
+    content = encode(record_of(job, image_signer(request)))
     tag = f'"{hashlib.blake2b(content, digest_size=_TAG_BYTES).hexdigest()}"'
     headers = {"ETag": tag, **poll_headers(job), **applied}
     if _matches(request.headers.get("if-none-match", ""), tag):
@@ -71,9 +69,3 @@ def _matches(if_none_match: str, tag: str) -> bool:
     return bool(if_none_match) and any(
         each.strip().removeprefix("W/") in (tag, "*") for each in if_none_match.split(",")
     )
-
-
-def _encode(record: Record) -> bytes:
-    if isinstance(record, BaseModel):
-        return record.model_dump_json(exclude_none=True).encode()
-    return json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode()

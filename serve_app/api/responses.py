@@ -1,8 +1,10 @@
-"""Successful responses: JSON of a response model, and what several of them have in common."""
+"""Successful responses: JSON of a response model or of plain values, and what several of them have in common."""
 
+import json
 import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from typing import Any
 
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -26,6 +28,15 @@ def json_response(body: BaseModel, *, status: int = 200, headers: Mapping[str, s
     """The model as JSON; what is None is absent. FastAPI passes it on without validating the body a second time."""
     content = body.model_dump_json(exclude_none=True)
     return Response(content, status_code=status, headers=headers, media_type="application/json")
+
+
+def record_response(record: Mapping[str, Any]) -> Response:
+    """Plain values as JSON."""
+    return Response(encode(record), media_type="application/json")
+
+
+def encode(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def accepted_headers(request: Request, path: str, *, replayed: bool) -> dict[str, str]:

@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
+from serve_app.api.jobs.schemas import Job
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Failure
 from serve_app.domain.requests import Variant
@@ -16,8 +17,10 @@ ALWAYS = {"id", "kind", "interface", "status", "progress", "attempt", "created_a
 
 
 async def show(service: TestService, headers: dict[str, str], job_id: str) -> dict[str, Any]:
+    """Read a job; the answer is the documented model's own JSON."""
     answer = await service.client.get(f"/v1/jobs/{job_id}", headers=headers)
     assert answer.status_code == 200, answer.text
+    assert Job.model_validate_json(answer.content).model_dump_json(exclude_none=True) == answer.text
     return answer.json()
 
 

@@ -20,7 +20,7 @@ from serve_app.api.jobs import examples
 from serve_app.api.jobs.schemas import Cursor, Job, Jobs, job_record
 from serve_app.api.openapi import POLL_HEADERS, success
 from serve_app.api.polls import NOT_MODIFIED, POLL_PARAMETERS, answer_poll
-from serve_app.api.responses import json_response
+from serve_app.api.responses import record_response
 from serve_app.api.routing import ContractRoute
 from serve_app.api.schemas import job_id_schema
 from serve_app.domain import jobs
@@ -103,7 +103,8 @@ async def list_jobs(
 ) -> Response:
     page = await _page(resources_of(request), caller.account_id, limit, after)
     next_cursor, url_of = _cursor(page[-1]) if len(page) == limit else None, image_signer(request)
-    return json_response(Jobs(jobs=[Job(job_record(job, url_of)) for job in page], next_cursor=next_cursor))
+    records = {"jobs": [job_record(job, url_of) for job in page]}
+    return record_response(records if next_cursor is None else {**records, "next_cursor": next_cursor})
 
 
 @router.get(
@@ -139,7 +140,7 @@ async def cancel_job(request: Request, caller: CallerDep, job_id: JobId) -> Resp
     resources, valid_id = resources_of(request), valid_job_id(job_id, "gen", "up")
     await resources.queue.cancel(valid_id, account_id=caller.account_id)
     job = found(await resources.jobs.get(valid_id, account_id=caller.account_id), "job")
-    return json_response(job_record(job, image_signer(request)))
+    return record_response(job_record(job, image_signer(request)))
 
 
 @router.delete(
