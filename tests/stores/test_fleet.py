@@ -28,8 +28,8 @@ async def test_a_simulated_fleet_ends_every_job_and_is_repeatable(redis_url: str
 @pytest.mark.slow
 async def test_what_dies_with_a_node_is_drawn_by_others(redis_url: str, tmp_path: Path) -> None:
     fleet = replace(FLEET, node_losses=2, node_replicas=2)
-    outcome = await simulate(redis_url, tmp_path, fleet, DEMAND, 1)
-    jobs = len(DEMAND.arrivals(1))
+    outcome = await simulate(redis_url, tmp_path, fleet, LOAD, 1)
+    jobs = len(LOAD.arrivals(1))
     assert len(outcome.waits + outcome.burst_waits) == jobs, "each ends once"
     assert outcome.lost > 0
     assert outcome.claims == jobs + outcome.lost
