@@ -26,8 +26,8 @@ class Lora:
     """A LoRA that this account may use; `id` is what `generate(lora_id=…)` takes.
 
     `summary` says what its check found and `found` holds it in fields, such as `algorithm`, `rank`, `suggested_trigger_words`
-    and, of an own one that was read alone, the training `metadata`. `sample_url` opens a picture drawn with an own one, None
-    while there is none. `shared_with` (account id → name) is for own ones, too. A service tells what it knows.
+    and, of an own one that was read alone, the training `metadata`. `sample_url` opens a picture drawn with it, None while
+    there is none. `shared_with` (account id → name) is for own ones, too. A service tells what it knows.
     """
 
     id: str

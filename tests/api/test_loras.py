@@ -300,7 +300,9 @@ async def test_what_a_file_says_of_its_training_is_for_its_owner(service: TestSe
     assert shown == FOUND | {"algorithm": "", "suggested_trigger_words": []}
 
 
-async def test_a_loras_sample_is_its_owners_to_open_once_it_is_drawn(service: TestService, member: Member) -> None:
+async def test_a_loras_sample_opens_for_all_who_may_use_it_once_it_is_drawn(
+    service: TestService, member: Member
+) -> None:
     lora_id = await registered(service, member)
     other = await service.member()
     await service.resources.catalog.grant(lora_id, other.account.id)
@@ -315,11 +317,9 @@ async def test_a_loras_sample_is_its_owners_to_open_once_it_is_drawn(service: Te
     await service.resources.lora_samples.begun(lora_id, job_id)
     assert await shown(member) == [None, None]
     await service.complete(job_id)
-    urls = await shown(member)
-    for url in urls:
+    for url in [*await shown(member), *await shown(other)]:
         assert url is not None
         assert (await service.client.get(url)).headers["content-type"] == "image/png"
-    assert await shown(other) == [None, None]
 
 
 async def test_a_lora_of_ones_own_is_changed_by_the_fields_that_are_sent(service: TestService, member: Member) -> None:

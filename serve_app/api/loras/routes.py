@@ -33,7 +33,7 @@ from serve_app.domain.errors import (
     UnsupportedMediaType,
 )
 from serve_app.service import loras
-from serve_app.service.lora_samples import find_samples
+from serve_app.service.lora_samples import find_pictures
 from serve_app.service.register import Registered
 from serve_app.stores.catalog import SharedAdapter
 
@@ -125,7 +125,7 @@ async def list_loras(
     rest = ordered if after is None else [each for each in ordered if _position(each) < after]
     page = rest[:limit]
     next_cursor = "{}-{}".format(*_position(page[-1])) if len(rest) > limit else None
-    samples = await _sample_urls(request, caller.account_id, page)
+    samples = await _sample_urls(request, page)
     listed = [lora_record(each, caller.account_id, sample_url=samples.get(each.id)) for each in page]
     return json_response(Loras(loras=listed, next_cursor=next_cursor))
 
@@ -268,15 +268,14 @@ async def unshare_lora(request: Request, by: ActorDep, lora_id: LoraId, account:
 
 
 async def _record(request: Request, account_id: str, found: SharedAdapter) -> Lora:
-    samples = await _sample_urls(request, account_id, [found.adapter])
+    samples = await _sample_urls(request, [found.adapter])
     return lora_record(found.adapter, account_id, found.shared_with, sample_url=samples.get(found.adapter.id))
 
 
-async def _sample_urls(request: Request, account_id: str, adapters: Sequence[Adapter]) -> Mapping[str, str]:
-    """Signed addresses of the sample pictures of the account's own, by LoRA; of those that have one."""
-    own = [each.id for each in adapters if each.owner == account_id]
-    samples, url_of = await find_samples(resources_of(request), account_id, own), image_signer(request)
-    return {lora_id: url_of(job.images[0].image_uri) for lora_id, job in samples.items()}
+async def _sample_urls(request: Request, adapters: Sequence[Adapter]) -> Mapping[str, str]:
+    """Signed addresses of sample pictures by LoRA, of those that have one."""
+    pictures, url_of = await find_pictures(resources_of(request), adapters), image_signer(request)
+    return {lora_id: url_of(picture.image_uri) for lora_id, picture in pictures.items()}
 
 
 def _position(adapter: Adapter) -> Position:

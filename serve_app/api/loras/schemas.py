@@ -58,7 +58,9 @@ class Lora(ResponseBody):
     found: Annotated[Found | SkipJsonSchema[None], Field(description="Absent for the operator's.")] = None
     sample_url: Annotated[
         Url | SkipJsonSchema[None],
-        Field(description="A picture drawn with it, signed as images are. Of your own; absent while there is none."),
+        Field(
+            description="A picture drawn with it, signed as images are. Absent while there is none, and for the operator's."
+        ),
     ] = None
     shared_with: Annotated[
         list[SharedWith] | SkipJsonSchema[None], Field(description="Of a single LoRA of your own, not in lists.")
