@@ -86,7 +86,7 @@ async def load_job(request: Request, job_id: str, *prefixes: str, of: Variant | 
     _check_scope(_known_caller(RequestContext.of(request), poll.auth), Scope.READ)
     if poll.auth.limited:
         most = resources_of(request).settings.polls_per_second
-        raise PollLimitExceeded(f"At most {most} polls a second with one key; poll every 5 seconds.")
+        raise PollLimitExceeded(f"At most {most} polls per second for each key; poll every 5 seconds.")
     return poll.job
 
 
@@ -108,7 +108,7 @@ async def read_idempotency_key(
         str | None,
         Header(
             alias="Idempotency-Key",
-            description="Makes a retry safe: within 24 hours the same key with the same body answers with the first request again.",
+            description="Makes retries safe: for 24 hours, the same key with the same body returns the first request instead of creating another.",
         ),
         WithJsonSchema({"type": "string", "minLength": 1, "maxLength": 255, "pattern": r"^[\x21-\x7e]+$"}),
     ] = None,
@@ -159,7 +159,7 @@ def _known_caller(context: RequestContext, auth: AuthResult) -> Caller:
 
 def _check_scope(caller: Caller, needed: Scope) -> None:
     if needed not in caller.scopes:
-        raise Forbidden(f"This API key has not the scope '{needed}' that this takes; it has: {_scopes(caller)}.")
+        raise Forbidden(f"This API key lacks the scope '{needed}'; it has: {_scopes(caller)}.")
 
 
 def _scopes(caller: Caller) -> str:

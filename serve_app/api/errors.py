@@ -30,7 +30,7 @@ Responses = dict[int | str, dict[str, Any]]
 
 STORE_RETRY_S, OVERLOAD_RETRY_S, POLL_RETRY_S, UPLOAD_RETRY_S = 5, 2, 1, 5
 UNAVAILABLE = "The service is temporarily unavailable; nothing was accepted. Try again in a few seconds."
-OVERLOADED = "The service has more open requests than it can carry. Try again in a moment."
+OVERLOADED = "The service is overloaded. Try again in a moment."
 INTERNAL_ERROR = "internal_error"
 
 
@@ -48,7 +48,7 @@ ANSWERS: Mapping[type[AtelierError], ErrorAnswer] = {
     errors.Unauthorized: ErrorAnswer(401, "The API key is not valid."),
     errors.Forbidden: ErrorAnswer(403, "You have no permission to use this LoRA."),
     errors.NotFound: ErrorAnswer(404, "There is no such request."),
-    errors.MethodNotAllowed: ErrorAnswer(405, "This address does not take that method."),
+    errors.MethodNotAllowed: ErrorAnswer(405, "This address does not support that method."),
     errors.IdempotencyConflict: ErrorAnswer(409, "This Idempotency-Key was used before with another body."),
     errors.JobUnfinished: ErrorAnswer(409, "The job has not ended; cancel it first."),
     errors.LoraQuotaExceeded: ErrorAnswer(409, "Your plan allows 10 LoRAs of your own; delete one first."),
@@ -62,13 +62,13 @@ ANSWERS: Mapping[type[AtelierError], ErrorAnswer] = {
 DESCRIPTIONS: Mapping[int, str] = {
     400: "The body is not valid JSON, or a parameter breaks its rule. The message names the parameter and its valid range.",
     401: "The API key is missing or not valid.",
-    403: "You may not use this LoRA, or it does not exist; or the key has not the scope for this.",
-    404: "It does not exist in your account, or it is past its retention.",
+    403: "You may not use this LoRA, or it does not exist; or the API key lacks the required scope.",
+    404: "Not found in your account, or its retention period has ended.",
     409: "The `Idempotency-Key` was used before with another body.",
     413: "The body is over 64 KiB.",
-    415: "The body is declared as something other than JSON.",
-    429: "Over the plan's limit (`rate_limit_exceeded`), or the queue is full (`queue_full`).",
-    500: "An error of the service.",
+    415: "The `Content-Type` is not JSON.",
+    429: "Your plan's limit is reached (`rate_limit_exceeded`), or the queue is full (`queue_full`).",
+    500: "Internal error.",
     503: "The service is temporarily unavailable, or has too many open requests (`overloaded`). Nothing was accepted; try again.",
 }
 
@@ -123,14 +123,14 @@ def domain_error_response(error: AtelierError, context: RequestContext, *, chall
 
 
 def internal_error(request_id: str) -> Response:
-    message = f"An error of the service; give the request id {request_id} when you report it."
+    message = f"Internal error; include request id {request_id} when you report it."
     return error_response(HTTPStatus.INTERNAL_SERVER_ERROR, INTERNAL_ERROR, message)
 
 
 def error_responses(*kinds: type[AtelierError]) -> Responses:
     """`responses=` of a path operation: the errors it may answer with, and those that every operation may meet."""
     rows = [(ANSWERS[kind].status, kind.code, ANSWERS[kind].example) for kind in (*kinds, StoreUnavailable, Overloaded)]
-    rows.append((500, INTERNAL_ERROR, "An error of the service; give the request id req_5f0c when you report it."))
+    rows.append((500, INTERNAL_ERROR, "Internal error; include request id req_5f0c when you report it."))
     return {
         status: _documented(status, (row for row in rows if row[0] == status))
         for status in sorted({r[0] for r in rows})

@@ -28,9 +28,9 @@ async def open_file(request: Request, name: str, exp: str = "", kid: str = "", s
     images = resources.images
     try:
         if not _UNIX_TIME.fullmatch(exp) or not images.verify(name, exp, kid, sig):
-            raise NotFound("no such image")
+            raise NotFound("There is no such image.")
         if not await resources.jobs.images_open(name.split("/")[-2]):
-            raise NotFound("no such image")
+            raise NotFound("There is no such image.")
         png = await images.get(images.uri(name))
     except NotFound:
         raise NotFound("There is no such image, or its address is no longer valid.") from None

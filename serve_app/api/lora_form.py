@@ -20,13 +20,13 @@ Words = Annotated[list[Word], Field(max_length=MAX_WORDS)]
 class LoraForm(RequestBody):
     """The text fields of the form of `POST /v1/loras`."""
 
-    name: Annotated[Name, Field(description="What people call it.")]
-    base_model: Annotated[CatalogId, Field(description="The base model that it was trained for.")]
-    description: Annotated[Description, Field(description="What it looks like.")] = ""
+    name: Annotated[Name, Field(description="Display name.")]
+    base_model: Annotated[CatalogId, Field(description="The base model it was trained for.")]
+    description: Annotated[Description, Field(description="A short description of its style.")] = ""
     trigger_words: Annotated[
         str,
         Line(0, MAX_WORDS * (MAX_WORD + 2)),
-        Field(description="What a prompt should hold for it to act, with commas between."),
+        Field(description="Comma-separated words that activate it in a prompt."),
     ] = ""
 
     def to_offer(self) -> Offer:
@@ -40,22 +40,24 @@ Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$", min_length=64, max_lengt
 class LoraReference(RequestBody):
     """Weights that need not be sent: of a LoRA that the account has, or at an address that the operator allows."""
 
-    name: Annotated[Name, Field(description="What people call it.")]
-    base_model: Annotated[CatalogId, Field(description="The base model that it was trained for.")]
-    description: Annotated[Description, Field(description="What it looks like.")] = ""
-    trigger_words: Annotated[Words, Field(description="What a prompt should hold for it to act.")] = Field(
+    name: Annotated[Name, Field(description="Display name.")]
+    base_model: Annotated[CatalogId, Field(description="The base model it was trained for.")]
+    description: Annotated[Description, Field(description="A short description of its style.")] = ""
+    trigger_words: Annotated[Words, Field(description="Words that activate it in a prompt.")] = Field(
         default_factory=list[str]
     )
     sha256: Annotated[
         Sha256 | SkipJsonSchema[None],
         NOT_NULL,
-        Field(description="Of weights that a LoRA of your account has; of any others, 404: send the file."),
+        Field(
+            description="SHA-256 of weights that a LoRA of your account already has; for any others the answer is 404: upload the file."
+        ),
     ] = None
     source: Annotated[
         Annotated[str, Line(1, 1000)] | SkipJsonSchema[None],
         NOT_NULL,
         Field(
-            description="Where to fetch the file, or with a `/` at its end a folder of PEFT; where the operator allows it."
+            description="Address of the file, or of a PEFT folder if it ends in `/`; must be allowed by the operator."
         ),
     ] = None
 
@@ -67,17 +69,17 @@ class LoraReference(RequestBody):
 class LoraChange(RequestBody):
     """What changes; the weights never do."""
 
-    name: Annotated[Name | SkipJsonSchema[None], NOT_NULL, Field(description="What people call it.")] = None
-    description: Annotated[Description | SkipJsonSchema[None], NOT_NULL, Field(description="What it looks like.")] = (
-        None
-    )
+    name: Annotated[Name | SkipJsonSchema[None], NOT_NULL, Field(description="Display name.")] = None
+    description: Annotated[
+        Description | SkipJsonSchema[None], NOT_NULL, Field(description="A short description of its style.")
+    ] = None
     trigger_words: Annotated[
-        Words | SkipJsonSchema[None], NOT_NULL, Field(description="What a prompt should hold for it to act.")
+        Words | SkipJsonSchema[None], NOT_NULL, Field(description="Words that activate it in a prompt.")
     ] = None
 
 
 class GrantRequest(RequestBody):
-    account: Annotated[str, Line(1, 200), Field(description="Another account: its id or its name.")]
+    account: Annotated[str, Line(1, 200), Field(description="Another account's id or name.")]
 
 
 def split_words(text: str) -> list[str]:

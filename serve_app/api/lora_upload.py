@@ -115,7 +115,7 @@ def _arrange(folder: Path) -> Path:
         if each.exists() and not each.stat().st_size:  # a browser sends an empty file where none was chosen
             each.unlink()
     if not file.exists():
-        raise InvalidParameter("file: is required, a safetensors file")
+        raise InvalidParameter("file: is required and must be a safetensors file")
     if not config.exists():
         return file.rename(folder / "upload.safetensors")
     peft_config, peft_weights = PEFT_FILES

@@ -61,7 +61,7 @@ async def read_multipart(
     finally:
         form.close()
     if not form.is_whole:
-        raise InvalidParameter("body: the multipart form ends early")
+        raise InvalidParameter("body: the multipart form is incomplete")
     return form.fields
 
 

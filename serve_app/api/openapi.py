@@ -46,8 +46,8 @@ COMMON_HEADERS: dict[str, Schema] = {
 """Of every response."""
 HEADERS_BY_STATUS: dict[str, dict[str, Schema]] = {
     "401": {"WWW-Authenticate": _header("How to authenticate.", {"type": "string"})},
-    "429": {"Retry-After": _header("Seconds to wait before the next try.", _SECONDS)},
-    "503": {"Retry-After": _header("Seconds to wait before the next try.", _SECONDS)},
+    "429": {"Retry-After": _header("Seconds to wait before retrying.", _SECONDS)},
+    "503": {"Retry-After": _header("Seconds to wait before retrying.", _SECONDS)},
 }
 ACCEPTED_HEADERS: dict[str, Schema] = {
     "Location": _header("Where to poll for the result.", {"type": "string", "format": "uri-reference"}),
@@ -69,9 +69,9 @@ POLL_HEADERS: dict[str, Schema] = {
     "Retry-After": _header(
         "Seconds to wait before polling again; absent once the record has ended.", _SECONDS, required=False
     ),
-    "ETag": _header("Of this record as it is: send it as `If-None-Match`.", {"type": "string"}),
+    "ETag": _header("Identifies this state of the record: send it as `If-None-Match`.", {"type": "string"}),
     "Preference-Applied": _header(
-        "`Prefer: wait=N` was heeded, and for how many seconds at the most.",
+        "`Prefer: wait=N` was applied, with the longest wait in seconds.",
         {"type": "string", "pattern": "^wait=[0-9]+$"},
         required=False,
     ),

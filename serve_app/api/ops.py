@@ -19,7 +19,9 @@ from serve_app.service.readiness import readiness
 from serve_app.service.tenant_report import account_report, adapter_report
 
 THIS_MACHINE = ("127.0.0.1", "::/64")
-FOR_OPERATORS = "This address is for the operator: ask from the service's own machine, or with the operator's token."
+FOR_OPERATORS = (
+    "This endpoint is for the operator: call it from the service's own machine, or with the operator's token."
+)
 
 MOST_DAYS, MOST_ROWS = 31, 500
 Start = Annotated[int, Query(ge=0, le=1_000_000_000)]

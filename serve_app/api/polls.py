@@ -19,7 +19,7 @@ _WAIT = re.compile(r"(?:^|[,;])\s*wait\s*=\s*\"?([0-9]{1,9})\"?\s*(?=$|[,;])", r
 _TAG_BYTES = 16
 
 NOT_MODIFIED: Schema = {
-    "description": "The record is as in the answer whose `ETag` was sent in `If-None-Match`: nothing is sent again."
+    "description": "The record has not changed since the response whose `ETag` was sent in `If-None-Match`."
 }
 POLL_PARAMETERS: Schema = {
     "parameters": [
@@ -27,13 +27,13 @@ POLL_PARAMETERS: Schema = {
             "name": "Prefer",
             "in": "header",
             "description": f"`wait=N` (RFC 7240): answer when the job has ended, or after N seconds (at most {LONGEST_WAIT_S}) "
-            "with the record as it is then. `Preference-Applied` says that it was heeded.",
+            "with the record as it is then. `Preference-Applied` confirms it.",
             "schema": {"type": "string"},
         },
         {
             "name": "If-None-Match",
             "in": "header",
-            "description": "The `ETag` of an earlier answer: the same record is then answered with 304 and no body.",
+            "description": "The `ETag` of an earlier response: an unchanged record is answered with 304 and no body.",
             "schema": {"type": "string"},
         },
     ]

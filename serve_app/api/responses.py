@@ -18,7 +18,7 @@ POLL_EVERY_S = 5
 
 _ENDINGS = {
     JobState.CANCELED: Failure(code=FailureCode.CANCELED, message="The request was canceled."),
-    JobState.EXPIRED: Failure(code=FailureCode.EXPIRED, message="The request waited too long and was dropped."),
+    JobState.EXPIRED: Failure(code=FailureCode.EXPIRED, message="The request waited too long and expired."),
 }
 _FAILED = Failure(code=FailureCode.GENERATION_FAILED, message="The images could not be made.")
 _HOST = re.compile(r"[A-Za-z0-9._\-\[\]:]{1,255}")

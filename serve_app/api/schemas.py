@@ -118,7 +118,7 @@ UtcTime = Annotated[
     WithJsonSchema({"type": "string", "format": "date-time", "pattern": r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$"}),
 ]
 Pixels = Annotated[int, Field(ge=1, description="Pixels.")]
-UnfinishedProgress = Annotated[int, Field(ge=0, le=99, description="Percent; it never falls.")]
+UnfinishedProgress = Annotated[int, Field(ge=0, le=99, description="Percent; never decreases.")]
 
 
 class Failure(ResponseBody):

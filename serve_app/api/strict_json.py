@@ -85,4 +85,4 @@ def _check_text(value: Any) -> None:
         elif isinstance(item, list):
             waiting += item
         elif isinstance(item, str) and _UNWRITABLE.search(item):
-            raise InvalidJson("Text may hold neither NUL nor a lone surrogate.")
+            raise InvalidJson("Text must not contain NUL or a lone surrogate.")

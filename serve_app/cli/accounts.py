@@ -93,7 +93,7 @@ async def enable(resources: Resources, account: AccountName) -> Result:
 async def delete(
     resources: Resources,
     account: AccountName,
-    yes: Annotated[bool, typer.Option("--yes", help="Really: nothing brings it back.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Confirm: this cannot be undone.")] = False,
 ) -> Result:
     """Delete an account with its jobs, prompts, images, keys, sessions and grants; its audit log stays, without its name."""
     found = await find_account(resources, account)

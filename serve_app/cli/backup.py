@@ -27,7 +27,9 @@ def _backup(
     place: Annotated[
         str, typer.Argument(metavar="DIR|URL", help="A new folder, or an fsspec URL.", show_default=False)
     ],
-    stopped: Annotated[bool, typer.Option("--stopped", help="The service is stopped: pause no writes.")] = False,
+    stopped: Annotated[
+        bool, typer.Option("--stopped", help="The service is stopped, so writes need not be paused.")
+    ] = False,
 ) -> Result:
     """Copy all keys of Redis at one moment, and the local secrets; images stay in their storage.
 
@@ -77,7 +79,7 @@ def _redis(settings: Settings, *, creates_data: bool) -> Generator[str]:
 
 
 def _checked(facts: BackupFacts) -> str:
-    lines = [f"of {facts.made_at:%Y-%m-%d %H:%M:%S} UTC: {facts.keys} keys, {facts.jobs} jobs; every file is whole"]
+    lines = [f"of {facts.made_at:%Y-%m-%d %H:%M:%S} UTC: {facts.keys} keys, {facts.jobs} jobs; every file is intact"]
     lines += [f"{facts.objects} objects named, {len(facts.missing)} of them not in the storage"]
     lines += [f"  {name}" for name in facts.missing[:SHOWN]] + ["  …"] * (len(facts.missing) > SHOWN)
     return "\n".join([*lines, *facts.problems])

@@ -83,7 +83,7 @@ async def delete(resources: Resources, job_id: JobId) -> Result:
 
 @store_command(app, "requeue")
 async def requeue(resources: Resources, job_id: JobId) -> Result:
-    """Queue a dead job again, with all its attempts."""
+    """Requeue a dead job with a full set of attempts."""
     if not await operate.requeue_job(resources, job_id, Actor(this_operator())):
         raise Failed(f"{job_id} is not a dead job (see: atelier jobs dead)")
     return Result(facts={"id": job_id, "state": JobState.QUEUED}, shown=f"{job_id}: queued again")
@@ -91,7 +91,7 @@ async def requeue(resources: Resources, job_id: JobId) -> Result:
 
 @store_command(app, "drop")
 async def drop(resources: Resources, job_id: JobId) -> Result:
-    """Take a dead job off the list of `dead`; it stays failed, for its account too."""
+    """Remove a dead job from the list of `dead`; it remains failed, also for its account."""
     if not await operate.drop_job(resources, job_id, Actor(this_operator())):
         raise Failed(f"{job_id} is not a dead job (see: atelier jobs dead)")
     return Result(facts={"id": job_id, "dropped": True}, shown=f"{job_id}: off the list")

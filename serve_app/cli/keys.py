@@ -42,7 +42,7 @@ async def create(
         typer.Option(metavar="ID", help="A LoRA that the key may use, by id or name. May be repeated. [all]"),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(help="Counted requests in a window of the account's plan. [as many as the plan has]")
+        int | None, typer.Option(help="Requests per window of the account's plan. [the plan's limit]")
     ] = None,
 ) -> Result:
     """Create a key and print it once: only its hash is stored."""
@@ -91,7 +91,7 @@ async def edit(
     resources: Resources,
     key_id: KeyId,
     limit: Annotated[
-        int, typer.Option(min=0, help="Counted requests in a window of the account's plan; 0: as many as the plan has.")
+        int, typer.Option(min=0, help="Requests per window of the account's plan; 0 for the plan's limit.")
     ],
 ) -> Result:
     """Change a key's limit, effective from its next use."""
@@ -111,7 +111,7 @@ async def roll(
     key_id: KeyId,
     grace: Annotated[str, typer.Option(metavar="TIME", help="How long the old key stays valid: 7d, 1h, 0s.")] = "1h",
 ) -> Result:
-    """Replace a key by a new one with the same name, interfaces, scopes, LoRAs, limit and lifetime, and print it once."""
+    """Replace a key with a new one that has the same name, interfaces, scopes, LoRAs, limit and lifetime, and print it once."""
     try:
         key, secret = await resources.api_keys.roll(key_id, grace=_duration("--grace", grace))
     except NotFound as error:

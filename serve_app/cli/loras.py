@@ -42,16 +42,16 @@ async def add(
         typer.Argument(help="A safetensors file, a folder of PEFT, or the address of one below ATELIER_LORA_SOURCES."),
     ],
     base: Annotated[str, typer.Option(help="The base model it was trained for, as the catalog file calls it.")],
-    name: Annotated[str | None, typer.Option(help="By default that of the file.")] = None,
-    description: Annotated[str, typer.Option(help="What it looks like.")] = "",
-    trigger_words: Annotated[str, typer.Option(help="What a prompt should hold for it to act, by commas.")] = "",
+    name: Annotated[str | None, typer.Option(help="Defaults to the name of the file.")] = None,
+    description: Annotated[str, typer.Option(help="A short description of its style.")] = "",
+    trigger_words: Annotated[str, typer.Option(help="Comma-separated words that activate it in a prompt.")] = "",
     account: Annotated[str | None, typer.Option(help="The account that owns it.")] = None,
     everyone: Annotated[bool, typer.Option("--everyone", help="Offer it to all accounts.")] = False,
     max_rank: Annotated[
-        int, typer.Option(min=1, max=MAX_RANK, help="The highest rank, as the Serve YAML gives it to the generators.")
+        int, typer.Option(min=1, max=MAX_RANK, help="The highest rank allowed, as in the generators' Serve YAML.")
     ] = DEFAULT_MAX_RANK,
 ) -> Result:
-    """Check an adapter, store it and offer it at once. Without --account or --everyone, grant it to whom you choose."""
+    """Check an adapter, store it and make it available at once. Without --account or --everyone, grant access separately."""
     if account is not None and everyone:
         raise BadUsage("loras add: give --account or --everyone, not both")
     owner = "" if account is None else (await find_account(resources, account)).id
@@ -98,7 +98,7 @@ async def remove(resources: Resources, lora: Lora) -> Result:
     """Remove an added adapter: jobs that wait for it or run with it end as lora_unavailable."""
     adapter = await find_adapter(resources, lora)
     if await unregister(resources, adapter.id) == "file":
-        raise Failed(f"{adapter.name} is a row of {resources.settings.catalog}: take it out there")
+        raise Failed(f"{adapter.name} is a row of {resources.settings.catalog}: remove it there")
     if adapter.owner:
         await record_act(resources, adapter.owner, Act.LORA_REVOKED, adapter.id)
     return Result(facts={"lora": adapter.id, "removed": True}, shown=f"{adapter.name} ({adapter.id}) is removed")
@@ -157,7 +157,7 @@ async def grant(resources: Resources, lora: Lora, account: AccountName) -> Resul
 
 @store_command(app, "revoke")
 async def revoke(resources: Resources, lora: Lora, account: AccountName) -> Result:
-    """Forbid an account to use an adapter, overriding whom it is offered to."""
+    """Forbid an account from using an adapter, overriding whom it is offered to."""
     adapter, found = await find_adapter(resources, lora), await find_account(resources, account)
     await resources.catalog.revoke(adapter.id, found.id)
     await record_act(resources, found.id, Act.LORA_REVOKED, adapter.id)

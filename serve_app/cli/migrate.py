@@ -14,8 +14,10 @@ def add_migrate(app: typer.Typer) -> None:
 
 async def _migrate(
     resources: Resources,
-    apply: Annotated[bool, typer.Option("--apply", help="Apply what is not yet applied.")] = False,
-    again: Annotated[bool, typer.Option("--again", help="Apply all, also what was applied.")] = False,
+    apply: Annotated[bool, typer.Option("--apply", help="Apply pending migrations.")] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Apply all migrations, including those already applied.")
+    ] = False,
 ) -> Result:
     """List the migrations of Redis, or apply them; a housekeeper applies them by itself 10 minutes after its start."""
     done = await resources.compaction.apply_migrations(again=again) if apply or again else []

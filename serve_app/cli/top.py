@@ -22,8 +22,8 @@ def add_top(app: typer.Typer) -> None:
 
 async def _top(
     resources: Resources,
-    once: Annotated[bool, typer.Option("--once", help="Print it once; with --json for scripts.")] = False,
-    every: Annotated[float, typer.Option(min=0.5, max=60, help="Seconds between two looks.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print once and exit; add --json for scripts.")] = False,
+    every: Annotated[float, typer.Option(min=0.5, max=60, help="Refresh interval in seconds.")] = 2.0,
 ) -> Result:
     """Show the queue, the workers, the adapters and the failures until Ctrl-C."""
     names = await adapter_names(resources)
@@ -82,7 +82,7 @@ def _workers(workers: list[dict[str, Any]]) -> RenderableType:
 def _adapters(adapters: dict[str, Any]) -> RenderableType:
     rows = [(row["name"], str(row["jobs"])) for row in adapters["waiting"]]
     waiting = table(("adapter", "jobs"), rows, empty="none")
-    return Group(waiting, Text(f"{adapters['loads']} loads, {adapters['evictions']} evictions since ever"))
+    return Group(waiting, Text(f"{adapters['loads']} loads, {adapters['evictions']} evictions in total"))
 
 
 def _failures(failures: dict[str, Any]) -> RenderableType:

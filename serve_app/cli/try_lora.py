@@ -32,9 +32,7 @@ def add_try_command(group: typer.Typer) -> None:
 def _try(
     settings: Settings,
     lora: Annotated[str, typer.Argument(metavar="LORA", help="The adapter's id or name.", show_default=False)],
-    prompt: Annotated[
-        str, typer.Option(help="What the image shows; the LoRA's trigger words are put behind it.")
-    ] = PROMPT,
+    prompt: Annotated[str, typer.Option(help="What the image shows; the LoRA's trigger words are appended.")] = PROMPT,
     weight: Annotated[float | None, typer.Option(help="Strength of the adapter: 0.1 to 1.")] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same image.")] = 1,
     out: Out = None,

@@ -26,11 +26,7 @@ async def _usage(
     """List what completed jobs used: images, megapixel-steps and worker seconds by account, day, key and LoRA."""
     accounts = await resources.accounts.list() if account is None else [await find_account(resources, account)]
     rows = await usage_report(resources, accounts, days)
-    shown = (
-        usage_csv(rows).rstrip()
-        if as_csv
-        else table(_COLUMNS, [_cells(row) for row in rows], empty="Nothing was used.")
-    )
+    shown = usage_csv(rows).rstrip() if as_csv else table(_COLUMNS, [_cells(row) for row in rows], empty="No usage.")
     return Result(facts={"usage": [row.facts for row in rows]}, shown=shown)
 
 

@@ -40,7 +40,7 @@ def make_backup(settings: Settings, redis_url: str, place: str, *, pause: bool) 
     """Copy all keys at one moment. Raises `BackupError`, `StoreUnavailable`."""
     files = BackupFiles(place, settings.storage_options)
     if files.is_there():
-        raise BackupError(f"{place} holds a backup already: name another folder")
+        raise BackupError(f"{place} already holds a backup: choose another folder")
     pepper = _fingerprint(settings)  # makes the local secrets where there are none yet
     keys, jobs, parts = 0, 0, 0
     objects: set[str] = set()

@@ -43,7 +43,7 @@ async def find(resources: Resources, caller: Caller, lora_id: str) -> SharedAdap
 def require_all_loras(caller: Caller) -> None:
     """Raises `Forbidden` for a key that is kept to some LoRAs: it could not use a new one."""
     if caller.adapters is not None:
-        raise Forbidden("This API key is for some LoRAs alone; it cannot add another.")
+        raise Forbidden("This API key is restricted to certain LoRAs and cannot add others.")
 
 
 async def add(
@@ -172,7 +172,7 @@ async def _other(resources: Resources, caller: Caller, id_or_name: str) -> Accou
     if other is None:
         raise NotFound("There is no such account.")
     if other.id == caller.account_id:
-        raise InvalidParameter("account: must be another account than your own")
+        raise InvalidParameter("account: must not be your own account")
     return other
 
 

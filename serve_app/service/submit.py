@@ -87,7 +87,7 @@ async def _generate(
 ) -> Acceptance:
     """The accept itself asks for the adapter: one that does not exist is refused as one that is not the account's."""
     if not caller.may_use(request.lora_id):  # alike for those that exist and those that do not
-        raise Forbidden(f"This API key may be used with {', '.join(sorted(caller.adapters or ()))} alone.")
+        raise Forbidden(f"This API key may only be used with {', '.join(sorted(caller.adapters or ()))}.")
     job_id = new_job_id(JobKind.GENERATION)
     await _check_prompt(resources, caller, request, job_id)
     try:
@@ -168,7 +168,7 @@ async def _upscale(
 ) -> Acceptance:
     image = await resources.jobs.image(image_id, account_id=caller.account_id, variant=caller.variant)
     if image is None or not await resources.images.exists(image.image_uri):
-        raise NotFound("no such image")
+        raise NotFound("There is no such image.")
     request = UpscaleRequest(
         image_id=image_id,
         scale_factor=scale_factor,

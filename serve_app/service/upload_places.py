@@ -21,7 +21,7 @@ class UploadPlaces:
     def hold(self, account_id: str) -> Generator[ExitStack]:
         """A place, which work that goes on afterwards takes with it (`pop_all`). Raises `TooManyUploads`."""
         if self._under_way[account_id] >= self._most:
-            raise TooManyUploads(f"Your account has {self._most} uploads under way; wait for one of them to end.")
+            raise TooManyUploads(f"Your account has {self._most} uploads in progress; wait for one to finish.")
         self._under_way[account_id] += 1
         with ExitStack() as place:
             place.callback(self._leave, account_id)

@@ -46,7 +46,7 @@ def read_acceptances(answer: Sequence[Any], settings: Settings, *, asked: int) -
     if status == "unknown":
         raise Forbidden("this account has been disabled")
     if status == "limited":
-        raise RateLimitExceeded(f"your plan leaves {left} requests now, and this takes {asked}")
+        raise RateLimitExceeded(f"your plan has {left} requests left, and this needs {asked}")
     return [_written(each) for each in snapshots]
 
 

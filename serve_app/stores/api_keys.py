@@ -48,7 +48,7 @@ class ApiKeyStore:
         if not interfaces:
             raise InvalidParameter("interfaces: must name at least one of a, b")
         if expires_in is not None and expires_in <= timedelta():
-            raise InvalidParameter("expires_in: must be longer than nothing")
+            raise InvalidParameter("expires_in: must be longer than zero")
         await self._check_limit(account_id, interfaces, limit)
         secret = new_secret()
         version, hashed = self._hash(secret)
@@ -89,7 +89,7 @@ class ApiKeyStore:
             pepper=version,
         )
         if not row:
-            raise NotFound(f"no key {key_id!r} that works")
+            raise NotFound(f"no active key {key_id!r}")
         self._check_number(row)
         return _read_key(hashed.id, pairs(row)), secret
 
@@ -103,7 +103,7 @@ class ApiKeyStore:
             await self._check_limit(account_id, frozenset(Variant(letter) for letter in interfaces), limit)
         row = await self._limit(key_id=key_id, limit=limit)
         if not row:
-            raise NotFound(f"no key {key_id!r} that works")
+            raise NotFound(f"no active key {key_id!r}")
         return _read_key(key_id, pairs(row))
 
     async def list(self, account_id: str) -> ApiKeys:
@@ -145,7 +145,7 @@ class ApiKeyStore:
         if row == ["full"]:
             most = self._settings.max_keys_per_account
             keys = f"{most} API key{'' if most == 1 else 's'}"
-            raise TooManyKeys(f"At most {keys} of an account can work at the same time. Revoke one first.")
+            raise TooManyKeys(f"An account can have at most {keys} active at a time. Revoke one first.")
 
 
 def _read_key(key_id: str, row: Mapping[str, str]) -> ApiKey:

@@ -83,7 +83,7 @@ class BackupFiles:
     def _checked(self, manifest: Mapping[str, Any], name: str) -> bytes:
         content = self._read(name)
         if hashlib.sha256(content).hexdigest() != manifest["files"].get(name):
-            raise BackupError(f"{name} is not as it was written")
+            raise BackupError(f"{name} was changed after it was written")
         return content
 
     def _read(self, name: str) -> bytes:

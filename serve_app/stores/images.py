@@ -72,7 +72,7 @@ class ImageStore:
         prefix = self._settings.storage.rstrip("/") + "/"
         name = image_uri.removeprefix(prefix)
         if not image_uri.startswith(prefix) or not _OBJECT.fullmatch(name):
-            raise NotFound("no such image")
+            raise NotFound("There is no such image.")
         return name
 
     async def put(self, name: str, png: bytes) -> str:
@@ -88,7 +88,7 @@ class ImageStore:
         try:
             return await self._in_thread(lambda: self._files.cat_file(path), doing="read")
         except FileNotFoundError as missing:
-            raise NotFound("no such image") from missing
+            raise NotFound("There is no such image.") from missing
 
     async def delete(self, image_uri: str) -> None:
         """Remove an image and its thumbnail; nothing happens when they are not there."""

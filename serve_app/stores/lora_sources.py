@@ -35,7 +35,7 @@ class LoraSources:
     def check(self, source: str) -> None:
         """Raises `InvalidParameter` for an address that is not below one of the prefixes."""
         if not self._prefixes:
-            raise InvalidParameter("source: this service fetches nothing; send the file")
+            raise InvalidParameter("source: fetching is not enabled on this service; upload the file")
         below = any(source.startswith(prefix) and source != prefix for prefix in self._prefixes)
         if not below or _NEVER.search(source):
             raise InvalidParameter(f"source: must be a plain address below {' or '.join(self._prefixes)}")

@@ -178,7 +178,7 @@ async def test_an_account_has_few_uploads_under_way_at_once(service: TestService
         assert limited.headers["Retry-After"] == "5"
         refused(await post(service, other.a, {}), 400, "invalid_parameter", "name: is required")
         may_end.set()
-    refused(limited, 429, "rate_limit_exceeded", "4 uploads under way")
+    refused(limited, 429, "rate_limit_exceeded", "4 uploads in progress")
     refused(await post(service, member.b, {}), 400, "invalid_parameter", "name: is required")
 
 
@@ -364,7 +364,7 @@ async def test_a_lora_is_shared_with_another_account_until_that_ends(service: Te
     answer = await service.client.post(f"{path}/grants", headers=member.a, json={"account": "nobody there"})
     refused(answer, 404, "not_found", "no such account")
     answer = await service.client.post(f"{path}/grants", headers=member.a, json={"account": member.account.id})
-    refused(answer, 400, "invalid_parameter", "account: must be another account")
+    refused(answer, 400, "invalid_parameter", "account: must not be your own account")
 
 
 async def test_a_lora_of_ones_own_is_deleted(service: TestService, member: Member) -> None:

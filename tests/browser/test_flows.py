@@ -77,7 +77,7 @@ async def test_a_lora_is_refused_added_and_used_by_whom_it_is_shared_with(
     partner = site.run(site.resources.accounts.create("partner"))
     bad = tmp_path / "bad.safetensors"
     bad.write_bytes(b"not a LoRA")
-    for file, verdict in ((bad, "was refused"), (POCKET / "loras" / "neon.safetensors", "can be used at once")):
+    for file, verdict in ((bad, "was refused"), (POCKET / "loras" / "neon.safetensors", "You can use the LoRA now")):
         await page.goto(f"{site.base_url}/console/loras/new")
         await page.locator("input[type=file]").first.set_input_files(file)
         await page.get_by_label(re.compile("^Name")).fill(HOSTILE[:90])

@@ -146,7 +146,7 @@ def test_an_account_gets_no_more_keys_than_it_may_have(atelier: Atelier) -> None
     made = atelier.json("keys", "create", "acme")
     refused = atelier("keys", "create", "acme", env=few)
     assert refused.code == 1
-    assert "At most 1 API key of an account" in refused.err
+    assert "at most 1 API key active" in refused.err
     assert atelier("keys", "roll", made["id"], env=few).code == 0
     assert atelier("keys", "roll", made["id"], env=few).code == 1
 

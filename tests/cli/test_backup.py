@@ -147,7 +147,7 @@ def test_a_backup_that_would_not_work_is_refused_by_name(
     made = atelier.stores(_fill)
     backup = tmp_path / "backup"
     atelier.json("backup", str(backup))
-    assert "holds a backup already" in atelier("backup", str(backup)).err
+    assert "already holds a backup" in atelier("backup", str(backup)).err
     assert "an empty one" in atelier("restore", str(backup)).err
     assert atelier.stores(lambda resources: resources.jobs.find(made.jobs["queued"])), "nothing was touched"
 
@@ -166,7 +166,7 @@ def test_a_backup_that_would_not_work_is_refused_by_name(
     assert "pepper" in atelier("restore", str(backup), env={"ATELIER_PEPPER": "another"}).err
     part = backup / "redis-00001.jsonl.gz"
     part.write_bytes(part.read_bytes() + b"x")
-    assert "redis-00001.jsonl.gz is not as it was written" in atelier("restore", str(backup)).err
+    assert "redis-00001.jsonl.gz was changed after it was written" in atelier("restore", str(backup)).err
     manifest = backup / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 2'))
     assert "version 2" in atelier("restore", str(backup), "--check").err

@@ -65,6 +65,6 @@ def test_usage_is_shown_by_account_day_key_and_lora(atelier: Atelier) -> None:
 
 
 def test_nothing_used_is_said_and_a_wrong_call_is_refused(atelier: Atelier) -> None:
-    assert atelier("usage").out == "Nothing was used.\n"
+    assert atelier("usage").out == "No usage.\n"
     assert atelier("usage", "--days", "401").code == 2
     assert atelier("usage", "--account", "nobody").code == 1

@@ -114,7 +114,7 @@ def test_large_weights_that_the_account_has_are_not_sent_again(
                 peft / "adapter_config.json", base_model="none", on_progress=lambda *each: sent.append(each)
             )
         assert sent, "what is not known is sent"
-        with pytest.raises(InvalidRequest, match="source: this service fetches nothing"):
+        with pytest.raises(InvalidRequest, match="source: fetching is not enabled"):
             client.loras.add(source="s3://acme/ink.safetensors", base_model="pocket")
         with pytest.raises(ValueError, match="either a path or a source"):
             client.loras.add(base_model="pocket")

@@ -69,7 +69,7 @@ def test_a_form_of_many_fields_is_refused(port: int) -> None:
     body = b"&".join(b"f%d=" % number for number in range(100))
     (answer,) = exchange(port, _post(port, length=len(body), close=True) + body)
     assert answer.status == 400
-    assert "more fields" in _page(answer)
+    assert "too many fields" in _page(answer)
 
 
 def test_a_media_type_with_a_parameter_in_any_case_is_a_form(port: int) -> None:

@@ -160,7 +160,7 @@ async def test_a_failed_job_says_why_in_words(service: TestService, member: Memb
     failure = Failure(code=FailureCode.OUT_OF_MEMORY, message="too large for this device")
     await service.resources.queue.fail(lease, failure, retry=False)
     text = (await browser.open(f"/console/history/{lease.job_id}")).text
-    assert "Too large for this device. The device ran out of memory. A smaller size" in text
+    assert "Too large for this device. The device ran out of memory. Try a smaller size" in text
 
 
 async def test_a_waiting_job_is_canceled_and_an_ended_one_deleted(

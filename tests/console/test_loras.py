@@ -89,12 +89,12 @@ async def test_an_uploaded_file_is_checked_described_and_used_at_once(
     outline = (POCKET / "loras" / "outline.safetensors").read_bytes()
     page = await _upload(browser, outline, trigger_words="ink drawing, paper")
     assert page.status == 200, page.text
-    assert "The file fits its base model." in page.text
+    assert "The file matches its base model." in page.text
     assert "Found: pocket, rank 8, attention and convolution, from diffusers." in page.text
     lora_id = page.answer.url.path.rpartition("/")[2]
     assert await service.submit(member, lora_id=lora_id)
     same = await _upload(browser, outline)
-    assert (same.answer.url.path, "had these weights already" in same.text) == (page.answer.url.path, True)
+    assert (same.answer.url.path, "already has these weights" in same.text) == (page.answer.url.path, True)
     assert (Act.LORA_ADDED, OWNER) in {(row.act, row.actor) for row in await resources.audit.rows(member.account.id)}
     assert _left(resources) == 0
 

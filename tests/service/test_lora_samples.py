@@ -37,7 +37,7 @@ async def _claim(resources: Resources) -> list[str]:
 async def test_a_sample_is_an_ordinary_job_of_its_account_that_counts_nowhere(
     resources: Resources, mine: Adapter
 ) -> None:
-    assert await draw_sample(resources) == "", "no worker lives: none is started for a sample"
+    assert await draw_sample(resources) == "", "no worker is running: none is started for a sample"
     assert await _claim(resources) == []
     job_id = await draw_sample(resources, every=AT_ONCE)
     [claim] = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce())

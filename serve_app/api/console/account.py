@@ -66,7 +66,7 @@ async def open_link(request: Request, link: Link) -> Response:
 @router.post("/links/{token}")
 async def use_link(request: Request, token: str, link: Link, form: Form) -> Response:
     if not is_form_token(anonymous_token(request), _LINK, form.get("form_token", "")):
-        return _link_page(request, link, status=403, problem="That page had expired. Please try again.")
+        return _link_page(request, link, status=403, problem="The page has expired. Please try again.")
     (_, purpose, *_), who = link
     resources = resources_of(request)
     try:

@@ -35,5 +35,5 @@ async def read_form(request: Request) -> Mapping[str, str]:
     try:
         pairs = parse_qsl(raw.decode("ascii", "replace"), keep_blank_values=True, max_num_fields=MAX_FIELDS)
     except ValueError:
-        raise HTTPException(400, "The form has more fields than any form of ours.") from None
+        raise HTTPException(400, "The form has too many fields.") from None
     return dict(reversed(pairs))

@@ -9,7 +9,7 @@ from serve_app.api.console.forms import read_form
 from serve_app.api.console.roles import may_open
 from serve_app.api.console.session import SignedIn, is_form_token, read_session
 
-EXPIRED_FORM = "That page had expired. Go back, reload it, and try again."
+EXPIRED_FORM = "The page has expired. Go back, reload it, and try again."
 
 
 class SignInRequired(Exception):
@@ -35,7 +35,7 @@ async def form_session(request: Request) -> SignedIn:
 def _admit(request: Request, session: SignedIn) -> SignedIn:
     """Raises 403 for what the user's role may not open."""
     if not may_open(session.user.role, request.scope["route"].path):
-        raise HTTPException(403, f"This is not for the role of {session.user.name} ({session.user.role}).")
+        raise HTTPException(403, f"Your role ({session.user.role}) has no access to this page.")
     return session
 
 

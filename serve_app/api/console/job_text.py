@@ -24,12 +24,12 @@ STATES: Mapping[JobState, str] = {
     JobState.EXPIRED: "Expired",
 }
 _ADVICE: Mapping[FailureCode, str] = {
-    FailureCode.GENERATION_FAILED: "Asking again may help; if not, tell the operator of this service the job's id.",
-    FailureCode.TIMEOUT: "It took longer than this service allows. Fewer steps or a smaller size take less.",
+    FailureCode.GENERATION_FAILED: "Try again; if it keeps failing, send the job's id to the operator of this service.",
+    FailureCode.TIMEOUT: "It took longer than this service allows. Try fewer steps or a smaller size.",
     FailureCode.CANCELED: "",
-    FailureCode.EXPIRED: "It waited longer than this service lets a job wait. Ask again when less is waiting.",
+    FailureCode.EXPIRED: "It waited in the queue longer than this service allows. Try again later.",
     FailureCode.LORA_UNAVAILABLE: "The LoRA was removed, or is no longer shared with this account. Choose another.",
-    FailureCode.OUT_OF_MEMORY: "The device ran out of memory. A smaller size or fewer images need less.",
+    FailureCode.OUT_OF_MEMORY: "The device ran out of memory. Try a smaller size or fewer images.",
 }
 
 

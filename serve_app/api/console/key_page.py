@@ -75,7 +75,7 @@ BOTH = KeyPage(
     button="Create key for both",
     variant=Variant.A,
     header="Authorization: Bearer",
-    about="Keys that work on the bearer interface and with X-API-Key, each within its own plan.",
+    about="Active keys on the bearer interface and with X-API-Key, each within its own plan.",
     other_header="X-API-Key:",
 )
 KEY_PAGES = (API, API_KEYS)

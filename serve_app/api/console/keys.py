@@ -21,8 +21,8 @@ from serve_app.stores.throttle import Limit
 NEW_KEYS = Limit("new-key-form", 1, ABSOLUTE_LIFE)
 """Of one opened form: a reload must not make a second key."""
 MADE_ALREADY = (
-    "This form had already made its key, so no second one was made. "
-    "If the key was not copied in time, revoke it below and make another."
+    "This form has already created its key, so no second one was created. "
+    "If you did not copy it, revoke it below and create another."
 )
 
 router = APIRouter()
@@ -111,7 +111,7 @@ async def _lora(request: Request, session: SignedIn, given: str) -> str | None:
     usable = await resources_of(request).catalog.adapters(session.account.id)
     found = [each.id for each in usable if given == each.id or given.casefold() == each.name.casefold()]
     if len(found) != 1:
-        what = f"{len(found)} LoRAs have this name, give the id" if found else "there is no such LoRA that you may use"
+        what = f"{len(found)} LoRAs have this name; use the id" if found else "there is no such LoRA available to you"
         raise InvalidParameter(f"Only with this LoRA: {what}.")
     return found[0]
 

@@ -54,8 +54,8 @@ TRIES = Limit("console-loras", 60, timedelta(hours=1))
 _CLOSE = {"Connection": "close"}
 """The body, which was not read, must not be taken for the next request."""
 _VERDICTS = {
-    "added": "The file fits its base model. The LoRA can be used at once.",
-    "same": "This account had these weights already: this is the LoRA that has them.",
+    "added": "The file matches its base model. You can use the LoRA now.",
+    "same": "This account already has these weights, in this LoRA.",
     "changed": "Changed.",
     "shared": "Shared.",
     "unshared": "No longer shared.",

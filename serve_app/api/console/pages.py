@@ -17,7 +17,7 @@ from serve_app.service.resources import Resources
 from serve_app.stores.sessions import digest_of
 
 MOST_ENDED = 20
-"""Keys that work no more in the list, the newest."""
+"""Active keys no more in the list, the newest."""
 NAME_LENGTH = 100
 """Characters of an account's name."""
 

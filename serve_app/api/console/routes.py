@@ -43,7 +43,7 @@ async def open_sign_in(request: Request) -> Response:
 async def sign_in(request: Request, form: Form) -> Response:
     name, password = form.get("name", "").strip(), form.get("password", "")
     if not is_form_token(anonymous_token(request), "sign in", form.get("form_token", "")):
-        return sign_in_page(request, status=403, problem="That page had expired. Please try again.", name=name)
+        return sign_in_page(request, status=403, problem="The page has expired. Please try again.", name=name)
     resources = resources_of(request)
     counted = await resources.sign_ins.count(name, caller_address(request), read_device(request))
     if counted.wait:

@@ -19,9 +19,9 @@ _PURPOSE = "users"
 TRIES = Limit("console-users", 30, timedelta(hours=1))
 """Invitations of one account: a name that is tried tells whether it is in use."""
 ROLE_WORDS = {
-    Role.MEMBER: "draws, with LoRAs, history and keys of their own",
-    Role.BILLING: "sees the usage alone",
-    Role.OWNER: "everything, users too",
+    Role.MEMBER: "creates images, with LoRAs, history and API keys of their own",
+    Role.BILLING: "sees usage only",
+    Role.OWNER: "full access, including users",
 }
 
 router = APIRouter()

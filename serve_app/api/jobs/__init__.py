@@ -18,7 +18,7 @@ its fields with defaults filled in, and the seed of each image. Reading a job do
 
 def create_app(resources: Resources) -> FastAPI:
     tags = {
-        "Jobs": "The jobs of your account, whichever interface they came in by.",
+        "Jobs": "Your account's jobs, from both interfaces.",
         "Usage": "What completed jobs used, by day, key and LoRA.",
     }
     routes = APIRouter(routes=[*router.routes, *usage_router.routes])

@@ -62,7 +62,7 @@ ImageName = Annotated[
     ),
 ]
 _UNFINISHED: Responses = {
-    409: {**error_responses(JobUnfinished)[409], "description": "The job waits or runs: cancel it first."}
+    409: {**error_responses(JobUnfinished)[409], "description": "The job is queued or running: cancel it first."}
 }
 
 
@@ -74,14 +74,14 @@ class Position(NamedTuple):
 
 
 async def read_cursor(
-    cursor: Annotated[Cursor, Query(description="`next_cursor` of the page before.")] = None,
+    cursor: Annotated[Cursor, Query(description="`next_cursor` of the previous page.")] = None,
 ) -> Position | None:
     """The job that a cursor names: its time of acceptance in milliseconds, the precision of the store, and its id."""
     if cursor is None:
         return None
     parts = _CURSOR.fullmatch(cursor)
     if parts is None:
-        raise InvalidParameter("cursor: must be the next_cursor of an earlier page")
+        raise InvalidParameter("cursor: must be the next_cursor of a previous page")
     return Position(datetime.fromtimestamp(int(parts[1]) / 1000, UTC), parts[2])
 
 
@@ -99,7 +99,7 @@ async def list_jobs(
     request: Request,
     caller: CallerDep,
     after: Annotated[Position | None, Depends(read_cursor)],
-    limit: Annotated[int, Query(ge=1, le=MAX_LIMIT, description="How many to list.")] = DEFAULT_LIMIT,
+    limit: Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Page size.")] = DEFAULT_LIMIT,
 ) -> Response:
     page = await _page(resources_of(request), caller.account_id, limit, after)
     next_cursor, url_of = _cursor(page[-1]) if len(page) == limit else None, image_signer(request)
@@ -129,10 +129,10 @@ async def get_job(request: Request, job_id: JobId) -> Response:
 @router.post(
     "/v1/jobs/{job_id}/cancel",
     operation_id="cancelJob",
-    summary="Cancel a job: at once when it waits, within a step when it runs",
+    summary="Cancel a job: immediately while queued, at its next step while running",
     response_model=Job,
     responses={
-        200: success("The job as it is now; one that had ended is unchanged.", examples.CANCELED),
+        200: success("The job; one that had already ended is unchanged.", examples.CANCELED),
         **error_responses(AmbiguousCredentials, Unauthorized, Forbidden, NotFound, RateLimitExceeded),
     },
 )
@@ -150,7 +150,7 @@ async def cancel_job(request: Request, caller: CallerDep, job_id: JobId) -> Resp
     status_code=204,
     response_class=Response,
     responses={
-        204: {"description": "Deleted: nothing of the job can be read any more, whichever way it was made."},
+        204: {"description": "Deleted: the job can no longer be read through any interface."},
         **error_responses(AmbiguousCredentials, Unauthorized, Forbidden, NotFound, JobUnfinished, RateLimitExceeded),
         **_UNFINISHED,
     },
@@ -169,11 +169,11 @@ async def delete_job(request: Request, caller: CallerDep, job_id: JobId) -> Resp
 @router.delete(
     "/v1/jobs/{job_id}/images/{image_id}",
     operation_id="deleteImage",
-    summary="Delete one image of a job; with its last image the job goes, too",
+    summary="Delete one image of a job; deleting its last image deletes the job",
     status_code=204,
     response_class=Response,
     responses={
-        204: {"description": "Deleted: the image's addresses no longer open."},
+        204: {"description": "Deleted: the image's URLs no longer work."},
         **error_responses(AmbiguousCredentials, Unauthorized, Forbidden, NotFound, RateLimitExceeded),
     },
 )

@@ -52,7 +52,7 @@ class Image(ResponseBody):
     seed: Annotated[
         str | None,
         WithJsonSchema({"type": "string", "pattern": "^[0-9]+$"}),
-        Field(description="Decimal text: JavaScript's numbers end at 2^53. Absent for an upscale."),
+        Field(description="A decimal string, since JavaScript numbers are exact only up to 2^53. Absent for upscales."),
     ] = None
 
 
@@ -60,21 +60,21 @@ class _AnyJob(ResponseBody):
     id: JobId
     kind: JobKind
     interface: Variant
-    progress: Annotated[int, Field(ge=0, le=100, description="Percent; it never falls.")]
-    attempt: Annotated[Count, Field(description="How often a worker has begun it.")]
+    progress: Annotated[int, Field(ge=0, le=100, description="Percent; never decreases.")]
+    attempt: Annotated[Count, Field(description="Number of times a worker has started it.")]
     created_at: UtcTime
     request: Annotated[
         GenerationFields | UpscaleFields | SkipJsonSchema[None],
         Field(description="Absent when this version of the service cannot read it."),
     ] = None
-    started_at: Annotated[OptionalTime, Field(description="Once a worker has begun.")] = None
+    started_at: Annotated[OptionalTime, Field(description="Present once a worker has started it.")] = None
 
 
 class UnfinishedJob(_AnyJob):
     """A job that waits or runs."""
 
     status: Literal["queued", "running"]
-    estimated_completion_time: Annotated[OptionalTime, Field(description="Of a single job, not in lists.")] = None
+    estimated_completion_time: Annotated[OptionalTime, Field(description="Only for a single job, not in lists.")] = None
 
 
 class CompletedJob(_AnyJob):
@@ -104,7 +104,9 @@ class Jobs(ResponseBody):
     """A page of jobs, newest first."""
 
     jobs: list[Job]
-    next_cursor: Annotated[Cursor, Field(description="Where the next page begins; absent on the last.")] = None
+    next_cursor: Annotated[
+        Cursor, Field(description="Pass it as `cursor` for the next page; absent on the last page.")
+    ] = None
 
 
 def job_record(job: jobs.Job, url_of: Callable[[str], str]) -> dict[str, Any]:

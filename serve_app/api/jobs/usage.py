@@ -40,9 +40,9 @@ _EXAMPLE: dict[str, Any] = {
 class UsageRow(ResponseBody):
     """One day's images with one key and one LoRA."""
 
-    day: Annotated[Day, Field(description="UTC, on which the jobs were completed.")]
-    key_id: Annotated[str, Field(description="Empty for what was asked for in the console.")]
-    lora_id: Annotated[str, Field(description="`upscale` for images that were enlarged.")]
+    day: Annotated[Day, Field(description="The UTC day on which the jobs completed.")]
+    key_id: Annotated[str, Field(description="Empty for jobs created in the console.")]
+    lora_id: Annotated[str, Field(description="`upscale` for upscaled images.")]
     images: Annotated[int, Field(ge=1)]
     megapixel_steps: Annotated[Amount, Field(description="Width × height × steps of the images, in millions.")]
     worker_seconds: Annotated[Amount, Field(description="The jobs' share of a GPU or CPU.")]
@@ -62,14 +62,14 @@ class Usage(ResponseBody):
     summary="What your account used, by day, key and LoRA",
     response_model=Usage,
     responses={
-        200: success("The last days, the oldest first.", {"Usage": _EXAMPLE}),
+        200: success("The most recent days, oldest first.", {"Usage": _EXAMPLE}),
         **error_responses(InvalidParameter, AmbiguousCredentials, Unauthorized, Forbidden, RateLimitExceeded),
     },
 )
 async def get_usage(
     request: Request,
     caller: CallerDep,
-    days: Annotated[int, Query(ge=1, le=MOST_DAYS, description="How many, with today.")] = DEFAULT_DAYS,
+    days: Annotated[int, Query(ge=1, le=MOST_DAYS, description="Number of days, including today.")] = DEFAULT_DAYS,
 ) -> Response:
     reader = resources_of(request).usage
     last = await reader.today()

@@ -17,7 +17,7 @@ it. Adding, changing, sharing and deleting take a key with the scope `loras`; ev
 
 
 def create_app(resources: Resources) -> FastAPI:
-    tags = {"LoRAs": "The LoRAs that your account may use, and its own."}
+    tags = {"LoRAs": "The LoRAs your account may use, including its own."}
     app = api_app(resources, EITHER, router, title="Atelier: LoRAs", description=_DESCRIPTION, tags=tags)
     app.state.changing_scope = Scope.LORAS
     return app

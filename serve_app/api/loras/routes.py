@@ -45,9 +45,7 @@ _REFUSED = (AmbiguousCredentials, Unauthorized, Forbidden, RateLimitExceeded)
 _BODY = (InvalidParameter, InvalidJson, PayloadTooLarge, UnsupportedMediaType)
 
 LoraId = Annotated[str, Path(description="Its id.", json_schema_extra={"minLength": 1, "maxLength": 128})]
-AccountName = Annotated[
-    str, Path(description="The other account: its id or its name.", json_schema_extra={"minLength": 1})
-]
+AccountName = Annotated[str, Path(description="The other account's id or name.", json_schema_extra={"minLength": 1})]
 _OTHERS: Responses = {
     404: {
         **error_responses(NotFound)[404],
@@ -60,7 +58,7 @@ _UPLOAD: Responses = {
         **error_responses(IdempotencyConflict, LoraQuotaExceeded)[409],
         "description": "The `Idempotency-Key` was used before with another body, or your plan allows no further LoRA.",
     },
-    413: {**error_responses(PayloadTooLarge)[413], "description": "The file is larger than this service takes."},
+    413: {**error_responses(PayloadTooLarge)[413], "description": "The file is larger than this service accepts."},
     415: {
         **error_responses(UnsupportedMediaType)[415],
         "description": "The body is neither a multipart form nor JSON.",
@@ -82,12 +80,12 @@ class Position(NamedTuple):
 
 
 async def read_cursor(
-    cursor: Annotated[Cursor, Query(description="`next_cursor` of the page before.")] = None,
+    cursor: Annotated[Cursor, Query(description="`next_cursor` of the previous page.")] = None,
 ) -> Position | None:
     if cursor is None:
         return None
     if not _CURSOR.fullmatch(cursor):
-        raise InvalidParameter("cursor: must be the next_cursor of an earlier page")
+        raise InvalidParameter("cursor: must be the next_cursor of a previous page")
     created, _, lora_id = cursor.lstrip("-").partition("-")
     return Position(-int(created) if cursor.startswith("-") else int(created), lora_id)
 
@@ -113,10 +111,11 @@ async def list_loras(
     request: Request,
     caller: CallerDep,
     after: Annotated[Position | None, Depends(read_cursor)],
-    limit: Annotated[int, Query(ge=1, le=MAX_LIMIT, description="How many to list.")] = DEFAULT_LIMIT,
-    base_model: Annotated[str | None, Query(max_length=128, description="Only those of this base model.")] = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Page size.")] = DEFAULT_LIMIT,
+    base_model: Annotated[str | None, Query(max_length=128, description="Only LoRAs for this base model.")] = None,
     q: Annotated[
-        str | None, Query(max_length=100, description="Only those with this in name, description or trigger words.")
+        str | None,
+        Query(max_length=100, description="Only LoRAs with this text in their name, description or trigger words."),
     ] = None,
 ) -> Response:
     adapters = await resources_of(request).catalog.adapters(caller.account_id)
@@ -145,11 +144,11 @@ async def get_lora(request: Request, caller: CallerDep, lora_id: LoraId) -> Resp
 @router.post(
     "/v1/loras",
     operation_id="addLora",
-    summary="Add a LoRA: it is checked while you wait, and served at once",
+    summary="Add a LoRA: it is checked while you wait and available immediately",
     status_code=201,
     response_model=Lora,
     responses={
-        200: success("Your account has these weights for this base model already.", examples.LORA),
+        200: success("Your account already has these weights for this base model.", examples.LORA),
         201: success("Added.", examples.LORA, headers=ADDED_HEADERS),
         **error_responses(*_BODY, *_REFUSED, NotFound, IdempotencyConflict, LoraQuotaExceeded),
         **_UPLOAD,
@@ -189,10 +188,10 @@ async def _add(request: Request, by: loras.AccountActor, place: ExitStack, idemp
 @router.patch(
     "/v1/loras/{lora_id}",
     operation_id="changeLora",
-    summary="Change what a LoRA of your own is called",
+    summary="Update a LoRA of your own",
     response_model=Lora,
     responses={
-        200: success("The LoRA as it is now.", examples.LORA),
+        200: success("The updated LoRA.", examples.LORA),
         **error_responses(*_BODY, *_REFUSED, NotFound),
     },
 )
@@ -232,10 +231,10 @@ async def delete_lora(request: Request, by: ActorDep, lora_id: LoraId) -> Respon
 @router.post(
     "/v1/loras/{lora_id}/grants",
     operation_id="shareLora",
-    summary="Let another account use a LoRA of your own",
+    summary="Share a LoRA of your own with another account",
     response_model=Lora,
     responses={
-        200: success("The LoRA, and whom it is shared with now.", examples.SHARED),
+        200: success("The LoRA and the accounts it is shared with.", examples.SHARED),
         **error_responses(*_BODY, *_REFUSED, NotFound),
         **_OTHERS,
     },
@@ -253,7 +252,7 @@ async def share_lora(
 @router.delete(
     "/v1/loras/{lora_id}/grants/{account}",
     operation_id="unshareLora",
-    summary="No longer let another account use a LoRA of your own",
+    summary="Stop sharing a LoRA of your own with another account",
     status_code=204,
     response_class=Response,
     responses={

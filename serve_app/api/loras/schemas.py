@@ -17,20 +17,20 @@ Cursor = Annotated[str | None, WithJsonSchema({"type": "string", "pattern": f"^{
 class Found(ResponseBody):
     """What the check of its file saw."""
 
-    summary: Annotated[str, Field(description="In a sentence.")]
+    summary: Annotated[str, Field(description="One sentence.")]
     family: str
-    rank: Annotated[int, Field(ge=1, description="The highest of its layers.")]
-    layers: Annotated[int, Field(ge=1, description="How many it changes.")]
+    rank: Annotated[int, Field(ge=1, description="The highest rank among its layers.")]
+    layers: Annotated[int, Field(ge=1, description="Number of layers it changes.")]
     targets: list[str]
     components: list[str]
-    writer: Annotated[str, Field(description="Who wrote the file; empty where it does not say.")]
+    writer: Annotated[str, Field(description="The tool that wrote the file; empty if unknown.")]
     algorithm: Annotated[str, Field(description="LoRA, DoRA, LoHa, LoKr or IA3; empty for files checked earlier.")] = ""
     suggested_trigger_words: Annotated[
         list[str], Field(description="By the file's own trigger phrase and commonest tags; yours are `trigger_words`.")
     ] = Field(default_factory=list[str])
     metadata: Annotated[
         dict[str, str] | SkipJsonSchema[None],
-        Field(description="What the file says of its training. Of a single LoRA of your own, not in lists."),
+        Field(description="What the file says of its training. Only for a single LoRA of your own, not in lists."),
     ] = None
 
 
@@ -53,9 +53,12 @@ class Lora(ResponseBody):
     is_own: Annotated[bool, Field(description="Whether your account owns it, and may change, share and delete it.")]
     sha256: Annotated[str, WithJsonSchema({"type": "string", "pattern": "^[0-9a-f]{64}$"})]
     size_bytes: Annotated[
-        Annotated[int, Field(ge=1)] | SkipJsonSchema[None], Field(description="Absent for the operator's.")
+        Annotated[int, Field(ge=1)] | SkipJsonSchema[None],
+        Field(description="Absent for LoRAs provided by the operator."),
     ] = None
-    found: Annotated[Found | SkipJsonSchema[None], Field(description="Absent for the operator's.")] = None
+    found: Annotated[Found | SkipJsonSchema[None], Field(description="Absent for LoRAs provided by the operator.")] = (
+        None
+    )
     sample_url: Annotated[
         Url | SkipJsonSchema[None],
         Field(
@@ -63,7 +66,7 @@ class Lora(ResponseBody):
         ),
     ] = None
     shared_with: Annotated[
-        list[SharedWith] | SkipJsonSchema[None], Field(description="Of a single LoRA of your own, not in lists.")
+        list[SharedWith] | SkipJsonSchema[None], Field(description="Only for a single LoRA of your own, not in lists.")
     ] = None
 
 
@@ -71,7 +74,9 @@ class Loras(ResponseBody):
     """A page of LoRAs, newest first."""
 
     loras: list[Lora]
-    next_cursor: Annotated[Cursor, Field(description="Where the next page begins; absent on the last.")] = None
+    next_cursor: Annotated[
+        Cursor, Field(description="Pass it as `cursor` for the next page; absent on the last page.")
+    ] = None
 
 
 def lora_record(

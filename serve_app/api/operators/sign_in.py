@@ -32,7 +32,7 @@ async def sign_in(request: Request, form: Form) -> Response:
     """Tries are counted by name and address, apart from those for accounts; operators have no known devices."""
     name, password = form.get("name", "").strip(), form.get("password", "")
     if not is_form_token(anonymous_token(request), _SIGN_IN, form.get("form_token", "")):
-        return _sign_in_page(request, status=403, problem="That page had expired. Please try again.", name=name)
+        return _sign_in_page(request, status=403, problem="The page has expired. Please try again.", name=name)
     resources = resources_of(request)
     counted = await resources.sign_ins.count(f"operator\n{name[:NAME_LENGTH]}", caller_address(request), None)
     if counted.wait:
@@ -80,7 +80,7 @@ async def open_link(request: Request, link: Link) -> Response:
 @router.post("/links/{token}")
 async def use_link(request: Request, token: str, link: Link, form: Form) -> Response:
     if not is_form_token(anonymous_token(request), _LINK, form.get("form_token", "")):
-        return _link_page(request, link, status=403, problem="That page had expired. Please try again.")
+        return _link_page(request, link, status=403, problem="The page has expired. Please try again.")
     resources, name = resources_of(request), link.account_id
     password = form.get("new_password", "") if link.purpose is LinkPurpose.NEW_PASSWORD else None
     if password is not None and password != form.get("new_password_again", ""):

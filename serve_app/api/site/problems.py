@@ -13,7 +13,7 @@ from serve_app.domain.errors import StoreUnavailable, UnreadableRecord
 ProblemPage = Callable[[Request, int, str, str], Response]
 """Renders status, title and text."""
 
-_TEXTS = {404: "There is no such page here.", 405: "This page cannot be used that way."}
+_TEXTS = {404: "Page not found.", 405: "This page does not support that method."}
 """Instead of what the router says."""
 
 
@@ -35,12 +35,12 @@ def answer_with_pages(app: FastAPI, page: ProblemPage) -> None:
         return response
 
     async def unreadable(request: Request, _error: Exception) -> Response:
-        text = "Another version of this service wrote the record, or it is damaged. Everything else is there as before."
+        text = "Another version of this service wrote the record, or it is damaged. Nothing else is affected."
         return page(request, 500, "This record cannot be read", text)
 
     async def internal_error(request: Request, _error: Exception) -> Response:
         text = "The error has been logged. Going back and trying again may help."
-        return page(request, 500, "An error of the service", text)
+        return page(request, 500, "Internal error", text)
 
     app.add_exception_handler(HTTPException, refuse)
     app.add_exception_handler(StoreUnavailable, unavailable)

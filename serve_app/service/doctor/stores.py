@@ -89,21 +89,21 @@ def _peppers(settings: Settings, url: str) -> Iterable[Check]:
         settings.key_peppers if settings.has_pepper or (settings.data_dir / "secrets.json").exists() else {1: b""}
     )
     if lost := sum(number for version, number in found.items() if version not in versions):
-        yield fail("pepper", f"{lost} API keys are of a version that is not listed", "list it in ATELIER_PEPPERS")
+        yield fail("pepper", f"{lost} API keys use a pepper version that is not listed", "list it in ATELIER_PEPPERS")
     newest, *older = versions
     for version in older:
         number = found.get(version, 0)
-        state = f"{number} working API keys are still of it" if number else "no working API key is of it any more"
+        state = f"{number} active API keys still use it" if number else "no active API key uses it any more"
         yield ok(f"pepper {version}", state)
     if older:
-        yield ok(f"pepper {newest}", f"{found.get(newest, 0)} working API keys; makes the new ones")
+        yield ok(f"pepper {newest}", f"{found.get(newest, 0)} active API keys; new keys use it")
 
 
 def _embedded_binary() -> Iterable[Check]:
     try:
         binary = server_binary()
     except StoreUnavailable as error:
-        yield fail("redis", error.message, "see the README, Operating")
+        yield fail("redis", error.message, "see docs/operations.md")
         return
     version = ".".join(map(str, version_of(binary)))
     yield ok("redis", f"not running; starts with the service from {binary} ({version})")
@@ -113,7 +113,7 @@ def _embedded_binary() -> Iterable[Check]:
 def _release(server: str, version: str) -> Iterable[Check]:
     newer = patched_release(server, version)
     if newer is not None:
-        found = f"{server} {version} lacks fixes of known holes; {newer} and later have them"
+        found = f"{server} {version} lacks fixes of known vulnerabilities; {newer} and later have them"
         advice = "install a newer valkey-server or redis-server: on PATH it is taken instead of the bundled one"
         yield warn("redis release", found, f"{advice}; a distribution may have put the fixes into an older number")
 
