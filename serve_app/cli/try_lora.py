@@ -20,7 +20,7 @@ from serve_app.cli.images import (
 )
 from serve_app.settings import Settings
 
-PROMPT = "a lighthouse on a cliff"
+PROMPT = "purple mountains under a black sky with a yellow moon"
 SIZE, STEPS = 512, 20
 """The cheapest picture of interface A."""
 

@@ -16,7 +16,7 @@ from serve_app.stores.lora_samples import EVERY
 
 _log = logging.getLogger(__name__)
 
-PROMPT = "a lighthouse on a cliff"
+PROMPT = "purple mountains under a black sky with a yellow moon"
 STEPS, SEED = 20, 1
 LIGHT = 1e6
 """The share of the queue that a sample is charged to: its cost delays no later job of its account."""

@@ -47,7 +47,7 @@ def test_every_command_takes_the_shared_options_and_has_a_help_text(atelier: Ate
         ("keys create x --expires-in P30D", 2, "--expires-in"),
         ("keys roll key_x", 1, "no active key 'key_x'"),
         ("keys roll key_x --grace 1", 2, "--grace"),
-        ("keys revoke key_x", 1, "no active key 'key_x'"),
+        ("keys revoke key_x", 1, "no key 'key_x'"),
         ("loras grant nothing x", 1, "no adapter 'nothing'"),
         ("loras add nowhere.safetensors --base pocket", 2, "nowhere.safetensors does not exist"),
         ("loras add s3://acme/x.safetensors --base pocket", 1, "source: fetching is not enabled"),

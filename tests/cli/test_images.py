@@ -59,7 +59,10 @@ def test_a_lora_is_tried_with_its_trigger_words(atelier: Atelier, live: Live, tm
     job = live.run(live.resources.jobs.find(tried.facts["id"]))
     assert job is not None
     assert isinstance(job.request, GenerationRequest)
-    assert (job.request.prompt, job.request.lora_id) == ("a lighthouse on a cliff, ink drawing", mine.id)
+    assert (job.request.prompt, job.request.lora_id) == (
+        "purple mountains under a black sky with a yellow moon, ink drawing",
+        mine.id,
+    )
     assert (tmp_path / "x.png").is_file()
 
 

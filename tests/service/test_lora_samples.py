@@ -43,7 +43,10 @@ async def test_a_sample_is_an_ordinary_job_of_its_account_that_counts_nowhere(
     [claim] = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce())
     assert (claim.lease.job_id, claim.account_id) == (job_id, mine.owner)
     assert isinstance(claim.request, GenerationRequest)
-    assert (claim.request.prompt, claim.request.lora_id) == ("a lighthouse on a cliff, ink drawing", mine.id)
+    assert (claim.request.prompt, claim.request.lora_id) == (
+        "purple mountains under a black sky with a yellow moon, ink drawing",
+        mine.id,
+    )
     image = StoredImage(
         image_id=new_image_id(), image_uri="memory://0", width=512, height=512, sha256="0" * 64, size_bytes=9
     )
