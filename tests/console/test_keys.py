@@ -82,7 +82,7 @@ async def test_a_reload_makes_no_second_key(
     reloaded = await browser.send(form)
     assert reloaded.status == 409
     assert secret not in reloaded.answer.text
-    assert "no second one was made" in reloaded.text
+    assert "no second one was created" in reloaded.text
     assert len(await resources.api_keys.list(owner.id)) == 1
     assert _secret(await browser.send(reloaded.form(button))) != secret, "the page that says so has a fresh form"
 
@@ -194,7 +194,7 @@ async def test_an_account_with_too_many_keys_gets_no_more_and_learns_why(
         assert made.status == 200
         refused = await browser.send(made.form("Generate API key"))
         assert refused.status == 409
-        assert "At most 1 API key " in refused.text
+        assert "at most 1 API key active" in refused.text
         assert not refused.tagged("secret")
         page = await browser.send(refused.form("Revoke this key"))
         assert (await browser.send(page.form("Generate API key"))).status == 200
