@@ -24,7 +24,7 @@ from serve_app.settings import Settings
 RETRY_BUDGET_S = 3.0
 """Retries end after this time: at a terminal, an error soon is better than a long wait."""
 MINUTES_FROM_S = 90
-"""Longer times are shown in minutes."""
+"""From here on, the time that is left is shown in minutes."""
 
 BaseUrl = Annotated[
     str | None, typer.Option(envvar="ATELIER_BASE_URL", help="Address of the service; by default the local one.")

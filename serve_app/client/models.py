@@ -20,7 +20,7 @@ class JobState:
     def __init__(self, record: Record) -> None:
         self._record = record
         self.unknown_words = record.unknown_words
-        """Words of the prompt that the base model has never read; told when the job is created, of models that know few."""
+        """Words of the prompt that the base model has never read, set when the job is created."""
 
     @property
     def id(self) -> str:

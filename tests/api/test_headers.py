@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from serve_app.api.app import create_app
-from serve_app.api.unknown_words import LONGEST, MOST_WORDS, header_value
+from serve_app.api.prompt_warnings import LONGEST, MOST_WORDS, header_value
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.requests import Variant
 from serve_app.stores.auth import Authenticator

@@ -39,7 +39,7 @@ class RecordingTransport(httpx.HTTPTransport):
 
 
 @pytest.mark.parametrize("interface", ["a", "b"])
-def test_words_that_the_model_has_never_read_are_told(live: Live, key: str, interface: Literal["a", "b"]) -> None:
+def test_words_that_the_model_has_never_read_are_named(live: Live, key: str, interface: Literal["a", "b"]) -> None:
     with Client(live.base_url, key, interface=interface) as client:
         job = client.generate("a red dragon, naïve", lora_id=LORA)
         assert job.unknown_words == ("dragon", "naïve")

@@ -47,9 +47,9 @@ class Page(HTMLParser):
         attributes = {name: value or "" for name, value in attrs}
         self.tags.append((tag, attributes))
         if tag == "form":
-            self.forms.append(Form(attributes["action"]))
+            self.forms.append(Form(attributes.get("action", "")))
         elif tag == "input":
-            if self.forms:  # a part of a page may have fields without the form
+            if self.forms and "name" in attributes:  # scripts use others, and a part of a page may lack the form
                 self.forms[-1].fields[attributes["name"]] = attributes.get("value", "")
         elif tag == "a":
             self.links.append(attributes["href"])

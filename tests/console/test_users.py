@@ -26,6 +26,7 @@ PAGES: dict[str, set[Role]] = {
     "settings/password": {OWN, M, B},
     "settings/api": {OWN, M},
     "settings/api-keys": {OWN, M},
+    "settings/both": {OWN, M},
     "settings/users": {OWN},
 }
 

@@ -22,7 +22,7 @@ from serve_app.domain.jobs import Claim, Job, JobKind, JobState, new_job_id
 from serve_app.domain.metrics import Metric
 from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest, Variant, image_seeds
 from serve_app.engine import Engine, EngineOptions
-from serve_app.engine.measured import Step, take
+from serve_app.engine.measured import StepTiming, take
 from serve_app.executors.generation import GenerationExecutor
 from serve_app.executors.upscale import UpscaleExecutor
 from serve_app.service.executor import Executor, FinishedRun
@@ -209,7 +209,7 @@ class StepsExecutor(GenerationExecutor):
     def __init__(self, engine: Engine, resources: Resources) -> None:
         super().__init__(engine, resources)
         self._measured = engine.measured
-        self.steps: list[Step] = []
+        self.steps: list[StepTiming] = []
 
     def measure(self, measures: Measures) -> Mapping[Metric, float]:
         self.steps += self._measured.steps

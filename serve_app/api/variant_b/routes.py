@@ -9,10 +9,10 @@ from serve_app.api.dependencies import CallerDep, IdempotencyDep, found, load_jo
 from serve_app.api.errors import SUBMIT_ERRORS, error_responses
 from serve_app.api.openapi import GENERATION_HEADERS, POLL_HEADERS, success
 from serve_app.api.polls import NOT_MODIFIED, POLL_PARAMETERS, answer_poll
+from serve_app.api.prompt_warnings import unknown_words_header
 from serve_app.api.responses import accepted_headers, json_response
 from serve_app.api.routing import ContractRoute
 from serve_app.api.schemas import job_id_schema
-from serve_app.api.unknown_words import unknown_words_header
 from serve_app.api.variant_b import examples
 from serve_app.api.variant_b.schemas import (
     Acknowledgement,
