@@ -112,7 +112,7 @@ def test_the_chart_installs_both_with_the_monitor() -> None:
 def test_prometheus_takes_the_rules_and_finds_a_planted_fault(place: str, tmp_path: Path) -> None:
     """The dashboard's queries as rules of their own, with Grafana's variables filled in."""
     if place == "alerts":
-        groups = yaml.safe_load((MONITORING / "alerts.yaml").read_text())
+        groups: dict[str, Any] = yaml.safe_load((MONITORING / "alerts.yaml").read_text())
     else:
         queries = [target["expr"] for panel in panels() for target in panel.get("targets", [])]
         filled = [re.sub(r"\$__\w+", "5m", query) for query in queries]

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 import redis
+from redis.exceptions import NoPermissionError
 
 from serve_app.domain.jobs import JobKind, StoredImage, new_image_id, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
@@ -56,7 +57,7 @@ async def test_each_redis_user_may_do_what_its_role_needs_and_no_more(tmp_path: 
             ("scaler", "EVAL return(1) 0"),
             ("scaler", "CONFIG GET *"),
         ):
-            with redis.Redis.from_url(urls[user]) as client, pytest.raises(redis.exceptions.NoPermissionError):
+            with redis.Redis.from_url(urls[user]) as client, pytest.raises(NoPermissionError):
                 cast(Any, client).execute_command(*command.split())
         with redis.Redis.from_url(urls["operator"]) as client:
             assert client.flushall()
