@@ -375,14 +375,14 @@ async def test_a_browser_gets_a_page_also_for_what_is_not_done_an_outage_and_an_
         assert page.headers["content-security-policy"].startswith("default-src 'none'")
         return page
 
-    refused = await check(service.resources, "DELETE", "/docs", "Not done", 405)
+    refused = await check(service.resources, "DELETE", "/docs", "Method not allowed", 405)
     assert refused.headers["allow"] == "GET, HEAD"
     away = await check(down, "GET", "/", "Temporarily unavailable", 503)
     assert int(away.headers["retry-after"]) >= 1
     at_fault.rename(opened, kept)
     at_fault.set(opened, "of another type")
     try:
-        await check(service.resources, "GET", "/", "An error of the service", 500)
+        await check(service.resources, "GET", "/", "Internal error", 500)
     finally:
         at_fault.rename(kept, opened)
         at_fault.close()

@@ -102,7 +102,7 @@ async def test_the_history_is_filtered_and_a_job_is_opened_in_the_playground(pag
     await page.get_by_role("link", name="Open in the playground").click()
     await expect(page.get_by_label("Prompt", exact=True)).to_have_value(prompt)
     await page.goto(f"{site.base_url}/console/history?to=2001-01-01")
-    await expect(page.get_by_text("No job fits.")).to_be_visible()
+    await expect(page.get_by_text("No jobs match.")).to_be_visible()
 
 
 async def test_without_javascript_a_job_is_drawn_and_found_in_the_history(chromium: Browser, site: Site) -> None:

@@ -15,7 +15,7 @@ from serve_app.domain.errors import NotFound, StoreUnavailable
 Answer = Callable[[Request, Exception], Awaitable[Response]]
 
 _TEMPLATES = page_templates(Path(__file__).parent / "templates")
-_TITLES = {404: "Not found", 405: "Not done", 500: "An error of the service", 503: "Temporarily unavailable"}
+_TITLES = {404: "Not found", 405: "Method not allowed", 500: "Internal error", 503: "Temporarily unavailable"}
 _TEXTS = {
     404: "There is nothing at this address.",
     405: "This address cannot be used that way.",
