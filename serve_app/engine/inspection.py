@@ -82,7 +82,7 @@ def _describe(weights: AdapterWeights, source: Source, table: LayerTable, base: 
         "targets": kinds,
         "components": sorted(weights),
         "writer": writer,
-        "metadata": training_metadata(source.told),
+        "metadata": training_metadata(source.declared),
         "suggested_trigger_words": suggested_trigger_words(source.metadata),
     }
 

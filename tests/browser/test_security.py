@@ -1,4 +1,4 @@
-"""What a stranger tries in a browser: forms of another site, a session set beforehand, guesses, markup in names and addresses."""
+"""What an attacker tries in a browser: forms of another site, a session set beforehand, guesses, markup in names and addresses."""
 
 import re
 from collections.abc import AsyncIterator
@@ -86,7 +86,7 @@ async def test_the_sixth_guess_of_a_password_waits(anyone: BrowserContext, site:
 
 
 async def test_markup_in_names_and_addresses_is_text(context: BrowserContext, site: Site) -> None:
-    """The context fails the test for any error of a script, which a refusal of the content security policy is, too."""
+    """The context fails the test for any error of a script, which a violation of the content security policy is, too."""
     account = site.run(site.resources.accounts.create("hostile"))
     user = site.run(site.resources.users.create(account.id, "<script>document.title='pwned'</script>@x", Role.OWNER))
     lora = Adapter(

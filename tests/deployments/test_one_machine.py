@@ -161,7 +161,7 @@ def test_without_token_encryption_and_the_proxys_protection_nothing_is_deployed(
     assert "set RAY_SERVE_ENABLE_HA_PROXY=1, RAY_SERVE_HAPROXY_BINARY_PATH=" in bare
     assert "RAY_SERVE_HAPROXY" not in protected
     assert (protected == "built") == (mode == "token")
-    assert all("Ray's nodes would speak unencrypted: set RAY_USE_TLS=1" in told for told in spread), done.stdout
+    assert all("Ray's nodes would speak unencrypted: set RAY_USE_TLS=1" in finding for finding in spread), done.stdout
     assert len(spread) == (mode == "token"), done.stderr
 
 
@@ -170,25 +170,25 @@ CLUSTER = environment()
 
 @pytest.mark.parametrize("name", [name for name in CLUSTER if name != "ATELIER_HAPROXY"])
 def test_every_variable_of_the_proxys_protection_is_asked_for(name: str) -> None:
-    (told,) = of_proxy({**CLUSTER, name: ""}, spread=True)
-    assert name in told
+    (finding,) = of_proxy({**CLUSTER, name: ""}, spread=True)
+    assert name in finding
     assert not list(of_proxy(CLUSTER, spread=True))
 
 
 def test_another_haproxy_is_not_taken_for_the_protected_one() -> None:
-    (told,) = of_proxy({**CLUSTER, "RAY_SERVE_HAPROXY_BINARY_PATH": "/usr/sbin/haproxy"}, spread=False)
-    assert str(WRAPPER) in told
+    (finding,) = of_proxy({**CLUSTER, "RAY_SERVE_HAPROXY_BINARY_PATH": "/usr/sbin/haproxy"}, spread=False)
+    assert str(WRAPPER) in finding
 
 
 def test_between_machines_ray_speaks_encrypted_or_the_operator_says_what_else_does(tmp_path: Path) -> None:
-    (told,) = of_network({}, is_encrypted=False)
-    assert "set RAY_USE_TLS=1" in told
-    assert "ATELIER_NETWORK_ENCRYPTED=true" in told
+    (finding,) = of_network({}, is_encrypted=False)
+    assert "set RAY_USE_TLS=1" in finding
+    assert "ATELIER_NETWORK_ENCRYPTED=true" in finding
     assert not list(of_network({}, is_encrypted=True))
     file = tmp_path / "tls.pem"
     file.touch()
     whole = {"RAY_USE_TLS": "1", **dict.fromkeys(TLS_FILES, str(file))}
     assert not list(of_network(whole, is_encrypted=False))
     for name in TLS_FILES:
-        (told,) = of_network({**whole, name: str(tmp_path / "none")}, is_encrypted=False)
-        assert told == f"RAY_USE_TLS is set, but {name} name no file on this node"
+        (finding,) = of_network({**whole, name: str(tmp_path / "none")}, is_encrypted=False)
+        assert finding == f"RAY_USE_TLS is set, but {name} name no file on this node"

@@ -194,11 +194,11 @@ REASONS: dict[str, str] = {
     "three gigabytes": "larger than 2 GiB",
     "a bundled embedding": "bundles an embedding .* save the LoRA without it",
 }
-"""What the refusal says, by how the names of the files begin; the first that fits holds."""
+"""What the error says, by how the names of the files begin; the first that fits holds."""
 
 
 def reason_of(name: str) -> str:
-    """Return the expression that the refusal of a file has to hold."""
+    """Return the expression that the error of a file has to hold."""
     return next(reason for beginning, reason in REASONS.items() if re.match(beginning, name))
 
 

@@ -355,7 +355,7 @@ PROTECTIONS: tuple[Protection, ...] = (
         UP_ENDS + "test_a_signal_while_ray_starts",
     ),
     Protection(
-        "a start that takes too long is told in one line",
+        "a start that takes too long is reported in one line",
         "deployments/runtime.py",
         "        except Exception as error:  # Ray raises a plain one",
         "        except KeyError as error:  # Ray raises a plain one",

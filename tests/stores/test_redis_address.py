@@ -62,10 +62,10 @@ async def test_both_clients_speak_tls_and_check_the_certificate(tmp_path: Path) 
             assert await client.execute_read("GET", "name") == "value"
             await client.aclose()
             assert (await asyncio.to_thread(read_backlog, url, JobKind.GENERATION)).ready == 0
-            stranger = cast(Any, connect(f"rediss://localhost:{tls_port}/0"))
+            untrusting = cast(Any, connect(f"rediss://localhost:{tls_port}/0"))
             with pytest.raises(StoreUnavailable):  # a certificate that nobody vouches for
-                await stranger.ping()
-            await stranger.aclose()
+                await untrusting.ping()
+            await untrusting.aclose()
 
 
 @pytest.mark.slow

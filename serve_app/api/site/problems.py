@@ -24,7 +24,7 @@ def answer_with_pages(app: FastAPI, page: ProblemPage) -> None:
         assert isinstance(error, HTTPException)
         status = HTTPStatus(error.status_code)
         text = _TEXTS.get(status, error.detail)
-        response = page(request, status, "Not found" if status == 404 else "Not done", text)
+        response = page(request, status, "Not found" if status == 404 else "Method not allowed", text)
         response.headers.update(error.headers or {})
         return response
 

@@ -33,7 +33,7 @@ LOOKS: Sequence[tuple[str, str]] = (
 )
 FAMILIES = {768: "SD 1", 1024: "SD 2", 2048: "SDXL"}
 """By the width of the text embeddings that cross attention reads."""
-TOLD: Mapping[str, Sequence[tuple[str, str]]] = {
+DECLARED: Mapping[str, Sequence[tuple[str, str]]] = {
     "ss_base_model_version": (
         ("sdxl", "SDXL"), ("sd_v1", "SD 1"), ("sd_v2", "SD 2"), ("sd3", "SD 3"), ("flux", "Flux"),
     ),
@@ -68,12 +68,12 @@ def explain(unplaced: Sequence[str], tensors: Mapping[str, Tensor], table: Layer
     return f"the base model has no such layers: {shown}"
 
 
-def wrong_family(tensors: Mapping[str, Tensor], table: LayerTable, told: Mapping[str, str]) -> str | None:
+def wrong_family(tensors: Mapping[str, Tensor], table: LayerTable, declared: Mapping[str, str]) -> str | None:
     """Return the message for a file of another family whose names all happen to fit, else None.
 
-    What `told` (the file's metadata, PEFT's configuration) says of the base decides only where no shape does. A file of the
+    What `declared` (the file's metadata, PEFT's configuration) says of the base decides only where no shape does. A file of the
     first text encoder alone, under names that both use (`clip_l.`, `text_encoder.`, PEFT's folder) and without metadata, is
-    undecidable: SD 1 and SDXL have the same CLIP-L, and it acts on either. So is a base of unusual widths, told apart from
+    undecidable: SD 1 and SDXL have the same CLIP-L, and it acts on either. So is a base of unusual widths, distinguished from
     SDXL by its one text encoder alone.
     """
     own = base_name(table)
@@ -82,7 +82,7 @@ def wrong_family(tensors: Mapping[str, Tensor], table: LayerTable, told: Mapping
         return f"{_looks_like(family)}, this base is {own}"
     if "text_encoder_2" in table.components and any(name.startswith("lora_te_") for name in tensors):
         return f"looks like an SD 1 LoRA (its text encoder is called lora_te), this base is {own}"
-    if family is None and (claim := _told_family(told)) is not None and not _may_be(claim.family, table):
+    if family is None and (claim := _declared_family(declared)) is not None and not _may_be(claim.family, table):
         return f"{_looks_like(claim.family)} ({claim.field}: {claim.value[:60]}), this base is {own}"
     return None
 
@@ -95,11 +95,11 @@ class Claim(NamedTuple):
     value: str
 
 
-def _told_family(told: Mapping[str, str]) -> Claim | None:
-    for field, rules in TOLD.items():
+def _declared_family(declared: Mapping[str, str]) -> Claim | None:
+    for field, rules in DECLARED.items():
         for pattern, family in rules:
-            if re.match(pattern, told.get(field, ""), re.IGNORECASE):
-                return Claim(family, field, told[field])
+            if re.match(pattern, declared.get(field, ""), re.IGNORECASE):
+                return Claim(family, field, declared[field])
     return None
 
 

@@ -86,7 +86,7 @@ def _place(source: Source, outlines: Mapping[str, Tensor], table: LayerTable) ->
     unplaced += _weights_of_no_algorithm(found, keys)
     if unplaced:
         raise UnusableAdapter(explain(unplaced, outlines, table))
-    if reason := wrong_family(outlines, table, source.told):
+    if reason := wrong_family(outlines, table, source.declared):
         raise UnusableAdapter(reason)
     return found
 

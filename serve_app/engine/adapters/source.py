@@ -48,7 +48,7 @@ class Source(NamedTuple):
         return self.header.metadata
 
     @property
-    def told(self) -> dict[str, str]:
+    def declared(self) -> dict[str, str]:
         """The metadata, and the base model by PEFT's configuration."""
         base = (self.peft_config or {}).get(PEFT_BASE)
         return self.metadata | ({PEFT_BASE: base} if isinstance(base, str) else {})

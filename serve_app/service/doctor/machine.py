@@ -80,7 +80,7 @@ def check_privacy(settings: Settings) -> Iterable[Check]:
 
 
 def _private_places(environment: Mapping[str, str]) -> Iterator[Path]:
-    """What Ray and HAProxy keep outside the data directory, where they were told to or by themselves."""
+    """What Ray and HAProxy keep outside the data directory, where configured or by default."""
     yield Path(environment.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
     if own := environment.get("RAY_SERVE_HAPROXY_SOCKET_PATH"):
         yield Path(own).parent
