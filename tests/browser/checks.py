@@ -9,18 +9,62 @@ WIDE, PHONE = 1280, 390
 _ALL = {"resultTypes": ["violations"]}
 _CONTRAST = {**_ALL, "runOnly": ["color-contrast"]}
 """The one rule whose verdict a dark page can change."""
+_WATCH = """
+window.layoutShift = 0;
+new PerformanceObserver((list) => {
+  for (const entry of list.getEntries()) if (!entry.hadRecentInput) window.layoutShift += entry.value;
+}).observe({ type: "layout-shift", buffered: true });
+"""
+_OVERLAPS = """() => {
+  const things = "a,button,input:not([type=hidden]),select,textarea,img,svg,summary,label,h1,h2,h3,p,code,dt,dd,th,li";
+  const over = ".count, .unseen, .skip, [hidden]";  // of a number of images, on their picture; and what is not to be seen
+  const isSeen = (each) => each.checkVisibility({ checkOpacity: true, checkVisibilityCSS: true }) && !each.closest(over) && !isClipped(each.closest("thead"));
+  const isClipped = (head) => head && getComputedStyle(head).clipPath !== "none";  // a phone's tables name each cell
+  const leaves = [...document.querySelectorAll(things)].filter((each) => isSeen(each) && !each.querySelector(things));
+  const boxes = leaves.flatMap((each) => [...each.getClientRects()].map((box) => ({ each, box })));
+  boxes.sort((one, other) => one.box.top - other.box.top);
+  const found = [];
+  for (let i = 0; i < boxes.length; i++) {
+    for (let j = i + 1; j < boxes.length && boxes[j].box.top < boxes[i].box.bottom - 2; j++) {
+      const [one, other] = [boxes[i], boxes[j]];
+      const wide = Math.min(one.box.right, other.box.right) - Math.max(one.box.left, other.box.left);
+      if (one.each !== other.each && wide > 2 && !sameLabel(one.each, other.each)) {
+        found.push(`${one.each.outerHTML.slice(0, 100)} overlaps ${other.each.outerHTML.slice(0, 100)}`);
+      }
+    }
+  }
+  return found.slice(0, 3);
+  function sameLabel(one, other) {  // a picture or a box within its label's area
+    return [one, other].some((each) => each.closest("label") && each.closest("label").contains(each === one ? other : one));
+  }
+}"""
+"""Leaves of what is to be read or used whose boxes lie upon each other."""
 _axe = cast(Any, Axe())
 
 
 async def findings(page: Page) -> list[str]:
     """What is wrong with the page as it is now, as lines: its address, the rule, and the first element of each."""
     await page.set_viewport_size({"width": PHONE, "height": 844})
-    found = await _sideways(page)
+    found = await _misplaced(page)
     await page.emulate_media(color_scheme="dark", reduced_motion="reduce")
     await page.set_viewport_size({"width": WIDE, "height": 900})
-    found += await _violations(page, _CONTRAST) + await _sideways(page)
+    found += await _violations(page, _CONTRAST) + await _misplaced(page)
     await page.emulate_media(color_scheme="light", reduced_motion="reduce")
     return found + await _violations(page, _ALL)
+
+
+async def layout_shift(page: Page) -> float:
+    """How far the page has jumped since it was opened (web.dev/cls); 0 is not at all. Scripts of `watch_layout` must watch."""
+    return float(await page.evaluate("window.layoutShift"))
+
+
+async def watch_layout(page: Page) -> None:
+    """In every page that is opened from now on."""
+    await page.add_init_script(_WATCH)
+
+
+async def _misplaced(page: Page) -> list[str]:
+    return await _sideways(page) + [f"{page.url}: {each}" for each in await page.evaluate(_OVERLAPS)]
 
 
 async def _sideways(page: Page) -> list[str]:

@@ -1,16 +1,20 @@
 """Every page in every state, light and dark, wide and on a phone: no violation for axe-core, nothing scrolls sideways."""
 
 import re
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import redis
 from fastapi.routing import APIRoute
-from playwright.async_api import Browser, BrowserContext, Page
+from playwright.async_api import Browser, BrowserContext, Page, expect
 
 from serve_app.api import console, operators
 from serve_app.api.docs import docs_router
 from serve_app.domain.accounts import Account, Role
+from serve_app.domain.jobs import JobState
+from serve_app.stores.redis_keys import redis_key
 from serve_app.stores.sign_in_links import LinkPurpose
 from tests.browser import pages
 from tests.browser.broken_lora import break_lora, fail_job
@@ -19,6 +23,8 @@ from tests.browser.site import Site
 from tests.browser.test_flows import job_of, wait_until_done
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser"), pytest.mark.timeout(300)]
+
+_OPEN_ALL = "document.querySelectorAll('main details').forEach((each) => { each.open = true; })"
 
 
 def test_the_checks_go_through_every_page_of_the_service(site: Site) -> None:
@@ -49,6 +55,8 @@ async def test_pages_for_anyone(page: Page, site: Site) -> None:
     found: list[str] = []
     for path in _addresses((pages.PUBLIC, pages.SIGNED_OUT), link=site.sign_in_url().removeprefix(site.base_url)):
         await page.goto(site.base_url + path, wait_until="load")
+        if path.startswith("/docs"):
+            await page.evaluate(_OPEN_ALL)
         found += await findings(page)
     token = site.run(site.resources.sign_in_links.create(site.account.id, LinkPurpose.NEW_PASSWORD))
     await page.goto(f"{site.base_url}/console/links/{token}")
@@ -75,6 +83,11 @@ async def test_the_console_as_it_is_used(page: Page, site: Site) -> None:
     await page.goto(f"{site.base_url}/console/settings/api")
     await page.get_by_text("Expiry, limit and permissions").click()
     found += await _sent(page, "Generate API key", key_name="a name " * 8)
+    found += await _sent(page, "Roll this key")
+    for path in (f"history/{drawn.rpartition('/')[2]}", f"playground/{drawn.rpartition('/')[2]}"):
+        await page.goto(f"{site.base_url}/console/{path}")
+        await page.evaluate(_OPEN_ALL)
+        found += await findings(page)
     await page.goto(f"{site.base_url}/console/settings/users")
     found += await _sent(page, "Invite", name="of-the-checks@example")
     assert not found, "\n".join(found)
@@ -103,6 +116,16 @@ async def test_the_console_where_something_is_refused(page: Page, site: Site, tm
         await page.goto(f"{site.base_url}/console/{path}")
         found += await _sent(page, button, **fields)
         assert "acme" in await page.content(), f"{path}: the form came back"
+    await page.goto(f"{site.base_url}/console/playground")
+    await page.locator("[name=prompt]").evaluate(
+        "(field) => { field.value = 'boat '.repeat(100_000); field.removeAttribute('maxlength'); }"
+    )
+    found += await _sent(page, "Generate")
+    await expect(page.get_by_role("main")).to_contain_text("too large")
+    with _written_by_a_newer_version(site, job_id):
+        await page.goto(f"{site.base_url}/console/history/{job_id}")
+        await expect(page.get_by_role("heading")).to_contain_text("cannot be read")
+        found += await findings(page)
     assert not found, "\n".join(found)
 
 
@@ -157,7 +180,7 @@ async def _sign_in(page: Page, site: Site, account: Account, *, user_id: str = "
 async def _sent(page: Page, button: str, **fields: str) -> list[str]:
     """What is wrong with the page that answers the form with this button, which the browser itself does not check."""
     await page.evaluate("document.querySelectorAll('form').forEach((form) => { form.noValidate = true; })")
-    await page.evaluate("document.querySelectorAll('main details').forEach((each) => { each.open = true; })")
+    await page.evaluate(_OPEN_ALL)
     name = re.compile(f"^{button}")
     form = page.locator("main form").filter(has=page.get_by_role("button", name=name)).first
     for field, value in fields.items():
@@ -165,6 +188,15 @@ async def _sent(page: Page, button: str, **fields: str) -> list[str]:
     await form.get_by_role("button", name=name).click()
     await page.wait_for_load_state()
     return await findings(page)
+
+
+@contextmanager
+def _written_by_a_newer_version(site: Site, job_id: str) -> Generator[None]:
+    """A job whose state this version does not know, until the block ends."""
+    with redis.Redis.from_url(site.resources.settings.redis_url, decode_responses=True) as records:
+        records.hset(redis_key("job", job_id), "state", "a new one")
+        yield
+        records.hset(redis_key("job", job_id), "state", JobState.FAILED)
 
 
 async def _new_account(site: Site) -> Account:

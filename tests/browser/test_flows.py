@@ -1,15 +1,17 @@
 """What people do in the console beside drawing: compare, enlarge, add and share LoRAs, without a mouse, in two tabs, and when
 something ends midway."""
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Browser, BrowserContext, Page, expect
+from playwright.async_api import Browser, BrowserContext, Page, Route, expect
 
 from serve_app.stores.sign_in_links import LinkPurpose
-from tests.browser.checks import findings
+from tests.browser.broken_lora import draw_small
+from tests.browser.checks import findings, layout_shift, watch_layout
 from tests.browser.site import PASSWORD, Site
 from tests.support import POCKET
 
@@ -17,6 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser"), pytest.mark.
 
 PROMPT = "purple mountains under a black sky with a yellow moon"
 DRAWN_MS = 90_000.0
+_TWO_FRAMES = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 HOSTILE = "<img src=x onerror=\"document.title='pwned'\"><script>document.title='pwned'</script>'\"&"
 
 
@@ -159,6 +162,44 @@ async def _tab_to(page: Page, selector: str) -> None:
         if await page.locator(selector).evaluate_all("all => all.includes(document.activeElement)"):
             return
     raise AssertionError(f"the keyboard does not reach {selector}")
+
+
+@pytest.mark.parametrize("sized", [True, False], ids=["as it is", "control: pictures without a size"])
+async def test_no_page_jumps_while_its_pictures_load(unwatched: Page, site: Site, sized: bool) -> None:
+    page, job = unwatched, site.run(draw_small(site.resources, site.account, PROMPT, "neon"))
+    may_load = asyncio.Event()
+
+    async def delay(route: Route) -> None:
+        await may_load.wait()
+        await route.continue_()
+
+    async def strip(route: Route) -> None:
+        answer = await route.fetch()
+        html = re.sub(r'(<img [^>]*) width="\d+" height="\d+"', r"\1", await answer.text())
+        await route.fulfill(response=answer, body=html)
+
+    await watch_layout(page)
+    await page.route(re.compile("/img_|/thumbnail|/samples/"), delay)
+    if not sized:
+        await page.route("**/console/history/gen_*", strip)
+    shifts: dict[str, float] = {}
+    paths = (
+        "",
+        "console/playground",
+        "console/compare",
+        "console/history",
+        "console/loras",
+        f"console/playground/{job}",
+    )
+    for path in (*(paths if sized else ()), f"console/history/{job}"):
+        may_load.clear()
+        await page.goto(f"{site.base_url}/{path}", wait_until="domcontentloaded")
+        await page.evaluate(_TWO_FRAMES)
+        may_load.set()
+        await page.wait_for_load_state("load")
+        await page.evaluate(_TWO_FRAMES)
+        shifts[path] = await layout_shift(page)
+    assert (set(shifts.values()) == {0.0}) is sized, shifts
 
 
 async def test_two_tabs_show_the_same_job(page: Page, context: BrowserContext, site: Site) -> None:
