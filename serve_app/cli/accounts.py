@@ -36,8 +36,9 @@ async def create(
     plan_a: PlanA = "basic",
     plan_b: PlanB = "free",
     password_stdin: PasswordStdin = False,
+    with_key: Annotated[bool, typer.Option("--key/--no-key", help="Create a key for both interfaces.")] = True,
 ) -> Result:
-    """Create an account. With a password it can sign in to the console and create its own keys."""
+    """Create an account with an API key, printed once. With a password it can also sign in to the console."""
     password = password_from_stdin() if password_stdin else None
     try:
         account = await resources.accounts.create(
@@ -47,7 +48,22 @@ async def create(
         raise BadUsage(error.message) from None
     await record_act(resources, account.id, Act.ACCOUNT_CREATED)
     shown = f"{account.name} ({account.id}): bearer plan {account.plan_a}, X-API-Key plan {account.plan_b}"
-    return Result(facts=account_facts(account), shown=f"{shown}\nNext: atelier keys create {shlex.quote(account.name)}")
+    if not with_key:
+        next_command = f"atelier keys create {shlex.quote(account.name)}"
+        return Result(facts=account_facts(account), shown=f"{shown}\nNext: {next_command}")
+    key, secret = await resources.api_keys.create(account.id, interfaces=frozenset(Variant))
+    await record_act(resources, account.id, Act.KEY_CREATED, key.id)
+    facts = {**account_facts(account), "key": secret, "key_id": key.id}
+    return Result(facts=facts, shown=f"{shown}\n{_key_lines(secret)}")
+
+
+def _key_lines(secret: str) -> str:
+    """The key as each interface takes it. Only its hash is stored."""
+    return f"""
+  Key for A      Authorization: Bearer {secret}
+  Key for B      X-API-Key: {secret}
+
+The key is shown this once. Further keys, with limits or an expiry: atelier keys create"""
 
 
 @store_command(app, "list")

@@ -76,6 +76,23 @@ def test_a_new_password_ends_the_sessions_of_the_old_one(atelier: Atelier) -> No
     assert atelier.stores(lambda resources: resources.accounts.check_password("acme", f"another {PASSWORD}"))
 
 
+def test_a_new_account_has_a_key_for_both_interfaces_at_once(atelier: Atelier) -> None:
+    made = atelier.json("accounts", "create", "acme")
+    for variant in Variant:
+        found = atelier.stores(
+            lambda resources, variant=variant: resources.auth.authenticate(made["key"], variant, counted=False)
+        )
+        assert found.caller is not None
+        assert found.caller.account_id == made["id"]
+    assert [key["id"] for key in atelier.json("keys", "list", "acme")["keys"]] == [made["key_id"]]
+    shown = atelier("accounts", "create", "zeta").out
+    secret = shown.split("Authorization: Bearer ")[1].split()[0]
+    assert f"X-API-Key: {secret}" in shown
+    without = atelier("accounts", "create", "omega", "--no-key").out
+    assert "Next: atelier keys create omega" in without
+    assert atelier.json("keys", "list", "omega")["keys"] == []
+
+
 def test_a_key_is_printed_once_and_works_on_its_interfaces(atelier: Atelier) -> None:
     atelier("accounts", "create", "acme")
     secret = atelier("keys", "create", "acme", "--interfaces", "b", "--name", "ci").out.strip()
@@ -98,7 +115,7 @@ def test_a_key_is_for_both_interfaces_by_default(atelier: Atelier) -> None:
 
 
 def test_a_revoked_key_stops_and_is_still_listed(atelier: Atelier) -> None:
-    atelier("accounts", "create", "acme")
+    atelier("accounts", "create", "acme", "--no-key")
     made = atelier.json("keys", "create", "acme")
     assert atelier("keys", "revoke", made["id"]).code == 0
     assert (
@@ -111,7 +128,7 @@ def test_a_revoked_key_stops_and_is_still_listed(atelier: Atelier) -> None:
 
 @pytest.mark.slow
 def test_a_key_can_expire(atelier: Atelier) -> None:
-    atelier("accounts", "create", "acme")
+    atelier("accounts", "create", "acme", "--no-key")
     made = atelier.json("keys", "create", "acme", "--expires-in", "30d")
     life = datetime.fromisoformat(made["expires_at"]) - datetime.fromisoformat(made["created_at"])
     assert life == timedelta(days=30)
@@ -142,7 +159,7 @@ def test_a_key_is_rolled_under_its_name(atelier: Atelier) -> None:
 @pytest.mark.slow
 def test_an_account_gets_no_more_keys_than_it_may_have(atelier: Atelier) -> None:
     few = {"ATELIER_MAX_KEYS_PER_ACCOUNT": "1"}
-    atelier("accounts", "create", "acme")
+    atelier("accounts", "create", "acme", "--no-key")
     made = atelier.json("keys", "create", "acme")
     refused = atelier("keys", "create", "acme", env=few)
     assert refused.code == 1
@@ -212,7 +229,6 @@ def _usable(atelier: Atelier) -> set[str]:
 @pytest.mark.slow
 def test_an_account_is_deleted_only_with_a_yes(atelier: Atelier) -> None:
     account = atelier.json("accounts", "create", "acme")
-    atelier("keys", "create", "acme")
     refused = atelier("accounts", "delete", "acme")
     assert refused.code == 2
     assert "--yes" in refused.err

@@ -21,7 +21,7 @@ REQUEST = GenerationRequest(prompt=PROMPT, lora_id="model_x", seeds=(7,))
 
 
 def test_every_act_of_the_command_line_leaves_exactly_one_row(atelier: Atelier) -> None:
-    account = atelier.json("accounts", "create", "acme")
+    account = atelier.json("accounts", "create", "acme", "--no-key")
     key = atelier.json("keys", "create", "acme", "--name", "ci")
     new = atelier.json("keys", "roll", key["id"])
     atelier("keys", "revoke", new["id"])
@@ -57,7 +57,7 @@ def test_every_act_of_the_command_line_leaves_exactly_one_row(atelier: Atelier) 
 
 
 def test_what_reads_or_fails_leaves_no_row(atelier: Atelier) -> None:
-    atelier("accounts", "create", "acme")
+    atelier("accounts", "create", "acme", "--no-key")
     for words in (
         ("accounts", "create", "acme"),
         ("accounts", "list"),
@@ -75,7 +75,7 @@ def test_what_reads_or_fails_leaves_no_row(atelier: Atelier) -> None:
 
 def test_rows_are_listed_by_account_and_time(atelier: Atelier) -> None:
     for name in ("acme", "zeta"):
-        atelier("accounts", "create", name)
+        atelier("accounts", "create", name, "--no-key")
     assert {row["account"] for row in atelier.json("audit")["rows"]} == {"acme", "zeta"}
     assert [row["account"] for row in atelier.json("audit", "--account", "zeta")["rows"]] == ["zeta"]
     later = (datetime.now(UTC) + timedelta(hours=1)).isoformat()

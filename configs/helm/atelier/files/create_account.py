@@ -26,7 +26,7 @@ def main() -> None:
         return
     if options.account not in [account["name"] for account in atelier("accounts", "list")["accounts"]]:
         plans = ("--plan-a", options.plan_a, "--plan-b", options.plan_b)
-        atelier("accounts", "create", options.account, *plans)
+        atelier("accounts", "create", options.account, *plans, "--no-key")
     key = atelier("keys", "create", options.account, "--name", options.secret)["key"]
     secret(options.secret, "PATCH", {"stringData": {"account": options.account, "key": key}})
     print(f"{options.secret} holds the key of {options.account}")
