@@ -32,6 +32,10 @@ NEWER_FILES, NEWER_FILES_SINCE = "appendonlydir", (7,)
 """Where servers since Redis 7 keep the append-only file; they take over the one of older servers, which do not look there."""
 COMPACT_HASHES = {"hash-max-ziplist-value": "4096"}
 """A job's record stays one list of bytes, in half the memory of a table, although its prompt has more than 64 bytes."""
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+MEMORY_SHARE, LEAST_MEMORY_BYTES = 0.25, 256 << 20
+"""Of the machine's memory: the models need the rest. Full, new jobs are refused and running ones finish; without a bound
+the kernel would end a process of its choice. The least holds 230,000 compact jobs."""
 START_TIMEOUT_S = 60.0
 """Replaying an append-only file takes about 1 s per 100,000 jobs; a minute is far beyond any local queue."""
 
@@ -62,6 +66,14 @@ def ensure_redis(data_dir: Path) -> EmbeddedRedis:
             return running
         _start(home, socket)
         return _wait_until_up(home, socket)
+
+
+def memory_bound() -> int:
+    """The most bytes that the server may hold, of what this machine or container has."""
+    has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError, ValueError):  # `max` is no number: no limit
+        has = min(has, int(CGROUP_LIMIT.read_text()))
+    return max(LEAST_MEMORY_BYTES, int(has * MEMORY_SHARE))
 
 
 def running_redis(data_dir: Path) -> EmbeddedRedis | None:
@@ -159,6 +171,7 @@ def _start(home: Path, socket: Path) -> None:
         "appendfsync": "always",
         "no-appendfsync-on-rewrite": "no",
         "save": "",
+        "maxmemory": str(memory_bound()),
         "maxmemory-policy": "noeviction",
         **COMPACT_HASHES,
         "pidfile": str(home / PID_FILE),

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, cast
 
 from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
@@ -14,12 +15,17 @@ from serve_app.stores.redis_keys import redis_key
 DURABLE = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
 """The settings under which nothing accepted is lost; `everysec` loses up to a second, eviction loses jobs."""
 
+SAMPLE, LEAST_SAMPLE = 1_000, 100
+"""Keys looked at for the span of records, and how many of them must be ended jobs."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RedisFacts:
     server: str
     version: str
-    used_memory: str
+    used_bytes: int
+    limit_bytes: int
+    """Its `maxmemory`; 0 is none."""
     settings: Mapping[str, str] | None
     """Those of `DURABLE` as they are; None when this user may not ask (managed services, ACLs)."""
 
@@ -41,9 +47,41 @@ def inspect_redis(url: str) -> RedisFacts:
         return RedisFacts(
             server="valkey" if "valkey_version" in server else "redis",
             version=server.get("valkey_version", server["redis_version"]),
-            used_memory=memory["used_memory_human"],
+            used_bytes=int(memory["used_memory"]),
+            limit_bytes=int(memory.get("maxmemory", 0)),
             settings=_durability(untyped),
         )
+
+
+def span_of_records(url: str, retention: timedelta) -> timedelta | None:
+    """For how long ended jobs have been kept, from a sample of their times to live; None of too few. Raises `StoreUnavailable`.
+
+    At a steady rate ages are even, so that the oldest is twice as old as the mean.
+    """
+    with connect_sync(url) as client, redis_errors():
+        untyped = cast(Any, client)
+        with untyped.pipeline(transaction=False) as pipeline:
+            for _ in range(SAMPLE):
+                pipeline.randomkey()
+            names: list[str] = [name for name in pipeline.execute() if name and name.startswith(redis_key("job", ""))]
+            for name in names:
+                pipeline.pttl(name)
+            left = [timedelta(milliseconds=ttl) for ttl in pipeline.execute() if ttl >= 0]
+    if len(left) < LEAST_SAMPLE:
+        return None
+    mean = retention - sum(left, timedelta()) / len(left)
+    return min(2 * mean, retention)
+
+
+def server_identity(url: str) -> str:
+    """Name the server that answers, and the database in it: another after its restart. Raises `StoreUnavailable`."""
+    with connect_sync(url) as client, redis_errors():
+        untyped = cast(Any, client)
+        try:
+            run_id: str = untyped.info("server")["run_id"]
+        except (AuthenticationError, NoPermissionError) as refused:
+            raise StoreUnavailable(f"Redis refuses this user: {refused}") from refused
+        return f"{run_id}/{untyped.connection_pool.connection_kwargs.get('db', 0)}"
 
 
 def keys_by_pepper(url: str) -> Mapping[int, int]:

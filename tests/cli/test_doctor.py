@@ -14,6 +14,7 @@ from deployments.local import only_one
 from deployments.runtime import runtime_home
 from serve_app.stores.embedded import ensure_redis, stop_redis
 from serve_app.stores.redis_inspection import DURABLE, inspect_redis
+from serve_app.stores.redis_keys import redis_key
 from serve_app.stores.redis_releases import patched_release
 from tests.cli.conftest import Atelier
 from tests.live import Live
@@ -62,6 +63,30 @@ def test_a_redis_that_may_lose_jobs_fails(atelier: Atelier, redis_db: redis.Redi
     assert finding["level"] == "fail"
     assert f"{setting} {value}" in finding["found"]
     assert f"{setting} {good}" in finding["advice"]
+
+
+@pytest.mark.slow
+def test_memory_that_fills_up_is_named_by_its_share_and_by_what_retention_needs(
+    atelier: Atelier, redis_db: redis.Redis
+) -> None:
+    limit, used = redis_db.info("memory")["maxmemory"], redis_db.info("memory")["used_memory"]
+    assert _finding(atelier, "redis memory")["level"] == "ok"
+    try:
+        redis_db.config_set("maxmemory", int(used * 1.1))
+        assert _finding(atelier, "redis memory")["level"] == "warn"
+        redis_db.config_set("maxmemory", limit)
+        retention_s = int(atelier.settings.retention.total_seconds())
+        for number in range(200):  # ended jobs of the last two days, evenly
+            age_s = number * 2 * 24 * 3600 // 200
+            redis_db.set(redis_key("job", f"gen_{number}"), "x" * 1_000, ex=retention_s - age_s)
+        redis_db.config_set("maxmemory", redis_db.info("memory")["used_memory"] * 3)
+        found = _finding(atelier, "redis memory")
+        assert found["level"] == "warn"
+        assert "by 2 of 30 days of retention" in found["found"]
+        redis_db.config_set("maxmemory", 0)
+        assert "without a limit" in _finding(atelier, "redis memory")["found"]
+    finally:
+        redis_db.config_set("maxmemory", limit)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from serve_app.domain.errors import StoreUnavailable
-from serve_app.stores.embedded import EmbeddedRedis, ensure_redis, stop_redis
+from serve_app.stores.embedded import EmbeddedRedis, ensure_redis, memory_bound, stop_redis
 from serve_app.stores.redis_binary import server_binary
 
 
@@ -89,6 +89,7 @@ def test_it_keeps_what_it_confirms(home: Path) -> None:
         assert client.config_get("append*")["appendonly"] == "yes"
         assert client.config_get("append*")["appendfsync"] == "always"
         assert client.config_get("maxmemory-policy")["maxmemory-policy"] == "noeviction"
+        assert int(client.config_get("maxmemory")["maxmemory"]) == memory_bound()
 
 
 def test_a_deep_data_directory_works(home: Path) -> None:

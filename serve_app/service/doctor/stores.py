@@ -6,7 +6,7 @@ import fcntl
 import secrets
 import stat
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -20,10 +20,14 @@ from serve_app.stores.embedded import running_redis
 from serve_app.stores.images import ImageStore
 from serve_app.stores.redis_address import KINDS
 from serve_app.stores.redis_binary import server_binary, version_of
-from serve_app.stores.redis_inspection import DURABLE, inspect_redis, keys_by_pepper
+from serve_app.stores.redis_inspection import DURABLE, RedisFacts, inspect_redis, keys_by_pepper, span_of_records
 from serve_app.stores.redis_releases import patched_release
 from serve_app.stores.weights import WeightStore
 
+MEMORY_WARNING = 0.8
+"""Share of maxmemory from which on the doctor warns, as the alert rule does."""
+ONE_DAY, LEAST_SPAN = timedelta(days=1), timedelta(hours=12)
+"""After less than that, the rate of a first hour would be taken for that of every day."""
 STORAGE_ADVICE = (
     "check ATELIER_STORAGE_URL, ATELIER_STORAGE_OPTIONS and the credentials' rights to write, read and delete"
 )
@@ -65,7 +69,8 @@ def check_redis(settings: Settings) -> Iterable[Check]:
     except (StoreUnavailable, ValueError) as error:
         yield fail("redis", str(error), f"start it, or correct --redis-url / REDIS_URL ({KINDS})")
         return
-    yield ok("redis", f"{facts.server} {facts.version}, {facts.used_memory} in use")
+    yield ok("redis", f"{facts.server} {facts.version}")
+    yield from _memory(settings, url, facts)
     yield from _release(facts.server, facts.version)
     if facts.settings is None:
         yield warn(
@@ -77,6 +82,26 @@ def check_redis(settings: Settings) -> Iterable[Check]:
     else:
         yield ok("redis durability", _wanted(facts.settings))
     yield from _peppers(settings, url)
+
+
+def _memory(settings: Settings, url: str, facts: RedisFacts) -> Iterable[Check]:
+    """Look at the share of maxmemory in use, and at what it will be when retention begins to free as much as comes."""
+    used, limit = facts.used_bytes, facts.limit_bytes
+    if not limit:
+        advice = "set maxmemory (70 % of what it may use): full, it refuses new jobs, in place of being killed"
+        yield warn("redis memory", f"{used / 1e6:.0f} MB in use, without a limit", advice)
+        return
+    found = f"{used / 1e6:.0f} of {limit / 1e6:.0f} MB in use ({used / limit:.0%})"
+    more = "give it more memory and maxmemory, or shorten ATELIER_RETENTION: when it is full, new jobs are refused"
+    span = span_of_records(url, settings.retention)
+    if used > limit * MEMORY_WARNING:
+        yield warn("redis memory", found, more)
+    elif span and span >= LEAST_SPAN and used * (settings.retention / span) > limit:
+        needed = used * (settings.retention / span)
+        days = f"{span / ONE_DAY:.0f} of {settings.retention / ONE_DAY:.0f} days of retention"
+        yield warn("redis memory", f"{found} by {days}: all of it needs about {needed / 1e6:.0f} MB", more)
+    else:
+        yield ok("redis memory", found)
 
 
 def _peppers(settings: Settings, url: str) -> Iterable[Check]:
