@@ -16,6 +16,7 @@ from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequ
 
 from deployments.ray_environment import ray_environment
 from deployments.ray_internals import keep_session_private, use_loopback
+from deployments.redis_stopper import stop_redis_after_this_process
 from deployments.runtime import runtime_home
 from serve_app.atomic_files import PRIVATE, PRIVATE_UMASK
 from serve_app.settings import Settings
@@ -35,7 +36,9 @@ def prepare() -> None:
         RAY_TOKEN.chmod(PRIVATE)  # Ray writes it readable for everyone
     use_loopback()
     keep_session_private()
-    environment = ray_environment(runtime_home(Settings().data_dir))
+    settings = Settings()
+    stop_redis_after_this_process(settings)
+    environment = ray_environment(runtime_home(settings.data_dir))
     os.environ.update({name: value for name, value in environment.items() if name not in OF_UP_ALONE})
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -27,20 +28,22 @@ SERVE = str(Path(sys.executable).with_name("serve"))
 class ServeRun:
     """`serve run` on a data directory and a port of its own, and a home of its own for Ray's token file."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, config: str = "local.yaml") -> None:
         self.home, self.data_dir, self.port = home, home / "var", free_port()
+        self._config = config
         self.output = home / "output.txt"
 
-    def start(self) -> None:
-        content = yaml.safe_load((ROOT / "configs" / "local.yaml").read_text())
+    def begin(self) -> None:
+        content = yaml.safe_load((ROOT / "configs" / self._config).read_text())
         content["http_options"]["port"] = self.port
-        config = self.home / "local.yaml"
+        config = self.home / self._config
         config.write_text(yaml.safe_dump(content))
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         own = {
             "HOME": str(self.home),
             "ATELIER_DATA_DIR": str(self.data_dir),
             "RAY_TMPDIR": str(runtime_home(self.home)),
+            "CUDA_VISIBLE_DEVICES": "",
         }
         with self.output.open("wb") as file:
             self.process = subprocess.Popen(
@@ -50,14 +53,20 @@ class ServeRun:
                 stdout=file,
                 stderr=subprocess.STDOUT,
             )
-        deadline = time.monotonic() + START_LIMIT_S
-        while not self._is_ready():
-            assert self.process.poll() is None, self.output.read_text()
+
+    def until(self, condition: Callable[[], bool], limit_s: float = START_LIMIT_S) -> None:
+        deadline = time.monotonic() + limit_s
+        while not condition():
             assert time.monotonic() < deadline, self.output.read_text()
             time.sleep(0.2)
+
+    def start(self) -> None:
+        self.begin()
+        self.until(self.is_ready)
         self.secret = asyncio.run(self._new_key())
 
-    def _is_ready(self) -> bool:
+    def is_ready(self) -> bool:
+        assert self.process.poll() is None, self.output.read_text()
         try:
             answers = httpx.get(f"http://127.0.0.1:{self.port}/readyz", timeout=5).is_success
         except httpx.TransportError:
@@ -78,10 +87,13 @@ class ServeRun:
             _, secret = await resources.api_keys.create(account.id, interfaces=frozenset(Variant))
             return secret
 
+    def stop(self, number: signal.Signals = signal.SIGINT) -> None:
+        self.process.send_signal(number)
+        self.process.wait(timeout=60)
+
     def end(self) -> None:
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            self.process.wait(timeout=60)
+            self.stop(signal.SIGTERM)
         for directory in (self.data_dir, self.home):
             kill_all_of(runtime_home(directory))
         stop_redis(self.data_dir)

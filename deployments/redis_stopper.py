@@ -1,0 +1,72 @@
+"""Stops the embedded Redis after `serve run`: a program that waits for the end of its input.
+
+Serve offers no hook for its own end, and none runs in a process that is killed or loses its terminal.
+"""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from serve_app.domain.errors import StoreUnavailable
+from serve_app.service.doctor.stores import is_service_up
+from serve_app.settings import Settings
+from serve_app.stores.embedded import running_redis, stop_redis
+from serve_app.stores.redis import connect_sync, redis_errors
+
+QUIET_S = 1.0
+"""So long nobody may be connected: a replica that is still ending would start the server again."""
+LEFT_TO_OTHERS_S = 30.0
+"""Whoever is connected after that belongs to another service on this data directory."""
+POLL_S = 0.1
+
+
+def stop_redis_after_this_process(settings: Settings) -> None:
+    """Start the program, which holds nothing of Ray and outlives this process by seconds."""
+    if settings.redis_url:
+        return
+    command = [sys.executable, "-m", __name__, str(settings.data_dir.resolve())]
+    subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,  # open as long as this process lives; what it starts does not inherit it
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # neither Ctrl-C nor the end of the terminal is for it
+    )
+
+
+def main(data_dir: Path) -> None:
+    sys.stdin.read()
+    if _is_left_alone(data_dir):
+        stop_redis(data_dir)
+
+
+def _is_left_alone(data_dir: Path) -> bool:
+    """Wait until nobody is connected; False when others go on using the server, or there is none."""
+    deadline = quiet_since = time.monotonic()
+    deadline += LEFT_TO_OTHERS_S
+    while time.monotonic() - quiet_since < QUIET_S:
+        clients = _other_clients(data_dir)
+        if clients is None or time.monotonic() > deadline:
+            return False
+        if clients:
+            quiet_since = time.monotonic()
+        time.sleep(POLL_S)
+    return not is_service_up(Settings(data_dir=data_dir))
+
+
+def _other_clients(data_dir: Path) -> int | None:
+    """How many connections the server has beside this one; None without a server."""
+    server = running_redis(data_dir)
+    if server is None:
+        return None
+    try:
+        with redis_errors(), connect_sync(server.url) as client:
+            connected: list[dict[str, str]] = client.client_list()  # pyright: ignore[reportAssignmentType]
+            return len(connected) - 1
+    except StoreUnavailable:
+        return None
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
