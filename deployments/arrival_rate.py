@@ -1,4 +1,4 @@
-"""Arrival rate: how much work is accepted a second, so that replicas are there before work has to wait for them."""
+"""Arrival rate: how much work is accepted a second, so that replicas start before work waits."""
 
 from collections import deque
 from itertools import pairwise

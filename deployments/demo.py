@@ -1,4 +1,4 @@
-"""The demo account of a one-machine service: its keys, stored in the data directory, and its first image."""
+"""The demo account of a one-machine service: its keys in the data directory, its first image."""
 
 import json
 import secrets
@@ -31,7 +31,7 @@ POLL_S = 0.25
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Demo:
-    """The demo account's access, as the data directory's 0600 file holds it (elsewhere a key is shown once)."""
+    """The demo account's access, kept in a 0600 file (elsewhere a key is shown once)."""
 
     base_url: str
     account: str
@@ -56,7 +56,7 @@ class Demo:
 
 
 async def demo_account(resources: Resources, base_url: str) -> Demo:
-    """The demo account on the highest plans, with the last start's keys; each that no longer works is replaced."""
+    """Return the demo account with the last start's keys; one that no longer works is replaced."""
     file = resources.settings.data_dir / READY_FILE
     stored = _read(file)
     account_id, password = await _account(resources, stored)

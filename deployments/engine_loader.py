@@ -1,4 +1,4 @@
-"""Loads and warms up the engine of a generator replica. Apart from the deployment, so that describing one loads no torch."""
+"""Loads and warms up the engine of a generator replica; a deployment is described without torch."""
 
 import logging
 import math

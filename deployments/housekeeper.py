@@ -1,4 +1,4 @@
-"""The housekeeper deployment: requeues jobs of dead workers, sweeps storage, keeps the embedded Redis running."""
+"""The housekeeper deployment: requeues jobs of dead workers, sweeps storage, keeps Redis running."""
 
 import asyncio
 from contextlib import AsyncExitStack

@@ -1,4 +1,4 @@
-"""The ingress deployment: the API as an ASGI app, with a hint to idle replicas after each accepted job."""
+"""The ingress deployment: the API as an ASGI app, with a hint to replicas after each job."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ HINT_TIMEOUT_S = 5.0
 
 
 class Hints:
-    """Tells a replica that there is work. Lost, late or refused, nothing changes: replicas also look by themselves."""
+    """Tells a replica that there is work. A lost hint changes nothing: replicas also look."""
 
     def __init__(self, handles: dict[JobKind, DeploymentHandle[Any]]) -> None:
         self._handles = handles
@@ -65,7 +65,7 @@ def without_request_id(app: ASGIApp) -> ASGIApp:
 
 @serve.ingress()  # pyright: ignore[reportUntypedClassDecorator]
 class Ingress:
-    """Bound to the deployments it hints, and to those that only have to run beside it; it knows which keep a replica.
+    """Bound to the deployments it hints, and to those that only have to run beside it.
 
     Everything it promises is in Redis before it answers.
     """

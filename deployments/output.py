@@ -1,4 +1,4 @@
-"""What `atelier up` prints: the stages of its start, then addresses, keys and example requests, or one line of JSON."""
+"""What `atelier up` prints: stages, addresses, keys and examples, or one line of JSON."""
 
 import json
 import shlex
@@ -77,7 +77,7 @@ class Reporter:
         print(f"atelier: {reason}", file=sys.stderr, flush=True)
 
     def stopping(self) -> None:
-        """Say so after a signal; the process that showed the stages may have been killed with its cursor hidden."""
+        """Say so after a signal, and show the cursor, which a killed process may have hidden."""
         if not self.as_json:
             Console().show_cursor()
         self.info("Stopping ...")

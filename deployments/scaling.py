@@ -26,8 +26,9 @@ class Reading(NamedTuple):
 
 
 class BacklogPolicy:
-    """A Serve autoscaling policy. Serve's controller calls it ten times a second on its event loop: it never blocks and
-    never raises. Without a recent reading it keeps the number of replicas.
+    """A Serve autoscaling policy that never blocks and never raises.
+
+    Serve's controller calls it ten times a second on its event loop. Without a recent reading it keeps the number of replicas.
     """
 
     def __init__(
@@ -57,9 +58,9 @@ class BacklogPolicy:
 
 
 def wanted_replicas(backlog: Backlog, units_per_second: float | None, target_s: float) -> int:
-    """As many replicas as do what arrives, and one more for each `target_s` seconds of work that waits; one with any work.
+    """Compute how many replicas do what arrives, and one more for each `target_s` of work that waits.
 
-    What arrives counts at the speed of replicas that are fully busy: at their present speed, spare replicas would justify
+    With any work at least one.     What arrives counts at the speed of replicas that are fully busy: at their present speed, spare replicas would justify
     themselves, since a forward pass for few images draws each more slowly. While no demand is known, right after a start of
     Serve's controller, one for each `target_s` seconds of all unfinished work.
     """

@@ -1,4 +1,4 @@
-"""The upscaler deployment: upscales stored images, beside the generator on the same card or on its own."""
+"""The upscaler deployment: upscales stored images, beside the generator or on a card of its own."""
 
 import asyncio
 
