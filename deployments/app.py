@@ -3,19 +3,22 @@
 `serve run configs/local.yaml`, `import_path: deployments.app:build`.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
+from ray.serve.schema import EncodingType, LoggingConfig
 
 from deployments.args import AppArgs, LoadScaleArgs, ReplicaArgs, ScaleArgs, WorkerArgs
+from deployments.config import Autoscaling
 from deployments.generator import Generator
 from deployments.housekeeper import Housekeeper
 from deployments.ingress import Ingress
 from deployments.protection import require_protection
 from deployments.ray_internals import is_spread
-from deployments.shared_settings import require_shared
+from deployments.start_checks import check_start
 from deployments.upscaler import Upscaler
 from serve_app.domain.jobs import JobKind
 from serve_app.settings import Settings
@@ -26,16 +29,26 @@ STOP_MARGIN_S = 5.0
 
 
 def build(args: AppArgs) -> Application:
-    """Bind the ingress to the generator and the upscaler, which pull jobs from Redis, and to the housekeeper."""
+    """Bind the ingress to generator and upscaler, which pull jobs from Redis, and to the housekeeper.
+
+    Serve calls it, and then sets over it what the YAML says under `deployments:`.
+    """
+    return assemble(args, {})
+
+
+def assemble(args: AppArgs, scaling: Mapping[str, Autoscaling]) -> Application:
+    """The application, scaled by `scaling` where `args` leave it to Serve's `deployments:`."""
     settings, spread = Settings(), is_spread()
     require_protection(settings, spread=spread)
-    require_shared(settings, spread=spread, secrets=())  # this node may have none: the replicas ask for theirs
-    generator = _worker(Generator, JobKind.GENERATION, args.generator).bind(args.generator)
-    upscaler = _worker(Upscaler, JobKind.UPSCALE, args.upscaler).bind(args.upscaler)
+    check_start(args, scaling, settings, spread=spread)
+    log = replica_logging(settings)
+    generator = _worker(Generator, JobKind.GENERATION, args.generator, scaling, log).bind(args.generator)
+    upscaler = _worker(Upscaler, JobKind.UPSCALE, args.upscaler, scaling, log).bind(args.upscaler)
     housekeeper = serve.deployment(
         name="housekeeper",
         ray_actor_options={"num_cpus": args.housekeeper.num_cpus, "resources": args.housekeeper.resources},
         graceful_shutdown_wait_loop_s=0.1,
+        logging_config=log,
     )(Housekeeper).bind(args.housekeeper)
     open_requests = args.ingress.max_ongoing_requests or settings.open_requests
     ingress = serve.deployment(
@@ -45,7 +58,8 @@ def build(args: AppArgs) -> Application:
         ray_actor_options=_actor_options(args.ingress),
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=args.ingress.drain_s,
-        **_ingress_replicas(args.ingress.replicas),
+        logging_config=log,
+        **_ingress_replicas(args.ingress.replicas, scaling.get("ingress")),
     )(Ingress)
     return ingress.bind(
         generator,
@@ -63,35 +77,60 @@ def always_on(args: AppArgs) -> frozenset[JobKind]:
     return frozenset(kind for kind, worker in workers.items() if worker.least_replicas)
 
 
-def _worker(deployment: type, kind: JobKind, args: WorkerArgs) -> Any:
+def replica_logging(settings: Settings) -> LoggingConfig:
+    """Serve's log of a replica, without a line for each request: that was a quarter of the handler's time.
+
+    A YAML may have it back for one deployment, by `logging_config` under `deployments:`.
+    """
+    encoding = EncodingType.JSON if settings.log_format == "json" else EncodingType.TEXT
+    return LoggingConfig(encoding=encoding, enable_access_log=False)
+
+
+def _worker(
+    deployment: type, kind: JobKind, args: WorkerArgs, scaling: Mapping[str, Autoscaling], log: LoggingConfig
+) -> Any:
+    name = deployment.__name__.lower()
     return serve.deployment(
-        name=deployment.__name__.lower(),
+        name=name,
         max_ongoing_requests=HINTS_AT_ONCE,
         max_queued_requests=HINTS_AT_ONCE,
         ray_actor_options=_actor_options(args),
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=args.drain_s + STOP_MARGIN_S,
-        **_replicas(kind, args.replicas),
+        logging_config=log,
+        **_replicas(kind, args.replicas, scaling.get(name)),
     )(deployment)
 
 
-def _ingress_replicas(replicas: int | LoadScaleArgs) -> dict[str, Any]:
+def _ingress_replicas(replicas: int | Literal["auto"] | LoadScaleArgs, scaling: Autoscaling | None) -> dict[str, Any]:
     """By Serve's own policy: only the ingress has requests in progress to count."""
+    if scaling is not None:
+        return _autoscaling(scaling)
     if isinstance(replicas, int):
         return {"num_replicas": replicas}
-    return {"autoscaling_config": AutoscalingConfig(**replicas.model_dump())}
+    bounds = LoadScaleArgs() if replicas == "auto" else replicas
+    return {"autoscaling_config": AutoscalingConfig(**bounds.model_dump())}
 
 
 def _actor_options(args: ReplicaArgs) -> dict[str, Any]:
     return {"num_cpus": args.num_cpus, "num_gpus": args.num_gpus, "resources": args.resources}
 
 
-def _replicas(kind: JobKind, replicas: int | ScaleArgs) -> dict[str, Any]:
+def _replicas(
+    kind: JobKind, replicas: int | Literal["auto"] | ScaleArgs, scaling: Autoscaling | None
+) -> dict[str, Any]:
+    if scaling is not None:
+        return _autoscaling(scaling)
     if isinstance(replicas, int):
         return {"num_replicas": replicas}
+    chosen = ScaleArgs() if replicas == "auto" else replicas
     policy = AutoscalingPolicy(
         policy_function="deployments.scaling:BacklogPolicy",
-        policy_kwargs={"kind": kind, "target_s": replicas.target_s},
+        policy_kwargs={"kind": kind, "target_s": chosen.target_s},
     )
-    bounds = replicas.model_dump(exclude={"target_s"})
+    bounds = chosen.model_dump(exclude={"target_s"})
     return {"autoscaling_config": AutoscalingConfig(**bounds, policy=policy)}
+
+
+def _autoscaling(scaling: Autoscaling) -> dict[str, Any]:
+    return {"autoscaling_config": AutoscalingConfig(**scaling.model_dump(exclude_none=True))}

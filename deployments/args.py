@@ -1,6 +1,7 @@
-"""Typed `args` of a Serve YAML. Unknown fields and impossible values are refused by name, before a replica starts."""
+"""Typed `args` of a Serve YAML: unknown fields and impossible values are refused by name."""
 
 from datetime import timedelta
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -13,9 +14,9 @@ class Args(BaseModel):
 
 
 class ScaleArgs(Args):
-    """Replicas by demand and backlog: as many as do what arrives, and one more for each `target_s` seconds of work that waits.
+    """Replicas by demand and backlog: as many as do what arrives, and more for what waits.
 
-    More than a replica's start takes is best: below, more are started than will be needed (`benchmarks/fleet.py`).
+    One more for each `target_s` seconds of waiting work.     More than a replica's start takes is best: below, more are started than will be needed (`benchmarks/fleet.py`).
     """
 
     min_replicas: int = Field(default=0, ge=0)
@@ -40,7 +41,8 @@ def check_bounds(least: int, most: int) -> None:
 class ReplicaArgs(Args):
     """Number of replicas, and what each asks of its node. Ray counts CPU shares and does not enforce them."""
 
-    replicas: int | ScaleArgs = 1
+    replicas: int | Literal["auto"] | ScaleArgs = 1
+    """`auto`: by the deployment's `autoscaling_config` under Serve's `deployments:`, where a changed bound restarts nothing."""
     num_cpus: float = Field(default=0.1, gt=0)
     num_gpus: float = Field(default=0, ge=0)
     """A fraction shares one card between deployments; whole numbers take whole cards."""
@@ -51,8 +53,17 @@ class ReplicaArgs(Args):
 
     @property
     def least_replicas(self) -> int:
-        """How many replicas there are without any work."""
-        return self.replicas if isinstance(self.replicas, int) else self.replicas.min_replicas
+        """How many replicas there are without any work, as far as `args` say it."""
+        if isinstance(self.replicas, int):
+            return self.replicas
+        return 0 if self.replicas == "auto" else self.replicas.min_replicas
+
+    @property
+    def most_replicas(self) -> int:
+        """How many replicas there may be, as far as `args` say it."""
+        if isinstance(self.replicas, int):
+            return self.replicas
+        return 1 if self.replicas == "auto" else self.replicas.max_replicas
 
     @model_validator(mode="after")
     def _at_least_one(self) -> "ReplicaArgs":
@@ -89,7 +100,7 @@ class WorkerArgs(ReplicaArgs):
 
 
 class LoadScaleArgs(Args):
-    """Replicas by the load: as many as bring the requests in progress at one of them down to `target_ongoing_requests`."""
+    """Replicas by the load, so that each has `target_ongoing_requests` in progress."""
 
     min_replicas: int = Field(default=1, ge=1)
     max_replicas: int = Field(default=1, ge=1)
@@ -104,7 +115,7 @@ class LoadScaleArgs(Args):
 
 
 class IngressArgs(ReplicaArgs):
-    replicas: int | LoadScaleArgs = 1  # pyright: ignore[reportIncompatibleVariableOverride]
+    replicas: int | Literal["auto"] | LoadScaleArgs = 1  # pyright: ignore[reportIncompatibleVariableOverride]
     max_ongoing_requests: int | None = Field(default=None, ge=1)
     """Of one replica. Unset: `ATELIER_OPEN_REQUESTS`; either way the wait for a connection to Redis follows from it."""
     max_queued_requests: int = Field(default=1000, ge=1)

@@ -1,15 +1,19 @@
 """Reads a Serve YAML for `atelier up`. Unknown fields are errors, which Serve's own schema ignores."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from deployments.args import AppArgs, HousekeeperArgs, ReplicaArgs
+from deployments.args import AppArgs, HousekeeperArgs, ReplicaArgs, check_bounds
 from deployments.pools import Pool, ReplicaDemand, shortfalls
+from serve_app.domain.jobs import JobKind
 
 BUILDER = "deployments.app:build"
+WORKERS = {"generator": JobKind.GENERATION, "upscaler": JobKind.UPSCALE}
+SCALABLE = ("ingress", *WORKERS)
 
 
 class ConfigError(ValueError):
@@ -30,11 +34,54 @@ class RequestRouterConfig(_Strict):
     request_router_class: Literal["deployments.one_machine:Router"]
 
 
-class Deployment(_Strict):
-    """For `serve run` alone (`deployments/one_machine.py`)."""
+class PolicyArgs(_Strict):
+    kind: JobKind
+    target_s: float = Field(default=60, gt=0)
 
-    name: Literal["housekeeper"]
-    request_router_config: RequestRouterConfig
+
+class ScalingPolicy(_Strict):
+    policy_function: Literal["deployments.scaling:BacklogPolicy"]
+    policy_kwargs: PolicyArgs
+
+
+class Autoscaling(_Strict):
+    """Serve's `autoscaling_config`. What is unset has Serve's own default."""
+
+    min_replicas: int = Field(ge=0)
+    max_replicas: int = Field(ge=1)
+    target_ongoing_requests: float | None = Field(default=None, gt=0)
+    upscale_delay_s: float | None = Field(default=None, ge=0)
+    downscale_delay_s: float | None = Field(default=None, ge=0)
+    downscale_to_zero_delay_s: float | None = Field(default=None, ge=0)
+    policy: ScalingPolicy | None = None
+
+    @model_validator(mode="after")
+    def _bounds_in_order(self) -> "Autoscaling":
+        check_bounds(self.min_replicas, self.max_replicas)
+        return self
+
+
+class Deployment(_Strict):
+    """What Serve sets over `args`: a change of a bound here restarts no replica."""
+
+    name: Literal["ingress", "generator", "upscaler", "housekeeper"]
+    request_router_config: RequestRouterConfig | None = None
+    """For `serve run` alone (`deployments/one_machine.py`)."""
+    autoscaling_config: Autoscaling | None = None
+
+    @model_validator(mode="after")
+    def _scales_by_its_own_measure(self) -> "Deployment":
+        scaling, kind = self.autoscaling_config, WORKERS.get(self.name)
+        if scaling is None:
+            return self
+        if self.name == "housekeeper":
+            raise ValueError("housekeeper: runs once, without autoscaling_config")
+        policy = scaling.policy
+        if kind is not None and (policy is None or policy.policy_kwargs.kind != kind):
+            raise ValueError(f"{self.name}: has no requests to count; its policy is BacklogPolicy of kind {kind}")
+        if kind is None and (policy is not None or scaling.min_replicas < 1):
+            raise ValueError("ingress: scales by target_ongoing_requests, without a policy, and never to zero")
+        return self
 
 
 class Application(_Strict):
@@ -44,9 +91,27 @@ class Application(_Strict):
     deployments: tuple[Deployment, ...] = ()
     args: AppArgs = AppArgs()
 
+    @property
+    def scaling(self) -> Mapping[str, Autoscaling]:
+        """The deployments that Serve scales by what this file says of them."""
+        return {one.name: one.autoscaling_config for one in self.deployments if one.autoscaling_config}
+
+    @model_validator(mode="after")
+    def _scaling_is_given_once(self) -> "Application":
+        for name in SCALABLE:
+            replicas: object = getattr(self.args, name).replicas
+            if name in self.scaling and replicas != "auto":
+                raise ValueError(f"args.{name}.replicas: must be auto, since {name} has an autoscaling_config")
+            if replicas == "auto" and name not in self.scaling:
+                raise ValueError(f"args.{name}.replicas: auto, and {name} has no autoscaling_config under deployments")
+        return self
+
 
 class LoggingConfig(_Strict):
+    """Of Serve's controller and proxies; `build` sets that of the replicas, by `ATELIER_LOG_FORMAT`."""
+
     encoding: Literal["TEXT", "JSON"] = "TEXT"
+    enable_access_log: bool = False
 
 
 class PoolConfig(_Strict):
@@ -70,7 +135,7 @@ class ServeConfig(_Strict):
 
     @model_validator(mode="after")
     def _replicas_fit_the_pools(self) -> "ServeConfig":
-        found = shortfalls(demands(self.args), [Pool(**pool.model_dump()) for pool in self.pools])
+        found = shortfalls(self.demands, [Pool(**pool.model_dump()) for pool in self.pools])
         if found:
             raise ValueError("; ".join(map(str, found)))
         return self
@@ -79,21 +144,26 @@ class ServeConfig(_Strict):
     def args(self) -> AppArgs:
         return self.applications[0].args
 
+    @property
+    def demands(self) -> list[ReplicaDemand]:
+        return demands(self.args, self.applications[0].scaling)
 
-def demands(args: AppArgs) -> list[ReplicaDemand]:
-    """What each deployment asks of the nodes when it is at its largest."""
+
+def demands(args: AppArgs, scaling: Mapping[str, Autoscaling] | None = None) -> list[ReplicaDemand]:
+    """What each deployment asks of the nodes when it is at its largest, as far as it is known."""
+    most = {name: bounds.max_replicas for name, bounds in (scaling or {}).items()}
     return [
-        _demand("ingress", args.ingress),
-        _demand("generator", args.generator),
-        _demand("upscaler", args.upscaler),
+        _demand("ingress", args.ingress, most),
+        _demand("generator", args.generator, most),
+        _demand("upscaler", args.upscaler, most),
         _housekeeper_demand(args.housekeeper),
     ]
 
 
-def _demand(deployment: str, args: ReplicaArgs) -> ReplicaDemand:
+def _demand(deployment: str, args: ReplicaArgs, most: Mapping[str, int]) -> ReplicaDemand:
     return ReplicaDemand(
         deployment=deployment,
-        replicas=args.replicas if isinstance(args.replicas, int) else args.replicas.max_replicas,
+        replicas=most.get(deployment, args.most_replicas),
         gpus=args.num_gpus,
         cpus=args.num_cpus,
         resources=args.resources,

@@ -1,4 +1,4 @@
-"""The `atelier` command: the operator's commands, and `up`, which runs the whole service on one machine."""
+"""The `atelier` command: the operator's commands, and `up`, which runs the whole service."""
 
 import fcntl
 import os
@@ -10,18 +10,20 @@ from typing import Annotated
 
 import typer
 
+from deployments.cluster_commands import add_check, check_cluster
 from deployments.config import ConfigError, ServeConfig, read_config
 from deployments.one_machine_start import Start, run_service
 from deployments.output import Reporter
 from deployments.ray_environment import cannot_listen
 from deployments.runtime import Runtime, kill_all_of, processes_in, runtime_home
 from deployments.supervisor import Child, supervise
-from deployments.this_machine import check_this_machine
+from deployments.this_machine import check_this_machine, config_for_this_machine
 from serve_app.atomic_files import PRIVATE_UMASK, make_folder, write_atomically
 from serve_app.cli import app
 from serve_app.cli.context import read_settings
+from serve_app.cli.doctor import add_doctor
 from serve_app.cli.exit_codes import BadUsage
-from serve_app.settings import ROOT, Settings
+from serve_app.settings import Settings
 from serve_app.stores.embedded import stop_redis
 
 START_LIMIT_S = 900.0
@@ -29,6 +31,10 @@ START_LIMIT_S = 900.0
 STOP_LIMIT_S = 11.0
 """What has not stopped by then is killed: 15 s are promised."""
 STOP_REDIS_S = 2.0
+
+
+add_doctor(app, check_cluster)
+add_check(app)
 
 
 def main() -> None:
@@ -41,7 +47,10 @@ def up(
     host: Annotated[str | None, typer.Option(help="Address to listen on [the config's, 127.0.0.1]")] = None,
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port to listen on [the config's, 8000]")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where accounts, jobs and images live [./var]")] = None,
-    config: Annotated[Path, typer.Option(help="Serve YAML")] = ROOT / "configs" / "local.yaml",
+    config: Annotated[
+        Path | None,
+        typer.Option(help="Serve YAML [configs/one_gpu.yaml on a machine with a GPU, else configs/local.yaml]"),
+    ] = None,
     redis_url: Annotated[str | None, typer.Option(help="A Redis of your own [the embedded one]")] = None,
     ready_file: Annotated[Path | None, typer.Option(help="JSON written when requests are accepted")] = None,
     start_limit: Annotated[
@@ -49,8 +58,9 @@ def up(
     ] = START_LIMIT_S,
     as_json: Annotated[bool, typer.Option("--json", help="Print only that JSON, when requests are accepted")] = False,
 ) -> None:
-    """Run the whole service in the foreground: Redis, Ray, both interfaces, the console. Ctrl-C stops it all."""
+    """Run the whole service in the foreground: Redis, Ray, interfaces, console. Ctrl-C stops it."""
     os.umask(PRIVATE_UMASK)  # also of everything that it starts
+    config, found = (config, "") if config else config_for_this_machine()
     settings, service = _checked(config, data_dir, redis_url)
     if ready_file is not None and not ready_file.parent.is_dir():
         raise BadUsage(f"--ready-file {ready_file}: {ready_file.parent} is not a directory")
@@ -60,8 +70,11 @@ def up(
     with only_one(settings.data_dir):
         if reason := cannot_listen(host, port):
             raise BadUsage(f"{host}:{port} {reason}: choose another with --host and --port")
+        reporter = Reporter(as_json)
+        if found:
+            reporter.info(found)
         start = Start(settings, service, host=host, port=port, ready_file=ready_file, limit_s=start_limit)
-        code = _supervise(start, Reporter(as_json))
+        code = _supervise(start, reporter)
         os._exit(code)  # everything is stopped: unloading libraries would only use up the promised 15 s
 
 
@@ -103,7 +116,7 @@ def only_one(data_dir: Path) -> Generator[None]:
 
 
 def _supervise(start: Start, reporter: Reporter) -> int:
-    """Run the service until a signal, or until it ends by itself; nothing of it is left. Returns the exit code."""
+    """Run the service until a signal or its own end, and leave nothing. Returns the exit code."""
     runtime = Runtime(runtime_home(start.settings.data_dir))
 
     def run(child: Child) -> int:

@@ -50,7 +50,7 @@ class Shortfall(NamedTuple):
 
 
 def shortfalls(demands: Sequence[ReplicaDemand], pools: Sequence[Pool]) -> list[Shortfall]:
-    """The worst case of each deployment that can be left without a node; empty when all always fit, or no pool is declared."""
+    """Find the worst case of each deployment that can be left without a node; none without pools."""
     if not pools:
         return []
     worst: dict[str, Shortfall] = {}
@@ -61,6 +61,11 @@ def shortfalls(demands: Sequence[ReplicaDemand], pools: Sequence[Pool]) -> list[
                 if known is None or (short.unplaced, -len(short.first)) > (known.unplaced, -len(known.first)):
                     worst[short.deployment] = short
     return [worst[demand.deployment] for demand in demands if demand.deployment in worst]
+
+
+def fits_alone(demand: ReplicaDemand, pool: Pool) -> bool:
+    """Whether an empty node of the pool has space for one replica."""
+    return _Node(pool).fits(demand)
 
 
 def _place(order: Sequence[ReplicaDemand], pools: Sequence[Pool], *, tight: bool) -> Iterator[Shortfall]:

@@ -1,4 +1,4 @@
-"""A Ray runtime for one machine, with its own ports and directory, so that several can run side by side.
+"""A Ray runtime for one machine, with its own ports and directory: several run side by side.
 
 Ray and Serve read their configuration from the environment when they are imported: they are imported after `Runtime.start`
 has set it.
@@ -55,11 +55,11 @@ class Runtime:
             os.environ["ATELIER_HTTP_HOST"] = f"[{host}]" if ":" in host else host
             host = LOOPBACK
         try:
-            self._start(host, port, config.http_options.keep_alive_timeout_s, on_death)
+            self._start(config, host, port, on_death)
         except Exception as error:  # Ray raises a plain one when its start takes too long
             raise RuntimeError(f"Ray did not start: {last_line(error)}") from error
 
-    def _start(self, host: str, port: int, keep_alive_timeout_s: int, on_death: Callable[[str], None]) -> None:
+    def _start(self, config: ServeConfig, host: str, port: int, on_death: Callable[[str], None]) -> None:
         import ray
         from ray import serve
 
@@ -75,11 +75,12 @@ class Runtime:
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         serve.start(
             proxy_location="HeadOnly",
-            http_options={"host": host, "port": port, "keep_alive_timeout_s": keep_alive_timeout_s},
+            http_options={"host": host, "port": port, "keep_alive_timeout_s": config.http_options.keep_alive_timeout_s},
+            logging_config=config.logging_config.model_dump(),
         )
 
     def deploy(self, config: ServeConfig, on_healthy: Callable[[str], None], *, limit_s: float) -> None:
-        """Deploy the application and wait until it runs; `on_healthy` gets each deployment's name when it is healthy.
+        """Deploy the application and wait until it runs; `on_healthy` gets each healthy deployment.
 
         Raises `RuntimeError` when a deployment does not start, or not within `limit_s`.
         """
@@ -92,9 +93,11 @@ class Runtime:
         from ray import serve
         from ray.serve.schema import ApplicationStatus
 
-        from deployments.app import build
+        from deployments.app import assemble
 
-        target = serve.RunTarget(build(application.args), application.name, application.route_prefix)
+        target = serve.RunTarget(
+            assemble(application.args, application.scaling), application.name, application.route_prefix
+        )
         serve.run_many([target], wait_for_applications_running=False)
         healthy: set[str] = set()
         deadline = time.monotonic() + limit_s
@@ -150,8 +153,10 @@ def last_line(error: Exception) -> str:
 
 
 def runtime_home(data_dir: Path) -> Path:
-    """Create the private runtime directory of `data_dir`. Its name is short: HAProxy's socket paths may have 97 bytes,
-    of which Serve takes 70."""
+    """Create the private runtime directory of `data_dir`.
+
+    Its name is short: HAProxy's socket paths may have 97 bytes, of which Serve takes 70.
+    """
     owner = f"{os.getuid()}:{data_dir.resolve()}"
     home = Path("/tmp") / f"atelier-{hashlib.sha256(os.fsencode(owner)).hexdigest()[:10]}"
     home.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
@@ -172,7 +177,7 @@ def _silence() -> Generator[None]:
 
 
 def kill_all_of(home: Path, session: int | None = None) -> None:
-    """Kill every process with `home` on its command line, and every other of that session, until none is alive.
+    """Kill every process with `home` on its command line, and every other of that session.
 
     Ray's workers have titles instead of command lines; HAProxy outlives a killed Ray.
     """

@@ -1,4 +1,4 @@
-"""Refuses settings by which each machine of a cluster would have a Redis, secrets or images of its own.
+"""Refuses settings that give each machine of a cluster a Redis, secrets or images of its own.
 
 Such a service starts, and then loses jobs, API keys and images by turns, as requests reach one machine or another.
 """
@@ -16,9 +16,14 @@ WHERE = "the service runs on more than one machine (or proxy_location is EveryNo
 
 def require_shared(settings: Settings, *, spread: bool, secrets: Collection[Secret] = SECRETS) -> None:
     """Raises `RuntimeError` that names every variable to set. `secrets` are those that this process uses."""
-    found = list(_of_one_machine(settings, secrets)) if spread else []
+    found = of_one_machine(settings, secrets) if spread else []
     if found:
         raise RuntimeError(f"{WHERE}: {'; '.join(found)}")
+
+
+def of_one_machine(settings: Settings, secrets: Collection[Secret]) -> list[str]:
+    """What each machine would have for itself, by the variable to set."""
+    return list(_of_one_machine(settings, secrets))
 
 
 def machines(nodes: Iterable[Mapping[str, Any]]) -> int:

@@ -1,6 +1,6 @@
 """The `atelier` command. Every subcommand takes `--json`, `--data-dir` and `--redis-url`.
 
-from serve_app.cli import app    # deployments/local.py adds `up`, the only command that starts a service
+from serve_app.cli import app    # deployments/local.py adds `up`, `check` and `doctor`, which know Ray
 """
 
 from importlib import metadata
@@ -11,7 +11,6 @@ import typer
 from serve_app.cli import accounts, jobs, keys, loras, operators
 from serve_app.cli.audit import add_audit
 from serve_app.cli.backup import add_backup
-from serve_app.cli.doctor import add_doctor
 from serve_app.cli.exit_codes import OneLineErrors
 from serve_app.cli.images import add_image_commands
 from serve_app.cli.migrate import add_migrate
@@ -48,7 +47,6 @@ app.add_typer(jobs.app, name="jobs")
 app.add_typer(operators.app, name="operators")
 add_audit(app)
 add_image_commands(app)
-add_doctor(app)
 add_migrate(app)
 add_backup(app)
 add_top(app)

@@ -1,7 +1,7 @@
 """`atelier doctor`: checks everything the service depends on, and advises on each defect."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Annotated
 
@@ -26,17 +26,27 @@ from serve_app.settings import Settings
 _MARKS = {Level.OK: ("ok", "green"), Level.WARN: ("warn", "yellow"), Level.FAIL: ("FAIL", "bold red")}
 
 
-def add_doctor(app: typer.Typer) -> None:
-    command(app, "doctor")(_doctor)
+Port = Annotated[int, typer.Option(min=1, max=65535, help="The port the service will listen on.")]
+AllWeights = Annotated[bool, typer.Option("--all-weights", help="Check every adapter, not the first 20.")]
+OfCluster = Annotated[
+    bool, typer.Option("--cluster", help="Instead, ask every node of the Ray cluster of this machine, and compare.")
+]
 
 
-def _doctor(
-    settings: Settings,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="The port the service will listen on.")] = 8000,
-    all_weights: Annotated[bool, typer.Option("--all-weights", help="Check every adapter, not the first 20.")] = False,
-) -> Result:
-    """Check Redis, storage, GPU, ports, settings, catalog and versions; starts and changes nothing."""
-    checks = asyncio.run(_run_checks(settings, port, all_weights))
+def add_doctor(app: typer.Typer, check_cluster: Callable[[], list[Check]]) -> None:
+    """Add the command. `check_cluster` asks the nodes of a cluster: this layer knows nothing of Ray."""
+
+    def doctor(
+        settings: Settings, port: Port = 8000, all_weights: AllWeights = False, cluster: OfCluster = False
+    ) -> Result:
+        """Check Redis, storage, GPU, ports, settings, catalog and versions; starts and changes nothing."""
+        return checks_result(check_cluster() if cluster else asyncio.run(_run_checks(settings, port, all_weights)))
+
+    command(app, "doctor")(doctor)
+
+
+def checks_result(checks: Sequence[Check]) -> Result:
+    """The checks as a command's result, failed if one of them has."""
     failed = any(check.level is Level.FAIL for check in checks)
     return Result(
         facts={"ok": not failed, "checks": [asdict(check) for check in checks]}, shown=_render(checks), failed=failed

@@ -11,7 +11,7 @@ import pytest
 import redis
 from typer.testing import CliRunner
 
-from serve_app.cli import app
+from deployments.local import app
 from serve_app.service.resources import Resources, open_resources
 from serve_app.settings import Settings
 from tests.live import Live, live_service

@@ -10,7 +10,7 @@ from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
 from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import ServeDeploySchema
 
-from deployments.app import build
+from deployments.app import assemble, build
 from deployments.args import AppArgs, ScaleArgs
 from deployments.config import ConfigError, ServeConfig, read_config
 from serve_app.domain.jobs import JobKind
@@ -42,11 +42,24 @@ def test_a_shipped_config_is_valid_for_serve_and_for_us(name: str) -> None:
         if isinstance(replicas, ScaleArgs):
             AutoscalingConfig(**replicas.model_dump(exclude={"target_s"}))
     assert args.upscaler.weights, "Lanczos alone is for those who ask for it"
+    assert schema.logging_config is not None
+    assert not schema.logging_config.enable_access_log
+
+
+@pytest.mark.parametrize(("log_format", "encoding"), [("text", "TEXT"), ("json", "JSON")])
+def test_no_deployment_logs_its_requests(monkeypatch: pytest.MonkeyPatch, log_format: str, encoding: str) -> None:
+    """However it is started, also by a file of one's own without a word on logging."""
+    monkeypatch.setenv("ATELIER_LOG_FORMAT", log_format)
+    for node in deployments_of(build(AppArgs())):
+        logging_config = node._bound_deployment.logging_config
+        assert logging_config["enable_access_log"] is False
+        assert logging_config["encoding"] == encoding
 
 
 def test_the_ingress_of_a_cluster_follows_its_load() -> None:
     """By Serve's own policy, which HAProxy's replicas feed, and never with fewer than two."""
-    application = build(read_config(CONFIGS / "production.yaml").args)
+    (shipped,) = read_config(CONFIGS / "production.yaml").applications
+    application = assemble(shipped.args, shipped.scaling)
     scaling = application._bound_deployment._deployment_config.autoscaling_config  # pyright: ignore[reportPrivateUsage]
     assert scaling is not None
     assert (scaling.min_replicas, scaling.target_ongoing_requests) == (2, 50)
@@ -96,6 +109,23 @@ def test_our_strict_reader_takes_a_shipped_config(name: str) -> None:
         ("applications: [{args: {generator: {engine: {max_rows: 1}}}}]", "max_rows: must be at least 2"),
         ("applications: [{args: {generator: {engine: {sampler: magic}}}}]", "sampler: must be one of"),
         ("applications: [{import_path: other:app}]", "applications.0.import_path"),
+        ("applications: [{args: {generator: {replicas: auto}}}]", "generator has no autoscaling_config"),
+        (
+            "applications: [{deployments: [{name: ingress, autoscaling_config: {min_replicas: 1, max_replicas: 2}}]}]",
+            "args.ingress.replicas: must be auto",
+        ),
+        (
+            "applications: [{deployments: [{name: generator, autoscaling_config: {min_replicas: 0, max_replicas: 2}}]}]",
+            "its policy is BacklogPolicy of kind generation",
+        ),
+        (
+            "applications: [{deployments: [{name: ingress, autoscaling_config: {min_replicas: 0, max_replicas: 2}}]}]",
+            "never to zero",
+        ),
+        (
+            "applications: [{deployments: [{name: ingress, autoscaling_config: {min_replicas: 3, max_replicas: 2}}]}]",
+            "min_replicas 3 is above max_replicas 2",
+        ),
         ("applications: [", "not YAML"),
     ],
 )

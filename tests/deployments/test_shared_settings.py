@@ -7,9 +7,10 @@ import pytest
 import yaml
 from pydantic import SecretStr
 
-from deployments.config import ConfigError, ServeConfig, read_config
+from deployments.config import ConfigError, ServeConfig, demands, read_config
+from deployments.pools import Pool
 from deployments.shared_settings import machines, require_shared
-from deployments.this_machine import check_this_machine, missing_here
+from deployments.this_machine import check_this_machine, missing_on
 from serve_app.settings import Settings
 from tests.support import ROOT
 
@@ -29,6 +30,10 @@ OWN: dict[str, tuple[dict[str, Any], str]] = {
     "its own signing keys": ({"signing_keys": {}}, "ATELIER_SIGNING_KEYS is not set"),
 }
 CONFIGS = ROOT / "configs"
+
+
+def machine(gpus: int) -> list[Pool]:
+    return [Pool(name="this machine", nodes=1, gpus=gpus)]
 
 
 def settings(tmp_path: Path, **changes: Any) -> Settings:
@@ -76,18 +81,18 @@ def test_up_refuses_the_file_of_a_cluster(tmp_path: Path) -> None:
 
 def test_a_machine_without_a_gpu_lacks_what_asks_for_one() -> None:
     args = read_config(CONFIGS / "one_gpu.yaml").args
-    missing = missing_here(args, gpus=0)
+    missing = missing_on(demands(args), machine(0))
     assert missing is not None
     assert "generator 0.7, upscaler 0.3" in missing
     assert "Ray finds none on this machine" in missing
-    assert missing_here(args, gpus=1) is None
-    assert missing_here(read_config(CONFIGS / "local.yaml").args, gpus=0) is None
+    assert missing_on(demands(args), machine(1)) is None
+    assert missing_on(read_config(CONFIGS / "local.yaml").demands, machine(0)) is None
 
 
 def test_more_replicas_than_a_machine_has_gpus_are_refused_at_their_largest_number() -> None:
     text = "applications: [{args: {generator: {num_gpus: 1, replicas: {max_replicas: 3}}}}]"
     args = ServeConfig.model_validate(yaml.safe_load(text)).args
-    missing = missing_here(args, gpus=2)
+    missing = missing_on(demands(args), machine(2))
     assert missing is not None
     assert "generator 3 × 1" in missing
-    assert missing_here(args, gpus=3) is None
+    assert missing_on(demands(args), machine(3)) is None

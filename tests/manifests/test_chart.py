@@ -180,7 +180,8 @@ def test_a_change_of_the_production_file_is_deployed(tmp_path: Path) -> None:
     text = (ROOT / "configs" / "production.yaml").read_text()
     (tmp_path / "configs" / "production.yaml").write_text(text.replace("target_s: 60 ", "target_s: 61 "))
     deployed = serve_config(render(profile_values("many-gpus"), folder=folder))
-    assert deployed["applications"][0]["args"]["generator"]["replicas"]["target_s"] == 61
+    (generator,) = [one for one in deployed["applications"][0]["deployments"] if one["name"] == "generator"]
+    assert generator["autoscaling_config"]["policy"]["policy_kwargs"]["target_s"] == 61
 
 
 @profiles
@@ -392,6 +393,8 @@ def test_a_changed_environment_makes_a_new_cluster() -> None:
         ({"redis": {"jobs": {"enabled": False}}}, "redis.jobs.urlSecret"),
         ({"redis": {"jobs": {"resources": {"limits": {"memory": "4096M"}}}}}, "memory"),
         ({"serve": {"args": {"generator": {"replicas": {"max_replicas": 9}}}}}, "generator: 9 replicas at most"),
+        ({"serve": {"scaling": {"generator": {"max_replicas": 9}}}}, "generator: 9 replicas at most"),
+        ({"serve": {"scaling": {"housekeeper": {"max_replicas": 2}}}}, "'housekeeper' not allowed"),
         ({"serve": {"args": {"upscaler": {"num_gpus": 0.5}}}}, "upscaling: its places ask for 2 GPUs, a pod has 1"),
         ({"serve": {"args": {"generator": {"num_cpus": 9}}}}, "generation: its places ask for 9 CPUs, a pod has 8"),
         ({"serve": {"args": {"housekeeper": {"resources": {"housekeeper": 2}}}}}, "a place on the pods meant for it"),
@@ -415,7 +418,10 @@ def test_values_that_cannot_work_are_refused_by_name(change: dict[str, Any], mes
 def test_the_chart_refuses_at_least_what_cannot_be_placed(replicas: int, gpus: float, nodes: int, places: int) -> None:
     """The chart's arithmetic against the placement that `atelier up` checks by."""
     change: dict[str, Any] = {
-        "serve": {"args": {"upscaler": {"num_gpus": gpus, "num_cpus": 0.1, "replicas": {"max_replicas": replicas}}}},
+        "serve": {
+            "args": {"upscaler": {"num_gpus": gpus, "num_cpus": 0.1}},
+            "scaling": {"upscaler": {"max_replicas": replicas}},
+        },
         "workerGroups": {"upscaling": {"maxReplicas": nodes, "places": {"upscaler": places}}},
     }
     fits = places * gpus <= 1 and nodes * places >= replicas

@@ -5,10 +5,19 @@
 {{- $application := first $config.applications -}}
 {{- $args := mustMergeOverwrite $application.args (deepCopy .Values.serve.args) -}}
 {{- $_ := set $application "args" $args -}}
+{{- $scaled := list -}}
+{{- range $deployment := $application.deployments -}}
+{{- if eq (toString (dig $deployment.name "replicas" 1 $args)) "auto" -}}
+{{- $own := deepCopy (default (dict) (get $.Values.serve.scaling $deployment.name)) -}}
+{{- $_ := set $deployment "autoscaling_config" (mustMergeOverwrite $deployment.autoscaling_config $own) -}}
+{{- $scaled = append $scaled $deployment -}}
+{{- end -}}
+{{- end -}}
+{{- $_ := set $application "deployments" $scaled -}}
 {{- $_ := set $config "applications" (list $application) -}}
 {{- $_ := set $config "proxy_location" (ternary "EveryNode" "HeadOnly" (gt (len .Values.workerGroups) 0)) -}}
 {{- $_ := set $config "pools" (include "atelier.pools" . | fromYamlArray) -}}
-{{- include "atelier.checkPools" (list $args $config.pools) -}}
+{{- include "atelier.checkPools" (list $args $config.pools $scaled) -}}
 {{- toYaml $config -}}
 {{- end -}}
 
@@ -33,11 +42,17 @@
 {{- define "atelier.checkPools" -}}
 {{- $args := index . 0 -}}
 {{- $pools := index . 1 -}}
+{{- $scaled := index . 2 -}}
 {{- range $deployment := list "ingress" "generator" "upscaler" "housekeeper" -}}
 {{- $asked := default (dict) (get $args $deployment) -}}
 {{- $replicas := default 1 (get $asked "replicas") -}}
 {{- if kindIs "map" $replicas -}}
 {{- $replicas = default 1 (get $replicas "max_replicas") -}}
+{{- end -}}
+{{- range $entry := $scaled -}}
+{{- if eq $entry.name $deployment -}}
+{{- $replicas = $entry.autoscaling_config.max_replicas -}}
+{{- end -}}
 {{- end -}}
 {{- if ne (toString (dig "resources" $deployment 0 $asked)) "1" -}}
 {{- fail (printf "serve.args.%s.resources: ask for {%s: 1}, a place on the pods meant for it" $deployment $deployment) -}}

@@ -1,0 +1,148 @@
+"""`atelier check FILE` and `atelier doctor --cluster`: a cluster before and while it serves."""
+
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from deployments.config import ConfigError, ServeConfig, read_config
+from deployments.nodes import check_nodes, living_nodes, node_pool
+from deployments.pools import ReplicaDemand, fits_alone, shortfalls
+from deployments.shared_settings import of_one_machine
+from serve_app.cli.command import Result, command
+from serve_app.cli.doctor import checks_result
+from serve_app.cli.exit_codes import BadUsage, Failed
+from serve_app.service.doctor.checks import Check, fail, ok, warn
+from serve_app.settings import Settings
+
+CONNECT_LIMIT_S = 30.0
+ANSWER_LIMIT_S = 30.0
+
+ServeFile = Annotated[Path, typer.Argument(metavar="FILE", help="A Serve YAML.", show_default=False)]
+Cluster = Annotated[
+    bool, typer.Option("--cluster", help="Compare it with the nodes of the Ray cluster of this machine.")
+]
+
+
+def add_check(app: typer.Typer) -> None:
+    command(app, "check")(_check)
+
+
+def _check(settings: Settings, file: ServeFile, cluster: Cluster = False) -> Result:
+    """Check a Serve YAML before it is deployed: words, settings, and a place for every replica."""
+    try:
+        config = read_config(file)
+    except ConfigError as error:
+        raise BadUsage(str(error)) from None
+    checks = [
+        ok("file", f"{file}: {_largest(config.demands)}"),
+        *_check_pools(config),
+        *_check_settings(config, settings),
+    ]
+    if cluster:
+        _connect()
+        checks += check_places(config.demands)
+        checks += check_nodes(living_nodes(config.demands), spread=_is_spread(config))
+    return checks_result(checks)
+
+
+def check_cluster() -> list[Check]:
+    """For `atelier doctor`: ask every node on which the running application has replicas or may have them."""
+    _connect()
+    from deployments.ray_internals import is_spread
+
+    return check_nodes(living_nodes(_running_demands()), spread=is_spread())
+
+
+def _largest(demands: Iterable[ReplicaDemand]) -> str:
+    return ", ".join(f"{demand.replicas} {demand.deployment}" for demand in demands) + " at the most"
+
+
+def _check_pools(config: ServeConfig) -> Iterable[Check]:
+    """`read_config` has refused replicas that find no place on the pools, if there are any."""
+    if config.pools:
+        nodes = ", ".join(f"{pool.nodes} {pool.name}" for pool in config.pools)
+        yield ok("pools", f"every replica finds a place on {nodes}, in whatever order they scale")
+    elif config.proxy_location == "EveryNode":
+        yield warn(
+            "pools", "none are declared, and nothing is known of the nodes", "declare them: configs/production.yaml"
+        )
+
+
+def _check_settings(config: ServeConfig, settings: Settings) -> Iterable[Check]:
+    if config.proxy_location != "EveryNode":
+        return
+    own = of_one_machine(settings, ())
+    if own:
+        yield fail("settings", "; ".join(own), "set the same on every node, and here: the deployment would be refused")
+    else:
+        yield ok("settings", "Redis and storage are shared, as far as this shell's environment says")
+
+
+def check_places(demands: Sequence[ReplicaDemand]) -> Iterable[Check]:
+    """The declared demand against the nodes that live. More may join where a cluster scales by itself."""
+    import ray
+
+    pools = [node_pool(node) for node in ray.nodes() if node["Alive"]]
+    nowhere = [demand.deployment for demand in demands if not any(fits_alone(demand, pool) for pool in pools)]
+    if nowhere:
+        advice = "start nodes with the GPUs, CPUs and resources that they ask for"
+        yield fail("places", f"{', '.join(nowhere)}: no living node has space for a replica", advice)
+    elif short := shortfalls(demands, pools):
+        yield warn(
+            "places",
+            "; ".join(map(str, short)),
+            "fine where the cluster adds nodes; else add them, or lower max_replicas",
+        )
+    else:
+        yield ok("places", f"every replica finds a place on the {len(pools)} living nodes")
+
+
+def _is_spread(config: ServeConfig) -> bool:
+    from deployments.ray_internals import on_several_machines
+
+    return config.proxy_location == "EveryNode" or on_several_machines()
+
+
+def _connect() -> None:
+    """Join the Ray cluster of this machine, unless this process has. Raises `Failed` when there is none."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+
+    if ray.is_initialized():
+        return
+    try:
+        ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), log_to_driver=False, logging_level=logging.ERROR)
+    except Exception as error:  # noqa: BLE001 - Ray has many of its own
+        raise Failed(f"no Ray cluster can be reached from here (RAY_ADDRESS, RAY_AUTH_TOKEN_PATH): {error}") from None
+
+
+def _running_demands() -> list[ReplicaDemand]:
+    """What the replicas of the running application ask of a node; empty while none is deployed."""
+    import ray
+
+    constants: Any = import_module("ray.serve._private.constants")
+    try:
+        controller = ray.get_actor(constants.SERVE_CONTROLLER_NAME, namespace=constants.SERVE_NAMESPACE)
+    except ValueError:  # nothing is served
+        return []
+    details: Any = ray.get(controller.get_serve_instance_details.remote(), timeout=ANSWER_LIMIT_S)
+    return [
+        _demand(name, deployment["deployment_config"].get("ray_actor_options") or {})
+        for application in details["applications"].values()
+        for name, deployment in application["deployments"].items()
+    ]
+
+
+def _demand(deployment: str, options: dict[str, Any]) -> ReplicaDemand:
+    return ReplicaDemand(
+        deployment=deployment,
+        replicas=1,
+        gpus=options.get("num_gpus") or 0,
+        cpus=options.get("num_cpus") or 0,
+        resources=options.get("resources") or {},
+    )

@@ -1,0 +1,124 @@
+"""Asks every node of a Ray cluster what its replicas would run with, and compares the answers."""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from deployments.pools import Pool, ReplicaDemand, fits_alone
+from deployments.shared_settings import SECRETS, Secret, of_one_machine
+from serve_app.service.doctor.checks import Check, fail, ok
+from serve_app.service.doctor.fingerprints import differences, fingerprints
+from serve_app.settings import Settings
+
+ANSWER_LIMIT_S = 60.0
+"""Time for all nodes to answer, side by side: each starts a worker process of Ray, which takes seconds."""
+INGRESS = "ingress"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """A living node, and the deployments that it has space for when it is empty."""
+
+    node_id: str
+    address: str
+    deployments: frozenset[str]
+
+    @property
+    def secrets(self) -> tuple[Secret, ...]:
+        """Those that its replicas use: the ingress alone signs addresses of images."""
+        return SECRETS if INGRESS in self.deployments else ("pepper",)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """A node's answer: what it has for itself alone, a setting that it cannot read, digests."""
+
+    own: Sequence[str] = ()
+    broken: str = ""
+    digests: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+def living_nodes(demands: Sequence[ReplicaDemand]) -> list[Node]:
+    """Those of Ray's nodes on which a replica may run; all of them when no demand is known."""
+    import ray
+
+    found: list[Node] = []
+    for node in ray.nodes():
+        deployments = frozenset(demand.deployment for demand in demands if fits_alone(demand, node_pool(node)))
+        if node["Alive"] and (deployments or not demands):
+            address = f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})"
+            found.append(Node(node_id=node["NodeID"], address=address, deployments=deployments or frozenset({INGRESS})))
+    return found
+
+
+def node_pool(node: Mapping[str, Any]) -> Pool:
+    """What one of Ray's nodes declares."""
+    resources: dict[str, float] = node["Resources"]
+    return Pool(
+        name=node["NodeManagerAddress"],
+        nodes=1,
+        gpus=int(resources.get("GPU", 0)),
+        cpus=resources.get("CPU", 0),
+        resources={name: amount for name, amount in resources.items() if name not in ("CPU", "GPU")},
+    )
+
+
+def check_nodes(nodes: Sequence[Node], *, spread: bool) -> list[Check]:
+    """Ask the nodes, side by side, and compare; when `spread`, nothing may be a machine's own."""
+    answers = _ask(nodes)
+    checks = [ok("cluster nodes", ", ".join(node.address for node in nodes) or "none that a replica may run on")]
+    for node in nodes:
+        answer = answers.get(node.node_id)
+        if answer is None:
+            checks.append(
+                fail(
+                    "cluster node", f"{node.address} did not answer", "look at its raylet, and its version of the code"
+                )
+            )
+        elif answer.broken:
+            checks.append(
+                fail("cluster node", f"{node.address}: {answer.broken}", "correct what it names, on that node")
+            )
+        elif spread and answer.own:
+            checks.append(
+                fail("cluster node", f"{node.address}: {'; '.join(answer.own)}", "set the same on every node")
+            )
+    digests = {node.address: answers[node.node_id].digests for node in nodes if node.node_id in answers}
+    return checks + differences({address: found for address, found in digests.items() if found})
+
+
+def node_facts(secrets_used: tuple[Secret, ...], nonce: bytes) -> NodeFacts:
+    """Run on the node, in the environment that its replicas get."""
+    try:
+        settings = Settings()
+    except ValidationError as error:
+        first = error.errors()[0]
+        return NodeFacts(broken=f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+    digests = fingerprints(settings, nonce)
+    if "signing_keys" not in secrets_used:
+        del digests["signing keys"]
+    return NodeFacts(own=of_one_machine(settings, secrets_used), digests=digests)
+
+
+def _ask(nodes: Sequence[Node]) -> dict[str, NodeFacts]:
+    """The answers by node; none of a node that fails or takes too long."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    nonce = secrets.token_bytes(16)
+    task: Any = ray.remote(num_cpus=0, max_retries=0)(node_facts)
+    calls: dict[Any, str] = {}
+    for node in nodes:
+        here = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
+        calls[task.options(scheduling_strategy=here).remote(node.secrets, nonce)] = node.node_id
+    done, _ = ray.wait(list(calls), num_returns=len(calls), timeout=ANSWER_LIMIT_S) if calls else ([], [])
+    answers: dict[str, NodeFacts] = {}
+    for call in done:
+        try:
+            answers[calls[call]] = ray.get(call)
+        except Exception as error:  # noqa: BLE001 - Ray has many of its own; one is that the node's code lacks this module
+            answers[calls[call]] = NodeFacts(broken=(str(error).strip().splitlines() or [type(error).__name__])[-1])
+    return answers

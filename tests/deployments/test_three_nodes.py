@@ -1,0 +1,80 @@
+"""Three Ray nodes with environments of their own: one that differs, a budget of GPUs, a killed node, zero to two to zero."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from deployments.runtime import kill_all_of, runtime_home
+from tests.deployments.service import ENVIRONMENT
+from tests.support import ROOT
+
+pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray of its own"), pytest.mark.timeout(400)]
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the program saw: one start of three nodes for all tests of this file."""
+    folder = tmp_path_factory.mktemp("nodes")
+    home, report = runtime_home(folder), folder / "seen.json"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.deployments.three_nodes", str(home), str(report)],
+            cwd=ROOT,
+            env={**os.environ, **ENVIRONMENT, "ATELIER_DATA_DIR": str(folder / "var")},
+            capture_output=True,
+            text=True,
+            timeout=380,
+            check=False,
+        )
+    finally:
+        kill_all_of(home)
+        shutil.rmtree(home)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(report.read_text())
+
+
+def test_the_doctor_names_the_node_whose_pepper_differs(seen: dict[str, Any]) -> None:
+    (found,) = seen["doctor"]
+    assert found.startswith("cluster pepper: 127.0.0.2 (")
+    assert found.endswith("another than on 2 of 3 nodes")
+
+
+def test_the_doctor_asks_the_nodes_of_the_application_that_serves(seen: dict[str, Any]) -> None:
+    found = seen["doctor_serving"]
+    assert all(line.startswith("ok ") for line in found.values()), found
+    assert found["cluster code"] == "ok the same on 3 nodes"
+    assert found["cluster signing keys"] == "ok the same on 1 node", "only the ingress signs"
+
+
+def test_a_node_that_differs_stops_the_deployment_before_a_replica_starts(seen: dict[str, Any]) -> None:
+    assert "cluster pepper: 127.0.0.2 (" in seen["refused"]["message"]
+    assert seen["refused"]["seconds"] < 60
+    assert seen["refused"]["replicas"] == []
+
+
+def test_more_replicas_than_the_nodes_hold_are_named_before_a_deployment(seen: dict[str, Any]) -> None:
+    scaled, greedy = seen["too_much"]
+    assert scaled.startswith("warn: generator: 1 of 3 replicas find no node")
+    assert greedy == "fail: generator: no living node has space for a replica"
+
+
+def test_a_changed_bound_restarts_no_replica(seen: dict[str, Any]) -> None:
+    assert seen["kept"]
+
+
+def test_generators_on_fractions_go_from_zero_to_two_and_back(seen: dict[str, Any]) -> None:
+    assert seen["idle"] == 0
+    assert seen["nodes"] == 2, "by the bound that was changed while it served: a replica on each node"
+    assert seen["shrunk_s"] < 120
+    assert (seen["upscalers_before"], seen["enlarged"]) == (0, "completed"), "scaled from zero to one by the backlog"
+
+
+def test_a_killed_node_costs_its_jobs_no_more_than_time(seen: dict[str, Any]) -> None:
+    assert seen["statuses"] == ["completed"]
+    assert seen["pictures"] == 1, "the same request gives the same bytes on every node"
+    assert seen["attempts"] >= 2, "some jobs had to start over"

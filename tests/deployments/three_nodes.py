@@ -1,0 +1,292 @@
+"""Run as a program by the test of three nodes: Ray and Serve read their environment once, when they are imported.
+
+Three Ray nodes with addresses, resources and environments of their own: a head for ingress and housekeeper, and two with a
+fake GPU each, which a generator (0.7) and an upscaler (0.3) share. The second has another pepper at first.
+"""
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+from pydantic import SecretStr
+
+from deployments.cluster_commands import check_cluster, check_places
+from deployments.config import ServeConfig
+from deployments.nodes import check_nodes, living_nodes
+from deployments.ray_environment import ray_environment
+from serve_app.domain.requests import Variant
+from serve_app.service.doctor.checks import Check, Level
+from serve_app.service.resources import open_resources
+from serve_app.settings import Settings
+from serve_app.stores.redis import connect_sync
+from serve_app.stores.redis_binary import server_binary
+from serve_app.stores.redis_keys import redis_key
+from tests.support import free_port
+
+JOBS = 6
+REDIS_HOST, SECOND, THIRD = "127.0.0.9", "127.0.0.2", "127.0.0.3"
+PEPPER = "p" * 32
+POLICY = "deployments.scaling:BacklogPolicy"
+SCALING: dict[str, Any] = {
+    "min_replicas": 0,
+    "upscale_delay_s": 0,
+    "downscale_delay_s": 1,
+    "downscale_to_zero_delay_s": 2,
+}
+WORKER: dict[str, Any] = {"replicas": "auto", "threads": 1, "drain_s": 3}
+
+
+def config(port: int, *, most: int) -> dict[str, Any]:
+    """A Serve YAML, as `serve deploy` takes it; `most` is the largest number of generators and of upscalers."""
+    return {
+        "proxy_location": "HeadOnly",
+        "http_options": {"host": "127.0.0.1", "port": port},
+        "applications": [
+            {
+                "name": "atelier",
+                "route_prefix": "/",
+                "import_path": "deployments.app:build",
+                "deployments": [
+                    _scaled("generator", "generation", most, target_s=1),
+                    _scaled("upscaler", "upscale", most, target_s=20),
+                ],
+                "args": {
+                    "ingress": {"drain_s": 2, "resources": {"ingress": 1}},
+                    "housekeeper": {"resources": {"housekeeper": 1}},
+                    "generator": {**WORKER, "num_gpus": 0.7, "resources": {"generator": 1}, "engine": {"max_rows": 4}},
+                    "upscaler": {**WORKER, "num_gpus": 0.3, "resources": {"upscaler": 1}},
+                },
+            }
+        ],
+    }
+
+
+def _scaled(name: str, kind: str, most: int, *, target_s: float) -> dict[str, Any]:
+    policy = {"policy_function": POLICY, "policy_kwargs": {"kind": kind, "target_s": target_s}}
+    return {"name": name, "autoscaling_config": {**SCALING, "max_replicas": most, "policy": policy}}
+
+
+def main(home: Path, report: Path) -> None:
+    with redis_server(home) as redis_url:
+        os.environ.update(ray_environment(home))
+        shared = {
+            "ATELIER_REDIS_URL": redis_url,
+            "ATELIER_STORAGE_URL": (home / "images").as_uri(),
+            "ATELIER_STORAGE_SHARED": "true",
+            "ATELIER_NETWORK_ENCRYPTED": "true",  # all addresses are of this machine
+            "FORWARDED_ALLOW_IPS": "*",
+        }
+        os.environ.update(shared)
+        report.write_text(json.dumps(serve_on_three_nodes()))
+
+
+def serve_on_three_nodes() -> dict[str, Any]:
+    from ray import init, serve, shutdown
+    from ray.cluster_utils import Cluster
+
+    head = {
+        "num_cpus": 2,
+        "resources": {"ingress": 1, "housekeeper": 1},
+        "include_dashboard": False,
+        "env_vars": {"ATELIER_PEPPER": PEPPER, "ATELIER_SIGNING_KEYS": json.dumps({"k": "s" * 32})},
+    }
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        odd = add_node(cluster, SECOND, pepper="another pepper, of this node")
+        third = add_node(cluster, THIRD, pepper=PEPPER)
+        init(address=cluster.address, log_to_driver=False)
+        port = free_port()
+        seen: dict[str, Any] = {"doctor": doctor(), "too_much": too_much(port), "refused": deploy_and_fail(port)}
+        cluster.remove_node(odd)
+        add_node(cluster, SECOND, pepper=PEPPER)
+        until(lambda: all(check.level is Level.OK for check in doctor_checks()))
+        began = time.monotonic()
+        deploy(config(port, most=1))
+        seen["deployed_s"] = time.monotonic() - began
+        seen["doctor_serving"] = {check.name: f"{check.level} {check.found}" for check in check_cluster()}
+        seen |= serve_jobs(port, kill=lambda: cluster.remove_node(third, allow_graceful=False))
+        serve.shutdown()
+        return seen
+    finally:
+        shutdown()
+        cluster.shutdown()
+
+
+def add_node(cluster: Any, address: str, *, pepper: str) -> Any:
+    places = {"generator": 1, "upscaler": 1}
+    own = {"ATELIER_PEPPER": pepper}
+    return cluster.add_node(num_cpus=2, num_gpus=1, resources=places, node_ip_address=address, env_vars=own)
+
+
+def doctor_checks() -> list[Check]:
+    return check_nodes(living_nodes(demands_of(config(1, most=1))), spread=True)
+
+
+def demands_of(content: dict[str, Any]) -> Any:
+    return ServeConfig.model_validate(content).demands
+
+
+def doctor() -> list[str]:
+    """What `atelier doctor --cluster` finds wrong."""
+    return [f"{check.name}: {check.found}" for check in doctor_checks() if check.level is not Level.OK]
+
+
+def too_much(port: int) -> list[str]:
+    """What `atelier check --cluster` says of more replicas than the nodes' GPUs hold, and of cards that none has."""
+    greedy = config(port, most=1)
+    greedy["applications"][0]["args"]["generator"]["num_gpus"] = 2
+    checks = [*check_places(demands_of(config(port, most=3))), *check_places(demands_of(greedy))]
+    return [f"{check.level}: {check.found}" for check in checks]
+
+
+def deploy(content: dict[str, Any]) -> None:
+    """As `serve deploy` does, and wait."""
+    client().deploy_apps(schema(content))
+    until(lambda: application().status == "RUNNING", limit=120, why=lambda: application().message)
+
+
+def deploy_and_fail(port: int) -> dict[str, Any]:
+    from ray import serve
+
+    began = time.monotonic()
+    serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+    client().deploy_apps(schema(config(port, most=1)))
+    until(lambda: application().status == "DEPLOY_FAILED", limit=60)
+    return {"message": application().message, "seconds": time.monotonic() - began, "replicas": replicas()}
+
+
+def client() -> Any:
+    from ray.serve.context import _get_global_client  # pyright: ignore[reportPrivateUsage] - what `serve run` calls
+
+    return _get_global_client()
+
+
+def schema(content: dict[str, Any]) -> Any:
+    from ray.serve.schema import ServeDeploySchema
+
+    return ServeDeploySchema.model_validate(content)
+
+
+def application() -> Any:
+    from ray import serve
+
+    return serve.status().applications["atelier"]
+
+
+def replicas() -> list[int]:
+    return pids_of("ServeReplica:atelier:")
+
+
+def serve_jobs(port: int, kill: Callable[[], None]) -> dict[str, Any]:
+    secret, lora_id = asyncio.run(new_key())
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {secret}"}) as caller:
+        until(lambda: caller.get("/readyz").is_success)
+        before, idle = sorted(replicas()), len(pids_of("ServeReplica:atelier:generator"))
+        deploy(config(port, most=2))  # a changed bound, and nothing else
+        kept = before == sorted(replicas())
+        body = {"prompt": "a red circle", "lora_id": lora_id, "steps": 30, "seed": 1}
+        began = time.monotonic()
+        ids = [caller.post("/v1/generate", json=body).raise_for_status().json()["request_id"] for _ in range(JOBS)]
+        until(lambda: len(field_of(ids, "worker", state="running")) == 2)
+        grown = time.monotonic() - began
+        nodes = len({psutil.Process(pid).ppid() for pid in pids_of("ServeReplica:atelier:generator")})
+        kill()
+        records = [finished(caller, request_id) for request_id in ids]
+        done = time.monotonic()
+        upscalers = len(pids_of("ServeReplica:atelier:upscaler"))
+        ack = caller.post("/v1/upscale", json={"image_id": records[0]["images"][0]["image_id"]})
+        enlarged = finished(caller, ack.raise_for_status().json()["request_id"])
+        pngs = {caller.get(record["images"][0]["url"]).content for record in records}
+        until(lambda: not pids_of("ServeReplica:atelier:generator"))
+        shrunk = time.monotonic() - done
+    return {
+        "idle": idle,
+        "kept": kept,
+        "nodes": nodes,
+        "grown_s": grown,
+        "done_s": done - began,
+        "shrunk_s": shrunk,
+        "statuses": sorted({record["status"] for record in records}),
+        "pictures": len(pngs),
+        "upscalers_before": upscalers,
+        "enlarged": enlarged["status"],
+        "attempts": max(int(attempt) for attempt in field_of(ids, "attempt", state="completed")),
+    }
+
+
+async def new_key() -> tuple[str, str]:
+    async with open_resources(Settings(pepper=SecretStr(PEPPER))) as resources:
+        account = await resources.accounts.create("three-nodes", plan_a="enterprise")
+        _, secret = await resources.api_keys.create(account.id, interfaces=frozenset({Variant.A}))
+        return secret, (await resources.catalog.all())[0].id
+
+
+def field_of(ids: list[str], field: str, *, state: str) -> set[str]:
+    """What the records in `state` say; the worker's name is nobody's business but ours."""
+    with connect_sync(Settings().redis_url) as redis:
+        rows: list[dict[str, str]] = [redis.hgetall(redis_key("job", job_id)) for job_id in ids]  # pyright: ignore[reportAssignmentType]
+    return {row[field] for row in rows if row.get("state") == state}
+
+
+def pids_of(title: str) -> list[int]:
+    """Processes with this title; the parent of each is its node's raylet."""
+    found: list[int] = []
+    for child in psutil.Process().children(recursive=True):
+        try:
+            found += [child.pid] if any(title in word for word in child.cmdline()) else []
+        except psutil.Error:
+            continue
+    return found
+
+
+def finished(caller: httpx.Client, request_id: str) -> dict[str, Any]:
+    """The ended record. A caller whose connection breaks asks again."""
+    seen: list[dict[str, Any]] = []
+
+    def has_ended() -> bool:
+        try:
+            answer = caller.get(f"/v1/generate/{request_id}")
+        except httpx.TransportError:
+            return False
+        seen[:] = [answer.json()] if answer.is_success else []
+        return bool(seen) and seen[0]["status"] != "processing"
+
+    until(has_ended)
+    return seen[0]
+
+
+@contextmanager
+def redis_server(home: Path) -> Generator[str]:
+    """A Redis that every node reaches by the network, and that keeps what it confirms."""
+    port, folder = free_port(), home / "redis"
+    folder.mkdir()
+    words = {"bind": REDIS_HOST, "port": str(port), "dir": str(folder), "appendonly": "yes", "save": ""}
+    command = [str(server_binary()), *(word for name, value in words.items() for word in (f"--{name}", value))]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        yield f"redis://{REDIS_HOST}:{port}/0"
+    finally:
+        server.terminate()
+        server.wait(timeout=10)
+        shutil.rmtree(folder)
+
+
+def until(condition: Callable[[], bool], limit: float = 200, why: Callable[[], str] = lambda: "") -> None:
+    deadline = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < deadline, f"not in time {why()}"
+        time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
