@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from deployments.pools import Pool, ReplicaDemand, fits_alone
 from deployments.shared_settings import SECRETS, Secret, of_one_machine
-from serve_app.service.doctor.checks import Check, fail, ok
+from serve_app.service.doctor.checks import Check, fail, ok, warn
 from serve_app.service.doctor.fingerprints import differences, fingerprints
 from serve_app.settings import Settings
 
@@ -73,11 +73,8 @@ def check_nodes(nodes: Sequence[Node], *, spread: bool) -> list[Check]:
     for node in nodes:
         answer = answers.get(node.node_id)
         if answer is None:
-            checks.append(
-                fail(
-                    "cluster node", f"{node.address} did not answer", "look at its raylet, and its version of the code"
-                )
-            )
+            advice = "look at its raylet; a node that is leaving answers no more"
+            checks.append(warn("cluster node", f"{node.address} did not answer", advice))
         elif answer.broken:
             checks.append(
                 fail("cluster node", f"{node.address}: {answer.broken}", "correct what it names, on that node")
@@ -106,6 +103,7 @@ def node_facts(secrets_used: tuple[Secret, ...], nonce: bytes) -> NodeFacts:
 def _ask(nodes: Sequence[Node]) -> dict[str, NodeFacts]:
     """The answers by node; none of a node that fails or takes too long."""
     import ray
+    from ray.exceptions import RayError, RayTaskError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     nonce = secrets.token_bytes(16)
@@ -119,6 +117,8 @@ def _ask(nodes: Sequence[Node]) -> dict[str, NodeFacts]:
     for call in done:
         try:
             answers[calls[call]] = ray.get(call)
-        except Exception as error:  # noqa: BLE001 - Ray has many of its own; one is that the node's code lacks this module
-            answers[calls[call]] = NodeFacts(broken=(str(error).strip().splitlines() or [type(error).__name__])[-1])
+        except RayTaskError as error:  # one reason is that the node's code lacks this module
+            answers[calls[call]] = NodeFacts(broken=str(error).strip().splitlines()[-1])
+        except RayError:  # the node is gone
+            continue
     return answers

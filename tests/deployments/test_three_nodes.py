@@ -35,6 +35,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         kill_all_of(home)
         shutil.rmtree(home)
     assert done.returncode == 0, done.stdout + done.stderr
+    sys.stdout.write(f"\n{report.read_text()}\n")  # shown by -s
     return json.loads(report.read_text())
 
 
