@@ -69,7 +69,7 @@ def test_a_redis_that_may_lose_jobs_fails(atelier: Atelier, redis_db: redis.Redi
 def test_memory_that_fills_up_is_named_by_its_share_and_by_what_retention_needs(
     atelier: Atelier, redis_db: redis.Redis
 ) -> None:
-    redis_db.set("ballast", "x" * (16 << 20))  # beside it, what connections and scripts take counts for little
+    redis_db.setrange("ballast", 16 << 20, "x")  # beside it, what connections and scripts take counts for little
     limit, used = redis_db.info("memory")["maxmemory"], redis_db.info("memory")["used_memory"]
     assert _finding(atelier, "redis memory")["level"] == "ok"
     try:
