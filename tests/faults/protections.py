@@ -400,8 +400,8 @@ PROTECTIONS: tuple[Protection, ...] = (
     Protection(
         "metrics are the operator's",
         "serve_app/api/ops.py",
-        "    return not settings.public_url and client_address(request.scope, settings.trusted_proxies) in THIS_MACHINE\n",
-        "    return True\n",
+        "    if not _is_operator(request):\n        return _refused()\n    return Response(",
+        "    return Response(",
         IN_API + "test_ops.py::test_what_tells_of_other_tenants_is_the_operators",
     ),
     Protection(
