@@ -51,7 +51,7 @@ def test_a_lora_is_tried_with_its_trigger_words(atelier: Atelier, live: Live, tm
     account, key = live.member()
     mine = Adapter(
         id="model_" + "ab" * 13, name="Ink", description="", created_at=datetime.now(UTC), file="memory://ink", sha256="0" * 64,
-        base_model="pocket", owner=account.id, accounts=frozenset(), trigger_words=("ink drawing", "cliff"),
+        base_model="pocket", owner=account.id, accounts=frozenset(), trigger_words=("ink drawing", "moon"),
     )  # fmt: skip
     live.run(live.resources.catalog.register(mine))
     environment = {"ATELIER_BASE_URL": live.base_url, "ATELIER_KEY": key}

@@ -90,7 +90,7 @@ def documented() -> set[tuple[str, str, str]]:
     }
 
 
-def tested(rows: Mapping[str, Sequence[Any]]) -> set[tuple[str, str, str]]:
+def rows_of(rows: Mapping[str, Sequence[Any]]) -> set[tuple[str, str, str]]:
     """The same of the rows by the test that they are of."""
     ids = ((test, str(row.id)) for test, each in rows.items() for row in each)
     return {

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from serve_app.engine.adapters import UnusableAdapter
 from serve_app.engine.families.sgm import sgm_aliases
-from tests.engine.format_table import documented, tested
+from tests.engine.format_table import documented, rows_of
 from tests.engine.latent_comparison import (
     EVERY_WEIGHT,
     SOME_WEIGHTS,
@@ -479,7 +479,7 @@ def test_ia3_on_inputs_is_refused_by_name(bases: Callable[[str], Base], tmp_path
 
 def test_the_table_for_users_has_every_row() -> None:
     """`python -m tests.engine.format_table` writes it anew."""
-    assert documented() == tested({
+    assert documented() == rows_of({
         "test_every_spelling_gives_the_merged_result": NAMED_ROWS,
         "test_a_peft_folder_gives_what_peft_makes": PEFT_ROWS,
         "test_what_diffusers_saves_gives_what_peft_makes": DIFFUSERS_ROWS,

@@ -124,7 +124,7 @@ async def test_a_job_whose_account_may_no_longer_use_its_adapter_fails_and_leave
     job_id = await accept(resources, images=2, adapter_id=NEON)
     is_committed = "hang" not in results
     deny = f"redis.call('HSET', K('grants:' .. job.account), '{NEON}', 'deny')\n"
-    asked = "if not keeps_adapter(job) then"
+    asked = "if not keeps_adapter(job) then\n"
     stores = _with_queue(resources, replacing("finish", asked, deny + asked)) if is_committed else resources
     async with working(stores, executor):
         if not is_committed:

@@ -332,12 +332,12 @@ async def test_a_drain_releases_what_it_cannot_finish(
 def _next_format(name: str, text: str) -> str:
     """The scripts of a later version: another way to name the LoRA in a record, which its own workers can read."""
     write, read = (
-        "string.gsub(request, '\"lora_id\":', '\"lora\":')",
+        "string.gsub(job.request, '\"lora_id\":', '\"lora\":')",
         "string.gsub(job[4], '\"lora\":', '\"lora_id\":')",
     )
     for rewrite in (
         replacing("accept", "'version', version", "'version', 99"),
-        replacing("accept", "'request', request,", f"'request', {write},"),
+        replacing("accept", "'request', job.request,", f"'request', {write},"),
         replacing("claim", "unpack(job, 1, 7)", f"job[1], job[2], job[3], ({read}), job[5], job[6], job[7]"),
     ):
         text = rewrite(name, text)

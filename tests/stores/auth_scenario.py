@@ -308,6 +308,7 @@ async def _check_repeated_requests(stores: Stores, sync: Any, auth: Script) -> N
             older_keys="",
             interface="a",
             rate_token=rate_token,
+            address="",
             plans=["basic", 2, HOUR_MS],
         )
 
