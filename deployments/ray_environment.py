@@ -43,6 +43,7 @@ def ray_environment(home: Path) -> dict[str, str]:
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",  # the default of 30 s is longer than a whole stop may take
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",  # a killed proxy is back in 5 s instead of 29 s
         "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "2",
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # a busy machine starts none in Serve's 5 s: it was killed, again and again
         "RAY_SERVE_LOG_TO_STDERR": "0",
     }
     return {name: os.environ.get(name, value) for name, value in wanted.items()}

@@ -22,8 +22,17 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One worker for each core; for `auto` two more, since the two groups with a Ray runtime mostly wait for other processes."""
-    return (os.cpu_count() or 1) + 2 * (config.option.numprocesses == "auto")
+    """One worker for each core; for `auto` one more, since the tests with a Ray runtime mostly wait for other processes.
+
+    Those are one group: Ray and Serve give up what does not start within limits of theirs, and two at a time beside busy
+    tests met them.
+    """
+    return (os.cpu_count() or 1) + (config.option.numprocesses == "auto")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the tests with a Ray of their own before those that share a service, which stays until the end."""
+    items.sort(key=lambda item: "started_service" in getattr(item, "fixturenames", ()))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -53,9 +53,14 @@ def python(code: str, *arguments: str, **variables: str) -> subprocess.Completed
     return subprocess.run(command, cwd=ROOT, env=kept | variables, capture_output=True, text=True)
 
 
+def serve_run(name: str) -> str:
+    """A command line. Without the address, it would meet the Ray that was last started on this machine, also by another test."""
+    return json.dumps(["/usr/bin/serve", "run", "--address", "local", str(ROOT / "configs" / name)])
+
+
 @pytest.mark.parametrize("name", ["local.yaml", "one_gpu.yaml"])
 def test_serve_run_reads_of_the_file_that_ray_stays_on_loopback(tmp_path: Path, name: str) -> None:
-    arguments = json.dumps(["/usr/bin/serve", "run", str(ROOT / "configs" / name)])
+    arguments = serve_run(name)
     done = python(READ, arguments, HOME=str(tmp_path), ATELIER_DATA_DIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout.splitlines()[-1])
@@ -73,7 +78,7 @@ def test_rays_token_is_its_owners_alone(tmp_path: Path) -> None:
     token.parent.mkdir()
     token.write_text("0" * 64)
     token.chmod(0o644)
-    arguments = json.dumps(["/usr/bin/serve", "run", str(ROOT / "configs" / "local.yaml")])
+    arguments = serve_run("local.yaml")
     own = {"HOME": str(tmp_path), "ATELIER_DATA_DIR": str(tmp_path), "RAY_TMPDIR": str(tmp_path)}
     assert python(READ, arguments, **own).returncode == 0
     assert token.stat().st_mode & 0o777 == 0o600
@@ -88,7 +93,7 @@ for name in ("ray", "ray/session_1", "ray/session_1/sockets"):
 
 def test_rays_session_of_serve_run_is_private_and_the_users_sessions_stay_side_by_side(tmp_path: Path) -> None:
     """Ray opens its sockets' folder to everybody, who could put a socket of theirs in the place of one of Ray's."""
-    arguments = json.dumps(["/usr/bin/serve", "run", str(ROOT / "configs" / "local.yaml")])
+    arguments = serve_run("local.yaml")
     done = python(READ + MAKE_SESSION, arguments, HOME=str(tmp_path), ATELIER_DATA_DIR=str(tmp_path / "var"))
     assert done.returncode == 0, done.stderr
     folders = ("ray", "ray/session_1", "ray/session_1/sockets")
@@ -149,7 +154,7 @@ def test_only_serve_run_starts_a_ray_of_its_own(arguments: list[str], expected: 
 
 @pytest.mark.slow
 @pytest.mark.ray
-@pytest.mark.xdist_group("ray of its own")
+@pytest.mark.xdist_group("ray")
 @pytest.mark.parametrize("mode", ["disabled", "token"])
 def test_without_token_encryption_and_the_proxys_protection_nothing_is_deployed(mode: str) -> None:
     """Whoever reaches the port between replicas could run code there, and a few slow clients would hold the service."""

@@ -17,7 +17,7 @@ from tests.support import ROOT
 pytestmark = [
     pytest.mark.soak,
     pytest.mark.ray,
-    pytest.mark.xdist_group("ray of its own"),
+    pytest.mark.xdist_group("ray"),
     pytest.mark.timeout(900),
 ]
 

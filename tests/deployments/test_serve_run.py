@@ -16,7 +16,7 @@ from deployments.runtime import processes_in, runtime_home
 from tests.attack.serve_run import ServeRun
 from tests.support import ROOT
 
-pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray of its own"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.timeout(400)]
 
 ATELIER = str(Path(sys.executable).with_name("atelier"))
 NAMED_WITHIN_S = 60.0

@@ -11,9 +11,10 @@ import pytest
 
 from deployments.runtime import kill_all_of, runtime_home
 from tests.deployments.service import ENVIRONMENT
+from tests.deployments.three_nodes import LIMIT_S
 from tests.support import ROOT
 
-pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray of its own"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.timeout(LIMIT_S + 40)]
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             env={**os.environ, **ENVIRONMENT, "ATELIER_DATA_DIR": str(folder / "var")},
             capture_output=True,
             text=True,
-            timeout=380,
+            timeout=LIMIT_S + 20,
             check=False,
         )
     finally:

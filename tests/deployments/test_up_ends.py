@@ -18,7 +18,7 @@ from tests.attack.test_listeners import listeners_of
 from tests.deployments.service import START_LIMIT_S, STOP_LIMIT_S, start_up
 from tests.support import ROOT, free_port
 
-pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray of its own"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.timeout(400)]
 
 
 class Start:

@@ -5,6 +5,7 @@ fake GPU each, which a generator (0.7) and an upscaler (0.3) share. The second h
 """
 
 import asyncio
+import faulthandler
 import json
 import os
 import shutil
@@ -33,7 +34,7 @@ from serve_app.stores.redis_binary import server_binary
 from serve_app.stores.redis_keys import redis_key
 from tests.support import free_port
 
-JOBS = 6
+JOBS = 4
 REDIS_HOST, SECOND, THIRD = "127.0.0.9", "127.0.0.2", "127.0.0.3"
 PEPPER = "p" * 32
 POLICY = "deployments.scaling:BacklogPolicy"
@@ -43,6 +44,7 @@ SCALING: dict[str, Any] = {
     "downscale_delay_s": 1,
     "downscale_to_zero_delay_s": 2,
 }
+LIMIT_S = 560
 WORKER: dict[str, Any] = {"replicas": "auto", "threads": 1, "drain_s": 3}
 
 
@@ -77,6 +79,7 @@ def _scaled(name: str, kind: str, most: int, *, target_s: float) -> dict[str, An
 
 
 def main(home: Path, report: Path) -> None:
+    faulthandler.dump_traceback_later(LIMIT_S, exit=True)  # says where it stands, before the test ends it
     with redis_server(home) as redis_url:
         os.environ.update(ray_environment(home))
         shared = {
