@@ -40,7 +40,10 @@ def read_acceptance(answer: Sequence[Any], settings: Settings) -> Acceptance:
 
 
 def read_acceptances(answer: Sequence[Any], settings: Settings, *, asked: int) -> list[Job]:
-    """Raises `Forbidden`, `QueueFull`, and `RateLimitExceeded` where the plan leaves fewer than were asked for."""
+    """Read the jobs that a script accepted.
+
+    Raises `Forbidden`, `QueueFull`, and `RateLimitExceeded` where the plan leaves fewer than were asked for.
+    """
     status, snapshots, left = answer
     _refuse(status, settings)
     if status == "unknown":

@@ -57,7 +57,10 @@ class AccountRecords:
         await pipeline.execute()
 
     async def still_naming(self, account_id: str, name: str) -> list[str]:
-        """The keys that still hold the account's id, in their name or value, or its name; the audit log never does."""
+        """List the keys that still hold the account's id, in name or value, or its name.
+
+        Those of the audit log, which stays, are not read.
+        """
         found: list[str] = []
         async for names in self._names("*"):
             looked_at = [each for each in names if _parts(each)[0] not in KEPT]

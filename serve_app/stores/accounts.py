@@ -38,7 +38,10 @@ class AccountStore:
     async def create(
         self, name: str, *, plan_a: str = "basic", plan_b: str = "free", password: str | None = None
     ) -> Account:
-        """Create an account. Raises `InvalidParameter` for a name in use, an unknown plan or a password of a wrong length."""
+        """Create an account.
+
+        Raises `InvalidParameter` for a name in use, an unknown plan or a password of a wrong length.
+        """
         name = name.strip()
         if len(name) not in NAME_LENGTH or not name.isprintable():
             raise InvalidParameter("name: must be 1 to 100 printable characters")
@@ -76,8 +79,10 @@ class AccountStore:
         return await self._existing(account_id)
 
     async def set_disabled(self, account_id: str, disabled: bool) -> Account:
-        """Disable or enable: a disabled account's keys and password stop working with the next request, and its sessions and
-        links end for good."""
+        """Disable or enable an account.
+
+        A disabled account's keys and password stop working with the next request; its sessions and links end for good.
+        """
         await self._existing(account_id)
         if disabled:
             pipeline = self._redis.pipeline()
@@ -89,7 +94,10 @@ class AccountStore:
         return await self._existing(account_id)
 
     async def set_password(self, account_id: str, password: str, *, user_id: str = "") -> str:
-        """End every session and link of the account's own user or an invited one; return the new credential version."""
+        """Set a user's password and return the new credential version.
+
+        Every session and link of that user ends: of the account's own one, or of the invited user that `user_id` names.
+        """
         hashed = await self._passwords.hash(password)
         credential_version: str = await self._set_password(account=account_id, user=user_id, password_hash=hashed)
         if not credential_version:
@@ -97,8 +105,11 @@ class AccountStore:
         return credential_version
 
     async def check_password(self, name: str, password: str) -> SignIn | None:
-        """Return who signs in, if the password is right: by the account's name or id, or an invited user's name. An unknown name
-        takes as long as a wrong password: one round trip, one hash."""
+        """Return who signs in, if the password is right.
+
+        `name` is the account's name or id, or an invited user's name. An unknown name takes as long as a wrong
+        password: one round trip, one hash.
+        """
         account_id, user_id, credential_version, *cells = await self._find_user(id_or_name=name)
         row, own = pairs(cells[0]), pairs(cells[1])
         matches = await self._passwords.matches((own if user_id else row).get("password"), password)

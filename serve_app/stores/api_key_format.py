@@ -25,7 +25,7 @@ def new_secret() -> str:
 
 
 def is_well_formed(secret: str) -> bool:
-    """Check that the last six characters are the CRC of the rest: a typo is refused without a call to Redis."""
+    """Check that the last six characters are the CRC of the rest, so that a typo costs no call to Redis."""
     if len(secret) != len(PREFIX) + RANDOM + CHECK or not secret.startswith(PREFIX):
         return False
     if not secret.isascii():

@@ -1,4 +1,7 @@
-"""API keys: created, listed, replaced, revoked. Redis holds HMAC-SHA256 digests under a pepper that it does not hold."""
+"""Creates, lists, replaces and revokes API keys.
+
+Redis holds their HMAC-SHA256 digests, under a pepper that it does not hold.
+"""
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -44,7 +47,10 @@ class ApiKeyStore:
         user_id: str = "",
         limit: int | None = None,
     ) -> tuple[ApiKey, str]:
-        """A new key and its secret, which is never readable again. Raises `InvalidParameter`, `NotFound`, `TooManyKeys`."""
+        """Create a key and return it with its secret, which is never readable again.
+
+        Raises `InvalidParameter`, `NotFound`, `TooManyKeys`.
+        """
         if not interfaces:
             raise InvalidParameter("interfaces: must name at least one of a, b")
         if expires_in is not None and expires_in <= timedelta():
@@ -73,9 +79,10 @@ class ApiKeyStore:
         return _read_key(hashed.id, pairs(row)), secret
 
     async def roll(self, key_id: str, *, grace: timedelta) -> tuple[ApiKey, str]:
-        """A successor with the same name, interfaces, scopes, adapters, limit and length of life; the old key stops after `grace`, everywhere.
+        """Create a key's successor; the old key stops working after `grace`, everywhere.
 
-        Raises `NotFound` for a key that does not work any more, and `TooManyKeys`: during the grace both count.
+        The successor has the same name, interfaces, scopes, adapters, limit and length of life. Raises `NotFound` for a
+        key that does not work any more, and `TooManyKeys`: during the grace both count.
         """
         secret = new_secret()
         version, hashed = self._hash(secret)

@@ -1,4 +1,4 @@
-"""The audit log: one stream per account, to which rows are appended; nothing changes or removes one but its age."""
+"""The audit log: one append-only stream per account, whose rows are removed by age alone."""
 
 import hmac
 import secrets
@@ -24,7 +24,10 @@ REFUSED = ":refused"
 
 
 class AuditLog:
-    """Appends and lists rows. A log is named by a pseudonym, so that it may stay when its account is deleted."""
+    """Appends and lists rows of an account's log.
+
+    A log is named by a pseudonym, so that it may stay when its account is deleted.
+    """
 
     def __init__(self, redis: Redis, settings: Settings) -> None:
         self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"

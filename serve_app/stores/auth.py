@@ -20,7 +20,10 @@ from serve_app.stores.script import Argument, Rewrite, Script
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuthQuery:
-    """Arguments of `caller.lua`. `plans`: the interface's, the lowest first; without a `rate_token` nothing is counted."""
+    """Arguments of `caller.lua`.
+
+    `plans` are the interface's, the lowest first. Without a `rate_token` nothing is counted.
+    """
 
     key: KeyDigest
     older: Sequence[KeyDigest] = ()
@@ -57,10 +60,10 @@ class Authenticator:
         self._count_owner = Script(redis, "count_owner", rewrite)
 
     async def authenticate(self, secret: str, variant: Variant, *, counted: bool, address: str = "") -> AuthResult:
-        """Identify the caller and count the request, in one script; remember the `address` of the key's last use.
+        """Identify the caller and count the request, in one script; store the `address` of the key's last use.
 
-        An unknown, revoked, expired or disabled key, or one of the other interface, gives no caller and the lowest plan's
-        window; nothing is counted.
+        An unknown, revoked, expired or disabled key, or one of the other interface, gives no caller and the lowest
+        plan's window; nothing is counted.
         """
         rate_token = new_rate_token() if counted else ""
         query = auth_query(secret, variant, self._settings, rate_token=rate_token, address=address)
@@ -69,7 +72,10 @@ class Authenticator:
         return query.read(await self._authenticate(**query.args))
 
     async def count_owner(self, account_id: str, variant: Variant) -> AuthResult:
-        """Count a request of the account's owner, who has no key, as one of a key; a disabled account gives no caller."""
+        """Count a request of the account's owner, who has no key, like one of a key.
+
+        A disabled account gives no caller.
+        """
         plans, rate_token = self._settings.plans_of(variant), new_rate_token()
         answer = await self._count_owner(
             account_id=account_id, interface=variant, rate_token=rate_token, plans=plan_cells(plans)

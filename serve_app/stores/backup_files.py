@@ -1,4 +1,4 @@
-"""The files of a backup: parts with keys, a list of objects, the local secrets, and a manifest with the digest of each."""
+"""Files of a backup: parts with keys, a list of objects, the local secrets, and a manifest of digests."""
 
 import gzip
 import hashlib

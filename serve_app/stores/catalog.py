@@ -35,7 +35,10 @@ MOST_LISTED = 32
 
 
 class Removal(NamedTuple):
-    """`removed`, `unknown`, or `file` for an adapter of the catalog file; and the stored weights that no other adapter has."""
+    """The result of removing an adapter: `removed`, `unknown`, or `file` for one of the catalog file.
+
+    `weights` are the stored weights that no other adapter has.
+    """
 
     status: str
     weights: str
@@ -52,14 +55,20 @@ class Terms:
 
 
 class Registration(NamedTuple):
-    """`added`, `taken` (an id in use), `replayed`, `conflict`, `same`, `too_many` or `too_large`, and the id of what there is."""
+    """The result of registering an adapter, and the id of the adapter that there is.
+
+    `added`, `taken` (an id in use), `replayed`, `conflict`, `same`, `too_many` or `too_large`.
+    """
 
     status: str
     lora_id: str
 
 
 class SharedAdapter(NamedTuple):
-    """An adapter that an account owns or may use, and, for its owner, whom it is shared with: account id → name."""
+    """An adapter that an account owns or may use.
+
+    `shared_with`: for its owner, the accounts that may use it too, by id, with their names.
+    """
 
     adapter: Adapter
     shared_with: Mapping[str, str]
@@ -74,7 +83,10 @@ class _Listed(NamedTuple):
 
 
 class CatalogStore:
-    """LoRA adapters, grants and denials. Base models stay in the file, which replicas read when they start."""
+    """Stores LoRA adapters, grants and denials.
+
+    Base models stay in the file, which replicas read when they start.
+    """
 
     def __init__(self, redis: Redis, settings: Settings) -> None:
         self._redis = cast(Any, redis)
@@ -96,7 +108,10 @@ class CatalogStore:
         return read_record(lora_id, fields) if fields else None
 
     async def adapters(self, account_id: str, *, limit: int | None = None) -> list[Adapter]:
-        """List the adapters that the account may use, oldest first; costs by these, and little where none has changed since."""
+        """List the adapters that the account may use, oldest first.
+
+        Reads as many records as it lists, and next to none where nothing has changed since the last call.
+        """
         last = self._listed.get(account_id) if limit is None else None
         known = last.revision if last is not None and time.monotonic() < last.ends else None
         revision, *answer = await self._scripts["list_loras"](account=account_id, most=limit, known=known)
@@ -143,7 +158,10 @@ class CatalogStore:
         return (await self.register_under(adapter, None)).status == "added"
 
     async def register_under(self, adapter: Adapter, terms: Terms | None, *, asks: bool = False) -> Registration:
-        """Add an adapter that is in no file, if the owner's terms allow; with `asks`, only say whether they do."""
+        """Add an adapter that is in no file, if the owner's terms allow it.
+
+        With `asks`, only say whether they do.
+        """
         key = terms.idempotency_key if terms else None
         answer = await self._scripts["register_lora"](
             lora=adapter.id,
@@ -171,7 +189,10 @@ class CatalogStore:
         return await self._redis.zrange(redis_key("loras_owned", account_id), 0, -1)
 
     async def base_models(self) -> list[BaseModel]:
-        """The file's base models; while it cannot be read, those that were applied last. Raises `CatalogError`."""
+        """Return the file's base models; while it cannot be read, those that were applied last.
+
+        Raises `CatalogError`.
+        """
         try:
             catalog = await asyncio.to_thread(read_catalog, self._settings.catalog)
         except CatalogError as error:
@@ -193,10 +214,10 @@ class CatalogStore:
             await self.apply_file()
 
     async def apply_file(self) -> Sequence[SetAside]:
-        """Make the adapters of the catalog file those that the file names now; return the rows that are set aside.
+        """Make the adapters of the catalog file those that the file names now; return the rows left out.
 
-        A row that is set aside keeps what was applied of it. Registered adapters stay. Raises `CatalogError` for a file that
-        cannot be read as a whole: then everything stays as it was applied.
+        A row that is set aside keeps what was applied of it. Registered adapters stay. Raises `CatalogError` for a file
+        that cannot be read as a whole: then everything stays as it was applied.
         """
         catalog = await asyncio.to_thread(read_catalog, self._settings.catalog)
         known: dict[str, str] = await self._redis.hgetall(redis_key("catalog_digests"))

@@ -1,4 +1,4 @@
-"""Digests of the catalog's weight files, each read once: 1,000 adapters are not 1,000 reads at every start."""
+"""Digests of the catalog's weight files, each read once and not at every start."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +11,10 @@ from serve_app.stores.weight_files import file_digest, file_version, weight_file
 
 
 class Digested(NamedTuple):
-    """Adapters with their digests, those whose files cannot be read, and what to remember: URI → version and digest."""
+    """Adapters with their digests, those whose files cannot be read, and what to store for the next start.
+
+    `known`: URI → version and digest.
+    """
 
     adapters: Sequence[Adapter]
     set_aside: Sequence[SetAside]
@@ -19,7 +22,7 @@ class Digested(NamedTuple):
 
 
 def add_digests(adapters: Sequence[Adapter], known: Mapping[str, str], options: Mapping[str, Any]) -> Digested:
-    """Give each adapter its digest: the row's, the `known` one of an unchanged file, or that of the file as read now."""
+    """Give each adapter its digest: the row's, the `known` one of an unchanged file, or the file's."""
     found: list[Adapter] = []
     set_aside: list[SetAside] = []
     remembered: dict[str, str] = {}
@@ -39,7 +42,10 @@ def add_digests(adapters: Sequence[Adapter], known: Mapping[str, str], options: 
 
 
 def _digest(uri: str, known: Mapping[str, str], remembered: dict[str, str], options: Mapping[str, Any]) -> str:
-    """The file's digest; remembered where the storage knows its version. The version is read first: a later change is seen next time."""
+    """Return the file's digest, and remember it where the storage knows the file's version.
+
+    The version is read first, so that a change between the two reads is seen next time.
+    """
     version = file_version(uri, options)
     before, _, digest = known.get(uri, "").rpartition(" ")
     if version is None or before != version:

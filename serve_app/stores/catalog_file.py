@@ -50,7 +50,10 @@ class SetAside(NamedTuple):
 
 
 class Catalog(NamedTuple):
-    """The file's good rows by id, in its order, and the others. An adapter whose row names no digest has none yet."""
+    """The file's valid rows by id, in its order, and the others.
+
+    An adapter whose row names no digest has none yet.
+    """
 
     base_models: Mapping[str, BaseModel]
     adapters: Mapping[str, Adapter]

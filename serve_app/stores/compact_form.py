@@ -1,7 +1,7 @@
-"""The compact form of a completed job's record: what only a reader needs, deflated into a few short fields.
+"""The compact form of a completed job's record: what readers need, deflated into a few short fields.
 
-Redis keeps a hash whose values have at most 64 bytes as one list of bytes; a longer value costs it a table. So the packed
-text is cut into parts of that length, as text of seven bits a character, which every client reads.
+Redis keeps a hash whose values have at most 64 bytes as one list of bytes; a longer value costs it a table. So the
+packed text is cut into parts of that length, as text of seven bits a character, which every client reads.
 """
 
 import hashlib
@@ -72,9 +72,9 @@ def packed_parts(fields: Mapping[str, str]) -> list[str]:
 
 
 def unpack(job_id: str, fields: Mapping[str, str]) -> Mapping[str, str]:
-    """The fields of a record as they were before `pack`, less those that nobody reads. Others are returned as they are.
+    """Return the fields of a record as they were before `pack`, less those that nobody reads.
 
-    Raises `UnreadableRecord`.
+    A record that is not packed is returned as it is. Raises `UnreadableRecord`.
     """
     if not is_packed(fields):
         return fields
@@ -118,7 +118,10 @@ def _parts(fields: Mapping[str, str]) -> Iterator[str]:
 
 
 def _pack_images(images: Sequence[Mapping[str, Any]], usual_place: str) -> tuple[Any, bytes]:
-    """Cells for JSON and the random bytes, which no compression makes shorter than they are; images of another form whole."""
+    """Return the images as cells for JSON and their random bytes, which do not compress.
+
+    Images of an unusual form are returned whole, without bytes.
+    """
     found = [_URI.fullmatch(image["image_uri"]) for image in images]
     heads = {(uri["root"], uri["owner"], uri["place"]) if uri else None for uri in found}
     is_plain = len(heads) == 1 and all(

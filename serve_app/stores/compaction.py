@@ -1,4 +1,4 @@
-"""Compaction: a completed job's record becomes the compact one after a while; deletion makes it whole again first."""
+"""Compacts the records of completed jobs after a while, and restores them before a deletion."""
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping

@@ -47,10 +47,10 @@ class DeadLetters:
         after: Position | None = None,
         limit: int,
     ) -> DeadPage:
-        """List those of an account and a code that failed since a time, newest first; `Position` has the time of failing.
+        """List the dead letters of an account and a code since a time, newest first.
 
-        The counts are of the newest `LOOKED_AT_ONCE` of that time. A page of few may be short and yet have a next one: it is
-        of `CALLS` × `LOOKED_AT_ONCE` jobs.
+        `Position` has the time of failing. The counts are of the newest `LOOKED_AT_ONCE` of that time. A page of few
+        may be short and yet have a next one: it is of `CALLS` × `LOOKED_AT_ONCE` jobs.
         """
         found, place, counts = list[Position](), after, dict[str, int]()
         for _ in range(CALLS):

@@ -1,4 +1,4 @@
-"""Deletion of jobs and images: what Redis holds goes in one script, which lists the objects that are then to be removed."""
+"""Deletes jobs and images: one script removes the keys and lists the objects still to be removed."""
 
 import json
 import secrets
@@ -85,7 +85,10 @@ class Deletions:
         await self._redis.hdel(redis_key("deletions"), name)
 
     async def _place(self, job_id: str) -> tuple[str, str]:
-        """A job's account and folder, neither of which ever changes; '' for what there is not. Its record is whole afterwards."""
+        """Return a job's account and folder, which never change, '' for what is missing.
+
+        The job's record is whole afterwards (see `compaction.py`).
+        """
         fields: dict[str, str] = await self._redis.hgetall(redis_key("job", job_id))
         owner, created = fields.get("account"), fields.get("created", "")
         try:

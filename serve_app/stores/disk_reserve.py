@@ -1,4 +1,4 @@
-"""The disks of the embedded Redis and of local images: before one is full, new jobs are refused, so that Redis never meets it."""
+"""Refuses new jobs before the disk of the embedded Redis or of local images is full."""
 
 import os
 import time
@@ -13,7 +13,10 @@ CHECK_EVERY_S = 1.0
 
 
 class DiskReserve:
-    """Looks at the free space at most once a second, when somebody asks; in between it answers from memory."""
+    """Reports whether enough disk is free.
+
+    It looks at most once a second, when asked; in between it answers from memory.
+    """
 
     def __init__(self, settings: Settings, storage_folder: Path | None) -> None:
         self._folders = local_folders(settings, storage_folder)
@@ -36,7 +39,7 @@ class DiskReserve:
 
 
 def local_folders(settings: Settings, storage_folder: Path | None) -> list[Path]:
-    """Where this service writes on disks of its own machine: the embedded Redis, and images on local storage."""
+    """List the folders that this service writes on its own machine: the embedded Redis's and the images'."""
     found: Iterable[Path | None] = (None if settings.redis_url else settings.data_dir.resolve(), storage_folder)
     return [folder for folder in found if folder is not None]
 

@@ -83,7 +83,10 @@ def running_redis(data_dir: Path) -> EmbeddedRedis | None:
 
 
 def embedded_release(data_dir: Path) -> str:
-    """Say which server is running, and whether it lacks known fixes: a system's own, or an older one of the packages."""
+    """Say which server is running, and whether it lacks known fixes.
+
+    It is the system's own, or an older one from the packages.
+    """
     running = running_redis(data_dir)
     if running is None:
         return ""
@@ -111,7 +114,10 @@ def stop_redis(data_dir: Path, *, timeout: float = 10.0) -> bool:
 
 
 def _ask_to_stop(socket: Path) -> None:
-    """A server that writes its first append-only file refuses until it has; one that is stopping may answer nothing."""
+    """Ask a server to shut down.
+
+    A server that writes its first append-only file refuses until it has; one that is stopping may answer nothing.
+    """
     with _client(socket) as client, suppress(redis.ResponseError, redis.ConnectionError, redis.TimeoutError):
         client.shutdown(nosave=True)  # nosave: the append-only file is the data
 

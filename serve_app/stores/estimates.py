@@ -18,9 +18,11 @@ SOONEST = timedelta(seconds=1)
 
 @dataclass(frozen=True, slots=True)
 class QueuePosition:
-    """What an estimate needs, as `queue.lua` reads it: the speed measured, the work (in thousandths of a unit) that is ready
-    and in all, the workers, the accounts with waiting jobs, the job's place in its account's queue (-1: in none), and how
-    long the last worker took to start."""
+    """What an estimate needs, as `queue.lua` reads it.
+
+    Work is in thousandths of a unit. `place` is the job's place in its account's queue (-1: in none), `accounts` are
+    those with waiting jobs, `start_seconds` is how long the last worker took to start.
+    """
 
     seconds_per_unit: float | None
     ready: int
@@ -49,7 +51,7 @@ def read_position(answer: Sequence[Any]) -> QueuePosition:
 
 
 def estimate_finish(kind: JobKind, state: JobState, fields: Mapping[str, str], position: QueuePosition) -> datetime:
-    """Now, plus a worker's start where none is there, the job's remaining work and its part of the work ahead."""
+    """Estimate when a job finishes: a worker's start if none is there, the work ahead, and its own rest."""
     own = int(fields["work"])
     left = own * (1 - int(fields.get("progress", 0)) / 100)
     ahead = _work_ahead(own, position) / max(1, position.workers) if state is JobState.QUEUED else 0.0
@@ -66,7 +68,10 @@ def waits_for_worker(state: JobState, position: QueuePosition) -> bool:
 
 
 def _work_ahead(own: int, position: QueuePosition) -> float:
-    """Half of what runs, and what the fair queue serves first: as many jobs of each waiting account as are before this one."""
+    """Return half of the running work and what the fair queue serves before this job.
+
+    That is as many jobs of each waiting account as are before this one in its own.
+    """
     running = max(0, position.work - position.ready_work) / 2
     if position.place < 0 or position.ready == 0:
         return running  # backing off: it comes back at its old place, near the front

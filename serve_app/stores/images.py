@@ -68,7 +68,10 @@ class ImageStore:
         return f"{self._settings.storage.rstrip('/')}/{name}"
 
     def name(self, image_uri: str) -> str:
-        """Return the name of an image or thumbnail in a URI of this storage. Raises `NotFound` for any other URI."""
+        """Return the name of an image or thumbnail in a URI of this storage.
+
+        Raises `NotFound` for any other URI.
+        """
         prefix = self._settings.storage.rstrip("/") + "/"
         name = image_uri.removeprefix(prefix)
         if not image_uri.startswith(prefix) or not _OBJECT.fullmatch(name):
@@ -100,7 +103,10 @@ class ImageStore:
                 continue
 
     async def delete_folder(self, folder: str) -> None:
-        """Remove the folder of a job or an account with all images in it. Raises `NotFound` for any other folder."""
+        """Remove the folder of a job or an account with all images in it.
+
+        Raises `NotFound` for any other folder.
+        """
         if not _FOLDER.fullmatch(folder):
             raise NotFound("no such folder")
         path = self._path(folder)
@@ -132,10 +138,10 @@ class ImageStore:
         return [row["name"].rstrip("/").removeprefix(self._path("")) for row in rows if row["type"] == "directory"]
 
     def url(self, image_uri: str, *, base_url: str) -> str:
-        """Return a URL that opens without a key for `image_url_life`, or up to a hundredth longer: ours for local storage,
-        else presigned. It is the same for that hundredth, or `SAME_URL_S`, so that a poll need not sign it, nor differ.
+        """Return a URL that opens without a key for `image_url_life`, or up to a hundredth longer.
 
-        The time is this machine's, here and where the URL is verified.
+        For local storage it is ours, else presigned. It is the same for that hundredth, or `SAME_URL_S`, so that polls
+        need not sign it again and agree. The time is this machine's, here and where the URL is verified.
         """
         now, life = int(time.time()), int(self._settings.image_url_life.total_seconds())
         period = max(1, min(SAME_URL_S, life // 100))

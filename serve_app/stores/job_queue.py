@@ -128,9 +128,9 @@ class JobQueue:
         request_id: str = "",
         traceparents: Mapping[str, str] | None = None,
     ) -> list[Job]:
-        """Make a job of each request, by its job id, all or none; each counts as one request of the account in its plan.
+        """Make a job of each request, by its job id, all or none.
 
-        Raises `Forbidden`, `QueueFull`, `RateLimitExceeded`.
+        Each counts as one request of the account in its plan. Raises `Forbidden`, `QueueFull`, `RateLimitExceeded`.
         """
         traceparents = traceparents or {}
         rows = [
@@ -218,7 +218,10 @@ class JobQueue:
             await self.fail(row.lease, DAMAGED, retry=False)
 
     async def heartbeat(self, lease: Lease, *, progress: int) -> HeartbeatReply:
-        """Extend the lease and store the progress, which never falls and is at most 99 until the job is completed."""
+        """Extend the lease and store the progress.
+
+        Progress never falls, and is at most 99 until the job is completed.
+        """
         reply = await self.scripts["heartbeat"](
             job_id=lease.job_id, attempt=lease.attempt, lease_ms=self._lease_ms, progress=progress
         )
@@ -280,9 +283,10 @@ class JobQueue:
         )
 
     async def cancel(self, job_id: str, *, account_id: str | None) -> JobState | None:
-        """Cancel a waiting job at once, a running one at its worker's next heartbeat; return the state after the call.
+        """Cancel a job and return its state after the call: a waiting one at once, a running one soon.
 
-        None when the account has no such job; `account_id=None` is the operator. Raises `UnreadableRecord`.
+        The worker of a running job learns it with its next heartbeat. None when the account has no such job;
+        `account_id=None` is the operator. Raises `UnreadableRecord`.
         """
         state = await self.scripts["cancel"](job_id=job_id, account=account_id, retention_ms=self._retention_ms)
         return read_state(state) if state else None

@@ -186,7 +186,7 @@ class JobReader:
         return await self._redis.zcard(redis_key("dead"))
 
     async def waiting(self, plans: Sequence[str]) -> Mapping[tuple[JobKind, str], QueueLength]:
-        """Return how many jobs of each plan (`a:basic`) wait, ready or delayed, and for how long the oldest has."""
+        """Return the waiting jobs of each plan (`a:basic`), ready or delayed, and the age of the oldest."""
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.time()
         of = [(kind, plan) for kind in JobKind for plan in plans]
@@ -199,7 +199,10 @@ class JobReader:
         return {each: QueueLength(*row) for each, row in zip(of, zip(answers[::2], ages, strict=True), strict=True)}
 
     async def waiting_weights(self, kind: JobKind, *, limit: int) -> Sequence[tuple[str, int]]:
-        """Return the weights for which most jobs are ready, and how many: of the `GROUPS_READ` whose jobs are the oldest."""
+        """Return the weights for which most jobs are ready, and how many.
+
+        Of weights that wait, the `GROUPS_READ` whose jobs are the oldest are counted.
+        """
         groups: Names = await self._redis.zrange(redis_key("groups", kind), 0, GROUPS_READ - 1)
         pipeline = self._redis.pipeline(transaction=False)
         for group in groups:

@@ -25,7 +25,10 @@ class LoraFiles:
         return f"{self._storage}/{_name(sha256, files)}"
 
     async def put(self, sha256: str, files: Mapping[str, Path]) -> str:
-        """Store the files by name, '' for a single one, and return the URI of the file or folder. Raises `StoreUnavailable`."""
+        """Store the files by name, '' for a single one, and return the URI of the file or folder.
+
+        Raises `StoreUnavailable`.
+        """
         name = _name(sha256, files)
         for part, source in files.items():
             path = f"{self._root}/{name}/{part}".rstrip("/")

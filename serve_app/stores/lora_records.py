@@ -58,7 +58,10 @@ def read_record(lora_id: str, fields: Mapping[str, str]) -> Adapter:
 
 
 def file_row(adapter: Adapter, place: int) -> dict[str, Any]:
-    """A row of the catalog file as `apply_catalog.lua` takes it; its digest tells whether the record is as it was."""
+    """Return a row of the catalog file as `apply_catalog.lua` takes it.
+
+    Its digest tells whether the stored record is the same.
+    """
     order, record = order_of(adapter, place), write_record(adapter, FROM_FILE)
     digest = hashlib.sha256(json.dumps([order, record], sort_keys=True).encode()).hexdigest()
     return {"id": adapter.id, "order": order, "digest": digest, "record": record}

@@ -31,7 +31,7 @@ class LoraSamples:
         await self._redis.zadd(redis_key("loras_sampling"), {lora_id: at}, nx=True)
 
     async def take(self, *, every: timedelta = EVERY) -> str:
-        """The LoRA whose turn it is, taken from the list; empty where none is, or where customers' jobs come first."""
+        """Take the next LoRA off the list; '' if there is none, or if customers' jobs come first."""
         return await self._take(
             worker_life_ms=milliseconds(WORKER_LIFE), every_ms=milliseconds(every), life_ms=milliseconds(LIFE)
         )

@@ -1,4 +1,4 @@
-"""LoRAs that are fetched from a storage the operator names: which addresses are allowed, and their files, streamed."""
+"""Fetches LoRAs from the storage addresses that the operator allows, streaming their files."""
 
 import asyncio
 import logging
@@ -41,9 +41,10 @@ class LoraSources:
             raise InvalidParameter(f"source: must be a plain address below {' or '.join(self._prefixes)}")
 
     async def fetch(self, source: str, folder: Path, *, before_block: Callable[[], Awaitable[None]]) -> Path:
-        """Copy the file to `folder`, or with a `/` at the end the folder's two files of PEFT; return the file or `folder`.
+        """Copy the file, or the two files of a PEFT folder, to `folder`; return the file or `folder`.
 
-        Raises `InvalidParameter`, `PayloadTooLarge`, and what `before_block` raises, which is asked before each block is written.
+        `source` ends with a `/` for a folder. `before_block` is called before each block is written. Raises
+        `InvalidParameter`, `PayloadTooLarge`, and what `before_block` raises.
         """
         self.check(source)
         names = PEFT_FILES if source.endswith("/") else ("",)

@@ -1,4 +1,4 @@
-"""Which stored weights of LoRAs may be removed: those that no LoRA has, and that no registration is about to need."""
+"""Lists the stored weights of LoRAs that may be removed: no LoRA has them, and none is about to."""
 
 from datetime import timedelta
 from typing import Any, cast
@@ -17,7 +17,10 @@ _AT_ONCE = 100
 
 
 class LoraWeights:
-    """The list of weights to remove. Only what was put on it is ever removed: an empty Redis removes nothing."""
+    """The list of weights to remove.
+
+    Only what was put on it is ever removed: an empty Redis removes nothing.
+    """
 
     def __init__(self, redis: Redis) -> None:
         self._redis = cast(Any, redis)

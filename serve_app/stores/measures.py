@@ -1,4 +1,4 @@
-"""What this process measures for `/metrics`: collected here, and added in Redis to what all processes have measured."""
+"""Collects what this process measures for `/metrics`, and adds it in Redis to all processes' sums."""
 
 import asyncio
 import json
@@ -50,7 +50,10 @@ class ShownWorker(NamedTuple):
 
 
 class Measures:
-    """Counts and observations of one process, and the gauges of its worker. Not thread-safe: for the event loop alone."""
+    """Counts and observations of one process, and the gauges of its worker.
+
+    Not thread-safe: for the event loop alone.
+    """
 
     def __init__(self, redis: Redis) -> None:
         self._redis = cast(Any, redis)
@@ -69,7 +72,10 @@ class Measures:
         self._pending[field_of(metric, *labels, part="sum")] += value
 
     async def send(self) -> None:
-        """Add what has been measured since the last call. Raises `StoreUnavailable`: then the next call adds it too, once."""
+        """Add what has been measured since the last call to the sums in Redis.
+
+        Raises `StoreUnavailable`: then the next call adds it too, once.
+        """
         async with self._sending:
             if not self._unsent:
                 if not self._pending:
@@ -107,7 +113,10 @@ class Measures:
         base_models: Sequence[str] = (),
         loras: Sequence[str] = (),
     ) -> None:
-        """Keep a worker's gauges, by metric, and what it holds, until the next call. Raises `StoreUnavailable`."""
+        """Store a worker's gauges, by metric, and the weights it holds, until the next call.
+
+        Raises `StoreUnavailable`.
+        """
         said = {**gauges, _BASE_MODELS: list(base_models), _LORAS: list(loras)}
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.hset(redis_key("gauges", kind), worker, json.dumps(said))

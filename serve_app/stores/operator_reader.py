@@ -122,7 +122,10 @@ class OperatorReader:
         return await find_jobs(self._redis, await self._redis.zrange(redis_key("lease", kind), 0, limit - 1))
 
     async def loras(self, start: int, limit: int, *, owner: str = "") -> tuple[list[LoraRow], int]:
-        """List LoRAs, of all or of one owner, the newest first, from a place on; and return how many there are."""
+        """List LoRAs from a place on, newest first, and return how many there are.
+
+        They are all, or those of one owner.
+        """
         index = redis_key("loras_owned", owner) if owner else redis_key("loras")
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.time()

@@ -23,8 +23,11 @@ class OperatorSessions:
         self._get = Script(redis, "operator_session")
 
     async def create(self, name: str, *, credential_version: str) -> str:
-        """Open a session; its token has 256 random bits. `credential_version` is that of the password or link that was
-        shown: when it is no longer the operator's, the session is dead from the beginning."""
+        """Open a session and return its token, which has 256 random bits.
+
+        `credential_version` is that of the password or link that was shown: when it is no longer the operator's, the
+        session is dead from the beginning.
+        """
         token = secrets.token_urlsafe(32)
         digest = _digest(token)
         ends = await self._now_ms() + milliseconds(ABSOLUTE_LIFE)
@@ -38,7 +41,10 @@ class OperatorSessions:
         return token
 
     async def get(self, token: str, *, extends: bool = True) -> str | None:
-        """Return the operator's name; None when the session has ended. With `extends`, its idle time starts again."""
+        """Return the operator's name; None when the session has ended.
+
+        With `extends`, its idle time starts again.
+        """
         name: str = await self._get(token_digest=_digest(token), idle_ms=milliseconds(IDLE_LIFE), extends=extends)
         return name or None
 

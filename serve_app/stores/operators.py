@@ -27,7 +27,10 @@ class OperatorStore:
         self._set_password = Script(redis, "set_operator_password")
 
     async def create(self, name: str, *, password: str | None = None) -> Operator:
-        """Create an operator. Raises `InvalidParameter` for a name in use, or one or a password that cannot be."""
+        """Create an operator.
+
+        Raises `InvalidParameter` for a name in use, and for an invalid name or password.
+        """
         if not _NAME.fullmatch(name):
             raise InvalidParameter("name: must be 1 to 63 of a-z 0-9 . _ -, a letter or digit first")
         hashed = None if password is None else await self._passwords.hash(password)
@@ -57,7 +60,7 @@ class OperatorStore:
         return _read(name, row) if row else None
 
     async def set_password(self, name: str, password: str) -> str:
-        """End every session of the operator and every link; return the credential version of sessions from now on.
+        """Set the password, end the operator's sessions and links, and return the new credential version.
 
         Raises `NotFound`, `InvalidParameter`.
         """

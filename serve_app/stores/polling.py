@@ -45,10 +45,11 @@ class Poller:
         self._known: dict[tuple[str, str, Variant], AuthResult] = {}
 
     async def poll(self, secret: str, variant: Variant, job_id: str, *, of: Variant | None) -> Poll:
-        """Authenticate without counting, and read the job if it is the account's (and was made on `of`): one script.
+        """Authenticate without counting, and read the account's job, in one script.
 
-        Limited, and without a job, when a key that was valid in this second polls more than `polls_per_second` times.
-        Raises `UnreadableRecord`, `StoreUnavailable`.
+        With `of`, only a job that was made on that interface is read. The poll is limited, and without a job, when a
+        key that was valid in this second polls more than `polls_per_second` times. Raises `UnreadableRecord`,
+        `StoreUnavailable`.
         """
         query = auth_query(secret, variant, self._settings)
         if query is None:

@@ -68,7 +68,10 @@ def write_timings(timings: Timings | None) -> str:
 
 
 def read_snapshot(answer: Sequence[Any]) -> Job | None:
-    """Read a job from a script's snapshot, with its estimate if it has not ended. Raises `UnreadableRecord`."""
+    """Read a job from a script's snapshot, with its estimate if it has not ended.
+
+    Raises `UnreadableRecord`.
+    """
     if not answer:
         return None
     job_id, fields, position = answer

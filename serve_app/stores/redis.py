@@ -31,10 +31,10 @@ MAX_CONNECTIONS, MAX_WAIT = 64, timedelta(seconds=5)
 
 
 def connect(url: str, *, connections: int = MAX_CONNECTIONS, wait: timedelta = MAX_WAIT) -> redis_async.Redis:
-    """Open an asyncio client of an address (`serve_app/stores/redis_address.py`); a failure to reach it is `StoreUnavailable`.
+    """Open an asyncio client of an address (`redis_address.py`).
 
-    Calls beyond `connections` take turns, in the order in which they came. One that has waited for `wait` while others were
-    answered is refused with `Overloaded`.
+    Calls beyond `connections` take turns, in the order in which they came. One that has waited for `wait` while others
+    were answered raises `Overloaded`; a server that cannot be reached, `StoreUnavailable`.
     """
     pool = connection_pool(
         url,
@@ -52,7 +52,10 @@ def connect(url: str, *, connections: int = MAX_CONNECTIONS, wait: timedelta = M
 
 
 def connect_sync(url: str, *, decode: bool = True, reply_timeout_s: float = REPLY_TIMEOUT_S) -> redis_py.Redis:
-    """Open a blocking client, for the autoscaling thread, the doctor and backups; use it inside `redis_errors()`."""
+    """Open a blocking client, for the autoscaling thread, the doctor and backups.
+
+    Use it inside `redis_errors()`.
+    """
     return blocking_client(
         url,
         decode_responses=decode,
@@ -87,8 +90,11 @@ def _is_outage(error: RedisError) -> bool:
 
 
 class _Turns:
-    """Lets as many calls at a time to Redis as there are connections. redis-py's own waiting lets late calls pass early ones,
-    and cannot tell a busy process from a server that does not answer."""
+    """Lets as many calls at a time to Redis as there are connections, in order of arrival.
+
+    redis-py's own waiting lets late calls pass early ones, and cannot tell a busy process from a server that does not
+    answer.
+    """
 
     def __init__(self, connections: int, wait_s: float) -> None:
         self._free = asyncio.Semaphore(connections)
@@ -138,11 +144,17 @@ class _Client(redis_async.Redis):
         return await self.turns.take(super().execute_command, *args, **options)
 
     async def execute_read(self, *args: str | int | float) -> Any:
-        """Send a command that writes nothing on the connection that all reads share; if that breaks, on one of its own."""
+        """Send a command that writes nothing on the connection that all reads share.
+
+        If that breaks, send it again on a connection of its own.
+        """
         return await self.turns.take(self._execute_shared, self.reads, args)
 
     async def execute_write(self, *args: str | int | float) -> Any:
-        """Send a command on the connection that all scripts which write share; if that breaks, once more on one of its own."""
+        """Send a command on the connection that all scripts which write share.
+
+        If that breaks, send it once more on a connection of its own.
+        """
         return await self.turns.take(self._execute_shared, self.writes, args)
 
     async def _execute_shared(self, shared: SharedConnection, args: Sequence[str | int | float]) -> Any:

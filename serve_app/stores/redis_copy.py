@@ -1,4 +1,7 @@
-"""A copy of what a Redis server holds, key by key with times to live; by commands alone, so that it reaches any server."""
+"""Copies what a Redis server holds, key by key with times to live.
+
+It uses commands alone, so that it reaches any server.
+"""
 
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -20,7 +23,10 @@ _DATA = ("account", "key", "job")
 
 
 class CopiedKey(NamedTuple):
-    """A key's name, its value as `DUMP` gives it, when it goes (epoch ms, or 0 for never), and the fields of a job or a LoRA."""
+    """A copied key: its name, its value as `DUMP` gives it, its expiry, and a job's or LoRA's fields.
+
+    The expiry is in epoch milliseconds, 0 for never.
+    """
 
     name: str
     value: bytes
@@ -29,7 +35,10 @@ class CopiedKey(NamedTuple):
 
 
 class RedisCopy:
-    """Reads all keys of the service at one moment, and writes them again. Every method may raise `StoreUnavailable`."""
+    """Reads all keys of the service at one moment, and writes them again.
+
+    Every method may raise `StoreUnavailable`.
+    """
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -50,7 +59,10 @@ class OpenedCopy:
         return version.decode() if isinstance(version, bytes) else version, self._now()
 
     def read(self, *, pause: bool) -> Iterator[Sequence[CopiedKey]]:
-        """All keys; with `pause`, no client writes meanwhile: calls of the service wait, or are answered 503 after 3 seconds."""
+        """Yield all keys, in parts.
+
+        With `pause`, no client writes meanwhile: calls of the service wait, or are answered 503 after 3 seconds.
+        """
         if not pause:
             yield from self._batches()
             return
@@ -72,7 +84,10 @@ class OpenedCopy:
         return any(True for family in _DATA for _ in self._names(redis_key(family, "*")))
 
     def begin(self, digest: str) -> None:
-        """Empty the server of the service's keys, and mark it as being restored. Raises `StoreUnavailable` for one in use."""
+        """Empty the server of the service's keys, and mark it as being restored.
+
+        Raises `StoreUnavailable` for a server in use.
+        """
         marked = self._client.get(redis_key("restoring"))
         if marked is None and self.is_used():
             raise StoreUnavailable("this Redis holds accounts or jobs: a backup is restored into an empty one")

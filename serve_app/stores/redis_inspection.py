@@ -54,9 +54,10 @@ def inspect_redis(url: str) -> RedisFacts:
 
 
 def span_of_records(url: str, retention: timedelta) -> timedelta | None:
-    """For how long ended jobs have been kept, from a sample of their times to live; None of too few. Raises `StoreUnavailable`.
+    """Estimate for how long ended jobs have been kept, from a sample of their times to live.
 
-    At a steady rate ages are even, so that the oldest is twice as old as the mean.
+    At a steady rate ages are even, so that the oldest is twice as old as the mean. None when there are too few. Raises
+    `StoreUnavailable`.
     """
     with connect_sync(url) as client, redis_errors():
         untyped = cast(Any, client)
@@ -74,7 +75,10 @@ def span_of_records(url: str, retention: timedelta) -> timedelta | None:
 
 
 def server_identity(url: str) -> str:
-    """Name the server that answers, and the database in it: another after its restart. Raises `StoreUnavailable`."""
+    """Name the server that answers and the database in it; a restarted server is another one.
+
+    Raises `StoreUnavailable`.
+    """
     with connect_sync(url) as client, redis_errors():
         untyped = cast(Any, client)
         try:
@@ -85,7 +89,10 @@ def server_identity(url: str) -> str:
 
 
 def keys_by_pepper(url: str) -> Mapping[int, int]:
-    """Count the API keys that work under each version of the pepper; those of before versions are of the first. Raises `StoreUnavailable`."""
+    """Count the API keys that work under each version of the pepper.
+
+    Keys from before versions count for the first. Raises `StoreUnavailable`.
+    """
     found: Counter[int] = Counter()
     with connect_sync(url) as client, redis_errors():
         untyped = cast(Any, client)

@@ -7,7 +7,10 @@ PREFIX = "{job:0}:"
 
 
 class Key(NamedTuple):
-    """One family of keys: its name after the prefix (`*` for the part that varies), its Redis type, when it goes, what it holds."""
+    """One family of keys: its name, its Redis type, its expiry, and what it holds.
+
+    The name is the part after the prefix, with `*` for what varies.
+    """
 
     name: str
     type: str

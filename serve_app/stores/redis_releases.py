@@ -29,13 +29,19 @@ code run by Lua scripts and by clients that are let in."""
 
 
 def parse_version(text: str) -> Version:
-    """The numbers of `7.2.4`, or of the first such text in a program's `--version`; empty when there are none."""
+    """Return the numbers of `7.2.4`, or of the first such text in a program's `--version`.
+
+    Empty when there are none.
+    """
     found = re.search(r"\d+(\.\d+)+", text)
     return tuple(int(part) for part in found.group().split(".")) if found else ()
 
 
 def patched_release(server: str, version: str) -> str | None:
-    """The release to take instead of this one; None when it has every known fix. A line of which nothing is known is newer."""
+    """Return the release to take instead of this one; None when it has every known fix.
+
+    A line of releases of which nothing is known counts as newer.
+    """
     lines = PATCHED.get(server, {})
     have = parse_version(version)
     line = (have[0], have[1]) if len(have) > 1 else (0, 0)

@@ -60,7 +60,10 @@ class ScriptSource(NamedTuple):
     names: frozenset[str]
 
     def encode(self, args: Mapping[str, Argument]) -> list[str | int | float]:
-        """The arguments in the script's order. Raises `TypeError` for one that is missing, unknown or of another type."""
+        """Return the arguments in the script's order.
+
+        Raises `TypeError` for one that is missing, unknown or of another type.
+        """
         if self.names.symmetric_difference(args):
             missing, unknown = self.names.difference(args), set(args).difference(self.names)
             raise TypeError(f"{self.name}.lua: missing {sorted(missing)}, unknown {sorted(unknown)}")
@@ -77,7 +80,10 @@ class ScriptSource(NamedTuple):
 
 @cache
 def load_script(name: str) -> ScriptSource:
-    """A script after what all scripts share, its arguments as locals, and the files it names by `-- include <file>`."""
+    """Read a script: what all scripts share, its arguments as locals, included files and its own text.
+
+    A file is included by a line `-- include <file>`.
+    """
     own = (_FOLDER / f"{name}.lua").read_text()
     included = [(_FOLDER / f"{part}.lua").read_text() for part in _lines(own, _INCLUDE)]
     declared = [item for text in (*included, own) for line in _lines(text, _ARGS) for item in line.split(",")]
@@ -113,8 +119,11 @@ class Script:
     """
 
     def __init__(self, client: Redis, name: str, rewrite: Rewrite | None = None, *, writes: bool = True) -> None:
-        """Calls go over the connection that all such scripts of the process share, those with `writes=False` over the reads'
-        (`redis.py`). So every script must be safe to run twice: one that loses its answer is sent again."""
+        """Load the script by its name.
+
+        Calls go over the connection that all such scripts of the process share, those with `writes=False` over the
+        reads' (`redis.py`). So every script must be safe to run twice: one that loses its answer is sent again.
+        """
         self._client = client
         self._writes = writes
         self._source = load_script(name)
@@ -122,7 +131,10 @@ class Script:
         self._sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
     async def __call__(self, **args: Argument) -> Any:
-        """Raises `TypeError`, before anything is sent, for an argument that is missing, unknown or of another type."""
+        """Run the script and return its answer.
+
+        Raises `TypeError`, before anything is sent, for an argument that is missing, unknown or of another type.
+        """
         encoded = self._source.encode(args)
         client = cast(Any, self._client)
         execute = client.execute_write if self._writes else client.execute_read
@@ -132,8 +144,10 @@ class Script:
             return await cast(Callable[..., Any], self._client.eval)(self.text, 1, PREFIX, *encoded)
 
     async def on_replicas(self, replicas: int, **args: Argument) -> Any:
-        """Run, and answer only when so many replicas have the writes. Raises `StoreUnavailable` when they do not in time:
-        the change may have happened, and asking again is safe."""
+        """Run the script, and answer only when so many replicas have the writes.
+
+        Raises `StoreUnavailable` when they do not in time: the change may have happened, and asking again is safe.
+        """
         # in a pipeline, because WAIT is about the writes of its own connection
         pipeline = cast(Any, self._client.pipeline(transaction=False))
         pipeline.eval(self.text, 1, PREFIX, *self._source.encode(args))

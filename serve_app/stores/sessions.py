@@ -1,4 +1,7 @@
-"""Console sessions: random tokens, stored as digests, that end when idle or old, or with the password they were opened with."""
+"""Console sessions: random tokens, stored as digests.
+
+A session ends when idle or old, or with the password it was opened with.
+"""
 
 import hashlib
 import secrets
@@ -20,7 +23,10 @@ ABSOLUTE_LIFE = timedelta(hours=12)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Session:
-    """A live session. `id` is the digest of its token; what an older version did not store is None or empty."""
+    """A live session.
+
+    `id` is the digest of its token; what an older version did not store is None or empty.
+    """
 
     id: str
     user_id: str
@@ -31,7 +37,10 @@ class Session:
 
 
 class Opened(NamedTuple):
-    """Whose a live session is: the account, and the invited user's id, name and role, empty for the account's own user."""
+    """The holder of a live session: the account, and an invited user's id, name and role.
+
+    The last three are empty for the account's own user.
+    """
 
     account_id: str
     user_id: str
@@ -51,8 +60,11 @@ class SessionStore:
     async def create(
         self, account_id: str, *, user_id: str = "", credential_version: str = "", browser: str = "", address: str = ""
     ) -> str:
-        """Open a session; its token has 256 random bits. `credential_version` is that of the password or link that was
-        shown: when it is no longer the user's, the session is dead from the beginning."""
+        """Open a session and return its token, which has 256 random bits.
+
+        `credential_version` is that of the password or link that was shown: when it is no longer the user's, the
+        session is dead from the beginning.
+        """
         token = secrets.token_urlsafe(32)
         await self._open(
             token_digest=digest_of(token),
@@ -97,7 +109,10 @@ class SessionStore:
         return True
 
     async def revoke_all(self, account_id: str, *, user_id: str | None = None, but: str = "") -> int:
-        """End every session of the account or of one of its users, but that of the token `but`; return how many."""
+        """End every session of the account or of one of its users; return how many.
+
+        The session of the token `but` stays.
+        """
         found, kept = await self.list(account_id, user_id=user_id), digest_of(but)
         return sum([await self.end(account_id, each.id) for each in found if each.id != kept])
 

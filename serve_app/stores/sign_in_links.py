@@ -1,6 +1,6 @@
-"""One-time links to the console: random tokens that sign in, or set a new password, once; Redis holds their digests.
+"""One-time links to the console, random tokens that sign in or set a new password.
 
-A link is void as soon as the account's password is changed, or the account disabled.
+Redis holds their digests. A link is void as soon as the account's password is changed, or the account disabled.
 """
 
 import hashlib
@@ -40,7 +40,10 @@ class SignInLinks:
     """Links that an operator gives to people, and `atelier up` prints for its demo account."""
 
     def __init__(self, redis: Redis, family: str = "sign_in_link", holder: str = "account") -> None:
-        """Links of two families of Redis keys are not taken for each other. `holder` is the family of whom they let in."""
+        """Store links under the family of Redis keys, whose links no other family accepts.
+
+        `holder` is the family of those who sign in with them.
+        """
         self._family, self._holder = family, holder
         self._create = Script(redis, "create_sign_in_link")
         self._get = Script(redis, "sign_in_link")

@@ -54,14 +54,20 @@ class Try:
 
 
 class SignIns:
-    """Counts tries by account and by where they come from. Redis holds digests of addresses and of unknown names."""
+    """Counts tries by account and by address.
+
+    Redis holds digests of addresses and of unknown names.
+    """
 
     def __init__(self, redis: Redis) -> None:
         self._redis = cast(Any, redis)
         self._count = Script(redis, "sign_in")
 
     async def count(self, name: str, address: str, device: KnownDevice | None) -> Try:
-        """Count a try, in one round trip whether there is such an account or not. `name` may be its id or its name."""
+        """Count a try, in one round trip whether there is such an account or not.
+
+        `name` may be its id or its name.
+        """
         wait_ms, counted_at = await self._count(
             name=name if len(name) <= NAME_LENGTH else "",
             name_digest=_digest(name),

@@ -1,4 +1,7 @@
-"""The users of an account beside its own, who is the account itself: invited by its owner, each with a name and a role."""
+"""Users that an account's owner invites, each with a name and a role.
+
+The account's own user, the owner, has no record here: it is the account itself.
+"""
 
 import re
 import secrets
@@ -30,7 +33,10 @@ class UserStore:
         self._remove = Script(redis, "remove_user")
 
     async def create(self, account_id: str, name: str, role: Role) -> User:
-        """A user who cannot sign in before a link was used to set a password. Raises `InvalidParameter`, `NotFound`."""
+        """Create a user, who cannot sign in before a link was used to set a password.
+
+        Raises `InvalidParameter`, `NotFound`.
+        """
         name = name.strip()
         if not _NAME.fullmatch(name) or len(name) > 100 or not name.isprintable():
             raise InvalidParameter(f"name: must be {NAME_RULE}")

@@ -1,4 +1,4 @@
-"""Weight files where they are kept: a safetensors file, or a folder as PEFT saves one; their digests and their versions."""
+"""Weight files in their storage, a safetensors file or a PEFT folder: their digests and versions."""
 
 import hashlib
 from collections.abc import Generator, Mapping, Sequence
@@ -26,7 +26,10 @@ def weight_files(adapter: Adapter) -> Mapping[str, str]:
 
 
 def weights_digest(digests: Mapping[str, str]) -> str:
-    """The identity of weights from the SHA-256 of each file: of a folder, that of its lines `<digest>  <name>`, in this order."""
+    """Return the identity of weights from the SHA-256 of each file.
+
+    Of a folder, it is the SHA-256 of its lines `<digest>  <name>`, in this order.
+    """
     if "" in digests:
         return digests[""]
     lines = "".join(f"{digests[name]}  {name}\n" for name in PEFT_FILES)
@@ -49,7 +52,10 @@ def file_digest(uri: str, options: Mapping[str, Any]) -> str:
 
 
 def file_version(uri: str, options: Mapping[str, Any]) -> str | None:
-    """What changes when the file does: its size with its time or its entity tag; None where the storage knows neither."""
+    """Return what changes when the file does: its size with its time or its entity tag.
+
+    None where the storage knows neither.
+    """
     files, path = cast(tuple[Any, str], fsspec.core.url_to_fs(uri, **_options_of(uri, options)))
     info: Mapping[str, Any] = files.info(path)
     marks: Sequence[str] = [str(info[name]) for name in _VERSIONS if info.get(name) is not None]

@@ -39,9 +39,9 @@ class _Identity(NamedTuple):
 
 
 class WeightStore:
-    """Files of `data_dir/weights/<sha256>.safetensors`, and folders `<sha256>/`; what is there has passed every check.
+    """Keeps weights in `data_dir/weights/<sha256>.safetensors` and folders `<sha256>/`, after every check.
 
-    Whether it still is what it was is checked when this process first uses it, and when it has changed since.
+    Whether a file still is what it was is checked when this process first uses it, and when it has changed since.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -50,7 +50,10 @@ class WeightStore:
         self._digests: dict[Path, tuple[_Identity, str]] = {}
 
     async def fetch(self, adapter: Adapter) -> Path:
-        """Return the adapter's weights as a local file or folder. Raises `AdapterUnavailable` when missing or refused."""
+        """Return the adapter's weights as a local file or folder.
+
+        Raises `AdapterUnavailable` when they are missing or refused.
+        """
         stored = (self._folder / (adapter.sha256 if adapter.is_folder else f"{adapter.sha256}.safetensors")).resolve()
         paths = {name: stored / name for name in weight_files(adapter)}  # of a file, `stored / ""` is itself
         try:
@@ -64,7 +67,10 @@ class WeightStore:
         return stored
 
     def _is_intact(self, adapter: Adapter, paths: Mapping[str, Path]) -> bool:
-        """Whether the files are there with the catalog's digest; each is read once per process and version of it."""
+        """Return whether the files are there with the catalog's digest.
+
+        Each is read once per process and version of it.
+        """
         try:
             digest = weights_digest({name: self._digest(path) for name, path in paths.items()})
         except FileNotFoundError:

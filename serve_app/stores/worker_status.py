@@ -16,7 +16,10 @@ MAX_REASON = 300
 
 
 class WorkerStatus:
-    """When the workers of each kind were last seen, and why one could not start. Every method may raise `StoreUnavailable`."""
+    """Stores when the workers of each kind were last seen, and why one could not start.
+
+    Every method may raise `StoreUnavailable`.
+    """
 
     def __init__(self, redis: Redis) -> None:
         self._redis = cast(Any, redis)
@@ -37,5 +40,8 @@ class WorkerStatus:
         await self._redis.set(redis_key("start_failure", kind), reason[:MAX_REASON], px=FAILURE_LIFE)
 
     async def failure(self, kind: JobKind) -> str | None:
-        """Why the last worker that tried to start could not; None when none has failed since the last that could."""
+        """Return why the last worker that tried to start could not.
+
+        None when none has failed since the last that could.
+        """
         return await self._redis.get(redis_key("start_failure", kind))
