@@ -1,4 +1,4 @@
-"""Acceptance: what `accept.lua` and `accept_all.lua` answer."""
+"""Read the answers of `accept.lua` and `accept_all.lua`."""
 
 import json
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class Acceptance:
 
 
 def read_acceptance(answer: Sequence[Any], settings: Settings) -> Acceptance:
-    """Raises `Forbidden`, `QueueFull`, `IdempotencyConflict`."""
+    """Read the job that a script accepted. Raises `Forbidden`, `QueueFull`, `IdempotencyConflict`."""
     status, snapshot, lora = answer
     _refuse(status, settings)
     if status == "conflict":

@@ -1,4 +1,4 @@
-"""Everything that Redis holds of one account: found by looking at every key, and removed."""
+"""Finds and removes everything that Redis holds of one account, by reading every key."""
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, cast
@@ -15,13 +15,13 @@ KEPT = ("audit", "audit_logs")
 
 
 class AccountRecords:
-    """For the deletion of an account. Reads the whole server: seconds for each 100,000 jobs."""
+    """Reads the whole server to delete an account: seconds for each 100,000 jobs."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"
 
     async def job_ids(self, account_id: str) -> list[str]:
-        """The account's jobs, also those that its list has lost."""
+        """List the account's jobs, also those that are missing in its list."""
         found: list[str] = []
         async for names in self._names("job:*"):
             owners = await self._ask(names, lambda pipeline, name: pipeline.hget(name, "account"))
@@ -79,13 +79,13 @@ class AccountRecords:
         yield batch
 
     async def _sessions(self, names: Iterable[str], account_id: str) -> list[str]:
-        """Those of the account whose token's digest is on no list."""
+        """Return the account's sessions that are on no list."""
         sessions = [name for name in names if _parts(name)[0] == "session"]
         owners = await self._ask(sessions, lambda pipeline, name: pipeline.hget(name, "account"))
         return [name for name, owner in zip(sessions, owners, strict=True) if owner == account_id]
 
     async def _links(self, names: Iterable[str], account_id: str) -> list[str]:
-        """Those that sign somebody in to the account."""
+        """Return the links that sign somebody in to the account."""
         links = [name for name in names if _parts(name)[0] == "sign_in_link"]
         values = await self._ask(links, lambda pipeline, name: pipeline.get(name))
         return [name for name, value in zip(links, values, strict=True) if account_id in (value or "").split(":")]

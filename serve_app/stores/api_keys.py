@@ -101,7 +101,7 @@ class ApiKeyStore:
         return _read_key(hashed.id, pairs(row)), secret
 
     async def set_limit(self, key_id: str, limit: int | None) -> ApiKey:
-        """Counted requests that the key may make in a window of its plan; None: as many as the plan has.
+        """Limit the key's counted requests in a window of its plan; None: to the plan's own limit.
 
         Raises `NotFound` for a key that does not work any more, and `InvalidParameter`.
         """
@@ -127,7 +127,7 @@ class ApiKeyStore:
         return await self._redis.hget(redis_key("key", key_id), "account")
 
     async def revoke(self, key_id: str) -> bool:
-        """True if there is such a key; it stops working with the next request, everywhere."""
+        """Revoke a key, from the next request on, everywhere; False when there is no such key."""
         if not await self._redis.exists(redis_key("key", key_id)):
             return False
         await self._redis.hset(redis_key("key", key_id), "revoked", "1")

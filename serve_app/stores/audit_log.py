@@ -67,7 +67,7 @@ class AuditLog:
         return sorted(found, key=lambda row: row.time)
 
     def pseudonym(self, account_id: str) -> str:
-        """The name of an account's log: nobody without the pepper can tell the account from it."""
+        """Name an account's log; only the pepper connects the name with the account."""
         text = f"audit log of {account_id}".encode()
         return hmac.digest(self._settings.pepper_bytes, text, "sha256").hex()[:32]
 

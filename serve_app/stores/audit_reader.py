@@ -1,4 +1,4 @@
-"""Pages of the audit log, newest first, for operators: reads a bounded part of it."""
+"""Reads pages of the audit log for operators, newest first, a bounded part at a time."""
 
 import re
 from collections.abc import Sequence

@@ -48,12 +48,12 @@ class BackupFiles:
         self._write(SECRETS, text.encode())
 
     def write_manifest(self, facts: Mapping[str, Any]) -> None:
-        """Last of all: without it, a backup is not whole."""
+        """Write the manifest, last of all: a backup without it is incomplete."""
         manifest = {"version": VERSION, **facts, "files": self._digests}
         self._write(MANIFEST, json.dumps(manifest, indent=2).encode())
 
     def manifest(self) -> Mapping[str, Any]:
-        """Raises `BackupError`."""
+        """Read the manifest. Raises `BackupError`."""
         text = self._read(MANIFEST)
         try:
             manifest: Mapping[str, Any] = json.loads(text)
@@ -68,7 +68,7 @@ class BackupFiles:
         return hashlib.sha256(self._read(MANIFEST)).hexdigest()
 
     def keys(self, manifest: Mapping[str, Any]) -> Iterator[list[CopiedKey]]:
-        """The keys part by part, each checked against its digest. Raises `BackupError`."""
+        """Yield the keys part by part, each checked against its digest. Raises `BackupError`."""
         for name in sorted(name for name in manifest["files"] if name.startswith("redis-")):
             text = gzip.decompress(self._checked(manifest, name)).decode()
             rows = [json.loads(line) for line in text.splitlines()]

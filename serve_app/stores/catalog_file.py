@@ -61,7 +61,7 @@ class Catalog(NamedTuple):
 
 
 def read_catalog(path: Path) -> Catalog:
-    """Raises `CatalogError`."""
+    """Read the catalog file. Raises `CatalogError`."""
     sections = _load_sections(path)
     set_aside: list[SetAside] = []
     base_rows = list(_good_rows(BaseModelRow, path, "base_models", sections["base_models"], set_aside))
@@ -80,7 +80,7 @@ def read_catalog(path: Path) -> Catalog:
 def _good_rows(
     model: type[_Row], path: Path, section: str, rows: Sequence[object], set_aside: list[SetAside]
 ) -> Iterator[tuple[str, _Row]]:
-    """Each good row with its place; the others are set aside."""
+    """Yield each valid row with its place, and set the others aside."""
     ids: set[str] = set()
     for number, content in enumerate(rows, start=1):
         given = cast(Any, content).get("id") if isinstance(content, dict) else None

@@ -1,4 +1,4 @@
-"""Rows of the catalog file: what each may say, and what is said of one that is wrong."""
+"""Schemas of the catalog file's rows, and the message for an invalid one."""
 
 import re
 from datetime import UTC, date, datetime
@@ -94,7 +94,7 @@ class AdapterRow(_Strict):
         return self
 
     def read(self, catalog: Path) -> Adapter:
-        """The adapter; without a digest where the row names none."""
+        """Return the adapter; without a digest where the row names none."""
         return Adapter(
             id=self.id,
             name=self.name,
@@ -118,7 +118,7 @@ _MEANINGS = {
 
 
 def describe(error: pydantic.ValidationError) -> str:
-    """The first mistake of a row: the field, and what it must be."""
+    """Describe a row's first error: the field, and what it must be."""
     first = error.errors(include_url=False)[0]
     field = " ".join(str(part) for part in first["loc"][:1])
     if first["type"] == "extra_forbidden":

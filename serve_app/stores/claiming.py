@@ -1,4 +1,4 @@
-"""Claims of jobs: how fair they are, what names one, and the rows that the script answers."""
+"""Parts of a claim of jobs: its fairness, its nonce, and the rows that the script answers."""
 
 import secrets
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ class ClaimedRow(NamedTuple):
         return Lease(self.job_id, self.attempt)
 
     def read(self, kind: JobKind) -> Claim:
-        """Raises `UnreadableRecord`."""
+        """Read a row of the script's answer. Raises `UnreadableRecord`."""
         request = read_request(kind, self.request)
         try:
             created_at = from_epoch_ms(self.created or "")

@@ -23,7 +23,7 @@ SCANNED_AT_ONCE = 500
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """A change of what Redis holds; `applied_at` is None until it was applied."""
+    """A change of the records in Redis; `applied_at` is None until it was applied."""
 
     name: str
     summary: str
@@ -44,7 +44,7 @@ class Compaction:
         """By name, the oldest first: a sentence, and the work, which may be repeated."""
 
     async def compact(self, age: timedelta) -> int:
-        """Compact the completed jobs that ended so long ago; return how many."""
+        """Compact the completed jobs that ended at least that long ago; return how many."""
         done = 0
         while rows := await self._due(age_ms=milliseconds(age), limit=BATCH):
             for job_id, flat in rows:
@@ -68,7 +68,7 @@ class Compaction:
         ]
 
     async def apply_migrations(self, *, again: bool = False) -> list[str]:
-        """Apply what is not yet applied, or with `again` all; return the names."""
+        """Apply the migrations not yet applied, or with `again` all; return their names."""
         names = [each.name for each in await self.migrations() if again or each.applied_at is None]
         for name in names:
             await self._migrations[name][1]()

@@ -1,4 +1,4 @@
-"""Who can read the data directory: everything in it is its owner's alone."""
+"""Permissions of the data directory, which its owner alone may read."""
 
 import stat
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def close_to_others(data_dir: Path) -> None:
-    """Take what earlier versions left readable from everybody but its owner.
+    """Make files of earlier versions unreadable for everybody but their owner.
 
     The directory itself keeps its mode if it was there before: an operator may have given one that holds other things.
     """
@@ -32,7 +32,7 @@ def close_to_others(data_dir: Path) -> None:
 
 
 def open_to_others(data_dir: Path) -> list[Path]:
-    """Name what other users may open of a folder, as far as it does not keep them out, or of a file."""
+    """Name the entries of a folder, or the file, that other users may open."""
     try:
         is_open = bool(data_dir.stat().st_mode & OTHERS)
     except FileNotFoundError:

@@ -45,7 +45,7 @@ def local_folders(settings: Settings, storage_folder: Path | None) -> list[Path]
 
 
 def free_bytes(folder: Path) -> int:
-    """What this user may still write there, or where the folder will be made."""
+    """Return the bytes this user may still write in a folder, or where it will be made."""
     place = next(place for place in (folder, *folder.parents) if place.exists())
     disk = os.statvfs(place)
     return disk.f_bavail * disk.f_frsize

@@ -69,7 +69,7 @@ def ensure_redis(data_dir: Path) -> EmbeddedRedis:
 
 
 def memory_bound() -> int:
-    """The most bytes that the server may hold, of what this machine or container has."""
+    """Return the server's memory limit in bytes, a part of this machine's or container's memory."""
     has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with suppress(OSError, ValueError):  # `max` is no number: no limit
         has = min(has, int(CGROUP_LIMIT.read_text()))
@@ -210,7 +210,7 @@ def _wait_until_up(home: Path, socket: Path) -> EmbeddedRedis:
 
 
 def _answers(socket: Path) -> bool:
-    """Whether the server has replayed its file."""
+    """Return whether the server has replayed its append-only file."""
     with _client(socket) as client:
         try:
             return bool(client.ping())

@@ -1,4 +1,4 @@
-"""Estimates: when a job that has not ended will, by what was measured and what waits."""
+"""Estimates when a job ends, from measured speeds and the waiting work."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""PNGs in object storage, and the signed URLs by which a browser opens them."""
+"""Stores PNGs in object storage, and signs the URLs that open them in a browser."""
 
 import hashlib
 import hmac

@@ -1,4 +1,4 @@
-"""Weights of registered LoRAs in object storage, by digest: the same weights are there once."""
+"""Stores weights of registered LoRAs in object storage by digest, so that equal ones are there once."""
 
 import shutil
 from collections.abc import Iterable, Mapping

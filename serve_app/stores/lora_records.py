@@ -1,4 +1,4 @@
-"""The records of LoRAs in Redis: what is written of an adapter, and what is read of it."""
+"""Writes and reads the records of LoRAs in Redis."""
 
 import hashlib
 import json

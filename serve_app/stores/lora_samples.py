@@ -1,4 +1,4 @@
-"""Which registered LoRAs wait for a sample picture, and which jobs drew one."""
+"""Registered LoRAs that wait for a sample picture, and the jobs that drew one."""
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -18,7 +18,7 @@ LIFE = timedelta(days=1)
 
 
 class LoraSamples:
-    """A list of LoRAs. Nothing depends on it: a sample that is lost was never promised."""
+    """The LoRAs that wait for a sample; nothing depends on it, so a lost entry does no harm."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = cast(Any, redis)

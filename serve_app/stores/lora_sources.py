@@ -33,7 +33,7 @@ class LoraSources:
         self._storage_scheme, self._storage_options = _scheme(settings.storage), settings.storage_options
 
     def check(self, source: str) -> None:
-        """Raises `InvalidParameter` for an address that is not below one of the prefixes."""
+        """Check that an address is below one of the prefixes. Raises `InvalidParameter`."""
         if not self._prefixes:
             raise InvalidParameter("source: fetching is not enabled on this service; upload the file")
         below = any(source.startswith(prefix) and source != prefix for prefix in self._prefixes)
@@ -76,7 +76,7 @@ class LoraSources:
         return files.open(path, "rb")
 
     def _options(self, uri: str) -> Mapping[str, Any]:
-        """Redirects could lead to any address: they are not followed."""
+        """Return the storage's options; redirects, which could lead anywhere, are not followed."""
         scheme = _scheme(uri)
         if scheme in ("http", "https"):
             return {"allow_redirects": False}

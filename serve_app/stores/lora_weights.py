@@ -37,11 +37,11 @@ class LoraWeights:
         await self._release(uri=uri, token=token)
 
     async def due(self) -> list[str]:
-        """URIs that are the caller's to remove; due again unless it says `gone`."""
+        """Return the URIs that the caller has to remove; they are due again until `gone`."""
         return await self._due(life_ms=milliseconds(REMOVAL_LIFE), limit=_AT_ONCE)
 
     async def gone(self, uri: str) -> None:
-        """The weights are removed."""
+        """Take removed weights off the list."""
         pipeline = self._redis.pipeline(transaction=True)
         pipeline.zrem(redis_key("loras_unused"), uri)
         pipeline.zrem(redis_key("loras_removing"), uri)

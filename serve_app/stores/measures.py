@@ -32,14 +32,14 @@ _BASE_MODELS, _LORAS = "base_models", "loras"
 
 
 class RedisMemory(NamedTuple):
-    """Bytes; a limit of 0 is none."""
+    """Memory of Redis in bytes; a limit of 0 is none."""
 
     used: int
     limit: int
 
 
 class ShownWorker(NamedTuple):
-    """What a worker that lives has last said of itself; empty for one that has said nothing."""
+    """What a live worker has last shown; empty for one that has shown nothing."""
 
     name: str
     silent_s: float
@@ -99,7 +99,7 @@ class Measures:
                 log.debug("what was measured is sent later: %r", error)
 
     async def send_last(self) -> None:
-        """Before the process ends; without Redis, what was measured since the last time is lost."""
+        """Send before the process ends; without Redis, the last measurements are lost."""
         with suppress(StoreUnavailable, TimeoutError):
             async with asyncio.timeout(1):
                 await self.send()
@@ -124,7 +124,7 @@ class Measures:
         await pipeline.execute()
 
     async def memory(self) -> "RedisMemory | None":
-        """None where this user may not ask."""
+        """Return the memory of Redis; None where this user may not ask."""
         try:
             info: dict[str, int] = await self._redis.info("memory")
         except ResponseError:
@@ -132,12 +132,12 @@ class Measures:
         return RedisMemory(info["used_memory"], info.get("maxmemory", 0))
 
     async def measured(self) -> Mapping[str, float]:
-        """Every number of all processes, by its field."""
+        """Return every number of all processes, by its field."""
         row: dict[str, str] = await self._redis.hgetall(redis_key("measures"))
         return {name: float(value) for name, value in row.items()}
 
     async def shown(self, kind: JobKind) -> list[ShownWorker]:
-        """The workers that live."""
+        """Return the live workers."""
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.time()
         pipeline.zrange(redis_key("workers", kind), 0, -1, withscores=True)
@@ -155,6 +155,6 @@ def _shown(name: str, silent_ms: float, text: str) -> ShownWorker:
 
 
 def is_cancelled() -> bool:
-    """A cancel may have been lost in the Redis client (CPython issue 86296)."""
+    """Return whether a cancel was lost in the Redis client (CPython issue 86296)."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -1,4 +1,4 @@
-"""What operators see of all accounts, queues and LoRAs: bounded reads, whatever there is."""
+"""Reads accounts, queues and LoRAs for operators, each read bounded."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class LoraRow(NamedTuple):
 
 
 class OperatorReader:
-    """Every method may raise `StoreUnavailable`."""
+    """Reads for operators' pages. Every method may raise `StoreUnavailable`."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"

@@ -22,7 +22,7 @@ class Passwords:
         self._decoy: str | None = None
 
     async def hash(self, password: str) -> str:
-        """Raises `InvalidParameter` for a password of a wrong length."""
+        """Hash a password. Raises `InvalidParameter` for one of a wrong length."""
         if len(password) not in LENGTH:
             raise InvalidParameter("password: must be 12 to 128 characters")
         async with self._hashing:

@@ -17,7 +17,7 @@ from serve_app.stores.script import Rewrite, Script
 
 
 class Poll(NamedTuple):
-    """Who is calling, and the job asked for: None for who may not see it."""
+    """The caller, and the job; None if the caller may not see it."""
 
     auth: AuthResult
     job: Job | None

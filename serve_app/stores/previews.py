@@ -1,4 +1,4 @@
-"""Pictures of unfinished images, for whoever watches a job: small, short-lived, and lost without harm."""
+"""Small, short-lived pictures of unfinished images, for those who watch a job."""
 
 import base64
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ class Preview(NamedTuple):
 
 
 class PreviewStore:
-    """Every method may raise `StoreUnavailable`."""
+    """Stores previews of images. Every method may raise `StoreUnavailable`."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = cast(Any, redis)

@@ -38,12 +38,12 @@ def write_request(request: Request) -> str:
 
 
 def read_request(kind: JobKind, text: str | None) -> Request:
-    """Raises `UnreadableRecord`, which names the field and repeats nothing of the request."""
+    """Read a request. Raises `UnreadableRecord`, which names the field and nothing of the request."""
     return _parse(_REQUESTS[kind], text, "request")
 
 
 def read_state(text: str) -> JobState:
-    """Raises `UnreadableRecord` for a state of a newer version."""
+    """Read a state. Raises `UnreadableRecord` for one of a newer version."""
     try:
         return JobState(text)
     except ValueError as error:
@@ -59,7 +59,7 @@ def write_images(images: Sequence[StoredImage]) -> str:
 
 
 def read_images(text: str | None) -> tuple[StoredImage, ...]:
-    """Raises `UnreadableRecord`."""
+    """Read the images. Raises `UnreadableRecord`."""
     return _parse(_IMAGES, text, "images")
 
 

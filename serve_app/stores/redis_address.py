@@ -49,7 +49,7 @@ def is_redis_address(text: str) -> bool:
 
 
 def read_sentinel_address(url: str) -> SentinelAddress:
-    """Raises `ValueError`."""
+    """Read an address with Sentinels. Raises `ValueError`."""
     address = urlsplit(url)
     credentials, _, hosts = address.netloc.rpartition("@")
     service, _, database = address.path.strip("/").partition("/")
@@ -77,7 +77,7 @@ def _host(text: str) -> tuple[str, int]:
 
 
 def connection_pool(url: str, **options: Any) -> redis_async.ConnectionPool:
-    """A pool of connections to the server or to the primary of now."""
+    """Return a pool of connections to the server, or to the current primary."""
     if urlsplit(url).scheme not in BY_SENTINEL:
         return redis_async.ConnectionPool.from_url(url, **options)
     address = read_sentinel_address(url)
@@ -94,7 +94,7 @@ async def close_sentinels(pool: redis_async.ConnectionPool) -> None:
 
 
 def blocking_client(url: str, **options: Any) -> redis_py.Redis:
-    """A client of the server or of the primary of now."""
+    """Return a client of the server, or of the current primary."""
     if urlsplit(url).scheme not in BY_SENTINEL:
         return redis_py.Redis.from_url(url, **options)
     address = read_sentinel_address(url)

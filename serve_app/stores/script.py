@@ -45,7 +45,7 @@ class Parameter(NamedTuple):
     type: str
 
     def check(self, value: Argument) -> None:
-        """Raises `TypeError` for a value of another type."""
+        """Check a value. Raises `TypeError` for one of another type."""
         is_flag = isinstance(value, bool)  # a bool is an int, too
         if is_flag != (self.type == "flag") or not isinstance(value, _TYPES[self.type]):
             raise TypeError(f"{self.name} must be a {self.type}, not {type(value).__name__}")

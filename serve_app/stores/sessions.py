@@ -79,7 +79,7 @@ class SessionStore:
         return token
 
     async def get(self, token: str) -> Opened | None:
-        """Return whose a live session is and extend it by half an hour; None when it has ended."""
+        """Return a live session's holder and extend it by half an hour; None when it has ended."""
         row = await self._get(token_digest=digest_of(token), idle_ms=milliseconds(IDLE_LIFE))
         return Opened(*row) if row else None
 

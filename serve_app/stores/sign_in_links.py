@@ -26,7 +26,7 @@ class LinkPurpose(StrEnum):
 
 
 class SignInLink(NamedTuple):
-    """Whom a link signs in, and what for."""
+    """A link: whom it signs in, and for what."""
 
     account_id: str
     purpose: LinkPurpose

@@ -1,4 +1,4 @@
-"""Waits between tries to sign in: they grow, and never lock an account's owner out."""
+"""Growing waits between tries to sign in, which never lock an account's owner out."""
 
 import hashlib
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ class Try:
 
     @property
     def account_id(self) -> str:
-        """The account that was meant; an id that no account has, where there is none."""
+        """Return the account's id; where there is none, an id that no account has."""
         return self.counted_at.split(":")[1]
 
 
@@ -85,7 +85,7 @@ class SignIns:
         return Try(timedelta(milliseconds=wait_ms), counted_at)
 
     async def forget(self, counted: Try) -> None:
-        """Forget the tries of where this one came from, after the right password."""
+        """Forget the tries from this try's address, after the right password."""
         await self._redis.delete(redis_key(counted.counted_at))
 
 

@@ -1,4 +1,4 @@
-"""A lock with an end of its own: one sweeper per interval."""
+"""A lock that expires by itself, so that one process sweeps per interval."""
 
 from datetime import timedelta
 from typing import Any, cast

@@ -25,7 +25,7 @@ _passed: set[str] = set()
 
 
 class _Identity(NamedTuple):
-    """What changes when a file is written or replaced."""
+    """A file's identity, which changes when it is written or replaced."""
 
     device: int
     inode: int
@@ -89,7 +89,7 @@ class WeightStore:
         return known[1]
 
     def _fetch(self, adapter: Adapter, paths: Mapping[str, Path]) -> None:
-        """Two fetchers at once both write the same bytes."""
+        """Fetch the files into the store; two fetchers at once write the same bytes."""
         with ExitStack() as stack:
             drafts = {name: stack.enter_context(atomic_file(path)) for name, path in paths.items()}
             sources = weight_files(adapter)

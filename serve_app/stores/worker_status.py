@@ -1,4 +1,4 @@
-"""Whether workers live and can start, as far as Redis knows."""
+"""Stores whether workers live and can start."""
 
 from datetime import timedelta
 from typing import Any, cast
@@ -31,12 +31,12 @@ class WorkerStatus:
         return bool(await self._redis.zcount(redis_key("workers", kind), since, "+inf"))
 
     async def note_start(self, kind: JobKind, took: timedelta) -> None:
-        """A worker has started: what kept the last from it is over, and estimates know how long a start takes."""
+        """Record how long a worker took to start, and clear the last failure."""
         await self._redis.delete(redis_key("start_failure", kind))
         await self._redis.hset(redis_key("load", kind), "start_seconds", took.total_seconds())
 
     async def note_failure(self, kind: JobKind, reason: str) -> None:
-        """A worker could not start."""
+        """Record why a worker could not start."""
         await self._redis.set(redis_key("start_failure", kind), reason[:MAX_REASON], px=FAILURE_LIFE)
 
     async def failure(self, kind: JobKind) -> str | None:
