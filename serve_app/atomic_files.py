@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, survive a power cut, and are private by default."""
+"""Writes files whole or not at all, durably, and private by default."""
 
 import os
 import secrets
@@ -18,10 +18,11 @@ PRIVATE_UMASK = 0o077
 def atomic_file(
     path: Path, *, mode: int = PRIVATE, folder_mode: int = PRIVATE_FOLDER, overwrite: bool = True
 ) -> Generator[BinaryIO]:
-    """A temporary file beside `path` (`file.name` is its path) that takes its place when the block ends without an error.
+    """Open a temporary file that takes the place of `path` when the block ends without an error.
 
-    Readers see the old content or the new. Raises `FileExistsError` at the end when not to `overwrite`: of several writers
-    the first wins. The folder is made if it is missing. Both have exactly the modes given, whatever the umask is.
+    `file.name` is the temporary file's path, beside `path`. Readers see the old content or the new. Raises
+    `FileExistsError` at the end when not to `overwrite`: of several writers the first wins. The folder is made if it is
+    missing. Both have exactly the modes given, whatever the umask is.
     """
     make_folder(path.parent, folder_mode)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
@@ -56,7 +57,7 @@ def write_atomically(
 
 
 def make_folder(path: Path, mode: int = PRIVATE_FOLDER) -> None:
-    """Make a folder, and those above it that are missing, with exactly this mode; leave one that is there as it is."""
+    """Make a folder and its missing parents with exactly this mode; leave an existing one as it is."""
     if path.is_dir():
         return
     make_folder(path.parent, mode)
@@ -66,7 +67,7 @@ def make_folder(path: Path, mode: int = PRIVATE_FOLDER) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Without it a power cut may lose the file's name."""
+    """Flush the folder: without it a power cut may lose the file's name."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

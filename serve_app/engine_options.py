@@ -22,7 +22,10 @@ class Sampler(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineOptions:
-    """Every field has a working default. Raises ValueError that begins with the field's name on an impossible value."""
+    """Options of the engine, each with a working default.
+
+    Raises ValueError that begins with the field's name on an impossible value.
+    """
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012  read by pydantic where a YAML is validated
 
@@ -73,5 +76,5 @@ class EngineOptions:
 
     @property
     def runs(self) -> int:
-        """Runs admitted at once."""
+        """Return the number of runs admitted at once."""
         return self.max_runs or self.max_rows // 2

@@ -27,7 +27,10 @@ _ids: ContextVar[Mapping[str, str]] = ContextVar("log_ids", default=_no_ids)
 
 @contextmanager
 def log_ids(**ids: str | int) -> Generator[None]:
-    """Add ids (`request_id`, `account_id`, `job_id`, `attempt`) to every line that is logged inside; empty ones are left out."""
+    """Add ids to every line that is logged inside; empty ones are left out.
+
+    They are `request_id`, `account_id`, `job_id` and `attempt`.
+    """
     token = _ids.set({**_ids.get(), **{name: str(value) for name, value in ids.items() if value != ""}})
     try:
         yield
@@ -74,7 +77,10 @@ class _LossyHandler(logging.StreamHandler[TextIO]):
 
 
 def configure_logging(level: str = "INFO", log_format: LogFormat = "text", stream: TextIO | None = None) -> None:
-    """Log to `stream` or standard error at `level`, redacted; logging never raises. Call once, at a process's start."""
+    """Log to `stream` or standard error at `level`, redacted. Call once, at a process's start.
+
+    Logging never raises.
+    """
     handler = _LossyHandler(stream)
     is_json = log_format == "json"
     handler.setFormatter(

@@ -13,7 +13,7 @@ def limit_memory(more: int) -> None:
 
 
 def limit_processor_time(seconds: int) -> None:
-    """From here on; then the kernel ends the process by SIGXCPU, whatever it is in the middle of."""
+    """Allow this much processor time from now on; then the kernel ends the process by SIGXCPU."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     limit = math.ceil(used.ru_utime + used.ru_stime) + seconds
     resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 1))

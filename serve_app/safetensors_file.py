@@ -41,7 +41,7 @@ class UnusableFile(ValueError):
 
 
 class Header(NamedTuple):
-    """What a safetensors file says of itself."""
+    """The header of a safetensors file."""
 
     tensors: dict[str, dict[str, Any]]
     """name → `dtype`, `shape`, `data_offsets`."""
@@ -136,7 +136,7 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check_layout(tensors: dict[str, dict[str, Any]], data_bytes: int) -> None:
-    """Names, types, shapes; and offsets that follow each other without hole or overlap to the file's end."""
+    """Check names, types and shapes, and that offsets cover the file without hole or overlap."""
     spans: list[tuple[int, int]] = []
     for name, tensor in tensors.items():
         _must(
@@ -169,7 +169,7 @@ def _are_integers(value: object) -> bool:
 
 
 def _check_finite(file: BinaryIO, name: str, tensor: dict[str, Any], *, start: int) -> None:
-    """In blocks: a tensor may be as large as the file."""
+    """Check a tensor in blocks, since it may be as large as the file."""
     begin, stop = tensor["data_offsets"]
     file.seek(start + begin)
     left = stop - begin

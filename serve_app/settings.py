@@ -30,7 +30,7 @@ LEAST_REDIS_WAIT = timedelta(seconds=3)
 
 
 def _split(value: Any) -> Any:
-    """Items of a text by commas; anything else as it is."""
+    """Split a text by commas; return anything else as it is."""
     return [item.strip() for item in value.split(",") if item.strip()] if isinstance(value, str) else value
 
 
@@ -143,23 +143,23 @@ class Settings(BaseSettings):
 
     @cached_property
     def plan_table(self) -> dict[tuple[Variant, str], Plan]:
-        """Every plan by (variant, name); the first of a variant is its lowest."""
+        """Return every plan by (variant, name); the first of a variant is its lowest."""
         plans = list(BUILTIN_PLANS)
         if self.plans is not None:
             plans += [_plan(row) for row in yaml.safe_load(self.plans.read_text())]
         return {(plan.variant, plan.name): plan for plan in plans}
 
     def plans_of(self, variant: Variant) -> list[Plan]:
-        """The plans of one interface, the lowest first."""
+        """Return the plans of one interface, the lowest first."""
         return [plan for plan in self.plan_table.values() if plan.variant == variant]
 
     def plan_named(self, variant: Variant, name: str | None) -> Plan:
-        """The interface's plan of this name; the lowest where there is none (any more)."""
+        """Return the interface's plan of this name; the lowest where there is none (any more)."""
         return self.plan_table.get((variant, name or ""), self.plans_of(variant)[0])
 
     @cached_property
     def key_peppers(self) -> dict[int, bytes]:
-        """version → secret for the digests of API keys; the first makes new keys."""
+        """Return version → secret for the digests of API keys; the first makes new keys."""
         if self.peppers:
             return {version: secret.get_secret_value().encode() for version, secret in self.peppers.items()}
         pepper = self.pepper.get_secret_value() if self.pepper else self._local_secrets["pepper"]
@@ -167,24 +167,27 @@ class Settings(BaseSettings):
 
     @property
     def pepper_bytes(self) -> bytes:
-        """The lowest version, which names folders of images and audit logs: those stay where they are as long as it is listed."""
+        """Return the lowest version of the pepper, which names folders of images and audit logs.
+
+        Those names stay as they are as long as it is listed.
+        """
         return self.key_peppers[min(self.key_peppers)]
 
     @property
     def has_pepper(self) -> bool:
-        """Whether the environment gives one."""
+        """Return whether the environment gives a pepper."""
         return self.pepper is not None or bool(self.peppers)
 
     @cached_property
     def url_keys(self) -> dict[str, bytes]:
-        """kid → key for signing image URLs; the first entry signs."""
+        """Return kid → key for signing image URLs; the first entry signs."""
         if self.signing_keys:
             return {kid: secret.get_secret_value().encode() for kid, secret in self.signing_keys.items()}
         return {"local": self._local_secrets["signing_key"].encode()}
 
     @cached_property
     def _local_secrets(self) -> dict[str, str]:
-        """Secrets of a one-machine installation, made at first use and stored in a 0600 file."""
+        """Return the secrets of one machine, made at first use and stored in a 0600 file."""
         path = self.data_dir / "secrets.json"
         if not path.exists():
             new = {"pepper": secrets.token_urlsafe(32), "signing_key": secrets.token_urlsafe(32)}

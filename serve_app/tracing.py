@@ -1,4 +1,7 @@
-"""Traces: OpenTelemetry spans of a job, from its request to its images. Without an endpoint nothing is made or imported."""
+"""Traces each job from its request to its images with OpenTelemetry spans.
+
+Without an endpoint nothing is made or imported.
+"""
 
 import re
 import threading
@@ -26,7 +29,7 @@ class TracesUnavailable(Exception):
 
 
 def set_caller(traceparent: str) -> None:
-    """Remember the `traceparent` header of the request that is being answered; what is none counts as absent."""
+    """Remember the `traceparent` header of the current request; an invalid one counts as absent."""
     if traceparent:
         _caller.set(traceparent if _TRACEPARENT.fullmatch(traceparent) else "")
 
@@ -49,7 +52,10 @@ class Span:
 
 
 class Traces:
-    """Starts spans, and sends them by OTLP. Off, a span has its parent's name, so that a caller's trace goes on behind us."""
+    """Starts spans, and sends them by OTLP.
+
+    When it is off, a span has its parent's name, so that a caller's trace goes on in later services.
+    """
 
     def __init__(self, provider: "TracerProvider | None" = None) -> None:
         self._provider = provider
@@ -81,7 +87,7 @@ class Traces:
         return Span(carrier["traceparent"], span)
 
     def close(self) -> None:
-        """Send what is left, for `CLOSE_S` at most: a collector that does not answer must not hold up a stop."""
+        """Send what is left, for `CLOSE_S` at most, so that no collector holds up a stop."""
         if self._provider is not None:
             sending = threading.Thread(target=self._provider.shutdown, daemon=True, name="last spans")
             sending.start()
@@ -89,7 +95,7 @@ class Traces:
 
 
 def open_traces(settings: Settings) -> Traces:
-    """Traces as the standard `OTEL_*` variables say. Raises `TracesUnavailable`."""
+    """Open traces by the standard `OTEL_*` variables. Raises `TracesUnavailable`."""
     if not settings.trace_endpoint or settings.otel_disabled:
         return Traces()
     try:

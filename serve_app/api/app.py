@@ -1,4 +1,4 @@
-"""create_app: the whole HTTP service, one FastAPI application per OpenAPI document and one for the site."""
+"""Builds the HTTP service: a FastAPI application per OpenAPI document, and one for the site."""
 
 from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse
@@ -21,7 +21,7 @@ console_redirect = APIRouter()
 
 
 def create_app(resources: Resources) -> ASGIApp:
-    """The ASGI application over opened resources; it neither opens nor closes them."""
+    """Build the ASGI application over opened resources, which it neither opens nor closes."""
     a, b, jobs_app = variant_a.create_app(resources), variant_b.create_app(resources), jobs.create_app(resources)
     loras_app = loras.create_app(resources)
     site = json_app(resources)

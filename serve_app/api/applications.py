@@ -1,4 +1,7 @@
-"""What every FastAPI application here has in common: its stores, its credentials, error answers, its own document."""
+"""Builds FastAPI applications with the parts that all share.
+
+These are the stores, the credentials, the error answers and the application's own document.
+"""
 
 from typing import Any
 
@@ -15,14 +18,14 @@ _NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": Fa
 
 
 def new_app(resources: Resources, **options: Any) -> FastAPI:
-    """An application over opened stores; it serves no document by itself."""
+    """Build an application over opened stores; it serves no document by itself."""
     app = FastAPI(openapi_url=None, telemetry=_NO_TELEMETRY, **options)
     app.state.resources = resources
     return app
 
 
 def json_app(resources: Resources, **options: Any) -> FastAPI:
-    """An application whose every error has the contract's envelope."""
+    """Build an application whose every error has the contract's envelope."""
     app = new_app(resources, redirect_slashes=False, **options)
     errors.install(app)
     return app
@@ -37,9 +40,10 @@ def api_app(
     description: str,
     tags: dict[str, str],
 ) -> FastAPI:
-    """The application of one OpenAPI document. `tags` are the groups of path operations, with a line about each.
+    """Build the application of one OpenAPI document.
 
-    It takes the router's routes themselves: `include_router` matches each request twice, which costs a poll 3 %.
+    `tags` are the groups of path operations, with a line about each. The application takes the router's routes
+    themselves: `include_router` matches each request twice, which costs a poll 3 %.
     """
     documented = [{"name": name, "description": text} for name, text in tags.items()]
     app = json_app(

@@ -1,4 +1,4 @@
-"""The bytes of a request's body, as many and for as long as they are waited for."""
+"""Reads the bytes of a request's body within limits of size and time."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from starlette.requests import Request
 
 
 class BodyTooLarge(Exception):
-    """The body is declared or was counted to be larger than is taken."""
+    """The body's declared or counted size is over the limit."""
 
 
 class BodyTooSlow(Exception):
@@ -14,7 +14,10 @@ class BodyTooSlow(Exception):
 
 
 async def read_bytes(request: Request, *, limit: int, seconds: float) -> bytes:
-    """Read the whole body. Raises `BodyTooLarge` (before a byte is read, where the length says so) and `BodyTooSlow`."""
+    """Read the whole body. Raises `BodyTooLarge` and `BodyTooSlow`.
+
+    Where the body's declared length is too large, no byte is read.
+    """
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and len(declared) < 20 and int(declared) > limit:
         raise BodyTooLarge

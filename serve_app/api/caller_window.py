@@ -1,4 +1,7 @@
-"""The window of a caller whom no check has asked for: at a path that is not there, and at an image's address."""
+"""Finds the rate window of a caller whom no check has identified.
+
+So it is at a path that does not exist, and at an image's address.
+"""
 
 from http import HTTPStatus
 
@@ -19,7 +22,7 @@ _READERS = {Variant.A: read_bearer, Variant.B: read_api_key, None: read_either}
 async def caller_window(
     authenticator: Authenticator, scope: Scope, context: RequestContext, status: int
 ) -> Window | None:
-    """The window of a valid key, counting nothing; None where nobody has to be asked, or nobody is known.
+    """Return the window of a valid key, counting nothing; None without one, or where none is needed.
 
     Only text in the form of a key costs a round trip; an anonymous request costs none.
     """

@@ -1,4 +1,4 @@
-"""The caller's address: that of the connection, or what a trusted proxy says in `X-Forwarded-For`."""
+"""Finds a caller's address: the connection's, or the one that a trusted proxy forwards."""
 
 import hmac
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ _Address = IPv4Address | IPv6Address
 
 
 def client_address(scope: Scope, trusted: Sequence[Network]) -> str:
-    """Return the address to count a caller's tries by; of IPv6 the network, since a caller has a whole one.
+    """Return the address by which a caller's tries are counted; of IPv6, its network.
 
-    uvicorn believes proxies on 127.0.0.1 by itself and puts their word in the place of the connection's address. Nobody
-    is believed here whom `trusted` does not name, 127.0.0.1 included.
+    A caller of IPv6 has a whole network. uvicorn trusts proxies on 127.0.0.1 by default and replaces the connection's
+    address by theirs. Here only the proxies in `trusted` are trusted; 127.0.0.1 too only if it is in it.
     """
     peer: str = scope["client"][0] if scope.get("client") else UNKNOWN
     lines = Headers(scope=scope).getlist("x-forwarded-for")
@@ -38,7 +38,7 @@ def client_address(scope: Scope, trusted: Sequence[Network]) -> str:
 
 
 def with_vouched_address(app: ASGIApp, secret: str) -> ASGIApp:
-    """The app behind HAProxy, which vouches for the caller's address and scheme by a secret header.
+    """Wrap the app for HAProxy, which vouches for the caller's address by a secret header.
 
     Requests without it came straight to this replica's port: nothing that they say of themselves is believed.
     """
@@ -61,13 +61,13 @@ def _as_vouched(scope: Scope, secret: str) -> Scope:
 
 
 def _nearest(forwarded: Sequence[str]) -> str:
-    """What uvicorn takes for the caller's address, when 127.0.0.1 forwards."""
+    """Return the address that uvicorn takes for the caller's, when 127.0.0.1 forwards."""
     hosts = [_host(part) for part in forwarded]
     return next((host for host in reversed(hosts) if host != _LOOPBACK), hosts[0])
 
 
 def _host(part: str) -> str:
-    """An address without its port: `[::1]:80`, `10.0.0.1:80`."""
+    """Return an address without its port: `[::1]:80`, `10.0.0.1:80`."""
     if part.startswith("["):
         return part[1:].partition("]")[0]
     return part.partition(":")[0] if part.count(":") == 1 else part

@@ -1,4 +1,4 @@
-"""Which key a request carries, and in which header: read before anything else, and never from the body."""
+"""Reads a request's API key from its headers, before anything else, and never from the body."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Credential(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CredentialScheme:
-    """How callers of one application send their key: how it is read, challenged for on a 401, and documented."""
+    """How callers of one application send their key: how it is read, requested by a 401, documented."""
 
     read: Callable[[Headers], Credential]
     challenge: str
@@ -30,7 +30,7 @@ class CredentialScheme:
 
 
 def read_bearer(headers: Headers) -> Credential:
-    """The key of `Authorization: Bearer <key>`; anything else there, or two such lines, is `Unauthorized`."""
+    """Read the key of `Authorization: Bearer <key>`. Raises `Unauthorized` for anything else there."""
     lines = headers.getlist("authorization")
     if len(lines) > 1:
         raise Unauthorized("Send one Authorization header.")
@@ -41,7 +41,7 @@ def read_bearer(headers: Headers) -> Credential:
 
 
 def read_api_key(headers: Headers) -> Credential:
-    """The key of `X-API-Key: <key>`; none, or two such lines, is `Unauthorized`."""
+    """Read the key of `X-API-Key: <key>`. Raises `Unauthorized` for none, or two such lines."""
     lines = headers.getlist("x-api-key")
     if len(lines) > 1:
         raise Unauthorized("Send one X-API-Key header.")
@@ -51,12 +51,12 @@ def read_api_key(headers: Headers) -> Credential:
 
 
 def read_either(headers: Headers) -> Credential:
-    """The key of whichever header was sent; both are `AmbiguousCredentials`."""
+    """Read the key of the header that was sent. Raises `AmbiguousCredentials` for both."""
     return read_bearer(headers) if chosen_variant(headers) is Variant.A else read_api_key(headers)
 
 
 def chosen_variant(headers: Headers) -> Variant:
-    """The interface that the credential chooses, where the path does not.
+    """Return the interface that the credential chooses, where the path does not.
 
     Bearer is A, `X-API-Key` is B, both are `AmbiguousCredentials`. Another scheme beside `X-API-Key` comes from a proxy: B.
     """
@@ -73,7 +73,7 @@ def chosen_variant(headers: Headers) -> Variant:
 
 
 def presumed_variant(headers: Headers) -> Variant:
-    """The interface that an unknown caller probably meant."""
+    """Return the interface that an unknown caller probably meant."""
     has_bearer = headers.get("authorization", "").lower().startswith("bearer ")
     return Variant.B if "x-api-key" in headers and not has_bearer else Variant.A
 

@@ -1,4 +1,4 @@
-"""Dependencies of the path operations: the stores, the authenticated caller, a job, the idempotency key."""
+"""Dependencies of path operations: the stores, the caller, a job, the idempotency key."""
 
 import re
 from collections.abc import Callable
@@ -40,22 +40,23 @@ _OTHER_INTERFACE = {
 
 @dataclass(frozen=True, slots=True)
 class Idempotency:
-    """The `Idempotency-Key` header, where the caller sent one, and the digest of the body that it stands for."""
+    """The `Idempotency-Key` header, if there is one, and the digest of the body that it stands for."""
 
     key: str | None
     body_sha256: str
 
 
 def resources_of(request: Request) -> Resources:
-    """The stores. A plain function: as a dependency it would cost each request 9 µs."""
+    """Return the stores. A plain function: as a dependency it would cost each request 9 µs."""
     return request.app.state.resources
 
 
 async def authenticate(request: Request) -> Caller:
-    """The caller, counted in the plan's window. Raises `Unauthorized`, `AmbiguousCredentials`, `RateLimitExceeded`, `Forbidden`.
+    """Return the caller, and count its request in the plan's window.
 
-    A key that is unknown, revoked, expired or of a disabled account gets one and the same answer; the holder of a key that
-    works on the other interface learns that. `ContractRoute` calls it before it reads a body; path operations get the same caller again.
+    A key that is unknown, revoked, expired or of a disabled account gets one and the same answer; the holder of a key
+    that works on the other interface learns that. `ContractRoute` calls it before it reads a body; path operations get
+    the same caller again. Raises `Unauthorized`, `AmbiguousCredentials`, `RateLimitExceeded`, `Forbidden`.
     """
     context = RequestContext.of(request)
     if context.caller is None:
@@ -77,9 +78,10 @@ async def authenticate(request: Request) -> Caller:
 
 
 async def load_job(request: Request, job_id: str, *prefixes: str, of: Variant | None = None) -> Job | None:
-    """The job, if it is the caller's (and was made on `of`): key and record in one round trip, and not counted.
+    """Return the job, if it is the caller's (and was made on `of`), without counting the request.
 
-    Raises `Unauthorized` for every key that may not pass, whatever it asks for.
+    Key and record are read in one round trip. Raises `Unauthorized` for every key that may not pass, whatever it asks
+    for.
     """
     key, variant = _credential(request)
     poll = await resources_of(request).poller.poll(key, variant, valid_job_id(job_id, *prefixes), of=of)
@@ -91,13 +93,13 @@ async def load_job(request: Request, job_id: str, *prefixes: str, of: Variant | 
 
 
 def valid_job_id(text: str, *prefixes: str) -> str:
-    """`text` if it can be the id of a job (a prefix and 26 base32 characters), else an id that no job has."""
+    """Return `text` if it has the form of a job's id, else an id that no job has."""
     prefix, _, name = text.partition("_")
     return text if prefix in prefixes and _JOB_NAME.fullmatch(name) else ""
 
 
 def image_signer(request: Request) -> Callable[[str], str]:
-    """From an image's URI in storage to a signed address that a browser opens."""
+    """Return a function that signs an image's URI as an address that a browser opens."""
     resources = resources_of(request)
     return partial(resources.images.url, base_url=base_url(request, resources.settings.public_url))
 
@@ -129,7 +131,7 @@ async def read_idempotency(request: Request, idempotency_key: IdempotencyKeyDep)
 
 
 def caller_address(request: Request) -> str:
-    """Where the request came from: the connection's address, or what a trusted proxy vouches for."""
+    """Return the caller's address: the connection's, or what a trusted proxy vouches for."""
     return client_address(request.scope, resources_of(request).settings.trusted_proxies)
 
 

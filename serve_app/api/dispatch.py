@@ -1,4 +1,4 @@
-"""Dispatcher: the application that answers a request, by its path and, where two share one, by its credential."""
+"""Passes each request to its application, by the path and, where two share it, the credential."""
 
 from collections.abc import Iterable
 
@@ -15,7 +15,10 @@ from serve_app.domain.requests import Variant
 
 
 class Dispatcher:
-    """Passes each request to one application. `POST /v1/generate` goes to A or B by the credential header, never the body."""
+    """Passes each request to one application.
+
+    `POST /v1/generate` goes to A or B by the credential header, never the body.
+    """
 
     def __init__(self, *, a: FastAPI, b: FastAPI, others: Iterable[FastAPI], site: ASGIApp) -> None:
         self._by_variant = {Variant.A: a, Variant.B: b}
@@ -43,10 +46,10 @@ class Dispatcher:
 
 
 def _resource(path: str) -> str:
-    """`generate` of `/v1/generate/gen_…`; empty outside the API."""
+    """Return `generate` of `/v1/generate/gen_…`; empty outside the API."""
     return path.split("/", 3)[2] if path.startswith("/v1/") else ""
 
 
 def _resources(app: FastAPI) -> set[str]:
-    """The first path segments that an application declares below `/v1`."""
+    """Return the first path segments that an application declares below `/v1`."""
     return {_resource(route.path) for route in iter_route_contexts(app.routes) if route.path} - {""}

@@ -108,12 +108,12 @@ def install(app: FastAPI) -> None:
 
 
 def error_response(status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """The one shape of every error: `{"error": {"code", "message"}}`."""
+    """Answer with an error, always as `{"error": {"code", "message"}}`."""
     return JSONResponse({"error": {"code": code, "message": message}}, status_code=status, headers=headers)
 
 
 def domain_error_response(error: AtelierError, context: RequestContext, *, challenge: str = "") -> Response:
-    """The answer of the table; an error that no caller may see is raised again."""
+    """Answer a domain error by the table; raise an error again that no caller may see."""
     answer = next((ANSWERS[kind] for kind in type(error).__mro__ if kind in ANSWERS), None)
     if answer is None:
         raise error
@@ -128,7 +128,7 @@ def internal_error(request_id: str) -> Response:
 
 
 def error_responses(*kinds: type[AtelierError]) -> Responses:
-    """`responses=` of a path operation: the errors it may answer with, and those that every operation may meet."""
+    """Return `responses=` of a path operation: its own errors, and those that every operation may meet."""
     rows = [(ANSWERS[kind].status, kind.code, ANSWERS[kind].example) for kind in (*kinds, StoreUnavailable, Overloaded)]
     rows.append((500, INTERNAL_ERROR, "Internal error; include request id req_5f0c when you report it."))
     return {
@@ -145,7 +145,7 @@ async def answer_domain_error(request: Request, error: Exception) -> Response:
 
 
 async def answer_http_exception(request: Request, error: Exception) -> Response:
-    """404 and 405 of the router; `Allow` in a fixed order, and HEAD wherever there is GET."""
+    """Answer the router's 404 and 405, with `Allow` in a fixed order and HEAD beside every GET."""
     assert isinstance(error, HTTPException)
     if error.status_code != HTTPStatus.METHOD_NOT_ALLOWED:
         return error_response(404, errors.NotFound.code, "There is nothing at this address.")
@@ -155,13 +155,13 @@ async def answer_http_exception(request: Request, error: Exception) -> Response:
 
 
 def _methods_of(request: Request) -> set[str]:
-    """Of every path operation of this path: the router names those of the first."""
+    """Return the methods of all path operations of this path; the router names the first's alone."""
     matching = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
     return {method for route in matching for method in getattr(route, "methods", None) or ()}
 
 
 async def answer_unexpected_error(request: Request, _error: Exception) -> Response:
-    """The framework raises the error again after this response; the middleware logs it."""
+    """Answer an unexpected error; the framework raises it again, and the middleware logs it."""
     return internal_error(RequestContext.of(request).request_id)
 
 
@@ -173,7 +173,7 @@ def _headers(error: AtelierError, context: RequestContext, challenge: str) -> di
 
 
 def _retry_after_s(error: AtelierError, context: RequestContext) -> int | None:
-    """Never earlier than the moment at which trying again can succeed."""
+    """Return the seconds after which trying again can succeed, rounded up."""
     if isinstance(error, Overloaded):
         return OVERLOAD_RETRY_S
     if isinstance(error, StoreUnavailable):

@@ -1,4 +1,4 @@
-"""Image files under their signed addresses: whoever holds the address may open it."""
+"""Serves image files to everybody who has their signed address."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""A request's body in the order of the contract: size, media type, strict JSON."""
+"""Reads a request's JSON body in the contract's order: size, media type, strict JSON."""
 
 import hashlib
 import json
@@ -37,8 +37,10 @@ class JsonRequest(Request):
 
 
 async def read_json(request: Request) -> JsonRequest:
-    """Read and parse the body. Raises `PayloadTooLarge`, `UnsupportedMediaType`, `InvalidJson`, `InvalidParameter`, in
-    that order."""
+    """Read and parse the body.
+
+    Raises `PayloadTooLarge`, `UnsupportedMediaType`, `InvalidJson`, `InvalidParameter`, in that order.
+    """
     raw = await _read_bytes(request)
     _check_media_type(request)
     document = strict_json.parse(raw)
@@ -48,7 +50,10 @@ async def read_json(request: Request) -> JsonRequest:
 
 
 def digest(document: dict[str, Any]) -> str:
-    """SHA-256 (hex) of what was asked for: key order, spacing and the spelling of whole numbers make no difference."""
+    """Return the SHA-256 (hex) of a parsed body.
+
+    Key order, spacing and the spelling of whole numbers make no difference.
+    """
     canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
 

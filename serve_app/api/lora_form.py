@@ -1,4 +1,4 @@
-"""What is said of a LoRA by its owner: the fields of its upload, of weights elsewhere, of a change, and whom it is shared with."""
+"""Request models of LoRAs: an upload, a reference to weights elsewhere, a change, a sharing."""
 
 from typing import Annotated
 
@@ -38,7 +38,7 @@ Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$", min_length=64, max_lengt
 
 
 class LoraReference(RequestBody):
-    """Weights that need not be sent: of a LoRA that the account has, or at an address that the operator allows."""
+    """Weights that are not sent: those of a LoRA that the account has, or at an allowed address."""
 
     name: Annotated[Name, Field(description="Display name.")]
     base_model: Annotated[CatalogId, Field(description="The base model it was trained for.")]
@@ -83,5 +83,5 @@ class GrantRequest(RequestBody):
 
 
 def split_words(text: str) -> list[str]:
-    """Trigger words with commas between."""
+    """Split a text of trigger words with commas between."""
     return [word.strip() for word in text.split(",") if word.strip()]

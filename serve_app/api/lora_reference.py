@@ -1,4 +1,4 @@
-"""The JSON body of `POST /v1/loras`: weights that need not be sent with it."""
+"""Reads the JSON body of `POST /v1/loras`, which refers to weights instead of sending them."""
 
 from contextlib import ExitStack
 from typing import Any
@@ -25,7 +25,7 @@ def is_json(request: Request) -> bool:
 async def add_reference(
     request: Request, by: loras.AccountActor, *, place: ExitStack, idempotency_key: str | None
 ) -> Registered:
-    """Register weights that the account has sent before, or that lie where the operator allows."""
+    """Register weights that the account has sent before, or at an address that the operator allows."""
     resources, said = resources_of(request), await _read(request)
     if said.sha256 is not None:
         return await loras.add_known(
@@ -38,12 +38,12 @@ async def add_reference(
 
 
 def reference_schema() -> dict[str, Any]:
-    """In the document."""
+    """Return the body's schema for the document."""
     return LoraReference.model_json_schema()
 
 
 async def _read(request: Request) -> LoraReference:
-    """Raises `PayloadTooLarge`, `UnsupportedMediaType`, `InvalidJson`, `InvalidParameter`."""
+    """Read it. Raises `PayloadTooLarge`, `UnsupportedMediaType`, `InvalidJson`, `InvalidParameter`."""
     document = await (await read_json(request)).json()
     try:
         said = LoraReference.model_validate(document)

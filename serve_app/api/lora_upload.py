@@ -1,4 +1,4 @@
-"""The upload of a LoRA: a form whose file goes to a folder of its own under the data directory."""
+"""Receives the form of a LoRA, writing its files to a new folder under the data directory."""
 
 import asyncio
 import shutil
@@ -29,7 +29,7 @@ _RULES = Rules(LoraForm.model_json_schema()["properties"], {})
 
 
 class Upload(NamedTuple):
-    """What was said, and the file, or the folder of PEFT, in `folder`; whoever has it removes that."""
+    """An upload: its fields, and its file or PEFT folder in `folder`, which the holder removes."""
 
     form: LoraForm
     path: Path
@@ -38,7 +38,10 @@ class Upload(NamedTuple):
 
 
 async def read_upload(request: Request, *, extra: Sequence[str] = ()) -> Upload:
-    """Receive the form, and the `extra` text fields of a page's. Raises `PayloadTooLarge`, `UnsupportedMediaType`, `InvalidParameter`, `StoreUnavailable`."""
+    """Receive the form, and the `extra` text fields of a page's form.
+
+    Raises `PayloadTooLarge`, `UnsupportedMediaType`, `InvalidParameter`, `StoreUnavailable`.
+    """
     await resources_of(request).disk.check()
     try:
         return await _receive(request, extra)
@@ -78,7 +81,7 @@ async def _receive(request: Request, extra: Sequence[str]) -> Upload:
 
 
 def form_schema() -> dict[str, Any]:
-    """The form in the document: its text fields and its files."""
+    """Return the form's schema for the document: its text fields and its files."""
     schema = LoraForm.model_json_schema()
     for name, text in (
         (_FILE, "A safetensors file."),
@@ -109,7 +112,7 @@ def new_upload_folder(settings: Settings) -> Path:
 
 
 def _arrange(folder: Path) -> Path:
-    """The file, or the folder with the two files under PEFT's names."""
+    """Return the file, or the folder with the two files under PEFT's names."""
     file, config = folder / _FILE, folder / _CONFIG
     for each in (file, config):
         if each.exists() and not each.stat().st_size:  # a browser sends an empty file where none was chosen

@@ -1,4 +1,4 @@
-"""The outermost ASGI layer: request id, rate headers and cache rules of every response, and unexpected errors."""
+"""The outermost ASGI layer: adds common headers to every response and answers unexpected errors."""
 
 import logging
 import re
@@ -32,10 +32,10 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._\-]{8,128}")
 
 
 class RequestContextMiddleware:
-    """Adds the common headers to each response and turns every unexpected exception into the error envelope.
+    """Adds the common headers to each response, and answers unexpected exceptions.
 
-    Pure ASGI, because headers that a dependency or `@app.middleware` sets are missing on a 500.
-    HEAD is answered as GET; the server sends no body.
+    The headers are the request id, the rate limits and the cache rules. Pure ASGI, because headers that a dependency or
+    `@app.middleware` sets are missing on a 500. HEAD is answered as GET; the server sends no body.
     """
 
     def __init__(
@@ -107,18 +107,24 @@ class RequestContextMiddleware:
         return result
 
     def _unopened_window(self, scope: Scope, context: RequestContext) -> Window:
-        """For an unknown caller: the lowest plan of the interface that was probably meant, reported and not enforced."""
+        """Return the lowest plan of the interface that an unknown caller probably meant.
+
+        It is reported and not enforced.
+        """
         variant = context.variant or presumed_variant(Headers(scope=scope))
         return Window.unopened(self._lowest_plans[variant], datetime.now(UTC))
 
 
 def _quoted(query: bytes) -> bytes:
-    """The query with raw bytes beyond ASCII as a client has to write them: Starlette raises for what is no UTF-8."""
+    """Percent-encode the query's bytes beyond ASCII: Starlette raises for a query that is not UTF-8."""
     return query if query.isascii() else quote_from_bytes(query, safe=string.printable).encode()
 
 
 def rate_headers(window: Window) -> list[tuple[bytes, bytes]]:
-    """`X-RateLimit-*` with the end of the window in Unix seconds, and the IETF draft's pair with the seconds left."""
+    """Return `X-RateLimit-*` and the IETF draft's pair of headers.
+
+    The first has the end of the window in Unix seconds, the second the seconds left.
+    """
     plan, policy, remaining = window.plan, window.plan.policy_name.encode(), window.remaining
     window_s = max(1, round(plan.window.total_seconds()))
     return [
@@ -131,6 +137,6 @@ def rate_headers(window: Window) -> list[tuple[bytes, bytes]]:
 
 
 def _request_id(scope: Scope) -> str:
-    """The caller's own id when it is safe in logs and headers, else a new one."""
+    """Return the caller's own id if it is safe in logs and headers, else a new one."""
     given = next((value for name, value in scope["headers"] if name.lower() == b"x-request-id"), b"").decode("latin-1")
     return given if _REQUEST_ID.fullmatch(given) else "req_" + secrets.token_hex(12)

@@ -1,4 +1,4 @@
-"""Multipart forms whose files go to disk as they arrive: at no time is more than a block of one in memory."""
+"""Reads multipart forms, writing files to disk as they arrive: a block at a time is in memory."""
 
 import asyncio
 import time
@@ -30,10 +30,11 @@ async def read_multipart(
     files: Mapping[str, int],
     before_block: Callable[[], Awaitable[None]],
 ) -> dict[str, str]:
-    """Return the text fields; write each file to `folder` under its field's name. `files` are the most bytes of each.
+    """Return the text fields; write each file to `folder` under its field's name.
 
-    Raises `PayloadTooLarge` (before a byte is read, where the length says so), `UnsupportedMediaType`, `InvalidParameter`, in
-    that order, and whatever `before_block`, asked before each block is written.
+    `files` are the most bytes of each. `before_block` is called before each block is written. Raises `PayloadTooLarge`
+    (before a byte is read, where the declared length is too large), `UnsupportedMediaType`, `InvalidParameter`, in that
+    order, and what `before_block` raises.
     """
     limit = sum(files.values()) + FRAME_BYTES
     declared = request.headers.get("content-length", "")
@@ -66,7 +67,7 @@ async def read_multipart(
 
 
 class _Form:
-    """Receives what the parser finds. What belongs to files waits in `_blocks` until `write`."""
+    """Receives the parser's events, and keeps blocks of files in `_blocks` until `write`."""
 
     def __init__(self, folder: Path, texts: Collection[str], files: Mapping[str, int]) -> None:
         self.fields: dict[str, str] = {}
@@ -167,7 +168,7 @@ def _parser(request: Request, form: _Form) -> MultipartParser:
 
 
 async def _next(chunks: AsyncIterator[bytes], deadline: float) -> bytes | None:
-    """None at the end."""
+    """Return the next block; None at the end."""
     try:
         async with asyncio.timeout(deadline - time.monotonic()):
             return await anext(chunks, None)

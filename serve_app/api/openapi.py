@@ -1,4 +1,4 @@
-"""OpenAPI 3.1 documents: what FastAPI generates from the path operations, adjusted to what generated clients want."""
+"""Generates OpenAPI 3.1 documents with FastAPI, and adjusts them for generated clients."""
 
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
@@ -79,12 +79,12 @@ POLL_HEADERS: dict[str, Schema] = {
 
 
 def success(description: str, examples: dict[str, Any], **extra: Any) -> Schema:
-    """The value of `responses=` for the status of success; `extra` is `headers` and `links`."""
+    """Return `responses=` of a success; `extra` is `headers` and `links`."""
     return {"description": description, "content": {"application/json": {"examples": named(examples)}}, **extra}
 
 
 def named(examples: dict[str, Any]) -> dict[str, Any]:
-    """Examples by name, as the documents and `openapi_examples=` take them."""
+    """Return examples by name, as the documents and `openapi_examples=` take them."""
     return {name: {"summary": name, "value": value} for name, value in examples.items()}
 
 
@@ -129,7 +129,7 @@ def operations(document: Schema) -> Iterator[Schema]:
 
 
 def _schemas(node: Any) -> Iterator[Schema]:
-    """Every object of the document that looks like a schema."""
+    """Yield every object of the document that looks like a schema."""
     if isinstance(node, dict):
         if "type" in node or "$ref" in node or "oneOf" in node or "anyOf" in node:
             yield node
@@ -142,7 +142,7 @@ def _schemas(node: Any) -> Iterator[Schema]:
 
 
 def _tidy(schema: Schema) -> None:
-    """Without the titles that repeat names, and with whole numbers as such: FastAPI writes every bound as a float."""
+    """Remove titles that repeat names, and write whole bounds as integers, which FastAPI writes as floats."""
     if isinstance(schema.get("title"), str):
         del schema["title"]
     for name in _WHOLE_NUMBER_BOUNDS:
@@ -165,7 +165,10 @@ def retention_text(settings: Settings) -> str:
 
 
 def duration_text(duration: timedelta, *, one: str = "1 ") -> str:
-    """`30 days`, `24 hours`, `1 minute`: in the largest unit that divides it; `one` stands before a single unit."""
+    """Write a duration in the largest unit that divides it: `30 days`, `24 hours`, `1 minute`.
+
+    `one` stands before a single unit.
+    """
     seconds = duration.total_seconds()
     for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
         if seconds % length == 0 and (seconds > length or unit != "day"):

@@ -1,4 +1,4 @@
-"""Health, readiness and metrics, for operators and their tools.
+"""Path operations of health, readiness and metrics, for operators and their tools.
 
 What tells one tenant of the others is the operator's: `/metrics` and what is below it, and what is wrong when `/readyz` says that something is.
 """
@@ -53,7 +53,7 @@ async def metrics(request: Request) -> Response:
 async def account_metrics(
     request: Request, start: Start = 0, limit: Limit = 100, days: Annotated[int, Query(ge=1, le=MOST_DAYS)] = 1
 ) -> Response:
-    """Queue and usage of each account: as labels of Prometheus they would be without bound."""
+    """Return queue and usage of each account, which as labels of Prometheus would be without bound."""
     if not _is_operator(request):
         return _refused()
     return JSONResponse(await account_report(resources_of(request), start=start, limit=limit, days=days))
@@ -61,7 +61,7 @@ async def account_metrics(
 
 @router.get("/metrics/adapters")
 async def adapter_metrics(request: Request, start: Start = 0, limit: Limit = 100) -> Response:
-    """Waiting jobs, workers and images of each adapter."""
+    """Return waiting jobs, workers and images of each adapter."""
     if not _is_operator(request):
         return _refused()
     return JSONResponse(await adapter_report(resources_of(request), start=start, limit=limit))
@@ -72,7 +72,7 @@ def _refused() -> Response:
 
 
 def _is_operator(request: Request) -> bool:
-    """Whether the caller has the operator's token, or is on this machine.
+    """Return whether the caller has the operator's token, or is on this machine.
 
     With a public address the service stands behind a proxy, whose callers may all look local: then only the token counts.
     """

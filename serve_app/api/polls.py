@@ -1,4 +1,4 @@
-"""Answers to polls: an entity tag for what has not changed, and `Prefer: wait=N` for who would rather wait than ask again."""
+"""Answers polls: with an entity tag for unchanged jobs, and later under `Prefer: wait=N`."""
 
 import hashlib
 import re
@@ -46,7 +46,7 @@ Record = Mapping[str, Any]
 async def answer_poll(
     request: Request, load: Callable[[], Awaitable[Job]], record_of: Callable[[Job, Callable[[str], str]], Record]
 ) -> Response:
-    """The record that `load` reads, once it has ended or as long after as the caller prefers to wait."""
+    """Answer with the record that `load` reads, once it has ended or the preferred wait is over."""
     job, applied = await load(), {}
     seconds = preferred_wait(request.headers.get("prefer", "")) if not job.state.is_terminal else 0
     if seconds and await resources_of(request).waits.until_ended(job.id, account_id=job.account_id, seconds=seconds):
@@ -60,7 +60,10 @@ async def answer_poll(
 
 
 def preferred_wait(prefer: str) -> int:
-    """Seconds of `wait=N` in a `Prefer` header, at most `LONGEST_WAIT_S`; 0 without one: an unknown preference is ignored."""
+    """Return the seconds of `wait=N` in a `Prefer` header, at most `LONGEST_WAIT_S`.
+
+    0 without one: an unknown preference is ignored.
+    """
     found = _WAIT.search(prefer) if prefer else None
     return min(LONGEST_WAIT_S, int(found[1])) if found else 0
 

@@ -1,4 +1,4 @@
-"""The `X-Unknown-Words` header: words of a prompt that its base model has never read."""
+"""Writes `X-Unknown-Words`: the prompt's words that its base model has never read."""
 
 from collections.abc import Iterable
 from urllib.parse import quote
@@ -14,7 +14,7 @@ MOST_WORDS, LONGEST = 20, 500
 
 
 async def unknown_words_header(request: Request, acceptance: Acceptance, prompt: str) -> dict[str, str]:
-    """The header, where the prompt of an accepted generation has such words."""
+    """Return the header, where the prompt of an accepted generation has such words."""
     vocabulary = resources_of(request).vocabulary
     words = await vocabulary.unknown_words(prompt, acceptance.base_model, acceptance.trigger_words)
     value = header_value(words)
@@ -22,7 +22,7 @@ async def unknown_words_header(request: Request, acceptance: Acceptance, prompt:
 
 
 def header_value(words: Iterable[str]) -> str:
-    """Words with commas between, percent-encoded beyond ASCII; of too many the first."""
+    """Join words by commas, percent-encoded beyond ASCII; of too many the first."""
     value = ""
     for word in list(words)[:MOST_WORDS]:
         longer = f"{value}, {quote(word)}" if value else quote(word)

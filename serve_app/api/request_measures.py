@@ -1,4 +1,7 @@
-"""Counts requests for `/metrics`, by the pattern of their route: an address would be a label for each job."""
+"""Counts requests for `/metrics`, by the pattern of their route.
+
+An address would be a label for each job.
+"""
 
 from starlette.routing import Route
 from starlette.types import Scope
@@ -16,7 +19,7 @@ class RequestMeasures:
         self._measures = measures
 
     def add(self, scope: Scope, context: RequestContext, *, status: int, seconds: float) -> None:
-        """After the answer; `scope` is the one that the applications were given, which names the route."""
+        """Count a request after its answer; `scope` is the applications' own, which names the route."""
         route = context.route or route_pattern(scope)
         variant = context.caller.variant if context.caller else context.variant
         interface = variant or NO_INTERFACE
@@ -28,8 +31,10 @@ class RequestMeasures:
 
 
 def route_pattern(scope: Scope) -> str:
-    """`/v1/jobs/{job_id}`, with the prefix of the application that has the route; of files, and of what an application has not,
-    the prefix alone."""
+    """Return a request's pattern, as `/v1/jobs/{job_id}`, with the prefix of the application that has it.
+
+    Of files, and of paths that no application has, it is the prefix alone.
+    """
     root: str = scope.get("root_path", "")
     mounted = root.removeprefix(scope.get("app_root_path", root))
     route = scope.get("route")

@@ -1,4 +1,4 @@
-"""Successful responses: JSON of a response model or of plain values, and what several of them have in common."""
+"""Builds successful responses as JSON, from response models or plain values."""
 
 import json
 import re
@@ -25,13 +25,16 @@ _HOST = re.compile(r"[A-Za-z0-9._\-\[\]:]{1,255}")
 
 
 def json_response(body: BaseModel, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """The model as JSON; what is None is absent. FastAPI passes it on without validating the body a second time."""
+    """Write the model as JSON without the fields that are None.
+
+    FastAPI passes the response on without validating the body a second time.
+    """
     content = body.model_dump_json(exclude_none=True)
     return Response(content, status_code=status, headers=headers, media_type="application/json")
 
 
 def record_response(record: Mapping[str, Any]) -> Response:
-    """Plain values as JSON."""
+    """Answer with plain values as JSON."""
     return Response(encode(record), media_type="application/json")
 
 
@@ -40,37 +43,43 @@ def encode(record: Mapping[str, Any]) -> bytes:
 
 
 def accepted_headers(request: Request, path: str, *, replayed: bool) -> dict[str, str]:
-    """Where to poll, when, and whether the response repeats an earlier one."""
+    """Return headers that say where and when to poll, and whether the response repeats an earlier one."""
     headers = {"Location": request.scope.get("root_path", "") + path, "Retry-After": str(POLL_EVERY_S)}
     return headers | {"Idempotency-Replayed": "true"} if replayed else headers
 
 
 def poll_headers(job: Job) -> dict[str, str]:
-    """`Retry-After` while the job has not ended."""
+    """Return `Retry-After` while the job has not ended."""
     return {} if job.state.is_terminal else {"Retry-After": str(POLL_EVERY_S)}
 
 
 def time_left(job: Job) -> timedelta:
-    """How long the job is expected to take from here, whatever this machine's clock says; zero once it has ended."""
+    """Return how long the job is expected to take from now; zero once it has ended.
+
+    It does not depend on this machine's clock.
+    """
     if job.finish_estimate is None or job.read_at is None:
         return timedelta()
     return job.finish_estimate - job.read_at
 
 
 def estimated_completion(job: Job) -> datetime:
-    """When the job is expected to end, rounded up to the next whole second, so that it is not in the past when read."""
+    """Return when the job is expected to end, rounded up to the next whole second.
+
+    So it is not in the past when it is read.
+    """
     moment = job.finish_estimate or job.read_at
     assert moment is not None, f"{job.id} was read without its queue position"
     return moment.replace(microsecond=0) + timedelta(seconds=1)
 
 
 def failure_of(job: Job) -> Failure:
-    """Why a job ended without images."""
+    """Return why a job ended without images."""
     return job.failure or _ENDINGS.get(job.state, _FAILED)
 
 
 def base_url(request: Request, public_url: str) -> str:
-    """Scheme, host and prefix that callers use: the configured address, else the one of this request."""
+    """Return scheme, host and prefix that callers use: those configured, else this request's."""
     if public_url:
         return public_url.rstrip("/")
     host = request.headers.get("host", "")

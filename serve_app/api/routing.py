@@ -23,7 +23,7 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 class ContractRoute(APIRoute):
-    """Authenticates before a byte of the body is read, parses it as strict JSON, and names each parameter that breaks its rule.
+    """Authenticates before the body is read, parses strict JSON, and names each invalid parameter.
 
     FastAPI reads a body first and solves dependencies afterwards; the contract has it the other way round.
     """
@@ -46,7 +46,7 @@ class ContractRoute(APIRoute):
         return handle_in_order
 
     def _rules(self) -> "Rules":
-        """From the schemas of the body and of the query parameters."""
+        """Read the rules from the schemas of the body and of the query parameters."""
         query: dict[str, Any] = {
             field.alias: (field.field_info.annotation, field.field_info) for field in self.dependant.query_params
         }
@@ -73,7 +73,7 @@ class Rules:
         self._other_api_fields = other_api_fields
 
     def explain(self, faults: Any) -> str:
-        """One clause for each parameter that is unknown, missing or breaks its rule."""
+        """Write a clause for each parameter that is unknown, missing or breaks its rule."""
         names = [
             (str(fault["loc"][-1] if fault["loc"][0] != "body" else fault["loc"][1]), str(fault["type"]))
             for fault in faults
@@ -100,7 +100,7 @@ class Rules:
 
 
 def rule_of(schema: dict[str, Any]) -> Rule:
-    """A JSON Schema's constraints in words; of a parameter that may be absent, those of its value."""
+    """Describe a JSON Schema's constraints; of a parameter that may be absent, those of its value."""
     if "anyOf" in schema:
         schema = next(each for each in schema["anyOf"] if each != {"type": "null"})
     if "enum" in schema:

@@ -33,7 +33,10 @@ WHITE_SPACE = (
 
 
 class RequestBody(BaseModel):
-    """A request body: closed, strict, immutable. `other_api_fields` explains fields of the other interface sent here."""
+    """A request body: closed, strict, immutable.
+
+    `other_api_fields` explains fields of the other interface that are sent here.
+    """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     other_api_fields: ClassVar[dict[str, str]] = {}

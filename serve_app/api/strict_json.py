@@ -1,4 +1,4 @@
-"""JSON as RFC 8259 means it, and nothing more: what a lenient parser lets through is a caller's mistake or an attack."""
+"""Parses JSON strictly by RFC 8259: what a lenient parser accepts beyond it is an error or an attack."""
 
 import json
 import re
@@ -15,7 +15,7 @@ _UNWRITABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 def parse(body: bytes) -> Any:
-    """The value that `body` spells in UTF-8, or `InvalidJson`.
+    """Return the value of `body` in UTF-8. Raises `InvalidJson`.
 
     Refused: other encodings, duplicate keys, trailing data, comments, numbers beyond a float's range, integers over `MAX_DIGITS` digits, nesting beyond the parser's depth, lone surrogates, NUL.
     `NaN` and `Infinity` are left to the model, which takes neither: its error names the field and its range.
@@ -67,7 +67,7 @@ def _number(text: str) -> int | float:
 
 
 def _whole(text: str) -> int | float:
-    """The integer that `text` spells exactly; its float where that only rounds to a whole number."""
+    """Return the integer that `text` spells exactly; its float where that only rounds to one."""
     try:
         exact = Decimal(text)
     except InvalidOperation:  # an exponent beyond the decimal module's range: the float is zero
@@ -76,7 +76,7 @@ def _whole(text: str) -> int | float:
 
 
 def _check_text(value: Any) -> None:
-    """Walk without recursion: the parser's depth limit is not ours to lean on twice."""
+    """Check every text of the value, walking without recursion."""
     waiting = [value]
     while waiting:
         item = waiting.pop()

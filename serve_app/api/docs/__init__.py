@@ -1,4 +1,4 @@
-"""The documents: OpenAPI for programs, and a reference with try-it-out for people. Nothing is loaded from elsewhere."""
+"""Serves OpenAPI documents and a reference with try-it-out, loading nothing from elsewhere."""
 
 from serve_app.api.docs.routes import STATIC, docs_router
 

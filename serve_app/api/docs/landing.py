@@ -1,4 +1,4 @@
-"""What the landing page says, and the texts that programs look for: `robots.txt`, `llms.txt`."""
+"""Texts of the landing page, and of `robots.txt` and `llms.txt`."""
 
 import json
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ INTERFACE_ROWS = (
 
 
 def landing_curl(base_url: str, lora_id: str) -> str:
-    """A first request, with a place for the key."""
+    """Return a first request in curl, with a place for the key."""
     body = json.dumps({"prompt": SAMPLE_PROMPT, "lora_id": lora_id})
     return (
         f"curl {base_url}/v1/generate -H 'Authorization: Bearer YOUR_API_KEY' "
@@ -42,7 +42,7 @@ def landing_curl(base_url: str, lora_id: str) -> str:
 
 
 def llms_text(base_url: str, titles: Mapping[str, str]) -> str:
-    """What a language model needs to write a client: https://llmstxt.org."""
+    """Return what a language model needs to write a client: https://llmstxt.org."""
     documents = "\n".join(
         f"- [{title}]({base_url}/openapi/{name}.json): OpenAPI document" for name, title in titles.items()
     )

@@ -33,13 +33,13 @@ def answer_browsers_with_pages(site: FastAPI) -> None:
 
 
 def is_of_browser(request: Request) -> bool:
-    """Whether a person opened the address: browsers ask for `text/html` by name."""
+    """Return whether a person opened the address: browsers ask for `text/html` by name."""
     path = request.url.path.removeprefix(request.scope.get("root_path", ""))
     return "text/html" in request.headers.get("accept", "") and not path.startswith("/v1/")
 
 
 def _page_or(answer: Answer) -> Answer:
-    """For a browser, a page with the status and the headers of the answer that programs get."""
+    """Answer a browser with a page of the same status and headers that programs get."""
 
     async def respond(request: Request, error: Exception) -> Response:
         response = await answer(request, error)

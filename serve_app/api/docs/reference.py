@@ -1,4 +1,4 @@
-"""An OpenAPI document as the reference page shows it: operations with their fields, examples and answers."""
+"""Reads an OpenAPI document for the reference page: operations, fields, examples and answers."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ class Field(NamedTuple):
 
 
 class Parameter(NamedTuple):
-    """What goes into the path, the query or a header."""
+    """A parameter of the path, the query or a header."""
 
     place: str
     field: Field
@@ -51,7 +51,7 @@ class Example(NamedTuple):
 
 
 class Body(NamedTuple):
-    """What is sent, in one content type."""
+    """A request's body in one content type."""
 
     media_type: str
     shapes: Sequence[Shape]
@@ -60,7 +60,7 @@ class Body(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What comes back with one status."""
+    """A response of one status."""
 
     status: str
     description: str
@@ -97,7 +97,7 @@ class Credential(NamedTuple):
 
 
 def operations_of(document: Mapping[str, Any]) -> list[Operation]:
-    """In the order of the document."""
+    """List the operations in the order of the document."""
     schemas = document["components"]["schemas"]
     return [
         _operation(method, path, operation, schemas)
@@ -157,14 +157,14 @@ def _examples(content: Mapping[str, Any]) -> list[Example]:
 
 
 def _shapes(schema: Schema, schemas: Schema) -> list[Shape]:
-    """One, or one for each alternative."""
+    """Return the schema's shape, or one for each alternative."""
     found = _resolved(schema, schemas)
     alternatives = [_resolved(each, schemas) for each in found.get("oneOf", found.get("anyOf", ()))] or [found]
     return [Shape(each.get("description", ""), list(_fields(each, schemas, ""))) for each in alternatives]
 
 
 def _fields(schema: Schema, schemas: Schema, prefix: str, depth: int = 1) -> Iterator[Field]:
-    """The fields of an object, each followed by those of the object or of the objects that it holds."""
+    """Yield an object's fields, each followed by those of the objects that it holds."""
     for name, each in schema.get("properties", {}).items():
         found = _resolved(each, schemas)
         is_required = name in schema.get("required", ())
@@ -178,7 +178,7 @@ def _fields(schema: Schema, schemas: Schema, prefix: str, depth: int = 1) -> Ite
 
 
 def kind_of(schema: Schema, schemas: Schema) -> str:
-    """The values that a schema takes, in words."""
+    """Describe the values that a schema takes."""
     found = _resolved(schema, schemas)
     if "const" in found:
         return f"always {_text(found['const'])}"

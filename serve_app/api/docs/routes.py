@@ -1,4 +1,4 @@
-"""Pages to find and read the documents, and the documents themselves."""
+"""Serves the OpenAPI documents, and pages to find and read them."""
 
 import json
 import re
@@ -27,7 +27,11 @@ _FAVICON_HEADERS = {"Cache-Control": "public, max-age=86400"}
 
 
 def docs_router(documents: Mapping[str, FastAPI], resources: Resources) -> APIRouter:
-    """`/`, what browsers and programs look for beside it, `/docs`, and for each document `/docs/<name>` and `/openapi/<name>.json`."""
+    """Build the router of the landing page and of the documents.
+
+    It has `/`, the files that browsers and programs look for beside it, `/docs`, and for each document `/docs/<name>`
+    and `/openapi/<name>.json`.
+    """
     router = APIRouter(include_in_schema=False)
     templates = page_templates(_HERE / "templates")
     templates.filters["shell"] = _with_variables
@@ -35,7 +39,7 @@ def docs_router(documents: Mapping[str, FastAPI], resources: Resources) -> APIRo
     templates.policies["json.dumps_kwargs"] = {"sort_keys": False}  # in the order of the document
 
     async def document(request: Request, name: str) -> dict[str, Any]:
-        """With this service's address, and an adapter that every account may use in its examples."""
+        """Return the document with this service's address, and an open adapter in its examples."""
         if name not in documents:
             raise HTTPException(404)
         usable = await resources.catalog.open_adapter_id()
@@ -95,11 +99,11 @@ def docs_router(documents: Mapping[str, FastAPI], resources: Resources) -> APIRo
 
 
 def _with_variables(path: str) -> str:
-    """`/v1/generate/$REQUEST_ID` for `/v1/generate/{request_id}`, as a shell takes it."""
+    """Return a path with shell variables: `/v1/generate/$REQUEST_ID` of `/v1/generate/{request_id}`."""
     return _PATH_PARAMETER.sub(lambda name: f"${name[1].upper()}", path)
 
 
 def _prose(text: str) -> Markup:
-    """Paragraphs, with code between backticks."""
+    """Split a text in paragraphs, with code between backticks."""
     paragraphs = [_CODE.sub(r"<code>\1</code>", str(escape(each))) for each in text.split("\n\n") if each]
     return Markup("".join(f"<p>{each}</p>" for each in paragraphs))

@@ -1,4 +1,4 @@
-"""The jobs of an account as they are, with either credential, on paths that neither interface uses."""
+"""The jobs API: an account's jobs of both interfaces, with either credential."""
 
 from fastapi import APIRouter, FastAPI
 

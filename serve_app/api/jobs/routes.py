@@ -1,4 +1,4 @@
-"""Path operations of `/v1/jobs`: list, read, cancel and delete the jobs of an account, whichever interface they came in by."""
+"""Path operations of `/v1/jobs`: list, read, cancel and delete an account's jobs of both interfaces."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -76,7 +76,10 @@ class Position(NamedTuple):
 async def read_cursor(
     cursor: Annotated[Cursor, Query(description="`next_cursor` of the previous page.")] = None,
 ) -> Position | None:
-    """The job that a cursor names: its time of acceptance in milliseconds, the precision of the store, and its id."""
+    """Read the position that a cursor names: a job's time of acceptance and its id.
+
+    The time is in milliseconds, as in the store.
+    """
     if cursor is None:
         return None
     parts = _CURSOR.fullmatch(cursor)
@@ -190,7 +193,7 @@ async def delete_image(request: Request, caller: CallerDep, job_id: JobId, image
 
 
 async def _page(resources: Resources, account_id: str, limit: int, after: Position | None) -> list[jobs.Job]:
-    """Jobs older than a position; those of the same millisecond are in the order of their ids, as in the store."""
+    """Return the jobs older than a position; those of one millisecond in the order of their ids."""
     if after is None:
         return await resources.jobs.list(account_id, limit=limit)
     before = after.accepted + timedelta(milliseconds=1)

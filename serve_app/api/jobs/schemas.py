@@ -110,7 +110,7 @@ class Jobs(ResponseBody):
 
 
 def job_record(job: jobs.Job, url_of: Callable[[str], str]) -> dict[str, Any]:
-    """A `Job` as plain values: all are ours, and a model of them costs a poll a tenth of its time.
+    """Return a `Job` as plain values; a model of them costs a poll a tenth of its time.
 
     `url_of` signs an image URI. Fields without a value are absent.
     """
@@ -144,7 +144,7 @@ def _asked(request: Request) -> dict[str, Any]:
 
 
 def _images(job: jobs.Job, url_of: Callable[[str], str]) -> list[dict[str, Any]]:
-    """The images that were not deleted, each with its own seed."""
+    """Return the images that were not deleted, each with its own seed."""
     seeds = job.request.seeds if isinstance(job.request, GenerationRequest) else None
     return [
         {

@@ -272,7 +272,7 @@ async def _record(request: Request, account_id: str, found: SharedAdapter) -> Lo
 
 
 async def _sample_urls(request: Request, adapters: Sequence[Adapter]) -> Mapping[str, str]:
-    """Signed addresses of sample pictures by LoRA, of those that have one."""
+    """Return signed addresses of the sample pictures, by LoRA."""
     pictures, url_of = await find_pictures(resources_of(request), adapters), image_signer(request)
     return {lora_id: url_of(picture.image_uri) for lora_id, picture in pictures.items()}
 

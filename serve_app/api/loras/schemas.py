@@ -82,7 +82,7 @@ class Loras(ResponseBody):
 def lora_record(
     adapter: Adapter, account_id: str, shared_with: Mapping[str, str] | None = None, *, sample_url: str | None = None
 ) -> Lora:
-    """The adapter as the account sees it; with `shared_with`, all that its owner may know."""
+    """Return the adapter as the account sees it; with `shared_with`, as its owner does."""
     is_own = adapter.owner == account_id
     shared = [SharedWith(account_id=each, name=name) for each, name in sorted((shared_with or {}).items())]
     shows_all = is_own and shared_with is not None
@@ -103,7 +103,7 @@ def lora_record(
 
 
 def _found(adapter: Adapter, *, shows_metadata: bool) -> Found | None:
-    """What is known; nothing of a row of the catalog file."""
+    """Return the facts found in its file; None for a row of the catalog file."""
     if not adapter.found:
         return None
     hidden = set[str]() if shows_metadata else {"metadata"}

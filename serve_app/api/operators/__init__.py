@@ -1,4 +1,6 @@
-"""The operators' pages: how the service is, its accounts, failed jobs, LoRAs and audit log. They work without JavaScript.
+"""The operators' pages: the service's state, accounts, failed jobs, LoRAs and the audit log.
+
+They work without JavaScript.
 
 app.mount("/operators", operators_app(resources))
 """
@@ -35,7 +37,10 @@ ROUTES = (
 
 
 def operators_app(resources: Resources) -> ASGIApp:
-    """The pages over these stores, under the protections of the console. No session of a customer opens one."""
+    """Build the pages' application, protected like the console.
+
+    No session of a customer opens one.
+    """
     app = new_app(resources, routes=[*ROUTES])
     app.add_exception_handler(SignInRequired, _to_sign_in)
     answer_with_pages(app, problem_page)
@@ -43,7 +48,7 @@ def operators_app(resources: Resources) -> ASGIApp:
 
 
 async def _to_sign_in(request: Request, _error: Exception) -> Response:
-    """A part of a page that refreshes itself takes the whole page there."""
+    """Redirect to the sign-in page, also from a part of a page that refreshes itself."""
     if "hx-request" in request.headers:
         return Response(headers={"HX-Redirect": f"{root_of(request)}/sign-in"})
     return redirect(request, "sign-in")

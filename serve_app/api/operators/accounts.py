@@ -25,7 +25,7 @@ router = APIRouter()
 
 @router.get("/accounts")
 async def open_accounts(request: Request, session: PageSession) -> Response:
-    """The newest first; or the one that is looked for by its name or id."""
+    """List accounts, newest first; or the one with a name or id."""
     resources, wanted = resources_of(request), request.query_params.get("name", "").strip()[:100]
     if wanted and (found := await resources.accounts.get(wanted)):
         return redirect(request, f"accounts/{found.id}")
@@ -87,7 +87,7 @@ async def enable(request: Request, session: FormSession, account: ChosenAccount,
 
 @router.post("/accounts/{account_id}/link")
 async def make_link(request: Request, session: FormSession, account: ChosenAccount, form: Form) -> Response:
-    """The only answer that ever holds the link: its user chooses a password with it, which no operator learns."""
+    """Answer with the link, once: its user sets a password with it that no operator learns."""
     check_form(session, form, _LINK)
     resources = resources_of(request)
     path = await operate.make_sign_in_link(resources, account, by(request, session), LinkPurpose.NEW_PASSWORD)

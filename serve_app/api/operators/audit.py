@@ -1,4 +1,4 @@
-"""The operators' page of the audit log: newest first, of one account or all, of one act or any."""
+"""The operators' page of the audit log: newest first, filtered by account and act."""
 
 from urllib.parse import urlencode
 
@@ -44,6 +44,6 @@ async def open_audit(request: Request, session: PageSession) -> Response:
 
 
 async def _log(resources: Resources, wanted: str) -> str:
-    """The log of an account by its name or id, also of a deleted one's id, or of `operator:` and a name."""
+    """Name the log of an account's name or id, even of a deleted one, or of `operator:<name>`."""
     account = None if wanted.startswith(operator("")) else await resources.accounts.get(wanted)
     return resources.audit.pseudonym(account.id if account else wanted)

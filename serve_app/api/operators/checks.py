@@ -1,4 +1,4 @@
-"""The operators' page of checks: those of `atelier doctor` that this process can make, on a button."""
+"""The operators' page of checks, which runs those of `atelier doctor` that this process can."""
 
 from fastapi import APIRouter, Request, Response
 

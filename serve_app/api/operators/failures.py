@@ -1,4 +1,4 @@
-"""The operators' page of failed jobs: how many for each code, and the jobs, to be queued again or dropped from the list."""
+"""The operators' page of failed jobs: counts by code, and jobs to queue again or drop."""
 
 import re
 from collections.abc import Mapping
@@ -93,7 +93,7 @@ def _chosen(request: Request) -> Mapping[str, str]:
 
 
 def _job_ids(form: Mapping[str, str]) -> list[str]:
-    """At most a page of them."""
+    """Read the form's job ids, at most a page of them."""
     ids = (valid_job_id(text, "gen", "up") for text in form.get("jobs", "").split()[:PAGE_SIZE])
     return [job_id for job_id in dict.fromkeys(ids) if job_id]
 

@@ -4,7 +4,7 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
 def duration(seconds: float) -> str:
-    """The largest unit that fits: `45 s`, `12 min`, `3 h`, `8 d`."""
+    """Write a duration in the largest unit that fits: `45 s`, `12 min`, `3 h`, `8 d`."""
     for length, unit in _UNITS:
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
@@ -12,7 +12,7 @@ def duration(seconds: float) -> str:
 
 
 def size(number: float) -> str:
-    """Bytes in decimal units: `850 kB`, `1.2 GB`."""
+    """Write bytes in decimal units: `850 kB`, `1.2 GB`."""
     for length, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if number >= length:
             return f"{number / length:.1f} {unit}" if number < 10 * length else f"{number / length:.0f} {unit}"

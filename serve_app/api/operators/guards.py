@@ -1,4 +1,4 @@
-"""Who may open an operators' page or send its form: dependencies of the path operations."""
+"""Checks who may open an operators' page or send its form, as dependencies."""
 
 from collections.abc import Mapping
 from typing import Annotated
@@ -19,7 +19,7 @@ class SignInRequired(Exception):
 
 
 async def page_session(request: Request) -> SignedIn:
-    """The session of a browser that opens a page. Raises `SignInRequired`."""
+    """Return the session of a browser that opens a page. Raises `SignInRequired`."""
     session = await read_session(request)
     if session is None:
         raise SignInRequired
@@ -27,7 +27,7 @@ async def page_session(request: Request) -> SignedIn:
 
 
 async def live_session(request: Request) -> SignedIn:
-    """The session of a page that refreshes itself: that nobody looks at it must not keep it open."""
+    """Return the session of a page that refreshes itself, without extending it."""
     session = await read_session(request, extends=False)
     if session is None:
         raise SignInRequired
@@ -35,7 +35,7 @@ async def live_session(request: Request) -> SignedIn:
 
 
 async def form_session(request: Request) -> SignedIn:
-    """The session of a browser that sends a form."""
+    """Return the session of a browser that sends a form."""
     session = await read_session(request)
     if session is None:
         raise HTTPException(403, "You have been signed out. Sign in and try again.")
@@ -49,12 +49,12 @@ def check_form(session: SignedIn, form: Mapping[str, str], purpose: str) -> None
 
 
 def by(request: Request, session: SignedIn) -> Actor:
-    """The operator of the session, as the audit log names them."""
+    """Return the session's operator as the audit log names them."""
     return Actor(operator(session.operator.name), caller_address(request))
 
 
 async def record(request: Request, name: str, act: Act, *, actor: str) -> None:
-    """Record what is done to an operator."""
+    """Record an act upon an operator in the audit log."""
     await resources_of(request).audit.record(operator(name), act, actor=actor, address=caller_address(request))
 
 

@@ -1,4 +1,7 @@
-"""The operators' first page: queues, workers and stores as they are now. It refreshes itself, and reloads without JavaScript."""
+"""The operators' first page: queues, workers and stores as they are now.
+
+It refreshes itself, and reloads without JavaScript.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -50,7 +53,7 @@ async def open_overview(request: Request, session: PageSession) -> Response:
 
 @router.get("/live")
 async def open_live(request: Request, session: LiveSession) -> Response:
-    """The part of the page that refreshes itself."""
+    """Render the part of the page that refreshes itself."""
     return render(request, "overview_live.html", session, **await _facts(resources_of(request)))
 
 

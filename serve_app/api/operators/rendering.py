@@ -21,7 +21,7 @@ PAGE_SIZE = 50
 def render(
     request: Request, template: str, session: SignedIn | None, *, here: str = "", status: int = 200, **values: Any
 ) -> HTMLResponse:
-    """A page for operators. `here` names the link in the header that leads to it."""
+    """Render a page for operators. `here` names the link in the header that leads to it."""
     shared = {
         "root": root_of(request),
         "site": site_of(request),
@@ -35,7 +35,7 @@ def render(
 
 
 def problem_page(request: Request, status: int, title: str, text: str) -> HTMLResponse:
-    """A page that says what went wrong, and where to go on."""
+    """Render a page that says what went wrong, and where to go on."""
     return render(request, "problem.html", None, status=status, title=title, text=text)
 
 

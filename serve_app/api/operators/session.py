@@ -1,4 +1,4 @@
-"""Sessions of operators: their cookies, which no customer's page ever gets, and who is signed in."""
+"""Sessions of operators, and their cookies, which no customer's page ever gets."""
 
 import secrets
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class SignedIn:
 
 
 async def read_session(request: Request, *, extends: bool = True) -> SignedIn | None:
-    """The session of the request's cookie; None when it has ended or its operator is gone."""
+    """Return the session of the request's cookie; None when it has ended or its operator is gone."""
     resources = resources_of(request)
     token = request.cookies.get(_name(request, SESSION))
     name = await resources.operator_sessions.get(token, extends=extends) if token else None
@@ -35,7 +35,7 @@ async def read_session(request: Request, *, extends: bool = True) -> SignedIn | 
 
 
 def anonymous_token(request: Request) -> str:
-    """Identifies a browser that is not signed in: the cookie that was set with the sign-in page, or a new one."""
+    """Return the token of a browser that is not signed in: its cookie's, or a new one."""
     return request.cookies.get(_name(request, ANONYMOUS)) or secrets.token_urlsafe(32)
 
 
@@ -53,7 +53,10 @@ def set_anonymous(request: Request, response: Response, token: str) -> None:
 
 
 def _name(request: Request, name: str) -> str:
-    """A browser takes the prefix over https alone. Not `__Host-`: that would send the cookie to every page."""
+    """Return the cookie's name, with the prefix that browsers accept over https alone.
+
+    It is not `__Host-`, which would send the cookie to every page.
+    """
     return f"__Secure-{name}" if is_secure(request) else name
 
 

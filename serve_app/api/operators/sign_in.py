@@ -1,4 +1,4 @@
-"""Signing operators in and out: by their password, or by a link that works once."""
+"""Signs operators in and out: by their password, or by a link that works once."""
 
 from math import ceil
 from typing import Annotated
@@ -29,7 +29,10 @@ async def open_sign_in(request: Request) -> Response:
 
 @router.post("/sign-in")
 async def sign_in(request: Request, form: Form) -> Response:
-    """Tries are counted by name and address, apart from those for accounts; operators have no known devices."""
+    """Sign in an operator, or answer with the form again.
+
+    Tries are counted by name and address, apart from those for accounts; operators have no known devices.
+    """
     name, password = form.get("name", "").strip(), form.get("password", "")
     if not is_form_token(anonymous_token(request), _SIGN_IN, form.get("form_token", "")):
         return _sign_in_page(request, status=403, problem="The page has expired. Please try again.", name=name)
@@ -60,7 +63,7 @@ async def sign_out(request: Request, session: FormSession, form: Form) -> Respon
 
 
 async def live_link(request: Request, token: str) -> SignInLink:
-    """The link of the address. Raises 404 when it was used, is too old, or its operator is gone."""
+    """Return the link of the address. Raises 404 for one used or too old, or its operator gone."""
     resources = resources_of(request)
     link = await resources.operator_links.get(token)
     if link is None or await resources.operators.get(link.account_id) is None:
@@ -73,7 +76,7 @@ Link = Annotated[SignInLink, Depends(live_link)]
 
 @router.get("/links/{token}")
 async def open_link(request: Request, link: Link) -> Response:
-    """A page with a button: whatever looks at links in advance must not use them."""
+    """Show a button, so that a program that opens links in advance does not use this one up."""
     return _link_page(request, link)
 
 

@@ -14,7 +14,10 @@ YIELDS_AFTER_S = 0.001
 
 
 class PageResponse(HTMLResponse):
-    """Renders a template as it is sent, in pieces between which the event loop turns. An error is raised before a byte is sent."""
+    """Renders a template while it is sent, in pieces, so that the event loop can serve others between.
+
+    An error is raised before a byte is sent.
+    """
 
     def __init__(self, template: Template, values: Mapping[str, Any], status: int = 200) -> None:
         super().__init__(status_code=status)

@@ -135,9 +135,10 @@ def acknowledgement(job: Job) -> Acknowledgement:
 
 
 def status_record(job: Job, url_of: Callable[[str], str]) -> dict[str, Any]:
-    """A `StatusRecord` as plain values: all are ours, and a model of them costs a poll a tenth of its time.
+    """Return a `StatusRecord` as plain values.
 
-    Waiting is `processing`, and every end without images is `failed`. `url_of` signs an image URI.
+    All of them are ours, and a model of them costs a poll a tenth of its time. Waiting is `processing`, and every end
+    without images is `failed`. `url_of` signs an image URI.
     """
     if job.state is JobState.COMPLETED:
         assert job.finished_at is not None, job.id

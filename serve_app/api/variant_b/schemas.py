@@ -30,7 +30,10 @@ Side = Annotated[int, Field(ge=256, le=1024, multiple_of=8, description="Pixels:
 
 
 class GenerationRequest(RequestBody):
-    """Body of `POST /v1/generate` with `X-API-Key`. `seed` is this service's one extension of the interface."""
+    """Body of `POST /v1/generate` with `X-API-Key`.
+
+    `seed` is this service's one extension of the interface.
+    """
 
     other_api_fields: ClassVar[dict[str, str]] = {
         "prompt": "belongs to the bearer interface; with X-API-Key send `positive_prompt`",
@@ -127,13 +130,13 @@ class Models(ResponseBody):
 
 
 def acknowledgement(job: Job) -> Acknowledgement:
-    """`queued`, whatever has happened since; the estimate is in whole seconds, at least one."""
+    """Answer `queued`, whatever has happened since; the estimate is in whole seconds, at least one."""
     estimated_time = max(1, ceil(time_left(job).total_seconds()))
     return Acknowledgement(run_id=job.id, status="queued", estimated_time=estimated_time)
 
 
 def run_record(job: Job, url_of: Callable[[str], str]) -> dict[str, Any]:
-    """A `Run` as plain values. Every end without an image is `failed`. `url_of` signs an image URI."""
+    """Return a `Run` as plain values; every end without an image is `failed`. `url_of` signs URIs."""
     if job.state is JobState.COMPLETED:
         image_url = url_of(job.images[0].image_uri)
         return {"run_id": job.id, "status": "completed", "progress": 100, "image_url": image_url}
