@@ -27,7 +27,10 @@ FORBIDDEN_ADAPTER = "The account may no longer use this LoRA."
 
 
 class Attempt:
-    """Runs a claimed job. `draining` completes when the worker must stop: an unfinished job is released then."""
+    """Runs a claimed job.
+
+    `draining` completes when the worker must stop: an unfinished job is released then.
+    """
 
     def __init__(
         self,
@@ -56,11 +59,14 @@ class Attempt:
 
     @property
     def pending_runs(self) -> int:
-        """Runs that have not been added to the executor yet."""
+        """Return the number of runs that have not been added to the executor yet."""
         return 0 if self._started else len(self._run_ids)
 
     async def run(self) -> None:
-        """Run to the end; every line that is logged meanwhile names the job, the attempt, the account and the request."""
+        """Run the attempt to its end.
+
+        Every line that is logged meanwhile names the job, the attempt, the account and the request.
+        """
         lease, claim = self._claim.lease, self._claim
         with log_ids(
             request_id=claim.request_id, account_id=claim.account_id, job_id=lease.job_id, attempt=lease.attempt
@@ -195,7 +201,7 @@ class Attempt:
                 return LeaseLost()
 
     def _write_previews(self) -> asyncio.Task[None] | None:
-        """Begin to show the images before they are done; not where moderation has yet to see them."""
+        """Start to write previews, except where moderation has yet to see the images."""
         executor, resources = self._executor, self._resources
         if not resources.settings.previews or resources.moderation.is_on or not isinstance(executor, ShowsUnfinished):
             return None

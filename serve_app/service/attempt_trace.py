@@ -1,4 +1,4 @@
-"""The trace of an attempt: what it did when, recorded once it has ended."""
+"""Records the trace of an attempt once it has ended."""
 
 import time
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from serve_app.tracing import Traces
 
 @dataclass(frozen=True, slots=True)
 class ImageTimes:
-    """Of one image: when its pixels came, how long decoding them took, when the PNG was stored."""
+    """Times of one image: its pixels, the duration of their decoding, and the stored PNG."""
 
     decoded: float
     decode_seconds: float

@@ -1,4 +1,4 @@
-"""Names for the logs of the audit log, which hold pseudonyms."""
+"""Finds the names behind the pseudonyms of the audit log."""
 
 from collections.abc import Iterable, Mapping, Set
 
@@ -7,7 +7,10 @@ from serve_app.service.resources import Resources
 
 
 async def log_names(resources: Resources, logs: Set[str] | None = None) -> Mapping[str, str]:
-    """The names of accounts and operators by the pseudonyms of their logs: of these, or all. Deleted ones have none."""
+    """Return the names of accounts and operators by their logs' pseudonyms; deleted ones have none.
+
+    They are those of `logs`, or all.
+    """
     operators = [operator(each.name) for each in await resources.operators.list()]
     accounts = _wanted(resources, await resources.accounts.ids(), logs)
     names = await resources.operator_reader.account_names(accounts.values())

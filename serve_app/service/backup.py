@@ -1,4 +1,4 @@
-"""Backup and restore: what Redis holds, the local secrets, and which objects of the storage it names."""
+"""Backs up and restores Redis and the local secrets, and lists the storage's objects."""
 
 import hmac
 import json
@@ -26,7 +26,7 @@ PART = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class BackupFacts:
-    """What a backup holds, and what of it is missing or would not work here."""
+    """What a backup holds, and what of it is missing or unusable here."""
 
     made_at: datetime
     keys: int
@@ -67,7 +67,10 @@ def make_backup(settings: Settings, redis_url: str, place: str, *, pause: bool) 
 
 
 async def check_backup(settings: Settings, place: str) -> BackupFacts:
-    """Read every file against its digest, and look for every object in the storage. Raises `BackupError`, `StoreUnavailable`."""
+    """Check every file by its digest, and look for every object in the storage.
+
+    Raises `BackupError`, `StoreUnavailable`.
+    """
     files = BackupFiles(place, settings.storage_options)
     manifest = files.manifest()
     keys = sum(len(batch) for batch in files.keys(manifest))
@@ -99,7 +102,10 @@ def restore_secrets(settings: Settings, place: str) -> None:
 
 
 def restore(settings: Settings, redis_url: str, place: str) -> BackupFacts:
-    """Write all keys into an empty Redis. Safe to repeat after an interruption. Raises `BackupError`, `StoreUnavailable`."""
+    """Write all keys into an empty Redis. Safe to repeat after an interruption.
+
+    Raises `BackupError`, `StoreUnavailable`.
+    """
     files = BackupFiles(place, settings.storage_options)
     manifest = files.manifest()
     with RedisCopy(redis_url).open() as server:
@@ -112,7 +118,7 @@ def restore(settings: Settings, redis_url: str, place: str) -> BackupFacts:
 
 
 def _objects(settings: Settings, key: CopiedKey) -> list[str]:
-    """The objects of the storage that a job's or a LoRA's record names."""
+    """Return the objects of the storage that a job's or a LoRA's record names."""
     prefix = settings.storage.rstrip("/") + "/"
     uris: list[str] = []
     if key.name.startswith(redis_key("job", "")) and key.fields.get("state") == "completed":
@@ -127,7 +133,7 @@ def _objects(settings: Settings, key: CopiedKey) -> list[str]:
 
 
 def _fingerprint(settings: Settings) -> str:
-    """Tells one pepper from another, and nothing more."""
+    """Return a fingerprint that tells one pepper from another, and reveals nothing more."""
     return hmac.digest(settings.pepper_bytes, b"fingerprint", "sha256").hex()[:16]
 
 

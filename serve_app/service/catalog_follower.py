@@ -1,4 +1,4 @@
-"""Keeps the catalog what its file says, without a restart."""
+"""Applies changes of the catalog file without a restart."""
 
 import logging
 import time
@@ -17,7 +17,7 @@ Version = tuple[int, int, int] | None
 
 
 class CatalogFollower:
-    """Applies the catalog file when it has changed; says each mistake once."""
+    """Applies the catalog file when it has changed, and logs each error once."""
 
     def __init__(self, resources: Resources, *, again_after: timedelta = AGAIN_AFTER) -> None:
         self._resources = resources
@@ -47,7 +47,7 @@ class CatalogFollower:
 
 
 def _version(path: Path) -> Version:
-    """Changes with the file; None while it cannot be found."""
+    """Return the file's version, which changes with it; None while it cannot be found."""
     try:
         found = path.stat()
     except OSError:

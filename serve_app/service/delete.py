@@ -1,4 +1,4 @@
-"""Delete jobs and images for good: the record first, then the objects, through any crash in between."""
+"""Deletes jobs and images: the record first, then the objects, through any crash in between."""
 
 import asyncio
 import logging
@@ -58,7 +58,7 @@ async def remove_listed_objects(resources: Resources) -> int:
 
 
 async def remove_objects(resources: Resources, deleted: DeletedObjects) -> None:
-    """Safe to repeat."""
+    """Remove a deleted job's or image's objects. Safe to repeat."""
     for image_uri in deleted.image_uris:
         try:
             await resources.images.delete(image_uri)

@@ -1,4 +1,4 @@
-"""Delete an account with everything that is its own; only its audit log stays, under a pseudonym."""
+"""Deletes an account and all that is its own, except its audit log under a pseudonym."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ PASSES = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeletedAccount:
-    """What was removed, and what still names the account: nothing, unless the catalog does."""
+    """What was removed, and what still names the account: at most the catalog does."""
 
     jobs: int
     keys: int
@@ -23,9 +23,10 @@ class DeletedAccount:
 
 
 async def delete_account(resources: Resources, account: Account, *, actor: str) -> DeletedAccount:
-    """Disable the account, then remove its jobs, images, LoRAs, keys, sessions, grants and name, and look at every key.
+    """Disable the account, remove everything that is its own, and look for its name in every key.
 
-    Running jobs end at once: their workers' later writes are fenced off. Safe to repeat after a crash at any point.
+    Removed are its jobs, images, LoRAs, keys, sessions, grants and name. Running jobs end at once: their workers' later
+    writes are fenced off. Safe to repeat after a crash at any point.
     """
     await resources.accounts.set_disabled(account.id, True)
     await resources.sessions.revoke_all(account.id)
@@ -44,7 +45,7 @@ async def delete_account(resources: Resources, account: Account, *, actor: str) 
 
 
 async def _remove(resources: Resources, account: Account) -> int:
-    """Return how many jobs there were."""
+    """Remove all that is the account's own; return how many jobs there were."""
     job_ids = await resources.account_records.job_ids(account.id)
     for job_id in job_ids:
         await resources.deletions.delete_job(job_id, account_id=account.id, force=True)

@@ -1,4 +1,4 @@
-"""Protocol between a worker and what runs its jobs: the engine for generations, the upscaler for upscales."""
+"""The protocol of executors, which run a worker's jobs: the engine's and the upscaler's."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -26,12 +26,15 @@ class FinishedRun(Protocol):
     def failure(self) -> Failure | None: ...
     @property
     def decode_seconds(self) -> float:
-        """From the last step to the pixels."""
+        """Return the seconds from the last step to the pixels."""
         ...
 
 
 class StartError(AtelierError):
-    """A claim's runs cannot start. `failure` goes into the job's record; `retry` says whether another attempt may help."""
+    """A claim's runs cannot start.
+
+    `failure` goes into the job's record; `retry` says whether another attempt may help.
+    """
 
     def __init__(self, failure: Failure, *, retry: bool) -> None:
         super().__init__(failure.message)
@@ -40,20 +43,23 @@ class StartError(AtelierError):
 
 
 class Executor(Protocol):
-    """Runs jobs. `step` blocks for one step and is called from one thread; `start` is awaited on the event loop; all else
-    returns at once and may be called from any thread."""
+    """Runs jobs.
+
+    `step` blocks for one step and is called from one thread; `start` is awaited on the event loop; all else returns at
+    once and may be called from any thread.
+    """
 
     @property
     def kind(self) -> JobKind: ...
 
     @property
     def free_runs(self) -> int:
-        """How many more runs could start now."""
+        """Return how many more runs could start now."""
         ...
 
     @property
     def resident(self) -> Sequence[str]:
-        """Groups (adapters) whose weights are loaded: their jobs start at once."""
+        """Return the groups (adapters) whose weights are loaded: their jobs start at once."""
         ...
 
     @property
@@ -68,11 +74,11 @@ class Executor(Protocol):
     def abort(self, run_id: str) -> bool: ...
 
     def measure(self, measures: Measures) -> Mapping[Metric, float]:
-        """Add what was done since the last call; return how things are now."""
+        """Add the measurements since the last call; return the current gauges."""
         ...
 
     def progress(self) -> Mapping[str, tuple[int, int]]:
-        """Steps done and steps in all, by live run id."""
+        """Return the steps done and the steps in all, by live run id."""
         ...
 
 
@@ -85,15 +91,18 @@ class LoadedModels(NamedTuple):
 
 @runtime_checkable
 class ReportsModels(Protocol):
-    """An executor that says which models it holds, for operators."""
+    """An executor that reports the models in its memory, for operators."""
 
     def loaded_models(self) -> LoadedModels: ...
 
 
 @runtime_checkable
 class ShowsUnfinished(Protocol):
-    """An executor whose runs can be looked at between steps."""
+    """An executor that shows unfinished images between steps."""
 
     def unfinished(self, run_id: str, longest: int) -> tuple[int, Pixels] | None:
-        """The step of a run and its picture so far, at most `longest` pixels on a side; from any thread, never waited for."""
+        """Return a run's step and its picture so far, at most `longest` pixels on a side.
+
+        It returns at once, on any thread.
+        """
         ...

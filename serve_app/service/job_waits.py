@@ -1,4 +1,4 @@
-"""JobWaits: callers of one process that wait for their jobs to end, and one look at all of these jobs."""
+"""Lets callers of one process wait for the end of jobs, with one query for all of them."""
 
 import asyncio
 import logging
@@ -15,8 +15,11 @@ SHARE_OF_ACCOUNT = 4
 
 
 class JobWaits:
-    """Places for `most` callers. However many wait, Redis is asked once every `LOOK_EVERY_S` which of their jobs have ended:
-    a caller that waits holds neither a connection nor a turn, and no message can be lost."""
+    """Places for `most` callers that wait for jobs to end.
+
+    However many wait, Redis is asked once every `LOOK_EVERY_S` which of their jobs have ended: a caller that waits
+    holds neither a connection nor a turn, and no message can be lost.
+    """
 
     def __init__(self, jobs: JobReader, *, most: int) -> None:
         self._jobs = jobs
@@ -53,7 +56,7 @@ class JobWaits:
             del self._accounts[account_id]
 
     async def _look(self) -> None:
-        """Until nobody waits any more."""
+        """Ask for all awaited jobs, until nobody waits any more."""
         try:
             while self._waiting:
                 await asyncio.sleep(LOOK_EVERY_S)

@@ -1,6 +1,6 @@
-"""Sample pictures of LoRAs: after a registration, an ordinary job of their account while nothing else waits.
+"""Draws sample pictures of registered LoRAs, as jobs of their account while nothing else waits.
 
-It counts neither against the account's plan nor as its usage, and its image goes like that of every other job.
+Such a job counts neither against the account's plan nor as its usage, and its image goes like that of every other job.
 """
 
 import logging
@@ -23,7 +23,7 @@ LIGHT = 1e6
 
 
 async def ask_for_sample(resources: Resources, adapter: Adapter) -> None:
-    """Have a sample drawn some time: of an account's LoRA, where the operator has not switched samples off."""
+    """Have a sample of an account's LoRA drawn later, unless the operator has switched samples off."""
     if adapter.owner and resources.settings.lora_samples:
         await resources.lora_samples.ask(adapter.id)
 
@@ -65,7 +65,7 @@ async def draw_sample(resources: Resources, *, every: timedelta = EVERY) -> str:
 
 
 async def find_pictures(resources: Resources, adapters: Sequence[Adapter]) -> Mapping[str, StoredImage]:
-    """The samples that were drawn of registered LoRAs, by LoRA. Whoever may use a LoRA may see its sample."""
+    """Return the drawn samples by LoRA. Everybody who may use a LoRA may see its sample."""
     owners = {adapter.id: adapter.owner for adapter in adapters if adapter.owner}
     drawn = await resources.lora_samples.jobs(list(owners))
     jobs = await resources.jobs.find_many(list(drawn.values()))

@@ -18,7 +18,10 @@ ASK_AGAIN_S, WAIT_S = 0.05, 60.0
 
 @asynccontextmanager
 async def held_weights(resources: Resources, uri: str) -> AsyncGenerator[None]:
-    """Nobody removes the weights at `uri` meanwhile; after it they go unless a LoRA has them. Raises `StoreUnavailable`."""
+    """Keep the weights at `uri` from removal; afterwards they go unless a LoRA has them.
+
+    Raises `StoreUnavailable`.
+    """
     token = secrets.token_hex(8)
     try:
         async with asyncio.timeout(WAIT_S):
@@ -34,7 +37,10 @@ async def held_weights(resources: Resources, uri: str) -> AsyncGenerator[None]:
 
 
 async def remove_unused_weights(resources: Resources) -> int:
-    """Remove what is due; return how many went. What a storage that is down keeps today is due again in two minutes."""
+    """Remove the weights that are due; return how many went.
+
+    What a storage that is down keeps is due again in two minutes.
+    """
     files, removed = LoraFiles(resources.settings), 0
     for uri in await resources.lora_weights.due():
         try:

@@ -1,4 +1,4 @@
-"""What an account does with its LoRAs: add, change, share and remove them; each is recorded in the audit log."""
+"""Use cases of an account's LoRAs: add, change, share, remove; each goes to the audit log."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ _ID = re.compile(r"[A-Za-z0-9_\-]{1,128}")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AccountActor:
-    """Who acts, and from which address; `name` is the actor in the console, where no key is used."""
+    """Who acts, and from which address; `name` is the actor of the console, where no key is used."""
 
     caller: Caller
     address: str
@@ -32,7 +32,7 @@ class AccountActor:
 
 
 async def find(resources: Resources, caller: Caller, lora_id: str) -> SharedAdapter:
-    """A LoRA that the caller's account owns or may use. Raises `NotFound`."""
+    """Return a LoRA that the caller's account owns or may use. Raises `NotFound`."""
     is_id = bool(_ID.fullmatch(lora_id)) and caller.may_use(lora_id)
     found = await resources.catalog.adapter_of(lora_id, caller.account_id) if is_id else None
     if found is None:
@@ -41,7 +41,7 @@ async def find(resources: Resources, caller: Caller, lora_id: str) -> SharedAdap
 
 
 def require_all_loras(caller: Caller) -> None:
-    """Raises `Forbidden` for a key that is kept to some LoRAs: it could not use a new one."""
+    """Raise `Forbidden` for a key that is kept to some LoRAs: it could not use a new one."""
     if caller.adapters is not None:
         raise Forbidden("This API key is restricted to certain LoRAs and cannot add others.")
 
@@ -56,10 +56,10 @@ async def add(
     place: ExitStack,
     idempotency_key: str | None,
 ) -> Registered:
-    """Register what was uploaded, and remove `folder`, which holds it. A client that disconnects does not stop it, nor give its
-    `place` to another upload before that.
+    """Register what was uploaded, and remove `folder`, which holds it.
 
-    Raises `InvalidParameter`, `IdempotencyConflict`, `LoraQuotaExceeded`, `StoreUnavailable`.
+    A client that disconnects does not stop it, nor free its `place` for another upload before it ends. Raises
+    `InvalidParameter`, `IdempotencyConflict`, `LoraQuotaExceeded`, `StoreUnavailable`.
     """
     held = place.pop_all()
 
@@ -76,9 +76,9 @@ async def add(
 async def add_known(
     resources: Resources, by: AccountActor, sha256: str, offer: Offer, *, place: ExitStack, idempotency_key: str | None
 ) -> Registered:
-    """Register weights that a LoRA of the account's own has. Whoever only knows a digest gets nothing by it.
+    """Register weights that a LoRA of the account's own has.
 
-    Raises `NotFound` for all others, and what `add` raises.
+    To know a digest is not enough: raises `NotFound` for weights that none of its LoRAs has. Raises what `add` raises.
     """
     usable = await resources.catalog.adapters(by.caller.account_id)
     known = [each for each in usable if each.owner == by.caller.account_id and each.sha256 == sha256]
@@ -117,7 +117,7 @@ async def change(
     description: str | None,
     trigger_words: Sequence[str] | None,
 ) -> SharedAdapter:
-    """Change what is given of the account's own LoRA. Raises `NotFound`."""
+    """Change the given fields of the account's own LoRA. Raises `NotFound`."""
     words = None if trigger_words is None else json.dumps(list(trigger_words))
     given = {"name": name, "description": description, "trigger_words": words}
     fields: Mapping[str, str] = {field: value for field, value in given.items() if value is not None}
@@ -131,7 +131,10 @@ async def change(
 
 
 async def remove(resources: Resources, by: AccountActor, lora_id: str) -> None:
-    """Remove the account's own LoRA: jobs that wait for it or run with it end as `lora_unavailable`. Raises `NotFound`."""
+    """Remove the account's own LoRA. Raises `NotFound`.
+
+    Jobs that wait for it or run with it end as `lora_unavailable`.
+    """
     await _own(resources, by.caller, lora_id)
 
     async def work() -> None:
@@ -142,7 +145,10 @@ async def remove(resources: Resources, by: AccountActor, lora_id: str) -> None:
 
 
 async def share(resources: Resources, by: AccountActor, lora_id: str, with_whom: str) -> SharedAdapter:
-    """Let another account, by its id or name, use the account's own LoRA. Raises `NotFound`, `InvalidParameter`."""
+    """Let another account, by its id or name, use the account's own LoRA.
+
+    Raises `NotFound`, `InvalidParameter`.
+    """
     await _own(resources, by.caller, lora_id)
     other = await _other(resources, by.caller, with_whom)
     await resources.catalog.grant(lora_id, other.id)
@@ -151,7 +157,10 @@ async def share(resources: Resources, by: AccountActor, lora_id: str, with_whom:
 
 
 async def unshare(resources: Resources, by: AccountActor, lora_id: str, with_whom: str) -> None:
-    """End what `share` began: jobs of the other account with this LoRA end as `lora_unavailable`. Raises `NotFound`."""
+    """End a sharing. Raises `NotFound`.
+
+    Jobs of the other account with this LoRA end as `lora_unavailable`.
+    """
     found = await _own(resources, by.caller, lora_id)
     other = await _other(resources, by.caller, with_whom)
     if other.id not in found.shared_with:
@@ -177,7 +186,7 @@ async def _other(resources: Resources, caller: Caller, id_or_name: str) -> Accou
 
 
 async def quota(resources: Resources, account_id: str) -> Terms:
-    """The larger quota of the account's two plans."""
+    """Return the larger quota of the account's two plans."""
     owner = await resources.accounts.get(account_id)
     if owner is None:
         raise NotFound("The account was deleted meanwhile.")
@@ -190,7 +199,10 @@ async def quota(resources: Resources, account_id: str) -> Terms:
 async def _record(
     resources: Resources, by: AccountActor, act: Act, lora_id: str, *, other: Account | None = None
 ) -> None:
-    """In the owner's log; what changes for another account in that one's, too. Each names the other by its pseudonym."""
+    """Record an act in the owner's log, and in the log of the account that it concerns.
+
+    Each names the other account by its pseudonym.
+    """
     own = by.caller.account_id
     actor = api_key(by.caller.key_id) if by.caller.key_id else by.name
     subject = lora_id if other is None else f"{lora_id} {account(resources.audit.pseudonym(other.id))}"

@@ -1,4 +1,4 @@
-"""What `/metrics` shows: read from Redis at each scrape, and the same at every ingress replica."""
+"""Renders `/metrics`, read from Redis at each scrape: every ingress replica shows the same."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ async def render_metrics(resources: Resources) -> bytes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Metrics(Collector):
-    """Every metric of the table: with what was read at this scrape, or what all processes have measured."""
+    """Every metric of the table, read at this scrape or measured by all processes."""
 
     samples: Samples
     measured: Mapping[str, float]
@@ -65,7 +65,7 @@ def _family(metric: Metric, samples: Iterable[Sample]) -> Family:
 
 
 def _histogram(metric: Metric, rows: Iterable[tuple[list[str], float]]) -> Family:
-    """The last label of a row is a bucket's bound, or `sum`."""
+    """Build a histogram; the last label of a row is a bucket's bound, or `sum`."""
     by_labels: dict[tuple[str, ...], dict[str, float]] = {}
     for (*labels, part), value in rows:
         by_labels.setdefault(tuple(labels), {})[part] = value
@@ -106,7 +106,7 @@ async def _queue(resources: Resources) -> Samples:
 
 
 async def _workers(resources: Resources) -> Samples:
-    """The living workers by kind, and the sums of their gauges."""
+    """Return the live workers by kind, and the sums of their gauges."""
     shown = {kind: await resources.measures.shown(kind) for kind in JobKind}
     sums: dict[Metric, list[Sample]] = {
         metrics.WORKERS: [Sample((kind,), len(workers)) for kind, workers in shown.items()]

@@ -1,4 +1,4 @@
-"""The operator's own moderation: asked about each prompt before it is accepted, and about each image before it is stored."""
+"""Asks the operator's moderation about prompts before acceptance, and images before storage."""
 
 import asyncio
 import base64
@@ -20,7 +20,7 @@ MAX_ANSWER_BYTES, MAX_REASON = 64 * 1024, 200
 
 
 class Verdict(NamedTuple):
-    """`reason` is for the caller."""
+    """The moderation's answer; `reason` is for the caller."""
 
     allowed: bool
     reason: str = ""
@@ -35,7 +35,7 @@ class BadModeration(AtelierError):
 
 
 class Moderation:
-    """Asks the service or the function of the settings; without either, everything is allowed and nothing is asked."""
+    """Asks the service or the function of the settings; without either, everything is allowed."""
 
     def __init__(self, settings: Settings) -> None:
         """Raises `BadModeration`."""
@@ -130,7 +130,7 @@ def _function(name: str) -> Ask:
 
 
 def _read(answer: object) -> Verdict:
-    """Raises `TypeError` for what is not `{"allowed": bool, "reason": str}`."""
+    """Read a verdict. Raises `TypeError` for what is not `{"allowed": bool, "reason": str}`."""
     row = cast("dict[str, Any]", answer) if isinstance(answer, dict) else {}
     allowed, reason = row.get("allowed"), row.get("reason", "")
     if not isinstance(allowed, bool) or not isinstance(reason, str):

@@ -1,4 +1,4 @@
-"""What operators do to accounts and jobs, by command or in the browser: each act is recorded with their name."""
+"""Use cases of operators, by command or in the browser: each act on accounts and jobs is recorded."""
 
 from dataclasses import dataclass
 
@@ -64,7 +64,10 @@ async def requeue_job(resources: Resources, job_id: str, by: Actor) -> bool:
 
 
 async def drop_job(resources: Resources, job_id: str, by: Actor) -> bool:
-    """Take a failed job off the operators' list; it stays failed, for its account too. False when it is not on the list."""
+    """Take a failed job off the operators' list; False when it is not on the list.
+
+    It stays failed, for its account too.
+    """
     if not await resources.dead_letters.drop(job_id):
         return False
     await _record_job(resources, job_id, Act.JOB_DROPPED, by)

@@ -1,4 +1,4 @@
-"""Outcome: how an attempt at a job ended."""
+"""Outcomes of an attempt at a job."""
 
 from dataclasses import dataclass
 

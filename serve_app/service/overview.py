@@ -1,4 +1,4 @@
-"""What the service does now, from Redis alone: queue, workers, adapters, failures."""
+"""Reads the state of queue, workers, adapters and failures, from Redis alone."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,10 @@ MOST_ADAPTERS, MOST_FAILURES = 15, 8
 
 
 async def overview(resources: Resources, names: Mapping[str, str]) -> dict[str, Any]:
-    """Facts for an operator; `names` are of adapters, by the digest of their weights. Raises `StoreUnavailable`."""
+    """Read facts for an operator. Raises `StoreUnavailable`.
+
+    `names` are of adapters, by the digest of their weights.
+    """
     measured = await resources.measures.measured()
     counts = await resources.jobs.counts()
     failed = await resources.dead_letters.list(MOST_FAILURES)

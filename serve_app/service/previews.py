@@ -1,4 +1,4 @@
-"""Writes previews of a running job while somebody watches it; beside the steps, which never wait for it."""
+"""Writes previews of a running job while somebody watches it, without delaying its steps."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ async def write_previews(
 
 
 def _fresh(run_ids: Sequence[str], unfinished: Unfinished, shown: dict[int, int]) -> dict[int, Preview]:
-    """The previews of runs that have moved on since they were shown."""
+    """Yield previews of runs that have moved on since they were shown."""
     found: dict[int, Preview] = {}
     for index, run_id in enumerate(run_ids):
         latest = unfinished(run_id, LONGEST_SIDE)

@@ -1,4 +1,4 @@
-"""freeze_startup_objects: Python's garbage collector in a process that serves requests."""
+"""Adjusts Python's garbage collector in a process that serves requests."""
 
 import gc
 
@@ -7,10 +7,10 @@ THRESHOLDS = (10_000, 20, 50)
 
 
 def freeze_startup_objects() -> None:
-    """Take all objects that live by now from the collector's view for good, and collect later ones less often.
+    """Exempt all objects of now from garbage collection, and collect later ones less often.
 
-    For the end of a server's start: its modules, routes and models are hundreds of thousands of objects that never become
-    garbage, and a full collection, which walks them, stops every request for a tenth of a second.
+    For the end of a server's start: its modules, routes and models are hundreds of thousands of objects that never
+    become garbage, and a full collection, which walks them, stops every request for a tenth of a second.
     """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""Whether the service is ready: its stores answer, and a generator lives or will live when there is work."""
+"""Reports whether the service is ready: its stores answer, and a generator lives or will start."""
 
 import asyncio
 from collections.abc import Coroutine

@@ -1,4 +1,4 @@
-"""Housekeeping: leases that ran out, jobs that waited too long, objects that no record names, the catalog file."""
+"""Housekeeping: expired leases and jobs, objects without a record, the catalog file."""
 
 import asyncio
 import logging
@@ -34,9 +34,9 @@ async def reap_forever(
     remove_every: timedelta = REMOVE_EVERY,
     compact_every: timedelta = COMPACT_EVERY,
 ) -> None:
-    """Reap, sweep, remove, follow the catalog file and draw samples until cancelled, through any outage; restart the embedded Redis.
+    """Reap, sweep, follow the catalog file and draw samples until cancelled, through any outage.
 
-    Any number of processes may.
+    It also restarts the embedded Redis. Any number of processes may run it.
     """
     async with asyncio.TaskGroup() as group:
         group.create_task(_reap_loop(resources, every))

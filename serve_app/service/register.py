@@ -1,4 +1,4 @@
-"""Registers a LoRA: checked in a process of its own, stored by digest, then on offer everywhere at once."""
+"""Registers a LoRA: checks it in a process of its own, stores it by digest, and offers it everywhere."""
 
 import asyncio
 import hashlib
@@ -30,8 +30,10 @@ from serve_app.stores.weight_files import weight_files
 
 
 class Registered(NamedTuple):
-    """An adapter, and how it came: `added` now; `replayed`, by an earlier call with the same key and body; `same`, the owner
-    had its weights before."""
+    """An adapter, and how it was registered.
+
+    `added` now; `replayed`, by an earlier call with the same key and body; `same`, the owner had its weights before.
+    """
 
     adapter: Adapter
     status: str
@@ -50,7 +52,7 @@ _INSPECTION = "serve_app.engine.inspection"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Offer:
-    """What is said of a LoRA by whoever registers it."""
+    """What an account says of a LoRA that it registers."""
 
     name: str
     base_model: str
@@ -67,9 +69,10 @@ async def register(
     accounts: frozenset[str] | None = frozenset(),
     terms: Terms | None = None,
 ) -> Registered:
-    """Register the file, or folder of PEFT, at `path`; an owner who registers by itself is held to `terms`.
+    """Register the file, or folder of PEFT, at `path`.
 
-    Raises `InvalidParameter` with the reason, `StoreUnavailable`; under terms `IdempotencyConflict`, `LoraQuotaExceeded`.
+    An owner who registers by itself is held to `terms`. Raises `InvalidParameter` with the reason, `StoreUnavailable`;
+    under terms `IdempotencyConflict`, `LoraQuotaExceeded`.
     """
     path = await asyncio.to_thread(path.resolve)
     base = next((base for base in await resources.catalog.base_models() if base.id == offer.base_model), None)
@@ -95,7 +98,10 @@ async def register(
 
 
 async def remove(resources: Resources, lora_id: str) -> str:
-    """Remove a registered LoRA, and its stored weights unless another has the same: `removed`, `unknown` or `file`."""
+    """Remove a registered LoRA, and its weights unless another has them.
+
+    Returns `removed`, `unknown` or `file`.
+    """
     removal = await resources.catalog.remove(lora_id)
     if removal.weights:
         await remove_unused_weights(resources)
@@ -103,7 +109,7 @@ async def remove(resources: Resources, lora_id: str) -> str:
 
 
 async def _digested(path: Path, offer: Offer, owner: str, accounts: frozenset[str] | None) -> Adapter:
-    """The adapter as it will be recorded, but for where it is stored and what was found in it."""
+    """Return the adapter's record without its place in the storage and the facts of its file."""
     adapter = Adapter(
         id="model_" + base32(secrets.token_bytes(16)),
         **asdict(offer),
@@ -130,7 +136,10 @@ def _body_digest(offer: Offer, sha256: str) -> str:
 
 
 async def _known(resources: Resources, adapter: Adapter, terms: Terms | None) -> Registered | None:
-    """What the owner has already, and None for what may be added; asked before the file is read, which takes seconds."""
+    """Return what the owner has already; None for what may be added.
+
+    It is asked before the file is read, which takes seconds.
+    """
     if terms is None:
         return None
     registration = await resources.catalog.register_under(adapter, terms, asks=True)
@@ -156,7 +165,10 @@ async def _settled(
 
 
 async def _inspect(base: BaseModel, path: Path, max_rank: int, tables: Path) -> Mapping[str, Any]:
-    """What the file holds. Raises `InvalidParameter` where it does not fit the base model or breaks a limit."""
+    """Return what the file holds.
+
+    Raises `InvalidParameter` where it does not fit the base model or breaks a limit.
+    """
     described = (base.config or base.source, base.id)
     command = (sys.executable, "-m", _INSPECTION, *described, str(path))
     command = (*command, str(max_rank), str(tables), str(PROCESSOR_LIMIT_S))

@@ -1,4 +1,4 @@
-"""Keeps the operator's metrics up to date with what one worker does."""
+"""Reports one worker's measurements to the operator's metrics."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ MOST_LORAS = 100
 async def report_forever(
     resources: Resources, executor: Executor, *, worker: str, every_s: float = REPORT_EVERY_S
 ) -> None:
-    """Report until cancelled, through any failure: it concerns no job."""
+    """Report until cancelled, through any failure, since no job depends on it."""
     while not is_cancelled():
         try:
             await report(resources, executor, worker=worker)
@@ -27,7 +27,7 @@ async def report_forever(
 
 
 async def report(resources: Resources, executor: Executor, *, worker: str) -> None:
-    """Raises `StoreUnavailable`."""
+    """Report once. Raises `StoreUnavailable`."""
     gauges = executor.measure(resources.measures)
     loaded = executor.loaded_models() if isinstance(executor, ReportsModels) else LoadedModels((), ())
     await resources.measures.show(

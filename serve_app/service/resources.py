@@ -112,14 +112,17 @@ class Resources:
     background: set[asyncio.Task[Any]] = field(default_factory=lambda: set[asyncio.Task[Any]]())
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run work that must outlive its caller, such as a request whose client disconnects; closing waits for it."""
+        """Run work that must outlive its caller; closing waits for it.
+
+        Such is a request whose client disconnects.
+        """
         task = asyncio.create_task(work)
         self.background.add(task)
         task.add_done_callback(self._forget)
         return task
 
     async def ensure_redis(self) -> None:
-        """Start the embedded Redis if it is not running; a server that the settings name is not ours to start."""
+        """Start the embedded Redis if it is not running; never a server that the settings name."""
         if not self.settings.redis_url:
             await asyncio.to_thread(ensure_redis, self.settings.data_dir)
 
@@ -207,7 +210,10 @@ async def open_resources(
 
 
 async def _seed_once(catalog: CatalogStore) -> None:
-    """Apply the catalog file to a Redis without one; while Redis is away, that is left to whoever opens it next."""
+    """Apply the catalog file to a Redis without one.
+
+    While Redis is away, that is left to the next process that opens it.
+    """
     try:
         await catalog.apply_file_once()
     except StoreUnavailable as outage:

@@ -1,4 +1,4 @@
-"""Asking a store again until it answers."""
+"""Calls a store again until it answers."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

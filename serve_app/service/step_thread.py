@@ -24,7 +24,10 @@ class StepFailed(Exception):
 
 
 class StepThread:
-    """Calls the executor's steps while it has work. Futures and callbacks run on the event loop that called `start`."""
+    """Calls the executor's steps while it has work.
+
+    Futures and callbacks run on the event loop that called `start`.
+    """
 
     def __init__(self, executor: Executor, *, on_finished: Callable[[], None]) -> None:
         self._executor = executor
@@ -65,12 +68,12 @@ class StepThread:
         return future is not None and future.done()
 
     def seconds(self, run_ids: Sequence[str]) -> float:
-        """Seconds of step time that these runs used: each step is shared equally by the runs that were live."""
+        """Return the step time of these runs in seconds; live runs share each step equally."""
         return sum(self._seconds.get(run_id, 0.0) for run_id in run_ids)
 
     @property
     def step_age(self) -> timedelta:
-        """How long the step in progress has taken; zero between steps."""
+        """Return how long the step in progress has taken; zero between steps."""
         began = self._step_began
         return timedelta(seconds=time.monotonic() - began) if began is not None else timedelta()
 

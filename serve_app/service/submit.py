@@ -1,4 +1,4 @@
-"""Submit a request: one durable accept, which checks permission, then a hint to an idle replica."""
+"""Submits a request: one durable accept, which checks permission, then a hint to a replica."""
 
 import asyncio
 import logging
@@ -65,9 +65,10 @@ async def upscale(
 async def generate_all(
     resources: Resources, caller: Caller, requests: Sequence[GenerationRequest], *, request_id: str = ""
 ) -> list[Job]:
-    """Accept generations of one prompt for an account's owner, all or none; each counts in the plan, here and not before.
+    """Accept generations of one prompt for an account's owner, all or none.
 
-    Raises `RateLimitExceeded` where the plan leaves fewer, and what `generate` raises.
+    Each counts in the plan, here and not before. Raises `RateLimitExceeded` where the plan leaves fewer, and what
+    `generate` raises.
     """
     return await _shielded(resources, _generate_all(resources, caller, requests, request_id))
 
@@ -85,7 +86,10 @@ async def _generate(
     body_sha256: str,
     request_id: str,
 ) -> Acceptance:
-    """The accept itself asks for the adapter: one that does not exist is refused as one that is not the account's."""
+    """Accept a generation; the accept itself checks the adapter.
+
+    An adapter that does not exist is answered like one that is not the account's.
+    """
     if not caller.may_use(request.lora_id):  # alike for those that exist and those that do not
         raise Forbidden(f"This API key may only be used with {', '.join(sorted(caller.adapters or ()))}.")
     job_id = new_job_id(JobKind.GENERATION)
@@ -128,7 +132,7 @@ async def _generate_all(
 
 
 async def _check_prompt(resources: Resources, caller: Caller, request: GenerationRequest, job_id: str) -> None:
-    """Raises `InvalidParameter` for a prompt that the operator's moderation refuses."""
+    """Raise `InvalidParameter` for a prompt that the operator's moderation refuses."""
     verdict = await resources.moderation.prompt(
         account_id=caller.account_id,
         job_id=job_id,
@@ -145,9 +149,10 @@ def _after_colon(reason: str) -> str:
 
 
 async def _id_of_name(resources: Resources, caller: Caller, lora_id: str) -> str:
-    """What to send in place of a name, if it is that of adapters that the account may use; else an empty text.
+    """Return a message with the ids of the adapters of a name; '' if the account may use none of it.
 
-    The account's adapters are read whenever a name may have been sent, so that no time is longer for a name that exists.
+    The account's adapters are read whenever a name may have been sent, so that no time is longer for a name that
+    exists.
     """
     if lora_id.startswith(ADAPTER_PREFIX):
         return ""

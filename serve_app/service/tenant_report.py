@@ -1,4 +1,4 @@
-"""What operators' tools read of each account and of each adapter: its queue, its use, and where it is held."""
+"""Reports each account's and each adapter's queue and usage, and where adapters are held."""
 
 from collections import defaultdict
 from typing import Any
@@ -9,7 +9,10 @@ from serve_app.stores.operator_reader import USE_DAYS, AccountRow
 
 
 async def account_report(resources: Resources, *, start: int, limit: int, days: int) -> dict[str, Any]:
-    """List accounts, the newest first, with their waiting jobs and their usage of the last `days` days, today's included."""
+    """List accounts, newest first, with their waiting jobs and their usage.
+
+    The usage is of the last `days` days, today's included.
+    """
     rows, total = await resources.operator_reader.accounts(start, limit)
     queues = await resources.operator_reader.queues_of([row.account.id for row in rows])
     waiting: defaultdict[str, dict[str, Any]] = defaultdict(dict)
@@ -49,7 +52,7 @@ async def _usage(resources: Resources, account_id: str, days: int) -> dict[str, 
 
 
 async def adapter_report(resources: Resources, *, start: int, limit: int) -> dict[str, Any]:
-    """List adapters, the newest first: jobs that wait for their weights, workers that hold them, images made with them."""
+    """List adapters, newest first, with the jobs that wait for them, their workers and their images."""
     rows, total = await resources.operator_reader.loras(start, limit)
     ready = await resources.operator_reader.ready_by_weights([row.adapter.sha256 for row in rows])
     held: defaultdict[str, list[str]] = defaultdict(list)

@@ -36,7 +36,7 @@ async def thumbnail(resources: Resources, image_uri: str) -> bytes:
 
 
 def thumbnail_size(width: int, height: int) -> tuple[int, int]:
-    """The size of the thumbnail of an image of this size; a small image keeps its own."""
+    """Return the thumbnail's size for an image of this size; a small image keeps its own."""
     scale = min(1.0, LONGEST_SIDE / max(width, height))
     return max(1, round(width * scale)), max(1, round(height * scale))
 

@@ -1,4 +1,4 @@
-"""UploadPlaces: how many uploads of LoRAs an account may have under way at once, in one process."""
+"""Limits how many uploads of LoRAs an account has under way at once, in one process."""
 
 from collections import Counter
 from collections.abc import Generator
@@ -19,7 +19,7 @@ class UploadPlaces:
 
     @contextmanager
     def hold(self, account_id: str) -> Generator[ExitStack]:
-        """A place, which work that goes on afterwards takes with it (`pop_all`). Raises `TooManyUploads`."""
+        """Hold a place; work that goes on afterwards keeps it by `pop_all`. Raises `TooManyUploads`."""
         if self._under_way[account_id] >= self._most:
             raise TooManyUploads(f"Your account has {self._most} uploads in progress; wait for one to finish.")
         self._under_way[account_id] += 1

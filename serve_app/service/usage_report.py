@@ -1,4 +1,4 @@
-"""Usage of accounts with the names of accounts, keys and LoRAs, as rows for a table, JSON or a spreadsheet."""
+"""Reports usage with the names of accounts, keys and LoRAs, as rows for a table, JSON or CSV."""
 
 import csv
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UsageRow:
-    """What one account used on one day (UTC) with one key and one LoRA. A name is empty when what had it is gone."""
+    """An account's usage of one day (UTC) with one key and one LoRA; a deleted name is empty."""
 
     day: str
     account: str
@@ -35,7 +35,10 @@ class UsageRow:
 
 
 async def usage_report(resources: Resources, accounts: Iterable[Account], days: int) -> list[UsageRow]:
-    """Read the usage of the last `days` days, today's included, by account and day. Raises `StoreUnavailable`."""
+    """Read the usage of the last `days` days, today's included, by account and day.
+
+    Raises `StoreUnavailable`.
+    """
     last = await resources.usage.today()
     return [
         row

@@ -29,7 +29,7 @@ class Vocabulary:
         self._read_at = float("-inf")
 
     async def words(self) -> Mapping[str, frozenset[str]]:
-        """The words of each base model that knows only few; while Redis is away, those that were known last."""
+        """Return the words of each base model that knows only few; while Redis is away, the last known."""
         if self._clock() - self._read_at < READ_EVERY_S:
             return self._words
         self._read_at = self._clock()
@@ -40,24 +40,24 @@ class Vocabulary:
         return self._words
 
     async def unknown_words(self, prompt: str, base_model: str, trigger_words: Sequence[str] = ()) -> list[str]:
-        """The words of a prompt that neither the base model nor the LoRA, by its trigger words, has read."""
+        """Return the prompt's words that are unknown to the base model and the LoRA's trigger words."""
         known = (await self.words()).get(base_model)
         return unknown_words(prompt, known.union(*map(words_of, trigger_words))) if known else []
 
 
 async def known_words(base_models: Sequence[BaseModel]) -> dict[str, frozenset[str]]:
-    """The words of each base model that knows only few; the others are left out."""
+    """Return the words of each base model that knows only few; the others are left out."""
     found = {model.id: await asyncio.to_thread(_words_in, model.source) for model in base_models}
     return {name: words for name, words in found.items() if words}
 
 
 def unknown_words(prompt: str, known: frozenset[str]) -> list[str]:
-    """The words of a prompt that are not among the known ones, each once."""
+    """Return the words of a prompt that are not among the known ones, each once."""
     return list(dict.fromkeys(word for word in words_of(prompt) if word not in known))
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text in lower case."""
+    """Return the words of a text in lower case."""
     return _WORD.findall(text.lower())
 
 

@@ -1,4 +1,4 @@
-"""WorkerTiming: the intervals and limits of a worker."""
+"""Defines the intervals and limits of a worker."""
 
 from dataclasses import dataclass
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""What every machine of a cluster must have alike, as digests to compare, and the machines that differ."""
+"""Compares what every machine of a cluster must have alike, by digests, and names those that differ."""
 
 import hashlib
 import hmac
@@ -27,7 +27,10 @@ ADVICE = {
 
 
 def fingerprints(settings: Settings, nonce: bytes) -> dict[str, str]:
-    """A digest of each thing that must be alike, keyed by `nonce`: it tells nothing of a secret, and holds for one comparison."""
+    """Return a digest of each thing that must be alike, keyed by `nonce`.
+
+    It reveals nothing of a secret, and holds for one comparison.
+    """
     sources: dict[str, Callable[[], str]] = {
         "redis": lambda: _redis(settings),
         "pepper": lambda: _pepper(settings),
@@ -40,7 +43,7 @@ def fingerprints(settings: Settings, nonce: bytes) -> dict[str, str]:
 
 
 def differences(found: Mapping[str, Mapping[str, str]]) -> list[Check]:
-    """One check for each thing, from the digests of each machine: who has another than most."""
+    """Compare the digests of all machines; each check names those that differ from most."""
     names = list(dict.fromkeys(name for digests in found.values() for name in digests))
     return [
         _compared(name, {machine: digests[name] for machine, digests in found.items() if name in digests})
@@ -61,7 +64,7 @@ def _compared(name: str, digests: Mapping[str, str]) -> Check:
 
 
 def _digest(source: Callable[[], str], nonce: bytes) -> str:
-    """The digest; with `!` and the reason in its place, the source cannot be read."""
+    """Return the digest, or `!` and the reason why its source cannot be read."""
     try:
         return hmac.new(nonce, source().encode(), hashlib.sha256).hexdigest()[:DIGEST_LENGTH]
     except (OSError, ValueError, StoreUnavailable) as error:
@@ -69,7 +72,7 @@ def _digest(source: Callable[[], str], nonce: bytes) -> str:
 
 
 def _redis(settings: Settings) -> str:
-    """The server that answers, not its address: a name may stand for another server on each machine."""
+    """Identify Redis by the server that answers: an address may be another one on each machine."""
     if settings.redis_url:
         return server_identity(settings.redis_url)
     running = running_redis(settings.data_dir)
@@ -87,7 +90,7 @@ def _signing_keys(settings: Settings) -> str:
 
 
 def _secrets_file(settings: Settings, variable: str) -> str:
-    """What stands in the variable's place on one machine. Read, never made: a check changes nothing."""
+    """Read the file of local secrets, which replaces the variables; a check never creates it."""
     try:
         return (settings.data_dir / "secrets.json").read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -95,12 +98,12 @@ def _secrets_file(settings: Settings, variable: str) -> str:
 
 
 def _in_order(secrets: Mapping[str, bytes]) -> str:
-    """The first makes what is new."""
+    """List secrets in their order: the first makes new digests and signatures."""
     return json.dumps([[name, secret.decode()] for name, secret in secrets.items()])
 
 
 def _code() -> str:
-    """Every file that runs here, by its path and content."""
+    """List every file that runs here, by its path and content."""
     files = sorted(file for folder in CODE_FOLDERS for kind in CODE_FILES for file in (ROOT / folder).rglob(kind))
     return "\n".join(f"{_relative(file)} {hashlib.sha256(file.read_bytes()).hexdigest()}" for file in files)
 

@@ -50,7 +50,7 @@ def check_data_directory(settings: Settings) -> Iterable[Check]:
 
 
 def check_disks(settings: Settings) -> Iterable[Check]:
-    """Look at the disks that the service fills, as it does itself before it accepts a job."""
+    """Check the disks that the service fills, as it does itself before it accepts a job."""
     try:
         images = ImageStore(settings).local_folder
     except (ImportError, ValueError):
@@ -68,7 +68,10 @@ def check_disks(settings: Settings) -> Iterable[Check]:
 
 
 def check_privacy(settings: Settings) -> Iterable[Check]:
-    """Name what other users of this machine can open: the data directory, Ray's token, HAProxy's files and sockets."""
+    """Name what other users of this machine can open.
+
+    Looked at are the data directory, Ray's token, HAProxy's files and sockets.
+    """
     places = [settings.data_dir.resolve(), *_private_places(os.environ)]
     found = {place: open_to_others(place) for place in places}
     for place, paths in found.items():
@@ -80,7 +83,7 @@ def check_privacy(settings: Settings) -> Iterable[Check]:
 
 
 def _private_places(environment: Mapping[str, str]) -> Iterator[Path]:
-    """What Ray and HAProxy keep outside the data directory, where configured or by default."""
+    """List the files of Ray and HAProxy outside the data directory, as configured or by default."""
     yield Path(environment.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
     if own := environment.get("RAY_SERVE_HAPROXY_SOCKET_PATH"):
         yield Path(own).parent

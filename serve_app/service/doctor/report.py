@@ -1,4 +1,4 @@
-"""The checks that a process of the service can make while it serves."""
+"""Runs the checks that a process of the service can make while it serves."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from serve_app.settings import Settings
 
 
 async def check_service(settings: Settings) -> list[Check]:
-    """Check all but what belongs to the machines of the workers, and the weights of LoRAs: a few seconds."""
+    """Check all but the workers' machines and the weights of LoRAs; takes a few seconds."""
 
     def check_machine() -> list[Check]:
         return [

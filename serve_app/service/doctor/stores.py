@@ -85,7 +85,10 @@ def check_redis(settings: Settings) -> Iterable[Check]:
 
 
 def _memory(settings: Settings, url: str, facts: RedisFacts) -> Iterable[Check]:
-    """Look at the share of maxmemory in use, and at what it will be when retention begins to free as much as comes."""
+    """Check how much of maxmemory is in use, and how much will be.
+
+    The latter is the memory at which retention frees as much as arrives.
+    """
     used, limit = facts.used_bytes, facts.limit_bytes
     if not limit:
         advice = "set maxmemory (70 % of what it may use): full, it refuses new jobs, in place of being killed"
@@ -144,7 +147,7 @@ def _release(server: str, version: str) -> Iterable[Check]:
 
 
 def is_service_up(settings: Settings) -> bool:
-    """Whether `atelier up` runs on this data directory: it locks a file there as long as it lives."""
+    """Return whether `atelier up` runs on this data directory, where it holds a file lock."""
     try:
         with (settings.data_dir / "up.lock").open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
