@@ -13,9 +13,10 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """At most `limit` counted requests in a fixed window that the first counted request opens, and so many own LoRAs.
+    """A plan: at most `limit` counted requests in a fixed window, and so many own LoRAs.
 
-    An account has two plans: of LoRAs it may own as many as the larger one allows.
+    The first counted request opens the window. An account has two plans: of LoRAs it may own as many as the larger one
+    allows.
     """
 
     variant: Variant
@@ -28,7 +29,7 @@ class Plan:
 
     @property
     def policy_name(self) -> str:
-        """The window's name in the `RateLimit-Policy` header: `a-hourly`, `b-minute`."""
+        """Return the window's name in the `RateLimit-Policy` header: `a-hourly`, `b-minute`."""
         period = {timedelta(hours=1): "hourly", timedelta(minutes=1): "minute"}.get(self.window)
         return f"{self.variant}-{period or f'{self.window.total_seconds():g}s'}"
 
@@ -56,7 +57,10 @@ class Account:
 
 
 class Role(StrEnum):
-    """What a user of an account may do in the console: everything; draw, with LoRAs and keys of its own; look at the usage."""
+    """A user's role in the console.
+
+    An owner may do everything; a member draws, and has LoRAs and keys of its own; billing looks at the usage.
+    """
 
     OWNER = "owner"
     MEMBER = "member"
@@ -65,7 +69,10 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class User:
-    """Someone who signs in to an account. Its first user, with the id '', is the account itself: its name and its password."""
+    """A person who signs in to an account.
+
+    Its first user, with the id '', is the account itself: its name and its password.
+    """
 
     id: str
     name: str
@@ -80,7 +87,7 @@ class User:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SignIn:
-    """A right password: whose, and what the session is to be opened with."""
+    """The user of a right password, and the credential version for the session."""
 
     account: Account
     user: User
@@ -88,7 +95,10 @@ class SignIn:
 
 
 class Scope(StrEnum):
-    """What an API key may do: read jobs and models; generate, upscale, cancel and delete; add, share and remove LoRAs."""
+    """A permission of an API key.
+
+    To read jobs and models; to generate, upscale, cancel and delete; to add, share and remove LoRAs.
+    """
 
     READ = "read"
     GENERATE = "generate"
@@ -100,7 +110,10 @@ ALL_SCOPES = frozenset(Scope)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ApiKey:
-    """An API key without its secret: `hint` has the first and last characters. `adapters`: the only ones it may use."""
+    """An API key without its secret.
+
+    `hint` has the first and last characters. `adapters` are the only ones that it may use.
+    """
 
     id: str
     account_id: str
@@ -121,7 +134,7 @@ class ApiKey:
     """The address from which it was used when that was last noted."""
 
     def state(self, now: datetime) -> Literal["active", "expired", "revoked"]:
-        """For display; authentication decides by the store's clock."""
+        """Return the state for display; authentication decides by the store's clock."""
         if self.revoked:
             return "revoked"
         return "expired" if self.expires_at is not None and self.expires_at <= now else "active"
@@ -129,8 +142,11 @@ class ApiKey:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Caller:
-    """The holder of a valid key on one interface. `rate_token` names the counted request, so that it can be refunded;
-    `adapters` are the only ones that the key may use."""
+    """The holder of a valid key on one interface.
+
+    `rate_token` names the counted request, so that it can be refunded; `adapters` are the only ones that the key may
+    use.
+    """
 
     account_id: str
     account_name: str
@@ -142,7 +158,7 @@ class Caller:
     adapters: frozenset[str] | None = None
 
     def may_use(self, lora_id: str) -> bool:
-        """Whether the key, of all that its account may use, is for this adapter too."""
+        """Return whether the key may use this adapter, given that its account may."""
         return self.adapters is None or lora_id in self.adapters
 
 
@@ -174,9 +190,10 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuthResult:
-    """Result of authentication. No caller: the key is unknown, revoked, expired or disabled; `limited`: over the plan.
+    """The result of authentication.
 
-    `is_of_other_interface`: no caller, because the key works on the other interface alone.
+    No caller: the key is unknown, revoked, expired or disabled; `limited`: over the plan. `is_of_other_interface`: no
+    caller, because the key works on the other interface alone.
     """
 
     caller: Caller | None

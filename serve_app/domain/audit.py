@@ -1,4 +1,4 @@
-"""The audit log's rows: who did what to which account, when and from where; never a secret or a prompt."""
+"""Rows of the audit log: who did what to which account, when and where from, without any secret."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -9,27 +9,30 @@ OWNER, ANYONE = "owner", "anyone"
 
 
 def operator(user: str) -> str:
-    """The actor of the command line, by the name of the system's user, and of the operators' pages; these know an address."""
+    """Name an operator as actor: the system's user of a command, or an operator of the pages.
+
+    Acts from the pages have an address too.
+    """
     return f"operator:{user}"
 
 
 def api_key(key_id: str) -> str:
-    """The actor of a request with a key."""
+    """Name the actor of a request with a key."""
     return f"key:{key_id}"
 
 
 def user(user_id: str) -> str:
-    """The actor in the console where it is an invited user of the account."""
+    """Name an invited user of the account as actor in the console."""
     return f"user:{user_id}"
 
 
 def account(pseudonym: str) -> str:
-    """The actor of what one account does to another: it shares a LoRA, or ends that."""
+    """Name an account as actor: it shares a LoRA with another account, or ends that."""
     return f"account:{pseudonym}"
 
 
 class Act(StrEnum):
-    """What is recorded."""
+    """An act that is recorded."""
 
     SIGNED_IN = "signed_in"
     SIGN_IN_FAILED = "sign_in_failed"
@@ -66,7 +69,10 @@ class Act(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuditRow:
-    """One act. `log` is the account's pseudonym; `subject` the id of what was acted on; `address` the caller's, if known."""
+    """One act. `subject` is the id of what was acted on.
+
+    `log` is the account's pseudonym; `address` is the caller's, if known.
+    """
 
     time: datetime
     log: str

@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BaseModel:
-    """A base model: a diffusers folder, or one safetensors file and the folder that describes its architecture."""
+    """A base model: a diffusers folder, or a safetensors file and the folder that describes it."""
 
     id: str
     source: str

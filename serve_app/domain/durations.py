@@ -12,5 +12,5 @@ def epoch_ms(moment: datetime) -> int:
 
 
 def from_epoch_ms(ms: str | int) -> datetime:
-    """Aware UTC."""
+    """Return an aware time in UTC."""
     return datetime.fromtimestamp(int(ms) / 1000, UTC)

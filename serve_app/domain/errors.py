@@ -85,7 +85,7 @@ class QueueFull(AtelierError):
 
 
 class TooManyKeys(AtelierError):
-    """As many API keys of an account as may be work already."""
+    """The account has as many working API keys as it may have."""
 
     code = "too_many_keys"
 
@@ -103,7 +103,10 @@ class StoreUnavailable(AtelierError):
 
 
 class Overloaded(StoreUnavailable):
-    """More requests are open than the connections to Redis can carry, and Redis answers: nothing was accepted."""
+    """More requests are open than the connections to Redis can carry: nothing was accepted.
+
+    Redis itself answers.
+    """
 
     code = "overloaded"
 
@@ -116,13 +119,13 @@ class UnreadableRecord(StoreUnavailable):
 
 
 class AdapterUnavailable(AtelierError):
-    """An adapter's file is missing, unreadable, not the one in the catalog, or of a form that is not accepted."""
+    """An adapter's file is missing, unreadable, of an unaccepted form, or not the catalog's."""
 
     code = "lora_unavailable"
 
 
 class FailureCode(StrEnum):
-    """Why a job ended without images, as recorded."""
+    """The recorded reason why a job ended without images."""
 
     GENERATION_FAILED = "generation_failed"
     TIMEOUT = "timeout"

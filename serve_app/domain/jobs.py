@@ -41,7 +41,7 @@ class StoredImage:
 
     @property
     def index(self) -> int:
-        """Its place among the images that were asked for, which its object's name ends with."""
+        """Return its place among the requested images, which ends its object's name."""
         return int(self.image_uri.rpartition("-")[2].removesuffix(".png"))
 
 
@@ -53,7 +53,10 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timings:
-    """Seconds that the parts of the completed attempt took: loading its weights, denoising and decoding all images, storing them."""
+    """Seconds of the parts of a completed attempt.
+
+    They are loading its weights, denoising and decoding all images, and storing them.
+    """
 
     load: float
     denoise: float
@@ -144,9 +147,10 @@ class CommitReply(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Backlog:
-    """Work not yet done, for autoscaling and metrics: job counts, and seconds of one replica at the measured speed.
+    """Work not yet done, for autoscaling and metrics: job counts and seconds of one replica.
 
-    `accepted` is what was ever accepted, done or not, in units; `busy_seconds_per_unit` the speed of a replica that is fully busy.
+    `accepted` is what was ever accepted, done or not, in units; `busy_seconds_per_unit` the speed of a replica that is
+    fully busy.
     """
 
     ready: int
@@ -176,5 +180,5 @@ def new_adapter_id() -> str:
 
 
 def _random_name() -> str:
-    """26 lower-case base32 characters of 128 random bits."""
+    """Return 26 lower-case base32 characters of 128 random bits."""
     return base64.b32encode(secrets.token_bytes(16)).decode().rstrip("=").lower()

@@ -1,4 +1,4 @@
-"""Every metric of `/metrics`: its name, what it says, its labels. Labels have few values, all known beforehand."""
+"""Every metric of `/metrics`, with its text and its labels, which have few and known values."""
 
 from enum import StrEnum
 from typing import NamedTuple
@@ -13,7 +13,10 @@ class MetricType(StrEnum):
 
 
 class Metric(NamedTuple):
-    """Without the prefix, and a counter without `_total`. `bounds` are the upper ones of a histogram's buckets."""
+    """A metric: its name without the prefix, and without a counter's `_total`.
+
+    `bounds` are the upper ones of a histogram's buckets.
+    """
 
     name: str
     type: MetricType
@@ -23,7 +26,7 @@ class Metric(NamedTuple):
 
     @property
     def full_name(self) -> str:
-        """As Prometheus knows it; a histogram's series add `_bucket`, `_count` and `_sum`."""
+        """Return Prometheus' name; a histogram's series add `_bucket`, `_count` and `_sum`."""
         return f"{PREFIX}{self.name}{'_total' if self.type is MetricType.COUNTER else ''}"
 
 
@@ -91,11 +94,14 @@ EVENTS = ("accepted", "completed", "failed", "canceled", "expired", "requeued", 
 
 
 def field_of(metric: Metric, *labels: str, part: str = "") -> str:
-    """The name under which its number is kept; `part` is a bucket's bound, or `sum`. The scripts write the same."""
+    """Return the field under which a metric's number is kept; the scripts write the same.
+
+    `part` is a bucket's bound, or `sum`.
+    """
     assert len(labels) == len(metric.labels), f"{metric.name} has the labels {metric.labels}"
     return "|".join((metric.name, *labels, *([part] if part else [])))
 
 
 def bucket_of(metric: Metric, value: float) -> str:
-    """The first bucket that holds the value."""
+    """Return the first bucket that holds the value."""
     return next((f"{bound:g}" for bound in metric.bounds if value <= bound), "+Inf")

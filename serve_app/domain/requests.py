@@ -18,7 +18,10 @@ class Variant(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationRequest:
-    """Images from a prompt with one LoRA adapter. `seeds`: an unsigned 64-bit seed per image, fixed at accept."""
+    """A request for images of a prompt with one LoRA adapter.
+
+    `seeds`: an unsigned 64-bit seed per image, fixed at accept.
+    """
 
     prompt: str
     lora_id: str
@@ -36,7 +39,7 @@ class GenerationRequest:
 
     @property
     def work(self) -> float:
-        """Megapixel-steps of denoising: the unit in which cost, fairness and time estimates are counted."""
+        """Return megapixel-steps of denoising, the unit of cost, fairness and time estimates."""
         return self.num_images * self.steps * self.width * self.height / 1e6
 
 
@@ -64,7 +67,7 @@ class UpscaleRequest:
 
     @property
     def work(self) -> float:
-        """Output megapixels."""
+        """Return the output's megapixels."""
         return self.width * self.height / 1e6
 
 
@@ -72,7 +75,7 @@ Request = GenerationRequest | UpscaleRequest
 
 
 def image_seeds(seed: int, num_images: int) -> tuple[int, ...]:
-    """The seed of each image of a request: image i takes `seed + i`, mapped to 64 bits by `to_seed_space`."""
+    """Return each image's seed: image i takes `seed + i`, mapped to 64 bits by `to_seed_space`."""
     return tuple(to_seed_space(seed + i) for i in range(num_images))
 
 

@@ -1,4 +1,4 @@
-"""Usage: what an account's completed jobs used, by day, API key and LoRA."""
+"""Usage of an account's completed jobs, by day, API key and LoRA."""
 
 from dataclasses import dataclass
 from datetime import date
@@ -9,7 +9,10 @@ UPSCALES = "upscale"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Usage:
-    """Images of one day (UTC), with one key ('' for the console) and one LoRA; megapixel-steps; seconds of one worker."""
+    """Usage of one day (UTC) with one key ('' for the console) and one LoRA.
+
+    Work is in megapixel-steps, `seconds` are of one worker.
+    """
 
     day: date
     key_id: str
