@@ -111,7 +111,10 @@ async def delete(
     account: AccountName,
     yes: Annotated[bool, typer.Option("--yes", help="Confirm: this cannot be undone.")] = False,
 ) -> Result:
-    """Delete an account with its jobs, prompts, images, keys, sessions and grants; its audit log stays, without its name."""
+    """Delete an account with its jobs, prompts, images, keys, sessions and grants.
+
+    Its audit log stays, without its name.
+    """
     found = await find_account(resources, account)
     if not yes:
         raise BadUsage(f"delete: removes {found.name} with everything it made, for good; add --yes")
@@ -148,7 +151,10 @@ async def sign_in_link(
         bool, typer.Option("--new-password", help="The link lets its user set a password.")
     ] = False,
 ) -> Result:
-    """Print a link that signs in to the console once, within 24 hours; with --new-password for a lost password."""
+    """Print a link that signs in to the console once, within 24 hours.
+
+    Use --new-password for a lost password.
+    """
     found = await find_account(resources, account)
     purpose = LinkPurpose.NEW_PASSWORD if new_password else LinkPurpose.SIGN_IN
     path = await operate.make_sign_in_link(resources, found, Actor(this_operator()), purpose)

@@ -46,7 +46,10 @@ async def _audit(
         str | None, typer.Option(metavar="TIME", help="Only after a time: 7d, 12h, 2026-11-23, 2026-11-23T18:00Z.")
     ] = None,
 ) -> Result:
-    """List what was done to accounts, oldest first: sign-ins, keys, grants, plans, deletions, operators' acts."""
+    """List what was done to accounts, oldest first.
+
+    Recorded are sign-ins, keys, grants, plans, deletions and operators' acts.
+    """
     names = await log_names(resources)
     found = None if account is None else await resources.accounts.get(account)
     if account is not None and found is None and not account.startswith(("acct_", operator(""))):

@@ -1,4 +1,4 @@
-"""`atelier backup` and `atelier restore`: Redis, the local secrets, and a check of the objects that records name."""
+"""`atelier backup` and `atelier restore`: copy Redis and the local secrets, and check the objects."""
 
 import asyncio
 from collections.abc import Generator
@@ -48,7 +48,10 @@ def _restore(
     place: Annotated[str, typer.Argument(metavar="DIR|URL", help="What `atelier backup` wrote.", show_default=False)],
     check: Annotated[bool, typer.Option("--check", help="Only check the backup and its objects.")] = False,
 ) -> Result:
-    """Write a backup into an empty Redis while the service is stopped; or, with --check, look whether that would work."""
+    """Write a backup into an empty Redis while the service is stopped.
+
+    With --check, only look whether that would work.
+    """
     facts = asyncio.run(check_backup(settings, place))
     if check:
         return _result(facts, _checked(facts))

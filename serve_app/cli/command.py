@@ -58,7 +58,10 @@ def command(group: typer.Typer, name: str) -> Callable[[Callable[Concatenate[Set
 def store_command(
     group: typer.Typer, name: str, *, creates_data: bool = False
 ) -> Callable[[Callable[Concatenate[Resources, P], Awaitable[Result]]], Any]:
-    """Add a command that takes the opened stores. Only one with `creates_data` may create a missing data directory."""
+    """Add a command that takes the opened stores.
+
+    Only one with `creates_data` may create a missing data directory.
+    """
 
     def register(function: Callable[Concatenate[Resources, P], Awaitable[Result]]) -> Any:
         def run(settings: Settings, *args: P.args, **options: P.kwargs) -> Result:

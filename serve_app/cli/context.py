@@ -1,4 +1,4 @@
-"""Settings and stores for a command: a mistake is reported by name, and no service is started by accident."""
+"""Opens settings and stores for a command, reports bad settings by name, and starts no service."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager

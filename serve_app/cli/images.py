@@ -194,7 +194,7 @@ def _wait_with_progress_bar(job: Job, timeout: float, doing: str) -> None:
 
 
 class _TimeLeft(ProgressColumn):
-    """The time until the job's end, by the service's estimate; by its progress where the service gives none."""
+    """The time until the job's end, by the service's estimate, or by the job's progress without one."""
 
     def __init__(self, job: Job) -> None:
         super().__init__()

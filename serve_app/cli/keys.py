@@ -111,7 +111,10 @@ async def roll(
     key_id: KeyId,
     grace: Annotated[str, typer.Option(metavar="TIME", help="How long the old key stays valid: 7d, 1h, 0s.")] = "1h",
 ) -> Result:
-    """Replace a key with a new one that has the same name, interfaces, scopes, LoRAs, limit and lifetime, and print it once."""
+    """Replace a key with a new one and print it once.
+
+    The new key has the same name, interfaces, scopes, LoRAs, limit and lifetime.
+    """
     try:
         key, secret = await resources.api_keys.roll(key_id, grace=_duration("--grace", grace))
     except NotFound as error:

@@ -1,4 +1,4 @@
-"""The service address and key of a command: from the command line, or from the file that `atelier up` writes."""
+"""Finds the service address and key of a command: its own options, or the file of `atelier up`."""
 
 import json
 from collections.abc import Mapping
@@ -20,7 +20,10 @@ class Access:
 
 
 def access(settings: Settings, *, base_url: str | None, key: str | None, interface: Literal["a", "b"]) -> Access:
-    """The given address and key, completed from the local service's file. Raises `BadUsage` when one is missing."""
+    """Return the given address and key, completed from the local service's file.
+
+    Raises `BadUsage` when one is missing.
+    """
     if base_url and key:
         return Access(base_url=base_url, key=key)
     path = settings.data_dir / READY_FILE
@@ -35,7 +38,7 @@ def access(settings: Settings, *, base_url: str | None, key: str | None, interfa
 
 
 def local_base_url(settings: Settings) -> str:
-    """Where a browser finds the service: its public address, or that of the local one; empty when neither is known."""
+    """Return the service's public address, or else that of the local service; '' when neither is known."""
     local = read_ready_file(settings.data_dir / READY_FILE) or {}
     return (settings.public_url or str(local.get("base_url", ""))).rstrip("/")
 

@@ -51,7 +51,10 @@ async def add(
         int, typer.Option(min=1, max=MAX_RANK, help="The highest rank allowed, as in the generators' Serve YAML.")
     ] = DEFAULT_MAX_RANK,
 ) -> Result:
-    """Check an adapter, store it and make it available at once. Without --account or --everyone, grant access separately."""
+    """Check an adapter, store it and make it available at once.
+
+    Without --account or --everyone, grant access separately.
+    """
     if account is not None and everyone:
         raise BadUsage("loras add: give --account or --everyone, not both")
     owner = "" if account is None else (await find_account(resources, account)).id

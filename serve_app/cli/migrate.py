@@ -19,7 +19,10 @@ async def _migrate(
         bool, typer.Option("--again", help="Apply all migrations, including those already applied.")
     ] = False,
 ) -> Result:
-    """List the migrations of Redis, or apply them; a housekeeper applies them by itself 10 minutes after its start."""
+    """List the migrations of Redis, or apply them.
+
+    A housekeeper applies them by itself 10 minutes after its start.
+    """
     done = await resources.compaction.apply_migrations(again=again) if apply or again else []
     found = await resources.compaction.migrations()
     facts = [

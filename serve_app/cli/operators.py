@@ -27,7 +27,10 @@ async def create(
     name: Annotated[str, typer.Argument(help="1 to 63 of a-z 0-9 . _ -", show_default=False)],
     password_stdin: PasswordStdin = False,
 ) -> Result:
-    """Create an operator of /operators. Without a password, print a link with which they set one, once, within 24 hours."""
+    """Create an operator of /operators.
+
+    Without a password, print a link with which they set one, once, within 24 hours.
+    """
     try:
         made = await resources.operators.create(name, password=password_from_stdin() if password_stdin else None)
     except InvalidParameter as error:
@@ -71,7 +74,10 @@ async def sign_in_link(
     name: Name,
     new_password: Annotated[bool, typer.Option("--new-password", help="The link lets them set a password.")] = False,
 ) -> Result:
-    """Print a link that signs an operator in once, within 24 hours; with --new-password for a lost password."""
+    """Print a link that signs an operator in once, within 24 hours.
+
+    Use --new-password for a lost password.
+    """
     found = await _find(resources, name)
     return await _link(resources, found, LinkPurpose.NEW_PASSWORD if new_password else LinkPurpose.SIGN_IN)
 

@@ -48,7 +48,7 @@ def show_pictures(files: Iterable[Path], environ: Mapping[str, str]) -> None:
 
 
 def protocol_of(environ: Mapping[str, str]) -> Protocol | None:
-    """The protocol of this terminal: by what it says of itself in the environment, else by its answer to DA1."""
+    """Return the protocol of this terminal: by its environment variables, else by its answer to DA1."""
     if not _is_multiplexed(environ):
         if "KITTY_WINDOW_ID" in environ or environ.get("TERM") in ("xterm-kitty", "xterm-ghostty"):
             return Protocol.KITTY
@@ -92,7 +92,10 @@ def _kitty_chunks(data: str) -> str:
 
 
 def _sixels(picture: Image.Image) -> str:
-    """Bands of six rows of pixels, each color of a band on its own: https://vt100.net/docs/vt3xx-gp/chapter14.html"""
+    """Encode bands of six rows of pixels, each color of a band on its own.
+
+    See https://vt100.net/docs/vt3xx-gp/chapter14.html.
+    """
     paletted = picture.quantize(_COLORS)
     pixels, (width, height) = np.asarray(paletted), paletted.size
     colors = np.asarray(paletted.getpalette()).reshape(-1, 3)
@@ -118,7 +121,10 @@ def _run_lengths(sixels: bytes) -> str:
 
 
 def _draws_sixels(environ: Mapping[str, str]) -> bool:
-    """Ask the terminal for its attributes. Without one that is read and written, or with a dumb one, nothing is sent."""
+    """Ask the terminal whether it draws sixels.
+
+    Nothing is sent to a dumb terminal, nor unless it is both read and written.
+    """
     if environ.get("TERM", "dumb") == "dumb" or not sys.stdin.isatty():
         return False
     answer = _ask(sys.stdin.fileno(), sys.stdout.fileno())

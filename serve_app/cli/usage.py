@@ -23,7 +23,10 @@ async def _usage(
     days: Annotated[int, typer.Option(min=1, max=MOST_DAYS, help="How many days (UTC), today's included.")] = 30,
     as_csv: Annotated[bool, typer.Option("--csv", help="Result in CSV.")] = False,
 ) -> Result:
-    """List what completed jobs used: images, megapixel-steps and worker seconds by account, day, key and LoRA."""
+    """List what completed jobs used, by account, day, key and LoRA.
+
+    Images, megapixel-steps and worker seconds are listed.
+    """
     accounts = await resources.accounts.list() if account is None else [await find_account(resources, account)]
     rows = await usage_report(resources, accounts, days)
     shown = usage_csv(rows).rstrip() if as_csv else table(_COLUMNS, [_cells(row) for row in rows], empty="No usage.")
