@@ -91,9 +91,10 @@ class AsyncClient:
         width: int | None = None, height: int | None = None, steps: int | None = None, num_images: int | None = None,
         negative_prompt: str | None = None, idempotency_key: str | None = None,
     ) -> AsyncJob:  # fmt: skip
-        """Start a job that draws `prompt` with the LoRA adapter `lora_id`; options left out take the service's defaults.
+        """Start a job that draws `prompt` with the LoRA adapter `lora_id`.
 
-        `steps` and `num_images` belong to interface A, `negative_prompt` to B: `UnsupportedOption` on the other.
+        Options left out take the service's defaults. `steps` and `num_images` belong to interface A, `negative_prompt`
+        to B: `UnsupportedOption` on the other.
         """
         options = {
             "prompt": prompt, "lora_id": lora_id, "lora_weight": lora_weight, "guidance_scale": guidance_scale, "seed": seed, "width": width,
@@ -116,7 +117,10 @@ class AsyncClient:
         return AsyncJob(self, await self.execute(self.service.record(run_id)))
 
     async def delete(self, run_id: str) -> None:
-        """Delete a job that has ended, with its prompt and its images. Raises `NotFound`, and `Conflict` while it has not ended."""
+        """Delete a job that has ended, with its prompt and its images.
+
+        Raises `NotFound`, and `Conflict` while it has not ended.
+        """
         await self.execute(self.service.delete(run_id))
 
     async def execute(self, operation: Operation[T]) -> T:

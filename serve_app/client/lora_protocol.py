@@ -45,7 +45,10 @@ class LoraService:
         self, path: str | Path | None, source: str | None, fields: dict[str, Any], on_progress: OnSent | None,
         idempotency_key: str | None,
     ) -> Operation[Lora]:  # fmt: skip
-        """From a path, or from a source that the service fetches. Raises `ValueError` for neither and for both."""
+        """Add a LoRA from a path, or from a source that the service fetches.
+
+        Raises `ValueError` for neither and for both.
+        """
         if source is not None and path is None:
             return self.add_source(source, fields, idempotency_key)
         if path is None or source is not None:
@@ -55,7 +58,7 @@ class LoraService:
     def add(
         self, path: Path, fields: dict[str, Any], on_progress: OnSent | None, idempotency_key: str | None
     ) -> Operation[Lora]:
-        """A POST that is safe to retry: with the idempotency key, a second arrival returns the first one's LoRA.
+        """Add a LoRA by a POST that is safe to retry: the idempotency key returns the first one's LoRA.
 
         Large files are sent only if the account has no LoRA of these weights.
         """

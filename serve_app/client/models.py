@@ -65,7 +65,10 @@ class JobState:
 
 
 class ImageInfo:
-    """A finished image. `image_id`, `width` and `height` are None on interface B, which does not return them."""
+    """A finished image.
+
+    `image_id`, `width` and `height` are None on interface B, which does not return them.
+    """
 
     def __init__(self, record: ImageRecord) -> None:
         self.image_id = record.image_id

@@ -108,7 +108,7 @@ class Service:
         return Record.read(response.json(), interface)
 
     def _poll(self, job_id: str, interface: Interface, wait_s: int) -> Operation[httpx.Response]:
-        """Read the record; with `wait_s` the service is asked to answer when the job has ended, or after that time."""
+        """Read the record; with `wait_s`, when the job has ended or that time is over."""
         path = "/v1/generate/" if interface == "a" else "/v1/generations/"
         headers = self.credential(interface) | ({"Prefer": f"wait={wait_s}"} if wait_s else {})
         return self.send(Call("GET", self.base_url + path + quote(job_id, safe=""), headers))
@@ -173,7 +173,7 @@ class Service:
     def _create(
         self, interface: Interface, path: str, fields: dict[str, Any], idempotency_key: str | None
     ) -> Operation[Record]:
-        """A POST that is safe to retry: with the idempotency key, a second arrival returns the first one's job."""
+        """Create a job by a POST that is safe to retry: the idempotency key returns the first one's job."""
         headers = {**self.credential(interface), "Idempotency-Key": idempotency_key or str(uuid.uuid4())}
         response = yield from self.send(Call("POST", self.base_url + path, headers, fields))
         return Record.read(response.json(), interface, unknown_words=response.headers.get("X-Unknown-Words", ""))
@@ -182,7 +182,7 @@ class Service:
         return {"Authorization": f"Bearer {self.key}"} if interface == "a" else {"X-API-Key": self.key}
 
     def send(self, call: Call) -> Operation[httpx.Response]:
-        """Send one call; retry it without an answer, on 429, on 5xx, and on a 404 that is not the service's own."""
+        """Send one call; retry it without an answer, on 429, on 5xx, and on a 404 of another server."""
         budget = self.retry_budget
         for attempt in count():
             outcome = yield from _attempt(call)

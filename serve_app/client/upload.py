@@ -37,7 +37,10 @@ def lora_files(path: Path) -> dict[str, Path]:
 
 
 def weights_sha256(files: Mapping[str, Path]) -> str:
-    """The digest by which the service knows weights: of a file its own, of a folder that of both files' lines."""
+    """Return the digest by which the service knows weights.
+
+    Of a file it is the file's own, of a folder that of both files' lines `<digest>  <name>`.
+    """
     digests: dict[str, str] = {}
     for field, path in files.items():
         with path.open("rb") as file:
