@@ -1,7 +1,9 @@
-"""Makes a node's certificate for Ray's TLS: `python -m deployments.node_certificate CA_CERT CA_KEY FOLDER NAME...`.
+"""Makes a node's certificate for Ray's TLS.
 
-NAME is an address or DNS name by which other nodes call this one. Ray asks both ends of every connection for a certificate of
-the same CA, and the called end for one with the name it was called by.
+    python -m deployments.node_certificate CA_CERT CA_KEY FOLDER NAME...
+
+NAME is an address or DNS name by which other nodes call this one. Ray asks both ends of every connection for a
+certificate of the same CA, and the called end for one with the name it was called by.
 """
 
 import argparse
@@ -53,7 +55,10 @@ def read_authority(certificate: Path, key: Path) -> Authority:
 
 
 def write_certificate(authority: Authority, folder: Path, *names: str) -> dict[str, str]:
-    """Write the node's key and certificate and the CA's certificate; returns what the environment has to name."""
+    """Write the node's key and certificate and the CA's certificate.
+
+    Returns the environment variables that have to name them.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     usage = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     certificate = (

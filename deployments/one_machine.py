@@ -1,7 +1,7 @@
-"""Keeps a service started by `serve run` on this machine: Ray listens on loopback alone, and HAProxy is protected.
+"""Keeps a service started by `serve run` on this machine: Ray on loopback, HAProxy protected.
 
-Serve imports the request router class of a deployment while it reads a YAML, before it starts Ray; that is the one moment
-at which a file can still decide how Ray starts. The class is Serve's default router.
+Serve imports the request router class of a deployment while it reads a YAML, before it starts Ray; that is the one
+moment at which a file can still decide how Ray starts. The class is Serve's default router.
 """
 
 import argparse

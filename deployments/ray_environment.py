@@ -1,4 +1,4 @@
-"""Environment variables and ports for a Ray runtime of its own on this machine, so that several can run side by side."""
+"""Environment variables and ports of a Ray runtime of its own, so that several run side by side."""
 
 import errno
 import os
@@ -50,10 +50,10 @@ def ray_environment(home: Path) -> dict[str, str]:
 
 
 def encryption(home: Path) -> dict[str, str]:
-    """Environment variables for TLS between Ray's processes, by a CA of this start alone, whose key is kept nowhere.
+    """Return the environment variables of TLS between Ray's processes, with a new CA.
 
-    Other users of this machine can then call none of them: Ray 2.60 lets one call without a token end it. `RAY_USE_TLS`
-    decides when it is already set.
+    The CA is of this start alone, and its key is kept nowhere. Other users of this machine can then call none of the
+    processes: Ray 2.60 lets one call without a token end it. `RAY_USE_TLS` decides when it is already set.
     """
     if "RAY_USE_TLS" in os.environ:
         return {}
@@ -61,8 +61,10 @@ def encryption(home: Path) -> dict[str, str]:
 
 
 def _free_block(count: int) -> int:
-    """The first of `count` consecutive free ports, below the range from which the kernel serves clients: a port of that
-    range may be taken before it is listened on."""
+    """Return the first of `count` consecutive free ports, below the range of the kernel's own ports.
+
+    A port of that range may be taken before it is listened on.
+    """
     for _ in range(100):
         first = 20_000 + secrets.randbelow(12_000 // count) * count
         if not any(cannot_listen("127.0.0.1", port) for port in range(first, first + count)):

@@ -1,4 +1,4 @@
-"""What Ray has no public interface for: the addresses it listens on, who may call it, and whether its processes live."""
+"""Sets and reads what Ray has no public interface for: addresses, callers, and living processes."""
 
 import os
 from contextlib import suppress
@@ -43,10 +43,10 @@ def _share_only_above_sessions(directory: str) -> None:
 
 
 def prepare_replica() -> None:
-    """Make this process's files its user's alone, and bind its server for calls between deployments to the node's address.
+    """Make this process's files private, and bind its server between deployments to the node's address.
 
-    Called by every constructor. Serve 2.60 binds that server to every interface, and it unpickles what it receives. Raises
-    `RuntimeError` on a node whose HTTP proxy would lack its protection.
+    Called by every constructor. Serve 2.60 binds that server to every interface, and it unpickles what it receives.
+    Raises `RuntimeError` on a node whose HTTP proxy would lack its protection.
     """
     import ray
 
@@ -69,7 +69,10 @@ def has_haproxy() -> bool:
 
 
 def dead_core_process() -> str | None:
-    """Which process of the runtime that this process has started has ended, of those that Ray cannot do without."""
+    """Return which process of the runtime has ended, of those that Ray cannot do without.
+
+    The runtime is the one that this process has started.
+    """
     worker: Any = import_module("ray._private.worker")
     node = worker._global_node
     dead: list[tuple[str, Any]] = node.dead_processes() if node is not None else []
@@ -84,7 +87,10 @@ def on_several_machines() -> bool:
 
 
 def is_spread() -> bool:
-    """Whether the service runs on more than one machine, or may: by the nodes that live, and where Serve puts its proxies."""
+    """Return whether the service runs on more than one machine, or may.
+
+    That depends on the nodes that live, and on where Serve puts its proxies.
+    """
     import ray
     from ray.serve.config import ProxyLocation
 

@@ -57,7 +57,7 @@ class WorkReplica:
 
 
 async def noting_failure(kind: JobKind, resources: Resources, setting_up: Awaitable[Executor]) -> Executor:
-    """Await the executor; leave word for `/readyz` when it cannot be loaded; when it can, of how long that took."""
+    """Await the executor, and record for `/readyz` that it failed to load, or how long it took."""
     began = time.monotonic()
     try:
         executor = await setting_up

@@ -7,7 +7,9 @@ from serve_app.settings import Settings
 
 
 def configure_replica_log(settings: Settings) -> None:
-    """JSON lines go to the process's own standard error, a file of Ray's: in the place of `sys.stderr` Serve may have put a
-    stream that makes each line a part of one of its own."""
+    """Log JSON lines to the process's own standard error, a file of Ray's.
+
+    In the place of `sys.stderr` Serve may have put a stream that makes each line a part of one of its own.
+    """
     stream = sys.__stderr__ if settings.log_format == "json" else None
     configure_logging(settings.log_level, settings.log_format, stream=stream)
