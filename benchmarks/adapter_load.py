@@ -1,8 +1,9 @@
-"""Where the time of a replica's first use of an adapter goes, and what a stored packed form would spare.
+"""Measures a replica's first use of an adapter, and what a stored packed form would save.
 
     python -m benchmarks.adapter_load [--rank 16] [--rounds 7]
 
-Processor time of one thread, so that other load on the machine blurs it little. The pocket model and SDXL's architecture (layers without weights), each with a random adapter over the layers that trainers change.
+Times are processor time of one thread, so that other load on the machine blurs them little. The models are the pocket
+model and SDXL's architecture (layers without weights), each with a random adapter over the layers that trainers change.
 """
 
 import argparse

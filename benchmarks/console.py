@@ -1,11 +1,12 @@
-"""Server time of every page with many jobs and LoRAs, and the API's polls without and with a person in the console, in one run.
+"""Measures the server time of every page, and polls with and without a person in the console.
 
     .venv/bin/python -m benchmarks.console [--jobs 10000] [--loras 1000] [--rounds 30] [--turns 5] [--seconds 20]
 
-One uvicorn process over one Redis. The records are made by the scripts that the service uses; the LoRAs are of one account,
-which opens the pages. Server time: from the request to the last byte, one request at a time. Polls are closed loops on a few
-connections, in turns without and with the console's load: one person, in a process of its own, who opens page after page with
-the pictures on it, a second apart. Each turn's p99 with the person is set against that of the turn before it without.
+One uvicorn process over one Redis. The records are made by the scripts that the service uses; the LoRAs are of one
+account, which opens the pages. Server time: from the request to the last byte, one request at a time. Polls are closed
+loops on a few connections, in turns without and with the console's load: one person, in a process of its own, who opens
+page after page with the pictures on it, a second apart. Each turn's p99 with the person is set against that of the turn
+before it without.
 """
 
 import argparse
@@ -161,7 +162,7 @@ def _person(port: int, visits: Sequence[Visit]) -> Generator[Event]:
 
 
 def _open_pages(port: int, visits: Sequence[Visit], visits_now: Event, is_ready: Event) -> None:
-    """Each page with the pictures on it that were not fetched before, as a browser keeps them; a second to look at it."""
+    """Open each page with its new pictures, as a browser caches them, and wait a second between pages."""
     known: set[str] = set()
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as browser:
         is_ready.set()

@@ -1,9 +1,13 @@
-"""The engine against three ways of serving many adapters: `python -m benchmarks.engine --model pocket`.
+"""Compares the engine with three ways of serving many adapters.
 
-Every comparison is made in one process and one run, rounds interleaved, warm-up excluded, medians given with their spread, and
-every image is checked: ours byte for byte against a run made alone, the policies' against ours. Writes JSON and a plot.
-One check alone, with its progress: `--distinct --checks batch-invariance`.
-On a GPU machine, with torch, transformers, peft and diffusers: `--device cuda --model sdxl --random-weights` gives the figures with goals.
+    python -m benchmarks.engine --model pocket
+    python -m benchmarks.engine --distinct --checks batch-invariance      # one check alone, with its progress
+    python -m benchmarks.engine --device cuda --model sdxl --random-weights
+
+Every comparison is made in one process and one run, rounds interleaved, warm-up excluded, medians given with their
+spread, and every image is checked: ours byte for byte against a run made alone, the policies' against ours. Writes JSON
+and a plot. The last command is for a GPU machine with torch, transformers, peft and diffusers, and gives the figures
+with goals.
 """
 
 import argparse
@@ -90,7 +94,10 @@ def main() -> None:
 
 
 def throughput(benchmark: BenchmarkModel, args: argparse.Namespace) -> dict[str, Any]:
-    """Images per second of a closed set of jobs for each number of distinct adapters, every policy in every round."""
+    """Measure images per second of a closed set of jobs, by the number of distinct adapters.
+
+    Every policy draws in every round.
+    """
     wanted = OURS | {name: COMPARED[name] for name in args.policies}
     policies = {name: make(benchmark) for name, make in wanted.items()} if args.distinct else {}
     table: dict[str, Any] = {}
@@ -151,7 +158,10 @@ def _ratios(rounds: Mapping[str, Sequence[Result]]) -> dict[str, Any]:
 
 
 def _compare(rounds: Mapping[str, Sequence[Result]], alone: Policy, requests: Sequence[RunRequest]) -> dict[str, Any]:
-    """How many of our images are byte for byte those of a run alone, and how far each policy's are from ours (8-bit levels)."""
+    """Count our images that equal a run alone byte for byte, and measure how far each policy's differ.
+
+    Differences are in 8-bit levels, from our images.
+    """
     mixed = rounds["ours"][-1].images
     solo = {request.run_id: alone([request]).images[request.run_id] for request in requests}
     same = sum(np.array_equal(mixed[key], solo[key]) for key in solo)

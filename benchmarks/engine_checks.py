@@ -1,4 +1,4 @@
-"""The engine's other properties, measured: latency, joining, overhead, loading, invariance, cancelling, poison."""
+"""Measures other properties of the engine, as latency, loading, invariance, aborts and bad adapters."""
 
 import argparse
 import statistics
@@ -22,7 +22,10 @@ SMALL = 256
 
 
 def short_job_behind_long_ones(benchmark: BenchmarkModel, args: argparse.Namespace) -> dict[str, Any]:
-    """A 20-step job that arrives behind seven 50-step jobs; its image against one made alone and diffusers'."""
+    """Measure a 20-step job that arrives behind seven 50-step jobs.
+
+    Its image is compared with one made alone, and with diffusers'.
+    """
     small = benchmark._replace(side=min(benchmark.side, SMALL))
     jobs = [
         *small.requests(7, adapters=7, steps=50),
@@ -88,7 +91,10 @@ def mixed_over_bare(benchmark: BenchmarkModel, args: argparse.Namespace) -> dict
 
 
 def loading_during_steps(benchmark: BenchmarkModel, args: argparse.Namespace) -> dict[str, Any]:
-    """The step thread's own processor time per step, with and without an unseen adapter being read and placed."""
+    """Measure the step thread's processor time per step, with and without an adapter being loaded.
+
+    The adapter is read and placed for the first time.
+    """
     engine = _loaded(benchmark, runs=7)
     rounds = [_stall(benchmark, engine, number) for number in range(args.repeats)]
     ratios = [one["while_loading_ms"]["p99"] / one["quiet_ms"]["p99"] for one in rounds]
@@ -113,7 +119,10 @@ def _stall(benchmark: BenchmarkModel, engine: Engine, number: int) -> dict[str, 
 
 
 def same_bytes_in_random_batches(benchmark: BenchmarkModel, _: argparse.Namespace, jobs: int = 200) -> dict[str, Any]:
-    """Random steps, guidance, weights, adapters, joining at random steps, against each run alone on a second engine."""
+    """Compare runs in random batches with each run alone on a second engine.
+
+    Steps, guidance, weights and adapters are random, and so are the steps at which runs join.
+    """
     import random
 
     chance, small = random.Random(1), benchmark._replace(side=min(benchmark.side, SMALL))

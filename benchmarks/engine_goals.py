@@ -1,4 +1,4 @@
-"""Figures with goals on a GPU, from the throughput table and measurements of their own; on a CPU a rehearsal."""
+"""Measures the figures that have goals on a GPU; on a CPU it is a rehearsal."""
 
 import argparse
 import gc
@@ -41,8 +41,10 @@ def goals(benchmark: BenchmarkModel, table: Mapping[str, Any], args: argparse.Na
 
 
 def resident_adapters(benchmark: BenchmarkModel, most: int) -> dict[str, Any]:
-    """How many adapters the slots hold by the memory they are given, and whether `most` of them, one after the other and then
-    once more, are really there: the second time none may be copied."""
+    """Count the adapters that the slots' memory holds, and check that `most` of them really fit.
+
+    They are used one after the other and then once more: the second time none may be copied.
+    """
     engine = benchmark.engine(adapter_slots=100_000)
     (model,) = engine.base_models.values()
     files = [AdapterFile(f"{benchmark.adapters[0].id}-{i}", benchmark.adapters[0].path) for i in range(most)]
@@ -61,7 +63,10 @@ def resident_adapters(benchmark: BenchmarkModel, most: int) -> dict[str, Any]:
 
 
 def host_to_slot(benchmark: BenchmarkModel) -> dict[str, float]:
-    """Two adapters in host memory take turns in the only slot: the time until the device holds the next one."""
+    """Measure the time from a request for an adapter in host memory until the device holds it.
+
+    Two adapters take turns in the only slot.
+    """
     engine = benchmark.engine(adapter_slots=1, host_memory=64 * 2**30)
     (model,) = engine.base_models.values()
     with engine, torch.inference_mode():
@@ -78,7 +83,10 @@ def host_to_slot(benchmark: BenchmarkModel) -> dict[str, float]:
 
 
 def roofline(benchmark: BenchmarkModel, images_per_s: float, steps: int) -> dict[str, Any]:
-    """Our useful FLOPs (the denoiser's alone; adapters and padding not counted) as a share of this device's own matrix speed."""
+    """Return our useful FLOPs as a share of this device's own matrix speed.
+
+    Useful are the denoiser's alone; adapters and padding are not counted.
+    """
     side = MATRIX_SIDE[torch_device(benchmark.options).type]
     a, b = (
         torch.randn(side, side, device=torch_device(benchmark.options), dtype=torch_dtype(benchmark.options))

@@ -1,4 +1,4 @@
-"""Models of the engine benchmark: the pocket model from its folder, or SD 1.5 and SDXL of the true size with random weights."""
+"""Models of the engine benchmark: the pocket model, or SD 1.5 and SDXL with random weights."""
 
 import copy
 import hashlib
@@ -93,7 +93,10 @@ class BenchmarkModel(NamedTuple):
 
 
 def make_model(name: str, options: EngineOptions, into: Path, *, adapters: int, rank: int, side: int) -> BenchmarkModel:
-    """`name`: pocket, sd15 or sdxl. `rank` is that of the adapters made here; the pocket model brings eight of its own."""
+    """Return the model `name`: pocket, sd15 or sdxl.
+
+    `rank` is that of the adapters made here; the pocket model brings eight of its own.
+    """
     torch.manual_seed(0)
     pipeline = load_pipeline(POCKET, torch_dtype(options)) if name == "pocket" else _RANDOM[name]()
     pipeline.to(torch_device(options), torch_dtype(options))

@@ -19,7 +19,10 @@ SMALL = 256
 
 
 def parity(benchmark: BenchmarkModel, _: argparse.Namespace) -> dict[str, Any]:
-    """Ours in a mixed batch, diffusers' one at a time, per sampler; adapters at three weights, guidance on and off."""
+    """Compare our mixed batch with diffusers' images one at a time, for each sampler.
+
+    Adapters have three weights, with guidance on and off.
+    """
     small = benchmark._replace(side=min(benchmark.side, SMALL))
     pipeline = _pipeline_with_adapters(small)
     worst: dict[str, float] = {}

@@ -62,7 +62,7 @@ def bare(benchmark: BenchmarkModel) -> Policy:
 
 
 def one_adapter_per_batch(benchmark: BenchmarkModel) -> Policy:
-    """Our engine and kernels, its scheduler under vLLM-Omni's rule: the oldest run's adapter and weight choose the batch."""
+    """Build our engine with vLLM-Omni's rule: the oldest run's adapter and weight choose the batch."""
     engine = benchmark.engine()
     engine.scheduler = OneAdapterPerBatch(max_runs=benchmark.options.runs, max_rows=benchmark.options.max_rows)
     return lambda requests: _drive(engine, requests)
@@ -82,7 +82,10 @@ class OneAdapterPerBatch(Scheduler):
 
 
 def set_adapters_per_job(benchmark: BenchmarkModel) -> Policy:
-    """Diffusers' pipeline, every adapter loaded beforehand, `set_adapters` before each job, first in first out."""
+    """Build diffusers' pipeline with `set_adapters` before each job, first in first out.
+
+    Every adapter is loaded beforehand.
+    """
     pipeline = _pipeline(benchmark)
     names = {file.id: f"adapter{i}" for i, file in enumerate(benchmark.adapters)}
     for file in benchmark.adapters:

@@ -1,4 +1,4 @@
-"""GPU-hours, waits and resident adapters of a fleet of simulated generators, against an oracle that knows the arrivals.
+"""Measures GPU-hours, waits and adapters of a simulated fleet, against an oracle.
 
     python -m benchmarks.fleet                               # 8 replicas at 70 % load, six hours: some 90 s
     python -m benchmarks.fleet --loads 0.3 0.5 0.7 0.85      # other loads
@@ -6,13 +6,14 @@
     python -m benchmarks.fleet --replicas 1000 --loras 10000 --accounts 1000 --image-s 8 --hours 1 --node-losses 4 --plot
     python -m benchmarks.fleet --by-backlog --target-s 30 --downscale-delay-s 300    # as before demand was counted
 
-Real are the Redis scripts that accept, order, claim and finish jobs, the scaling decision, and Serve's delays; the replicas,
-their adapter slots and the clock are simulated. The load is what arrives, as a share of what all replicas could draw with full
-forward passes. The day's wave is compressed into the hours simulated, so that it rises more steeply than in reality. The fleet
-begins with no replica, and its GPU-hours count from the decision to start one until it is gone, cold start and drain included.
+Real are the Redis scripts that accept, order, claim and finish jobs, the scaling decision, and Serve's delays; the
+replicas, their adapter slots and the clock are simulated. The load is what arrives, as a share of what all replicas
+could draw with full forward passes. The day's wave is compressed into the hours simulated, so that it rises more
+steeply than in reality. The fleet begins with no replica, and its GPU-hours count from the decision to start one until
+it is gone, cold start and drain included.
 
-The oracle (`benchmarks/fleet_oracle.py`) is the least replica-hours with which every job starts within the goal of 30 s, cold
-starts included: a lower bound, of fractions of replicas that are always fully busy, in any number.
+The oracle (`benchmarks/fleet_oracle.py`) is the least replica-hours with which every job starts within the goal of 30
+s, cold starts included: a lower bound, of fractions of replicas that are always fully busy, in any number.
 """
 
 import argparse

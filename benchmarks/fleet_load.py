@@ -26,8 +26,11 @@ class Arrival(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OfferedLoad:
-    """`images_per_hour` on average, bursts included; the most popular of `loras` LoRAs is asked for `loras ** zipf` times as
-    often as the least."""
+    """The requests of the simulated hours.
+
+    They are `images_per_hour` on average, bursts included; the most popular of `loras` LoRAs is asked for `loras **
+    zipf` times as often as the least.
+    """
 
     images_per_hour: float
     hours: float = 6.0

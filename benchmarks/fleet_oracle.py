@@ -30,12 +30,12 @@ def oracle_hours(
 def cheapest_schedule(
     arrivals: Sequence[Arrival], end_ms: int, *, image_ms: float, deadline_ms: float, cold_start_ms: float
 ) -> Schedule:
-    """Solve the linear program: replicas n(t), work S(t) done, starts u(t); minimise the sum of n and of u times a cold start.
+    """Solve the linear program for the cheapest schedule: replicas n(t), work S(t) done, starts u(t).
 
-    S rises by at most n, is never ahead of what has arrived, and never behind what arrived `deadline_ms` earlier. Every
-    relaxation favours the oracle: replicas may be fractions, always work at full width, hold every adapter, are stopped at
-    once, and are ready the moment they are needed; a start costs the replica's time all the same. Work is cut into bins, which
-    lets it do a bin's work up to a bin early.
+    It minimises the sum of n and of u times a cold start. S rises by at most n, is never ahead of what has arrived, and
+    never behind what arrived `deadline_ms` earlier. Every relaxation favours the oracle: replicas may be fractions,
+    always work at full width, hold every adapter, are stopped at once, and are ready the moment they are needed; a
+    start costs the replica's time all the same. Work is cut into bins, which lets it do a bin's work up to a bin early.
     """
     bins = end_ms // BIN_MS
     ends = (np.arange(bins) + 1) * BIN_MS

@@ -1,4 +1,4 @@
-"""A simulated generator: runs that share its forward passes, adapters in slots, the least recently used leaving first."""
+"""Simulates a generator: runs that share its forward passes, and adapters in LRU slots."""
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
@@ -8,7 +8,10 @@ from serve_app.domain.jobs import Claim
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Engine:
-    """How fast a replica is. A forward pass of all its runs takes longer than one of a single run, and draws more images."""
+    """The speed of a replica.
+
+    A forward pass of all its runs takes longer than one of a single run, and draws more images.
+    """
 
     runs: int = 8
     slots: int = 128
@@ -46,8 +49,11 @@ class Run:
 
 @dataclass(eq=False)
 class SimulatedReplica:
-    """`held`: its adapters, the least recently used first. `active` runs step together; `pending` ones wait for their turn or
-    their adapter."""
+    """A simulated replica.
+
+    `held` are its adapters, the least recently used first. `active` runs step together; `pending` ones wait for their
+    turn or their adapter.
+    """
 
     name: str
     engine: Engine

@@ -1,4 +1,4 @@
-"""A fleet of simulated generators on the real job queue and the real scaling decision, in logical time."""
+"""Simulates a fleet of generators on the real job queue and scaling decision, in logical time."""
 
 import heapq
 import math
@@ -34,7 +34,11 @@ ENGINE = Engine()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fleet:
-    """`scale` is the YAML's `replicas`; the shipped cluster's by default. `cold_start_ms` from the decision to the first claim."""
+    """A fleet of simulated generators.
+
+    `scale` is the YAML's `replicas`; the shipped cluster's by default. `cold_start_ms` is from the decision to the
+    first claim.
+    """
 
     scale: ScaleArgs = SHIPPED
     engine: Engine = ENGINE

@@ -1,9 +1,9 @@
-"""Accept and poll through HTTP: what durability costs, measured against the same handler without it, in one run.
+"""Measures accept and poll through HTTP with and without durability, in one run.
 
     .venv/bin/python -m benchmarks.http [--rounds 5] [--seconds 4] [--connections 32]
 
-One uvicorn process serves the real application on loopback; this process calls it over keep-alive connections. Redis changes
-its durability between rounds (`CONFIG SET`), in turn, so that a slow moment of the machine meets all of them.
+One uvicorn process serves the real application on loopback; this process calls it over keep-alive connections. Redis
+changes its durability between rounds (`CONFIG SET`), in turn, so that a slow moment of the machine meets all of them.
 """
 
 import argparse

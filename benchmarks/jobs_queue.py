@@ -39,7 +39,7 @@ UNMEASURED_US = 20
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A full queue: so many jobs of so many accounts and adapters; a worker that holds so many of those adapters."""
+    """The size of a full queue: its jobs, accounts and adapters, and the adapters that a worker holds."""
 
     queued: int
     accounts: int

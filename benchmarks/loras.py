@@ -1,8 +1,8 @@
-"""What a thousand registered LoRAs cost: opening the stores, listing, granting, accepting and claiming, against eight.
+"""Compares a thousand registered LoRAs with eight: opening, listing, granting, accepting, claiming.
 
     python -m benchmarks.loras
 
-Two services of their own, measured in turn, so that other load on the machine blurs both alike.
+Two services of their own are measured in turn, so that other load on the machine blurs both alike.
 """
 
 import argparse

@@ -1,10 +1,11 @@
-"""Processor time of a poll: this checkout against another, and an empty FastAPI application, in turn, in one run.
+"""Compares the processor time of a poll between two checkouts and an empty FastAPI application.
 
     git worktree add ../before COMMIT
     .venv/bin/python -m benchmarks.polls --against ../before [--rounds 9] [--seconds 2] [--connections 32]
 
-Each is one uvicorn process on uvloop, over one Redis and the same jobs. Answers are compared first: both checkouts must give the
-same record. `--without-hiredis` keeps the other checkout from using it, which redis-py does wherever it is installed.
+They are measured in turn, in one run. Each is one uvicorn process on uvloop, over one Redis and the same jobs. Answers
+are compared first: both checkouts must give the same record. `--without-hiredis` keeps the other checkout from using
+it, which redis-py does wherever it is installed.
 """
 
 import argparse
