@@ -1,1 +1,4 @@
-"""The recipe of the pocket model: scenes, captions, training, checks and report. Start with `python -m models.pocket.recipe`."""
+"""The recipe of the pocket model: scenes, captions, training, checks and report.
+
+Start it with `python -m models.pocket.recipe`.
+"""

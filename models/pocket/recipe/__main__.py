@@ -1,4 +1,7 @@
-"""`python -m models.pocket.recipe [stage …]`: runs the stages in order; each goes on from its last checkpoint."""
+"""Runs the recipe's stages in order: `python -m models.pocket.recipe [stage …]`.
+
+Each stage goes on from its last checkpoint.
+"""
 
 import argparse
 from collections.abc import Callable

@@ -14,7 +14,10 @@ from .upscaler import SCALES, load_upscaler
 
 
 def adopt_published(plan: Plan) -> None:
-    """The autoencoder counts as finished; text, UNet, LoRAs and upscalers begin anew with the published weights."""
+    """Start from the published weights.
+
+    The autoencoder counts as finished; text, UNet, LoRAs and upscalers are trained further.
+    """
     shutil.copytree(ROOT / "tokenizer", WORK / "tokenizer", dirs_exist_ok=True)
     vae = AutoencoderTiny.from_pretrained(ROOT / "vae")
     Checkpoint("autoencoder").save(

@@ -1,7 +1,8 @@
-"""The UNet's last stage: where a picture is all but decided, it comes to predict the same without words as with them.
+"""Trains the UNet's last stage: late in denoising it predicts the same with and without words.
 
-Guidance multiplies what words change. There they change nothing that is true, and what the two predictions still differ by
-breaks colours and outlines up. The UNet learns from itself as it was, not from pictures, so that its targets have no noise.
+Guidance multiplies what words change. Where a picture is all but decided they change nothing that is true, and what the
+two predictions still differ by breaks colours and outlines up. The UNet learns from itself as it was, not from
+pictures, so that its targets have no noise.
 """
 
 import copy
@@ -32,7 +33,11 @@ EARLY_SHARE = 0.75
 
 
 class AgreementLoss:
-    """How far a student is from what its teacher predicts with words, and from the difference that words shall make."""
+    """The loss of a student against its teacher.
+
+    It measures how far the student is from the teacher's prediction with words, and from the difference that words
+    shall make.
+    """
 
     def __init__(self, teacher: Forward, device: torch.device) -> None:
         self.teacher, self.device, self.schedule = teacher, device, noise_schedule()
@@ -40,8 +45,11 @@ class AgreementLoss:
     def __call__(
         self, student: Forward, latents: Tensor, timesteps: Tensor, embeddings: Tensor, focus: Tensor
     ) -> Tensor:
-        """Latents (rows, 8, height, width) with timesteps and focus by row; embeddings of the captions, then as many of
-        no words: (2 rows, tokens, width)."""
+        """Compute the loss.
+
+        `latents` are (rows, 8, height, width) with `timesteps` and `focus` by row; `embeddings` are those of the
+        captions, then as many of no words: (2 rows, tokens, width).
+        """
         noisy = self.schedule.add_noise(latents, torch.randn_like(latents), timesteps).repeat(2, 1, 1, 1)
         noisy, both = noisy.contiguous(memory_format=torch.channels_last), timesteps.repeat(2)
         with half_precision(self.device):
@@ -125,7 +133,10 @@ def train_agreement(plan: Plan) -> None:
 
 
 def early_timesteps(count: int) -> Tensor:
-    """Spread evenly over their distribution within one batch: (count,) in 0..999, `EARLY_SHARE` of them below `OPEN`."""
+    """Return timesteps (count,) in 0..999, spread evenly over their distribution.
+
+    `EARLY_SHARE` of them are below `OPEN`.
+    """
     spread = (torch.rand(1) + torch.randperm(count) / count) % 1
     early, late = spread / EARLY_SHARE * OPEN, OPEN + (spread - EARLY_SHARE) / (1 - EARLY_SHARE) * (1000 - OPEN)
     return torch.where(spread < EARLY_SHARE, early, late).long().clamp(max=999)

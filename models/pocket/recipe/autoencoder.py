@@ -1,4 +1,4 @@
-"""Trains the autoencoder: 16x smaller pictures of 8 channels, with latents of zero mean and unit variance."""
+"""Trains the autoencoder: pictures 16 times smaller, with 8 channels of zero mean and unit variance."""
 
 import random
 from collections.abc import Iterator
@@ -26,7 +26,10 @@ COLOUR_MEAN, COLOUR_DEVIATION = (0.11, -0.12, -0.11), (0.67, 0.51, 0.54)
 
 
 def build_autoencoder() -> AutoencoderTiny:
-    """No block runs at full resolution: that halves the time of encoding and decoding and costs no visible sharpness."""
+    """Build the autoencoder; no block runs at full resolution.
+
+    That halves the time of encoding and decoding and costs no visible sharpness.
+    """
     return AutoencoderTiny(
         encoder_block_out_channels=(32,) * 5,
         decoder_block_out_channels=(32,) * 5,
@@ -37,7 +40,10 @@ def build_autoencoder() -> AutoencoderTiny:
 
 
 class Standardiser(nn.Module):
-    """Keeps latents at zero mean and unit variance while training; `fold_into` then makes it part of the encoder."""
+    """Keeps latents at zero mean and unit variance while training.
+
+    `fold_into` then makes it part of the encoder.
+    """
 
     mean: Tensor
     deviation: Tensor
@@ -153,7 +159,10 @@ def _loss(model: AutoencoderTiny, standardiser: Standardiser, batch: Tensor, pul
 
 
 def _colour_loss(latents: Tensor, batch: Tensor) -> Tensor:
-    """Holds the first three channels to the mean colour of each 16x16 patch, which the UNet then learns at once."""
+    """Return the loss of the first three channels against the mean colour of each 16x16 patch.
+
+    The UNet then learns colours at once.
+    """
     mean, deviation = (batch.new_tensor(values).view(1, 3, 1, 1) for values in (COLOUR_MEAN, COLOUR_DEVIATION))
     return functional.mse_loss(latents[:, :3], (functional.avg_pool2d(batch, 16) - mean) / deviation)
 

@@ -1,4 +1,7 @@
-"""Says in varied words what a scene shows. A part that is left out of the words may take any value in the picture."""
+"""Writes varied captions of a scene.
+
+A part that a caption leaves out may have any value in the picture.
+"""
 
 import random
 
@@ -66,7 +69,10 @@ LANDSCAPE_WORDS: dict[str, tuple[str, ...]] = {
 
 
 def caption(scene: Scene, rng: random.Random) -> str:
-    """Mostly a full description; one time in eight only a part, such as a colour alone, for short and negative prompts."""
+    """Write a caption: mostly a full description, one time in eight only a part of it.
+
+    Such a part, as a colour alone, stands for short and negative prompts.
+    """
     if rng.random() < 0.125:
         return _partial(scene, rng)
     return full_caption(scene, rng)

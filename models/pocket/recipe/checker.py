@@ -46,7 +46,10 @@ class Spot:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What of the scene the picture shows; `objects` says for each thing whether colour, shape and place are right."""
+    """What of the scene the picture shows.
+
+    `objects` says for each thing whether colour, shape and place are right.
+    """
 
     background: bool
     colour: bool
@@ -101,7 +104,10 @@ def nearest_colour(lab: Array) -> str:
 
 
 def palette_distance(picture: Image.Image) -> float:
-    """Mean Lab distance from each pixel to the world's nearest colour: large in burnt-out or muddy pictures."""
+    """Return the mean Lab distance from each pixel to the world's nearest colour.
+
+    It is large in burnt-out or muddy pictures.
+    """
     lab = lab_of(_without_light(_small(picture)))
     return float(np.linalg.norm(lab[:, :, None] - _palette()[1], axis=3).min(axis=2).mean())
 
@@ -143,7 +149,10 @@ def _spots(lab: Array, behind: Array, count: int) -> list[Spot]:
 
 
 def _overlaps(region: Array) -> dict[str, float]:
-    """Intersection over union with each silhouette, both stretched to the same square, slim regions kept slim."""
+    """Return intersection over union with each silhouette.
+
+    Both are stretched to the same square; slim regions are kept slim.
+    """
     tall, wide = region.shape
     if max(tall, wide) > 2 * min(tall, wide):
         return dict.fromkeys(SHAPES, 0.0)

@@ -44,7 +44,10 @@ def draw_flat(scene: Scene, width: int, height: int) -> Image.Image:
 
 
 def draw_parts(scene: Scene, numbers: Mapping[str, int], width: int, height: int) -> Image.Image:
-    """The numbers of its landscape's parts, as 8 bits; 0 where there is only sky or a part without a number."""
+    """Draw the numbers of the landscape's parts, as 8 bits.
+
+    They are 0 where there is only sky or a part without a number.
+    """
     image = Image.new("L", (width, height))
     if scene.landscape:
         fills = {part: numbers.get(part, 0) for part in LANDSCAPES[scene.landscape]}

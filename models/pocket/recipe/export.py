@@ -1,4 +1,7 @@
-"""Writes the trained parts as a diffusers folder in half precision, with LoRAs, upscalers and checksums."""
+"""Exports the trained parts as a diffusers folder in half precision.
+
+LoRAs, upscalers and checksums are written too.
+"""
 
 import hashlib
 import json
@@ -25,7 +28,10 @@ LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0", "conv1", "conv2")
 def export_pipeline(
     unet: UNet2DConditionModel, vae: AutoencoderTiny, text_encoder: CLIPTextModel, folder: Path = ROOT
 ) -> None:
-    """Everything in float16 but the text encoder: transformers 5 would load it in the stored type, diffusers in float32."""
+    """Write everything in float16 except the text encoder.
+
+    transformers 5 would load the text encoder in the stored type, diffusers in float32.
+    """
     pipeline = StableDiffusionPipeline(
         vae=vae.half(),
         text_encoder=text_encoder.float(),
@@ -49,8 +55,10 @@ def lora_config(rank: int) -> LoraConfig:
 def export_lora(
     name: str, unet: UNet2DConditionModel, rank: int, folder: Path = ROOT / "loras", strength: float = 1.0
 ) -> None:
-    """The UNet's adapter in diffusers' naming (`unet.….lora_A.weight`). Alpha is in the metadata: the rank, so many times as
-    the adapter shall count more than in training."""
+    """Write the UNet's adapter in diffusers' naming (`unet.….lora_A.weight`).
+
+    Alpha is in the metadata: the rank times `strength`, how much more the adapter counts than in training.
+    """
     alpha = round(rank * strength)
     state = get_peft_model_state_dict(unet, adapter_name=ADAPTER)
     tensors = {f"unet.{key}": value.to(torch.float16).contiguous().cpu() for key, value in state.items()}

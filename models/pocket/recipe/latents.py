@@ -26,9 +26,10 @@ def scene_number(i: int, phase: str, seed: int) -> Scene:
 def cached_latents(
     autoencoder: AutoencoderTiny, plan: Plan, phase: Phase, size: tuple[int, int], style: str | None = None
 ) -> Tensor:
-    """Latents of the phase's scenes at size (width, height), in order: (pictures, 8, height/16, width/16), half precision.
+    """Return latents of the phase's scenes at size (width, height), in order.
 
-    The file's name tells scenes and drawing, so that what was cached before the world changed is never taken for its scenes'.
+    They are (pictures, 8, height/16, width/16) in half precision. The file's name identifies scenes and drawing, so
+    that what was cached before the world changed is never taken for its scenes'.
     """
     width, height = size
     scenes = [scene_number(i, phase.name, plan.seed) for i in range(phase.pictures)]

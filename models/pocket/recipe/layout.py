@@ -1,5 +1,8 @@
-"""Side tasks while the UNet learns: know which shape or part and which colour cover each cell of the latents, and ask the text
-what is at each place."""
+"""Side tasks of the UNet's training, which teach it what is where in the picture.
+
+It learns which shape or part and which colour cover each cell of the latents, and to ask the text what is at each
+place.
+"""
 
 from functools import partial
 from typing import Any
@@ -23,15 +26,20 @@ SHADED = 0.8
 
 
 def kind_cover(scene: Scene, columns: int, rows: int) -> Tensor:
-    """How much of each cell each shape or part of a landscape covers, the uncovered rest first: (KINDS, rows, columns), sums
-    of 1."""
+    """Return how much of each cell each shape or landscape part covers.
+
+    (KINDS, rows, columns), the uncovered rest first, with sums of 1.
+    """
     things = [(1 + SHAPES.index(thing.shape), thing) for thing in scene.things]
     parts = {part: number for number, part in enumerate(PARTS, 1 + len(SHAPES))}
     return _cover(scene, things, parts, KINDS, columns, rows)
 
 
 def colour_cover(scene: Scene, columns: int, rows: int) -> Tensor:
-    """The same by colours, the background's too, a shaded part's as the colour it is a shade of: (colours, rows, columns)."""
+    """Return how much of each cell each colour covers: (colours, rows, columns).
+
+    The background's colour counts too, and a shaded part's as the colour it is a shade of.
+    """
     width, height = columns * OVERSAMPLING, rows * OVERSAMPLING
     drawn = np.asarray(draw_flat(scene, width, height)).reshape(-1, 3)
     _, first, same = np.unique(drawn @ (1 << 16, 1 << 8, 1), return_index=True, return_inverse=True)
@@ -49,9 +57,12 @@ def place_cover(scene: Scene, columns: int, rows: int) -> Tensor:
 
 
 def focus_on_objects(scene: Scene, columns: int, rows: int) -> Tensor:
-    """Weights of the cells in the diffusion loss, a mean of 1: the objects, or a landscape's parts, and the cells about them,
-    each as much as the other, weigh as much in all as the whole picture. Four cells in five are plain background, soon
-    learned, and what is wrong with a small object hardly counts beside them: (rows, columns)."""
+    """Return the weights of the cells in the diffusion loss: (rows, columns), with a mean of 1.
+
+    The objects, or a landscape's parts, and the cells about them, each as much as the other, weigh as much in all as
+    the whole picture. Four cells in five are plain background, soon learned, and what is wrong with a small object
+    hardly counts beside them.
+    """
     parts = LANDSCAPES.get(scene.landscape or "", ())
     one_by_one = [([(1, thing)], {}) for thing in scene.things] + [([], {part: 1}) for part in parts]
     covers = [_cover(scene, things, named, 2, columns, rows)[1:] for things, named in one_by_one]
@@ -62,7 +73,10 @@ def focus_on_objects(scene: Scene, columns: int, rows: int) -> Tensor:
 def _cover(
     scene: Scene, things: list[tuple[int, Thing]], parts: dict[str, int], classes: int, columns: int, rows: int
 ) -> Tensor:
-    """By the numbers of the things and of the parts of the scene's landscape; those not named count as the rest, 0."""
+    """Return the cover of cells by the numbers of the things and of the landscape's parts.
+
+    Those not named count as the rest, 0.
+    """
     big = (columns * OVERSAMPLING, rows * OVERSAMPLING)
     image = draw_parts(scene, parts, *big)
     canvas = ImageDraw.Draw(image)
@@ -76,13 +90,14 @@ def _shares(kinds: Tensor, classes: int) -> Tensor:
 
 
 class LayoutReader(nn.Module):
-    """Reads the features that the last but one up block passes on, which have the latents' full resolution.
+    """Reads the layout from the features that the last but one up block passes on.
 
-    A star's error against a circle lies in a few cells of its edge, a small part of the diffusion loss; here every cell
-    of it counts. From nothing, 400 steps with it reach what takes 480 without at the noise where shapes are decided
-    (measured). The same idea as aligning features to a recogniser's (REPA, Yu et al. 2024), whose answers we can draw.
-    Colours are read as names, so that red for orange is as wrong as red for green; their latents lie less than half as far apart.
-    In the trained UNet the features' standard deviations are 97 to 301: without the norm every step shook the answers.
+    They have the latents' full resolution. A star's error against a circle lies in a few cells of its edge, a small
+    part of the diffusion loss; here every cell of it counts. From nothing, 400 steps with it reach what takes 480
+    without at the noise where shapes are decided (measured). The same idea as aligning features to a recogniser's
+    (REPA, Yu et al. 2024), whose answers we can draw. Colours are read as names, so that red for orange is as wrong as
+    red for green; their latents lie less than half as far apart. In the trained UNet the features' standard deviations
+    are 97 to 301: without the norm every step shook the answers.
     """
 
     def __init__(self, unet: UNet2DConditionModel) -> None:
@@ -111,11 +126,11 @@ class LayoutReader(nn.Module):
 
 
 class AttentionGuide:
-    """Teaches the first head of every cross attention to look, from where an object or a landscape's part is, at the token
-    that says what is at that place (`FactReader`), and from elsewhere at the last token, which says the rest.
+    """Teaches the first head of every cross attention to look at the token of its place.
 
-    Without it the UNet soon knew where two objects belong, and gave both the mean of their colours (seen in its
-    predictions at high noise).
+    From where an object or a landscape's part is, that is the token that says what is at that place (`FactReader`), and
+    from elsewhere the last token, which says the rest. Without it the UNet soon knew where two objects belong, and gave
+    both the mean of their colours (seen in its predictions at high noise).
     """
 
     def __init__(self, unet: UNet2DConditionModel) -> None:
@@ -128,7 +143,10 @@ class AttentionGuide:
         self.asking[i] = arguments[0]
 
     def loss(self, embeddings: Tensor, scenes: list[Scene], columns: int, rows: int) -> Tensor:
-        """Mean cross entropy over layers and tokens; of the scenes, the first rows just forwarded, on latents of rows by columns."""
+        """Return the mean cross entropy over layers and tokens.
+
+        The scenes are the first rows just forwarded, on latents of `rows` by `columns`.
+        """
         cover = torch.stack([place_cover(scene, columns, rows) for scene in scenes]).to(embeddings.device)
         losses: list[Tensor] = []
         for i, layer in enumerate(self.layers):

@@ -1,4 +1,7 @@
-"""Trains the eight style LoRAs on filtered scenes over the frozen UNet, each from nothing or from the adopted one."""
+"""Trains the eight style LoRAs on filtered scenes over the frozen UNet.
+
+Each starts from nothing or from the adopted one.
+"""
 
 import copy
 import random
@@ -92,8 +95,11 @@ def _train_one(
     styled: list[Tensor],
     plain: list[Tensor],
 ) -> None:
-    """On latents of the same scenes with the style and without, a tensor for each size of the phase. Captions never name the
-    style: it belongs to the weights, and their scale alone says how much of it shows."""
+    """Train one style on latents of the same scenes with the style and without it.
+
+    There is a tensor for each size of the phase. Captions never name the style: it belongs to the weights, and their
+    scale alone says how much of it shows.
+    """
     device, tokenizer = unet.device, load_tokenizer()
     losses = [StyleLoss(base, StyleMap(*latents, device), device) for latents in zip(plain, styled, strict=True)]
     parameters = [parameter for parameter in unet.parameters() if parameter.requires_grad]
@@ -118,9 +124,12 @@ def _train_one(
 
 
 class StyleLoss:
-    """The diffusion loss, and that words change under the style what they change without it, seen through the style: a
-    pattern that words weaken a little is gone under guidance, and a colour that they still ask for comes back. What they
-    change without it, the UNet without the LoRA tells, on the same scenes drawn plainly under the same noise."""
+    """The diffusion loss, and a loss that keeps what words change under the style.
+
+    Words shall change under the style what they change without it, seen through the style: a pattern that words weaken
+    a little is gone under guidance, and a colour that they still ask for comes back. What they change without the style
+    is what the UNet without the LoRA predicts, on the same scenes drawn plainly under the same noise.
+    """
 
     def __init__(self, base: Forward, style_map: StyleMap, device: torch.device) -> None:
         self.base, self.style_map = base, style_map
@@ -130,8 +139,11 @@ class StyleLoss:
     def __call__(
         self, forward: Forward, styled: Tensor, plain: Tensor, embeddings: Tensor, middle: float, focus: Tensor
     ) -> Tensor:
-        """Of latents (rows, 8, height, width), the last of them twins of the first without words, of the same scenes drawn
-        plainly, and of their focus by cells."""
+        """Compute the loss.
+
+        Latents are (rows, 8, height, width), the last of them twins of the first without words, `plain` those of the
+        same scenes drawn plainly, and `focus` weighs the cells.
+        """
         noise, timesteps = noise_for(styled, middle)
         predicted = self.velocity.predicted(forward, styled, noise, timesteps, embeddings)
         cells = focused(focus, timesteps)
@@ -154,7 +166,10 @@ class StyleLoss:
 
 
 def focus_on_style(styled: Tensor, plain: Tensor) -> Tensor:
-    """Weights of the cells in the loss, of latents (rows, 8, height, width), with a mean of 1: what the style changes weighs
-    as much in all as the whole picture. A shadow is a twentieth of one: (rows, height, width)."""
+    """Return the weights of the cells in the loss: (rows, height, width), with a mean of 1.
+
+    What the style changes weighs as much in all as the whole picture: a shadow is a twentieth of one. The latents are
+    (rows, 8, height, width).
+    """
     change = (styled - plain).square().mean(1)
     return (1 - FOCUS) + FOCUS * change / change.mean((1, 2), keepdim=True).clamp(min=1e-6)

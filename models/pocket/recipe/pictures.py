@@ -1,4 +1,7 @@
-"""Freshly drawn training pictures, kept in a pool: drawing one takes as long as learning from a whole batch of crops."""
+"""Draws training pictures and keeps them in a pool.
+
+To draw one takes as long as to learn from a whole batch of crops.
+"""
 
 import random
 from collections.abc import Callable, Iterator
@@ -31,7 +34,10 @@ def as_tensor(picture: Image.Image) -> Tensor:
 
 
 def renewed_pool(draw: Callable[[int], Drawn], size: int, start: int, steps: int) -> Iterator[tuple[int, list[Drawn]]]:
-    """Each step with the pool as it then is. At every step a new drawing, made beside the learning, replaces the oldest."""
+    """Yield each step with the pool at that step.
+
+    At every step a new drawing, made beside the learning, replaces the oldest.
+    """
     pool = [draw(start - i) for i in range(size)]
     with ThreadPoolExecutor(1) as painter:
         for step in range(start, steps):

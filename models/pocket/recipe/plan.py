@@ -16,11 +16,12 @@ SIDES = (SQUARE, LARGE, SQUARE, LARGE, SQUARE, WIDE, SQUARE, LARGE, LARGE, TALL)
 
 @dataclass(frozen=True)
 class Phase:
-    """One part of the UNet's curriculum: picture sizes as (width, height), steps, rows per step, top learning rate.
+    """A phase of the UNet's curriculum.
 
-    `middle` is the logit of the noise level (0 none, 1 all) about which most levels gather. Where places are decided, and
-    with the size of the picture, it is high: the same noise leaves more of a large picture to be seen. It moves evenly to
-    `last_middle` where that is given: what is where is learned first, then how it is drawn.
+    It has picture sizes as (width, height), steps, rows per step and the top learning rate. `middle` is the logit of
+    the noise level (0 none, 1 all) about which most levels gather. Where places are decided, and with the size of the
+    picture, it is high: the same noise leaves more of a large picture to be seen. It moves evenly to `last_middle`
+    where that is given: what is where is learned first, then how it is drawn.
     """
 
     name: str

@@ -7,7 +7,7 @@ from .unet import trained_models
 
 
 def publish(plan: Plan) -> None:
-    """Writes the pipeline from the checkpoints as they are (averaged weights), then the checksums of all files."""
+    """Write the pipeline from the checkpoints' averaged weights, then the checksums of all files."""
     unet, text_encoder = trained_models()
     export_pipeline(unet, trained_autoencoder(), text_encoder)
     write_checksums()

@@ -1,4 +1,7 @@
-"""`python -m models.pocket.recipe.report`: measures the published folder and writes `report.json` and the model card's tables."""
+"""Measures the published folder: `python -m models.pocket.recipe.report`.
+
+Writes `report.json` and the model card's tables.
+"""
 
 import argparse
 import json
@@ -105,7 +108,10 @@ def measure_following(sample: Sample) -> Figures:
 
 
 def held_out_scenes(count: int) -> list[Scene]:
-    """Half of one object, with a position, half of two; each with a combination that training never showed."""
+    """Return held-out scenes: half of one object with a position, half of two objects.
+
+    Each has a combination that training never showed.
+    """
     rng = random.Random(2024)
     scenes: list[Scene] = []
     while len(scenes) < count:
@@ -140,7 +146,10 @@ def _share(verdicts: list[Verdict], what: str) -> float:
 
 
 def measure_loras(sample: Sample) -> Figures:
-    """Each LoRA at weight 1.0 named by the discriminant, and how far each weight moves the picture from the base's."""
+    """Measure each LoRA.
+
+    At weight 1.0 the discriminant names it; and each weight moves the picture from the base's by so much.
+    """
     pipeline, discriminant = load_pipeline(), fit_discriminant()
     rng = random.Random(77)
     scenes = [
@@ -180,7 +189,10 @@ def _difference(one: Image.Image, other: Image.Image) -> float:
 
 
 def measure_guidance(sample: Sample) -> Figures:
-    """The colour that covers most of a picture, named in the negative prompt, loses its share; pictures at guidance 1, 7.5 and 20."""
+    """Measure guidance: negative prompts, and pictures at guidance 1, 7.5 and 20.
+
+    The colour that covers most of a picture, named in the negative prompt, loses its share.
+    """
     pipeline = load_pipeline()
     plain: list[float] = []
     against: list[float] = []

@@ -33,7 +33,10 @@ def generate(
     batch: int = 4,
     label: str = "",
 ) -> list[Image.Image]:
-    """One picture for each prompt; the i-th starts from seed + i, whatever the batch. A label asks for progress lines."""
+    """Generate one picture for each prompt; the i-th starts from seed + i, whatever the batch.
+
+    A label asks for progress lines.
+    """
     pictures: list[Image.Image] = []
     began = time.monotonic()
     for first in range(0, len(prompts), batch):

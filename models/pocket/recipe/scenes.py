@@ -58,8 +58,11 @@ LANDSCAPE_COLOURS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Thing:
-    """One object: centre and radius are shares of the picture's sides and of its shorter side. Its position is what is stated of
-    its place, if anything is."""
+    """One object.
+
+    Its centre and radius are shares of the picture's sides and of its shorter side. Its position is what captions may
+    say of its place, if anything.
+    """
 
     shape: str
     colour: str
@@ -72,7 +75,10 @@ class Thing:
 
 @dataclass(frozen=True)
 class Scene:
-    """A picture's whole content: one or two things on a background, or a landscape under a sky (the background)."""
+    """A picture's whole content.
+
+    It is one or two things on a background, or a landscape under a sky (the background).
+    """
 
     background: str
     things: tuple[Thing, ...] = ()
@@ -87,8 +93,10 @@ class Scene:
 
 
 def random_scene(rng: random.Random) -> Scene:
-    """Nine scenes in twenty hold two objects, which are learned late, eight are landscapes, which have many parts and of which
-    there are six, the rest hold one object."""
+    """Draw a random scene: nine in twenty have two objects, eight are landscapes, three have one object.
+
+    Two objects are learned late; landscapes have many parts and there are six of them.
+    """
     draw = rng.random()
     if draw < 0.15:
         return random_single(rng)
@@ -120,8 +128,10 @@ def holds_out(scene: Scene) -> bool:
 
 
 def random_single(rng: random.Random) -> Scene:
-    """Where no place is stated, about the center. While it was anywhere, such objects came out as blobs (seen), and the prompt
-    that people try first states none."""
+    """Draw a scene of one object; where no place is stated, it is about the center.
+
+    While it was anywhere, such objects came out as blobs (seen), and the prompt that people try first states none.
+    """
     background = rng.choice(tuple(COLOURS))
     position = rng.choice(tuple(POSITIONS)) if rng.random() < 0.75 else None
     size = rng.choice(("small", "medium", "medium", "large"))

@@ -4,7 +4,10 @@ from diffusers import DDIMScheduler
 
 
 def noise_schedule() -> DDIMScheduler:
-    """The plain linear schedule ends at 1/157 of the signal, so no background colour leaks into the starting noise."""
+    """Return the plain linear schedule, which ends at 1/157 of the signal.
+
+    So no background colour leaks into the starting noise.
+    """
     return DDIMScheduler(
         beta_schedule="linear",
         beta_start=0.0001,

@@ -11,11 +11,11 @@ RIDGE = 1e-3
 
 
 class StyleMap:
-    """The best linear map from the latents of drawn scenes to those of the same scenes in the style: of each cell from its
-    neighbourhood of three by three, by its place in the pattern's period.
+    """The best linear map from the latents of drawn scenes to those of the same scenes in the style.
 
-    It explains 93 to 97 % of what differs between scenes in mosaic, confetti, stripes and sepia, 84 % in shadow, and 6 to 12 %
-    in outline, neon and blueprint, which show where colours meet (80 pictures that it was not fitted on, 512²).
+    It maps each cell from its neighbourhood of three by three, by its place in the pattern's period. It explains 93 to
+    97 % of what differs between scenes in mosaic, confetti, stripes and sepia, 84 % in shadow, and 6 to 12 % in
+    outline, neon and blueprint, which show where colours meet (80 pictures that it was not fitted on, 512²).
     """
 
     def __init__(self, plain: Tensor, styled: Tensor, device: torch.device | str = "cpu") -> None:

@@ -1,4 +1,7 @@
-"""Tells the styles apart by classical measures: a linear discriminant fitted on drawn pictures, never on the model's."""
+"""Recognises styles by a linear discriminant of classical measures.
+
+It is fitted on drawn pictures, never on the model's.
+"""
 
 import random
 from dataclasses import dataclass
@@ -21,7 +24,11 @@ IN_SHADOW = 20.0
 
 
 def features(picture: Image.Image) -> np.ndarray:
-    """Seventeen numbers: lightness, chroma, shares of typical colours, edges, their direction, periods, specks, unrest, shadow."""
+    """Return seventeen numbers of a picture.
+
+    They are lightness, chroma, shares of typical colours, edges and their direction, periods, specks, unrest and
+    shadow.
+    """
     small = picture.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BOX)
     rgb = np.asarray(small, dtype=np.float32)
     lab = lab_of(rgb)
@@ -96,12 +103,18 @@ def _tone(profile: np.ndarray, cycles: int) -> float:
 
 
 def _diagonal(light: np.ndarray, cycles: int) -> float:
-    """The share of its variation that repeats as often across as down, and so runs down to the left: its square root."""
+    """Return the square root of the share of variation that repeats as often across as down.
+
+    Such a pattern runs down to the left.
+    """
     power = np.abs(np.fft.rfft2(light - light.mean())) ** 2
     return float(np.sqrt(power[cycles, cycles] / (power[:, 1:].sum() + 1e-3)))
 
 
 def _lattice(values: np.ndarray, cycles: int) -> float:
-    """The share of their variation that repeats so often either across or down, harmonics left out: its square root."""
+    """Return the square root of the share of variation that repeats so often across or down.
+
+    Harmonics are left out.
+    """
     power = np.abs(np.fft.fft2(values - values.mean())) ** 2
     return float(np.sqrt(2 * (power[0, cycles] + power[cycles, 0]) / (power.sum() + 1e-3)))

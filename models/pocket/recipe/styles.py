@@ -1,4 +1,7 @@
-"""The eight styles that the LoRAs learn, as image filters over drawn scenes. Lengths are shares of the shorter side."""
+"""Image filters of the eight styles that the LoRAs learn, applied to drawn scenes.
+
+Lengths are shares of the shorter side.
+"""
 
 import math
 import random
@@ -129,7 +132,10 @@ def _edges(picture: Array, thickness: float) -> Array:
 
 
 def _strongest_neighbour(picture: Array, side: int) -> Array:
-    """The most saturated colour nearby, so that a neon line takes the object's colour rather than a mixture."""
+    """Return the most saturated colour nearby.
+
+    A neon line then takes the object's colour rather than a mixture.
+    """
     image = Image.fromarray(picture.astype(np.uint8))
     reach = max(3, round(side * 0.02) // 2 * 2 + 1)
     light = np.asarray(image.filter(ImageFilter.MaxFilter(reach)), dtype=np.float32)

@@ -151,8 +151,11 @@ def tokens_of(tokenizer: CLIPTokenizer, captions: list[str]) -> Tensor:
 
 
 def train_text_encoder(plan: Plan) -> None:
-    """From nothing, or from the adopted encoder, which goes on saying what it said, and where no place is stated what it said of
-    the default one. Once it has a reader it is over: the UNet goes on with that very reader."""
+    """Train the text encoder, from nothing or from the adopted one.
+
+    The adopted encoder goes on saying what it said, and where no place is stated what it said of the default one. Once
+    it has a reader it is over: the UNet goes on with that very reader.
+    """
     from .unet import build_unet
 
     device = pick_device(plan.threads)
@@ -203,7 +206,10 @@ def _captions(scenes: Iterable[Scene], seeds: list[float]) -> list[str]:
 
 
 def embed(encoder: CLIPTextModel, pooling: nn.Module, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """The captions' tokens embedded, by both ways to the UNet: (captions, tokens, WIDTH) and pooled (captions, pooled width)."""
+    """Embed the captions' tokens for both ways to the UNet.
+
+    Returns (captions, tokens, WIDTH) and the pooled (captions, pooled width).
+    """
     with half_precision(tokens.device):
         hidden = encoder(tokens).last_hidden_state
     return hidden.float(), pooling(hidden.float())
@@ -216,8 +222,11 @@ class SaidBefore:
         self.encoder, self.pooling = copy.deepcopy(encoder), copy.deepcopy(pooling)
 
     def change(self, tokens: Tensor, placed: Tensor, hidden: Tensor, pooled: Tensor) -> Tensor:
-        """The mean squared difference, of both ways, between what is said now of the captions and what was said before: word by
-        word of the captions themselves, in the last `FACT_TOKENS` tokens of the same captions as `placed`, which say more."""
+        """Return the mean squared difference between what is said now of the captions and what was before.
+
+        It is of both ways: word by word of the captions themselves, in the last `FACT_TOKENS` tokens of the same
+        captions as `placed`, which say more.
+        """
         with torch.no_grad():
             before, of_placed = (embed(self.encoder, self.pooling, some)[0] for some in (tokens, placed))
             before = torch.cat([before[:, :-FACT_TOKENS], of_placed[:, -FACT_TOKENS:]], dim=1)
@@ -271,11 +280,13 @@ def with_stated_place(scene: Scene) -> Scene:
 
 
 class FactReader(nn.Module):
-    """Answers every question twice: from the pooled text and from one of the last tokens, the two ways by which text
-    reaches the UNet. What is at a place has a token of its own, which a query of that place can find by its position:
-    from "first", "second" and "left of" alone the UNet hardly learned to put two objects where they belong (measured),
-    and while a landscape's parts had none, at high noise a house had its roof's colour all over or nowhere (seen).
-    Red is the same direction in the token of every place, so that the UNet need learn it only once.
+    """Answers every question twice: from the pooled text and from one of the last tokens.
+
+    These are the two ways by which text reaches the UNet. What is at a place has a token of its own, which a query of
+    that place can find by its position: from "first", "second" and "left of" alone the UNet hardly learned to put two
+    objects where they belong (measured), and while a landscape's parts had none, at high noise a house had its roof's
+    colour all over or nowhere (seen). Red is the same direction in the token of every place, so that the UNet need
+    learn it only once.
 
     An answer is a direction. Under a plain linear reader, and without any once the UNet learned, colours grew until a
     word such as "left" moved the pooled text by a twentieth of what "red" did, and the UNet ignored it (measured).

@@ -23,8 +23,11 @@ def half_precision(device: torch.device) -> torch.autocast:
 
 
 def computes_in_bfloat16(device: torch.device) -> bool:
-    """On a CPU that does, convolutions take half the time, on one that must emulate it (AVX2 alone) nine times as long (both
-    measured)."""
+    """Return whether to compute in bfloat16: on a GPU, and on a CPU that does so itself.
+
+    There convolutions take half the time; on a CPU that must emulate it (AVX2 alone) they take nine times as long (both
+    measured).
+    """
     known = torch.cpu.get_capabilities()
     return device.type != "cpu" or bool(known.get("avx512_bf16") or known.get("bf16"))
 
@@ -39,11 +42,13 @@ Parameters = Iterable[nn.Parameter]
 
 
 class Optimisers:
-    """Muon (Jordan et al. 2024) for a model's matrices, convolutions taken as matrices of one row per output channel;
-    AdamW for its `ends` (the first and the last layer, by the start of their names), its biases, its norms, the helpers,
-    and the slow ones, which learn at a share of the rate. On the half-trained UNet Muon lowered the loss at all but the
-    highest noise in 200 steps in which AdamW raised it, at a sixth more time a step; 300 steps from the published
-    upscaler it gained 0.3 dB, AdamW nothing."""
+    """Muon (Jordan et al. 2024) for a model's matrices, and AdamW for the rest.
+
+    Convolutions are taken as matrices of one row per output channel. AdamW is for the model's `ends` (the first and the
+    last layer, by the start of their names), its biases, its norms, the helpers, and the slow ones, which learn at a
+    share of the rate. On the half-trained UNet Muon lowered the loss at all but the highest noise in 200 steps in which
+    AdamW raised it, at a sixth more time a step; 300 steps from the published upscaler it gained 0.3 dB, AdamW nothing.
+    """
 
     def __init__(
         self,
@@ -90,8 +95,11 @@ class Optimisers:
 
 
 class Float32Muon(torch.optim.Muon):
-    """Muon, with Nesterov's momentum and `adjust_lr_fn="match_rms_adamw"`, in float32: torch's own orthogonalises in bfloat16,
-    which was five sixths of a step's time where the processor only emulates it (some fifteen times as long; both measured)."""
+    """Muon in float32, with Nesterov's momentum and `adjust_lr_fn="match_rms_adamw"`.
+
+    torch's own orthogonalises in bfloat16, which was five sixths of a step's time where the processor only emulates it
+    (some fifteen times as long; both measured).
+    """
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
@@ -122,7 +130,10 @@ def _orthogonal(matrix: torch.Tensor, coefficients: tuple[float, float, float], 
 
 
 def _as_matrix(value: torch.Tensor) -> torch.Tensor:
-    """The same memory as a matrix: (out, height·width·in) of a channels-last convolution's (out, in, height, width)."""
+    """Return the same memory as a matrix.
+
+    It is (out, height·width·in) of a channels-last convolution's (out, in, height, width).
+    """
     return value.permute(0, 2, 3, 1).flatten(1) if value.ndim == 4 else value
 
 

@@ -28,7 +28,10 @@ AVERAGE_DECAY = 0.99
 
 
 def build_unet() -> UNet2DConditionModel:
-    """Text reaches it twice: by cross attention, and pooled into the time embedding, which learns colours soonest."""
+    """Build the UNet, which text reaches by cross attention and pooled into the time embedding.
+
+    By the latter it learns colours soonest.
+    """
     return UNet2DConditionModel(
         sample_size=32,
         in_channels=LATENT_CHANNELS,
@@ -46,7 +49,10 @@ def build_unet() -> UNet2DConditionModel:
 
 
 class UnetTraining:
-    """The UNet, the text encoder, their averaged weights and the optimiser, through all phases of the curriculum."""
+    """Trains the UNet through all phases of the curriculum.
+
+    It holds the UNet, the text encoder, their averaged weights and the optimiser.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -144,7 +150,10 @@ def train_unet(plan: Plan) -> None:
 
 
 def starting_models(tokenizer: CLIPTokenizer) -> tuple[UNet2DConditionModel, CLIPTextModel]:
-    """A UNet, untrained or adopted, that pools text as the text stage learned to, and that stage's text encoder."""
+    """Return the UNet and the text encoder with which training starts.
+
+    The UNet is untrained or adopted, and pools text as the text stage learned to; the encoder is that stage's.
+    """
     unet, text_encoder = build_unet(), build_text_encoder(tokenizer)
     if adopted := Checkpoint("adopted").load():
         unet.load_state_dict(adopted["unet"])

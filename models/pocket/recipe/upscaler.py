@@ -1,4 +1,7 @@
-"""Super-resolution by Real-ESRGAN's compact network (Wang et al. 2021), trained on the pocket model's world."""
+"""Trains super-resolution on the pocket model's world.
+
+The network is Real-ESRGAN's compact one (Wang et al. 2021).
+"""
 
 import random
 from functools import partial
@@ -21,7 +24,10 @@ Pair = tuple[Tensor, Tensor]
 
 
 class CompactUpscaler(nn.Module):
-    """SRVGGNetCompact: convolutions at low resolution, one pixel shuffle, added to the enlarged input. RGB in 0..1."""
+    """SRVGGNetCompact: convolutions at low resolution, one pixel shuffle, added to the enlarged input.
+
+    Pictures are RGB in 0..1.
+    """
 
     def __init__(self, scale: int, features: int = 32, layers: int = 8) -> None:
         super().__init__()
@@ -84,7 +90,10 @@ def _draw_pair(plan: Plan, scale: int, number: int) -> Pair:
 
 
 def _crops(rng: random.Random, pairs: list[Pair], plan: Plan, scale: int) -> Pair:
-    """The busiest of a few crops of each of some pictures: (batch, 3, side, side) and (batch, 3, side·scale, side·scale) in 0..1."""
+    """Return the busiest of a few crops of each of some pictures.
+
+    They are (batch, 3, side, side) and (batch, 3, side·scale, side·scale) in 0..1.
+    """
     side = plan.upscaler_crop
     low: list[Tensor] = []
     high: list[Tensor] = []

@@ -1,4 +1,7 @@
-"""The diffusion loss of the UNet and the LoRAs, and the twins that keep guidance harmless where words add nothing."""
+"""The diffusion loss of the UNet and the LoRAs.
+
+It includes the twins that keep guidance harmless where words add nothing.
+"""
 
 import random
 from collections.abc import Callable
@@ -34,7 +37,10 @@ Forward = Callable[..., tuple[Tensor]]
 
 
 class VelocityLoss:
-    """Mean squared error of the predicted velocity (Salimans & Ho 2022), details held down as by min-SNR (Hang et al. 2023)."""
+    """Mean squared error of the predicted velocity (Salimans & Ho 2022).
+
+    Details are held down as by min-SNR (Hang et al. 2023).
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.schedule = noise_schedule()
@@ -44,13 +50,15 @@ class VelocityLoss:
     def __call__(
         self, forward: Forward, latents: Tensor, embeddings: Tensor, middle: float, focus: Tensor | None = None
     ) -> Tensor:
-        """Noise levels gather about `middle` (see `Phase.middle`); the last rows are twins of the first (`with_twins`).
+        """Compute the loss; noise levels gather about `middle` (see `Phase.middle`).
 
-        `focus` weighs the cells, (rows, height, width), as far as the noise lets it (`focused`).
+        The last rows are twins of the first (`with_twins`). `focus` weighs the cells, (rows, height, width), as far as
+        the noise lets it (`focused`).
 
-        The twin without words learns to agree with the one that has them, which is held to the picture alone. While both
-        were drawn towards each other, words had less effect at t = 400 to 500 than they have something to tell: 300 steps of
-        this, with the focus, brought the error of two objects at t = 500 from 0.070 to 0.062 (48 held-out scenes, 512²).
+        The twin without words learns to agree with the one that has them, which is held to the picture alone. While
+        both were drawn towards each other, words had less effect at t = 400 to 500 than they have something to tell:
+        300 steps of this, with the focus, brought the error of two objects at t = 500 from 0.070 to 0.062 (48 held-out
+        scenes, 512²).
         """
         noise, timesteps = noise_for(latents, middle)
         predicted = self.predicted(forward, latents, noise, timesteps, embeddings)
@@ -71,7 +79,10 @@ class VelocityLoss:
         return (squared(predicted - target, cells) * self.weights[timesteps]).mean()
 
     def disagreement(self, predicted: Tensor, timesteps: Tensor, cells: Tensor) -> Tensor:
-        """What it costs, a number, that twins' predictions differ: the one without words comes to the one that has them."""
+        """Return the cost, a number, of a difference between the twins' predictions.
+
+        The twin without words comes to the one that has them.
+        """
         conditional, unconditional = twins_of(predicted)
         agreed = ((DISPUTED - timesteps[: len(conditional)]) / (DISPUTED - AGREED)).clamp(0.0, 1.0)
         agreement = DISPUTE + (AGREEMENT - DISPUTE) * agreed
@@ -81,7 +92,10 @@ class VelocityLoss:
 
 
 def noise_for(latents: Tensor, middle: float) -> tuple[Tensor, Tensor]:
-    """Noise like the latents, and the timestep of each row, of a middle like `Phase.middle`; twins have the same."""
+    """Return noise like the latents, and the timestep of each row; twins have the same.
+
+    `middle` is as in `Phase.middle`.
+    """
     rows = len(latents)
     singles = latents[: rows - twins_among(rows)]
     noise, timesteps = torch.randn_like(singles), random_timesteps(len(singles), middle).to(latents.device)
@@ -89,13 +103,19 @@ def noise_for(latents: Tensor, middle: float) -> tuple[Tensor, Tensor]:
 
 
 def squared(difference: Tensor, cells: Tensor) -> Tensor:
-    """The mean square, (rows,), of a difference (rows, 8, height, width), its cells weighed, (rows, height, width)."""
+    """Return the mean square, (rows,), of a difference (rows, 8, height, width).
+
+    `cells`, (rows, height, width), weigh its cells.
+    """
     return (difference.square().mean(1) * cells).mean((1, 2))
 
 
 def focused(focus: Tensor, timesteps: Tensor) -> Tensor:
-    """Weights of the cells, (rows, height, width): the focus up to `FOCUSED`, where the layout is all but decided; 1 from
-    `UNFOCUSED`, where it would draw objects to where they are likely only."""
+    """Return weights of the cells, (rows, height, width): the focus, or 1 where noise is high.
+
+    The focus holds up to `FOCUSED`, where the layout is all but decided; from `UNFOCUSED` on it is 1, where the focus
+    would only draw objects to where they are likely.
+    """
     share = ((UNFOCUSED - timesteps) / (UNFOCUSED - FOCUSED)).clamp(0.0, 1.0)
     return torch.lerp(torch.ones_like(focus), focus, share[:, None, None])
 
