@@ -21,7 +21,10 @@ ENDED = ("completed", "failed", "canceled", "expired")
 
 
 class Reading:
-    """Every key of the server at one moment: its value as Python data, and its time to live in ms (-1 for ever)."""
+    """Every key of the server at one moment.
+
+    It has each value as Python data, and its time to live in ms (-1 for ever).
+    """
 
     def __init__(self, client: redis.Redis) -> None:
         untyped = cast(Any, client)
@@ -210,7 +213,10 @@ def _totals(reading: Reading) -> Iterator[str]:
 
 
 def _vtimes(reading: Reading) -> Iterator[str]:
-    """An account has a virtual time exactly while it has something ready; an idle one is remembered only while ahead."""
+    """Check that an account has a virtual time exactly while it has something ready.
+
+    An idle one is remembered only while it is ahead.
+    """
     for kind in JobKind:
         waiting = {name.removeprefix(f"{kind}:") for name in reading.names("queue") if name.startswith(f"{kind}:")}
         vtimes, idle = reading.scores(f"vtime:{kind}"), reading.scores(f"idle_vtime:{kind}")

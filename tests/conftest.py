@@ -22,9 +22,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One worker for each core; for `auto` one more, since the tests with a Ray runtime mostly wait for other processes.
+    """Return one worker for each core; for `auto` one more.
 
-    Those are one group: Ray and Serve give up what does not start within limits of theirs, and two at a time beside busy
+    The tests with a Ray runtime mostly wait for other processes. They are one group: Ray and Serve give up what does not start within limits of theirs, and two at a time beside busy
     tests met them.
     """
     return (os.cpu_count() or 1) + (config.option.numprocesses == "auto")
@@ -36,7 +36,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Keep what was imported and collected out of garbage collection: a full one took up to 1.5 s of a running test."""
+    """Exempt what was imported and collected from garbage collection.
+
+    A full one took up to 1.5 s of a running test.
+    """
     gc.collect()
     gc.freeze()
 
@@ -72,7 +75,7 @@ def pocket() -> Path:
 
 @pytest.fixture(scope="session")
 def layer_tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the tests of all workers keep the layer tables of base models, each of which takes 8 s to make."""
+    """Return where all workers' tests keep the layer tables of base models, each of which takes 8 s."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "layer_tables"
     folder.mkdir(exist_ok=True)

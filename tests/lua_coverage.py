@@ -1,8 +1,9 @@
-"""Branch coverage of the Lua scripts, as a pytest plugin: `pytest -p tests.lua_coverage` prints a table at the end.
+"""Measures branch coverage of the Lua scripts, as a pytest plugin: `pytest -p tests.lua_coverage`.
 
-Every condition of an `if`, an `elseif` or a `while` reports its outcome with `redis.log`, which changes no data. The tests
-run instrumented copies of the scripts; the log of each server of `volatile_redis` is read when all tests have ended. Tests
-that rewrite or damage a script's text are marked `script_text` and run the scripts as they are.
+It prints a table at the end. Every condition of an `if`, an `elseif` or a `while` reports its outcome with `redis.log`,
+which changes no data. The tests run instrumented copies of the scripts; the log of each server of `volatile_redis` is
+read when all tests have ended. Tests that rewrite or damage a script's text are marked `script_text` and run the
+scripts as they are.
 """
 
 import os
@@ -30,7 +31,7 @@ _OUTCOME = re.compile(r"branch (\S+ true|\S+ false)")
 
 
 def instrument(name: str, text: str) -> str:
-    """The script's text with each condition wrapped in a call that logs `name:line:column` and the outcome."""
+    """Wrap each condition of the script in a call that logs `name:line:column` and the outcome."""
 
     def wrap(found: re.Match[str]) -> str:
         if found["word"] is None or found["condition"].strip() == "true":

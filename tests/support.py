@@ -1,4 +1,4 @@
-"""Shared by all tests: waiting without sleeping, a Redis without a disk, a free port, a small catalog, tiny adapters."""
+"""What all tests share: waiting without sleeping, Redis without a disk, a free port, tiny adapters."""
 
 import asyncio
 import inspect
@@ -52,7 +52,10 @@ async def wait_until(predicate: Callable[[], object | Awaitable[object]], timeou
 
 @contextmanager
 def volatile_redis() -> Generator[str]:
-    """A Redis server that writes nothing to disk; yields its URL. For every test that is not about durability."""
+    """Start a Redis server that writes nothing to disk; yield its URL.
+
+    It is for every test that is not about durability.
+    """
     with TemporaryDirectory(prefix="atelier-tests-", dir="/tmp") as folder:  # a socket's path has 108 bytes at most
         socket_path = Path(folder) / "redis.sock"
         options = {"port": "0", "unixsocket": str(socket_path), "dir": folder, "save": "", "appendonly": "no"}
@@ -81,7 +84,10 @@ def _wait_until_it_answers(server: subprocess.Popen[bytes], socket_path: Path) -
 
 @contextmanager
 def mounted_disk(place: Path, *, megabytes: int) -> Generator[Path]:
-    """A disk of this size at `place`, really full when it is full; whose Redis at `place`/var is stopped at the end."""
+    """Mount a disk of this size at `place`, which can really be full.
+
+    A Redis at `place`/var is stopped at the end.
+    """
     place.mkdir()
     if os.geteuid() != 0 or shutil.which("mount") is None:
         pytest.skip("mounting a tmpfs needs root")
@@ -109,8 +115,10 @@ _given_ports: set[int] = set()
 
 
 def free_port() -> int:
-    """A free port outside the kernel's client range and outside the range of `deployments/ray_environment.py`, so that it stays
-    free until it is used: given once, and out of a range of this worker's own."""
+    """Return a free port outside the kernel's client range and that of `deployments/ray_environment.py`.
+
+    So it stays free until it is used: given once, and out of a range of this worker's own.
+    """
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     width = 10_000 // count
@@ -130,7 +138,10 @@ def adapter_id(name: str) -> str:
 
 
 def write_safetensors(path: Path, *, fill: int = 0) -> Path:
-    """Write a valid safetensors file of one tiny LoRA pair; `fill` (0..15) changes its bytes and so its digest."""
+    """Write a valid safetensors file of one tiny LoRA pair.
+
+    `fill` (0..15) changes its bytes and so its digest.
+    """
     tensors = {"unet.x.lora_A.weight": [4, 8], "unet.x.lora_B.weight": [8, 4]}
     header: dict[str, object] = {}
     offset = 0
@@ -145,7 +156,10 @@ def write_safetensors(path: Path, *, fill: int = 0) -> Path:
 
 
 def write_catalog(folder: Path) -> Path:
-    """Write a catalog of the eight pocket adapters (tiny files where one is missing) and one private adapter."""
+    """Write a catalog of the eight pocket adapters and one private adapter.
+
+    A missing adapter gets a tiny file.
+    """
     rows: list[dict[str, object]] = []
     for index, name in enumerate((*POCKET_ADAPTERS, "private")):
         file = POCKET / "loras" / f"{name}.safetensors"

@@ -26,7 +26,10 @@ def test_api_cli_service_stores_and_args_load_no_heavy_library() -> None:
 
 @pytest.mark.slow
 def test_describing_the_application_loads_ray_and_no_model_library() -> None:
-    """`serve build`, `serve deploy`, Serve's controller and `atelier up` read it: torch would cost each of them seconds."""
+    """`serve build`, `serve deploy`, Serve's controller and `atelier up` read it.
+
+    torch would cost each of them seconds.
+    """
     assert loaded_by("deployments.app").isdisjoint({"torch", "diffusers", "transformers", "peft"})
 
 

@@ -1,4 +1,4 @@
-"""The service that the API tests call: the real application over real stores, accounts and keys, and a worker."""
+"""The service that the API tests call: the real application and stores, accounts, keys, a worker."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -153,7 +153,10 @@ def client_of(app: Any) -> httpx.AsyncClient:
 
 
 def service_settings(folder: Path, plans: Sequence[dict[str, Any]], **extra: Any) -> Settings:
-    """Settings with an embedded Redis unless one is named, the test catalog, two plans of the tests' own for each interface, and `plans`."""
+    """Return settings with the test catalog, `plans`, and two plans of the tests for each interface.
+
+    Redis is embedded unless one is named.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "plans.yaml").write_text(yaml.safe_dump([*PLANS, *plans]))
     return Settings(data_dir=folder, plans=folder / "plans.yaml", catalog=write_catalog(folder / "catalog"), **extra)

@@ -1,4 +1,7 @@
-"""One service for all API tests of a session; tests are kept apart by fresh accounts, not by emptying it."""
+"""One service for all API tests of a session.
+
+Fresh accounts keep tests apart; the service is never emptied.
+"""
 
 from collections.abc import AsyncIterator
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""`DELETE /v1/jobs/…`: afterwards the job was never there, in Redis, in storage and on either interface."""
+"""`DELETE /v1/jobs/…` removes a job from Redis, from storage and from both interfaces."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,8 +32,11 @@ async def delete(service: TestService, headers: dict[str, str], path: str) -> ht
 
 
 def mentions(server: redis.Redis, text: str) -> list[str]:
-    """The keys that hold the text, in their names or values, but for the audit log, the list of objects to look for
-    once more, and what a worker was last given, which goes with its lease."""
+    """Return the keys that hold the text, in their names or values.
+
+    Left out are the audit log, the list of objects to look for once more, and what a worker was last given, which goes
+    with its lease.
+    """
     reading: Any = Reading(server)
     found = [
         name for name in reading.types if text in name or any(text in str(value) for value in reading._values[name])

@@ -13,7 +13,7 @@ from tests.support import wait_until
 async def test_a_request_whose_caller_left_after_its_body_is_accepted_whole(
     service: TestService, member: Member
 ) -> None:
-    """Ray Serve cancels the handler when the client disconnects; here, in the very turn in which the body was read."""
+    """Ray Serve cancels the handler when the client disconnects, here in the turn that read the body."""
     transport = service.client._transport  # pyright: ignore[reportPrivateUsage] # the application is in it
     assert isinstance(transport, httpx.ASGITransport)
     sent: list[dict[str, Any]] = []

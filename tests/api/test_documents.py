@@ -1,4 +1,4 @@
-"""The two documents and their pages: valid, closed, exact, with examples that work, and nothing loaded from elsewhere."""
+"""The documents are valid and exact, their examples work, and pages load nothing from elsewhere."""
 
 import hashlib
 import html

@@ -1,4 +1,4 @@
-"""Every field of both interfaces: at its bounds, just inside, just outside, absent, and of every wrong type."""
+"""Fields of both interfaces are tested at and about their bounds, absent, and of every wrong type."""
 
 import json
 from collections.abc import Awaitable, Callable, Iterable

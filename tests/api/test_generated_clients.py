@@ -1,7 +1,7 @@
-"""Clients generated from the documents do a whole round trip against the service: Python, and TypeScript under `strict`.
+"""Clients generated from the documents make a whole round trip against the service.
 
-The generators are installed at their first use, beside the environment's packages: openapi-python-client wants another
-typer than ours.
+They are of Python, and of TypeScript under `strict`. The generators are installed at their first use, beside the
+environment's packages: openapi-python-client wants another typer than ours.
 """
 
 import hashlib
@@ -31,7 +31,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_grou
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[str]]]:
-    """The arguments of each interface's program: the address of a service whose worker completes every job, and a key."""
+    """Serve, with a worker that completes every job; yield the arguments of each interface's program.
+
+    They are the service's address and a key.
+    """
     with volatile_redis() as redis_url:
         settings = service_settings(tmp_path_factory.mktemp("served"), [], redis_url=redis_url)
         with live_service(settings) as live:
@@ -50,7 +53,7 @@ def documents(served: dict[str, list[str]], tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="module")
 def python_generator() -> Path:
-    """A folder that holds openapi-python-client and what of its needs the environment has in other versions."""
+    """Return a folder with openapi-python-client and its needs that the environment has in other versions."""
     pins = PROGRAMS / "requirements.txt"
     home = _kept("openapi-python-client", pins)
     if not (home / "openapi_python_client").exists():

@@ -1,4 +1,7 @@
-"""`/v1/jobs`: either credential, the owner's jobs only, real states, and nothing that changes the two interfaces."""
+"""`/v1/jobs` serves the owner's jobs alone, with real states and either credential.
+
+Nothing of it changes the two interfaces.
+"""
 
 import asyncio
 from typing import Any

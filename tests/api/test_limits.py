@@ -236,7 +236,10 @@ async def test_a_change_of_plan_holds_from_the_next_request(service: TestService
 
 @pytest.mark.slow
 async def test_the_reset_time_is_one_value_within_a_window(service: TestService) -> None:
-    """The store returns it to the millisecond: rounded to seconds, a varying end would show once in hundreds of windows."""
+    """The store returns it to the millisecond.
+
+    Rounded to seconds, a varying end would show once in hundreds of windows.
+    """
     member = await service.member(plan_a="basic")
     job_id = await service.submit(member)
     polls = [await service.client.get(f"/v1/generate/{job_id}", headers=member.a) for _ in range(20)]

@@ -1,4 +1,4 @@
-"""LoRAs added without sending their weights: by the digest of those that the account has, and by an address that is allowed."""
+"""LoRAs are added without sending their weights: by a known digest, or from an allowed address."""
 
 import hashlib
 from typing import Any

@@ -1,4 +1,4 @@
-"""An account's LoRAs by HTTP: uploaded, listed, changed, shared, deleted; its alone, and within its quota."""
+"""An account uploads, lists, changes, shares and deletes its own LoRAs by HTTP, within its quota."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""The outermost layer by itself: answers cut short, callers that leave, controls that callers must not have."""
+"""The outermost layer handles answers cut short, callers that leave, and forbidden control fields."""
 
 import logging
 from typing import Any

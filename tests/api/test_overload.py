@@ -1,4 +1,7 @@
-"""More requests than the connections to Redis carry: refused by a code of their own, while Redis answers."""
+"""More requests than the connections to Redis carry are refused by a code of their own.
+
+Redis answers meanwhile.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""A bound on polls per key and second, far above what clients need: a 429 that touches no plan's count."""
+"""Polls are limited per key and second, far above what clients need, by a 429 that touches no plan."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace

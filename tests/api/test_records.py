@@ -1,4 +1,4 @@
-"""The record of a job in each of its states: exactly the contract's fields, and a status that never goes back."""
+"""A job's record has exactly the contract's fields in each state, and its status never goes back."""
 
 import re
 from datetime import UTC, datetime, timedelta

@@ -18,9 +18,9 @@ RoundTrips = Callable[[Callable[[], Awaitable[httpx.Response]]], Awaitable[float
 
 @pytest.fixture
 def round_trips(service: TestService) -> Iterator[RoundTrips]:
-    """Messages read by Redis for a request: the median of several, beside what the service sends at intervals.
+    """Count the messages that Redis reads for a request, as the median of several.
 
-    The first, which may load a script, is not counted.
+    What the service sends at intervals is left out, and so is the first request, which may load a script.
     """
     server = cast(Any, redis.Redis.from_url(service.resources.redis_url))
 

@@ -1,4 +1,7 @@
-"""The kinds of hostile, broken and odd requests, as bytes. Each names one thing that is wrong or unusual."""
+"""The kinds of hostile, broken and odd requests, as bytes.
+
+Each names one thing that is wrong or unusual.
+"""
 
 import base64
 import json

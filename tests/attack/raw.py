@@ -32,7 +32,7 @@ class Answer:
 
 
 def exchange(port: int, *parts: bytes, timeout: float = 15, host: str = "127.0.0.1", source: str = "") -> list[Answer]:
-    """Send the parts one after the other; the answers until the service closes the connection, or says nothing more."""
+    """Send the parts one after the other; return the answers until the service closes or falls silent."""
     with socket.create_connection((host, port), timeout, (source, 0) if source else None) as connection:
         received = b""
         try:
@@ -95,7 +95,10 @@ def _chunks(received: bytes) -> tuple[bytes, bytes]:
 
 
 def breach(answer: Answer, *, is_page: bool = False) -> str | None:
-    """What in the answer breaks the contract; None when nothing does. A page refuses in HTML, under its own headers."""
+    """Return what in the answer breaks the contract; None when nothing does.
+
+    A page refuses in HTML, under its own headers.
+    """
     missing = [name for name in RATE_HEADERS if not answer.header(name)]
     if missing:
         return f"{answer.status} without {', '.join(missing)}"

@@ -1,4 +1,4 @@
-"""The one call that ends Ray 2.60's control service without a token, made by another user of this machine."""
+"""Makes the call that ends Ray 2.60's control service without a token, as another user."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ except grpc.RpcError as error:
 
 
 def start_sync(port: int) -> str:
-    """What the caller sees: the other user where this process may become one, otherwise this one without its token."""
+    """Return what another user gets; without one, this process without its token calls."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     command = [sys.executable, "-c", CALL, str(port), str(OTHER_USER)]
     done = subprocess.run(command, capture_output=True, text=True, cwd="/", env=environment, timeout=60, check=True)

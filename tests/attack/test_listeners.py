@@ -1,4 +1,4 @@
-"""What can be reached of a service on one machine: from other machines its HTTP port alone, by other users nothing more."""
+"""Other machines reach the HTTP port of a service alone, and other users of its machine nothing more."""
 
 import ipaddress
 import os
@@ -64,7 +64,10 @@ def test_every_listener_is_on_loopback(service: Service) -> None:
 
 
 def test_another_user_of_the_machine_cannot_call_ray(service: Service) -> None:
-    """Ray asks for a token too late: the same call ends it where there is no TLS (`tests/deployments/test_up_ends.py`)."""
+    """Ray asks for a token too late: without TLS the same call ends it.
+
+    See `tests/deployments/test_up_ends.py`.
+    """
     found = [
         one for one in listeners(service.pid) if one.process in ("gcs_server", "raylet") and one.kind == "SOCK_STREAM"
     ]
@@ -89,7 +92,10 @@ def test_another_user_of_the_machine_can_open_none_of_its_files(service: Service
 
 
 def test_everything_in_its_data_directory_is_private(service: Service) -> None:
-    """The replicas', the proxy's and Redis's files included: pytest's own folders would keep another user out anyway."""
+    """Files of the replicas, the proxy and Redis are included.
+
+    pytest's own folders would keep another user out anyway.
+    """
     found = [service.data_dir, *service.data_dir.rglob("*"), runtime_home(service.data_dir)]
     assert any(path.suffix == ".png" for path in (service.data_dir / "images").rglob("*")), "the start's first image"
     assert any(path.parent.name == "weights" for path in found)

@@ -1,6 +1,6 @@
-"""The long attack, on both ways of starting: a thousand hostile requests, the listeners, and thousands of slow clients.
+"""Attacks both ways of starting: hostile requests, calls to all listeners, thousands of slow clients.
 
-Prints its tables.
+It is long, and prints its tables.
 """
 
 import random

@@ -1,4 +1,7 @@
-"""The kinds of hostile requests to the routes of LoRAs and usage, of waiting polls, and to the console's and operators' pages."""
+"""The kinds of hostile requests to the routes of LoRAs, usage, waiting polls and pages.
+
+The pages are the console's and the operators'.
+"""
 
 import json
 import struct

@@ -1,1 +1,1 @@
-"""The pages in a real browser: Chromium, driven by Playwright, before the real application and the pocket model."""
+"""Tests of the pages in Chromium, driven by Playwright, on the real application and pocket model."""

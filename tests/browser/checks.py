@@ -1,4 +1,4 @@
-"""What is asked of a page in any state: nothing that axe-core finds, light and dark, and nothing that scrolls sideways."""
+"""Checks of a page in any state: axe-core's rules, light and dark, and no scrolling sideways."""
 
 from typing import Any, cast
 
@@ -43,7 +43,7 @@ _axe = cast(Any, Axe())
 
 
 async def findings(page: Page) -> list[str]:
-    """What is wrong with the page as it is now, as lines: its address, the rule, and the first element of each."""
+    """Return what is wrong with the page now: the address, the rule, and the first element of each."""
     await page.set_viewport_size({"width": PHONE, "height": 844})
     found = await _misplaced(page)
     await page.emulate_media(color_scheme="dark", reduced_motion="reduce")
@@ -54,7 +54,10 @@ async def findings(page: Page) -> list[str]:
 
 
 async def layout_shift(page: Page) -> float:
-    """How far the page has jumped since it was opened (web.dev/cls); 0 is not at all. Scripts of `watch_layout` must watch."""
+    """Return how far the page has jumped since it was opened (web.dev/cls), 0 for not at all.
+
+    Scripts of `watch_layout` must watch.
+    """
     return float(await page.evaluate("window.layoutShift"))
 
 

@@ -1,6 +1,6 @@
-"""Pictures of every page, light, dark and as a phone shows it: `make screenshots` writes them to var/screenshots.
+"""Takes screenshots of every page, light, dark and as on a phone: `make screenshots`.
 
-With `--docs` those of the README are written anew.
+They are written to var/screenshots; with `--docs` those of the README are written anew.
 """
 
 import asyncio
@@ -96,7 +96,10 @@ async def take_looks(page: Page, name: str, into: Path) -> None:
 
 
 async def draw(page: Page, address: str, button: str) -> str:
-    """Send the form at this address, with all LoRAs where several can be chosen; the address of what came of it."""
+    """Send the form at this address and return the address of its result.
+
+    Where several LoRAs can be chosen, all are.
+    """
     await page.goto(address)
     for box in await page.get_by_role("checkbox").all():
         await box.check(force=True)

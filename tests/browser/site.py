@@ -1,4 +1,4 @@
-"""The whole service in one process and on a real port: application, engine, upscaler and workers. No Ray."""
+"""The whole service in one process on a real port, without Ray."""
 
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager

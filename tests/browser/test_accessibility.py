@@ -1,4 +1,4 @@
-"""Every page in every state, light and dark, wide and on a phone: no violation for axe-core, nothing scrolls sideways."""
+"""No page violates axe-core or scrolls sideways in any state, light or dark, wide or on a phone."""
 
 import re
 from collections.abc import AsyncIterator, Generator, Iterable, Mapping
@@ -178,7 +178,10 @@ async def _sign_in(page: Page, site: Site, account: Account, *, user_id: str = "
 
 
 async def _sent(page: Page, button: str, **fields: str) -> list[str]:
-    """What is wrong with the page that answers the form with this button, which the browser itself does not check."""
+    """Return what is wrong with the page that answers the form with this button.
+
+    The browser itself does not check the form.
+    """
     await page.evaluate("document.querySelectorAll('form').forEach((form) => { form.noValidate = true; })")
     await page.evaluate(_OPEN_ALL)
     name = re.compile(f"^{button}")

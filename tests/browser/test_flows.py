@@ -1,5 +1,7 @@
-"""What people do in the console beside drawing: compare, enlarge, add and share LoRAs, without a mouse, in two tabs, and when
-something ends midway."""
+"""People use the console beside drawing: they compare, enlarge, add and share LoRAs.
+
+They do so without a mouse, in two tabs, and when something ends midway.
+"""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""What an attacker tries in a browser: forms of another site, a session set beforehand, guesses, markup in names and addresses."""
+"""Attacks in a browser fail: forms of another site, fixed sessions, guesses, markup in names."""
 
 import re
 from collections.abc import AsyncIterator

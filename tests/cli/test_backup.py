@@ -1,4 +1,4 @@
-"""`atelier backup` and `restore`: what worked before works after, waiting jobs run once, and damage is named."""
+"""`atelier backup` and `restore` keep a service whole: its jobs run once, and damage is named."""
 
 import asyncio
 import json

@@ -64,7 +64,10 @@ def terminal(request: pytest.FixtureRequest) -> Terminal:
 
 @contextmanager
 def attached(terminal: Terminal) -> Generator[None]:
-    """In the place of stdin, stdout and stderr; not by a fixture, since pytest sets them between it and the test."""
+    """Attach the terminal in the place of stdin, stdout and stderr.
+
+    It is no fixture, since pytest sets them between a fixture and the test.
+    """
     with (
         os.fdopen(terminal.fd, closefd=False) as stdin,
         os.fdopen(terminal.fd, "w", closefd=False) as stdout,

@@ -13,7 +13,7 @@ from tests.support import adapter_id
 
 
 async def _busy(resources: Resources) -> str:
-    """One job failed, two wait for one adapter; a worker has shown itself. Return the id of the failed one."""
+    """Make one failed job, two that wait for one adapter, and a worker; return the failed job's id."""
     account = await resources.accounts.create("acme")
     adapter = adapter_id("outline")
     ids: list[str] = []

@@ -16,7 +16,10 @@ NAME = "=HYPERLINK(evil)"
 
 
 async def _used(resources: Resources) -> None:
-    """Two accounts have drawn: one with a key, in two jobs, the other, whose name is a formula, in the console."""
+    """Draw for two accounts: one with a key, in two jobs, the other in the console.
+
+    The second account's name is a formula.
+    """
     for name, images, has_key in (("acme", (1, 2), True), (NAME, (3,), False)):
         account = await resources.accounts.create(name)
         key_id = ""

@@ -1,4 +1,4 @@
-"""Every error answer of the real service raises its own class, with a message that says what to change."""
+"""Every error of the real service raises its own class, with a message that says what to change."""
 
 import inspect
 import subprocess

@@ -21,7 +21,7 @@ SERVICE = Service(base_url="http://service.test", key="atl_key", interface="a", 
 
 
 class LossyTransport(httpx.HTTPTransport):
-    """Delivers every request and drops the first `lost` responses, like a connection that breaks after the request."""
+    """Delivers every request and drops the first `lost` responses, as a connection that breaks."""
 
     def __init__(self, lost: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A browser without JavaScript: it keeps cookies, follows links, fills forms, and says where its requests come from."""
+"""A browser without JavaScript: it keeps cookies, follows links, fills forms and names its origin."""
 
 from dataclasses import dataclass, field
 from html.parser import HTMLParser

@@ -1,4 +1,4 @@
-"""Comparing: a form makes one job for each chosen LoRA, with one seed; the page shows them side by side."""
+"""A comparison makes a job for each chosen LoRA, with one seed, and shows them side by side."""
 
 import pytest
 

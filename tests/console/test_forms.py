@@ -97,7 +97,10 @@ def _post(port: int, *, length: int | None, media_type: str = FORM_TYPE, close: 
 
 
 def _page(answer: Answer) -> str:
-    """The answer's text, after checking that it is a page and that the connection ends where a body was left unread."""
+    """Return the answer's text, which must be a page.
+
+    The connection must end where a body was left unread.
+    """
     assert (answer.header("content-type") or "").startswith("text/html")
     assert answer.header("content-security-policy")
     assert answer.header("connection") == "close"

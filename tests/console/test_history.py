@@ -1,4 +1,4 @@
-"""The history: an account's own jobs, the page of each, its images; nothing of another account, nothing as markup."""
+"""The history shows an account's own jobs and images, and nothing as markup."""
 
 import json
 import shlex

@@ -134,7 +134,7 @@ async def test_the_list_says_when_a_key_was_last_used(browser: Browser, resource
 async def test_the_list_says_from_where_a_key_was_last_used(
     browsers: Browsers, browser: Browser, member: Member
 ) -> None:
-    """The address that a trusted proxy vouches for, or the connection's; not what the caller says of itself."""
+    """It is the address that a trusted proxy vouches for, or the connection's, not the caller's own word."""
     caller = browsers.new(address="198.51.100.9", headers={**member.a, "X-Forwarded-For": "192.0.2.1"})
     assert (await caller.http.get("/v1/loras")).status_code == 200
     text = (await browser.open("/console/settings/api")).text

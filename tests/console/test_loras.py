@@ -1,4 +1,4 @@
-"""The console's LoRAs: cards, upload with a verdict in words, change, sharing and removal; only of the account's own."""
+"""The console shows LoRAs, and uploads, changes, shares and removes the account's own."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -194,7 +194,7 @@ async def test_of_many_loras_a_page_shows_few_and_finds_the_others(
 async def test_a_lora_added_by_http_has_a_card_with_its_sample_however_old(
     browser: Browser, browsers: Browsers, service: TestService, member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sample is drawn as an ordinary job; newer jobs of other LoRAs, or another LoRA's removal, do not hide it."""
+    """The sample is drawn as an ordinary job; other LoRAs' jobs and removals do not hide it."""
     monkeypatch.setattr(loras, "RECENT", 1)
     said = {"name": "Ink", "base_model": "pocket", "trigger_words": "ink drawing"}
     file = (POCKET / "loras" / "outline.safetensors").read_bytes()

@@ -1,4 +1,4 @@
-"""The playground: a form makes an ordinary job of the account, and the page shows it until it ends; also without scripts."""
+"""The playground makes an ordinary job and shows it until it ends, also without scripts."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Run as a program by the test of rolling updates: one Ray, one Redis, an older checkout's replicas and then this one's.
+"""Runs a rolling update for its test: one Ray, one Redis, an older checkout's replicas, then ours.
 
 rolling_update.py HOME REPORT OLD NEW: both checkouts are deployed as one application, whose workers find their code by
 PYTHONPATH, as an image of each version would give it. While Serve rolls, both versions work on one queue, under load.

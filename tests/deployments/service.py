@@ -81,7 +81,10 @@ class Service:
         stop_redis(self.data_dir)
 
     def post(self, body: Mapping[str, object], path: str = "/v1/generate") -> str:
-        """Submit through interface A and return the request's id. Retries under one idempotency key while the service restarts."""
+        """Submit through interface A and return the request's id.
+
+        It retries under one idempotency key while the service restarts.
+        """
         headers = {**self.bearer, "Idempotency-Key": os.urandom(8).hex()}
         return self._until_success(lambda: self.client.post(path, json=body, headers=headers))["request_id"]
 

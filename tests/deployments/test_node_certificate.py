@@ -1,4 +1,4 @@
-"""Certificates for Ray's TLS, as an operator makes them for each node, and as `atelier up` makes its own."""
+"""An operator makes certificates for Ray's TLS on each node, and `atelier up` makes its own."""
 
 import subprocess
 import sys

@@ -14,7 +14,10 @@ pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.timeo
 
 
 def run(name: str, folder: Path, *, shows_outputs: bool = False, **parameters: float) -> list[Any]:
-    """The outputs of a notebook, its parameters replaced. `shows_outputs`: it is stored with those of a whole run."""
+    """Run a notebook with its parameters replaced, and return its outputs.
+
+    `shows_outputs`: it is stored with those of a whole run.
+    """
     notebook: Any = nbformat.read(ROOT / "notebooks" / name, as_version=4)
     assert any(cell.get("outputs") for cell in notebook.cells) == shows_outputs, "stored with outputs, or without"
     for cell in notebook.cells:

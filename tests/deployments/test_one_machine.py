@@ -54,7 +54,10 @@ def python(code: str, *arguments: str, **variables: str) -> subprocess.Completed
 
 
 def serve_run(name: str) -> str:
-    """A command line. Without the address, it would meet the Ray that was last started on this machine, also by another test."""
+    """Return a command line, as JSON, that starts a Ray of its own.
+
+    Without the address it would meet the Ray that was last started on this machine, also by another test.
+    """
     return json.dumps(["/usr/bin/serve", "run", "--address", "local", str(ROOT / "configs" / name)])
 
 
@@ -92,7 +95,7 @@ for name in ("ray", "ray/session_1", "ray/session_1/sockets"):
 
 
 def test_rays_session_of_serve_run_is_private_and_the_users_sessions_stay_side_by_side(tmp_path: Path) -> None:
-    """Ray opens its sockets' folder to everybody, who could put a socket of theirs in the place of one of Ray's."""
+    """Ray opens its sockets' folder to everybody, who could replace a socket by their own."""
     arguments = serve_run("local.yaml")
     done = python(READ + MAKE_SESSION, arguments, HOME=str(tmp_path), ATELIER_DATA_DIR=str(tmp_path / "var"))
     assert done.returncode == 0, done.stderr
@@ -157,7 +160,7 @@ def test_only_serve_run_starts_a_ray_of_its_own(arguments: list[str], expected: 
 @pytest.mark.xdist_group("ray")
 @pytest.mark.parametrize("mode", ["disabled", "token"])
 def test_without_token_encryption_and_the_proxys_protection_nothing_is_deployed(mode: str) -> None:
-    """Whoever reaches the port between replicas could run code there, and a few slow clients would hold the service."""
+    """Callers of the port between replicas could run code, and slow clients would hold the service."""
     with tempfile.TemporaryDirectory(dir="/tmp") as short:  # Ray's sockets may have 107 bytes
         done = python(DEPLOY, str(free_port()), RAY_AUTH_MODE=mode, RAY_AUTH_TOKEN="0" * 64, RAY_TMPDIR=short)
     bare, protected, *spread = done.stdout.splitlines()

@@ -1,4 +1,4 @@
-"""Replicas at `max_replicas` against the pools of nodes: what fits in every order, and what some order leaves out."""
+"""Replicas at `max_replicas` fit the pools of nodes in every order, or the check names the rest."""
 
 from pathlib import Path
 
@@ -35,7 +35,10 @@ def test_eight_whole_generators_leave_upscalers_no_card() -> None:
 
 
 def test_a_sum_that_fits_is_not_enough() -> None:
-    """Two upscalers of 0.3 on one card leave a generator of 0.7 without one; a place for one each on every card keeps it."""
+    """Two upscalers of 0.3 on one card leave a generator of 0.7 without one.
+
+    A place for one each on every card keeps it.
+    """
     demands = [generator(4, 0.7), upscaler(4, 0.3)]
     (short,) = shortfalls(demands, [cards(4)])
     assert short.deployment == "generator"

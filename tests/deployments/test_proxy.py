@@ -1,4 +1,4 @@
-"""HAProxy as Serve starts it, through the wrapper, in front of a server that answers what a test wants."""
+"""HAProxy runs as Serve starts it, through the wrapper, before a server that answers as tests want."""
 
 import asyncio
 import json
@@ -59,7 +59,10 @@ def generated_config(home: Path, *, port: int, replica_port: int, has_applicatio
 
 
 class Proxy:
-    """A running HAProxy and the server behind it, which repeats each request as JSON, or answers as `X-Answer` says."""
+    """A running HAProxy and the server behind it.
+
+    The server repeats each request as JSON, or answers as `X-Answer` says.
+    """
 
     def __init__(self, home: Path, *, has_application: bool = True, **variables: str) -> None:
         self.home, self.port, self.replica_port = home, free_port(), free_port()
@@ -437,7 +440,10 @@ def test_the_wrapper_becomes_haproxy_within_the_time_serve_waits(tmp_path: Path)
 
 
 def ways_of_starting() -> dict[str, dict[str, str]]:
-    """What each way of starting on a cluster puts into the environment; `up` and `serve run` take `environment()`."""
+    """Return what each way of starting on a cluster puts into the environment.
+
+    `up` and `serve run` take `environment()`.
+    """
     sourced = subprocess.run(
         ["sh", "-c", ". configs/cluster.env; set"],
         cwd=ROOT,

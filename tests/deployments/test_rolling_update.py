@@ -1,4 +1,4 @@
-"""A rolling update from the last commit before issue 22's larger work, under load: no job lost, no 5xx."""
+"""A rolling update from the last commit before issue 22's larger work loses no job and answers no 5xx."""
 
 import json
 import os

@@ -54,7 +54,10 @@ def test_what_arrives_keeps_its_replicas_while_nothing_waits() -> None:
 
 
 def test_spare_replicas_do_not_justify_themselves() -> None:
-    """Half empty forward passes make each image slower: the backlog in seconds grows, the replicas wanted do not."""
+    """Half empty forward passes make each image slower.
+
+    The backlog in seconds grows, the replicas wanted do not.
+    """
     assert wanted_replicas(backlog(leased=9, seconds=400), 8.2, 60) == 5
 
 

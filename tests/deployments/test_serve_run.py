@@ -1,4 +1,4 @@
-"""`serve run` as docs/operations.md has it: two commands to a key that works, a reason in time, and nothing left at the end."""
+"""`serve run` works as docs/operations.md says, names a reason in time, and leaves nothing behind."""
 
 import json
 import os

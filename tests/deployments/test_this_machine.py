@@ -37,7 +37,10 @@ def choose(**environment: str) -> tuple[str, str]:
 @pytest.mark.slow
 @needs_compiler
 def test_the_cards_of_the_machine_are_found(driver: Path) -> None:
-    """As far as they are visible. The tests' torch has no CUDA, which is said, and not started on a card in vain."""
+    """The visible cards are found.
+
+    The tests' torch has no CUDA, which is said, and not started on a card in vain.
+    """
     path, said = choose(LD_LIBRARY_PATH=str(driver))
     assert path == "local.yaml"
     assert said.startswith("Found 2 GPUs, but torch ")

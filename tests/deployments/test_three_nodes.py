@@ -1,4 +1,4 @@
-"""Three Ray nodes with environments of their own: one that differs, a budget of GPUs, a killed node, zero to two to zero."""
+"""Three Ray nodes share one service: one differs, one is killed, GPUs are few, replicas scale to zero."""
 
 import json
 import os

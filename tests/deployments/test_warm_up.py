@@ -1,4 +1,4 @@
-"""A generator replica is ready for the sizes on offer before it takes its first job, as far as its args allow."""
+"""A generator replica warms up for the sizes on offer before its first job, as its args allow."""
 
 import typing
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
-"""Run as a program by the test of three nodes: Ray and Serve read their environment once, when they are imported.
+"""Runs three Ray nodes for their test, as a program: Ray and Serve read the environment once.
 
-Three Ray nodes with addresses, resources and environments of their own: a head for ingress and housekeeper, and two with a
+The nodes have addresses, resources and environments of their own: a head for ingress and housekeeper, and two with a
 fake GPU each, which a generator (0.7) and an upscaler (0.3) share. The second has another pepper at first.
 """
 
@@ -49,7 +49,10 @@ WORKER: dict[str, Any] = {"replicas": "auto", "threads": 1, "drain_s": 3}
 
 
 def config(port: int, *, most: int) -> dict[str, Any]:
-    """A Serve YAML, as `serve deploy` takes it; `most` is the largest number of generators and of upscalers."""
+    """Return a Serve YAML, as `serve deploy` takes it.
+
+    `most` is the largest number of generators and of upscalers.
+    """
     return {
         "proxy_location": "HeadOnly",
         "http_options": {"host": "127.0.0.1", "port": port},
@@ -144,7 +147,10 @@ def doctor() -> list[str]:
 
 
 def too_much(port: int) -> list[str]:
-    """What `atelier check --cluster` says of more replicas than the nodes' GPUs hold, and of cards that none has."""
+    """Return what `atelier check --cluster` says of replicas that exceed the nodes' GPUs.
+
+    It says the same of cards that none has.
+    """
     greedy = config(port, most=1)
     greedy["applications"][0]["args"]["generator"]["num_gpus"] = 2
     checks = [*check_places(demands_of(config(port, most=3))), *check_places(demands_of(greedy))]
@@ -201,7 +207,10 @@ def serve_jobs(port: int, kill: Callable[[], None]) -> dict[str, Any]:
         ids: list[str] = []
 
         def both_work() -> bool:
-            """Never without work that waits: on a busy machine the first generator may be done before the second starts."""
+            """Return whether generators and upscalers both work, with work waiting all the time.
+
+            On a busy machine the first generator may be done before the second starts.
+            """
             while len(ids) - len(rows_of(ids, state="completed")) < JOBS:
                 ids.append(caller.post("/v1/generate", json=body).raise_for_status().json()["request_id"])
             return len(field_of(ids, "worker", state="running")) == 2

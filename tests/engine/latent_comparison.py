@@ -1,4 +1,4 @@
-"""A base model in the engine and in diffusers, and the comparison of an adapter's latents with its writer's own."""
+"""Compares an adapter's latents in the engine with its writer's own, and with diffusers'."""
 
 import copy
 import os

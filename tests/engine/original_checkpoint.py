@@ -1,4 +1,4 @@
-"""Writes a tiny model as one safetensors file in the layout of the original Stable Diffusion code (LDM, SGM, OpenCLIP).
+"""Writes a tiny model as one file in the original Stable Diffusion layout (LDM, SGM, OpenCLIP).
 
 The way back, from these names to diffusers', is what the engine is tested for; nothing here is shared with it.
 """
@@ -80,7 +80,10 @@ def _unet(unet: Any) -> Tensors:
         return _swap(name, UNET_TOP)
 
     def in_block(side: str, block: str, kind: str, index: str, rest: str) -> str:
-        """Both sides count their layers through; the input side begins with the first convolution and ends in a sampler."""
+        """Name a layer: both sides count their layers through.
+
+        The input side begins with the first convolution and ends in a sampler.
+        """
         first = int(block) * (depth + 1) + (side == "down")
         place = f"{'input' if side == 'down' else 'output'}_blocks.{first + int(index)}"
         match kind:

@@ -1,4 +1,4 @@
-"""Runs that are aborted by another thread in the middle of a step: their slots are freed, nothing of them is returned.
+"""Another thread aborts runs in the middle of a step: slots are freed, and no result is returned.
 
 The hooks call `abort` from inside the networks, where another thread's call would come.
 """

@@ -1,7 +1,7 @@
-"""Adapters as trainers write them: sd-scripts, kohya's names, PEFT, diffusers, LyCORIS, each against the writer's own result.
+"""Adapters of every trainer give the latents of their writer: sd-scripts, PEFT, diffusers, LyCORIS.
 
-A row is a writer, a base model and a format; at every weight the latents equal those that the writing library makes with the
-adapter in place, or those of its changes merged into the base by hand where the format is a set of names.
+A row is a writer, a base model and a format; at every weight the latents equal those that the writing library makes
+with the adapter in place, or those of its changes merged into the base by hand where the format is a set of names.
 """
 
 import copy
@@ -37,10 +37,11 @@ REDRAWN = "what tiny_models or diffusers draw without an adapter has changed"
 
 
 def rows(*named: tuple[Any, ...], everywhere: Sequence[Any], in_full: Sequence[str]) -> list[Any]:
-    """Rows of a label, a base model and more, each at some weights and, behind `make soak`, at every weight.
+    """Return rows of a label, a base model and more, each at some weights.
 
-    Behind `make soak` lie also those of sd2 and sdxl, but for labels in `everywhere`. Labels `in_full` are run at every weight
-    on sd each time: one of each kind, so that a rule that holds at 0.75 alone does not pass.
+    Behind `make soak` they are at every weight, and there lie also those of sd2 and sdxl, but for labels in
+    `everywhere`. Labels `in_full` are run at every weight on sd each time: one of each kind, so that a rule that holds
+    at 0.75 alone does not pass.
     """
     made: list[Any] = []
     for row in named:

@@ -1,4 +1,4 @@
-"""The same seed gives the same bytes alone, in any batch, in any row, on any engine of the same machine."""
+"""A seed gives the same bytes alone, in any batch and row, on any engine of the same machine."""
 
 import hashlib
 import itertools

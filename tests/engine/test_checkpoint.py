@@ -1,4 +1,4 @@
-"""A single safetensors file is the same base model as the diffusers folder it came from, and needs no network."""
+"""A single safetensors file is the same base model as its diffusers folder, without a network."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -30,7 +30,7 @@ def test_a_warm_size_has_all_its_graphs_over_a_thousand_compositions(small_sd: P
     is_warm = False
 
     def counting(graph: fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
-        """Once warm, run a graph once more and then repeat its output: the test counts graphs, whatever they compute."""
+        """Run a warm graph once more, then repeat its output: the test counts graphs, whatever they compute."""
         graphs.append(graph)
         answers: list[Any] = []
 

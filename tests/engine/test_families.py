@@ -63,7 +63,7 @@ def requests_over(loras: list[AdapterFile]) -> list[RunRequest]:
 
 
 class StraightLoop:
-    """One image at a time by the parts of a folder: adapters merged into the weights, diffusers' own scheduler."""
+    """Draws one image at a time with diffusers' own scheduler and adapters merged into the weights."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -195,7 +195,10 @@ def test_a_sampler_of_another_family_fails_by_name(dit: Path, sd: Path) -> None:
 
 @pytest.mark.slow
 def test_a_compiled_transformer_makes_the_same_latents(dit: Path, loras: list[AdapterFile]) -> None:
-    """Compiled shapes and uniform slots alone; what torch.compile is given is the family's choice, here nothing."""
+    """The shapes are compiled and the slots uniform.
+
+    What torch.compile is given is the family's choice, here nothing.
+    """
     requests = requests_over(loras)[:4]
     made = final_latents(BaseModel.load("m", dit, replace(WIDE_FLOAT32, compile="eager"), lambda: None), requests)
     eager = final_latents(BaseModel.load("m", dit, WIDE_FLOAT32, lambda: None), requests)

@@ -1,4 +1,4 @@
-"""What the inspection of an adapter says that it found: a sentence, fields, training metadata and trigger words."""
+"""The inspection of an adapter reports a sentence, fields, training metadata and trigger words."""
 
 import json
 from collections.abc import Mapping

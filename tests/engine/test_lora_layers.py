@@ -1,4 +1,4 @@
-"""LoRA layers against PEFT, one adapter at a time: linear, convolution, DoRA; a slot that is filled again."""
+"""LoRA layers match PEFT, one adapter at a time: linear, convolution, DoRA, and a reused slot."""
 
 import copy
 from collections.abc import Callable

@@ -19,7 +19,10 @@ WEIGHTS = (0.1, 0.75, 1.0)
 
 
 def adapters(folder: Path, into: Path) -> list[AdapterFile]:
-    """Three ranks: attention only; every layer with convolutions; attention and text encoders under kohya's names."""
+    """Write adapters of three ranks.
+
+    One has attention only, one every layer with convolutions, one attention and text encoders under kohya's names.
+    """
     plain = tiny_models.random_lora(folder, rank=4, seed=1)
     whole = tiny_models.random_lora(folder, rank=8, seed=2, targets=tiny_models.EVERYTHING)
     texts = tiny_models.random_lora(folder, rank=6, seed=3, text=True)

@@ -41,7 +41,10 @@ def test_a_batch_is_of_one_key_and_fits_the_rows() -> None:
 
 
 def test_a_large_shape_does_not_starve_a_small_one() -> None:
-    """Over time each shape gets the same compute: 96² costs 2.25 times 64², so it steps 2.25 times less often."""
+    """Over time each shape gets the same compute.
+
+    96² costs 2.25 times 64², so it steps 2.25 times less often.
+    """
     scheduler = Scheduler(max_runs=16, max_rows=8)
     for i in range(4):
         scheduler.add(run(f"small{i}", SMALL))

@@ -1,5 +1,7 @@
-"""Any order of add, step, abort and eviction: slots never overfill, every run ends once, and no row ever sees another's
-adapter, prompt or noise (its bytes are those it has alone)."""
+"""Any order of add, step, abort and eviction keeps slots within bounds and ends every run once.
+
+No row ever sees another's adapter, prompt or noise: its bytes are those it has alone.
+"""
 
 import hashlib
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""A second model family: a tiny random diffusion transformer of Flux's architecture with flow matching.
+"""A second model family: a tiny random diffusion transformer of Flux's architecture, flow matching.
 
-Its latents are packed into tokens with positional ids, its schedule depends on the image size, its text has masked padding,
-and its guidance is either an input of the denoiser (one row) or classifier-free (two rows).
+Its latents are packed into tokens with positional ids, its schedule depends on the image size, its text has masked
+padding, and its guidance is either an input of the denoiser (one row) or classifier-free (two rows).
 """
 
 import json

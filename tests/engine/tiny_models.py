@@ -1,4 +1,4 @@
-"""Tiny random-weight models of the true architectures, and LoRA files for them, written as real folders and files."""
+"""Writes tiny random models of the true architectures, and LoRA files for them."""
 
 import hashlib
 import importlib
@@ -21,7 +21,10 @@ WINDOW = 16
 
 
 def write_sd(folder: Path, *, prediction: str = "epsilon", context: int = 32, levels: int = 2, seed: int = 0) -> Path:
-    """Stable Diffusion 1.x (or 2.x with v prediction), latents an eighth of the image; `levels` of the UNet."""
+    """Write Stable Diffusion 1.x, or 2.x with v prediction; latents are an eighth of the image.
+
+    The UNet has so many `levels`.
+    """
     torch.manual_seed(seed)
     unet = diffusers.UNet2DConditionModel(
         sample_size=8,
@@ -156,7 +159,10 @@ def random_lora(
     denoiser: str = "unet",
     dora: bool = False,
 ) -> dict[str, torch.Tensor]:
-    """LoRA tensors for a model folder under PEFT's names, strong enough to change the image; `dora` adds magnitudes."""
+    """Return LoRA tensors for a model folder under PEFT's names, strong enough to change the image.
+
+    `dora` adds magnitudes.
+    """
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, torch.Tensor] = {}
     for component in (denoiser, "text_encoder", "text_encoder_2"):

@@ -1,4 +1,4 @@
-"""Every field of a request reaches the engine, from both interfaces, and an adapter's absence is named."""
+"""Every field of both interfaces' requests reaches the engine, and a missing adapter is named."""
 
 import dataclasses
 from collections.abc import AsyncIterator, Iterator

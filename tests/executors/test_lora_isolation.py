@@ -1,4 +1,4 @@
-"""Two accounts with LoRAs of one name, their jobs interleaved: every image is that of its own adapter, to the byte."""
+"""Two accounts' LoRAs of one name never mix: every image is that of its own adapter, to the byte."""
 
 import hashlib
 from collections import Counter

@@ -1,4 +1,4 @@
-"""After a real job through the real application, `/metrics` shows every metric that the documents and dashboards name."""
+"""After a real job `/metrics` shows every metric that the documents and dashboards name."""
 
 import re
 from collections.abc import AsyncIterator

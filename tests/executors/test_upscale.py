@@ -1,4 +1,4 @@
-"""Upscale jobs on the upscaler: every field of the request, aborts between tiles, sources that cannot be read."""
+"""Upscale jobs use every field, end between tiles on an abort, and name a source that is unreadable."""
 
 import asyncio
 import dataclasses

@@ -1,4 +1,4 @@
-"""A device that runs out of memory or of numbers, or is lost: hooks on the real networks raise and spoil as a card does."""
+"""Makes a device run out of memory or of numbers, or be lost, by hooks on the real networks."""
 
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,10 @@ from serve_app.engine.families.unet import UNetFamily
 
 
 def limit_memory(engine: Engine, rows: int, note: Path) -> None:
-    """A forward pass of more than `rows` rows of 256x256, or as much of a larger picture, does not fit; each such
-    try adds a byte to `note`."""
+    """Fail a forward pass of more than `rows` rows of 256x256, or as much of a larger picture.
+
+    Each such try adds a byte to `note`.
+    """
     (model,) = engine.base_models.values()
     assert isinstance(model.family, UNetFamily)
     cells = rows * (256 // model.family.pixels_per_latent) ** 2
@@ -37,7 +39,10 @@ def lose_device(engine: Engine) -> None:
 
 
 def spoil_decoder(engine: Engine) -> None:
-    """The decoder's numbers overflow, as SDXL's do in float16: clamped to pixels they would be a black image."""
+    """Let the decoder's numbers overflow, as SDXL's do in float16.
+
+    Clamped to pixels they would be a black image.
+    """
     (model,) = engine.base_models.values()
 
     def overflow(_module: torch.nn.Module, _inputs: Any, answer: torch.Tensor) -> torch.Tensor:

@@ -68,7 +68,10 @@ class Environment:
         queue: JobQueue | None = None,
         catalog: CatalogStore | None = None,
     ) -> str:
-        """Ask once, by `adapter_id` as a caller who must be allowed to use it. An id that comes back is noted as acknowledged; `StoreUnavailable` means that nothing was promised."""
+        """Submit once, by `adapter_id` as a caller who must be allowed to use it.
+
+        An id that is returned is noted as acknowledged; `StoreUnavailable` means that nothing was promised.
+        """
         request = picture(steps=steps, seed=seed, prompt=prompt, lora=lora, size=size)
         if adapter_id:
             request = replace(request, lora_id=adapter_id)

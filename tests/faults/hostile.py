@@ -1,4 +1,4 @@
-"""Requests nobody should send: a seeded stream of them for both interfaces, from nearly right to hostile."""
+"""Generates a seeded stream of bad requests for both interfaces, from nearly right to hostile."""
 
 import json
 import random

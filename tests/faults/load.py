@@ -1,4 +1,4 @@
-"""Callers of a running service: both interfaces, idempotency keys, polls, downloads, cancels, upscales."""
+"""Calls a running service: both interfaces, idempotency keys, polls, downloads, cancels, upscales."""
 
 import asyncio
 import hashlib
@@ -90,7 +90,10 @@ class Callers:
         return {"positive_prompt": self._prompt, "model_id": lora, "width": 256, "height": 256, "seed": seed}
 
     async def _submit(self, interface: str, path: str, body: Mapping[str, Any]) -> str:
-        """Ask until it is acknowledged, under one idempotency key, as a careful caller does; now and then ask once more."""
+        """Ask until it is acknowledged, under one idempotency key, as a careful caller does.
+
+        Now and then ask once more.
+        """
         headers = self._headers[interface] | {"Idempotency-Key": f"chaos-{next(self._numbers)}"}
         job_id = await self._ask(path, body, headers)
         self.acknowledged.note(self._account.id, job_id)

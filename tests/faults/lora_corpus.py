@@ -1,4 +1,4 @@
-"""LoRA files made to hurt whoever reads them: bombs, lies about sizes, forbidden names, values that are no numbers.
+"""Writes hostile LoRA files: bombs, wrong sizes, forbidden names, values that are no numbers.
 
 `python -m tests.faults.lora_corpus FOLDER` writes them, offers each to the weight store, and prints what came of it.
 """
@@ -227,7 +227,10 @@ def peak_mb() -> float:
 
 
 def offer(store: WeightStore, path: Path, write: Write) -> dict[str, Any]:
-    """What the store says of the file, and the processor time it takes with its child; the file is gone afterwards."""
+    """Offer the file to the store, and remove it; return the answer and the processor time.
+
+    The time is that of the process and its child.
+    """
     write(path)
     adapter = hostile_adapter(path)
     began = processor_time()

@@ -1,7 +1,8 @@
-"""The hostile LoRA files, one after the other, in one process with an engine: after each, a base prompt is drawn again.
+"""Offers every hostile LoRA file to one process with an engine, and draws a base prompt after each.
 
-`python -m tests.faults.lora_corpus_drawn FOLDER` offers each to the weight store, then to the engine itself, and prints what
-came of it: the errors, the processor time, the peak of memory while it was looked at, and the PNG's digest after it.
+`python -m tests.faults.lora_corpus_drawn FOLDER` offers each to the weight store, then to the engine itself, and prints
+what came of it: the errors, the processor time, the peak of memory while it was looked at, and the PNG's digest after
+it.
 """
 
 import hashlib
@@ -87,7 +88,10 @@ def _base_picture(engine: Engine) -> str:
 
 @contextmanager
 def _measured() -> Generator[dict[str, Any]]:
-    """The processor time of all threads and children, and the peak of memory above what the process held when it began."""
+    """Measure the processor time of all threads and children, and the peak of memory.
+
+    Memory is counted from what the process held at the start.
+    """
     row: dict[str, Any] = {}
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     held, began = peak_mb(), processor_time()

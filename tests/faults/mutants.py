@@ -453,7 +453,10 @@ def source(mutant: Mutant) -> str:
 
 
 async def finding(mutant: Mutant, url: str, *, database: int = 4, seeds: range = SEEDS) -> str | None:
-    """What notices the defect: a scenario's name or a model run's seed, with the complaint; None when it survives."""
+    """Return what notices the defect, with its complaint; None when the defect survives.
+
+    It is a scenario's name or a model run's seed.
+    """
     with TemporaryDirectory() as folder:
         if mutant.file in AUTH_SCRIPTS:
             return await _auth_complaint(mutant, f"{url}?db={database}", Path(folder))

@@ -1,4 +1,4 @@
-"""What worker processes are forked from: torch, diffusers and the demo model loaded once, on one thread.
+"""Loads torch, diffusers and the demo model once; worker processes are forked from it.
 
 A fork copies only the thread that forks, so nothing here may have started another one.
 """

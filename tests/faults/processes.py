@@ -1,4 +1,4 @@
-"""The processes of one running service, found under the process that started it: nobody else's are ever touched."""
+"""Finds the processes of one running service, below the process that started it, and no others."""
 
 import os
 import signal
@@ -37,7 +37,7 @@ def of_part(root: int, part: str) -> list[int]:
 
 
 def embedded_redis(data_dir: Path) -> int | None:
-    """The server of this data directory: by its own pid file, and only if that process still is that server."""
+    """Return the server of this data directory by its pid file, if that process still is that server."""
     try:
         pid = int((data_dir / "redis" / "redis.pid").read_text())
     except (FileNotFoundError, ValueError):

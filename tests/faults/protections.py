@@ -1,4 +1,4 @@
-"""Protections against attackers and rude clients, each taken away once: the test beside it has to fail.
+"""Removes each protection once: the test beside it has to fail.
 
 A test that passes without what it is about is a defect. The points are those of the review of November 2026.
 """
@@ -525,7 +525,10 @@ def source(protection: Protection) -> str:
 
 
 def fails_without(protection: Protection, folder: Path) -> bool:
-    """Whether the test fails in a copy of the repository without the protection. Raises `AssertionError` when it cannot be run."""
+    """Return whether the test fails in a copy of the repository without the protection.
+
+    Raises `AssertionError` when it cannot be run.
+    """
     for path in ROOT.iterdir():
         if path.name in COPIED and path.is_dir():
             shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns("__pycache__"), symlinks=True)

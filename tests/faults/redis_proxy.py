@@ -47,7 +47,10 @@ class RedisProxy:
         self._delay_s = seconds
 
     def lose_reply_to(self, words: str) -> None:
-        """The next request that holds `words` reaches the server; its connection breaks before the reply passes."""
+        """Break the connection of the next request that holds `words`, before its reply passes.
+
+        The request reaches the server.
+        """
         self._lose_reply_to = words.encode()
 
     def heal(self) -> None:

@@ -1,4 +1,4 @@
-"""`atelier up` as a process of its own, with its own data directory and port, that may be killed and started again."""
+"""Runs `atelier up` as a process with its own data directory and port, to be killed and started again."""
 
 import os
 import signal

@@ -11,7 +11,10 @@ FAULT_FILE = ".fault"
 
 
 class FaultyFileSystem(LocalFileSystem):
-    """Local files behind another name, so that the service treats it as object storage. All processes read one fault file."""
+    """Local files behind another name, so that the service treats it as object storage.
+
+    All processes read one fault file.
+    """
 
     protocol = "faulty"
     cachable = False

@@ -1,4 +1,4 @@
-"""Adapters that are missing, damaged or poisonous: their jobs fail by name, and nobody else's image changes."""
+"""Jobs of missing, damaged or hostile adapters fail by name, and no other image changes."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""The whole service under load while its processes are killed at random; then every acknowledged job is accounted for.
+"""Processes of the whole service are killed under load; every acknowledged job is accounted for.
 
 `ATELIER_CHAOS_SECONDS=90 .venv/bin/python -m pytest -m soak tests/faults/test_chaos.py -s` shows a short one.
 """
@@ -187,7 +187,7 @@ async def _callers(service: Service) -> Callers:
 
 
 def canary_hits(service: Service, callers: Callers) -> list[str]:
-    """Files below the service's directories, Redis's own data excepted, that hold the caller's key or prompt."""
+    """Return the service's files, Redis's own data excepted, that hold the caller's key or prompt."""
     canaries = [text.encode() for text in callers.canaries]
     folders = (service.data_dir, service.runtime_home, service.log.parent)
     files = {path for folder in folders for path in _files_below(folder)}

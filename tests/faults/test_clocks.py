@@ -1,4 +1,7 @@
-"""Wall clocks an hour off, of the ingress and of the worker, while Redis has the true time: nothing expires or is stolen."""
+"""Ingress and worker clocks are an hour off, and nothing expires or is taken over too early.
+
+Redis has the true time.
+"""
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta

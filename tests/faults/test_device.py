@@ -1,4 +1,4 @@
-"""A device too small for a batch or for a job, lost, or overflowing: what can be drawn is drawn, the rest fails by name."""
+"""On a device that is too small, lost or overflowing, some jobs are drawn and the rest fail by name."""
 
 from pathlib import Path
 

@@ -108,7 +108,7 @@ def preloaded(tmp_path: Path) -> Path:
 
 
 async def _through_a_power_cut(env: Environment, *, appendfsync: str) -> list[str]:
-    """Jobs are accepted, then the machine loses all that had not been synced; what the auditor finds afterwards."""
+    """Accept jobs, lose all that had not been synced, and return the auditor's findings."""
     await env.accept(may_end_as=CANCELED)
     with env.redis() as client:
         client.config_set("appendfsync", appendfsync)

@@ -1,4 +1,4 @@
-"""The primary Redis dies, and a replica that lags behind takes over: what was acknowledged is there, what was not is refused."""
+"""A lagging replica takes over from a dead primary: acknowledged jobs are there, others are refused."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Whatever is sent to either interface, the answer is one of the contract's: never a 5xx, every error in the envelope."""
+"""Both interfaces answer every input by the contract: never a 5xx, every error in the envelope."""
 
 import json
 import os

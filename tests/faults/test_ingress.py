@@ -1,4 +1,4 @@
-"""Callers who repeat, disconnect or meet a dying ingress: one request is one job, and no acknowledged job is missing."""
+"""Callers repeat, disconnect or lose their ingress: one request is one job, and none is lost."""
 
 import asyncio
 import json
@@ -31,7 +31,10 @@ SEED = 20261121
 
 @dataclass(slots=True)
 class Ingress:
-    """The application in this process and a caller with a key; no worker runs, so every job is cancelled in the end."""
+    """The application in this process and a caller with a key.
+
+    No worker runs, so every job is cancelled in the end.
+    """
 
     settings: Settings
     resources: Resources

@@ -104,7 +104,10 @@ async def test_the_auditor_finds_a_lost_reply_that_did_harm(
 
 
 async def _one_life(env: Environment, proxy: RedisProxy, *, lost: str, rewrite: Rewrite | None = None) -> None:
-    """A job goes through every move over the proxy, which loses the reply to one of them. The client asks again by itself."""
+    """Move a job through every move over the proxy, which loses the reply to one of them.
+
+    The client asks again by itself.
+    """
     queue = JobQueue(connect(proxy.url), env.settings, rewrite=rewrite)
     digest = _load_script(env, queue, lost)
 
@@ -127,7 +130,10 @@ async def _one_life(env: Environment, proxy: RedisProxy, *, lost: str, rewrite: 
 
 
 def _load_script(env: Environment, queue: JobQueue, move: str) -> str:
-    """Let the server know the script, so that the reply lost is that of a script which ran; its digest, as seen by the proxy."""
+    """Load the script on the server and return its digest, as seen by the proxy.
+
+    The lost reply is then that of a script which ran.
+    """
     script = queue.scripts[move]
     with env.redis() as client:
         return str(client.script_load(script.text))
@@ -179,8 +185,11 @@ class Ingress:
 
 @pytest.fixture
 def uncollected() -> Iterator[None]:
-    """A full collection of all that a test session has made stops its only thread for 0.6 s, for 1.5 s on a busy machine
-    (measured), and then calls that have their answer are out of time together."""
+    """Disable garbage collection meanwhile.
+
+    A full collection of all that a test session has made stops its only thread for 0.6 s, for 1.5 s on a busy machine
+    (measured), and then calls that have their answer are out of time together.
+    """
     gc.disable()
     yield
     gc.enable()

@@ -1,4 +1,4 @@
-"""Redis killed, paused, full, read-only, forgetful: what was acknowledged stays, what was not is refused."""
+"""Redis is killed, paused, full, read-only or empty: acknowledged jobs stay, others are refused."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""A storage that fails, fills, stalls or lies: a job is completed only with the object that its record names."""
+"""Under a failing storage a job is completed only with the object that its record names."""
 
 from collections.abc import AsyncIterator
 from datetime import timedelta

@@ -62,7 +62,10 @@ async def test_a_killed_workers_job_is_finished_by_another(env: Environment, poi
 
 @pytest.mark.soak
 async def test_a_dead_workers_job_is_taken_within_its_lease_and_two_seconds(env: Environment) -> None:
-    """At the shipped timing of workers and reaper. Prints the median and the longest time from the kill to the next attempt."""
+    """At the shipped timing of workers and reaper.
+
+    Prints the median and the longest time from the kill to the next attempt.
+    """
     limit_s = HASTY.total_seconds() + 2
     behavior = WorkerBehavior(timing=WorkerTiming())
     took: list[float] = []
@@ -95,7 +98,10 @@ async def _is_second_attempt(env: Environment, job_id: str) -> bool:
 async def test_a_lora_serves_on_every_worker_when_added_and_stops_everywhere_when_revoked_or_deleted(
     env: Environment,
 ) -> None:
-    """At the shipped timing of workers and reaper; each LoRA has more jobs than both workers take. Prints how long each took."""
+    """At the shipped timing of workers and reaper; each LoRA has more jobs than both workers take.
+
+    Prints how long each took.
+    """
     workers = {env.worker(WorkerBehavior(timing=WorkerTiming())).name for _ in range(2)}
     first = [await env.accept(steps=LONG, may_end_as=[JobState.CANCELED]) for _ in range(JOBS_OF_BOTH)]
     await _until_all_run(env, first, workers)

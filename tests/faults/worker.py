@@ -76,7 +76,10 @@ def start_worker(settings: Settings, name: str, behavior: WorkerBehavior | None 
 
 @cache
 def _preload() -> None:
-    """Once per run: torch and the model take seconds to load, minutes on a crowded machine, and no test may measure them."""
+    """Load torch and the model once per run.
+
+    They take seconds to load, minutes on a crowded machine, and no test may measure them.
+    """
     first = _context.Process(target=_nothing, daemon=True)
     first.start()
     first.join()

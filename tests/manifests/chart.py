@@ -45,7 +45,10 @@ def _chart(folder: Path) -> helm_python.Chart:
 
 
 def render(values: dict[str, Any], *, folder: Path = CHART) -> list[Document]:
-    """The chart's objects, in the order of its templates. Raises `helm_python.HelmError` with the chart's own message."""
+    """Render the chart's objects, in the order of its templates.
+
+    Raises `helm_python.HelmError` with the chart's own message.
+    """
     rendered = _chart(folder).render(values, name="atelier", namespace="atelier")
     texts = [text for path, text in sorted(rendered.items()) if path.endswith(".yaml")]
     return [document for text in texts for document in yaml.load_all(text, yaml.CSafeLoader) if document]

@@ -1,4 +1,7 @@
-"""Writes the plain manifests that are the chart's, for kubectl and kustomize: `python -m tests.manifests.render`."""
+"""Writes the chart's plain manifests for kubectl: `python -m tests.manifests.render`.
+
+kustomize takes them too.
+"""
 
 from pathlib import Path
 from typing import Any

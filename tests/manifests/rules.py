@@ -1,4 +1,7 @@
-"""What every pod and policy must keep, whatever the values. A rule yields a sentence for each breach it finds."""
+"""Rules that every pod and policy must keep, whatever the values.
+
+A rule yields a sentence for each breach it finds.
+"""
 
 import re
 from collections.abc import Callable, Iterator
@@ -93,7 +96,7 @@ def secrets_come_by_reference(documents: list[Document]) -> Iterator[str]:
 
 @rule
 def each_pod_gets_the_secrets_it_needs(documents: list[Document]) -> Iterator[str]:
-    """Whoever draws images writes them under names made with the pepper; only ingress replicas sign addresses."""
+    """Pods that draw images need the pepper for the images' names; only the ingress signs addresses."""
     for pod in pods(documents):
         names = {variable["name"] for container in pod.containers for variable in container.get("env", [])}
         serves = any(port["name"] == "serve" for port in pod.spec["containers"][0].get("ports", []))

@@ -1,5 +1,8 @@
-"""Checks manifests against the schemas of their kinds, with unknown fields refused: Kubernetes' own, and closed excerpts for
-the custom resources that the chart uses a few fields of. KubeRay's whole definition besides, where KUBERAY_CRD names its file."""
+"""Checks manifests against the schemas of their kinds, and refuses unknown fields.
+
+They are Kubernetes' own, and closed excerpts for the custom resources that the chart uses a few fields of. KubeRay's
+whole definition is used besides, where KUBERAY_CRD names its file.
+"""
 
 import json
 import os
@@ -51,7 +54,10 @@ def _kubernetes_mistakes(document: Document) -> list[str]:
 
 @cache
 def _kubernetes(api_version: str, kind: str, version: str) -> jsonschema.Draft202012Validator:
-    """Of the schemas that the package brings, those that refuse unknown fields. Read once: they are megabytes."""
+    """Return the package's schema that refuses unknown fields.
+
+    It is read once: the schemas are megabytes.
+    """
     group, _, name = api_version.rpartition("/")
     file = "-".join(filter(None, (kind.lower(), group.split(".")[0], name)))
     folder = resources.files(kubernetes_validate) / "kubernetes-json-schema" / f"v{version}-local-strict"

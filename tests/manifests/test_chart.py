@@ -1,4 +1,4 @@
-"""The Helm chart: every shipped installation renders, is valid by every schema, breaks no rule and serves what configs/ says."""
+"""Every shipped installation of the chart renders, is valid, breaks no rule and serves configs/."""
 
 import copy
 import shutil

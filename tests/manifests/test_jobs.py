@@ -1,4 +1,4 @@
-"""The programs of the chart's jobs: models are fetched once and whole; an account's key goes into its Secret once."""
+"""The chart's jobs fetch models once and whole, and write an account's key into its Secret once."""
 
 import json
 import os

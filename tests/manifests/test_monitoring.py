@@ -1,4 +1,7 @@
-"""Alert rules and the dashboard name metrics and labels that are exported, and reach Prometheus and Grafana by the chart."""
+"""Alert rules and the dashboard name exported metrics, and the chart brings them to Prometheus.
+
+It brings the dashboard to Grafana.
+"""
 
 import json
 import re
@@ -22,7 +25,10 @@ OF_PROMETHEUS = {"instance", "le"}
 
 
 def exported() -> dict[str, set[str]]:
-    """Every series of `/metrics` and its labels; tests/executors/test_measures.py compares them with a real answer."""
+    """Return every series of `/metrics` and its labels.
+
+    tests/executors/test_measures.py compares them with a real answer.
+    """
     series: dict[str, set[str]] = {}
     for metric in METRICS:
         ends = ("_bucket", "_count", "_sum") if metric.type is MetricType.HISTOGRAM else ("",)

@@ -1,4 +1,4 @@
-"""The bundled model: it loads offline, draws what the prompt says, and its files are the published ones."""
+"""The bundled model loads offline, draws what the prompt says, and has the published files."""
 
 import hashlib
 import random

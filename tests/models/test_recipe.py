@@ -1,4 +1,7 @@
-"""The recipe's side tasks teach what the pictures show. Tests that train for seconds are behind `soak`."""
+"""The recipe's side tasks teach what the pictures show.
+
+Tests that train for seconds are behind `soak`.
+"""
 
 import copy
 import random
@@ -276,7 +279,10 @@ def test_an_adopted_text_learns_to_say_of_an_unstated_place_what_it_said_of_the_
 
 
 def test_no_caption_of_one_object_reaches_the_fact_tokens() -> None:
-    """So that what they say of one caption can be what they say of the same with a place (`SaidBefore.change`)."""
+    """What they say of one caption can then be what they say of the same with a place.
+
+    See `SaidBefore.change`.
+    """
     tokenizer = CLIPTokenizer.from_pretrained(POCKET / "tokenizer")
     rng = random.Random(5)
     longest = max(len(tokenizer(full_caption(random_single(rng), rng)).input_ids) for _ in range(2000))
@@ -335,7 +341,10 @@ def test_twins_differ_in_their_words_alone_and_must_agree_where_little_noise_is(
 
 @pytest.mark.soak
 def test_at_much_noise_the_twin_without_words_comes_half_of_the_way() -> None:
-    """Every row says one number: with words 1, and without them what is least wrong, the pictures' own mean being nought."""
+    """Every row says one number: with words 1, and without them what is least wrong.
+
+    That is so as the pictures' own mean is nought.
+    """
     latents = with_twins(torch.randn(80, 8, 16, 16), 100)
     said = torch.cat([torch.ones(80), torch.zeros(20)]).view(100, 1, 1, 1)
 
@@ -354,7 +363,10 @@ def test_agreement_teaches_only_the_twin_without_words() -> None:
     latents = with_twins(torch.randn(8, 8, 4, 4), 10)
 
     def pull(unconditional: float) -> torch.Tensor:
-        """The loss's gradient by row, where the twins without words predict `unconditional` and everyone else nought."""
+        """Return the loss's gradient by row.
+
+        The twins without words predict `unconditional`, and everyone else nought.
+        """
         torch.manual_seed(0)
         said = torch.tensor([0.0] * 8 + [unconditional] * 2).view(10, 1, 1, 1).requires_grad_()
         VelocityLoss(torch.device("cpu"))(
@@ -398,7 +410,10 @@ def _says(conditional: float, unconditional: float) -> Forward:
     ("timestep", "wanted"), [(0, 1.0), (SETTLED, 1.0), ((SETTLED + OPEN) // 2, 0.5), (OPEN, 0.0), (999, 0.0)]
 )
 def test_words_change_nothing_where_the_picture_is_decided(timestep: int, wanted: float) -> None:
-    """The student is to say what its teacher says with words; without them it comes so much of the way from 0 to 1."""
+    """The student is to say what its teacher says with words.
+
+    Without words it comes so much of the way from 0 to 1.
+    """
     loss = AgreementLoss(_says(1.0, 0.0), torch.device("cpu"))
     latents, focus, timesteps = torch.randn(2, 8, 4, 4), torch.ones(2, 4, 4), torch.full((2,), timestep)
 
@@ -421,7 +436,7 @@ def test_agreement_draws_most_of_its_noise_levels_where_it_has_work() -> None:
 
 @pytest.mark.soak
 def test_a_unet_learns_to_agree() -> None:
-    """A few steps lessen what words change at t = 300, in pictures and under noise that were not learned from."""
+    """A few steps lessen what words change at t = 300, in new pictures and under new noise."""
     torch.manual_seed(0)
     unet = build_unet().to(memory_format=torch.channels_last)  # type: ignore[call-arg]
     before, embeddings = copy.deepcopy(unet), torch.randn(6, MAX_TOKENS, WIDTH)
@@ -455,7 +470,10 @@ def test_what_a_style_changes_weighs_half_of_its_loss() -> None:
 
 
 def test_a_styles_map_predicts_what_a_difference_becomes() -> None:
-    """A style that repeats every two cells: dots that hide what is below, and between them colours turned and halved."""
+    """The style repeats every two cells.
+
+    It has dots that hide what is below, and between them colours turned and halved.
+    """
     torch.manual_seed(0)
     plain = torch.randn(60, 8, 16, 16)
     mixing = torch.linalg.qr(torch.randn(8, 8))[0] / 2
@@ -476,7 +494,10 @@ def test_a_styles_map_predicts_what_a_difference_becomes() -> None:
 
 @pytest.fixture
 def style_loss() -> Callable[..., float]:
-    """The loss of a styled UNet that adds what the words are so many times, by cell, where the base adds it once."""
+    """Return the loss of a styled UNet, which adds what the words are so many times, by cell.
+
+    The base adds it once.
+    """
     torch.manual_seed(7)
     rows, drawn = 100, torch.randn(60, 8, 8, 8)
     plain, embeddings = with_twins(torch.randn(80, 8, 8, 8), rows), torch.randn(rows, 1, 1)

@@ -1,4 +1,4 @@
-"""The recipe as it is run: by its command, in a copy of the published folder, killed on its way and started again."""
+"""The recipe runs by its command in a copy of the published folder, is killed and started again."""
 
 import asyncio
 import shutil

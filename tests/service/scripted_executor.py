@@ -31,7 +31,10 @@ class ScriptedRun(NamedTuple):
 
 
 class ScriptedExecutor:
-    """Ends its runs with `results`, one after the other, then with images. A run that hangs stays until it is aborted."""
+    """Ends its runs with `results`, one after the other, then with images.
+
+    A run that hangs stays until it is aborted.
+    """
 
     kind = JobKind.GENERATION
     free_runs = 8

@@ -1,4 +1,4 @@
-"""Deletion of an account: nothing names it any more but its audit log, and no other account's data change."""
+"""After an account's deletion only its audit log names it, and no other account has changed."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""Stored weights of LoRAs: they go with the last LoRA that has them, and never under a registration that needs them."""
+"""Stored weights go with the last LoRA that has them, and stay for a registration that needs them."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""Metrics: the numbers that the queue has, that scripts count and processes measure, each counted once."""
+"""Metrics count the queue's, the scripts' and the processes' numbers, each once."""
 
 from datetime import timedelta
 from typing import Any, cast
@@ -26,7 +26,10 @@ Numbers = dict[tuple[str, ...], float]
 
 
 async def scrape(resources: Resources) -> Numbers:
-    """Every sample by its name and the values of its labels, which Prometheus' text has in the order of their names."""
+    """Return every sample by its name and its labels' values.
+
+    Prometheus' text has the labels in the order of their names.
+    """
     text = (await render_metrics(resources)).decode()
     return {
         (sample.name, *sample.labels.values()): sample.value

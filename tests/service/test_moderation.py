@@ -1,4 +1,4 @@
-"""Moderation: asked before a request is accepted and before an image is stored; its failures as the setting says."""
+"""Moderation is asked before acceptance and before storage, and fails as the setting says."""
 
 import asyncio
 import base64

@@ -117,7 +117,10 @@ async def test_the_reaper_outlives_an_embedded_redis_that_cannot_start(
 
 @pytest.mark.slow
 async def test_it_ends_whenever_it_is_cancelled(resources: Resources) -> None:
-    """Cancelled after any number of turns of the loop, among them those in which the Redis client swallows the cancel."""
+    """It is cancelled after any number of turns of the loop.
+
+    Among them are those in which the Redis client swallows the cancel.
+    """
     for turns in range(60):
         reaping = asyncio.create_task(reap_forever(resources, every=OFTEN))
         for _ in range(turns):

@@ -1,4 +1,4 @@
-"""A LoRA that is registered: checked apart, stored by digest, served by every process at once, and gone when removed."""
+"""A registered LoRA is checked in another process, stored by digest, served everywhere, and removed."""
 
 import json
 import struct
@@ -111,7 +111,10 @@ def _peft_folder(folder: Path, **config: Any) -> Path:
 
 
 def _huge(path: Path) -> Path:
-    """A valid file of 2 GB that is sparse on disk: pairs of a rank that no model has, whose numbers are not finite."""
+    """Write a valid file of 2 GB that is sparse on disk.
+
+    Its pairs have a rank that no model has, and its numbers are not finite.
+    """
     header, end = {}, 0
     for layer in [
         name.removesuffix(".lora_A.weight") for name in load_file(OUTLINE) if name.endswith("to_q.lora_A.weight")

@@ -1,4 +1,4 @@
-"""Thumbnails: made when first asked for, small, kept beside the image, and shown also where they cannot be kept."""
+"""Thumbnails are made when first asked for, and shown also where they cannot be stored."""
 
 from datetime import UTC, datetime
 from io import BytesIO

@@ -24,7 +24,10 @@ TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 @pytest.fixture
 def collected(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Span]]:
-    """Spans as an OTLP collector receives them over HTTP; the environment names it as OpenTelemetry's standard says."""
+    """Collect spans as an OTLP collector receives them over HTTP.
+
+    The environment names it as OpenTelemetry's standard says.
+    """
     spans: list[Span] = []
 
     class Collector(BaseHTTPRequestHandler):

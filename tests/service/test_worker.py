@@ -186,7 +186,10 @@ async def test_four_images_equal_four_single_requests(resources: Resources, exec
 
 @pytest.mark.slow
 async def test_a_comparison_is_drawn_in_one_batch(resources: Resources, engine: Engine) -> None:
-    """Two LoRAs, each with two weights: four runs of two rows each share forward passes once both LoRAs are loaded."""
+    """Two LoRAs have two weights each.
+
+    Their four runs of two rows each share forward passes once both LoRAs are loaded.
+    """
     account = await resources.accounts.create("acme")
     plan = resources.settings.plan_named(Variant.A, account.plan_a)
     caller = Caller(account_id=account.id, account_name="acme", key_id="", variant=Variant.A, plan=plan)
@@ -334,7 +337,10 @@ async def test_a_drain_releases_what_it_cannot_finish(
 
 
 def _next_format(name: str, text: str) -> str:
-    """The scripts of a later version: another way to name the LoRA in a record, which its own workers can read."""
+    """Rewrite a script as a later version would, with another field for the LoRA in a record.
+
+    Its own workers can read it.
+    """
     write, read = (
         "string.gsub(job.request, '\"lora_id\":', '\"lora\":')",
         "string.gsub(job[4], '\"lora\":', '\"lora_id\":')",
@@ -352,7 +358,10 @@ def _next_format(name: str, text: str) -> str:
 async def test_two_versions_of_the_code_work_on_one_queue(
     resources: Resources, executor: GenerationExecutor, redis_db: redis.Redis
 ) -> None:
-    """This version's worker draws what it can read, fails alone what is damaged, and leaves newer records to newer workers."""
+    """This version's worker draws the jobs it can read, and leaves newer records to newer workers.
+
+    What is damaged fails alone.
+    """
     newer = replace(resources, queue=JobQueue(connect(resources.redis_url), resources.settings, rewrite=_next_format))
     damaged = await accept(resources, picture(seed=1))
     cast(Any, redis_db).hset(redis_key("job", damaged), "request", "{}")

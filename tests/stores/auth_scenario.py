@@ -1,4 +1,7 @@
-"""Every promise of authentication, checked on the real scripts; the mutation run repeats it with a defect planted."""
+"""Checks every promise of authentication on the real scripts.
+
+The mutation run repeats it with a defect planted.
+"""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -164,7 +167,7 @@ async def _check_polls(stores: Stores) -> None:
 
 
 async def _check_expiry(stores: Stores, sync: Any) -> None:
-    """A key stops when its time is over, and so does one that was rolled: by the server's clock, and never later."""
+    """Check that an expired key stops, and a rolled one too, by the server's clock and never later."""
     account = await stores.accounts.create("ending")
     hour = timedelta(hours=1)
     made, secret = await stores.api_keys.create(

@@ -74,7 +74,10 @@ class Expected:
 
 @dataclass
 class JobModel:
-    """Makes moves on one queue. `repeat` is the share of calls that are made twice with the same arguments."""
+    """Makes moves on one queue.
+
+    `repeat` is the share of calls that are made twice with the same arguments.
+    """
 
     queue: LogicalQueue
     rnd: random.Random
@@ -520,7 +523,10 @@ async def random_move(model: JobModel) -> None:
 async def run_model(
     queue: LogicalQueue, seed: int, *, moves: int = 200, check_every: int = 10, repeat: float = 0.3
 ) -> int:
-    """Make random moves from a seed, then drain. Raises `AssertionError` with the seed at the first broken promise; returns the moves made."""
+    """Make random moves from a seed, then drain; return the number of moves.
+
+    Raises `AssertionError` with the seed at the first broken promise.
+    """
     model = JobModel(queue, random.Random(seed), repeat)
     number = 0
     try:
@@ -549,7 +555,10 @@ def _upscale() -> UpscaleRequest:
 
 
 def _is_older(other: Expected, job: Expected) -> bool:
-    """A requeued job keeps its place but waits for its adapter's owner again, so its wait must be the longer too."""
+    """Return whether a job is older in the queue than another.
+
+    A requeued job keeps its place but waits for its adapter's owner again, so its wait must be the longer too.
+    """
     return other.sequence < job.sequence and other.since <= job.since
 
 
@@ -569,7 +578,10 @@ def _queues_alike(one: Expected, other: Expected) -> bool:
 
 
 def _reply_for_ended(job: Expected, lease: Lease, **replies: CommitReply) -> CommitReply:
-    """The reply to a late write: its own earlier success, the cancel that ended the job, or that it is fenced."""
+    """Return the reply to a late write.
+
+    It is the write's own earlier success, the cancel that ended the job, or that it is fenced.
+    """
     if job.attempt != lease.attempt or job.state == "running":
         return CommitReply.FENCED
     return {"canceled": CommitReply.CANCELED, **replies}.get(job.state, CommitReply.FENCED)

@@ -1,4 +1,4 @@
-"""Redis servers of a test's own, on ports of this machine: with options, behind TLS, with replicas and Sentinels."""
+"""Starts Redis servers on ports of this machine: with options, TLS, replicas and Sentinels."""
 
 import asyncio
 import shutil

@@ -1,6 +1,7 @@
-"""Scenarios of fairness, grouping, quarantine and estimates on the real scripts, with a clock that each sets itself.
+"""Scenarios of fairness, grouping, quarantine and estimates on the real scripts.
 
-Each is a plain function over a `LogicalQueue`, so that the mutation run can repeat it with a defect planted.
+Each sets its own clock. Each is a plain function over a `LogicalQueue`, so that the mutation run can repeat it with a
+defect planted.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -558,7 +559,10 @@ async def an_adapter_is_asked_about_at_the_accept(open_queue: OpenQueue) -> None
 
 
 async def an_adapter_is_asked_about_until_the_end(open_queue: OpenQueue) -> None:
-    """A job whose account may no longer use its adapter fails at its next claim, heartbeat or commit; nobody else's does."""
+    """A job that may no longer use its adapter fails at its next claim, heartbeat or commit.
+
+    No other job fails.
+    """
     queue = open_queue()
     names = ("waits", "withdrawn", "removed", "runs", "ends", "open")
     for name in names:

@@ -1,4 +1,4 @@
-"""The catalog in Redis: what one process changes, every other serves; the file seeds it without stopping it."""
+"""A change of the catalog by one process is served by all; the file seeds it without stopping it."""
 
 import os
 from collections.abc import AsyncIterator, Callable
@@ -130,7 +130,10 @@ async def test_a_registered_adapter_is_its_owners_and_as_it_was_written(resource
 async def test_waiting_jobs_end_in_the_next_round_of_the_reaper_when_their_lora_is_withdrawn(
     resources: Resources, other: Resources, settings: Settings
 ) -> None:
-    """Without a worker: by removal, by denial, by a row that leaves the file, and by one that is offered to others now."""
+    """No worker runs. Withdrawn are LoRAs by removal, by denial, and by two changes of the file.
+
+    A row leaves the file, and one is offered to others now.
+    """
     acme = await resources.accounts.create("acme")
     mine = replace(REGISTERED, owner=acme.id)
     await resources.catalog.register(mine)

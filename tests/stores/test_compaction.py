@@ -1,4 +1,7 @@
-"""Compaction of completed records: what is read stays the same, in a sixth of the memory; it may run twice and beside a deletion."""
+"""Compacted records read the same in a sixth of the memory; compaction may run twice.
+
+It may also run beside a deletion.
+"""
 
 import hashlib
 from collections.abc import Mapping

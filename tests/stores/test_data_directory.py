@@ -24,7 +24,10 @@ OTHER_USER = 65_534
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A folder that every user of the machine can enter, as pytest's own are not; files are made with an open umask."""
+    """Yield a folder that every user of the machine can enter, as pytest's own are not.
+
+    Files are made with an open umask.
+    """
     before = os.umask(0)
     try:
         with TemporaryDirectory(prefix="atelier-tests-", dir="/tmp") as folder:
@@ -35,7 +38,10 @@ def place() -> Iterator[Path]:
 
 
 async def fill(data_dir: Path, source: Path) -> Path:
-    """A data directory with what the real stores put there: secrets, Redis, an image and an adapter's weights."""
+    """Fill a data directory with what the real stores put there.
+
+    These are secrets, Redis, an image and an adapter's weights.
+    """
     settings = Settings(data_dir=data_dir)
     assert settings.pepper_bytes
     ensure_redis(data_dir)

@@ -1,4 +1,7 @@
-"""Before a disk is full new jobs are refused, and what has been accepted goes on; nobody asks the disk for each request."""
+"""Before a disk is full new jobs are refused, and accepted ones go on.
+
+The disk is not asked for each request.
+"""
 
 import contextlib
 import time

@@ -1,4 +1,4 @@
-"""The embedded Redis: one server for many starters, back after kill -9 with everything, never on the network."""
+"""The embedded Redis serves many starters, survives kill -9, and is never on the network."""
 
 import multiprocessing
 import os

@@ -1,4 +1,4 @@
-"""The simulation of a fleet: every job ends, the oracle is a bound, and a seed gives the same figures again."""
+"""In the simulated fleet every job ends, the oracle is a bound, and a seed gives the same figures."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -308,7 +308,10 @@ async def _get(jobs: JobReader, job_id: str) -> Job:
 async def test_a_page_takes_what_its_filter_names_and_goes_on_where_the_last_ended(
     queue: JobQueue, jobs: JobReader, redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also when a call of the script sees fewer records than the page takes, and when many jobs have one time."""
+    """It does so also when a call of the script sees fewer records than the page takes.
+
+    And when many jobs have one time.
+    """
     monkeypatch.setattr(job_reader, "LOOKED_AT_ONCE", 3)
     ids = [(await _accept(queue, key_id=key_id)).job.id for key_id in [*["k2", "k1"] * 4, ""]]
     await queue.cancel(ids[0], account_id=None)

@@ -1,4 +1,7 @@
-"""The job protocol against a model: seeded runs with 30 % of all calls made twice, and moves that Hypothesis chooses."""
+"""The job protocol matches a model, in seeded runs and in moves that Hypothesis chooses.
+
+30 % of all calls are made twice.
+"""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""LoRAs fetched from elsewhere: only from below the operator's prefixes, streamed, within a size and a time."""
+"""LoRAs are fetched only below the operator's prefixes, streamed, within a size and a time."""
 
 import json
 import os
@@ -70,7 +70,10 @@ async def _unasked() -> None:
 
 
 class _Hub(BaseHTTPRequestHandler):
-    """The four routes of the Hugging Face Hub by which its library reads a file; `acme/ink` holds `x.safetensors`."""
+    """The four routes of the Hugging Face Hub by which its library reads a file.
+
+    `acme/ink` holds `x.safetensors`.
+    """
 
     def do_GET(self) -> None:
         body, headers, status = b"", {}, 200
@@ -121,7 +124,7 @@ for name in ("ink", "nobodys"):
 
 @pytest.mark.slow
 def test_a_file_of_the_hugging_face_hub_is_fetched_and_what_the_hub_does_not_give_is_refused(tmp_path: Path) -> None:
-    """In a process of its own: the library reads where the hub is, and that it may be asked, when it is imported."""
+    """It runs in another process, since the library reads the hub's address when it is imported."""
 
     def fetched(hub: str, folder: Path) -> str:
         folder.mkdir()

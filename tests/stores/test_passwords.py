@@ -28,7 +28,10 @@ async def test_only_the_right_password_matches() -> None:
 
 
 async def test_no_password_takes_as_long_as_a_wrong_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In processor time, so that it tells nobody which accounts there are; an answer without a hash takes a thousandth."""
+    """Compared is processor time, which must not show which accounts there are.
+
+    An answer without a hash takes a thousandth.
+    """
     monkeypatch.setattr(passwords, "MEMORY_KIB", SHIPPED[0])
     hashes = passwords.Passwords()
     stored = await hashes.hash("correct horse battery")

@@ -1,4 +1,4 @@
-"""Job records of other versions of the code, and damaged ones: each is read as far as it can be, and fails alone."""
+"""Damaged records and records of other versions are read as far as possible, and fail alone."""
 
 import json
 from dataclasses import dataclass

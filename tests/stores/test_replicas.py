@@ -1,4 +1,4 @@
-"""With `accept_replicas`, a job is acknowledged only when replicas hold it: it survives the primary's loss."""
+"""With `accept_replicas` an acknowledged job is on replicas, and survives the primary's loss."""
 
 import asyncio
 import subprocess
@@ -23,7 +23,10 @@ REQUEST = GenerationRequest(prompt="a boat", lora_id="model_x", seeds=(1,))
 
 
 class Pair:
-    """A primary and its replica on local ports: replication needs TCP, which the embedded server never opens."""
+    """A primary and its replica on local ports.
+
+    Replication needs TCP, which the embedded server never opens.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.ports = (free_port(), free_port())

@@ -1,4 +1,4 @@
-"""Adapter weights: fetched once, refused when they are not what the catalog says or not a file we load."""
+"""Adapter weights are fetched once, and refused when they are not the catalog's or not a valid file."""
 
 import hashlib
 import json
@@ -89,7 +89,10 @@ async def test_missing_weights_are_named_by_adapter(store: WeightStore, adapter:
 async def test_stored_weights_that_were_changed_are_replaced(
     store: WeightStore, adapter: Adapter, tmp_path: Path
 ) -> None:
-    """Changed before the process uses them, and between two uses; a file of the same size and times included."""
+    """They change before the process uses them, and between two uses.
+
+    One file keeps its size and times.
+    """
     content = _source(adapter).read_bytes()
     other = write_safetensors(tmp_path / "other.safetensors", fill=9).read_bytes()
     assert len(other) == len(content)

@@ -1,4 +1,7 @@
-"""Interface A's whole round trip through a client that openapi-python-client generated: accept, poll, upscale, download."""
+"""Makes interface A's round trip with a generated client: accept, poll, upscale, download.
+
+openapi-python-client generated it.
+"""
 
 # pyright: basic, reportMissingImports=false
 import json

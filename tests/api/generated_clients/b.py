@@ -1,4 +1,7 @@
-"""Interface B's whole round trip through a client that openapi-python-client generated: list models, accept, poll, download."""
+"""Makes interface B's round trip with a generated client: list models, accept, poll, download.
+
+openapi-python-client generated it.
+"""
 
 # pyright: basic, reportMissingImports=false
 import json

@@ -1,13 +1,13 @@
-"""Writes this folder's files with sd-scripts itself, which no package index has and which wants OpenCV to train.
+"""Writes this folder's files with sd-scripts itself, which no package index has.
 
     git clone https://github.com/kohya-ss/sd-scripts /tmp/sd-scripts
     git -C /tmp/sd-scripts checkout 48d368fa557731ad0488c07304dfeba8c07910eb
     python -m tests.engine.sd_scripts.recipe /tmp/sd-scripts
 
-Its `networks/lora.py` names the layers, holds the weights, draws with them in place and saves them; two modules for logging
-and hashing are left out. The base models are the random ones of `tiny_models`, as the tests write them.
-Each file gets the latents of the base and those at each weight beside it: whoever changes what `tiny_models` or diffusers
-draw without an adapter writes them anew.
+It wants OpenCV to train. Its `networks/lora.py` names the layers, holds the weights, draws with them in place and saves
+them; two modules for logging and hashing are left out. The base models are the random ones of `tiny_models`, as the
+tests write them. Each file gets the latents of the base and those at each weight beside it: whoever changes what
+`tiny_models` or diffusers draw without an adapter writes them anew.
 """
 
 import hashlib
@@ -100,7 +100,7 @@ def _hashes(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) ->
 
 
 def _text_shell(encoder: nn.Module) -> nn.Module:
-    """The encoder with its layers below `text_model`, as the transformers of sd-scripts' requirements has them."""
+    """Put the encoder's layers below `text_model`, where sd-scripts' version of transformers has them."""
     if hasattr(encoder, "text_model"):
         return encoder
     shell = nn.Module()
@@ -109,9 +109,10 @@ def _text_shell(encoder: nn.Module) -> nn.Module:
 
 
 def _sdxl_shell(unet: nn.Module) -> nn.Module:
-    """diffusers' own transformers where sd-scripts' UNet of SDXL has them: its names, and latents that diffusers draws.
+    """Put diffusers' own transformers where sd-scripts' UNet of SDXL has them.
 
-    Its UNet has the sizes of SDXL written into it, and none of its own is needed for a LoRA of attention.
+    It has that UNet's names, and latents that diffusers draws. sd-scripts' UNet has the sizes of SDXL written into it,
+    and none of its own is needed for a LoRA of attention.
     """
     from library.sdxl_original_unet import SdxlUNet2DConditionModel  # pyright: ignore[reportMissingImports]
 
