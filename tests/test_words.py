@@ -1,5 +1,9 @@
-"""The project speaks in the terms of its field: retired private words occur nowhere but in the changelog."""
+"""The project uses the terms of its field, and docstrings begin with a short sentence.
 
+Retired private words occur nowhere but in the changelog.
+"""
+
+import ast
 import re
 import subprocess
 from collections.abc import Iterator
@@ -29,6 +33,13 @@ ALLOWED = {
 }
 IGNORED = ("CHANGELOG.md", "tests/test_words.py", "serve_app/api/docs/static/*", "serve_app/api/site/static/htmx/*")
 """The history, this list, and vendored libraries."""
+DOCUMENTED = ("serve_app", "deployments", "benchmarks", "models", "tests")
+FIRST_LINE = 100
+"""Characters of a docstring's first line at most."""
+LONG_QUOTED_LINE = re.compile(
+    rf'(?:\A(?:#.*\n)*|:(?: *#.*)?\n) *r?"""(?:\n *)?(?!.{{0,{FIRST_LINE}}}""").{{{FIRST_LINE + 1}}}'
+)
+"""Code without such a line after a colon is not parsed, which would take 1 s of processor time for the whole project."""
 
 
 def test_no_retired_word_occurs() -> None:
@@ -38,6 +49,18 @@ def test_no_retired_word_occurs() -> None:
 def test_words_inside_names_are_found() -> None:
     assert _retired("GenerationBench no_room HandedBack TELLER") == ["bench", "room", "teller", "HandedBack"]
     assert _retired("benchmark headroom math.floor hand-written") == []
+
+
+def test_docstrings_begin_with_a_line_of_at_most_100_characters() -> None:
+    assert list(_long_first_lines()) == []
+
+
+def test_the_first_line_of_every_kind_of_docstring_is_measured() -> None:
+    long = "x" * (FIRST_LINE + 1)
+    code = f'"""{long}"""\nclass A:\n    """{long}\n\n    Rest."""\n    async def b(self):\n        """{long}"""\n'
+    assert [line for line, text in _first_lines(code) if len(text) > FIRST_LINE] == [1, 3, 7]
+    assert LONG_QUOTED_LINE.search(code)
+    assert list(_first_lines(f'"""Short.\n\n{long}\n"""\nx = """{long}"""\n')) == [(1, "Short.")]
 
 
 def _offences() -> Iterator[str]:
@@ -50,6 +73,23 @@ def _offences() -> Iterator[str]:
         for place, text in (("its name", name), *enumerate(lines, start=1)):
             if found := [word for word in _retired(text) if word not in allowed]:
                 yield f"{name}:{place}: {', '.join(found)}"
+
+
+def _long_first_lines() -> Iterator[str]:
+    for folder in DOCUMENTED:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            code = path.read_text()
+            for number, text in _first_lines(code) if LONG_QUOTED_LINE.search(code) else ():
+                if len(text) > FIRST_LINE:
+                    yield f"{path.relative_to(ROOT)}:{number}: {len(text)} characters: {text}"
+
+
+def _first_lines(code: str) -> Iterator[tuple[int, str]]:
+    """Yield the line number and the first line of each docstring of a module, class or function."""
+    for node in ast.walk(ast.parse(code)):
+        is_documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if is_documented and (text := ast.get_docstring(node)):
+            yield node.body[0].lineno, text.partition("\n")[0]
 
 
 def _files() -> list[str]:
