@@ -10,12 +10,12 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Self, cast
 
 from redis.asyncio import Redis
 
 from serve_app.domain.catalog import Adapter, BaseModel
-from serve_app.domain.durations import milliseconds
+from serve_app.domain.durations import epoch_ms, milliseconds
 from serve_app.settings import Settings
 from serve_app.stores.catalog_digests import add_digests
 from serve_app.stores.catalog_file import CatalogError, SetAside, read_catalog
@@ -74,6 +74,17 @@ class SharedAdapter(NamedTuple):
     shared_with: Mapping[str, str]
 
 
+class Position(NamedTuple):
+    """An adapter's position in a list by creation; the newest is the greatest."""
+
+    created_ms: int
+    lora_id: str
+
+    @classmethod
+    def of(cls, adapter: Adapter) -> Self:
+        return cls(epoch_ms(adapter.created_at), adapter.id)
+
+
 class _Listed(NamedTuple):
     """What an account could use at a revision of all LoRAs, and until when that is believed."""
 
@@ -97,6 +108,7 @@ class CatalogStore:
             "remove_lora",
             "grant_lora",
             "list_loras",
+            "page_loras",
             "read_lora",
             "update_lora",
         )
@@ -124,6 +136,17 @@ class CatalogStore:
             while len(self._listed) > MOST_LISTED:
                 self._listed.pop(next(iter(self._listed)))
         return found
+
+    async def newest(self, account_id: str, *, limit: int, before: Position | None = None) -> list[Adapter]:
+        """List the newest adapters that the account may use, of one time by id, the last first; costs by `limit`.
+
+        `before`: only those behind this one in that order.
+        """
+        created_ms, lora_id = before or (None, None)
+        answer = await self._scripts["page_loras"](
+            account=account_id, most=limit, before_ms=created_ms, before_id=lora_id
+        )
+        return [read_record(lora_id, _fields(flat)) for lora_id, flat in answer]
 
     async def adapter_of(self, lora_id: str, account_id: str) -> SharedAdapter | None:
         """The adapter, if the account owns it or may use it."""

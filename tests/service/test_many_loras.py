@@ -18,19 +18,18 @@ from serve_app.stores.claiming import new_nonce
 from tests.support import adapter_id
 
 REQUEST = GenerationRequest(prompt="a boat", lora_id=adapter_id("neon"), seeds=(7,))
-MANY = 1_000
+FEW, MANY = 8, 1_000
 VARIES = 200
 """Bytes by which equal answers differ: times and sequence numbers grow longer, and so does what Redis tells of itself."""
-ANOTHERS = Adapter(
+REGISTERED = Adapter(
     id="",
-    name="Another's",
+    name="Registered",
     description="",
     created_at=datetime(2026, 11, 1, tzinfo=UTC),
     file="memory://x.safetensors",
     sha256="1" * 64,
     base_model="pocket",
     accounts=frozenset(),
-    owner="acct_another",
 )
 
 
@@ -64,22 +63,27 @@ class Meter:
 
 @pytest.mark.slow
 async def test_a_thousand_loras_cost_what_eight_do(resources: Resources, redis_db: redis.Redis) -> None:
-    acme = await resources.accounts.create("acme")
+    acme, owner = [await resources.accounts.create(name) for name in ("acme", "owner")]
     _, secret = await resources.api_keys.create(acme.id, interfaces=frozenset(Variant))
     caller = (await resources.auth.authenticate(secret, Variant.A, counted=True)).caller
     assert caller is not None
     meter = Meter(redis_db)
-    few = await _costs(resources, meter, caller)
-    for number in range(MANY):
-        assert await resources.catalog.register(replace(ANOTHERS, id=f"model_{number}"))
-    many = await _costs(resources, meter, caller)
+    await _register(resources, owner.id, range(FEW))
+    few = await _costs(resources, meter, caller, owner.id)
+    await _register(resources, owner.id, range(FEW, MANY))
+    many = await _costs(resources, meter, caller, owner.id)
     for name, cost in few.items():
         assert many[name].commands == cost.commands, name
         assert abs(many[name].bytes_out - cost.bytes_out) < VARIES, name
 
 
-async def _costs(resources: Resources, meter: Meter, caller: Caller) -> dict[str, Cost]:
-    """The cost of each thing that callers and replicas do all the time."""
+async def _register(resources: Resources, owner: str, numbers: range) -> None:
+    for number in numbers:
+        assert await resources.catalog.register(replace(REGISTERED, id=f"model_{number}", owner=owner))
+
+
+async def _costs(resources: Resources, meter: Meter, caller: Caller, owner: str) -> dict[str, Cost]:
+    """The cost of each thing that callers and replicas do all the time; the owner's is that of who registered them."""
 
     async def claim() -> None:
         (claimed,) = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce())
@@ -91,4 +95,6 @@ async def _costs(resources: Resources, meter: Meter, caller: Caller) -> dict[str
         "claim and finish": await meter.cost(claim),
         "grant": await meter.cost(lambda: resources.catalog.grant(REQUEST.lora_id, caller.account_id)),
         "list": await meter.cost(lambda: resources.catalog.adapters(caller.account_id)),
+        "page of another account": await meter.cost(lambda: resources.catalog.newest(caller.account_id, limit=FEW)),
+        "page of the owner": await meter.cost(lambda: resources.catalog.newest(owner, limit=FEW)),
     }

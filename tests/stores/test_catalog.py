@@ -3,7 +3,8 @@
 import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.service.resources import Resources, open_resources
 from serve_app.settings import Settings
 from serve_app.stores import catalog
+from serve_app.stores.catalog import Position
 from serve_app.stores.catalog_file import CatalogError
 from serve_app.stores.redis_keys import redis_key
 from tests.audit import key_problems
@@ -114,6 +116,33 @@ async def test_a_list_that_a_process_keeps_follows_every_change_of_another(
     await _usable(resources, acme.id)
     redis_db.hset(redis_key("lora", NEON), "name", "Once more")
     assert (await resources.catalog.adapters(acme.id))[2].name == "Once more", "for as long as a list is believed"
+
+
+async def test_pages_are_the_whole_list_from_the_newest_back(resources: Resources, settings: Settings) -> None:
+    def at_two_times(rows: Rows) -> None:
+        rows.sort(key=itemgetter("id"), reverse=True)
+        for place, row in enumerate(rows):
+            row["created_at"] = f"2026-11-21T12:00:0{place // 5}Z"
+
+    _rewrite(settings, at_two_times)
+    await resources.catalog.apply_file()
+    acme = await resources.accounts.create("acme")
+    for number in range(5):
+        mine = replace(REGISTERED, id=f"model_{number}", created_at=REGISTERED.created_at - timedelta(minutes=number))
+        assert await resources.catalog.register(replace(mine, owner=acme.id if number else ""))
+    await resources.catalog.grant("model_0", acme.id)
+    for denied in (NEON, "model_1"):
+        await resources.catalog.revoke(denied, acme.id)
+    whole = sorted(await resources.catalog.adapters(acme.id), key=Position.of, reverse=True)
+    assert len(whole) == 11, "seven of the file, four of the registered"
+    for limit in (1, 2, 3, 12):
+        paged: list[Adapter] = []
+        while page := await resources.catalog.newest(
+            acme.id, limit=limit, before=Position.of(paged[-1]) if paged else None
+        ):
+            assert len(page) == min(limit, len(whole) - len(paged))
+            paged += page
+        assert paged == whole
 
 
 async def test_a_registered_adapter_is_its_owners_and_as_it_was_written(resources: Resources, other: Resources) -> None:

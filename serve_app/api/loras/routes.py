@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from fastapi import APIRouter, Body, Depends, Path, Query, Request, Response
 
@@ -18,7 +18,6 @@ from serve_app.api.openapi import ACCEPTED_HEADERS, named, success
 from serve_app.api.responses import json_response
 from serve_app.api.routing import ContractRoute
 from serve_app.domain.catalog import Adapter
-from serve_app.domain.durations import epoch_ms
 from serve_app.domain.errors import (
     AmbiguousCredentials,
     Forbidden,
@@ -35,7 +34,7 @@ from serve_app.domain.errors import (
 from serve_app.service import loras
 from serve_app.service.lora_samples import find_pictures
 from serve_app.service.register import Registered
-from serve_app.stores.catalog import SharedAdapter
+from serve_app.stores.catalog import Position, SharedAdapter
 
 router = APIRouter(route_class=ContractRoute, tags=["LoRAs"], strict_content_type=False)
 
@@ -70,13 +69,6 @@ ADDED_HEADERS = {
     "Location": ACCEPTED_HEADERS["Location"],
     "Idempotency-Replayed": ACCEPTED_HEADERS["Idempotency-Replayed"],
 }
-
-
-class Position(NamedTuple):
-    """A LoRA's position in the list; the newest is the greatest."""
-
-    created_ms: int
-    lora_id: str
 
 
 async def read_cursor(
@@ -118,12 +110,15 @@ async def list_loras(
         Query(max_length=100, description="Only LoRAs with this text in their name, description or trigger words."),
     ] = None,
 ) -> Response:
-    adapters = await resources_of(request).catalog.adapters(caller.account_id)
-    wanted = (each for each in adapters if caller.may_use(each.id) and _matches(each, base_model, q))
-    ordered = sorted(wanted, key=_position, reverse=True)
-    rest = ordered if after is None else [each for each in ordered if _position(each) < after]
+    catalog = resources_of(request).catalog
+    if caller.adapters is None and base_model is None and q is None:
+        rest = await catalog.newest(caller.account_id, limit=limit + 1, before=after)
+    else:
+        usable = await catalog.adapters(caller.account_id)
+        wanted = [each for each in usable if caller.may_use(each.id) and _matches(each, base_model, q)]
+        rest = [each for each in _newest_first(wanted) if after is None or Position.of(each) < after]
     page = rest[:limit]
-    next_cursor = "{}-{}".format(*_position(page[-1])) if len(rest) > limit else None
+    next_cursor = "{}-{}".format(*Position.of(page[-1])) if len(rest) > limit else None
     samples = await _sample_urls(request, page)
     listed = [lora_record(each, caller.account_id, sample_url=samples.get(each.id)) for each in page]
     return json_response(Loras(loras=listed, next_cursor=next_cursor))
@@ -277,8 +272,8 @@ async def _sample_urls(request: Request, adapters: Sequence[Adapter]) -> Mapping
     return {lora_id: url_of(picture.image_uri) for lora_id, picture in pictures.items()}
 
 
-def _position(adapter: Adapter) -> Position:
-    return Position(epoch_ms(adapter.created_at), adapter.id)
+def _newest_first(adapters: Sequence[Adapter]) -> Sequence[Adapter]:
+    return sorted(adapters, key=Position.of, reverse=True)
 
 
 def _matches(adapter: Adapter, base_model: str | None, q: str | None) -> bool:
