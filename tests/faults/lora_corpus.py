@@ -23,6 +23,7 @@ from serve_app.stores.weights import WeightStore
 
 PAIR = {"dtype": "F32", "shape": [4, 8], "data_offsets": [0, 128]}
 BODY = b"\0" * 128
+LAYER, WIDTH, RANK = "unet.down_blocks.1.attentions.0.transformer_blocks.0.attn1.to_k", 96, 8
 Write = Callable[[Path], None]
 
 
@@ -50,10 +51,15 @@ def _named(name: str) -> Write:
     return _file({name: PAIR})
 
 
-def _floats(kind: str, bits: int, count: int) -> Write:
+def _floats(kind: str, bits: int) -> Write:
+    """A well-formed LoRA of one layer of the pocket model, of zeros but for one number."""
     size = {"F32": 4, "F16": 2, "BF16": 2}[kind]
-    body = b"\0" * (size * (count - 1)) + bits.to_bytes(size, "little")
-    return _file(_tensor(dtype=kind, shape=[count], data_offsets=[0, len(body)]), body)
+    end = size * RANK * WIDTH
+    header = {
+        f"{LAYER}.lora_A.weight": {"dtype": kind, "shape": [RANK, WIDTH], "data_offsets": [0, end]},
+        f"{LAYER}.lora_B.weight": {"dtype": kind, "shape": [WIDTH, RANK], "data_offsets": [end, 2 * end]},
+    }
+    return _file(header, b"\0" * (end - size) + bits.to_bytes(size, "little") + b"\0" * end)
 
 
 def _deep(open_: bytes, close: bytes, depth: int) -> bytes:
@@ -150,12 +156,12 @@ CORPUS: dict[str, Write] = {
     "a hole in the data": _file({"a": PAIR, "b": {**PAIR, "data_offsets": [256, 384]}}, b"\0" * 384),
     "data nobody names": _file(_tensor(), BODY + b"#!/bin/sh"),
     "data that ends early": _file(_tensor(), BODY[:-1]),
-    "NaN in F32": _floats("F32", 0x7FC00000, 64),
-    "infinity in F32": _floats("F32", 0xFF800000, 64),
-    "NaN in F16": _floats("F16", 0x7E00, 64),
-    "infinity in F16": _floats("F16", 0x7C00, 64),
-    "NaN in BF16": _floats("BF16", 0x7FC0, 64),
-    "infinity in BF16": _floats("BF16", 0xFF80, 64),
+    "NaN in F32": _floats("F32", 0x7FC00000),
+    "infinity in F32": _floats("F32", 0xFF800000),
+    "NaN in F16": _floats("F16", 0x7E00),
+    "infinity in F16": _floats("F16", 0x7C00),
+    "NaN in BF16": _floats("BF16", 0x7FC0),
+    "infinity in BF16": _floats("BF16", 0xFF80),
     "a pickle": _raw(b"\x80\x04cos\nsystem\n(S'true'\ntR."),
     "a zip": _raw(b"PK\3\4" + b"\0" * 200),
     "a PNG": _raw(b"\x89PNG\r\n\x1a\n" + b"\0" * 200),

@@ -16,6 +16,9 @@ from tests.support import POCKET
 LONGEST_S, MOST_MB = 5.0, 512.0
 """Processor time per file, and memory, of the process that offers them all and of the children that read them. safetensors itself took 12 s and 1.3 GB for one of them."""
 
+REFUSED_BEFORE_ITS_NUMBERS = {"128 MB, the last value NaN": "the base model has no such layers"}
+"""By registration, which knows the base model; no layer of one is so large."""
+
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
@@ -59,7 +62,8 @@ def test_registration_refuses_every_hostile_file_for_the_same_reason(tmp_path: P
         command = [sys.executable, "-m", "serve_app.engine.inspection", *described]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
         assert done.returncode == 0, f"{name}: {done.stderr[-500:]}"
-        assert re.search(reason_of(name), json.loads(done.stdout)["refused"]), f"{name}: {done.stdout}"
+        reason = REFUSED_BEFORE_ITS_NUMBERS.get(name) or reason_of(name)
+        assert re.search(reason, json.loads(done.stdout)["refused"]), f"{name}: {done.stdout}"
         path.unlink()
 
 
