@@ -7,8 +7,7 @@
     job = client.generate("purple mountains under a black sky with a yellow moon", lora_id=neon.id, seed=7)
     job.wait(on_progress=print).images[0].pil()
 
-    with upload_bar("ink") as bar:
-        ink = client.loras.add("ink.safetensors", base_model="pocket", on_progress=bar)
+    ink = client.loras.add("ink.safetensors", base="pocket", progress=True)
 
 `Client(…, interface="b")` uses interface B with the same methods. All errors derive from `AtelierClientError`.
 """

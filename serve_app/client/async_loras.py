@@ -4,7 +4,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from serve_app.client.lora_protocol import LoraService, changed_fields, described
+from serve_app.client.lora_protocol import LoraService, base_of, changed_fields, described
+from serve_app.client.progress_bar import upload_progress
 from serve_app.client.protocol import Operation, Service
 from serve_app.client.records import Lora
 from serve_app.client.upload import OnSent
@@ -25,24 +26,20 @@ class AsyncLoras:
         return await self._execute(self._loras.get(lora_id))
 
     async def add(
-        self, path: str | Path | None = None, *, source: str | None = None, base_model: str, name: str | None = None, description: str = "",
-        trigger_words: Sequence[str] = (), on_progress: OnSent | None = None, idempotency_key: str | None = None,
+        self, path: str | Path | None = None, *, source: str | None = None, base: str | None = None, base_model: str | None = None,
+        name: str | None = None, description: str = "", trigger_words: Sequence[str] = (), progress: bool = False,
+        on_progress: OnSent | None = None, idempotency_key: str | None = None,
     ) -> Lora:  # fmt: skip
-        """Upload a safetensors file, or a folder as PEFT saves one; it can be used at once.
+        """Upload a safetensors file, or a folder as PEFT saves one, for the base model `base`; it can be used at once.
 
         With `source` in place of a path the service fetches it, from where its operator allows: `s3://…`, `hf://…`.
-        `on_progress` is called with the bytes sent and the bytes in all. Weights that the account has already give the LoRA that
-        has them, and are not sent again from 8 MiB on. Raises `InvalidRequest` with the reason for a file that does not fit, `Conflict` over the plan's quota.
+        `progress` shows a bar of the upload; `on_progress` is called with the bytes sent and the bytes in all. Weights that the
+        account has already give the LoRA that has them, and are not sent again from 8 MiB on. `base_model` is another name of
+        `base`. Raises `InvalidRequest` with the reason for a file that does not fit, `Conflict` over the plan's quota.
         """
-        return await self._execute(
-            self._loras.add_from(
-                path,
-                source,
-                described(name, path or source or "", base_model, description, trigger_words),
-                on_progress,
-                idempotency_key,
-            )
-        )
+        fields = described(name, path or source or "", base_of(base, base_model), description, trigger_words)
+        with upload_progress(fields["name"], on_progress, shows_bar=progress) as on_sent:
+            return await self._execute(self._loras.add_from(path, source, fields, on_sent, idempotency_key))
 
     async def update(
         self, lora_id: str, *, name: str | None = None, description: str | None = None,

@@ -109,6 +109,15 @@ class LoraService:
         return self.service.credential(self.service.interface)
 
 
+def base_of(base: str | None, base_model: str | None) -> str:
+    """The base model, given by one of its two names. Raises `ValueError` for neither and for both."""
+    if base is None and base_model is not None:
+        return base_model
+    if base is None or base_model is not None:
+        raise ValueError("base: name the base model once, as base or as base_model")
+    return base
+
+
 def described(
     name: str | None, path: str | Path, base_model: str, description: str, trigger_words: Sequence[str]
 ) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A bar in terminals and notebooks for `on_progress` of `client.loras.add`. Needs rich."""
+"""The bar of `client.loras.add` in terminals and notebooks. Needs rich."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ def upload_bar(label: str) -> Generator[OnSent]:
     """Show the bytes sent, then that the service checks the file; the bar goes when the block ends.
 
     with upload_bar("ink") as bar:
-        client.loras.add("ink.safetensors", base_model="pocket", on_progress=bar)
+        client.loras.add("ink.safetensors", base="pocket", on_progress=bar)
     """
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -31,3 +31,15 @@ def upload_bar(label: str) -> Generator[OnSent]:
             progress.update(bar, description=f"{doing} {label}", completed=done, total=total)
 
         yield sent
+
+
+@contextmanager
+def upload_progress(label: str, on_progress: OnSent | None, *, shows_bar: bool) -> Generator[OnSent | None]:
+    """What is called with the bytes sent: a bar until the block ends, or `on_progress`. Raises `ValueError` for both."""
+    if not shows_bar:
+        yield on_progress
+        return
+    if on_progress is not None:
+        raise ValueError("progress: give either progress or on_progress")
+    with upload_bar(label) as bar:
+        yield bar

@@ -51,7 +51,10 @@ def test_the_bar_of_an_upload_ends_with_the_check_and_leaves_nothing_behind(
 
 
 @pytest.mark.slow
-async def test_a_lora_is_added_used_changed_shared_and_deleted_with_both_clients(live: Live) -> None:
+async def test_a_lora_is_added_used_changed_shared_and_deleted_with_both_clients(
+    live: Live, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
     (account, key), (zeta, _) = live.member(), live.member("zeta")
     sent: list[tuple[int, int]] = []
     with Client(live.base_url, key, transport=LossyTransport()) as client:
@@ -67,8 +70,9 @@ async def test_a_lora_is_added_used_changed_shared_and_deleted_with_both_clients
         assert client.loras.share(added.id, zeta.name).shared_with == {zeta.id: zeta.name}
         client.loras.unshare(added.id, zeta.id)
     async with AsyncClient(live.base_url, key, interface="b") as asynchronous:
-        again = await asynchronous.loras.add(OUTLINE, base_model="pocket", name="Another")
+        again = await asynchronous.loras.add(OUTLINE, base="pocket", name="Another", progress=True)
         assert (again.id, again.shared_with) == (added.id, {})
+        assert "Checking Another" in capsys.readouterr().err
         changed = await asynchronous.loras.update(added.id, name="Ink", trigger_words=[])
         assert (changed.name, changed.trigger_words) == ("Ink", ())
         assert await asynchronous.loras.get(added.id) == changed
@@ -118,6 +122,11 @@ def test_large_weights_that_the_account_has_are_not_sent_again(
             client.loras.add(source="s3://acme/ink.safetensors", base_model="pocket")
         with pytest.raises(ValueError, match="either a path or a source"):
             client.loras.add(base_model="pocket")
+        for base, base_model in ((None, None), ("pocket", "pocket")):
+            with pytest.raises(ValueError, match="base: name the base model once"):
+                client.loras.add(OUTLINE, base=base, base_model=base_model)
+        with pytest.raises(ValueError, match="either progress or on_progress"):
+            client.loras.add(OUTLINE, base="pocket", progress=True, on_progress=print)
 
 
 def test_a_peft_folder_is_two_files(tmp_path: Path) -> None:
