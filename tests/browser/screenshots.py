@@ -1,19 +1,25 @@
-"""Takes screenshots of every page, light, dark and as on a phone: `make screenshots`.
+"""Pictures of every page, light, dark and as a phone shows it: `make screenshots` writes them to var/screenshots.
 
-They are written to var/screenshots; with `--docs` those of the README are written anew.
+The pages are those of `pages.py`, with more states of some. With `--docs` the pictures of the README are written anew.
 """
 
 import asyncio
+import re
 import sys
-from io import BytesIO
+from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
+from urllib.parse import urlencode
 
 from PIL import Image
 from playwright.async_api import Page, async_playwright
 
+from serve_app.domain.accounts import Account
 from serve_app.settings import Settings
+from serve_app.stores.sign_in_links import LinkPurpose
+from tests.browser import pages
 from tests.browser.broken_lora import ask_for_images, break_lora, fail_job
 from tests.browser.conftest import CHROMIUM
 from tests.browser.site import Site, open_site
@@ -21,91 +27,158 @@ from tests.support import ROOT, volatile_redis
 
 FLOWER = "a yellow flower with a red middle on a blue background"
 MOUNTAINS = "purple mountains under a black sky with a yellow moon"
+OTHERS = (
+    ("a yellow sun over green hills under a blue sky", "Mosaic", 1),
+    ("a red boat with a white sail on blue water under a yellow sky", "Stripes", 3),
+    ("a large red heart in the center on a pink background", "Shadow", 3),
+    ("a white house with a red roof on a green field under a blue sky", "Outline", 2),
+)
+"""Prompt, LoRA and seed of the jobs that the history shows beside those of the playground's pictures."""
+COMPARED = ("Blueprint", "Confetti", "Mosaic", "Neon", "Outline", "Sepia", "Shadow", "Stripes")
 LOOKS: dict[str, tuple[Literal["light", "dark"], int]] = {
     "light": ("light", 1280),
     "dark": ("dark", 1280),
     "phone": ("light", 390),
 }
-PAGES = ("history", "loras", "loras/new", "usage", "settings", "settings/api", "settings/password", "settings/users")
-IN_README = {"compare-light": "compare"}
+FOR_A_NEW_ACCOUNT = ("playground", "compare", "history", "loras", "usage")
+"""Pages of the console that one without LoRAs and jobs opens, too."""
+IN_README = {
+    "console-playground-job": "playground",
+    "console-compare-done": "compare",
+    "console-history": "history",
+    "console-loras": "loras",
+}
 """Screenshot → file of docs/images."""
-WIDTH = 1000
+SHOWN, README_WIDTH = (1280, 1152), 1000
+"""What the README shows of a page, from its top, and how wide."""
+DRAWN_MS = 180_000
+_LOAD_PICTURES = """async () => {
+  for (const each of document.images) each.loading = "eager";
+  await Promise.all([...document.images].map((each) => each.decode()));
+}"""
 
 
 async def take(site: Site, into: Path) -> None:
-    """Draw with the playground and Compare, then take every page."""
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        page = await browser.new_page(viewport={"width": 1280, "height": 900})
-        await page.goto(site.sign_in_url())
-        await page.get_by_role("button", name="Sign in").click()
-        await page.wait_for_url("**/console/playground")
-        drawn = await draw(page, f"{site.base_url}/console/playground?prompt={MOUNTAINS}&seed=1", "Generate")
-        compared = await draw(page, f"{site.base_url}/console/compare?prompt={FLOWER}&seed=3", "Compare")
-        addresses = {"landing": f"{site.base_url}/", "docs": f"{site.base_url}/docs"}
-        addresses |= {"playground": drawn, "compare": compared}
-        addresses |= {name.replace("/", "-"): f"{site.base_url}/console/{name}" for name in PAGES}
-        for look, (scheme, width) in LOOKS.items():
-            await page.emulate_media(color_scheme=scheme)
-            await page.set_viewport_size({"width": width, "height": 844})
-            for name, address in addresses.items():
-                await page.goto(address, wait_until="networkidle")
-                await page.screenshot(path=into / f"{name}-{look}.png", full_page=True)
-                print(f"{name}-{look}.png")  # noqa: T201 - what was written
+        await take_signed_out(await browser.new_page(), site, into)
+        await take_console(await browser.new_page(), site, into)
+        await take_new_account(await browser.new_page(), site, into)
+        await take_operators_pages(await browser.new_page(), site, into)
         await browser.close()
 
 
-async def take_operators_pages(site: Site, into: Path) -> None:
-    """With accounts, a failed job, one that is done and a few acts to show."""
+async def take_signed_out(page: Page, site: Site, into: Path) -> None:
+    await take_pages(page, site, "/", pages.PUBLIC, into)
+    await take_pages(page, site, "/", pages.SIGNED_OUT, into, link=site.sign_in_url().removeprefix(site.base_url))
+    await take_pages(page, site, "/operators/", pages.OPERATORS_SIGNED_OUT, into)
+    await page.goto(link_for(site, site.account, LinkPurpose.NEW_PASSWORD))
+    await take_looks(page, "console-new-password", into)
+
+
+async def take_console(page: Page, site: Site, into: Path) -> None:
+    """With jobs of the playground and of Compare, also while they are drawn."""
+    await sign_in(page, link_for(site, site.account))
+    loras = {lora.name: lora.id for lora in site.run(site.resources.catalog.adapters(site.account.id))}
+    for prompt, lora, seed in OTHERS:
+        await open_form(page, site, "playground", prompt=prompt, lora_id=loras[lora], seed=seed)
+        await page.get_by_role("button", name="Generate").click()
+    await open_form(page, site, "compare", prompt=FLOWER, seed=3)
+    for box in await page.get_by_role("checkbox").all():
+        await box.set_checked(
+            await box.get_attribute("name") in {f"lora:{loras[name]}" for name in COMPARED}, force=True
+        )
+    await page.get_by_role("button", name="Compare").click()
+    await page.locator("img.preview").first.wait_for(timeout=DRAWN_MS)
+    await take_looks(page, "console-compare-drawing", into)
+    await page.get_by_role("heading", name="Done").wait_for(timeout=DRAWN_MS)
+    await take_looks(page, "console-compare-done", into)
+    await open_form(page, site, "playground", prompt=MOUNTAINS, lora_id=loras["Neon"], seed=1, num_images=4)
+    await page.get_by_role("button", name="Generate").click()
+    await page.locator("img.preview").first.wait_for(timeout=DRAWN_MS)
+    await take_looks(page, "console-playground-drawing", into)
+    await page.get_by_role("heading", name="Done").wait_for(timeout=DRAWN_MS)
+    job = page.url.rpartition("/")[2]
+    await take_pages(page, site, "/console/", pages.CONSOLE, into, job=job, lora=loras["Neon"])
+    await page.goto(f"{site.base_url}/console/playground/{job}")
+    await page.get_by_role("button", name="Upscale 2×").first.click()
+    await page.wait_for_url("**/playground/up_*")
+    await page.get_by_role("heading", name="Done").wait_for(timeout=DRAWN_MS)
+    await take_looks(page, "console-playground-upscaled", into)
+
+
+async def take_new_account(page: Page, site: Site, into: Path) -> None:
+    """Which may use no LoRA and has no job."""
+    account = site.run(site.resources.accounts.create("newcomer"))
+    for lora in site.run(site.resources.catalog.adapters(account.id)):
+        site.run(site.resources.catalog.revoke(lora.id, account.id))
+    await sign_in(page, link_for(site, account))
+    for name in FOR_A_NEW_ACCOUNT:
+        await page.goto(f"{site.base_url}/console/{name}")
+        await take_looks(page, f"console-{name}-of-a-new-account", into)
+
+
+async def take_operators_pages(page: Page, site: Site, into: Path) -> None:
+    """With accounts, jobs that failed and wait, and a few acts to show."""
     for name, plan in (("acme", "professional"), ("north wind studio", "enterprise"), ("zeta", "basic")):
         site.run(site.resources.accounts.create(name, plan_a=plan))
     lora = site.run(break_lora(site.resources, into / "no such folder"))
-    job_ids = [site.run(fail_job(site.resources, lora)) for _ in range(3)]
+    failed = [site.run(fail_job(site.resources, lora)) for _ in range(3)]
     acme = site.run(site.resources.accounts.get("acme"))
     assert acme is not None
     for _ in range(5):
         site.run(ask_for_images(site.resources, acme, "outline"))
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        page = await browser.new_page(viewport={"width": 1280, "height": 900})
-        root = f"{site.base_url}/operators"
-        await page.goto(f"{root}/sign-in")
-        await take_looks(page, "operators-sign-in", into)
-        await page.goto(site.operator_url())
-        await page.get_by_role("button", name="Sign in").click()
-        await page.goto(f"{root}/accounts/{acme.id}")
-        await page.get_by_text("A lost password").click()
-        await page.get_by_role("button", name="Make a link").click()
-        await take_looks(page, "operators-link", into)
-        for name in ("", "accounts", f"accounts/{acme.id}", "failures", f"jobs/{job_ids[0]}", "models", "audit"):
-            await page.goto(f"{root}/{name}")
-            await take_looks(page, f"operators-{name.partition('_')[0].replace('/', '-') or 'overview'}", into)
-        await page.goto(f"{root}/checks")
-        await page.get_by_role("button", name="Check now").click()
-        await take_looks(page, "operators-checks", into)
-        await browser.close()
+    await sign_in(page, site.operator_url())
+    await page.goto(f"{site.base_url}/operators/accounts/{acme.id}")
+    await page.get_by_text("A lost password").click()
+    await page.get_by_role("button", name="Make a link").click()
+    await take_looks(page, "operators-accounts-link", into)
+    await take_pages(page, site, "/operators/", pages.OPERATORS, into, account=acme.id, job=failed[0])
+    await page.goto(f"{site.base_url}/operators/checks")
+    await page.get_by_role("button", name="Check now").click()
+    await take_looks(page, "operators-checks-made", into)
+
+
+async def take_pages(
+    page: Page, site: Site, root: str, states: Mapping[str, tuple[str, ...]], into: Path, **values: str
+) -> None:
+    for address in chain.from_iterable(states.values()):
+        path = address if address.startswith(("/", "{link}")) else root + address
+        await page.goto(site.base_url + path.format(**values))
+        await take_looks(page, re.sub(r"[^a-z0-9]+", "-", path).strip("-") or "landing", into)
 
 
 async def take_looks(page: Page, name: str, into: Path) -> None:
     """The page as it is, without opening it again: some are shown once."""
     for look, (scheme, width) in LOOKS.items():
         await page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
-        await page.set_viewport_size({"width": width, "height": 844})
+        await page.set_viewport_size({"width": width, "height": 900})
+        await page.evaluate(_LOAD_PICTURES)
         await page.screenshot(path=into / f"{name}-{look}.png", full_page=True)
         print(f"{name}-{look}.png")  # noqa: T201 - what was written
 
 
-async def draw(page: Page, address: str, button: str) -> str:
-    """Send the form at this address and return the address of its result.
+async def open_form(page: Page, site: Site, name: str, **fields: str | int) -> None:
+    await page.goto(f"{site.base_url}/console/{name}?{urlencode(fields)}")
 
-    Where several LoRAs can be chosen, all are.
-    """
-    await page.goto(address)
-    for box in await page.get_by_role("checkbox").all():
-        await box.check(force=True)
-    await page.get_by_role("button", name=button).click()
-    await page.get_by_role("heading", name="Done").wait_for(timeout=180_000)
-    return page.url
+
+async def sign_in(page: Page, link: str) -> None:
+    await page.goto(link)
+    await page.get_by_role("button", name="Sign in").click()
+    await page.wait_for_url(lambda url: "/links/" not in url)
+
+
+def link_for(site: Site, account: Account, purpose: LinkPurpose = LinkPurpose.SIGN_IN) -> str:
+    return f"{site.base_url}/console/links/{site.run(site.resources.sign_in_links.create(account.id, purpose))}"
+
+
+def write_for_readme(into: Path) -> None:
+    for name, file in IN_README.items():
+        picture = Image.open(into / f"{name}-light.png").convert("RGB")
+        width, height = SHOWN[0], min(SHOWN[1], picture.height)
+        picture = picture.crop((0, 0, width, height))
+        picture = picture.resize((README_WIDTH, height * README_WIDTH // width), Image.Resampling.LANCZOS)
+        picture.save(ROOT / "docs" / "images" / f"{file}.webp", quality=82, method=6)
 
 
 def main() -> None:
@@ -115,12 +188,8 @@ def main() -> None:
         settings = Settings(data_dir=Path(folder) / "var", redis_url=redis_url)
         with open_site(settings) as site:
             asyncio.run(take(site, into))
-            asyncio.run(take_operators_pages(site, into))
     if "--docs" in sys.argv:
-        for name, file in IN_README.items():
-            picture = Image.open(BytesIO((into / f"{name}.png").read_bytes())).convert("RGB")
-            picture = picture.resize((WIDTH, picture.height * WIDTH // picture.width), Image.Resampling.LANCZOS)
-            picture.save(ROOT / "docs" / "images" / f"{file}.webp", quality=82, method=6)
+        write_for_readme(into)
 
 
 if __name__ == "__main__":
