@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
-from serve_app.api.console import forms
+from serve_app.api.site import forms
 from serve_app.settings import Settings
 from tests.attack.raw import Answer, exchange
 from tests.live import Live, live_service

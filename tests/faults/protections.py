@@ -126,21 +126,21 @@ PROTECTIONS: tuple[Protection, ...] = (
     # 3. half-sent forms
     Protection(
         "a form has to arrive in time",
-        "serve_app/api/console/forms.py",
+        "serve_app/api/site/forms.py",
         "seconds=ARRIVAL_LIMIT_S",
         "seconds=600",
         IN_CONSOLE + "test_forms.py::test_a_form_of_which_only_a_part_arrives_is_given_up",
     ),
     Protection(
         "a form has a size",
-        "serve_app/api/console/forms.py",
+        "serve_app/api/site/forms.py",
         "limit=FORM_BYTES",
         "limit=1 << 30",
         IN_CONSOLE + "test_forms.py::test_a_form_that_is_too_large_is_refused",
     ),
     Protection(
         "a form has few fields",
-        "serve_app/api/console/forms.py",
+        "serve_app/api/site/forms.py",
         ", max_num_fields=MAX_FIELDS",
         "",
         IN_CONSOLE + "test_forms.py::test_a_form_of_many_fields_is_refused",
@@ -311,7 +311,7 @@ PROTECTIONS: tuple[Protection, ...] = (
     ),
     Protection(
         "a form of another site is refused",
-        "serve_app/api/console/protection.py",
+        "serve_app/api/site/protection.py",
         " and not self._is_own_form(headers):",
         " and False:",
         IN_CONSOLE + "test_protection.py::test_a_post_that_another_site_sends_is_refused",

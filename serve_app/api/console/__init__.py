@@ -16,13 +16,13 @@ from serve_app.api.console.keys import router as keys_router
 from serve_app.api.console.loras import router as loras_router
 from serve_app.api.console.pages import problem_page
 from serve_app.api.console.playground import router as playground_router
-from serve_app.api.console.protection import Protection
-from serve_app.api.console.rendering import redirect, root_of
 from serve_app.api.console.routes import router
 from serve_app.api.console.sessions import router as sessions_router
 from serve_app.api.console.usage import router as usage_router
 from serve_app.api.console.users import router as users_router
+from serve_app.api.site.addresses import redirect, root_of
 from serve_app.api.site.problems import answer_with_pages
+from serve_app.api.site.protection import Protection
 from serve_app.service.resources import Resources
 
 ROUTES = (

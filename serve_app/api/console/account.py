@@ -7,12 +7,15 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 
 from serve_app.api.console.browser_name import browser_name
-from serve_app.api.console.guards import Form, FormSession, PageSession, check_form
+from serve_app.api.console.guards import FormSession, PageSession
 from serve_app.api.console.known_device import read_device, set_device
-from serve_app.api.console.rendering import redirect, render
+from serve_app.api.console.rendering import render
 from serve_app.api.console.roles import home_of, may_open
-from serve_app.api.console.session import anonymous_token, form_token, is_form_token, set_anonymous, set_session
+from serve_app.api.console.session import anonymous_token, set_anonymous, set_session
 from serve_app.api.dependencies import caller_address, resources_of
+from serve_app.api.site.addresses import redirect
+from serve_app.api.site.form_tokens import check_form, form_token, is_form_token
+from serve_app.api.site.forms import Form
 from serve_app.domain.accounts import SignIn, User
 from serve_app.domain.audit import OWNER, Act
 from serve_app.domain.audit import user as user_actor

@@ -7,15 +7,18 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, HTTPException, Request, Response
 
 from serve_app.api.console.comparison import MOST_PICTURES, arrange, read_comparison
-from serve_app.api.console.guards import Form, FormSession, PageSession, check_form
+from serve_app.api.console.guards import FormSession, PageSession
 from serve_app.api.console.job_panel import Panel, panel_of
 from serve_app.api.console.owner import uncounted_owner
 from serve_app.api.console.playground_form import COMPARISON, values_of
 from serve_app.api.console.playground_page import PURPOSE, cards_part, playground_page, query_values, status_of
-from serve_app.api.console.rendering import redirect, render
+from serve_app.api.console.rendering import render
 from serve_app.api.console.session import SignedIn
 from serve_app.api.context import RequestContext
 from serve_app.api.dependencies import resources_of, valid_job_id
+from serve_app.api.site.addresses import redirect
+from serve_app.api.site.form_tokens import check_form
+from serve_app.api.site.forms import Form
 from serve_app.domain.errors import AtelierError, StoreUnavailable, UnreadableRecord
 from serve_app.domain.requests import GenerationRequest
 from serve_app.service import submit

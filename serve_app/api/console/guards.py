@@ -1,15 +1,11 @@
 """Checks who may open a page or send a form, as dependencies of the console's path operations."""
 
-from collections.abc import Mapping
 from typing import Annotated
 
 from fastapi import Depends, HTTPException, Request
 
-from serve_app.api.console.forms import read_form
 from serve_app.api.console.roles import may_open
-from serve_app.api.console.session import SignedIn, is_form_token, read_session
-
-EXPIRED_FORM = "The page has expired. Go back, reload it, and try again."
+from serve_app.api.console.session import SignedIn, read_session
 
 
 class SignInRequired(Exception):
@@ -39,12 +35,5 @@ def _admit(request: Request, session: SignedIn) -> SignedIn:
     return session
 
 
-def check_form(session: SignedIn, form: Mapping[str, str], purpose: str) -> None:
-    """Raises 403 when the form was not given to this session."""
-    if not is_form_token(session.token, purpose, form.get("form_token", "")):
-        raise HTTPException(403, EXPIRED_FORM)
-
-
 PageSession = Annotated[SignedIn, Depends(page_session)]
 FormSession = Annotated[SignedIn, Depends(form_session)]
-Form = Annotated[Mapping[str, str], Depends(read_form)]

@@ -9,20 +9,16 @@ from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 
-from serve_app.api.console.guards import Form, FormSession, PageSession, check_form
-from serve_app.api.console.job_text import (
-    STATES,
-    curl_command,
-    failure_text,
-    parameters,
-    playground_query,
-    timeline,
-    title,
-)
-from serve_app.api.console.rendering import redirect, render
-from serve_app.api.console.session import SignedIn, form_token
+from serve_app.api.console.guards import FormSession, PageSession
+from serve_app.api.console.job_requests import curl_command, playground_query
+from serve_app.api.console.rendering import render
+from serve_app.api.console.session import SignedIn
 from serve_app.api.dependencies import caller_address, resources_of, valid_job_id
 from serve_app.api.responses import base_url
+from serve_app.api.site.addresses import redirect
+from serve_app.api.site.form_tokens import check_form, form_token
+from serve_app.api.site.forms import Form
+from serve_app.api.site.job_text import STATES, failure_text, parameters, timeline, title
 from serve_app.domain.accounts import ApiKey
 from serve_app.domain.audit import Act
 from serve_app.domain.errors import JobUnfinished, NotFound

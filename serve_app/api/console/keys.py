@@ -6,12 +6,14 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 
-from serve_app.api.console.guards import EXPIRED_FORM, Form, FormSession, PageSession, check_form
+from serve_app.api.console.guards import FormSession, PageSession
 from serve_app.api.console.key_page import ALL_KEY_PAGES, EXPIRIES, KEY_NAME_LENGTH, ROLL_GRACE, KeyPage
 from serve_app.api.console.pages import keys_of, keys_page
-from serve_app.api.console.rendering import redirect
-from serve_app.api.console.session import SignedIn, nonce_of
+from serve_app.api.console.session import SignedIn
 from serve_app.api.dependencies import caller_address, resources_of
+from serve_app.api.site.addresses import redirect
+from serve_app.api.site.form_tokens import EXPIRED_FORM, check_form, nonce_of
+from serve_app.api.site.forms import Form
 from serve_app.domain.accounts import Scope
 from serve_app.domain.audit import Act
 from serve_app.domain.errors import InvalidParameter, NotFound, TooManyKeys

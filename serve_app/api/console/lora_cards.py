@@ -6,8 +6,8 @@ from typing import NamedTuple
 from fastapi import Request
 
 from serve_app.api.console.lora_text import samples_of
-from serve_app.api.console.rendering import root_of, site_of
 from serve_app.api.dependencies import resources_of
+from serve_app.api.site.addresses import root_of, site_of
 from serve_app.api.site.samples import sample_of
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.jobs import Job

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from serve_app.api.console.job_text import Part
 from serve_app.api.lora_form import MAX_WORD, MAX_WORDS
+from serve_app.api.site.job_text import Part
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import (
     AtelierError,

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 from pydantic import ValidationError
 
-from serve_app.api.console.guards import Form, FormSession, PageSession, check_form
+from serve_app.api.console.guards import FormSession, PageSession
 from serve_app.api.console.history import IMAGE_CACHE
 from serve_app.api.console.lora_cards import LONGEST_SEARCH, MOST, matches, own_pictures, sample_pictures
 from serve_app.api.console.lora_text import (
@@ -25,11 +25,14 @@ from serve_app.api.console.lora_text import (
     training_parts,
 )
 from serve_app.api.console.owner import uncounted_owner
-from serve_app.api.console.rendering import page_number, redirect, render
-from serve_app.api.console.session import SignedIn, form_token
+from serve_app.api.console.rendering import render
+from serve_app.api.console.session import SignedIn
 from serve_app.api.dependencies import caller_address, resources_of
 from serve_app.api.lora_form import GrantRequest, LoraChange, LoraForm, split_words
 from serve_app.api.lora_upload import read_upload
+from serve_app.api.site.addresses import page_number, redirect
+from serve_app.api.site.form_tokens import check_form, form_token
+from serve_app.api.site.forms import Form
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import NotFound, TooManyUploads
 from serve_app.domain.jobs import JobState

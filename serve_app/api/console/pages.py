@@ -8,9 +8,11 @@ from starlette.responses import HTMLResponse
 
 from serve_app.api.console.browser_name import browser_name
 from serve_app.api.console.key_page import EXPIRIES, KEY_NAME_LENGTH, KEY_PAGES, SCOPES, KeyPage, curl_line
-from serve_app.api.console.rendering import render, site_of
-from serve_app.api.console.session import SignedIn, anonymous_token, form_token, set_anonymous, single_use_token
+from serve_app.api.console.rendering import render
+from serve_app.api.console.session import SignedIn, anonymous_token, set_anonymous
 from serve_app.api.dependencies import period_of, resources_of
+from serve_app.api.site.addresses import site_of
+from serve_app.api.site.form_tokens import form_token, single_use_token
 from serve_app.domain.accounts import ApiKey, Role
 from serve_app.domain.requests import Variant
 from serve_app.service.resources import Resources

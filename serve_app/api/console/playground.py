@@ -6,7 +6,7 @@ from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 
-from serve_app.api.console.guards import Form, FormSession, PageSession, check_form
+from serve_app.api.console.guards import FormSession, PageSession
 from serve_app.api.console.history import ChosenJob
 from serve_app.api.console.owner import owner_caller
 from serve_app.api.console.playground_form import draw_seed, read_playground_form, values_of
@@ -18,9 +18,12 @@ from serve_app.api.console.playground_page import (
     query_values,
     status_of,
 )
-from serve_app.api.console.rendering import redirect, render
+from serve_app.api.console.rendering import render
 from serve_app.api.context import RequestContext
 from serve_app.api.dependencies import caller_address, resources_of
+from serve_app.api.site.addresses import redirect
+from serve_app.api.site.form_tokens import check_form
+from serve_app.api.site.forms import Form
 from serve_app.domain.audit import Act
 from serve_app.domain.errors import AtelierError, NotFound, StoreUnavailable
 from serve_app.domain.jobs import Job

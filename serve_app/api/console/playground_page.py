@@ -12,11 +12,12 @@ from serve_app.api.console.lora_cards import LoraCards, choose_cards
 from serve_app.api.console.pages import usable_keys
 from serve_app.api.console.playground_form import COMPARISON, DEFAULTS, EXAMPLES, SIZES
 from serve_app.api.console.rendering import render
-from serve_app.api.console.session import SignedIn, form_token
+from serve_app.api.console.session import SignedIn
 from serve_app.api.console.snippets import Snippet, snippets_of, variant_of
 from serve_app.api.dependencies import resources_of
 from serve_app.api.errors import ANSWERS
 from serve_app.api.responses import base_url
+from serve_app.api.site.form_tokens import form_token
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import AtelierError
 from serve_app.domain.jobs import Job

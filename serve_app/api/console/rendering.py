@@ -1,19 +1,20 @@
-"""Rendering of a console page in the shared layout, and redirects between pages."""
+"""Rendering of a console page in the shared layout."""
 
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse
+from starlette.responses import HTMLResponse
 
 from serve_app.api.console.key_page import ALL_KEY_PAGES
 from serve_app.api.console.roles import may_open
-from serve_app.api.console.session import SignedIn, form_token
+from serve_app.api.console.session import SignedIn
 from serve_app.api.site import page_templates
+from serve_app.api.site.addresses import root_of, site_of
+from serve_app.api.site.form_tokens import form_token
 from serve_app.api.site.page import PageResponse
 
-MOST_PAGES = 2_000
 _TEMPLATES = page_templates(Path(__file__).parent / "templates")
 
 
@@ -33,24 +34,3 @@ def render(
         "here": here,
     }
     return PageResponse(_TEMPLATES.get_template(template), shared | values, status)
-
-
-def redirect(request: Request, path: str) -> RedirectResponse:
-    """To another page of the console."""
-    return RedirectResponse(f"{root_of(request)}/{path}", 303)
-
-
-def page_number(request: Request) -> int:
-    """The `page` of the address, from 1."""
-    text = request.query_params.get("page", "")
-    return min(max(1, int(text)), MOST_PAGES) if text.isascii() and text.isdecimal() and len(text) < 6 else 1
-
-
-def root_of(request: Request) -> str:
-    """The path of the console."""
-    return request.scope.get("root_path", "").rstrip("/")
-
-
-def site_of(request: Request) -> str:
-    """The path of the service, in which the console is mounted."""
-    return request.scope.get("app_root_path", "").rstrip("/")

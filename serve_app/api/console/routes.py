@@ -5,19 +5,15 @@ from math import ceil
 from fastapi import APIRouter, Request, Response
 
 from serve_app.api.console.account import open_session
-from serve_app.api.console.guards import Form, FormSession, PageSession, check_form
+from serve_app.api.console.guards import FormSession, PageSession
 from serve_app.api.console.known_device import read_device
 from serve_app.api.console.pages import NAME_LENGTH, settings_page, sign_in_page
-from serve_app.api.console.rendering import redirect
 from serve_app.api.console.roles import home_of
-from serve_app.api.console.session import (
-    SESSION,
-    anonymous_token,
-    drop_cookie,
-    is_form_token,
-    read_session,
-)
+from serve_app.api.console.session import SESSION, anonymous_token, drop_cookie, read_session
 from serve_app.api.dependencies import caller_address, resources_of
+from serve_app.api.site.addresses import redirect
+from serve_app.api.site.form_tokens import check_form, is_form_token
+from serve_app.api.site.forms import Form
 from serve_app.domain.accounts import SignIn
 from serve_app.domain.audit import ANYONE, Act
 

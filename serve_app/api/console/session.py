@@ -1,6 +1,5 @@
-"""Sessions of the console: the cookies, who is signed in, and the form tokens derived from them."""
+"""Sessions of the console: the cookies, and who is signed in."""
 
-import hmac
 import secrets
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -9,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from serve_app.api.dependencies import resources_of
+from serve_app.api.site.addresses import is_secure
 from serve_app.domain.accounts import Account, Role, User
 from serve_app.domain.audit import OWNER
 from serve_app.domain.audit import user as user_actor
@@ -52,27 +52,6 @@ def anonymous_token(request: Request) -> str:
     return request.cookies.get(cookie_name(request, ANONYMOUS)) or secrets.token_urlsafe(32)
 
 
-def form_token(session: str, purpose: str) -> str:
-    """Returns the token of a form, by which only this session can send a form of this purpose."""
-    return hmac.digest(session.encode(errors="replace"), f"form: {purpose}".encode(), "sha256").hex()
-
-
-def is_form_token(session: str, purpose: str, given: str) -> bool:
-    return hmac.compare_digest(form_token(session, purpose).encode(), given.encode(errors="replace"))
-
-
-def single_use_token(session: str, purpose: str) -> str:
-    """A form token that differs on every page, to be accepted only once."""
-    nonce = secrets.token_urlsafe(12)
-    return f"{nonce}.{form_token(session, f'{purpose} {nonce}')}"
-
-
-def nonce_of(session: str, purpose: str, given: str) -> str | None:
-    """Returns a single-use token's nonce; None for a token of another session or purpose."""
-    nonce, _, proof = given.partition(".")
-    return nonce if is_form_token(session, f"{purpose} {nonce}", proof) else None
-
-
 def set_session(request: Request, response: Response, token: str) -> None:
     set_cookie(request, response, SESSION, token, ABSOLUTE_LIFE)
     drop_cookie(request, response, ANONYMOUS)
@@ -90,11 +69,6 @@ def drop_cookie(request: Request, response: Response, name: str) -> None:
 def cookie_name(request: Request, name: str) -> str:
     """`__Host-` binds the cookie to this host and to https; a browser refuses the prefix without https."""
     return f"__Host-{name}" if is_secure(request) else name
-
-
-def is_secure(request: Request) -> bool:
-    """Whether the browser speaks https, also when a front proxy ends it and `public_url` says so."""
-    return request.url.scheme == "https" or resources_of(request).settings.public_url.startswith("https://")
 
 
 def set_cookie(request: Request, response: Response, name: str, value: str, life: timedelta) -> None:

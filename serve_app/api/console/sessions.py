@@ -2,9 +2,11 @@
 
 from fastapi import APIRouter, HTTPException, Request, Response
 
-from serve_app.api.console.guards import Form, FormSession, check_form
-from serve_app.api.console.rendering import redirect
+from serve_app.api.console.guards import FormSession
 from serve_app.api.dependencies import caller_address, resources_of
+from serve_app.api.site.addresses import redirect
+from serve_app.api.site.form_tokens import check_form
+from serve_app.api.site.forms import Form
 from serve_app.domain.audit import Act
 
 _PURPOSE = "end session"

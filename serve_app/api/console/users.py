@@ -4,11 +4,14 @@ from datetime import timedelta
 
 from fastapi import APIRouter, HTTPException, Request, Response
 
-from serve_app.api.console.guards import Form, FormSession, PageSession, check_form
-from serve_app.api.console.rendering import redirect, render
-from serve_app.api.console.session import SignedIn, form_token
+from serve_app.api.console.guards import FormSession, PageSession
+from serve_app.api.console.rendering import render
+from serve_app.api.console.session import SignedIn
 from serve_app.api.dependencies import caller_address, resources_of
 from serve_app.api.responses import base_url
+from serve_app.api.site.addresses import redirect
+from serve_app.api.site.form_tokens import check_form, form_token
+from serve_app.api.site.forms import Form
 from serve_app.domain.accounts import Role, User
 from serve_app.domain.audit import Act
 from serve_app.domain.errors import InvalidParameter

@@ -10,7 +10,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from serve_app.api.applications import new_app
-from serve_app.api.console.protection import Protection
 from serve_app.api.operators.accounts import router as accounts_router
 from serve_app.api.operators.audit import router as audit_router
 from serve_app.api.operators.checks import router as checks_router
@@ -19,9 +18,11 @@ from serve_app.api.operators.guards import SignInRequired
 from serve_app.api.operators.jobs import router as jobs_router
 from serve_app.api.operators.models import router as models_router
 from serve_app.api.operators.overview import router as overview_router
-from serve_app.api.operators.rendering import problem_page, redirect, root_of
+from serve_app.api.operators.rendering import problem_page
 from serve_app.api.operators.sign_in import router as sign_in_router
+from serve_app.api.site.addresses import redirect, root_of
 from serve_app.api.site.problems import answer_with_pages
+from serve_app.api.site.protection import Protection
 from serve_app.service.resources import Resources
 
 ROUTES = (

@@ -5,12 +5,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 
-from serve_app.api.console.rendering import site_of
-from serve_app.api.console.session import form_token
 from serve_app.api.dependencies import resources_of
-from serve_app.api.operators.guards import Form, FormSession, PageSession, by, check_form
-from serve_app.api.operators.rendering import PAGE_SIZE, page_number, redirect, render
+from serve_app.api.operators.guards import FormSession, PageSession, by
+from serve_app.api.operators.rendering import PAGE_SIZE, render
 from serve_app.api.operators.session import SignedIn
+from serve_app.api.site.addresses import page_number, redirect, site_of
+from serve_app.api.site.form_tokens import check_form, form_token
+from serve_app.api.site.forms import Form
 from serve_app.domain.accounts import Account
 from serve_app.domain.errors import InvalidParameter
 from serve_app.domain.requests import Variant

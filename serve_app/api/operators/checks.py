@@ -2,11 +2,12 @@
 
 from fastapi import APIRouter, Request, Response
 
-from serve_app.api.console.session import form_token
 from serve_app.api.dependencies import resources_of
-from serve_app.api.operators.guards import Form, FormSession, PageSession, check_form
+from serve_app.api.operators.guards import FormSession, PageSession
 from serve_app.api.operators.rendering import render
 from serve_app.api.operators.session import SignedIn
+from serve_app.api.site.form_tokens import check_form, form_token
+from serve_app.api.site.forms import Form
 from serve_app.service.doctor.checks import Check, Level
 from serve_app.service.doctor.report import check_service
 

@@ -7,10 +7,12 @@ from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request, Response
 
-from serve_app.api.console.session import form_token
 from serve_app.api.dependencies import resources_of, valid_job_id
-from serve_app.api.operators.guards import Form, FormSession, PageSession, by, check_form
-from serve_app.api.operators.rendering import PAGE_SIZE, redirect, render
+from serve_app.api.operators.guards import FormSession, PageSession, by
+from serve_app.api.operators.rendering import PAGE_SIZE, render
+from serve_app.api.site.addresses import redirect
+from serve_app.api.site.form_tokens import check_form, form_token
+from serve_app.api.site.forms import Form
 from serve_app.domain.errors import FailureCode
 from serve_app.service import operate
 from serve_app.stores.dead_letters import LOOKED_AT_ONCE

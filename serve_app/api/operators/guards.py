@@ -1,13 +1,9 @@
 """Checks who may open an operators' page or send its form, as dependencies."""
 
-from collections.abc import Mapping
 from typing import Annotated
 
 from fastapi import Depends, HTTPException, Request
 
-from serve_app.api.console.forms import read_form
-from serve_app.api.console.guards import EXPIRED_FORM
-from serve_app.api.console.session import is_form_token
 from serve_app.api.dependencies import caller_address, resources_of
 from serve_app.api.operators.session import SignedIn, read_session
 from serve_app.domain.audit import Act, operator
@@ -42,12 +38,6 @@ async def form_session(request: Request) -> SignedIn:
     return session
 
 
-def check_form(session: SignedIn, form: Mapping[str, str], purpose: str) -> None:
-    """Raises 403 when the form was not given to this session."""
-    if not is_form_token(session.token, purpose, form.get("form_token", "")):
-        raise HTTPException(403, EXPIRED_FORM)
-
-
 def by(request: Request, session: SignedIn) -> Actor:
     """Return the session's operator as the audit log names them."""
     return Actor(operator(session.operator.name), caller_address(request))
@@ -61,4 +51,3 @@ async def record(request: Request, name: str, act: Act, *, actor: str) -> None:
 PageSession = Annotated[SignedIn, Depends(page_session)]
 LiveSession = Annotated[SignedIn, Depends(live_session)]
 FormSession = Annotated[SignedIn, Depends(form_session)]
-Form = Annotated[Mapping[str, str], Depends(read_form)]

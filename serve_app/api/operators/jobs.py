@@ -4,11 +4,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 
-from serve_app.api.console.job_text import STATES, failure_text, parameters, timeline, title
-from serve_app.api.console.session import form_token
 from serve_app.api.dependencies import resources_of, valid_job_id
-from serve_app.api.operators.guards import Form, FormSession, PageSession, by, check_form
-from serve_app.api.operators.rendering import redirect, render
+from serve_app.api.operators.guards import FormSession, PageSession, by
+from serve_app.api.operators.rendering import render
+from serve_app.api.site.addresses import redirect
+from serve_app.api.site.form_tokens import check_form, form_token
+from serve_app.api.site.forms import Form
+from serve_app.api.site.job_text import STATES, failure_text, parameters, timeline, title
 from serve_app.domain.jobs import Job
 from serve_app.domain.requests import GenerationRequest
 from serve_app.service import operate

@@ -6,7 +6,8 @@ from fastapi import APIRouter, Request, Response
 
 from serve_app.api.dependencies import resources_of
 from serve_app.api.operators.guards import PageSession
-from serve_app.api.operators.rendering import PAGE_SIZE, page_number, render
+from serve_app.api.operators.rendering import PAGE_SIZE, render
+from serve_app.api.site.addresses import page_number
 from serve_app.domain.jobs import JobKind
 from serve_app.stores.operator_reader import USE_DAYS
 

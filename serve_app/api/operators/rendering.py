@@ -1,16 +1,16 @@
-"""Rendering of an operators' page in the shared layout, and redirects between pages."""
+"""Rendering of an operators' page in the shared layout."""
 
 from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse
+from starlette.responses import HTMLResponse
 
-from serve_app.api.console.rendering import page_number, redirect, root_of, site_of
-from serve_app.api.console.session import form_token
 from serve_app.api.operators.formatting import duration, size
 from serve_app.api.operators.session import SignedIn
 from serve_app.api.site import page_templates
+from serve_app.api.site.addresses import root_of, site_of
+from serve_app.api.site.form_tokens import form_token
 from serve_app.api.site.page import PageResponse
 
 _TEMPLATES = page_templates(Path(__file__).parent / "templates")
@@ -37,6 +37,3 @@ def render(
 def problem_page(request: Request, status: int, title: str, text: str) -> HTMLResponse:
     """Render a page that says what went wrong, and where to go on."""
     return render(request, "problem.html", None, status=status, title=title, text=text)
-
-
-__all__ = ["PAGE_SIZE", "RedirectResponse", "page_number", "problem_page", "redirect", "render", "root_of", "site_of"]

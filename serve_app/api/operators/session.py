@@ -7,8 +7,8 @@ from datetime import timedelta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from serve_app.api.console.session import is_secure
 from serve_app.api.dependencies import resources_of
+from serve_app.api.site.addresses import is_secure
 from serve_app.domain.operators import Operator
 from serve_app.stores.operator_sessions import ABSOLUTE_LIFE
 

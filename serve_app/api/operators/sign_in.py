@@ -5,11 +5,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 
-from serve_app.api.console.session import form_token, is_form_token
 from serve_app.api.dependencies import caller_address, resources_of
-from serve_app.api.operators.guards import Form, FormSession, check_form, record
-from serve_app.api.operators.rendering import redirect, render
+from serve_app.api.operators.guards import FormSession, record
+from serve_app.api.operators.rendering import render
 from serve_app.api.operators.session import anonymous_token, drop_session, read_session, set_anonymous, set_session
+from serve_app.api.site.addresses import redirect
+from serve_app.api.site.form_tokens import check_form, form_token, is_form_token
+from serve_app.api.site.forms import Form
 from serve_app.domain import audit
 from serve_app.domain.audit import ANYONE, Act
 from serve_app.domain.errors import NotFound

@@ -1,9 +1,10 @@
 """The fields of a form, read within limits: size, time, media type."""
 
 from collections.abc import Mapping
+from typing import Annotated
 from urllib.parse import parse_qsl
 
-from fastapi import HTTPException
+from fastapi import Depends, HTTPException
 from starlette.requests import Request
 
 from serve_app.api.body import BodyTooLarge, BodyTooSlow, read_bytes
@@ -37,3 +38,6 @@ async def read_form(request: Request) -> Mapping[str, str]:
     except ValueError:
         raise HTTPException(400, "The form has too many fields.") from None
     return dict(reversed(pairs))
+
+
+Form = Annotated[Mapping[str, str], Depends(read_form)]

@@ -39,7 +39,7 @@ class Protection:
         await self._app(scope, receive, send_protected)
 
     def _is_own_form(self, headers: Headers) -> bool:
-        """Whether the form is the console's: by `Sec-Fetch-Site`, or by `Origin` over plain http."""
+        """Whether the form is of our own pages: by `Sec-Fetch-Site`, or by `Origin` over plain http."""
         site = headers.get("sec-fetch-site")
         if site is not None:
             return site == "same-origin"
