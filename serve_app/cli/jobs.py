@@ -15,7 +15,7 @@ from serve_app.domain.errors import NotFound
 from serve_app.domain.jobs import Job, JobState
 from serve_app.domain.requests import GenerationRequest
 from serve_app.service import operate
-from serve_app.service.delete import delete_job
+from serve_app.service.delete import delete_image, delete_job
 from serve_app.service.operate import Actor
 from serve_app.service.resources import Resources
 
@@ -72,13 +72,34 @@ async def cancel(resources: Resources, job_id: JobId) -> Result:
 
 
 @store_command(app, "delete")
-async def delete(resources: Resources, job_id: JobId) -> Result:
-    """Delete a job that has ended, with its prompt and its images."""
+async def delete(
+    resources: Resources,
+    job_id: JobId,
+    image: Annotated[
+        str | None,
+        typer.Option(
+            metavar="IMAGE", help="Only this image: img_…; with its last image the job goes.", show_default=False
+        ),
+    ] = None,
+) -> Result:
+    """Delete a job that has ended, with its prompt and its images; with --image one of its images."""
+    if image is not None:
+        return await _delete_image(resources, job_id, image)
     try:
         await delete_job(resources, job_id, account_id=None, actor=this_operator())
     except NotFound:
         raise _unknown(job_id) from None
     return Result(facts={"id": job_id, "deleted": True}, shown=f"{job_id}: deleted")
+
+
+async def _delete_image(resources: Resources, job_id: str, image_id: str) -> Result:
+    try:
+        await delete_image(resources, job_id, image_id, account_id=None, actor=this_operator())
+    except NotFound:
+        raise Failed(f"no image {image_id!r} of a job {job_id!r} (see: atelier jobs show {job_id})") from None
+    is_kept = await resources.jobs.find(job_id) is not None
+    shown = f"{image_id}: deleted" if is_kept else f"{image_id}: deleted, and with its last image {job_id}"
+    return Result(facts={"id": job_id, "image_id": image_id, "deleted": True, "job_deleted": not is_kept}, shown=shown)
 
 
 @store_command(app, "requeue")

@@ -1,9 +1,11 @@
 """`atelier jobs`: list, show, cancel, requeue, delete."""
 
+from datetime import UTC, datetime
+
 import pytest
 
 from serve_app.domain.errors import FailureCode
-from serve_app.domain.jobs import Failure, JobKind, new_job_id
+from serve_app.domain.jobs import Failure, JobKind, StoredImage, new_image_id, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.service.resources import Resources
 from serve_app.stores.claiming import new_nonce
@@ -101,3 +103,32 @@ def test_a_job_is_deleted_once_it_has_ended(atelier: Atelier) -> None:
         assert atelier("jobs", *words).code == 1
     [row] = [row for row in atelier.json("audit")["rows"] if row["act"] == "job_deleted"]
     assert row["subject"] == job_id
+
+
+async def _complete(resources: Resources) -> list[str]:
+    """Completes the waiting job with an image for each seed, and returns their ids."""
+    [claim] = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce())
+    images: list[StoredImage] = []
+    for index in range(2):
+        name = resources.images.object_name("acme", claim.lease.job_id, 1, index, datetime.now(UTC))
+        uri, sha256 = await resources.images.put(name, b"png"), "0" * 64
+        image = StoredImage(image_id=new_image_id(), image_uri=uri, width=512, height=768, sha256=sha256, size_bytes=3)
+        images.append(image)
+    await resources.queue.finish(claim.lease, images, seconds=1)
+    return [image.image_id for image in images]
+
+
+@pytest.mark.slow
+def test_one_image_of_a_job_is_deleted_and_with_the_last_one_the_job(atelier: Atelier) -> None:
+    job_id = _job(atelier, "acme")
+    first, last = atelier.stores(_complete)
+    for refused in (("delete", job_id, "--image", "img_nothing"), ("delete", "gen_nothing", "--image", first)):
+        assert atelier("jobs", *refused).code == 1
+    deleted = {"id": job_id, "image_id": first, "deleted": True, "job_deleted": False}
+    assert atelier.json("jobs", "delete", job_id, "--image", first) == deleted
+    assert [image["image_id"] for image in atelier.json("jobs", "show", job_id)["images"]] == [last]
+    assert f"with its last image {job_id}" in atelier("jobs", "delete", job_id, "--image", last).out
+    assert atelier("jobs", "show", job_id).code == 1
+    assert not list(atelier.settings.data_dir.glob("images/**/*.png"))
+    rows = [row["subject"] for row in atelier.json("audit")["rows"] if row["act"] == "image_deleted"]
+    assert rows == [first, last]

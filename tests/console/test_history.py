@@ -195,6 +195,28 @@ async def test_a_job_that_has_not_ended_is_not_deleted_and_no_form_works_without
     assert found.state is JobState.QUEUED
 
 
+async def test_one_image_of_several_is_deleted_and_the_others_stay(
+    service: TestService, member: Member, browser: Browser, resources: Resources
+) -> None:
+    job = await _done(service, member, num_images=3)
+    address = f"/console/history/{job.id}"
+    page = await browser.open(address)
+    chosen = next(form for form in page.forms if form.action == f"{address}/{job.images[1].image_id}/delete")
+    assert (await browser.send(chosen, form_token="0" * 64)).status == 403
+    page = await browser.send(chosen)
+    assert page.answer.url.path == address
+    found = await resources.jobs.find(job.id)
+    assert found is not None
+    assert found.images == (job.images[0], job.images[2])
+    assert [(await browser.open(f"{address}/{image.image_id}")).status for image in job.images] == [200, 404, 200]
+    assert (await browser.send(chosen)).status == 404
+    [_, second] = [form for form in page.forms if "Delete this image" in form.buttons]
+    page = await browser.send(second)
+    assert "Delete this image" not in page.text, "with the last one goes the job, as its own button says"
+    rows = [row.subject for row in await resources.audit.rows(member.account.id) if row.act is Act.IMAGE_DELETED]
+    assert rows == [job.images[1].image_id, job.images[2].image_id]
+
+
 async def test_another_accounts_jobs_and_images_are_not_found(
     service: TestService, member: Member, browsers: Browsers, browser: Browser
 ) -> None:
@@ -211,11 +233,15 @@ async def test_another_accounts_jobs_and_images_are_not_found(
         assert (theirs.status, theirs.text) == (404, never.text)
         other = await browsers.new().open(f"/console/history/{path.format(job.id)}")
         assert other.answer.url.path == "/console/sign-in"
-    own = await _done(service, member)
-    form = (await browser.open(f"/console/history/{own.id}")).form("Delete this job")
+    own = await _done(service, member, num_images=2)
+    page = await browser.open(f"/console/history/{own.id}")
+    form = page.form("Delete this job")
     for action in ("delete", "cancel"):
         form.action = f"/console/history/{job.id}/{action}"
         assert (await browser.send(form)).status in (403, 404)
+    form = page.form("Delete this image")
+    form.action = f"/console/history/{job.id}/{image}/delete"
+    assert (await browser.send(form)).status == 404
     assert (await browser.open(f"/console/history/{own.id}/{image}")).status == 404
     assert await service.resources.jobs.find(job.id) is not None
 

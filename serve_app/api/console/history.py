@@ -155,6 +155,21 @@ async def delete_job(request: Request, job_id: str, session: FormSession, form: 
     return redirect(request, "history")
 
 
+@router.post("/history/{job_id}/{image_id}/delete")
+async def delete_image(request: Request, job_id: str, image_id: str, session: FormSession, form: Form) -> Response:
+    """Deletes one image of a job; with its last one the job goes."""
+    check_form(session, form, "delete image")
+    resources, account_id, valid_id = resources_of(request), session.account.id, valid_job_id(job_id, "gen", "up")
+    try:
+        await delete.delete_image(
+            resources, valid_id, image_id, account_id=account_id, actor=session.actor, address=caller_address(request)
+        )
+    except NotFound:
+        raise HTTPException(404) from None
+    is_kept = await resources.jobs.get(valid_id, account_id=account_id) is not None
+    return redirect(request, f"history/{valid_id}" if is_kept else "history")
+
+
 async def _job_page(request: Request, session: SignedIn, job: Job, *, status: int = 200, notice: str = "") -> Response:
     resources = resources_of(request)
     lora_id = job.request.lora_id if isinstance(job.request, GenerationRequest) else ""
@@ -181,6 +196,7 @@ async def _job_page(request: Request, session: SignedIn, job: Job, *, status: in
         playground=playground_query(job),
         cancel_token=form_token(session.token, "cancel job"),
         delete_token=form_token(session.token, "delete job"),
+        delete_image_token=form_token(session.token, "delete image"),
     )
 
 
