@@ -24,8 +24,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Return one worker for each core; for `auto` one more.
 
-    The tests with a Ray runtime mostly wait for other processes. They are one group: Ray and Serve give up what does not start within limits of theirs, and two at a time beside busy
-    tests met them.
+    The tests with a Ray runtime mostly wait for other processes. They are one group: Ray and Serve give up what does
+    not start within limits of theirs, and two at a time beside busy tests met them.
     """
     return (os.cpu_count() or 1) + (config.option.numprocesses == "auto")
 

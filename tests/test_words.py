@@ -33,7 +33,7 @@ ALLOWED = {
 }
 IGNORED = ("CHANGELOG.md", "tests/test_words.py", "serve_app/api/docs/static/*", "serve_app/api/site/static/htmx/*")
 """The history, this list, and vendored libraries."""
-DOCUMENTED = ("serve_app", "deployments", "benchmarks", "models", "tests")
+DOCUMENTED = ("serve_app", "deployments", "benchmarks", "models", "tests", "configs", "docs")
 FIRST_LINE = 100
 """Characters of a docstring's first line at most."""
 LONG_QUOTED_LINE = re.compile(

@@ -1,7 +1,9 @@
-"""Looks up known holes of every package of an environment: `audit.py PIP_AUDIT SITE_PACKAGES`. Standard library only.
+"""Looks up known holes of every package of an environment, with the standard library only.
 
-pip-audit alone is green when it could look nothing up: offline, behind a mirror without advisories, or for a version with a
-local part (`2.13.0+cpu`). Exit code 0: nothing known; 1: holes; 3: nothing could be looked up.
+    audit.py PIP_AUDIT SITE_PACKAGES
+
+pip-audit alone is green when it could look nothing up: offline, behind a mirror without advisories, or for a version
+with a local part (`2.13.0+cpu`). Exit code 0: nothing known; 1: holes; 3: nothing could be looked up.
 """
 
 import json

@@ -1,4 +1,6 @@
-"""Draw the pictures of the README, the landing page and the console with the engine: `.venv/bin/python docs/images/draw.py`.
+"""Draws the pictures of the README, the landing page and the console with the engine.
+
+    .venv/bin/python docs/images/draw.py
 
 Each file shows runs that share every forward pass: other LoRAs, weights and (in scenes.png) prompts and seeds.
 """
@@ -100,7 +102,7 @@ def contact_sheet(pictures: tuple[Picture, ...], images: list[Image.Image]) -> I
 
 
 def save_samples(pictures: tuple[Picture, ...], images: list[Image.Image]) -> None:
-    """The eight pictures of the landing page, which are also the samples of the bundled LoRAs in the console."""
+    """Save the eight pictures of the landing page, which are also the bundled LoRAs' samples."""
     for picture, image in zip(pictures, images, strict=True):
         small = image.resize((SAMPLE, SAMPLE), Image.Resampling.LANCZOS)
         small.save(SAMPLES / f"{picture.lora}.webp", quality=85, method=6)

@@ -1,4 +1,6 @@
-"""Creates an account and one key for both interfaces, and keeps them in a Secret: `create_account.py --secret NAME … ACCOUNT`.
+"""Creates an account and a key for both interfaces, and stores them in a Secret.
+
+    create_account.py --secret NAME … ACCOUNT
 
 Runs in a pod whose service account may read and patch that Secret. Run again, it changes nothing.
 """

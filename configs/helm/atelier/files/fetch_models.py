@@ -1,8 +1,10 @@
-"""Fetches the models of a list into a folder, each once: `fetch_models.py [--wait] MODELS.json FOLDER`.
+"""Fetches the models of a list into a folder, each once.
 
-An entry is {"name", "repository", "revision", "include"} of a model hub, or {"name", "url"} of anything fsspec reads. A model
-is fetched beside its place and moved there when it is whole. With `--wait` nothing is fetched: the program ends when all
-models of the list are there.
+    fetch_models.py [--wait] MODELS.json FOLDER
+
+An entry is {"name", "repository", "revision", "include"} of a model hub, or {"name", "url"} of anything fsspec reads. A
+model is fetched beside its place and moved there when it is whole. With `--wait` nothing is fetched: the program ends
+when all models of the list are there.
 """
 
 import argparse
