@@ -147,7 +147,7 @@ def start_server(code: str, paths: list[str], settings: Settings) -> Generator[t
     """A server in a process of its own: its port and process."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    fields = {name: str(getattr(settings, name)) for name in ("data_dir", "catalog", "polls_per_second")}
+    fields = {name: str(getattr(settings, name)) for name in settings.model_fields_set}
     env = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, "-c", code, str(port), json.dumps(fields)]
     process = subprocess.Popen(command, env=env, cwd=paths[-1] if paths else None)
