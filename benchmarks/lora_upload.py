@@ -1,4 +1,4 @@
-"""Measure the time from the upload of a LoRA to the first image with it, through `atelier up`.
+"""Measures the time from the upload of a LoRA to the first image with it, through `atelier up`.
 
     .venv/bin/python -m benchmarks.lora_upload [--rounds 7] [--steps 20] [--side 512]
 

@@ -22,6 +22,7 @@ from serve_app.domain.audit import Act
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import InvalidParameter, PayloadTooLarge
 from serve_app.engine_options import DEFAULT_MAX_RANK, MAX_RANK
+from serve_app.service.loras import base_warning
 from serve_app.service.register import Offer, register
 from serve_app.service.register import remove as unregister
 from serve_app.service.resources import Resources
@@ -73,7 +74,10 @@ async def add(
     lines = [f"{adapter.name} ({adapter.id}): {adapter.found['summary']}"]
     if suggested := adapter.found.get("suggested_trigger_words"):
         lines.append(f"Trigger words by its file: {', '.join(suggested)}")
-    return Result(facts=_facts(adapter), shown="\n".join([*lines, f"Try it: atelier loras try {adapter.id}"]))
+    if warning := await base_warning(resources, adapter.base_model):
+        lines.append(warning)
+    lines.append(f"Try it: atelier loras try {adapter.id}")
+    return Result(facts={**_facts(adapter), "warning": warning or None}, shown="\n".join(lines))
 
 
 @asynccontextmanager

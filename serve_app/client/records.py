@@ -27,7 +27,8 @@ class Lora:
 
     `summary` says what its check found and `found` holds it in fields, such as `algorithm`, `rank`, `suggested_trigger_words`
     and, of an own one that was read alone, the training `metadata`. `sample_url` opens a picture drawn with it, None while
-    there is none. `shared_with` (account id → name) is for own ones, too. A service tells what it knows.
+    there is none. `shared_with` (account id → name) is for own ones, too. `warning` says, of one that was just added, why its
+    jobs would fail now. A service tells what it knows.
     """
 
     id: str
@@ -42,6 +43,7 @@ class Lora:
     found: Mapping[str, Any] = field(default_factory=dict[str, Any])
     shared_with: Mapping[str, str] = field(default_factory=dict[str, str])
     sample_url: str | None = None
+    warning: str = ""
 
     @property
     def suggested_trigger_words(self) -> tuple[str, ...]:
@@ -69,6 +71,7 @@ class Lora:
             found=found,
             sample_url=row.get("sample_url"),
             shared_with={each["account_id"]: each["name"] for each in row.get("shared_with", ())},
+            warning=row.get("warning", ""),
         )
 
 

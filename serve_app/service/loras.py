@@ -12,6 +12,7 @@ from pathlib import Path
 from serve_app.domain.accounts import Account, Caller
 from serve_app.domain.audit import OWNER, Act, account, api_key
 from serve_app.domain.errors import AdapterUnavailable, Forbidden, InvalidParameter, NotFound
+from serve_app.domain.jobs import JobKind
 from serve_app.domain.requests import Variant
 from serve_app.service.register import Offer, Registered, register
 from serve_app.service.register import remove as unregister
@@ -106,6 +107,14 @@ async def _register(
     if registered.status == "added":
         await _record(resources, by, Act.LORA_ADDED, registered.adapter.id)
     return registered
+
+
+async def base_warning(resources: Resources, base_model: str) -> str:
+    """Say that no running worker has loaded the base model; empty if one has, or a worker has not said what it holds."""
+    workers = await resources.measures.shown(JobKind.GENERATION)
+    if not workers or any(not each.base_models or base_model in each.base_models for each in workers):
+        return ""
+    return f"No running worker has loaded {base_model}: jobs with this LoRA fail until the generators are restarted."
 
 
 async def change(

@@ -1,6 +1,7 @@
 """An account uploads, lists, changes, shares and deletes its own LoRAs by HTTP, within its quota."""
 
 import asyncio
+import hashlib
 import itertools
 import tracemalloc
 from collections.abc import AsyncIterator
@@ -12,7 +13,7 @@ import httpx
 import pytest
 
 from serve_app.domain.catalog import Adapter
-from serve_app.domain.jobs import JobState
+from serve_app.domain.jobs import JobKind, JobState
 from serve_app.domain.requests import Variant
 from serve_app.service.upload_places import UPLOADS_AT_ONCE
 from tests.api.app import LORA, Member, TestService, error_of
@@ -94,6 +95,18 @@ async def test_an_uploaded_lora_is_at_once_one_of_both_interfaces_and_uploaded_o
     assert [row.act for row in await service.resources.audit.rows(member.account.id)] == ["lora_added"]
     assert uploads(service) == []
     assert (await service.client.get(f"/v1/loras/{lora['id']}", headers=member.b)).json() == lora
+
+
+async def test_an_upload_for_a_base_model_that_no_worker_has_loaded_is_warned_of(
+    service: TestService, member: Member
+) -> None:
+    await registered(service, member, sha256=hashlib.sha256(b"no file").hexdigest())
+    await service.complete(await service.submit(member))
+    for loaded, warns in (((), False), (("other",), True), (("other", "pocket"), False)):
+        await service.resources.measures.show(JobKind.GENERATION, "tests", {}, base_models=loaded)
+        answer = await post(service, member.a)
+        assert answer.status_code == 200, answer.text
+        assert ("No running worker has loaded pocket" in answer.json().get("warning", "")) == warns
 
 
 @pytest.mark.slow

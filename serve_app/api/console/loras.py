@@ -57,7 +57,7 @@ TRIES = Limit("console-loras", 60, timedelta(hours=1))
 _CLOSE = {"Connection": "close"}
 """The body, which was not read, must not be taken for the next request."""
 _VERDICTS = {
-    "added": "The file matches its base model. You can use the LoRA now.",
+    "added": "The file matches its base model.",
     "same": "This account already has these weights, in this LoRA.",
     "changed": "Changed.",
     "shared": "Shared.",
@@ -152,8 +152,12 @@ async def upload(request: Request, session: FormSession, by: ActorDep) -> Respon
 
 @router.get("/loras/{lora_id}")
 async def open_lora(request: Request, session: PageSession, lora_id: str) -> Response:
-    found = await _find(request, session, lora_id)
-    return await _lora_page(request, session, found, notice=_VERDICTS.get(request.query_params.get("said", ""), ""))
+    found, said = await _find(request, session, lora_id), request.query_params.get("said", "")
+    notice = _VERDICTS.get(said, "")
+    if said == "added":
+        warning = await loras.base_warning(resources_of(request), found.adapter.base_model)
+        notice += f" {warning or 'You can use the LoRA now.'}"
+    return await _lora_page(request, session, found, notice=notice)
 
 
 @router.get("/loras/{lora_id}/sample")

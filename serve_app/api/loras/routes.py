@@ -156,7 +156,8 @@ async def add_lora(request: Request, by: ActorDep, idempotency_key: IdempotencyK
     loras.require_all_loras(by.caller)
     with resources_of(request).uploads.hold(by.caller.account_id) as place:
         registered = await _add(request, by, place, idempotency_key)
-    body = await _record(request, by.caller.account_id, SharedAdapter(registered.adapter, {}))
+    warning = await loras.base_warning(resources_of(request), registered.adapter.base_model)
+    body = await _record(request, by.caller.account_id, SharedAdapter(registered.adapter, {}), warning=warning)
     if registered.status == "same":
         return json_response(body)
     headers = {"Location": f"{request.scope.get('root_path', '')}/v1/loras/{registered.adapter.id}"}
@@ -261,9 +262,10 @@ async def unshare_lora(request: Request, by: ActorDep, lora_id: LoraId, account:
     return Response(status_code=204)
 
 
-async def _record(request: Request, account_id: str, found: SharedAdapter) -> Lora:
+async def _record(request: Request, account_id: str, found: SharedAdapter, *, warning: str = "") -> Lora:
     samples = await _sample_urls(request, [found.adapter])
-    return lora_record(found.adapter, account_id, found.shared_with, sample_url=samples.get(found.adapter.id))
+    sample_url = samples.get(found.adapter.id)
+    return lora_record(found.adapter, account_id, found.shared_with, sample_url=sample_url, warning=warning)
 
 
 async def _sample_urls(request: Request, adapters: Sequence[Adapter]) -> Mapping[str, str]:

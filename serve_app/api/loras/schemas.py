@@ -68,6 +68,12 @@ class Lora(ResponseBody):
     shared_with: Annotated[
         list[SharedWith] | SkipJsonSchema[None], Field(description="Only for a single LoRA of your own, not in lists.")
     ] = None
+    warning: Annotated[
+        str | SkipJsonSchema[None],
+        Field(
+            description="Only in the answer to an upload: why its jobs would fail now. Absent where nothing is known."
+        ),
+    ] = None
 
 
 class Loras(ResponseBody):
@@ -80,7 +86,12 @@ class Loras(ResponseBody):
 
 
 def lora_record(
-    adapter: Adapter, account_id: str, shared_with: Mapping[str, str] | None = None, *, sample_url: str | None = None
+    adapter: Adapter,
+    account_id: str,
+    shared_with: Mapping[str, str] | None = None,
+    *,
+    sample_url: str | None = None,
+    warning: str = "",
 ) -> Lora:
     """Return the adapter as the account sees it; with `shared_with`, as its owner does."""
     is_own = adapter.owner == account_id
@@ -99,6 +110,7 @@ def lora_record(
         found=_found(adapter, shows_metadata=shows_all),
         sample_url=sample_url,
         shared_with=shared if shows_all else None,
+        warning=warning or None,
     )
 
 
