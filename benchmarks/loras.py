@@ -159,7 +159,10 @@ async def _in_turn(
     options: argparse.Namespace,
     spent: Spent,
 ) -> None:
-    """One side after the other for each thing, the first of them in every second round last; a first round does not count."""
+    """Measures each thing on one side after the other, in every second round in the other order.
+
+    A first round does not count.
+    """
     for number in range(options.rounds + 1):
         names = list(works)[:: 1 if number % 2 else -1]
         for what in works[names[0]]:
@@ -216,7 +219,7 @@ def _http_works(side: Side, client: httpx.AsyncClient) -> Mapping[str, Work]:
 
 
 async def _start(side: Side) -> Mapping[str, float]:
-    """Milliseconds of processor time from nothing: Redis with its file, then a process until it has answered a first page."""
+    """Starts Redis with its file, then a process until its first page; milliseconds of processor time."""
     stop_redis(side.settings.data_dir)
     began = time.process_time()
     async with open_resources(side.settings) as resources:

@@ -35,7 +35,7 @@ def upload_bar(label: str) -> Generator[OnSent]:
 
 @contextmanager
 def upload_progress(label: str, on_progress: OnSent | None, *, shows_bar: bool) -> Generator[OnSent | None]:
-    """What is called with the bytes sent: a bar until the block ends, or `on_progress`. Raises `ValueError` for both."""
+    """Yields what is called with the bytes sent: a bar, or `on_progress`. Raises `ValueError` for both."""
     if not shows_bar:
         yield on_progress
         return

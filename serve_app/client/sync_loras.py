@@ -30,9 +30,9 @@ class Loras:
         name: str | None = None, description: str = "", trigger_words: Sequence[str] = (), progress: bool = False,
         on_progress: OnSent | None = None, idempotency_key: str | None = None,
     ) -> Lora:  # fmt: skip
-        """Upload a safetensors file, or a folder as PEFT saves one, for the base model `base`; it can be used at once.
+        """Upload a safetensors file, or a folder as PEFT saves one, for the base model `base`.
 
-        With `source` in place of a path the service fetches it, from where its operator allows: `s3://…`, `hf://…`.
+        It can be used at once. With `source` in place of a path the service fetches it, from where its operator allows: `s3://…`, `hf://…`.
         `progress` shows a bar of the upload; `on_progress` is called with the bytes sent and the bytes in all. Weights that the
         account has already give the LoRA that has them, and are not sent again from 8 MiB on. `base_model` is another name of
         `base`. Raises `InvalidRequest` with the reason for a file that does not fit, `Conflict` over the plan's quota.

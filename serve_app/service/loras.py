@@ -110,7 +110,10 @@ async def _register(
 
 
 async def base_warning(resources: Resources, base_model: str) -> str:
-    """Say that no running worker has loaded the base model; empty if one has, or a worker has not said what it holds."""
+    """Returns that no running worker has loaded the base model; empty if one has.
+
+    A worker that has not said what it holds may have it.
+    """
     workers = await resources.measures.shown(JobKind.GENERATION)
     if not workers or any(not each.base_models or base_model in each.base_models for each in workers):
         return ""

@@ -138,9 +138,9 @@ class CatalogStore:
         return found
 
     async def newest(self, account_id: str, *, limit: int, before: Position | None = None) -> list[Adapter]:
-        """List the newest adapters that the account may use, of one time by id, the last first; costs by `limit`.
+        """Lists the newest adapters that the account may use; costs by `limit`.
 
-        `before`: only those behind this one in that order.
+        Those of one time are listed by id, the last first. `before`: only those behind this one.
         """
         created_ms, lora_id = before or (None, None)
         answer = await self._scripts["page_loras"](

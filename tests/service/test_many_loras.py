@@ -83,7 +83,7 @@ async def _register(resources: Resources, owner: str, numbers: range) -> None:
 
 
 async def _costs(resources: Resources, meter: Meter, caller: Caller, owner: str) -> dict[str, Cost]:
-    """The cost of each thing that callers and replicas do all the time; the owner's is that of who registered them."""
+    """Measures each thing that callers and replicas do all the time; `owner` has registered the LoRAs."""
 
     async def claim() -> None:
         (claimed,) = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce())
