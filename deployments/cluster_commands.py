@@ -3,14 +3,13 @@
 import logging
 import os
 from collections.abc import Iterable, Sequence
-from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from deployments.config import ConfigError, ServeConfig, read_config
-from deployments.nodes import check_nodes, living_nodes, node_pool
+from deployments.nodes import check_nodes, check_running_nodes, living_nodes, node_pool
 from deployments.pools import ReplicaDemand, fits_alone, shortfalls
 from deployments.shared_settings import of_one_machine
 from serve_app.cli.command import Result, command
@@ -20,7 +19,6 @@ from serve_app.service.doctor.checks import Check, fail, ok, warn
 from serve_app.settings import Settings
 
 CONNECT_LIMIT_S = 30.0
-ANSWER_LIMIT_S = 30.0
 
 ServeFile = Annotated[Path, typer.Argument(metavar="FILE", help="A Serve YAML.", show_default=False)]
 Cluster = Annotated[
@@ -53,9 +51,7 @@ def _check(settings: Settings, file: ServeFile, cluster: Cluster = False) -> Res
 def check_cluster() -> list[Check]:
     """For `atelier doctor`: ask every node on which the running application has replicas or may have them."""
     _connect()
-    from deployments.ray_internals import is_spread
-
-    return check_nodes(living_nodes(_running_demands()), spread=is_spread())
+    return check_running_nodes()
 
 
 def _largest(demands: Iterable[ReplicaDemand]) -> str:
@@ -119,30 +115,3 @@ def _connect() -> None:
         ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # noqa: BLE001 - Ray has many of its own
         raise Failed(f"no Ray cluster can be reached from here (RAY_ADDRESS, RAY_AUTH_TOKEN_PATH): {error}") from None
-
-
-def _running_demands() -> list[ReplicaDemand]:
-    """What the replicas of the running application ask of a node; empty while none is deployed."""
-    import ray
-
-    constants: Any = import_module("ray.serve._private.constants")
-    try:
-        controller = ray.get_actor(constants.SERVE_CONTROLLER_NAME, namespace=constants.SERVE_NAMESPACE)
-    except ValueError:  # nothing is served
-        return []
-    details: Any = ray.get(controller.get_serve_instance_details.remote(), timeout=ANSWER_LIMIT_S)
-    return [
-        _demand(name, deployment["deployment_config"].get("ray_actor_options") or {})
-        for application in details["applications"].values()
-        for name, deployment in application["deployments"].items()
-    ]
-
-
-def _demand(deployment: str, options: dict[str, Any]) -> ReplicaDemand:
-    return ReplicaDemand(
-        deployment=deployment,
-        replicas=1,
-        gpus=options.get("num_gpus") or 0,
-        cpus=options.get("num_cpus") or 0,
-        resources=options.get("resources") or {},
-    )

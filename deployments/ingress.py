@@ -9,6 +9,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from deployments.nodes import check_running_nodes
 from deployments.proxy import voucher
 from deployments.ray_internals import has_haproxy, on_several_machines, prepare_replica
 from deployments.replica_log import configure_replica_log
@@ -86,7 +87,9 @@ class Ingress:
         hints = Hints({JobKind.GENERATION: generator, JobKind.UPSCALE: upscaler})
         self._stack = AsyncExitStack()
         self._resources = await self._stack.enter_async_context(
-            open_resources(settings, hint=hints, always_on=always_on, max_rank=max_rank)
+            open_resources(
+                settings, hint=hints, always_on=always_on, max_rank=max_rank, check_machines=check_running_nodes
+            )
         )
 
     def __serve_build_asgi_app__(self) -> ASGIApp:

@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 from pydantic import ValidationError
@@ -15,6 +16,7 @@ from serve_app.settings import Settings
 
 ANSWER_LIMIT_S = 60.0
 """Time for all nodes to answer, side by side: each starts a worker process of Ray, which takes seconds."""
+CONTROLLER_LIMIT_S = 30.0
 INGRESS = "ingress"
 
 
@@ -64,6 +66,19 @@ def node_pool(node: Mapping[str, Any]) -> Pool:
         cpus=resources.get("CPU", 0),
         resources={name: amount for name, amount in resources.items() if name not in ("CPU", "GPU")},
     )
+
+
+def check_running_nodes() -> list[Check]:
+    """Ask every node on which the running application has replicas or may have them; for a process that has joined Ray."""
+    from ray.exceptions import RayError
+
+    from deployments.ray_internals import is_spread
+
+    try:
+        return check_nodes(living_nodes(_running_demands()), spread=is_spread())
+    except RayError as error:
+        reason = str(error).strip().splitlines()[-1]
+        return [fail("cluster nodes", f"Ray does not answer: {reason}", "look at the head node's logs")]
 
 
 def check_nodes(nodes: Sequence[Node], *, spread: bool) -> list[Check]:
@@ -122,3 +137,30 @@ def _ask(nodes: Sequence[Node]) -> dict[str, NodeFacts]:
         except RayError:  # the node is gone
             continue
     return answers
+
+
+def _running_demands() -> list[ReplicaDemand]:
+    """What the replicas of the running application ask of a node; empty while none is deployed."""
+    import ray
+
+    constants: Any = import_module("ray.serve._private.constants")
+    try:
+        controller = ray.get_actor(constants.SERVE_CONTROLLER_NAME, namespace=constants.SERVE_NAMESPACE)
+    except ValueError:  # nothing is served
+        return []
+    details: Any = ray.get(controller.get_serve_instance_details.remote(), timeout=CONTROLLER_LIMIT_S)
+    return [
+        _demand(name, deployment["deployment_config"].get("ray_actor_options") or {})
+        for application in details["applications"].values()
+        for name, deployment in application["deployments"].items()
+    ]
+
+
+def _demand(deployment: str, options: dict[str, Any]) -> ReplicaDemand:
+    return ReplicaDemand(
+        deployment=deployment,
+        replicas=1,
+        gpus=options.get("num_gpus") or 0,
+        cpus=options.get("num_cpus") or 0,
+        resources=options.get("resources") or {},
+    )

@@ -10,6 +10,7 @@ from typing import Any
 from serve_app.domain.errors import AtelierError, StoreUnavailable
 from serve_app.domain.jobs import JobKind
 from serve_app.engine_options import DEFAULT_MAX_RANK
+from serve_app.service.doctor.checks import Check
 from serve_app.service.job_waits import JobWaits
 from serve_app.service.moderation import Moderation
 from serve_app.service.upload_places import UploadPlaces
@@ -106,6 +107,8 @@ class Resources:
     max_rank: int = DEFAULT_MAX_RANK
     """Of LoRAs that are registered: what the generators take."""
     hint: Hint | None = None
+    check_machines: Callable[[], list[Check]] | None = None
+    """Asks every machine of the deployment what the doctor compares; blocks. None where there is only this one."""
     inspections: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(INSPECTIONS_AT_ONCE))
     """Places for processes that read customers' files, each with limits of its own."""
     uploads: UploadPlaces = field(default_factory=UploadPlaces)
@@ -140,6 +143,7 @@ async def open_resources(
     hint: Hint | None = None,
     always_on: frozenset[JobKind] = frozenset(),
     max_rank: int = DEFAULT_MAX_RANK,
+    check_machines: Callable[[], list[Check]] | None = None,
 ) -> AsyncGenerator[Resources]:
     """Open the stores; start the embedded Redis if the settings name none.
 
@@ -194,6 +198,7 @@ async def open_resources(
             always_on=always_on,
             max_rank=max_rank,
             hint=hint,
+            check_machines=check_machines,
         )
         await _seed_once(resources.catalog)
         sending = asyncio.create_task(measures.send_forever())

@@ -4,12 +4,21 @@ import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.settings import Settings
 from serve_app.stores.storage import in_storage_thread
 
 CHECK_EVERY_S = 1.0
+
+
+class Disk(NamedTuple):
+    """A disk of this machine by the folder that the service fills, in bytes."""
+
+    folder: Path
+    free: int
+    reserve: int
 
 
 class DiskReserve:
@@ -33,6 +42,13 @@ class DiskReserve:
             self._short = await in_storage_thread(self._first_short, doing="look at free space")
         if self._short is not None:
             raise StoreUnavailable(f"the disk of {self._short} has less than {self._reserve} bytes free")
+
+    async def disks(self) -> list[Disk]:
+        """List the disks that this process looks at, as they are now."""
+        return await in_storage_thread(self._disks, doing="look at free space") if self._folders else []
+
+    def _disks(self) -> list[Disk]:
+        return [Disk(folder, free_bytes(folder), self._reserve) for folder in self._folders]
 
     def _first_short(self) -> Path | None:
         return next((folder for folder in self._folders if free_bytes(folder) < self._reserve), None)

@@ -82,7 +82,15 @@ class OperatorReader:
     async def queues(self, kind: JobKind, limit: int) -> list[AccountQueue]:
         """The accounts with waiting jobs, the longest wait first."""
         ids: list[str] = await self._redis.zrange(redis_key("vtime", kind), 0, MOST_QUEUES - 1)
-        return (await self._queues(kind, ids))[:limit]
+        return sorted(await self._queues(kind, ids), key=lambda queue: -queue.oldest_age_s)[:limit]
+
+    async def queue_page(self, kind: JobKind, start: int, limit: int) -> tuple[list[AccountQueue], int]:
+        """List accounts with waiting jobs, whose turn is next first, from a place on; and return how many there are."""
+        pipeline = self._redis.pipeline(transaction=False)
+        pipeline.zcard(redis_key("vtime", kind))
+        pipeline.zrange(redis_key("vtime", kind), start, start + limit - 1)
+        total, ids = await pipeline.execute()
+        return await self._queues(kind, ids), total
 
     async def queues_of(self, account_ids: Sequence[str]) -> list[AccountQueue]:
         """The queues of these accounts that hold jobs, of every kind."""
@@ -103,12 +111,11 @@ class OperatorReader:
             pipeline.zscore(redis_key("age", kind), job_id)
         (seconds, micros), *since = await pipeline.execute()
         now_ms = seconds * 1000 + micros // 1000
-        found = [
+        return [
             AccountQueue(kind, account_id, waiting, max(0.0, (now_ms - ms) / 1000))
             for account_id, waiting, ms in zip(ids, answers[::2], since, strict=True)
             if waiting and ms is not None
         ]
-        return sorted(found, key=lambda queue: -queue.oldest_age_s)
 
     async def ready_by_weights(self, digests: Sequence[str]) -> Mapping[str, int]:
         """How many generations are ready for each of these weights."""

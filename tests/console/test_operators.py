@@ -1,7 +1,7 @@
 """The operators' pages: who gets in, and what they do there."""
 
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import pytest
@@ -11,6 +11,7 @@ from serve_app.domain.accounts import Account
 from serve_app.domain.audit import Act, operator
 from serve_app.domain.errors import FailureCode, NotFound
 from serve_app.domain.jobs import Failure, JobKind
+from serve_app.service.doctor.stores import check_catalog
 from serve_app.service.resources import Resources
 from serve_app.stores.redis_keys import redis_key
 from serve_app.stores.sign_in_links import LinkPurpose
@@ -19,7 +20,7 @@ from tests.console.browser import ORIGIN, Browser, Form, Page
 from tests.console.conftest import PASSWORD, Browsers
 from tests.support import adapter_id
 
-PAGES = ("", "live", "accounts", "failures", "models", "audit", "checks")
+PAGES = ("", "live", "queue", "accounts", "failures", "models", "audit", "checks")
 HOSTILE = "<script>alert(1)</script>\"'"
 
 
@@ -97,7 +98,8 @@ async def test_a_link_lets_a_new_operator_choose_a_password_once(browsers: Brows
     form = (await browser.open(path)).form("Set password and sign in")
     page = await browser.send(form, new_password=PASSWORD, new_password_again=PASSWORD)
     assert page.answer.url.path == "/operators/"
-    assert (await browsers.new().open(path)).status == 404
+    gone = await browsers.new().open(path)
+    assert (gone.status, "This link has been used" in gone.text) == (404, True)
     assert (await browsers.new().open(path.replace("/operators/", "/console/"))).status == 404
     assert (await sign_in(browsers.new(), "bob", PASSWORD)).status == 200
 
@@ -237,6 +239,22 @@ async def test_the_list_of_failed_jobs_goes_on_where_a_page_ended(service: TestS
     assert second.next is None
 
 
+async def test_accounts_that_wait_are_listed_page_by_page(
+    alice: Browser, service: TestService, resources: Resources
+) -> None:
+    for name in ("one", "two", "three"):
+        account = await resources.accounts.create(name, plan_a="enterprise")
+        await service.submit(Member(account, await service.key(account)))
+    reader = resources.operator_reader
+    pages = [await reader.queue_page(JobKind.GENERATION, start, 2) for start in (0, 2, 4)]
+    assert [(len(rows), total) for rows, total in pages] == [(2, 3), (1, 3), (0, 3)]
+    assert len({row.account_id for rows, _ in pages for row in rows}) == 3, "each once"
+    page = await alice.open("/operators/queue")
+    assert {"one", "two", "three"} <= set(page.text.split())
+    assert "Nothing is waiting." in (await alice.open("/operators/queue?kind=upscale")).text
+    assert "No account waits on this page." in (await alice.open("/operators/queue?page=2")).text
+
+
 async def test_what_customers_write_is_escaped_on_every_page(
     alice: Browser, service: TestService, resources: Resources
 ) -> None:
@@ -301,8 +319,12 @@ async def test_a_base_model_and_a_lora_show_where_they_are_loaded(
     assert "in memory of 1 worker" in page.text
     page = await alice.open("/operators/")
     assert "1 of 8" in page.text
+    assert " free, 537 MB in reserve" in page.text
 
 
-async def test_the_checks_run_on_a_button(alice: Browser) -> None:
+async def test_the_checks_run_on_a_button(alice: Browser, resources: Resources) -> None:
     page = await alice.send((await alice.open("/operators/checks")).form("Check now"))
     assert "written, read, deleted" in page.text
+    assert "9 adapters read and checked" in page.text
+    *_, weights = await check_catalog(resources.settings, limit=None, weights_within=timedelta(0))
+    assert weights.found.startswith("0 of 9 "), "a person does not wait for many large files"

@@ -9,11 +9,15 @@ import subprocess
 from io import BytesIO
 from typing import Any
 
+import httpx
 import pytest
 from PIL import Image
 
 from deployments.runtime import runtime_home
+from serve_app.service.resources import open_resources
+from serve_app.settings import Settings
 from serve_app.stores.embedded import ensure_redis
+from serve_app.stores.sign_in_links import LinkPurpose
 from tests.deployments.service import STOP_LIMIT_S, Service
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.timeout(400)]
@@ -71,6 +75,20 @@ def test_every_answer_has_one_request_id(service: Service) -> None:
     for path in ("/healthz", "/no-such-path", "/v1/models"):
         answer = service.client.get(path)
         assert len(answer.headers.get_list("x-request-id")) == 1
+
+
+async def test_an_operator_has_the_machines_compared_from_the_browser(service: Service) -> None:
+    url = ensure_redis(service.data_dir).url
+    async with open_resources(Settings(data_dir=service.data_dir, redis_url=url)) as resources:
+        await resources.operators.create("alice")
+        link = f"/operators/links/{await resources.operator_links.create('alice', LinkPurpose.SIGN_IN)}"
+    origin = {"Sec-Fetch-Site": "same-origin"}
+    async with httpx.AsyncClient(base_url=service.client.base_url, headers=origin, timeout=90) as browser:
+        for path in (link, "/operators/checks"):
+            page = await browser.get(path)
+            token = page.text.rpartition('name="form_token" value="')[2].partition('"')[0]
+            page = await browser.post(path, data={"form_token": token})
+    assert "the same on 1 node" in page.text
 
 
 def test_no_request_writes_a_line_of_an_access_log(service: Service) -> None:

@@ -16,6 +16,7 @@ from serve_app.api.dependencies import caller_address, resources_of
 from serve_app.api.site.addresses import redirect
 from serve_app.api.site.form_tokens import check_form, form_token, is_form_token
 from serve_app.api.site.forms import Form
+from serve_app.api.site.problems import LINK_GONE
 from serve_app.domain.accounts import SignIn, User
 from serve_app.domain.audit import OWNER, Act
 from serve_app.domain.audit import user as user_actor
@@ -34,10 +35,10 @@ async def live_link(request: Request, token: str) -> tuple[SignInLink, SignIn]:
     link = await resources.sign_in_links.get(token)
     account = await resources.accounts.get(link.account_id) if link else None
     if link is None or account is None or account.disabled:
-        raise HTTPException(404)
+        raise HTTPException(404, LINK_GONE)
     user = await resources.users.get(account.id, link.user_id) if link.user_id else User.first(account)
     if user is None:
-        raise HTTPException(404)
+        raise HTTPException(404, LINK_GONE)
     return link, SignIn(account=account, user=user, credential_version=link.credential_version)
 
 
@@ -78,7 +79,7 @@ async def use_link(request: Request, token: str, link: Link, form: Form) -> Resp
         return _link_page(request, link, status=400, problem=error.message)
     used = await resources.sign_in_links.use(token)
     if used is None:
-        raise HTTPException(404)
+        raise HTTPException(404, LINK_GONE)
     if password is not None:
         who = await _set_password(request, who, password)
     return await open_session(request, who, "playground")

@@ -18,6 +18,7 @@ from serve_app.api.operators.guards import SignInRequired
 from serve_app.api.operators.jobs import router as jobs_router
 from serve_app.api.operators.models import router as models_router
 from serve_app.api.operators.overview import router as overview_router
+from serve_app.api.operators.queue import router as queue_router
 from serve_app.api.operators.rendering import problem_page
 from serve_app.api.operators.sign_in import router as sign_in_router
 from serve_app.api.site.addresses import redirect, root_of
@@ -28,6 +29,7 @@ from serve_app.service.resources import Resources
 ROUTES = (
     *sign_in_router.routes,
     *overview_router.routes,
+    *queue_router.routes,
     *accounts_router.routes,
     *failures_router.routes,
     *jobs_router.routes,

@@ -26,7 +26,7 @@ async def open_checks(request: Request, session: PageSession) -> Response:
 async def run_checks(request: Request, session: FormSession, form: Form) -> Response:
     check_form(session, form, _RUN)
     resources = resources_of(request)
-    return _checks_page(request, session, await check_service(resources.settings))
+    return _checks_page(request, session, await check_service(resources.settings, resources.check_machines))
 
 
 def _checks_page(request: Request, session: SignedIn, found: list[Check] | None) -> Response:

@@ -74,6 +74,7 @@ async def _facts(resources: Resources) -> dict[str, Any]:
         "workers": workers,
         "states": states,
         "memory": await resources.measures.memory(),
+        "disks": await resources.disk.disks(),
         "names": await reader.account_names([*(q.account_id for q in queues), *(job.account_id for job in running)]),
         "loras": await reader.lora_names(lora for row in workers for lora in row.worker.loras),
         "metrics": metrics,

@@ -12,6 +12,7 @@ from serve_app.api.operators.session import anonymous_token, drop_session, read_
 from serve_app.api.site.addresses import redirect
 from serve_app.api.site.form_tokens import check_form, form_token, is_form_token
 from serve_app.api.site.forms import Form
+from serve_app.api.site.problems import LINK_GONE
 from serve_app.domain import audit
 from serve_app.domain.audit import ANYONE, Act
 from serve_app.domain.errors import NotFound
@@ -69,7 +70,7 @@ async def live_link(request: Request, token: str) -> SignInLink:
     resources = resources_of(request)
     link = await resources.operator_links.get(token)
     if link is None or await resources.operators.get(link.account_id) is None:
-        raise HTTPException(404)
+        raise HTTPException(404, LINK_GONE)
     return link
 
 
@@ -95,13 +96,13 @@ async def use_link(request: Request, token: str, link: Link, form: Form) -> Resp
         return _link_page(request, link, status=400, problem=problem)
     used = await resources.operator_links.use(token)
     if used is None:
-        raise HTTPException(404)
+        raise HTTPException(404, LINK_GONE)
     credential_version = used.credential_version
     if password is not None:
         try:
             credential_version = await resources.operators.set_password(name, password)
         except NotFound:  # deleted meanwhile
-            raise HTTPException(404) from None
+            raise HTTPException(404, LINK_GONE) from None
         await resources.operator_sessions.revoke_all(name)
         await record(request, name, Act.PASSWORD_SET, actor=audit.operator(name))
     return await _signed_in(request, name, credential_version)

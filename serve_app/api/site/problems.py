@@ -15,6 +15,7 @@ ProblemPage = Callable[[Request, int, str, str], Response]
 
 _TEXTS = {404: "Page not found.", 405: "This page does not support that method."}
 """Instead of what the router says."""
+LINK_GONE = "This link has been used or is too old. Sign in with the password, or ask for another link."
 
 
 def answer_with_pages(app: FastAPI, page: ProblemPage) -> None:
@@ -23,8 +24,8 @@ def answer_with_pages(app: FastAPI, page: ProblemPage) -> None:
     async def refuse(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         status = HTTPStatus(error.status_code)
-        text = _TEXTS.get(status, error.detail)
-        response = page(request, status, "Not found" if status == 404 else "Method not allowed", text)
+        text = _TEXTS.get(status, error.detail) if error.detail == status.phrase else error.detail
+        response = page(request, status, status.phrase.capitalize(), text)
         response.headers.update(error.headers or {})
         return response
 

@@ -57,9 +57,9 @@ def check_disks(settings: Settings) -> Iterable[Check]:
         images = None  # the storage's own check says so
     for folder in local_folders(settings, images):
         free = free_bytes(folder)
-        found = f"{folder}: {free / 1e9:.1f} GB free"
+        reserve = f"{settings.disk_reserve / 1e6:.0f} MB"
+        found = f"{folder}: {free / 1e9:.1f} GB free, {reserve} in reserve"
         if free < settings.disk_reserve:
-            reserve = settings.disk_reserve.human_readable()
             yield fail("disk", found, f"free some space: below {reserve} (ATELIER_DISK_RESERVE) new jobs are refused")
         elif free < LOW_DISK_BYTES:
             yield warn("disk", found, "free some space: with a full disk Redis accepts no jobs")

@@ -1,15 +1,20 @@
 """Runs the checks that a process of the service can make while it serves."""
 
 import asyncio
+from collections.abc import Callable
+from datetime import timedelta
 
 from serve_app.service.doctor.checks import Check
 from serve_app.service.doctor.machine import check_data_directory, check_disks, check_privacy, check_versions
 from serve_app.service.doctor.stores import check_catalog, check_redis, check_secrets, check_storage
 from serve_app.settings import Settings
 
+MOST_WEIGHTS, WEIGHTS_WITHIN = 20, timedelta(seconds=10)
+"""Files of LoRAs that are read for a report, and how long, so that a person can wait for it."""
 
-async def check_service(settings: Settings) -> list[Check]:
-    """Check all but the workers' machines and the weights of LoRAs; takes a few seconds."""
+
+async def check_service(settings: Settings, check_machines: Callable[[], list[Check]] | None = None) -> list[Check]:
+    """Check this process's machine and the stores; and, where it can be asked, every machine that has workers."""
 
     def check_machine() -> list[Check]:
         return [
@@ -24,5 +29,6 @@ async def check_service(settings: Settings) -> list[Check]:
     return [
         *await asyncio.to_thread(check_machine),
         *await check_storage(settings),
-        *await check_catalog(settings, limit=0),
+        *await check_catalog(settings, limit=MOST_WEIGHTS, weights_within=WEIGHTS_WITHIN),
+        *(await asyncio.to_thread(check_machines) if check_machines else []),
     ]
