@@ -14,7 +14,9 @@ for (const link of document.querySelectorAll(".examples a")) {
 
 for (const slider of document.querySelectorAll("input[type=range]")) {
   const shown = document.querySelector(`output[for=${slider.id}]`);
-  slider.addEventListener("input", () => { shown.textContent = slider.value; });
+  const say = () => { shown.textContent = slider.value; };
+  slider.addEventListener("input", say);
+  say();
 }
 
 function check() {
