@@ -11,11 +11,13 @@ from fastapi.routing import APIRoute
 from playwright.async_api import Browser, BrowserContext, Page, expect
 
 from serve_app.api import console, operators
+from serve_app.api.console.users import TRIES
 from serve_app.api.docs import docs_router
 from serve_app.domain.accounts import Account, Role
 from serve_app.domain.jobs import JobState
 from serve_app.stores.redis_keys import redis_key
 from serve_app.stores.sign_in_links import LinkPurpose
+from serve_app.stores.sign_ins import HERE
 from tests.browser import pages
 from tests.browser.broken_lora import break_lora, fail_job
 from tests.browser.checks import findings
@@ -64,6 +66,13 @@ async def test_pages_for_anyone(page: Page, site: Site) -> None:
     found += await _sent(page, "Set password and sign in", new_password="short", new_password_again="other")
     await page.goto(f"{site.base_url}/console/sign-in")
     found += await _sent(page, "Sign in", name="nobody", password="wrong")
+    for _ in range(HERE.free):
+        site.run(site.resources.sign_ins.count("hasty", "127.0.0.1", None))
+    found += await _sent(page, "Sign in", name="hasty", password="wrong")
+    await expect(page.get_by_role("main")).to_contain_text("Too many attempts")
+    with _full_redis(site):
+        found += await _sent(page, "Sign in", name="nobody", password="wrong")
+    await expect(page.get_by_role("heading")).to_have_text("Temporarily unavailable")
     for path in _addresses((pages.OPERATORS_SIGNED_OUT,)):
         await page.goto(f"{site.base_url}/operators/{path}")
         found += await findings(page)
@@ -116,6 +125,11 @@ async def test_the_console_where_something_is_refused(page: Page, site: Site, tm
         await page.goto(f"{site.base_url}/console/{path}")
         found += await _sent(page, button, **fields)
         assert "acme" in await page.content(), f"{path}: the form came back"
+    for _ in range(TRIES.tries):
+        site.run(site.resources.throttle.hit(TRIES, account.id))
+    await page.goto(f"{site.base_url}/console/settings/users")
+    found += await _sent(page, "Invite", name="one-too-many@example")
+    await expect(page.get_by_role("heading")).to_have_text("Too many requests")
     await page.goto(f"{site.base_url}/console/playground")
     await page.locator("[name=prompt]").evaluate(
         "(field) => { field.value = 'boat '.repeat(100_000); field.removeAttribute('maxlength'); }"
@@ -200,6 +214,15 @@ def _written_by_a_newer_version(site: Site, job_id: str) -> Generator[None]:
         records.hset(redis_key("job", job_id), "state", "a new one")
         yield
         records.hset(redis_key("job", job_id), "state", JobState.FAILED)
+
+
+@contextmanager
+def _full_redis(site: Site) -> Generator[None]:
+    """Refuses every write until the block ends."""
+    with redis.Redis.from_url(site.resources.settings.redis_url) as client:
+        client.config_set("maxmemory", 1)
+        yield
+        client.config_set("maxmemory", 0)
 
 
 async def _new_account(site: Site) -> Account:
