@@ -69,7 +69,7 @@ def node_pool(node: Mapping[str, Any]) -> Pool:
 
 
 def check_running_nodes() -> list[Check]:
-    """Ask every node on which the running application has replicas or may have them; for a process that has joined Ray."""
+    """Ask every node that may run a replica of the application, from a process that has joined Ray."""
     from ray.exceptions import RayError
 
     from deployments.ray_internals import is_spread

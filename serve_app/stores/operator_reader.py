@@ -85,7 +85,7 @@ class OperatorReader:
         return sorted(await self._queues(kind, ids), key=lambda queue: -queue.oldest_age_s)[:limit]
 
     async def queue_page(self, kind: JobKind, start: int, limit: int) -> tuple[list[AccountQueue], int]:
-        """List accounts with waiting jobs, whose turn is next first, from a place on; and return how many there are."""
+        """List accounts that wait from a place on, whose turn is next first, and return how many wait."""
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.zcard(redis_key("vtime", kind))
         pipeline.zrange(redis_key("vtime", kind), start, start + limit - 1)

@@ -218,7 +218,7 @@ def _written_by_a_newer_version(site: Site, job_id: str) -> Generator[None]:
 
 @contextmanager
 def _full_redis(site: Site) -> Generator[None]:
-    """Refuses every write until the block ends."""
+    """Have Redis refuse every write until the block ends."""
     with redis.Redis.from_url(site.resources.settings.redis_url) as client:
         client.config_set("maxmemory", 1)
         yield

@@ -1,4 +1,4 @@
-"""The operators' page of the queue: every account that waits, in the order of their turns."""
+"""The operators' page of the queue, which lists every account that waits in the order of their turns."""
 
 from fastapi import APIRouter, Request, Response
 

@@ -14,7 +14,7 @@ MOST_WEIGHTS, WEIGHTS_WITHIN = 20, timedelta(seconds=10)
 
 
 async def check_service(settings: Settings, check_machines: Callable[[], list[Check]] | None = None) -> list[Check]:
-    """Check this process's machine and the stores; and, where it can be asked, every machine that has workers."""
+    """Check this machine and the stores; and every machine of the deployment, where it can be asked."""
 
     def check_machine() -> list[Check]:
         return [
