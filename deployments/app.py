@@ -72,7 +72,7 @@ def assemble(args: AppArgs, scaling: Mapping[str, Autoscaling]) -> Application:
 
 
 def always_on(args: AppArgs) -> frozenset[JobKind]:
-    """The kinds of which there is a worker also without work."""
+    """The kinds of which there is a worker also without work, as far as `args` say it."""
     workers = {JobKind.GENERATION: args.generator, JobKind.UPSCALE: args.upscaler}
     return frozenset(kind for kind, worker in workers.items() if worker.least_replicas)
 

@@ -6,12 +6,13 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.nodes import check_running_nodes
 from deployments.proxy import voucher
-from deployments.ray_internals import has_haproxy, on_several_machines, prepare_replica
+from deployments.ray_internals import has_haproxy, least_replicas, on_several_machines, prepare_replica
 from deployments.replica_log import configure_replica_log
 from deployments.shared_settings import require_shared
 from serve_app.api.app import create_app
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 
 HINT_TIMEOUT_S = 5.0
 """A replica that has not taken a hint by now finds the job by itself."""
+CONTROLLER_TIMEOUT_S = 2.0
+"""Less than a probe's patience; a controller that starts anew takes longer."""
 
 
 class Hints:
@@ -47,6 +50,25 @@ class Hints:
                 await self._handles[kind].hint.remote()
         except Exception as error:  # noqa: BLE001 - Ray's many errors all mean the same here: no hint
             log.debug("no hint given: %r", error)
+
+
+class KeptWorkers:
+    """Tells of which kinds there is a worker also without work: as `args` say, or as Serve is told now."""
+
+    def __init__(self, always_on: frozenset[JobKind], deployments: dict[JobKind, str], application: str) -> None:
+        self._always_on = always_on
+        self._deployments = deployments
+        self._application = application
+
+    async def __call__(self, kind: JobKind) -> bool:
+        if kind in self._always_on:
+            return True
+        try:
+            async with asyncio.timeout(CONTROLLER_TIMEOUT_S):
+                return await least_replicas(self._deployments[kind], self._application) > 0
+        except (RayError, ValueError, TimeoutError) as error:
+            log.debug("Serve's controller does not answer: %r", error)
+            return False
 
 
 def without_request_id(app: ASGIApp) -> ASGIApp:
@@ -84,11 +106,17 @@ class Ingress:
         settings = Settings() if open_requests is None else Settings(open_requests=open_requests)
         require_shared(settings, spread=on_several_machines())
         configure_replica_log(settings)
-        hints = Hints({JobKind.GENERATION: generator, JobKind.UPSCALE: upscaler})
+        handles = {JobKind.GENERATION: generator, JobKind.UPSCALE: upscaler}
+        names = {kind: handle.deployment_name for kind, handle in handles.items()}
+        kept = KeptWorkers(always_on, names, serve.get_replica_context().app_name)
         self._stack = AsyncExitStack()
         self._resources = await self._stack.enter_async_context(
             open_resources(
-                settings, hint=hints, always_on=always_on, max_rank=max_rank, check_machines=check_running_nodes
+                settings,
+                hint=Hints(handles),
+                keeps_worker=kept,
+                max_rank=max_rank,
+                check_machines=check_running_nodes,
             )
         )
 

@@ -98,10 +98,30 @@ def is_spread() -> bool:
         return False
     if on_several_machines():
         return True
-    constants: Any = import_module("ray.serve._private.constants")
     try:
-        controller = ray.get_actor(constants.SERVE_CONTROLLER_NAME, namespace=constants.SERVE_NAMESPACE)
+        location: Any = ray.get(serve_controller().get_proxy_location.remote(), timeout=ANSWER_LIMIT_S)
     except ValueError:  # nothing is served yet
         return False
-    location: Any = ray.get(controller.get_proxy_location.remote(), timeout=ANSWER_LIMIT_S)
     return location == ProxyLocation.EveryNode
+
+
+async def least_replicas(deployment: str, application: str) -> int:
+    """How many replicas Serve keeps of a deployment without any work, now: a changed `min_replicas` restarts nobody.
+
+    Raises what Ray raises while its controller does not answer.
+    """
+    common: Any = import_module("ray.serve._private.common")
+    name = common.DeploymentID(name=deployment, app_name=application)
+    config: Any = await serve_controller().get_deployment_config.remote(name)
+    if config is None:
+        return 0
+    bounds = config.autoscaling_config
+    return config.num_replicas if bounds is None else bounds.min_replicas
+
+
+def serve_controller() -> Any:
+    """Serve's controller. Raises `ValueError` while nothing is served."""
+    import ray
+
+    constants: Any = import_module("ray.serve._private.constants")
+    return ray.get_actor(constants.SERVE_CONTROLLER_NAME, namespace=constants.SERVE_NAMESPACE)

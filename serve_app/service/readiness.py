@@ -43,14 +43,14 @@ async def _generator(resources: Resources) -> str:
                 return OK
             failure = await resources.workers.failure(JobKind.GENERATION)
             waiting = (await resources.jobs.backlog(JobKind.GENERATION)).oldest_age_s
+            is_kept = await resources.keeps_worker(JobKind.GENERATION)
     except Overloaded:
         return BUSY
     except (StoreUnavailable, TimeoutError):
         return DOWN
     if failure is not None:
         return f"cannot start: {failure}"
-    is_missing = JobKind.GENERATION in resources.always_on or waiting > LONGEST_START_S
-    return "none has started" if is_missing else IDLE
+    return "none has started" if is_kept or waiting > LONGEST_START_S else IDLE
 
 
 async def _answers(probe: Coroutine[Any, Any, object], *, within_s: float) -> str:

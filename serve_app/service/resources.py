@@ -59,6 +59,12 @@ INSPECTIONS_AT_ONCE = 2
 Hint = Callable[[JobKind, str], Awaitable[None]]
 """Receives the kind and id of each accepted job, so that an idle replica starts at once. It may be lost, late or refused."""
 
+KeepsWorker = Callable[[JobKind], Awaitable[bool]]
+
+
+async def never(_kind: JobKind) -> bool:
+    return False
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resources:
@@ -102,8 +108,8 @@ class Resources:
     workers: WorkerStatus
     measures: Measures
     traces: Traces
-    always_on: frozenset[JobKind] = frozenset()
-    """Kinds of which the deployment keeps a worker also without work."""
+    keeps_worker: KeepsWorker = never
+    """Whether the deployment keeps a worker of this kind also without work."""
     max_rank: int = DEFAULT_MAX_RANK
     """Of LoRAs that are registered: what the generators take."""
     hint: Hint | None = None
@@ -141,7 +147,7 @@ async def open_resources(
     settings: Settings,
     *,
     hint: Hint | None = None,
-    always_on: frozenset[JobKind] = frozenset(),
+    keeps_worker: KeepsWorker = never,
     max_rank: int = DEFAULT_MAX_RANK,
     check_machines: Callable[[], list[Check]] | None = None,
 ) -> AsyncGenerator[Resources]:
@@ -195,7 +201,7 @@ async def open_resources(
             workers=WorkerStatus(client),
             measures=measures,
             traces=traces,
-            always_on=always_on,
+            keeps_worker=keeps_worker,
             max_rank=max_rank,
             hint=hint,
             check_machines=check_machines,

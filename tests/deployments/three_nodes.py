@@ -39,7 +39,6 @@ REDIS_HOST, SECOND, THIRD = "127.0.0.9", "127.0.0.2", "127.0.0.3"
 PEPPER = "p" * 32
 POLICY = "deployments.scaling:BacklogPolicy"
 SCALING: dict[str, Any] = {
-    "min_replicas": 0,
     "upscale_delay_s": 0,
     "downscale_delay_s": 1,
     "downscale_to_zero_delay_s": 2,
@@ -48,10 +47,10 @@ LIMIT_S = 560
 WORKER: dict[str, Any] = {"replicas": "auto", "threads": 1, "drain_s": 3}
 
 
-def config(port: int, *, most: int) -> dict[str, Any]:
+def config(port: int, *, most: int, least: int = 0) -> dict[str, Any]:
     """Return a Serve YAML, as `serve deploy` takes it.
 
-    `most` is the largest number of generators and of upscalers.
+    `most` is the largest number of generators and of upscalers, `least` the smallest of generators.
     """
     return {
         "proxy_location": "HeadOnly",
@@ -62,7 +61,7 @@ def config(port: int, *, most: int) -> dict[str, Any]:
                 "route_prefix": "/",
                 "import_path": "deployments.app:build",
                 "deployments": [
-                    _scaled("generator", "generation", most, target_s=1),
+                    _scaled("generator", "generation", most, least=least, target_s=1),
                     _scaled("upscaler", "upscale", most, target_s=20),
                 ],
                 "args": {
@@ -76,9 +75,10 @@ def config(port: int, *, most: int) -> dict[str, Any]:
     }
 
 
-def _scaled(name: str, kind: str, most: int, *, target_s: float) -> dict[str, Any]:
+def _scaled(name: str, kind: str, most: int, *, target_s: float, least: int = 0) -> dict[str, Any]:
     policy = {"policy_function": POLICY, "policy_kwargs": {"kind": kind, "target_s": target_s}}
-    return {"name": name, "autoscaling_config": {**SCALING, "max_replicas": most, "policy": policy}}
+    bounds = {**SCALING, "min_replicas": least, "max_replicas": most}
+    return {"name": name, "autoscaling_config": {**bounds, "policy": policy}}
 
 
 def main(home: Path, report: Path) -> None:
@@ -227,6 +227,11 @@ def serve_jobs(port: int, kill: Callable[[], None]) -> dict[str, Any]:
         pngs = {caller.get(record["images"][0]["url"]).content for record in records}
         until(lambda: not pids_of("ServeReplica:atelier:generator"))
         shrunk = time.monotonic() - done
+        forget_workers()
+        unneeded = caller.get("/readyz").json()
+        client().deploy_apps(schema(config(port, most=2, least=1)))  # and nobody waits until it has started
+        until(lambda: not caller.get("/readyz").is_success)
+        missing = caller.get("/readyz").json()
     return {
         "idle": idle,
         "kept": kept,
@@ -238,6 +243,8 @@ def serve_jobs(port: int, kill: Callable[[], None]) -> dict[str, Any]:
         "pictures": len(pngs),
         "upscalers_before": upscalers,
         "enlarged": enlarged["status"],
+        "unneeded": unneeded,
+        "missing": missing,
         "attempts": max(int(attempt) for attempt in field_of(ids, "attempt", state="completed")),
     }
 
@@ -247,6 +254,12 @@ async def new_key() -> tuple[str, str]:
         account = await resources.accounts.create("three-nodes", plan_a="enterprise")
         _, secret = await resources.api_keys.create(account.id, interfaces=frozenset({Variant.A}))
         return secret, (await resources.catalog.all())[0].id
+
+
+def forget_workers() -> None:
+    """As a minute after the last was seen."""
+    with connect_sync(Settings().redis_url) as redis:
+        redis.delete(redis_key("workers", "generation"))
 
 
 def field_of(ids: list[str], field: str, *, state: str) -> set[str]:

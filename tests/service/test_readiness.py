@@ -27,7 +27,11 @@ GENERATION = JobKind.GENERATION
 @pytest.fixture
 def always_on(resources: Resources) -> Resources:
     """Stores of an ingress whose deployment keeps at least one generator."""
-    return replace(resources, always_on=frozenset({GENERATION}))
+
+    async def keeps_generator(kind: JobKind) -> bool:
+        return kind == GENERATION
+
+    return replace(resources, keeps_worker=keeps_generator)
 
 
 async def ask_for_work(resources: Resources) -> None:
