@@ -21,6 +21,7 @@ from serve_app.domain.errors import (
     QueueFull,
     RateLimitExceeded,
     StoreUnavailable,
+    TooManyTries,
     TooManyUploads,
     Unauthorized,
 )
@@ -178,7 +179,7 @@ def _retry_after_s(error: AtelierError, context: RequestContext) -> int | None:
         return OVERLOAD_RETRY_S
     if isinstance(error, StoreUnavailable):
         return STORE_RETRY_S
-    if isinstance(error, QueueFull):
+    if isinstance(error, QueueFull | TooManyTries):
         return error.retry_after_s
     if isinstance(error, PollLimitExceeded):
         return POLL_RETRY_S

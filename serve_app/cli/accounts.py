@@ -118,7 +118,7 @@ async def delete(
     found = await find_account(resources, account)
     if not yes:
         raise BadUsage(f"delete: removes {found.name} with everything it made, for good; add --yes")
-    deleted = await delete_account(resources, found, actor=this_operator())
+    deleted = await delete_account(resources, found, Actor(this_operator()))
     facts = {"id": found.id, "name": found.name, "jobs": deleted.jobs, "keys": deleted.keys, "left": list(deleted.left)}
     shown = f"{found.name}: deleted, with {deleted.jobs} jobs and {deleted.keys} keys"
     if deleted.left:

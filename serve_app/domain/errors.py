@@ -70,6 +70,14 @@ class PollLimitExceeded(RateLimitExceeded):
     """One key polls far faster than any client needs; it touches no plan's count."""
 
 
+class TooManyTries(RateLimitExceeded):
+    """Passwords of one account are tried too fast: after `retry_after_s` seconds the next is looked at."""
+
+    def __init__(self, retry_after_s: int) -> None:
+        super().__init__(f"Too many attempts. Wait {retry_after_s} s.")
+        self.retry_after_s = retry_after_s
+
+
 class TooManyUploads(RateLimitExceeded):
     """The account has as many uploads under way as one may have."""
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from serve_app.domain.audit import Act
 from serve_app.domain.errors import NotFound, StoreUnavailable
@@ -12,6 +12,8 @@ from serve_app.service.resources import Resources
 from serve_app.stores.deletions import Deleted, DeletedObjects
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 async def delete_job(
@@ -27,7 +29,7 @@ async def delete_job(
         deleted = await resources.deletions.delete_job(job_id, account_id=account_id)
         await _finish(resources, deleted, job_id, Act.JOB_DELETED, actor=actor, address=address)
 
-    await _shielded(resources, work())
+    await shielded(resources, work())
 
 
 async def delete_image(
@@ -39,7 +41,7 @@ async def delete_image(
         deleted = await resources.deletions.delete_image(job_id, image_id, account_id=account_id)
         await _finish(resources, deleted, image_id, Act.IMAGE_DELETED, actor=actor, address=address)
 
-    await _shielded(resources, work())
+    await shielded(resources, work())
 
 
 async def remove_listed_objects(resources: Resources) -> int:
@@ -82,6 +84,6 @@ async def _finish(
         _log.warning("objects of %s are left to the housekeeper: %s", deleted.name, error)
 
 
-async def _shielded(resources: Resources, work: Coroutine[Any, Any, None]) -> None:
+async def shielded(resources: Resources, work: Coroutine[Any, Any, T]) -> T:
     """Run to the end, even when the client disconnects."""
-    await asyncio.shield(resources.spawn(work))
+    return await asyncio.shield(resources.spawn(work))

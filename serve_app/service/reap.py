@@ -9,6 +9,7 @@ from serve_app.domain.errors import AtelierError
 from serve_app.domain.jobs import Job
 from serve_app.service.catalog_follower import CatalogFollower
 from serve_app.service.delete import remove_listed_objects
+from serve_app.service.delete_account import finish_removals
 from serve_app.service.lora_samples import draw_sample
 from serve_app.service.lora_weights import remove_unused_weights
 from serve_app.service.resources import Resources
@@ -22,7 +23,8 @@ SWEEP_EVERY = timedelta(hours=1)
 COMPACT_EVERY = timedelta(minutes=10)
 """The first time so long after the start: by then no replica of a version that cannot read compact records is left."""
 REMOVE_EVERY = timedelta(seconds=30)
-"""Objects of deleted jobs that could not be removed at once, and those that a worker wrote meanwhile."""
+"""Objects of deleted jobs that could not be removed at once, those that a worker wrote meanwhile, and accounts whose deletion was
+cut short."""
 
 
 async def reap_forever(
@@ -127,6 +129,7 @@ async def _removal_loop(resources: Resources, every: timedelta) -> None:
     while True:
         try:
             await remove_listed_objects(resources)
+            await finish_removals(resources)
             await remove_unused_weights(resources)
         except Exception as error:  # noqa: BLE001 - what a storage that is down keeps today goes when it is back
             _log.warning("removing deleted objects failed, trying again in %s: %s", every, error)

@@ -1,17 +1,34 @@
 """Finds and removes everything that Redis holds of one account, by reading every key."""
 
+import json
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, cast
 
 from redis.asyncio import Redis
 
+from serve_app.domain.durations import epoch_ms, from_epoch_ms
 from serve_app.domain.jobs import JobKind
 from serve_app.stores.redis_keys import PREFIX, redis_key
+from serve_app.stores.script import Script
 
 AT_ONCE = 500
 CATALOG = ("lora", "loras_offered", "loras_owned", "loras_stored", "catalog", "catalog_rows")
 """Families that the catalog's own operations change."""
 KEPT = ("audit", "audit_logs")
+LISTED = "accounts_removing"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AccountRemoval:
+    """A deletion that has begun, and may have been cut short: of whom, by whom (as the audit log names them) and from where."""
+
+    account_id: str
+    name: str
+    actor: str
+    address: str
+    began_at: datetime
 
 
 class AccountRecords:
@@ -19,6 +36,22 @@ class AccountRecords:
 
     def __init__(self, redis: Redis) -> None:
         self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"
+        self._remove_account = Script(redis, "remove_account")
+
+    async def begin_removal(self, account_id: str, name: str, *, actor: str, address: str) -> AccountRemoval:
+        """Put the account on the list of those to be removed; one that is on it stays there as it is."""
+        row = json.dumps([name, actor, address, epoch_ms(datetime.now(UTC))])
+        await self._redis.hsetnx(redis_key(LISTED), account_id, row)
+        return _removal(account_id, await self._redis.hget(redis_key(LISTED), account_id) or row)
+
+    async def removals(self) -> list[AccountRemoval]:
+        """The accounts whose removal has begun and has not ended."""
+        rows: dict[str, str] = await self._redis.hgetall(redis_key(LISTED))
+        return [_removal(account_id, row) for account_id, row in rows.items()]
+
+    async def end_removal(self, account_id: str) -> None:
+        """Take an account off the list: nothing of it is left that could be removed."""
+        await self._redis.hdel(redis_key(LISTED), account_id)
 
     async def job_ids(self, account_id: str) -> list[str]:
         """List the account's jobs, also those that are missing in its list."""
@@ -50,22 +83,19 @@ class AccountRecords:
         await pipeline.execute()
 
     async def remove_account(self, account_id: str, name: str) -> None:
-        """Remove the account's record and free its name: the last step, until which it can be found."""
-        pipeline = self._redis.pipeline()
-        pipeline.delete(redis_key("account", account_id), redis_key("name", name))
-        pipeline.zrem(redis_key("accounts"), account_id)
-        await pipeline.execute()
+        """Remove the account's record and free its name: the last step, until which it can be found. Safe to repeat."""
+        await self._remove_account(account=account_id, name=name)
 
-    async def still_naming(self, account_id: str, name: str) -> list[str]:
-        """List the keys that still hold the account's id, in name or value, or its name.
+    async def still_naming(self, account_id: str) -> list[str]:
+        """List the keys that still hold the account's id, in name or value.
 
         Those of the audit log, which stays, are not read.
         """
         found: list[str] = []
         async for names in self._names("*"):
-            looked_at = [each for each in names if _parts(each)[0] not in KEPT]
+            looked_at = [each for each in names if _parts(each)[0] not in (*KEPT, LISTED)]
             for each, text in zip(looked_at, await self._texts(looked_at), strict=True):
-                if account_id in each or account_id in text or each == redis_key("name", name):
+                if account_id in each or account_id in text:
                     found.append(each.removeprefix(PREFIX))
         return sorted(found)
 
@@ -122,6 +152,12 @@ _READ: Mapping[str, Any] = {
     "none": lambda pipeline, name: pipeline.exists(name),
 }
 """How a value is read by its type; a key may have gone since its name was read."""
+
+
+def _removal(account_id: str, row: str) -> AccountRemoval:
+    name, actor, address, began_ms = json.loads(row)
+    began_at = from_epoch_ms(began_ms)
+    return AccountRemoval(account_id=account_id, name=name, actor=actor, address=address, began_at=began_at)
 
 
 def _parts(name: str) -> list[str]:

@@ -25,6 +25,7 @@ CONSOLE: Mapping[str, tuple[str, ...]] = {
     "/settings/{slug}": ("settings/api", "settings/api-keys", "settings/both"),
     "/settings/password": ("settings/password",),
     "/settings/users": ("settings/users",),
+    "/settings/delete-account": ("settings/delete-account",),
 }
 """As addresses below /console."""
 OPERATORS_SIGNED_OUT: Mapping[str, tuple[str, ...]] = {"/sign-in": ("sign-in",), "/links/{token}": ("links/nothing",)}

@@ -4,11 +4,12 @@ import pytest
 import redis
 
 from serve_app.domain.accounts import Account
-from serve_app.domain.audit import Act
+from serve_app.domain.audit import OWNER, Act
 from serve_app.service.resources import Resources
 from serve_app.stores.redis_keys import redis_key
 from serve_app.stores.sessions import digest_of
 from serve_app.stores.sign_in_links import LinkPurpose
+from tests.api.app import Member, TestService
 from tests.console.browser import Browser
 from tests.console.conftest import PASSWORD, Browsers
 
@@ -173,3 +174,44 @@ async def test_a_password_form_without_its_token_changes_nothing(browser: Browse
     refused = await browser.send(form, form_token="", password=PASSWORD, new_password=NEW, new_password_again=NEW)
     assert refused.status == 403
     assert (await browsers.new().sign_in("owner", PASSWORD)).status == 200
+
+
+@pytest.mark.slow
+async def test_an_owner_deletes_the_account_and_is_signed_out(
+    service: TestService, member: Member, browser: Browser, browsers: Browsers, redis_db: redis.Redis
+) -> None:
+    account, resources = member.account, service.resources
+    await service.complete(await service.submit(member))
+    settings = await browser.open("/console/settings")
+    [address] = [link for link in settings.links if link.endswith("/delete-account")]
+    page = await browser.open(address)
+    form = page.form("Delete the account for good")
+    refused = [
+        (403, {"name": account.name, "password": PASSWORD, "form_token": "0" * 64}),
+        (400, {"name": "another", "password": PASSWORD}),
+        (400, {"name": "", "password": PASSWORD}),
+        (403, {"name": account.name, "password": "wrong horse battery"}),
+    ]
+    for status, fields in refused:
+        assert (await browser.send(form, **fields)).status == status, fields
+    page = await browser.send(form, name=account.name, password=PASSWORD)
+    assert "they hold nothing of it" in page.text
+    assert "with 1 job and 1 API key" in page.text
+    assert "Sign out" not in page.text
+    assert not browser.http.cookies
+    assert not await is_signed_in(browser)
+    assert (await browsers.new().sign_in(account.name, PASSWORD)).status == 403
+    names = [name for name in redis_db.scan_iter() if account.id in str(name)]
+    assert names == []
+    folder = resources.settings.data_dir / "images" / resources.images.account_folder(account.id)
+    assert not folder.exists()
+    [*_, row] = [row for row in await resources.audit.rows(account.id) if row.act is not Act.SIGN_IN_FAILED]
+    assert (row.act, row.actor) == (Act.ACCOUNT_DELETED, OWNER)
+
+
+async def test_guesses_of_the_password_on_the_deletion_page_wait(browser: Browser, owner: Account) -> None:
+    form = (await browser.open("/console/settings/delete-account")).form("Delete the account for good")
+    statuses = [(await browser.send(form, name=owner.name, password="guess")).status for _ in range(6)]
+    assert statuses == [403] * 5 + [429]
+    assert (await browser.send(form, name=owner.name, password=PASSWORD)).answer.headers["retry-after"]
+    assert await is_signed_in(browser)

@@ -7,6 +7,7 @@ from serve_app.domain.accounts import Account, Role, User
 from serve_app.domain.audit import Act
 from serve_app.domain.errors import InvalidParameter
 from serve_app.service.delete_account import delete_account
+from serve_app.service.operate import Actor
 from serve_app.service.resources import Resources
 from serve_app.stores.sign_in_links import LinkPurpose
 from tests.console.browser import Browser
@@ -28,6 +29,7 @@ PAGES: dict[str, set[Role]] = {
     "settings/api-keys": {OWN, M},
     "settings/both": {OWN, M},
     "settings/users": {OWN},
+    "settings/delete-account": {OWN},
 }
 
 
@@ -133,5 +135,5 @@ async def test_nothing_of_a_user_outlives_the_account(resources: Resources, owne
     user = await resources.users.create(owner.id, ANN, M)
     await resources.sessions.create(owner.id, user_id=user.id)
     await resources.sign_in_links.create(owner.id, LinkPurpose.NEW_PASSWORD, user_id=user.id)
-    assert (await delete_account(resources, owner, actor="test")).left == []
+    assert (await delete_account(resources, owner, Actor("test"))).left == []
     assert (await resources.accounts.create(ANN)).name == ANN

@@ -1,7 +1,7 @@
 """After an account's deletion only its audit log names it, and no other account has changed."""
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +12,8 @@ from serve_app.domain.accounts import Account
 from serve_app.domain.audit import OWNER, Act
 from serve_app.domain.jobs import HeartbeatReply, JobKind, StoredImage, new_image_id, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.service.delete_account import delete_account
+from serve_app.service.delete_account import delete_account, finish_removals
+from serve_app.service.operate import Actor
 from serve_app.service.resources import Resources
 from serve_app.stores.account_records import AccountRecords
 from serve_app.stores.redis_keys import redis_key
@@ -90,7 +91,7 @@ async def test_nothing_names_a_deleted_account_and_another_is_untouched(
     assert len(rows) > 8
     assert files
     assert _files(resources, account)
-    deleted = await delete_account(resources, account, actor="operator:tests")
+    deleted = await delete_account(resources, account, Actor("operator:tests"))
     assert (deleted.jobs, deleted.keys, deleted.left) == (1, 1, [])
     assert _rows(raw, account) == {}
     assert PROMPT.encode() in b"".join(of_other().values())
@@ -109,7 +110,7 @@ async def test_its_unfinished_jobs_end_at_once(resources: Resources, redis_db: r
     await _accept(resources, account)
     [claim] = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce="n")
     await _accept(resources, account)
-    deleted = await delete_account(resources, account, actor="operator:tests")
+    deleted = await delete_account(resources, account, Actor("operator:tests"))
     assert (deleted.jobs, deleted.left) == (2, [])
     assert await resources.queue.heartbeat(claim.lease, progress=50) is HeartbeatReply.FENCED
     assert await resources.queue.claim("w", kind=JobKind.GENERATION, nonce="m") == []
@@ -117,7 +118,7 @@ async def test_its_unfinished_jobs_end_at_once(resources: Resources, redis_db: r
 
 
 @pytest.mark.parametrize("method", ["remove", "remove_account", "still_naming"])
-async def test_a_deletion_that_was_cut_short_is_done_by_the_next(
+async def test_a_deletion_that_was_cut_short_is_finished_by_the_housekeeper(
     resources: Resources, raw: Any, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     account = await _populate(resources, "acme")
@@ -127,19 +128,24 @@ async def test_a_deletion_that_was_cut_short_is_done_by_the_next(
 
     monkeypatch.setattr(AccountRecords, method, die)
     with pytest.raises(ConnectionError):
-        await delete_account(resources, account, actor="operator:tests")
+        await delete_account(resources, account, Actor("operator:tests"))
     monkeypatch.undo()
     found = await resources.accounts.get("acme")
     assert (found is None) == (method == "still_naming")
-    if found is not None:
-        assert found.disabled
-        assert (await delete_account(resources, found, actor="operator:tests")).left == []
+    assert found is None or found.disabled
+    successor = await resources.accounts.create("acme") if found is None else None
+    assert await finish_removals(resources) == 0, "it may be under way"
+    monkeypatch.setattr("serve_app.service.delete_account.CUT_SHORT_AFTER", timedelta())
+    assert await finish_removals(resources) == 1
     assert _rows(raw, account) == {}
-    acts = [row.act for row in await resources.audit.rows(account.id)]
-    assert acts == [Act.SIGNED_IN, Act.ACCOUNT_DELETED]
+    assert not (resources.settings.data_dir / "images" / resources.images.account_folder(account.id)).exists()
+    assert await resources.accounts.get("acme") == successor, "the name's next holder keeps it"
+    rows = [(row.act, row.actor) for row in await resources.audit.rows(account.id)]
+    assert rows == [(Act.SIGNED_IN, OWNER), (Act.ACCOUNT_DELETED, "operator:tests")]
+    assert await finish_removals(resources) == 0
 
 
 async def test_what_still_names_the_account_is_reported(resources: Resources, redis_db: redis.Redis) -> None:
     account = await resources.accounts.create("acme")
     redis_db.hset(redis_key("catalog"), "set_aside", f"for {account.id}")
-    assert (await delete_account(resources, account, actor="operator:tests")).left == ["catalog"]
+    assert (await delete_account(resources, account, Actor("operator:tests"))).left == ["catalog"]

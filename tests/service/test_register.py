@@ -18,6 +18,7 @@ from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.safetensors_file import MAX_FILE_BYTES
 from serve_app.service import register as registration
 from serve_app.service.delete_account import delete_account
+from serve_app.service.operate import Actor
 from serve_app.service.register import LAYER_TABLES, Offer, register, remove
 from serve_app.service.resources import Resources, open_resources
 from serve_app.service.submit import generate
@@ -80,7 +81,7 @@ async def test_the_same_weights_are_stored_once_and_an_account_that_is_deleted_t
     assert of_acme.id != of_operator.id
     assert (of_acme.sha256, of_acme.file) == (of_operator.sha256, of_operator.file)
     assert _stored(resources) == [f"{of_acme.sha256}.safetensors"]
-    assert (await delete_account(resources, acme, actor="operator:root")).left == []
+    assert (await delete_account(resources, acme, Actor("operator:root"))).left == []
     assert await resources.catalog.adapter(of_acme.id) is None
     assert _stored(resources) == [f"{of_acme.sha256}.safetensors"], "the other has the same"
     await remove(resources, of_operator.id)

@@ -15,6 +15,7 @@ from serve_app.domain.jobs import JobKind, StoredImage, new_image_id, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.service.delete_account import delete_account
 from serve_app.service.metrics import render_metrics
+from serve_app.service.operate import Actor
 from serve_app.service.overview import overview
 from serve_app.service.reap import sweep
 from serve_app.service.resources import open_resources
@@ -85,4 +86,4 @@ async def _live_one_job(folder: Path, url: str) -> None:
         assert b"atelier_redis_memory_bytes" in await render_metrics(resources)
         assert await overview(resources, {})
         assert (await resources.jobs.find(job_id)) is not None
-        assert await delete_account(resources, account, actor="operator:test") is not None
+        assert await delete_account(resources, account, Actor("operator:test")) is not None

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 from serve_app.api.applications import new_app
 from serve_app.api.console.account import router as account_router
 from serve_app.api.console.compare import router as compare_router
+from serve_app.api.console.delete_account import router as delete_account_router
 from serve_app.api.console.guards import SignInRequired
 from serve_app.api.console.history import router as history_router
 from serve_app.api.console.keys import router as keys_router
@@ -27,6 +28,7 @@ from serve_app.service.resources import Resources
 
 ROUTES = (
     *account_router.routes,  # before the keys pages, whose address is /settings/{slug}
+    *delete_account_router.routes,
     *router.routes,
     *sessions_router.routes,
     *users_router.routes,

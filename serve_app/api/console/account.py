@@ -1,7 +1,6 @@
 """Signs in by a link that works once, and changes passwords."""
 
 from dataclasses import replace
-from math import ceil
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
@@ -11,7 +10,7 @@ from serve_app.api.console.guards import FormSession, PageSession
 from serve_app.api.console.known_device import read_device, set_device
 from serve_app.api.console.rendering import render
 from serve_app.api.console.roles import home_of, may_open
-from serve_app.api.console.session import anonymous_token, set_anonymous, set_session
+from serve_app.api.console.session import SignedIn, anonymous_token, set_anonymous, set_session
 from serve_app.api.dependencies import caller_address, resources_of
 from serve_app.api.site.addresses import redirect
 from serve_app.api.site.form_tokens import check_form, form_token, is_form_token
@@ -20,7 +19,8 @@ from serve_app.api.site.problems import LINK_GONE
 from serve_app.domain.accounts import SignIn, User
 from serve_app.domain.audit import OWNER, Act
 from serve_app.domain.audit import user as user_actor
-from serve_app.domain.errors import InvalidParameter
+from serve_app.domain.errors import InvalidParameter, TooManyTries
+from serve_app.service.password_check import check_password
 from serve_app.stores.passwords import LENGTH
 from serve_app.stores.sign_in_links import LinkPurpose, SignInLink
 
@@ -94,23 +94,34 @@ async def open_password(request: Request, session: PageSession) -> Response:
 async def change_password(request: Request, session: FormSession, form: Form) -> Response:
     """Changes the password for whoever knows the present one, and ends every other session."""
     check_form(session, form, _PASSWORD)
-    resources = resources_of(request)
-    name = session.user.name if session.user.id else session.account.id
-    counted = await resources.sign_ins.count(name, caller_address(request), read_device(request))
-    if counted.wait:
-        seconds = ceil(counted.wait.total_seconds())
-        response = _password_page(request, session, status=429, problem=f"Too many attempts. Wait {seconds} s.")
-        response.headers["Retry-After"] = str(seconds)
-        return response
-    who = await resources.accounts.check_password(name, form.get("password", "")[: LENGTH.stop])
+    try:
+        who = await check_own_password(request, session, form)
+    except TooManyTries as error:
+        return waiting(_password_page(request, session, status=429, problem=error.message), error)
     if who is None:
         return _password_page(request, session, status=403, problem="The current password is wrong.")
-    await resources.sign_ins.forget(counted)
     try:
         password = _new_password(form)
     except InvalidParameter as error:
         return _password_page(request, session, status=400, problem=error.message)
     return await open_session(request, await _set_password(request, who, password), "settings")
+
+
+async def check_own_password(request: Request, session: SignedIn, form: Form) -> SignIn | None:
+    """Returns who is signed in, if the form has their password. Raises `TooManyTries`."""
+    return await check_password(
+        resources_of(request),
+        session.user.name if session.user.id else session.account.id,
+        form.get("password", ""),
+        address=caller_address(request),
+        device=read_device(request),
+    )
+
+
+def waiting(response: Response, error: TooManyTries) -> Response:
+    """Says in the answer's header when the next try is looked at."""
+    response.headers["Retry-After"] = str(error.retry_after_s)
+    return response
 
 
 def _new_password(form: Form) -> str:

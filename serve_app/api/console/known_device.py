@@ -8,7 +8,7 @@ from datetime import timedelta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from serve_app.api.console.session import cookie_name, set_cookie
+from serve_app.api.console.session import cookie_name, drop_cookie, set_cookie
 from serve_app.api.dependencies import resources_of
 from serve_app.settings import Settings
 from serve_app.stores.sign_ins import KnownDevice
@@ -36,6 +36,10 @@ def set_device(request: Request, response: Response, account_id: str) -> None:
         resources_of(request).settings, KnownDevice(account_id, device_id), ends=time.time() + LIFE.total_seconds()
     )
     set_cookie(request, response, COOKIE, value, LIFE)
+
+
+def drop_device(request: Request, response: Response) -> None:
+    drop_cookie(request, response, COOKIE)
 
 
 def signed(settings: Settings, device: KnownDevice, *, ends: float) -> str:

@@ -15,6 +15,7 @@ ROLES: Mapping[str, frozenset[Role]] = {
     "/usage": _ALL,
     "/usage.csv": _ALL,
     "/settings": _ALL,
+    "/settings/delete-account": _OWNER,
     "/settings/password": _ALL,
     "/settings/sessions": _ALL,
     "/settings/users": _OWNER,

@@ -4,6 +4,7 @@ from fastapi import APIRouter, FastAPI
 
 from serve_app.api.applications import api_app
 from serve_app.api.credentials import EITHER
+from serve_app.api.jobs.account import router as account_router
 from serve_app.api.jobs.routes import router
 from serve_app.api.jobs.usage import router as usage_router
 from serve_app.service.resources import Resources
@@ -20,6 +21,7 @@ def create_app(resources: Resources) -> FastAPI:
     tags = {
         "Jobs": "Your account's jobs, from both interfaces.",
         "Usage": "What completed jobs used, by day, key and LoRA.",
+        "Account": "Its deletion, by an owner.",
     }
-    routes = APIRouter(routes=[*router.routes, *usage_router.routes])
+    routes = APIRouter(routes=[*router.routes, *usage_router.routes, *account_router.routes])
     return api_app(resources, EITHER, routes, title="Atelier: Jobs", description=_DESCRIPTION, tags=tags)

@@ -1,0 +1,130 @@
+"""`POST /v1/account/delete`: takes a key, the account's name and an owner's password, and leaves nothing."""
+
+from typing import Any
+
+import httpx
+import pytest
+import redis
+
+from serve_app.domain.accounts import Role
+from serve_app.domain.audit import OWNER, Act, api_key
+from serve_app.domain.audit import user as user_actor
+from serve_app.domain.errors import StoreUnavailable
+from serve_app.domain.requests import Variant
+from serve_app.service.delete_account import finish_removals
+from serve_app.stores.images import ImageStore
+from tests.api.app import Member, TestService, error_of
+from tests.audit import Reading
+
+PASSWORD = "correct horse battery"
+PROMPT = "a lighthouse of an account that goes"
+
+
+@pytest.fixture
+async def leaving(service: TestService) -> Member:
+    """An account with a password, a finished job and one that waits."""
+    member = await service.member()
+    await service.resources.accounts.set_password(member.account.id, PASSWORD)
+    await service.complete(await service.submit(member, prompt=PROMPT))
+    await service.submit(member, prompt=PROMPT)
+    return member
+
+
+async def delete(service: TestService, headers: dict[str, str], **body: Any) -> httpx.Response:
+    return await service.client.post("/v1/account/delete", json=body, headers=headers)
+
+
+def keys_naming(service: TestService, *texts: str) -> list[str]:
+    with redis.Redis.from_url(service.resources.redis_url, decode_responses=True) as client:
+        values: Any = Reading(client)._values  # pyright: ignore[reportPrivateUsage]
+    return [name for name, value in values.items() if any(text in name or text in str(value) for text in texts)]
+
+
+def files(service: TestService, member: Member) -> list[str]:
+    images = service.resources.settings.data_dir / "images"
+    return [str(path) for path in (images / folder_of(service, member)).rglob("*") if path.is_file()]
+
+
+def folder_of(service: TestService, member: Member) -> str:
+    """Below the storage: a pseudonym of the account."""
+    return service.resources.images.account_folder(member.account.id)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked_with", Variant)
+async def test_an_account_goes_with_everything(service: TestService, leaving: Member, asked_with: Variant) -> None:
+    account = leaving.account
+    assert files(service, leaving)
+    assert keys_naming(service, PROMPT)
+    answer = await delete(service, leaving.headers(asked_with), account=account.name, password=PASSWORD)
+    told = {"account_id": account.id, "status": "deleted", "jobs": 2, "keys": 1, "verified": True}
+    assert (answer.status_code, answer.json()) == (200, told)
+    assert keys_naming(service, account.id, account.name, PROMPT) == []
+    assert files(service, leaving) == []
+    assert (await service.client.get("/v1/jobs", headers=leaving.a)).status_code == 401
+    [*_, row] = await service.resources.audit.rows(account.id)
+    assert (row.act, row.actor, row.address) == (Act.ACCOUNT_DELETED, OWNER, "127.0.0.1")
+
+
+async def test_only_an_owner_with_the_password_and_the_name_deletes(service: TestService, leaving: Member) -> None:
+    account, other = leaving.account, await service.member()
+    await service.resources.accounts.set_password(other.account.id, "another good password")
+    member_user = await service.resources.users.create(account.id, f"ann@{account.id}", Role.MEMBER)
+    await service.resources.accounts.set_password(account.id, PASSWORD + "!", user_id=member_user.id)
+    refused: list[tuple[int, dict[str, str]]] = [
+        (400, {"account": "something else", "password": PASSWORD}),
+        (400, {"password": PASSWORD}),
+        (400, {"account": account.name}),
+        (403, {"account": account.name, "password": "wrong horse battery"}),
+        (403, {"account": account.name, "password": "x" * 128}),
+        (403, {"account": account.name, "user": member_user.name, "password": PASSWORD + "!"}),
+        (403, {"account": account.name, "user": other.account.name, "password": "another good password"}),
+    ]
+    for status, body in refused:
+        answer = await delete(service, leaving.a, **body)
+        assert (answer.status_code, error_of(answer)["code"]) == (
+            status,
+            {400: "invalid_parameter", 403: "forbidden"}[status],
+        ), body
+    assert (await service.client.get("/v1/jobs", headers=leaving.a)).status_code == 200
+    [key] = await service.resources.api_keys.list(account.id)
+    rows = [(row.act, row.actor) for row in await service.resources.audit.rows(account.id)]
+    assert rows == [(Act.SIGN_IN_FAILED, api_key(key.id))] * 4
+
+
+async def test_an_invited_owner_deletes_by_the_own_password(service: TestService, leaving: Member) -> None:
+    account, resources = leaving.account, service.resources
+    invited = await resources.users.create(account.id, f"bob@{account.id}", Role.OWNER)
+    await resources.accounts.set_password(account.id, PASSWORD + "!", user_id=invited.id)
+    body = {"account": account.name, "user": invited.name, "password": PASSWORD + "!"}
+    assert (await delete(service, leaving.b, **body)).json()["verified"]
+    [row] = await resources.audit.rows(account.id)
+    assert row.actor == user_actor(invited.id)
+
+
+async def test_passwords_are_not_guessed_with_a_key(service: TestService, leaving: Member) -> None:
+    for _ in range(5):
+        assert (await delete(service, leaving.a, account=leaving.account.name, password="guess")).status_code == 403
+    answer = await delete(service, leaving.a, account=leaving.account.name, password=PASSWORD)
+    assert (answer.status_code, error_of(answer)["code"]) == (429, "rate_limit_exceeded")
+    assert 0 < int(answer.headers["retry-after"]) <= 15
+
+
+async def test_what_the_storage_does_not_remove_now_goes_later(
+    service: TestService, leaving: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
+        raise StoreUnavailable("the storage does not answer")
+
+    monkeypatch.setattr(ImageStore, "delete_folder", fail)
+    answer = await delete(service, leaving.a, account=leaving.account.name, password=PASSWORD)
+    assert answer.json() == {"account_id": leaving.account.id, "status": "deleting"}
+    assert (await service.client.get("/v1/jobs", headers=leaving.a)).status_code == 401
+    assert files(service, leaving)
+    monkeypatch.undo()
+    monkeypatch.setattr(
+        "serve_app.service.delete_account.CUT_SHORT_AFTER", leaving.account.created_at - leaving.account.created_at
+    )
+    assert await finish_removals(service.resources) == 1
+    assert files(service, leaving) == []
+    assert keys_naming(service, leaving.account.id) == []
