@@ -10,8 +10,8 @@
 #   docker build --build-context weights=./weights --build-arg MODELS=weights .
 #
 # torch comes with its CUDA libraries, 5 GB of them. Where there is no GPU, an index with CPU builds makes a small image; that
-# torch is installed by version, without hashes:
-#   docker build --build-arg CPU_TORCH_INDEX=https://… .
+# torch is installed by the hash that you give (the index shows it beside the file), or without one by version alone:
+#   docker build --build-arg CPU_TORCH_INDEX=https://… --build-arg CPU_TORCH_SHA256=… .
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 ARG MODELS=no-models
 
@@ -23,13 +23,15 @@ FROM ${MODELS} AS models
 
 FROM ${PYTHON_IMAGE} AS build
 ARG CPU_TORCH_INDEX=""
+ARG CPU_TORCH_SHA256=""
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 RUN python -m venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH
 COPY configs/image/requirements.txt /tmp/requirements.txt
 RUN if [ -n "$CPU_TORCH_INDEX" ]; then \
-      grep -oE '^torch==[0-9.]+' /tmp/requirements.txt > /tmp/torch.txt; \
+      grep -oE '^torch==[0-9.]+' /tmp/requirements.txt \
+        | sed "s/\$/${CPU_TORCH_SHA256:+ --hash=sha256:$CPU_TORCH_SHA256}/" > /tmp/torch.txt; \
       awk '/^[a-z]/ {drop = /^(torch|triton|cuda-|nvidia-)/} !drop' /tmp/requirements.txt > /tmp/without-cuda.txt; \
       pip install --require-hashes --no-deps -r /tmp/without-cuda.txt; \
       pip install --no-deps --index-url "$CPU_TORCH_INDEX" -r /tmp/torch.txt; \

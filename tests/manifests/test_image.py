@@ -1,5 +1,6 @@
 """The Dockerfile and what it installs."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -47,6 +48,19 @@ def test_the_image_installs_the_tested_versions_by_hash() -> None:
     requirements = re.split(r"^(?=[A-Za-z0-9])", text, flags=re.MULTILINE)[1:]
     assert len(requirements) == len(installed)
     assert [entry.split()[0] for entry in requirements if "--hash=sha256:" not in entry] == []
+
+
+@pytest.mark.parametrize("given", ["", "ab" * 32], ids=["by version", "by hash"])
+def test_a_cpu_torch_is_installed_by_the_hash_that_is_given(tmp_path: Path, given: str) -> None:
+    (step,) = re.findall(r"(grep -oE .*?torch\.txt);", (ROOT / "Dockerfile").read_text(), re.DOTALL)
+    step = step.replace("/tmp/requirements.txt", str(REQUIREMENTS)).replace(
+        "/tmp/torch.txt", str(tmp_path / "torch.txt")
+    )
+    environment = {"PATH": os.defpath, "CPU_TORCH_SHA256": given}
+    subprocess.run(["bash", "-euo", "pipefail", "-c", step], env=environment, check=True)
+    version = pins(REQUIREMENTS.read_text())["torch"]
+    expected = f"torch=={version} --hash=sha256:{given}" if given else f"torch=={version}"
+    assert (tmp_path / "torch.txt").read_text() == f"{expected}\n"
 
 
 def test_the_image_holds_every_dependency_and_object_storage() -> None:
