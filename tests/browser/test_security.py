@@ -45,7 +45,9 @@ async def test_a_form_of_another_site_makes_no_key(anyone: BrowserContext, site:
     page = await _signed_in(anyone, site)
     before = site.run(site.resources.api_keys.list(site.account.id))
     target = f"{site.base_url}/console/settings/api"
-    form = f'<form method="{method}" action="{target}"><input name="key_name" value="theirs"></form>'
+    fields = {"key_name": "theirs", "scope_read": "yes", "expires": "", "limit": "", "lora": ""}  # all but the token
+    inputs = "".join(f'<input name="{name}" value="{value}">' for name, value in fields.items())
+    form = f'<form method="{method}" action="{target}">{inputs}</form>'
 
     async def answer(route: Route) -> None:
         await route.fulfill(content_type="text/html", body=f"{form}<script>document.forms[0].submit()</script>")

@@ -20,18 +20,27 @@ FAILED = 1
 
 @dataclass(frozen=True, slots=True)
 class Protection:
-    """In `file`, the text `old`, which occurs once, becomes `new`; then `test` fails."""
+    """In `file`, the text `old`, which occurs once, becomes `new`; then `test` fails.
+
+    Where several layers protect, each by itself, `also` has the file, old and new text of the others.
+    """
 
     name: str
     file: str
     old: str
     new: str
     test: str
+    also: tuple[tuple[str, str, str], ...] = ()
+
+    @property
+    def changes(self) -> tuple[tuple[str, str, str], ...]:
+        return ((self.file, self.old, self.new), *self.also)
 
 
 HELD_IN_PROXY = "tests/deployments/test_proxy.py::"
 IN_CONSOLE = "tests/console/"
 IN_API = "tests/api/"
+IN_BROWSER = "tests/browser/test_security.py::"
 ONE_MACHINE, UP_ENDS = "tests/deployments/test_one_machine.py::", "tests/deployments/test_up_ends.py::"
 LISTENERS, DOCTOR = "tests/attack/test_listeners.py::", "tests/cli/test_doctor.py::"
 FRONTEND, DEFAULTS = "deployments/proxy/frontend.cfg", "deployments/proxy/defaults.cfg"
@@ -316,6 +325,35 @@ PROTECTIONS: tuple[Protection, ...] = (
         " and False:",
         IN_CONSOLE + "test_protection.py::test_a_post_that_another_site_sends_is_refused",
     ),
+    Protection(
+        "a form of another site does nothing in a browser: by the cookie's rule, its origin and its token",
+        "serve_app/api/console/protection.py",
+        " and not self._is_own_form(headers):",
+        " and False:",
+        IN_BROWSER + "test_a_form_of_another_site_makes_no_key",
+        also=(
+            ("serve_app/api/console/session.py", '        samesite="lax",\n', "        samesite=None,\n"),
+            (
+                "serve_app/api/console/keys.py",
+                "    if nonce is None:\n        raise HTTPException(403, EXPIRED_FORM)\n",
+                '    nonce = nonce or "none"\n',
+            ),
+        ),
+    ),
+    Protection(
+        "a browser's session is a new one after signing in",
+        "serve_app/api/console/account.py",
+        "    set_session(request, response, token)\n",
+        '    if "atelier_session" not in request.cookies:\n        set_session(request, response, token)\n',
+        IN_BROWSER + "test_signing_in_replaces_a_session_that_was_set_beforehand",
+    ),
+    Protection(
+        "the sixth guess waits in a browser",
+        "serve_app/api/console/routes.py",
+        "    if counted.wait:\n",
+        "    if False:\n",
+        IN_BROWSER + "test_the_sixth_guess_of_a_password_waits",
+    ),
     # 7. what a job may and shows
     Protection(
         "a run of B never goes back to queued",
@@ -475,6 +513,20 @@ PROTECTIONS: tuple[Protection, ...] = (
         IN_API + "test_credentials.py::test_a_key_of_the_other_interface_is_unauthorized_and_its_holder_learns_why",
     ),
     Protection(
+        "403 helps who sends a LoRA's name in place of its id",
+        "serve_app/service/submit.py",
+        """return f"{field}: must be an id, not a name; send {' or '.join(ids)}" if ids else \"\"""",
+        'return ""',
+        IN_API + "test_isolation.py::test_a_name_in_place_of_an_id_is_answered_with_the_id",
+    ),
+    Protection(
+        "and tells no name that the account may not use",
+        "serve_app/service/submit.py",
+        "    usable = await resources.catalog.adapters(caller.account_id)\n    ids",
+        "    usable = [a for each in await resources.accounts.ids() for a in await resources.catalog.adapters(each)]\n    ids",
+        IN_API + "test_isolation.py::test_a_name_in_place_of_an_id_is_answered_with_the_id",
+    ),
+    Protection(
         "NaN is refused by the name of its field",
         "serve_app/api/strict_json.py",
         "            parse_constant=float,\n",
@@ -511,6 +563,41 @@ PROTECTIONS: tuple[Protection, ...] = (
         "tests/service/test_delete_account.py::test_what_still_names_the_account_is_reported",
     ),
     Protection(
+        "an account's deletion takes the password of an owner",
+        "serve_app/api/jobs/account.py",
+        " or who.user.role is not Role.OWNER:",
+        ":",
+        IN_API + "test_account.py::test_only_an_owner_with_the_password_and_the_name_deletes",
+    ),
+    Protection(
+        "nor of an owner of another",
+        "serve_app/api/jobs/account.py",
+        " or who.account.id != caller.account_id",
+        "",
+        IN_API + "test_account.py::test_only_an_owner_with_the_password_and_the_name_deletes",
+    ),
+    Protection(
+        "its password is not guessed with a key",
+        "serve_app/service/password_check.py",
+        "    if counted.wait:\n",
+        "    if False:\n",
+        IN_API + "test_account.py::test_passwords_are_not_guessed_with_a_key",
+    ),
+    Protection(
+        "a deletion of an account that was cut short is finished",
+        "serve_app/service/reap.py",
+        "            await finish_removals(resources)\n",
+        "",
+        "tests/service/test_delete_account.py::test_a_deletion_that_was_cut_short_is_finished_by_the_housekeeper",
+    ),
+    Protection(
+        "the name of a deleted account belongs to its next holder",
+        "serve_app/stores/scripts/remove_account.lua",
+        "if redis.call('GET', K('name:' .. name)) == account then",
+        "if true then",
+        "tests/service/test_delete_account.py::test_a_deletion_that_was_cut_short_is_finished_by_the_housekeeper",
+    ),
+    Protection(
         "the audit log is append-only",
         "serve_app/stores/scripts/append_audit.lua",
         "redis.call('XTRIM', name, 'MINID',",
@@ -518,10 +605,6 @@ PROTECTIONS: tuple[Protection, ...] = (
         "tests/stores/test_audit_log.py::test_the_log_is_append_only",
     ),
 )
-
-
-def source(protection: Protection) -> str:
-    return (ROOT / protection.file).read_text()
 
 
 def fails_without(protection: Protection, folder: Path) -> bool:
@@ -536,8 +619,9 @@ def fails_without(protection: Protection, folder: Path) -> bool:
             shutil.copy(path, folder / path.name)
         elif path.name not in (".git", "var"):
             (folder / path.name).symlink_to(path)
-    planted = folder / protection.file
-    planted.write_text(planted.read_text().replace(protection.old, protection.new))
+    for file, old, new in protection.changes:
+        planted = folder / file
+        planted.write_text(planted.read_text().replace(old, new))
     command = (sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider", protection.test)
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
