@@ -116,6 +116,7 @@ async def test_what_the_storage_does_not_remove_now_goes_later(
     async def fail(*_: object) -> None:
         raise StoreUnavailable("the storage does not answer")
 
+    monkeypatch.setattr(ImageStore, "delete", fail)
     monkeypatch.setattr(ImageStore, "delete_folder", fail)
     answer = await delete(service, leaving.a, account=leaving.account.name, password=PASSWORD)
     assert answer.json() == {"account_id": leaving.account.id, "status": "deleting"}

@@ -327,7 +327,7 @@ PROTECTIONS: tuple[Protection, ...] = (
     ),
     Protection(
         "a form of another site does nothing in a browser: by the cookie's rule, its origin and its token",
-        "serve_app/api/console/protection.py",
+        "serve_app/api/site/protection.py",
         " and not self._is_own_form(headers):",
         " and False:",
         IN_BROWSER + "test_a_form_of_another_site_makes_no_key",
