@@ -53,7 +53,7 @@ class Hints:
 
 
 class KeptWorkers:
-    """Tells of which kinds there is a worker also without work: as `args` say, or as Serve is told now."""
+    """Tells which kinds keep a worker without work, by `args` or by what Serve has now."""
 
     def __init__(self, always_on: frozenset[JobKind], deployments: dict[JobKind, str], application: str) -> None:
         self._always_on = always_on

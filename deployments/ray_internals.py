@@ -106,9 +106,9 @@ def is_spread() -> bool:
 
 
 async def least_replicas(deployment: str, application: str) -> int:
-    """How many replicas Serve keeps of a deployment without any work, now: a changed `min_replicas` restarts nobody.
+    """Return how many replicas Serve keeps of a deployment without any work.
 
-    Raises what Ray raises while its controller does not answer.
+    Asked anew each time, as a changed `min_replicas` restarts nobody. Raises what Ray raises while its controller does not answer.
     """
     common: Any = import_module("ray.serve._private.common")
     name = common.DeploymentID(name=deployment, app_name=application)

@@ -41,9 +41,9 @@ async def delete_account(resources: Resources, account: Account, by: Actor) -> D
 
 
 async def delete_own_account(resources: Resources, account: Account, by: Actor) -> DeletedAccount | None:
-    """Delete the account of whoever asks, who cannot ask again: None when the housekeeper has to finish it.
+    """Delete the account of whoever asks; return None when the housekeeper has to finish it.
 
-    Raises `StoreUnavailable` only while the account is as it was.
+    Nobody can ask a second time. Raises `StoreUnavailable` only while the account is as it was.
     """
     removal = await _begin(resources, account, by)
     try:

@@ -12,7 +12,10 @@ from serve_app.stores.sign_ins import KnownDevice
 async def check_password(
     resources: Resources, name: str, password: str, *, address: str, device: KnownDevice | None = None
 ) -> SignIn | None:
-    """Return who has this name and password. Tries are counted with those to sign in. Raises `TooManyTries`."""
+    """Return who has this name and password.
+
+    Tries are counted with those to sign in. Raises `TooManyTries`.
+    """
     counted = await resources.sign_ins.count(name, address, device)
     if counted.wait:
         raise TooManyTries(ceil(counted.wait.total_seconds()))

@@ -22,7 +22,10 @@ LISTED = "accounts_removing"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AccountRemoval:
-    """A deletion that has begun, and may have been cut short: of whom, by whom (as the audit log names them) and from where."""
+    """A deletion that has begun, and may have been cut short.
+
+    It names the account, the actor as the audit log does, and the actor's address.
+    """
 
     account_id: str
     name: str
@@ -83,7 +86,10 @@ class AccountRecords:
         await pipeline.execute()
 
     async def remove_account(self, account_id: str, name: str) -> None:
-        """Remove the account's record and free its name: the last step, until which it can be found. Safe to repeat."""
+        """Remove the account's record and free its name.
+
+    This is the last step, until which the account can be found. Safe to repeat.
+    """
         await self._remove_account(account=account_id, name=name)
 
     async def still_naming(self, account_id: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""`POST /v1/account/delete`: takes a key, the account's name and an owner's password, and leaves nothing."""
+"""`POST /v1/account/delete`: asks for an owner's password, and leaves nothing of the account."""
 
 from typing import Any
 
@@ -57,8 +57,8 @@ async def test_an_account_goes_with_everything(service: TestService, leaving: Me
     assert files(service, leaving)
     assert keys_naming(service, PROMPT)
     answer = await delete(service, leaving.headers(asked_with), account=account.name, password=PASSWORD)
-    told = {"account_id": account.id, "status": "deleted", "jobs": 2, "keys": 1, "verified": True}
-    assert (answer.status_code, answer.json()) == (200, told)
+    expected = {"account_id": account.id, "status": "deleted", "jobs": 2, "keys": 1, "verified": True}
+    assert (answer.status_code, answer.json()) == (200, expected)
     assert keys_naming(service, account.id, account.name, PROMPT) == []
     assert files(service, leaving) == []
     assert (await service.client.get("/v1/jobs", headers=leaving.a)).status_code == 401

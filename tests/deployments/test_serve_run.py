@@ -61,7 +61,7 @@ def test_a_gpu_that_is_not_there_is_named_in_time(run: ServeRun) -> None:
 
 
 def assert_requests_beyond_the_bound_are_refused(port: int, key: str, lora_id: str) -> None:
-    """The ingress takes two at once and lets two wait: of twelve that wait for an image, the rest are refused at once."""
+    """The ingress takes two requests at once and lets two wait: of twelve, the rest are refused."""
     body = {"positive_prompt": "a boat", "model_id": lora_id}
     accepted = httpx.post(f"http://127.0.0.1:{port}/v1/generate", json=body, headers={"X-API-Key": key})
     lines = [

@@ -48,7 +48,10 @@ class Service:
         return runtime_home(self.data_dir)
 
     async def start(self) -> None:
-        """Returns when it has drawn its first image and is ready: an earlier start's image would say so too soon."""
+        """Start it; return when it has drawn its first image and is ready.
+
+        An earlier start's image is removed first.
+        """
         (self.data_dir / "first-image.png").unlink(missing_ok=True)
         self._process = self._launch()
         await wait_until(self._has_drawn, timeout=START_LIMIT_S)
