@@ -88,8 +88,8 @@ class AccountRecords:
     async def remove_account(self, account_id: str, name: str) -> None:
         """Remove the account's record and free its name.
 
-    This is the last step, until which the account can be found. Safe to repeat.
-    """
+        This is the last step, until which the account can be found. Safe to repeat.
+        """
         await self._remove_account(account=account_id, name=name)
 
     async def still_naming(self, account_id: str) -> list[str]:
