@@ -15,6 +15,7 @@ from serve_app.api.credentials import Credential, CredentialScheme
 from serve_app.api.json_body import digest
 from serve_app.api.responses import base_url
 from serve_app.domain.accounts import AuthResult, Caller, Scope
+from serve_app.domain.durations import period_text
 from serve_app.domain.errors import (
     Forbidden,
     InvalidParameter,
@@ -68,7 +69,7 @@ async def authenticate(request: Request) -> Caller:
             plan = auth.window.plan
             whose = "Your plan" if plan.limit == caller.plan.limit else "This API key"
             raise RateLimitExceeded(
-                f"{whose} allows {plan.limit} requests per {period_of(plan.window.total_seconds())}; "
+                f"{whose} allows {plan.limit} requests per {period_text(plan.window)}; "
                 f"try again in {auth.window.seconds_left} seconds."
             )
         changing = getattr(request.app.state, "changing_scope", Scope.GENERATE)
@@ -166,7 +167,3 @@ def _check_scope(caller: Caller, needed: Scope) -> None:
 
 def _scopes(caller: Caller) -> str:
     return ", ".join(sorted(caller.scopes)) or "none"
-
-
-def period_of(seconds: float) -> str:
-    return {3600.0: "hour", 60.0: "minute"}.get(seconds, f"{seconds:g} seconds")

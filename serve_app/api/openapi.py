@@ -1,7 +1,6 @@
 """Generates OpenAPI 3.1 documents with FastAPI, and adjusts them for generated clients."""
 
 from collections.abc import Iterable, Iterator
-from datetime import timedelta
 from typing import Any
 
 from fastapi import FastAPI
@@ -9,6 +8,7 @@ from fastapi.openapi.utils import get_openapi
 
 from serve_app.api.credentials import CredentialScheme
 from serve_app.domain.accounts import Plan
+from serve_app.domain.durations import duration_text, period_text
 from serve_app.settings import Settings
 
 Schema = dict[str, Any]
@@ -152,9 +152,7 @@ def _tidy(schema: Schema) -> None:
 
 
 def plans_text(plans: Iterable[Plan]) -> str:
-    return ", ".join(
-        f"{plan.name.capitalize()} {plan.limit} per {duration_text(plan.window, one='')}" for plan in plans
-    )
+    return ", ".join(f"{plan.name.capitalize()} {plan.limit} per {period_text(plan.window)}" for plan in plans)
 
 
 def retention_text(settings: Settings) -> str:
@@ -162,16 +160,3 @@ def retention_text(settings: Settings) -> str:
         f"Image addresses work without the key for {duration_text(settings.image_url_life)} and are signed anew at every poll; "
         f"images and records are kept for {duration_text(settings.retention)}."
     )
-
-
-def duration_text(duration: timedelta, *, one: str = "1 ") -> str:
-    """Write a duration in the largest unit that divides it: `30 days`, `24 hours`, `1 minute`.
-
-    `one` stands before a single unit.
-    """
-    seconds = duration.total_seconds()
-    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
-        if seconds % length == 0 and (seconds > length or unit != "day"):
-            count = int(seconds // length)
-            return f"{one}{unit}" if count == 1 else f"{count} {unit}s"
-    return f"{seconds:g} seconds"

@@ -2,8 +2,8 @@
 
 import getpass
 import os
-import re
-from datetime import UTC, datetime, timedelta
+from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
@@ -11,11 +11,9 @@ import typer
 from serve_app.cli.command import Result, store_command, table
 from serve_app.cli.exit_codes import BadUsage, Failed
 from serve_app.domain.audit import Act, AuditRow, operator
+from serve_app.domain.durations import parse_duration
 from serve_app.service.audit_names import log_names
 from serve_app.service.resources import Resources
-
-_AGO = re.compile(r"([0-9]{1,5})([smhd])")
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 def add_audit(app: typer.Typer) -> None:
@@ -78,8 +76,8 @@ def _deleted(row: AuditRow) -> str:
 
 def _time(text: str) -> datetime:
     """A time ago, or a date with or without a time; without a zone it is UTC."""
-    if ago := _AGO.fullmatch(text.strip().lower()):
-        return datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+    with suppress(ValueError):
+        return datetime.now(UTC) - parse_duration(text)
     try:
         moment = datetime.fromisoformat(text.strip())
     except ValueError:

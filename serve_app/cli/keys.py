@@ -1,6 +1,5 @@
 """`atelier keys`: create, list, roll and revoke API keys. A key itself is shown once."""
 
-import re
 import shlex
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
@@ -14,6 +13,7 @@ from serve_app.cli.exit_codes import BadUsage, Failed
 from serve_app.cli.loras import find_adapter
 from serve_app.domain.accounts import ALL_SCOPES, ApiKey, Scope
 from serve_app.domain.audit import Act
+from serve_app.domain.durations import parse_duration
 from serve_app.domain.errors import InvalidParameter, NotFound, TooManyKeys
 from serve_app.domain.requests import Variant
 from serve_app.service.resources import Resources
@@ -21,8 +21,6 @@ from serve_app.service.resources import Resources
 app = typer.Typer(no_args_is_help=True, help="Create, list, roll and revoke API keys. The key itself is shown once.")
 
 KeyId = Annotated[str, typer.Argument(help="The key's id, from `atelier keys list`.", show_default=False)]
-
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 @store_command(app, "create")
@@ -143,10 +141,10 @@ def _variants(interfaces: str) -> frozenset[Variant]:
 
 
 def _duration(option: str, text: str) -> timedelta:
-    given = re.fullmatch(r"([0-9]{1,5})([smhd])", text.strip().lower())
-    if given is None:
-        raise BadUsage(f"{option}: must be a number and a unit, like 30d, 12h, 45m or 90s, not {text!r}")
-    return timedelta(**{_UNITS[given[2]]: int(given[1])})
+    try:
+        return parse_duration(text)
+    except ValueError as wrong:
+        raise BadUsage(f"{option}: {wrong}") from None
 
 
 def _facts(key: ApiKey) -> dict[str, object]:

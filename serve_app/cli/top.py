@@ -1,7 +1,7 @@
 """`atelier top`: queue, workers, adapters and failures, as they are now."""
 
 import asyncio
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import typer
@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from serve_app.cli.command import Result, store_command, table
+from serve_app.domain.durations import rounded_duration
 from serve_app.service.overview import adapter_names, overview
 from serve_app.service.resources import Resources
 
@@ -93,4 +94,4 @@ def _failures(failures: dict[str, Any]) -> RenderableType:
 
 
 def _span(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+    return rounded_duration(timedelta(seconds=seconds))

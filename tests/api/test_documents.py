@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -18,7 +18,6 @@ from openapi_spec_validator import validate
 
 from serve_app.api.app import create_app
 from serve_app.api.docs.reference import kind_of
-from serve_app.api.openapi import duration_text
 from serve_app.api.site import PAGE_HEADERS
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.requests import Variant
@@ -137,21 +136,6 @@ async def test_a_document_states_this_installation_s_plans_and_retention(service
         "Free 10 per minute, Basic 30 per minute, Premium 100 per minute"
         in (await document_of(service, "b"))["info"]["description"]
     )
-
-
-@pytest.mark.parametrize(
-    ("span", "text"),
-    [
-        (timedelta(days=30), "30 days"),
-        (timedelta(hours=24), "24 hours"),
-        (timedelta(hours=1), "1 hour"),
-        (timedelta(minutes=1), "1 minute"),
-        (timedelta(minutes=90), "90 minutes"),
-        (timedelta(seconds=2.5), "2.5 seconds"),
-    ],
-)
-def test_a_duration_is_written_in_its_largest_unit(span: timedelta, text: str) -> None:
-    assert duration_text(span) == text
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

@@ -10,10 +10,11 @@ from serve_app.api.console.browser_name import browser_name
 from serve_app.api.console.key_page import EXPIRIES, KEY_NAME_LENGTH, KEY_PAGES, SCOPES, KeyPage, curl_line
 from serve_app.api.console.rendering import render
 from serve_app.api.console.session import SignedIn, anonymous_token, set_anonymous
-from serve_app.api.dependencies import period_of, resources_of
+from serve_app.api.dependencies import resources_of
 from serve_app.api.site.addresses import site_of
 from serve_app.api.site.form_tokens import form_token, single_use_token
 from serve_app.domain.accounts import ApiKey, Role
+from serve_app.domain.durations import period_text
 from serve_app.domain.requests import Variant
 from serve_app.service.resources import Resources
 from serve_app.stores.sessions import digest_of
@@ -104,7 +105,7 @@ async def keys_page(
         revoke_token=form_token(session.token, "revoke key"),
         key_name_length=KEY_NAME_LENGTH,
         most=plan.limit,
-        period=period_of(plan.window.total_seconds()),
+        period=period_text(plan.window),
     )
 
 

@@ -1,7 +1,7 @@
 """Path operations of `/v1/jobs`: list, read, cancel and delete an account's jobs of both interfaces."""
 
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Annotated, NamedTuple
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
@@ -25,6 +25,7 @@ from serve_app.api.routing import ContractRoute
 from serve_app.api.schemas import job_id_schema
 from serve_app.domain import jobs
 from serve_app.domain.audit import api_key
+from serve_app.domain.durations import epoch_ms, from_epoch_ms
 from serve_app.domain.errors import (
     AmbiguousCredentials,
     Forbidden,
@@ -85,7 +86,7 @@ async def read_cursor(
     parts = _CURSOR.fullmatch(cursor)
     if parts is None:
         raise InvalidParameter("cursor: must be the next_cursor of a previous page")
-    return Position(datetime.fromtimestamp(int(parts[1]) / 1000, UTC), parts[2])
+    return Position(from_epoch_ms(parts[1]), parts[2])
 
 
 @router.get(
@@ -202,4 +203,4 @@ async def _page(resources: Resources, account_id: str, limit: int, after: Positi
 
 
 def _cursor(job: jobs.Job) -> str:
-    return f"{round(job.created_at.timestamp() * 1000)}-{job.id}"
+    return f"{epoch_ms(job.created_at)}-{job.id}"

@@ -1,14 +1,4 @@
-"""Formats durations, ages and sizes for the operators' pages."""
-
-_UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
-
-
-def duration(seconds: float) -> str:
-    """Write a duration in the largest unit that fits: `45 s`, `12 min`, `3 h`, `8 d`."""
-    for length, unit in _UNITS:
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"
+"""Formats sizes for the operators' pages."""
 
 
 def size(number: float) -> str:

@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from serve_app.api.responses import failure_of
+from serve_app.domain.durations import measured_duration
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Job, JobState
 from serve_app.domain.requests import GenerationRequest, UpscaleRequest
@@ -85,26 +86,17 @@ def timeline(job: Job) -> list[Part]:
     """Lists how long each part of the last attempt took, and how many attempts there were."""
     parts: list[Part] = []
     if job.started_at is not None:
-        parts.append(Part("Waited", _seconds(job.started_at - job.created_at)))
+        parts.append(Part("Waited", measured_duration(job.started_at - job.created_at)))
     if job.timings is not None:
         parts += [
-            Part("Loaded the LoRA", _seconds(timedelta(seconds=job.timings.load))),
-            Part("Drew", _seconds(timedelta(seconds=job.timings.denoise))),
-            Part("Stored", _seconds(timedelta(seconds=job.timings.store))),
+            Part("Loaded the LoRA", measured_duration(timedelta(seconds=job.timings.load))),
+            Part("Drew", measured_duration(timedelta(seconds=job.timings.denoise))),
+            Part("Stored", measured_duration(timedelta(seconds=job.timings.store))),
         ]
     if job.finished_at is not None:
-        parts.append(Part("In all", _seconds(job.finished_at - job.created_at)))
+        parts.append(Part("In all", measured_duration(job.finished_at - job.created_at)))
     if job.seconds is not None:
-        parts.append(Part("Worker time", _seconds(timedelta(seconds=job.seconds))))
+        parts.append(Part("Worker time", measured_duration(timedelta(seconds=job.seconds))))
     if job.attempt:
         parts.append(Part("Attempts", str(job.attempt)))
     return parts
-
-
-def _seconds(length: timedelta) -> str:
-    seconds = max(0.0, length.total_seconds())
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
