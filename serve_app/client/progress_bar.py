@@ -2,8 +2,12 @@
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from serve_app.client.upload import OnSent
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 @contextmanager
@@ -14,6 +18,14 @@ def upload_bar(label: str) -> Generator[OnSent]:
         client.loras.add("ink.safetensors", base="pocket", on_progress=bar)
     """
     from rich.console import Console
+
+    console = Console(stderr=True)
+    with _notebook_bar(label) if console.is_jupyter else _terminal_bar(label, console) as sent:
+        yield sent
+
+
+@contextmanager
+def _terminal_bar(label: str, console: "Console") -> Generator[OnSent]:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     columns = (
@@ -23,7 +35,7 @@ def upload_bar(label: str) -> Generator[OnSent]:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with Progress(*columns, console=console, transient=True) as progress:
         bar = progress.add_task(f"Uploading {label}", total=None)
 
         def sent(done: int, total: int) -> None:
@@ -31,6 +43,30 @@ def upload_bar(label: str) -> Generator[OnSent]:
             progress.update(bar, description=f"{doing} {label}", completed=done, total=total)
 
         yield sent
+
+
+@contextmanager
+def _notebook_bar(label: str) -> Generator[OnSent]:
+    """Shows a line of text under the cell: rich shows nothing there without ipywidgets."""
+    from IPython.display import display
+
+    def line(text: str) -> dict[str, str]:
+        return {"text/plain": text}
+
+    handle: Any = display(line(f"Uploading {label}"), raw=True, display_id=True)
+    shown = ""
+
+    def sent(done: int, total: int) -> None:
+        nonlocal shown
+        text = f"Checking {label}" if done >= total else f"Uploading {label}: {100 * done // total} %"
+        if text != shown:
+            handle.update(line(text), raw=True)
+            shown = text
+
+    try:
+        yield sent
+    finally:
+        handle.update(line(""), raw=True)
 
 
 @contextmanager

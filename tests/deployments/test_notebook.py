@@ -41,12 +41,12 @@ def test_a_lora_is_trained_offered_and_compared(
 ) -> None:
     """In a short form: four pictures and three steps, which train nothing that one would want to see."""
     monkeypatch.setenv("ATELIER_READY_FILE", str(service.home / "ready.json"))
-    monkeypatch.setenv("ATELIER_DATA_DIR", str(service.data_dir))
-    shown = run("train_a_lora.ipynb", tmp_path, pictures=4, steps=3, size=256)
+    shown = run("train_a_lora.ipynb", tmp_path, shows_outputs=True, pictures=4, steps=3, size=256)
     texts = [output["data"]["text/plain"] for output in shown if "data" in output]
     assert sum("image/png" in output.get("data", {}) for output in shown) == 2
     assert any("step 3 of 3" in text for text in texts)
     assert any("rank 8" in text for text in texts), "what the check found"
+    assert not any("Warning" in text for text in texts), "of the bar, which shows itself without widgets"
     assert (tmp_path / "golden-frame" / "adapter_config.json").is_file()
 
 
