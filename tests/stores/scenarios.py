@@ -194,6 +194,18 @@ async def a_group_is_left_to_the_worker_that_holds_it(open_queue: OpenQueue) -> 
     assert await _groups(queue, "w1", resident=("ga",), limit=3) == ["ga"]
 
 
+async def a_popular_group_is_left_to_whoever_of_its_many_workers_has_capacity(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    await _accept(queue, "ann", 1, group="ga")
+    assert await _groups(queue, "w0", limit=4) == ["ga"]
+    for number in range(1, 11):
+        await _accept(queue, "ann", 1, group="ga")
+        assert await _groups(queue, f"w{number}", resident=("ga",)) == ["ga"], "and is full"
+    await _accept(queue, "bob", 1, group="ga")
+    assert await _groups(queue, "w11", limit=4) == []
+    assert await _groups(queue, "w0", resident=("ga",), limit=3) == ["ga"]
+
+
 async def other_work_is_taken_while_a_group_is_left_to_its_owner(open_queue: OpenQueue) -> None:
     queue = open_queue()
     await _accept(queue, "ann", 1, group="ga")
@@ -707,6 +719,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     the_fair_head_is_passed_over_for_a_bounded_time,
     nobody_is_served_further_ahead_than_the_lead,
     a_group_is_left_to_the_worker_that_holds_it,
+    a_popular_group_is_left_to_whoever_of_its_many_workers_has_capacity,
     other_work_is_taken_while_a_group_is_left_to_its_owner,
     an_account_far_ahead_gets_nothing_while_a_group_is_left_to_its_owner,
     a_saturated_owner_loses_its_claim,

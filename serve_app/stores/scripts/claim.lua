@@ -5,7 +5,7 @@
 -- `capacity` is in images, `max_lead` in average waiting jobs.
 -- Returns {id, attempt, version, group, account, request, created, request_id, traceparent} repeated. A repeated nonce gets the same jobs again.
 local OWNER_LIFE = 600000  -- ms that a worker is remembered as the owner of a group it loaded
-local MAX_OWNERS = 8       -- remembered per group
+local MAX_OWNERS = 64      -- remembered per group: a popular adapter's latest owners are its busiest ones
 local CLAIMED_LIFE = 86400000 -- ms; far beyond any attempt
 local NEAR = 4             -- groups, accounts and jobs of each that are read beyond the head: a claim's cost stays flat
 local SEEN_EVERY = 1000    -- ms between two writes of when a worker was seen: idle polls stay reads
@@ -113,9 +113,13 @@ end
 -- Another live worker with capacity holds the adapter and will claim the job, unless the job has waited long enough.
 local function is_left_to_owner(job)
   if job.group == '' or is_resident[job.group] or now - job.waiting_since >= owner_wait_ms then return false end
-  for _, owner in ipairs(redis.call('ZRANGE', K('owner:' .. kind .. ':' .. job.group), 0, -1)) do
-    local seen = owner ~= worker and redis.call('ZSCORE', workers, owner)
-    if seen and now - seen < worker_life_ms and num(redis.call('HGET', capacities, owner), 0) > 0 then return true end
+  local owners = redis.call('ZRANGE', K('owner:' .. kind .. ':' .. job.group), 0, -1)
+  if #owners == 0 then return false end
+  local seen = redis.call('ZMSCORE', workers, unpack(owners))
+  local capacity_of = redis.call('HMGET', capacities, unpack(owners))
+  for n, owner in ipairs(owners) do
+    local is_alive = seen[n] and now - seen[n] < worker_life_ms
+    if owner ~= worker and is_alive and num(capacity_of[n], 0) > 0 then return true end
   end
   return false
 end
