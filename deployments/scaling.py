@@ -17,6 +17,9 @@ from serve_app.stores.embedded import ensure_redis
 log = logging.getLogger(__name__)
 
 READ_EVERY_S, STALE_AFTER_S = 0.5, 10.0
+SPARE = 1.05
+"""Replicas for each that is needed: a job whose adapter only full replicas hold costs another load. Of ten or fewer, rounding up
+leaves as many."""
 
 
 class Reading(NamedTuple):
@@ -60,16 +63,15 @@ class BacklogPolicy:
 def wanted_replicas(backlog: Backlog, units_per_second: float | None, target_s: float) -> int:
     """Compute how many replicas do what arrives, and one more for each `target_s` of work that waits.
 
-    With any work at least one.     What arrives counts at the speed of replicas that are fully busy: at their present speed, spare replicas would justify
+    With any work at least one. What arrives counts at the speed of replicas that are fully busy: at their present speed, spare replicas would justify
     themselves, since a forward pass for few images draws each more slowly. While no demand is known, right after a start of
     Serve's controller, one for each `target_s` seconds of all unfinished work.
     """
     has_work = backlog.ready + backlog.leased + backlog.delayed > 0
     if units_per_second is None:
-        replicas = backlog.seconds / target_s
-    else:
-        replicas = units_per_second * backlog.busy_seconds_per_unit + backlog.ready_seconds / target_s
-    return max(int(has_work), math.ceil(replicas))
+        return max(int(has_work), math.ceil(backlog.seconds / target_s))
+    needed = units_per_second * backlog.busy_seconds_per_unit + backlog.ready_seconds / target_s
+    return max(int(has_work), math.ceil(needed), round(SPARE * needed))
 
 
 def _watch(kind: JobKind, read: Callable[[JobKind], Backlog], latest: list[Reading], stop: threading.Event) -> None:

@@ -2,6 +2,8 @@
 
 import threading
 import time
+from itertools import accumulate
+from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
-from deployments.arrival_rate import ArrivalRate
+from deployments.arrival_rate import AHEAD, ArrivalRate
 from deployments.scaling import BacklogPolicy, wanted_replicas
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import Backlog, JobKind, new_job_id
@@ -87,6 +89,30 @@ def test_rare_jobs_are_demand() -> None:
 
 def test_demand_follows_a_change_and_forgets() -> None:
     assert _rate(*range(0, 600, 60), *range(600, 2_401, 180)).units_per_second == 3.0
+
+
+def _minutes(*rates: float) -> ArrivalRate:
+    return _rate(*accumulate((60 * rate for rate in rates), initial=0))
+
+
+def test_a_steady_rise_is_continued_until_a_replica_that_starts_now_is_ready() -> None:
+    rising = [10.0 + minute for minute in range(10)]
+    assert _minutes(*rising).units_per_second == pytest.approx(rising[-1] + AHEAD)
+
+
+def test_a_rise_that_may_be_chance_or_is_over_is_not_continued() -> None:
+    for rates in ([9.0, 11.0] * 5, [20.0 - minute for minute in range(10)], [10.0, 11.0, 12.0]):
+        assert _minutes(*rates).units_per_second == pytest.approx(fmean(rates))
+
+
+def test_a_large_fleet_has_spare_replicas_as_rounding_up_gives_a_small_one() -> None:
+    assert [wanted_replicas(backlog(leased=9, busy=1), units, 60) for units in (0.2, 5.5, 10, 100, 1000)] == [
+        1,
+        6,
+        10,
+        105,
+        1050,
+    ]
 
 
 def test_demand_starts_anew_on_another_redis() -> None:
