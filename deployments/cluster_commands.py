@@ -2,6 +2,7 @@
 
 import logging
 import os
+import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -105,13 +106,27 @@ def _is_spread(config: ServeConfig) -> bool:
 
 
 def _connect() -> None:
-    """Join the Ray cluster of this machine, unless this process has. Raises `Failed` when there is none."""
+    """Join the Ray cluster of this machine, unless this process has. Raises `Failed` when there is none, or none answers."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
 
     if ray.is_initialized():
         return
-    try:
-        ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), log_to_driver=False, logging_level=logging.ERROR)
-    except Exception as error:  # noqa: BLE001 - Ray has many of its own
-        raise Failed(f"no Ray cluster can be reached from here (RAY_ADDRESS, RAY_AUTH_TOKEN_PATH): {error}") from None
+    failures: list[Exception] = []
+
+    def join() -> None:
+        try:
+            ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), log_to_driver=False, logging_level=logging.ERROR)
+        except Exception as error:  # noqa: BLE001 - Ray has many of its own
+            failures.append(error)
+
+    joining = threading.Thread(
+        target=join, daemon=True
+    )  # Ray waits without end for a cluster with another token or TLS
+    joining.start()
+    joining.join(CONNECT_LIMIT_S)
+    if joining.is_alive():
+        failures.append(TimeoutError(f"no answer within {CONNECT_LIMIT_S:g} s"))
+    if failures:
+        where = "RAY_ADDRESS, RAY_AUTH_TOKEN_PATH, RAY_USE_TLS"
+        raise Failed(f"no Ray cluster can be reached from here ({where}): {failures[0]}")
