@@ -11,9 +11,9 @@ MINUTES, MINUTE_S = 10, 60.0
 BURST = 1.5
 """A minute counts as at most this many usual ones: what a burst brings waits, and asks for replicas as backlog."""
 AHEAD = 2.0
-"""Minutes from the middle of the last whole one for which a rise is continued: one until now, and one for a replica's start."""
+"""Minutes from the middle of the last whole one for which a trend is continued: one until now, and one for a replica's start."""
 SURE = 1.0
-"""Standard errors by which a rise is cut before it is continued: among few jobs it is mostly chance."""
+"""Standard errors by which a trend is cut before it is continued: among few jobs it is mostly chance."""
 
 
 class ArrivalRate:
@@ -31,17 +31,17 @@ class ArrivalRate:
 
     @property
     def units_per_second(self) -> float | None:
-        """The mean of the last minutes, bursts cut, and what a rise among them will have added; None within the first minute."""
+        """The mean of the last minutes, bursts cut, and continued as they rose or fell; None within the first minute."""
         rates = [(after - before) / (then - at) for (at, before), (then, after) in pairwise(self._marks)]
         if not rates:
             return None
         usual = median(rates)
         cut = [min(rate, BURST * usual) if usual else rate for rate in rates]
-        return fmean(cut) + certain_rise(cut) * ((len(cut) - 1) / 2 + AHEAD)
+        return max(0.0, fmean(cut) + certain_trend(cut) * ((len(cut) - 1) / 2 + AHEAD))
 
 
-def certain_rise(rates: Sequence[float]) -> float:
-    """The slope of a line through the rates, by least squares, as far as chance does not explain it; 0 of one that falls."""
+def certain_trend(rates: Sequence[float]) -> float:
+    """The slope of a line through the rates, by least squares, as far as chance does not explain it."""
     count = len(rates)
     if count < MINUTES:
         return 0.0
@@ -49,4 +49,5 @@ def certain_rise(rates: Sequence[float]) -> float:
     spread = sum((minute - centre) ** 2 for minute in range(count))
     slope = sum((minute - centre) * (rate - mean) for minute, rate in enumerate(rates)) / spread
     residual = sum((rate - mean - slope * (minute - centre)) ** 2 for minute, rate in enumerate(rates))
-    return max(0.0, slope - SURE * math.sqrt(residual / (count - 2) / spread))
+    chance = SURE * math.sqrt(residual / (count - 2) / spread)
+    return math.copysign(max(0.0, abs(slope) - chance), slope)

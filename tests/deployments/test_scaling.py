@@ -95,13 +95,15 @@ def _minutes(*rates: float) -> ArrivalRate:
     return _rate(*accumulate((60 * rate for rate in rates), initial=0))
 
 
-def test_a_steady_rise_is_continued_until_a_replica_that_starts_now_is_ready() -> None:
+def test_a_steady_trend_is_continued_until_a_replica_that_starts_now_is_ready() -> None:
     rising = [10.0 + minute for minute in range(10)]
     assert _minutes(*rising).units_per_second == pytest.approx(rising[-1] + AHEAD)
+    assert _minutes(*reversed(rising)).units_per_second == pytest.approx(rising[0] - AHEAD)
+    assert _minutes(*(10.0 * (9 - minute) for minute in range(10))).units_per_second == 0
 
 
-def test_a_rise_that_may_be_chance_or_is_over_is_not_continued() -> None:
-    for rates in ([9.0, 11.0] * 5, [20.0 - minute for minute in range(10)], [10.0, 11.0, 12.0]):
+def test_what_may_be_chance_is_no_trend() -> None:
+    for rates in ([9.0, 11.0] * 5, [10.0, 11.0, 12.0]):
         assert _minutes(*rates).units_per_second == pytest.approx(fmean(rates))
 
 
