@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 from serve_app.domain.accounts import Account
 from serve_app.domain.audit import Act
-from serve_app.domain.errors import NotFound, StoreUnavailable
+from serve_app.domain.errors import StoreUnavailable
 from serve_app.service.delete import remove_objects, shielded
 from serve_app.service.operate import Actor
 from serve_app.service.register import remove as remove_lora
@@ -67,21 +67,12 @@ async def finish_removals(resources: Resources) -> int:
 
 async def _begin(resources: Resources, account: Account, by: Actor) -> AccountRemoval:
     """From here on nobody can act as the account, and the deletion ends through any crash."""
-    removal = await resources.account_records.begin_removal(account.id, account.name, actor=by.name, address=by.address)
-    await _disable(resources, account.id)
-    return removal
-
-
-async def _disable(resources: Resources, account_id: str) -> None:
-    try:
-        await resources.accounts.set_disabled(account_id, True)
-    except NotFound:  # its record is gone already
-        return
+    records = resources.account_records
+    return await records.begin_removal(account.id, account.name, actor=by.name, address=by.address)
 
 
 async def _finish(resources: Resources, removal: AccountRemoval) -> DeletedAccount:
     account_id = removal.account_id
-    await _disable(resources, account_id)
     await resources.sessions.revoke_all(account_id)
     keys = len(await resources.api_keys.list(account_id))
     jobs = await _remove(resources, account_id)

@@ -39,13 +39,16 @@ class AccountRecords:
 
     def __init__(self, redis: Redis) -> None:
         self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"
+        self._begin_removal = Script(redis, "begin_removal")
         self._remove_account = Script(redis, "remove_account")
 
     async def begin_removal(self, account_id: str, name: str, *, actor: str, address: str) -> AccountRemoval:
-        """Put the account on the list of those to be removed; one that is on it stays there as it is."""
+        """Put the account on the list of those to be removed, and disable it, in one move.
+
+        One that is on the list stays there as it is. Raises `StoreUnavailable`.
+        """
         row = json.dumps([name, actor, address, epoch_ms(datetime.now(UTC))])
-        await self._redis.hsetnx(redis_key(LISTED), account_id, row)
-        return _removal(account_id, await self._redis.hget(redis_key(LISTED), account_id) or row)
+        return _removal(account_id, await self._begin_removal(account=account_id, removal=row))
 
     async def removals(self) -> list[AccountRemoval]:
         """The accounts whose removal has begun and has not ended."""
