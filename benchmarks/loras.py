@@ -99,7 +99,7 @@ async def _open(stack: AsyncExitStack, folder: Path, owned: int) -> Side:
     caller, secret = await _member(resources, "owner")
     other, other_secret = await _member(resources, "another")
     for number in range(owned):
-        assert await resources.catalog.register(_lora(number, caller.account_id))
+        assert await resources.adapter_registry.register(_lora(number, caller.account_id))
     return Side(
         settings=settings,
         resources=resources,
@@ -189,11 +189,11 @@ def _stores_works(side: Side) -> Mapping[str, Work]:
 
     return {
         "open the stores": open_stores,
-        "apply the catalog file": resources.catalog.apply_file,
+        "apply the catalog file": resources.applied_catalog.apply_file,
         "owner's page": lambda: resources.catalog.newest(caller.account_id, limit=PAGE),
         "another account's page": lambda: resources.catalog.newest(other.account_id, limit=PAGE),
         "another account's whole list": lambda: resources.catalog.adapters(other.account_id),
-        "grant": lambda: resources.catalog.grant(side.lora_id, other.account_id),
+        "grant": lambda: resources.adapter_grants.grant(side.lora_id, other.account_id),
         "accept": lambda: generate(resources, caller, request),
         "claim and finish": claim,
     }

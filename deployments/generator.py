@@ -14,7 +14,7 @@ class Generator(WorkReplica):
         async def set_up(resources: Resources) -> Executor:
             from deployments.engine_loader import load_executor  # torch: for the replica alone
 
-            base_models = await resources.catalog.base_models()
+            base_models = await resources.applied_catalog.base_models()
             return await asyncio.to_thread(load_executor, args, resources, base_models)
 
         await self.open(args, JobKind.GENERATION, set_up)

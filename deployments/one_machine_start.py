@@ -107,7 +107,7 @@ async def _prepare(settings: Settings, base_url: str, reporter: Reporter) -> tup
 async def _apply_catalog(resources: Resources, reporter: Reporter) -> None:
     """Apply the file as it is now; when it cannot be read, serve what was applied at an earlier start."""
     try:
-        set_aside = [row.reason for row in await resources.catalog.apply_file()]
+        set_aside = [row.reason for row in await resources.applied_catalog.apply_file()]
     except CatalogError as error:
         set_aside = [f"{error}; serving what was applied before"]
     for reason in set_aside:

@@ -29,7 +29,7 @@ async def open_file(request: Request, name: str, exp: str = "", kid: str = "", s
     try:
         if not _UNIX_TIME.fullmatch(exp) or not images.verify(name, exp, kid, sig):
             raise NotFound("There is no such image.")
-        if not await resources.jobs.images_open(name.split("/")[-2]):
+        if not await resources.image_access.is_open(name.split("/")[-2]):
             raise NotFound("There is no such image.")
         png = await images.get(images.uri(name))
     except NotFound:

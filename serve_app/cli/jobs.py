@@ -34,9 +34,9 @@ async def list_jobs(
 ) -> Result:
     """List the newest jobs."""
     if account is None:
-        jobs = await resources.jobs.list_all(state, limit)
+        jobs = await resources.job_history.list_all(state, limit)
     else:
-        found = await resources.jobs.list((await find_account(resources, account)).id, limit=limit)
+        found = await resources.job_history.list((await find_account(resources, account)).id, limit=limit)
         jobs = [job for job in found if state in (None, job.state)]
     return await _job_list(resources, jobs, empty="No such jobs.")
 

@@ -122,7 +122,7 @@ async def list_loras(
     else:
         adapters = await resources.catalog.adapters((await find_account(resources, account)).id)
     rows = [(adapter.name, adapter.id, adapter.base_model, _offered_to(adapter)) for adapter in adapters]
-    set_aside = await resources.catalog.set_aside()
+    set_aside = await resources.applied_catalog.set_aside()
     listed = table(("NAME", "ID", "BASE MODEL", "OFFERED TO"), rows, empty="No adapters in the catalog.")
     reported = "\n".join(f"Set aside: {row.reason}" for row in set_aside)
     return Result(
@@ -157,7 +157,7 @@ async def show(resources: Resources, lora: Lora) -> Result:
 async def grant(resources: Resources, lora: Lora, account: AccountName) -> Result:
     """Allow an account to use an adapter, overriding whom it is offered to."""
     adapter, found = await find_adapter(resources, lora), await find_account(resources, account)
-    await resources.catalog.grant(adapter.id, found.id)
+    await resources.adapter_grants.grant(adapter.id, found.id)
     await record_act(resources, found.id, Act.LORA_GRANTED, adapter.id)
     return _grant_result(adapter, found.name, "may use", allowed=True)
 
@@ -166,7 +166,7 @@ async def grant(resources: Resources, lora: Lora, account: AccountName) -> Resul
 async def revoke(resources: Resources, lora: Lora, account: AccountName) -> Result:
     """Forbid an account from using an adapter, overriding whom it is offered to."""
     adapter, found = await find_adapter(resources, lora), await find_account(resources, account)
-    await resources.catalog.revoke(adapter.id, found.id)
+    await resources.adapter_grants.revoke(adapter.id, found.id)
     await record_act(resources, found.id, Act.LORA_REVOKED, adapter.id)
     return _grant_result(adapter, found.name, "may not use", allowed=False)
 

@@ -32,7 +32,7 @@ class CatalogFollower:
         if version == self._applied and time.monotonic() < self._again:
             return
         try:
-            set_aside = await self._resources.catalog.apply_file()
+            set_aside = await self._resources.applied_catalog.apply_file()
         except CatalogError as error:
             set_aside = [SetAside("", f"{error}: what was applied before stays")]
         self._log_new([row.reason for row in set_aside])

@@ -17,7 +17,8 @@ from serve_app.domain.requests import Variant
 from serve_app.service.register import Offer, Registered, register
 from serve_app.service.register import remove as unregister
 from serve_app.service.resources import Resources
-from serve_app.stores.catalog import SharedAdapter, Terms
+from serve_app.stores.adapter_registry import Terms
+from serve_app.stores.catalog_reader import SharedAdapter
 
 NO_SUCH = "There is no such LoRA."
 _ID = re.compile(r"[A-Za-z0-9_\-]{1,128}")
@@ -136,7 +137,7 @@ async def change(
     found = await _own(resources, by.caller, lora_id)
     if not fields:
         return found
-    if not await resources.catalog.update(lora_id, by.caller.account_id, fields):
+    if not await resources.adapter_registry.update(lora_id, by.caller.account_id, fields):
         raise NotFound(NO_SUCH)
     await _record(resources, by, Act.LORA_CHANGED, lora_id)
     return await find(resources, by.caller, lora_id)
@@ -163,7 +164,7 @@ async def share(resources: Resources, by: AccountActor, lora_id: str, with_whom:
     """
     await _own(resources, by.caller, lora_id)
     other = await _other(resources, by.caller, with_whom)
-    await resources.catalog.grant(lora_id, other.id)
+    await resources.adapter_grants.grant(lora_id, other.id)
     await _record(resources, by, Act.LORA_GRANTED, lora_id, other=other)
     return await find(resources, by.caller, lora_id)
 
@@ -177,7 +178,7 @@ async def unshare(resources: Resources, by: AccountActor, lora_id: str, with_who
     other = await _other(resources, by.caller, with_whom)
     if other.id not in found.shared_with:
         raise NotFound("The LoRA is not shared with that account.")
-    await resources.catalog.revoke(lora_id, other.id)
+    await resources.adapter_grants.revoke(lora_id, other.id)
     await _record(resources, by, Act.LORA_REVOKED, lora_id, other=other)
 
 

@@ -78,21 +78,21 @@ def _histogram(metric: Metric, rows: Iterable[tuple[list[str], float]]) -> Famil
 
 
 async def _read(resources: Resources) -> Samples:
-    counts = await resources.jobs.counts()
+    counts = await resources.queue_stats.counts()
     memory = await resources.measures.memory()
     return {
         **await _queue(resources),
         **await _workers(resources),
         metrics.JOBS: [Sample((event,), counts.get(event, 0)) for event in metrics.EVENTS],
-        metrics.DEAD_JOBS: [Sample((), await resources.jobs.dead())],
+        metrics.DEAD_JOBS: [Sample((), await resources.queue_stats.dead())],
         metrics.REDIS_MEMORY: [Sample((), memory.used)] if memory else [],
         metrics.REDIS_MEMORY_LIMIT: [Sample((), memory.limit)] if memory else [],
     }
 
 
 async def _queue(resources: Resources) -> Samples:
-    backlogs = {kind: await resources.jobs.backlog(kind) for kind in JobKind}
-    waiting = await resources.jobs.waiting([":".join(plan) for plan in resources.settings.plan_table])
+    backlogs = {kind: await resources.queue_stats.backlog(kind) for kind in JobKind}
+    waiting = await resources.queue_stats.waiting([":".join(plan) for plan in resources.settings.plan_table])
     by_plan = {(kind, *plan.split(":", 1)): row for (kind, plan), row in waiting.items()}
     return {
         metrics.JOBS_READY: [Sample((kind,), backlog.ready) for kind, backlog in backlogs.items()],

@@ -17,7 +17,7 @@ async def overview(resources: Resources, names: Mapping[str, str]) -> dict[str, 
     `names` are of adapters, by the digest of their weights.
     """
     measured = await resources.measures.measured()
-    counts = await resources.jobs.counts()
+    counts = await resources.queue_stats.counts()
     failed = await resources.dead_letters.list(MOST_FAILURES)
     return {
         "queue": {str(kind): await _queue(resources, kind) for kind in JobKind},
@@ -28,7 +28,7 @@ async def overview(resources: Resources, names: Mapping[str, str]) -> dict[str, 
         "adapters": {
             "waiting": [
                 {"name": names.get(group, group[:12]), "jobs": jobs}
-                for group, jobs in await resources.jobs.waiting_weights(JobKind.GENERATION, limit=MOST_ADAPTERS)
+                for group, jobs in await resources.queue_stats.waiting_weights(JobKind.GENERATION, limit=MOST_ADAPTERS)
             ],
             "loads": _total(measured, metrics.ADAPTER_LOADS, besides="sum"),
             "evictions": _total(measured, metrics.ADAPTER_EVICTIONS),
@@ -36,7 +36,7 @@ async def overview(resources: Resources, names: Mapping[str, str]) -> dict[str, 
         "jobs": {event: counts.get(event, 0) for event in metrics.EVENTS},
         "failures": {
             "by_code": _by_last_label(measured, metrics.JOB_FAILURES),
-            "dead": await resources.jobs.dead(),
+            "dead": await resources.queue_stats.dead(),
             "newest": [
                 {
                     "id": job.id,
@@ -55,7 +55,7 @@ async def adapter_names(resources: Resources) -> dict[str, str]:
 
 
 async def _queue(resources: Resources, kind: JobKind) -> dict[str, float]:
-    backlog = await resources.jobs.backlog(kind)
+    backlog = await resources.queue_stats.backlog(kind)
     return {
         "ready": backlog.ready,
         "running": backlog.leased,

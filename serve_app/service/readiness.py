@@ -22,7 +22,7 @@ async def readiness(resources: Resources) -> tuple[bool, dict[str, str]]:
     """Return whether the service is ready, and the state of each part; the details are the operator's."""
     turn_s = READY_TIMEOUT_S + resources.settings.longest_redis_wait.total_seconds()
     states = {
-        "redis": await _answers(resources.jobs.backlog(JobKind.GENERATION), within_s=turn_s),
+        "redis": await _answers(resources.queue_stats.backlog(JobKind.GENERATION), within_s=turn_s),
         "storage": await _answers(resources.images.exists(resources.images.uri(PROBE)), within_s=READY_TIMEOUT_S),
     }
     if states["redis"] != DOWN:
@@ -42,7 +42,7 @@ async def _generator(resources: Resources) -> str:
             if await resources.workers.is_any_alive(JobKind.GENERATION):
                 return OK
             failure = await resources.workers.failure(JobKind.GENERATION)
-            waiting = (await resources.jobs.backlog(JobKind.GENERATION)).oldest_age_s
+            waiting = (await resources.queue_stats.backlog(JobKind.GENERATION)).oldest_age_s
             is_kept = await resources.keeps_worker(JobKind.GENERATION)
     except Overloaded:
         return BUSY

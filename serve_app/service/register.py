@@ -22,8 +22,8 @@ from serve_app.service.lora_samples import ask_for_sample
 from serve_app.service.lora_weights import held_weights, remove_unused_weights
 from serve_app.service.resources import Resources
 from serve_app.settings import ROOT
+from serve_app.stores.adapter_registry import Registration, Terms
 from serve_app.stores.api_key_format import base32
-from serve_app.stores.catalog import Registration, Terms
 from serve_app.stores.catalog_digests import add_digests
 from serve_app.stores.lora_files import LoraFiles
 from serve_app.stores.weight_files import weight_files
@@ -75,7 +75,7 @@ async def register(
     under terms `IdempotencyConflict`, `LoraQuotaExceeded`.
     """
     path = await asyncio.to_thread(path.resolve)
-    base = next((base for base in await resources.catalog.base_models() if base.id == offer.base_model), None)
+    base = next((base for base in await resources.applied_catalog.base_models() if base.id == offer.base_model), None)
     if base is None:
         raise InvalidParameter(f"base_model: there is no base model {offer.base_model!r}")
     adapter = await _digested(path, offer, owner, accounts)
@@ -89,7 +89,7 @@ async def register(
     files = LoraFiles(resources.settings)
     async with held_weights(resources, files.uri(adapter.sha256, parts)):
         adapter = replace(adapter, file=await files.put(adapter.sha256, parts), found=found)
-        registration = await resources.catalog.register_under(adapter, terms)
+        registration = await resources.adapter_registry.register_under(adapter, terms)
         registered = await _settled(resources, registration, adapter, terms)
     if registered.status == "added":
         with suppress(StoreUnavailable):
@@ -102,7 +102,7 @@ async def remove(resources: Resources, lora_id: str) -> str:
 
     Returns `removed`, `unknown` or `file`.
     """
-    removal = await resources.catalog.remove(lora_id)
+    removal = await resources.adapter_registry.remove(lora_id)
     if removal.weights:
         await remove_unused_weights(resources)
     return removal.status
@@ -142,7 +142,7 @@ async def _known(resources: Resources, adapter: Adapter, terms: Terms | None) ->
     """
     if terms is None:
         return None
-    registration = await resources.catalog.register_under(adapter, terms, asks=True)
+    registration = await resources.adapter_registry.register_under(adapter, terms, asks=True)
     return None if registration.status == "added" else await _settled(resources, registration, adapter, terms)
 
 

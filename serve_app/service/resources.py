@@ -18,18 +18,23 @@ from serve_app.service.vocabulary import Vocabulary
 from serve_app.settings import Settings
 from serve_app.stores.account_records import AccountRecords
 from serve_app.stores.accounts import AccountStore
+from serve_app.stores.adapter_grants import AdapterGrants
+from serve_app.stores.adapter_registry import AdapterRegistry
 from serve_app.stores.api_keys import ApiKeyStore
+from serve_app.stores.applied_catalog import AppliedCatalog
 from serve_app.stores.audit_log import AuditLog
 from serve_app.stores.audit_reader import AuditReader
 from serve_app.stores.auth import Authenticator
-from serve_app.stores.catalog import CatalogStore
+from serve_app.stores.catalog_reader import CatalogReader
 from serve_app.stores.compaction import Compaction
 from serve_app.stores.data_directory import close_to_others
 from serve_app.stores.dead_letters import DeadLetters
 from serve_app.stores.deletions import Deletions
 from serve_app.stores.disk_reserve import DiskReserve
 from serve_app.stores.embedded import ensure_redis
+from serve_app.stores.image_access import ImageAccess
 from serve_app.stores.images import ImageStore
+from serve_app.stores.job_history import JobHistory
 from serve_app.stores.job_queue import JobQueue
 from serve_app.stores.job_reader import JobReader
 from serve_app.stores.lora_samples import LoraSamples
@@ -40,6 +45,7 @@ from serve_app.stores.operator_sessions import OperatorSessions
 from serve_app.stores.operators import OperatorStore
 from serve_app.stores.polling import Poller
 from serve_app.stores.previews import PreviewStore
+from serve_app.stores.queue_stats import QueueStats
 from serve_app.stores.redis import connect
 from serve_app.stores.sessions import SessionStore
 from serve_app.stores.sign_in_links import SignInLinks
@@ -74,6 +80,9 @@ class Resources:
     redis_url: str
     queue: JobQueue
     jobs: JobReader
+    job_history: JobHistory
+    queue_stats: QueueStats
+    image_access: ImageAccess
     dead_letters: DeadLetters
     poller: Poller
     waits: JobWaits
@@ -91,7 +100,10 @@ class Resources:
     operator_links: SignInLinks
     throttle: Throttle
     usage: UsageReader
-    catalog: CatalogStore
+    catalog: CatalogReader
+    applied_catalog: AppliedCatalog
+    adapter_registry: AdapterRegistry
+    adapter_grants: AdapterGrants
     vocabulary: Vocabulary
     images: ImageStore
     disk: DiskReserve
@@ -167,6 +179,9 @@ async def open_resources(
             redis_url=redis_url,
             queue=JobQueue(client, settings),
             jobs=(jobs := JobReader(client)),
+            job_history=JobHistory(client),
+            queue_stats=QueueStats(client),
+            image_access=ImageAccess(client),
             dead_letters=DeadLetters(client),
             poller=Poller(client, settings),
             waits=JobWaits(jobs, most=settings.open_requests // 2),
@@ -184,8 +199,11 @@ async def open_resources(
             operator_links=SignInLinks(client, "operator_link", "operator"),
             throttle=Throttle(client),
             usage=UsageReader(client),
-            catalog=(catalog := CatalogStore(client, settings)),
-            vocabulary=Vocabulary(catalog),
+            catalog=CatalogReader(client),
+            applied_catalog=(applied_catalog := AppliedCatalog(client, settings)),
+            adapter_registry=AdapterRegistry(client, settings),
+            adapter_grants=AdapterGrants(client),
+            vocabulary=Vocabulary(applied_catalog),
             images=images,
             disk=DiskReserve(settings, images.local_folder),
             weights=WeightStore(settings),
@@ -206,7 +224,7 @@ async def open_resources(
             hint=hint,
             check_machines=check_machines,
         )
-        await _seed_once(resources.catalog)
+        await _seed_once(applied_catalog)
         sending = asyncio.create_task(measures.send_forever())
         try:
             yield resources
@@ -220,7 +238,7 @@ async def open_resources(
         await client.aclose()
 
 
-async def _seed_once(catalog: CatalogStore) -> None:
+async def _seed_once(catalog: AppliedCatalog) -> None:
     """Apply the catalog file to a Redis without one.
 
     While Redis is away, that is left to the next process that opens it.

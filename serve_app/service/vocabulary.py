@@ -10,7 +10,7 @@ from pathlib import Path
 
 from serve_app.domain.catalog import BaseModel
 from serve_app.domain.errors import StoreUnavailable
-from serve_app.stores.catalog import CatalogStore
+from serve_app.stores.applied_catalog import AppliedCatalog
 
 MOST_TOKENS = 2000
 """A tokenizer of more tokens writes any word; CLIP's own has 49,408."""
@@ -22,7 +22,7 @@ _END = "</w>"
 class Vocabulary:
     """Reads the words of base models once a minute, so that a prompt is checked without asking Redis."""
 
-    def __init__(self, catalog: CatalogStore, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, catalog: AppliedCatalog, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._catalog = catalog
         self._clock = clock
         self._words: Mapping[str, frozenset[str]] = {}

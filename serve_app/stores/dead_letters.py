@@ -8,7 +8,8 @@ from redis.asyncio import Redis
 
 from serve_app.domain.durations import epoch_ms
 from serve_app.domain.jobs import Job
-from serve_app.stores.job_reader import Position, find_jobs
+from serve_app.stores.job_history import Position
+from serve_app.stores.job_reader import find_jobs
 from serve_app.stores.redis_keys import redis_key
 from serve_app.stores.script import Rewrite, Script
 

@@ -43,4 +43,4 @@ async def test_a_request_whose_caller_left_after_its_body_is_accepted_whole(
 
 
 async def _accepted(service: TestService, member: Member) -> bool:
-    return len(await service.resources.jobs.list(member.account.id)) == 1
+    return len(await service.resources.job_history.list(member.account.id)) == 1

@@ -22,7 +22,7 @@ from serve_app.api.site import PAGE_HEADERS
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.requests import Variant
 from serve_app.service.resources import Resources
-from serve_app.stores.catalog import CatalogStore
+from serve_app.stores.catalog_reader import CatalogReader
 from serve_app.stores.redis import connect
 from serve_app.stores.redis_keys import redis_key
 from tests.api.app import Member, TestService, error_of
@@ -348,7 +348,7 @@ def test_the_reference_says_in_words_what_a_field_takes(schema: dict[str, Any], 
 
 async def test_a_browser_gets_a_page_also_for_what_is_not_done_an_outage_and_an_error(service: TestService) -> None:
     unreachable = connect("redis://127.0.0.1:1/0")
-    down = replace(service.resources, catalog=CatalogStore(unreachable, service.resources.settings))
+    down = replace(service.resources, catalog=CatalogReader(unreachable))
     at_fault = redis.Redis.from_url(service.resources.redis_url)
     opened, kept = redis_key("loras_open"), redis_key("catalog_digests", "kept")
 
@@ -514,7 +514,7 @@ async def _own_lora(service: TestService, member: Member) -> str:
         accounts=frozenset(),
         owner=member.account.id,
     )
-    assert await service.resources.catalog.register(record)
+    assert await service.resources.adapter_registry.register(record)
     return record.id
 
 

@@ -14,9 +14,11 @@ from serve_app.api.prompt_warnings import LONGEST, MOST_WORDS, header_value
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.requests import Variant
 from serve_app.stores.auth import Authenticator
+from serve_app.stores.job_history import JobHistory
 from serve_app.stores.job_queue import JobQueue
 from serve_app.stores.job_reader import JobReader
 from serve_app.stores.polling import Poller
+from serve_app.stores.queue_stats import QueueStats
 from serve_app.stores.redis import connect
 from tests.api.app import BODY_A, BODY_B, Member, TestService, client_of, error_of
 
@@ -293,6 +295,8 @@ async def without_redis(service: TestService) -> AsyncIterator[httpx.AsyncClient
         service.resources,
         queue=JobQueue(unreachable, settings),
         jobs=JobReader(unreachable),
+        job_history=JobHistory(unreachable),
+        queue_stats=QueueStats(unreachable),
         auth=Authenticator(unreachable, settings),
         poller=Poller(unreachable, settings),
     )
@@ -334,7 +338,7 @@ async def test_words_that_the_base_model_has_never_read_are_named(service: TestS
         id="model_" + "uw" * 13, name="Ink", description="", created_at=datetime.now(UTC), file="memory://ink", sha256="0" * 64,
         base_model="pocket", owner=member.account.id, accounts=frozenset(), trigger_words=("Inkwash drawing",),
     )  # fmt: skip
-    await service.resources.catalog.register(lora)
+    await service.resources.adapter_registry.register(lora)
     body, prompt = (BODY_A, "prompt") if variant is A else (BODY_B, "positive_prompt")
 
     async def said(text: str, **fields: str) -> str | None:

@@ -33,7 +33,7 @@ async def test_a_retry_gets_the_first_job_and_says_so(service: TestService, memb
     assert again.json()[ID[variant]] == first.json()[ID[variant]]
     assert again.headers["location"] == first.headers["location"]
     assert set(again.json()) == set(first.json())
-    assert len(await service.resources.jobs.list(member.account.id)) == 1
+    assert len(await service.resources.job_history.list(member.account.id)) == 1
 
 
 @pytest.mark.parametrize("variant", Variant)
@@ -57,7 +57,7 @@ async def test_another_body_under_the_same_key_is_a_conflict(
     answer = await post(service, member, variant, "k1", BODIES[variant] | {"seed": 1})
     assert answer.status_code == 409
     assert error_of(answer)["code"] == "idempotency_conflict"
-    assert len(await service.resources.jobs.list(member.account.id)) == 1
+    assert len(await service.resources.job_history.list(member.account.id)) == 1
 
 
 @pytest.mark.parametrize("variant", Variant)

@@ -149,9 +149,9 @@ async def test_a_name_in_place_of_an_id_is_answered_with_the_id(
         assert f"{LORA_FIELD[variant]}: must be an id" in await message(name)
         assert adapter_id("outline") in await message(name)
     assert await message("Private") == await message("nothing") == await message("model_" + UNKNOWN)
-    await service.resources.catalog.grant(PRIVATE_ADAPTER, member.account.id)
+    await service.resources.adapter_grants.grant(PRIVATE_ADAPTER, member.account.id)
     assert PRIVATE_ADAPTER in await message("private")
-    await service.resources.catalog.revoke(adapter_id("outline"), member.account.id)
+    await service.resources.adapter_grants.revoke(adapter_id("outline"), member.account.id)
     assert await message("Outline") == await message("nothing")
 
 
@@ -165,9 +165,9 @@ async def test_a_grant_opens_an_adapter_and_its_revocation_closes_it(
 
     accepted = 202 if variant is A else 200
     assert await ask(member) == 403
-    await service.resources.catalog.grant(PRIVATE_ADAPTER, member.account.id)
+    await service.resources.adapter_grants.grant(PRIVATE_ADAPTER, member.account.id)
     assert (await ask(member), await ask(other)) == (accepted, 403)
-    await service.resources.catalog.revoke(PRIVATE_ADAPTER, member.account.id)
+    await service.resources.adapter_grants.revoke(PRIVATE_ADAPTER, member.account.id)
     assert await ask(member) == 403
 
 
@@ -178,8 +178,8 @@ async def test_the_models_list_holds_what_the_account_may_use(
         answer = await service.client.get("/v1/models", headers=who.b)
         return {model["id"] for model in answer.json()["models"]}
 
-    await service.resources.catalog.grant(PRIVATE_ADAPTER, member.account.id)
-    await service.resources.catalog.revoke(adapter_id("neon"), member.account.id)
+    await service.resources.adapter_grants.grant(PRIVATE_ADAPTER, member.account.id)
+    await service.resources.adapter_grants.revoke(adapter_id("neon"), member.account.id)
     everyone = await listed(other)
     assert PRIVATE_ADAPTER not in everyone
     assert await listed(member) == (everyone | {PRIVATE_ADAPTER}) - {adapter_id("neon")}

@@ -25,7 +25,7 @@ async def test_weights_that_the_account_has_are_not_sent_again_and_a_digest_alon
     known = await add(service, member.b, sha256=SHA256)
     assert (known.status_code, known.json()["id"]) == (200, own)
     friend = await service.member()
-    await service.resources.catalog.grant(own, friend.account.id)
+    await service.resources.adapter_grants.grant(own, friend.account.id)
     for headers, sha256 in ((friend.a, SHA256), (member.a, "0" * 64)):
         refused(await add(service, headers, sha256=sha256), 404, "not_found", "send the file")
     elsewhere = await registered(service, member, sha256="1" * 64, base_model="other")

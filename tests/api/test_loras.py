@@ -53,7 +53,7 @@ async def registered(service: TestService, owner: Member, **fields: Any) -> str:
         accounts=frozenset(),
         **given | fields,
     )
-    assert await service.resources.catalog.register(record)
+    assert await service.resources.adapter_registry.register(record)
     return record.id
 
 
@@ -301,7 +301,7 @@ OF_TRAINING = {
 async def test_what_a_file_says_of_its_training_is_for_its_owner(service: TestService, member: Member) -> None:
     lora_id = await registered(service, member, found=FOUND | OF_TRAINING)
     other = await service.member()
-    await service.resources.catalog.grant(lora_id, other.account.id)
+    await service.resources.adapter_grants.grant(lora_id, other.account.id)
     path, hidden = f"/v1/loras/{lora_id}", FOUND | OF_TRAINING
     assert (await service.client.get(path, headers=member.a)).json()["found"] == hidden
     del hidden["metadata"]
@@ -318,7 +318,7 @@ async def test_a_loras_sample_opens_for_all_who_may_use_it_once_it_is_drawn(
 ) -> None:
     lora_id = await registered(service, member)
     other = await service.member()
-    await service.resources.catalog.grant(lora_id, other.account.id)
+    await service.resources.adapter_grants.grant(lora_id, other.account.id)
 
     async def shown(caller: Member) -> list[str | None]:
         one = (await service.client.get(f"/v1/loras/{lora_id}", headers=caller.a)).json()
@@ -397,7 +397,7 @@ async def test_what_is_not_ones_own_cannot_be_changed_and_is_not_found(
     other = await service.member()
     owned = await registered(service, other)
     if lora == "shared":
-        await service.resources.catalog.grant(owned, member.account.id)
+        await service.resources.adapter_grants.grant(owned, member.account.id)
     known = {"another's": owned, "shared": owned, "open": LORA, "private": PRIVATE_ADAPTER, "malformed": "%00"}
     path = f"/v1/loras/{known.get(lora, 'model_' + 'z' * 26)}"
     answers = [

@@ -30,7 +30,7 @@ async def break_lora(resources: Resources, folder: Path, *, name: str = "Lost in
     weights = save(load_file(POCKET / "loras" / "outline.safetensors"), {"of": name})
     lora = BrokenLora(new_adapter_id(), folder / f"{name}.safetensors", weights)
     account = await resources.accounts.get("acme") or await resources.accounts.create("acme", plan_a="professional")
-    await resources.catalog.register(
+    await resources.adapter_registry.register(
         Adapter(
             id=lora.id,
             name=name,

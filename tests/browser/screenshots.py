@@ -118,7 +118,7 @@ async def take_new_account(page: Page, site: Site, into: Path) -> None:
     """Which may use no LoRA and has no job."""
     account = site.run(site.resources.accounts.create("newcomer"))
     for lora in site.run(site.resources.catalog.adapters(account.id)):
-        site.run(site.resources.catalog.revoke(lora.id, account.id))
+        site.run(site.resources.adapter_grants.revoke(lora.id, account.id))
     await sign_in(page, link_for(site, account))
     for name in FOR_A_NEW_ACCOUNT:
         await page.goto(f"{site.base_url}/console/{name}")

@@ -229,5 +229,5 @@ async def _new_account(site: Site) -> Account:
     """Of an account that may use no LoRA."""
     account = await site.resources.accounts.create("empty")
     for lora in await site.resources.catalog.adapters(account.id):
-        await site.resources.catalog.revoke(lora.id, account.id)
+        await site.resources.adapter_grants.revoke(lora.id, account.id)
     return account

@@ -110,7 +110,7 @@ async def test_a_lora_is_refused_added_and_used_by_whom_it_is_shared_with(
 
 async def _remove_own_loras(site: Site) -> None:
     for lora_id in await site.resources.catalog.owned_ids(site.account.id):
-        await site.resources.catalog.remove(lora_id)
+        await site.resources.adapter_registry.remove(lora_id)
 
 
 async def test_markup_in_prompts_and_names_of_keys_is_text(page: Page, site: Site) -> None:

@@ -98,7 +98,7 @@ async def test_markup_in_names_and_addresses_is_text(anyone: BrowserContext, sit
         id=new_adapter_id(), name=HOSTILE, description=HOSTILE, created_at=datetime.now(UTC), file="memory://x", sha256="0" * 64,
         base_model="pocket", accounts=frozenset(), owner=account.id, trigger_words=(HOSTILE[:60],),
     )  # fmt: skip
-    site.run(site.resources.catalog.register(lora))
+    site.run(site.resources.adapter_registry.register(lora))
     page = await _signed_in(anyone, site, account_id=account.id, user_id=user.id)
     await page.goto(site.operator_url())
     await page.get_by_role("button", name="Sign in").click()
@@ -107,7 +107,7 @@ async def test_markup_in_names_and_addresses_is_text(anyone: BrowserContext, sit
     async for path in _opened(page, site, (*named, *(path.format(HOSTILE) for path in REFLECTING))):
         assert await page.title() != "pwned", path
         assert await page.locator("img[src=x]").count() == 0, path
-    site.run(site.resources.catalog.remove(lora.id))
+    site.run(site.resources.adapter_registry.remove(lora.id))
     assert not refused
 
 

@@ -53,7 +53,7 @@ def test_a_lora_is_tried_with_its_trigger_words(atelier: Atelier, live: Live, tm
         id="model_" + "ab" * 13, name="Ink", description="", created_at=datetime.now(UTC), file="memory://ink", sha256="0" * 64,
         base_model="pocket", owner=account.id, accounts=frozenset(), trigger_words=("ink drawing", "moon"),
     )  # fmt: skip
-    live.run(live.resources.catalog.register(mine))
+    live.run(live.resources.adapter_registry.register(mine))
     environment = {"ATELIER_BASE_URL": live.base_url, "ATELIER_KEY": key}
     tried = atelier("loras", "try", "ink", "--json", "--out", str(tmp_path / "x.png"), env=environment)
     job = live.run(live.resources.jobs.find(tried.facts["id"]))

@@ -54,7 +54,7 @@ def test_a_lost_response_is_retried_and_creates_no_second_job(live: Live) -> Non
     account, key = live.member()
     with Client(live.base_url, key, transport=LossyTransport(1)) as client:
         job = client.generate(PROMPT, lora_id=LORA).wait(timeout=20)
-    stored_jobs = live.run(live.resources.jobs.list(account.id))
+    stored_jobs = live.run(live.resources.job_history.list(account.id))
     assert [stored.id for stored in stored_jobs] == [job.id]
 
 

@@ -22,7 +22,7 @@ async def test_each_chosen_lora_is_a_job_with_the_same_seed(
     form.fields = {"form_token": form.fields["form_token"], "seed": ""}
     page = await browser.send(form, **FIELDS, **BOTH)
     assert page.status == 200
-    jobs = await service.resources.jobs.list(owner.id)
+    jobs = await service.resources.job_history.list(owner.id)
     requests = [job.request for job in jobs if isinstance(job.request, GenerationRequest)]
     assert {each.lora_id for each in requests} == {LORA, adapter_id("neon")}
     assert len({each.seeds for each in requests}) == 1
@@ -57,7 +57,7 @@ async def test_a_comparison_that_the_plan_does_not_leave_is_refused_whole(
     for _ in range((await resources.auth.window(owner.id, Variant.A)).remaining - 1):
         await resources.auth.count_owner(owner.id, Variant.A)
     assert (await browser.send(form, **FIELDS, **BOTH)).status == 429
-    assert await resources.jobs.list(owner.id) == []
+    assert await resources.job_history.list(owner.id) == []
 
 
 @pytest.mark.slow
@@ -75,7 +75,7 @@ async def test_loras_across_weights_or_seeds_are_a_table_of_rows_and_columns(
     form.fields = {"form_token": form.fields["form_token"], "seed": "41"}
     before = (await resources.auth.window(owner.id, Variant.A)).remaining
     page = await browser.send(form, **{**FIELDS, **BOTH, **across})
-    jobs = await resources.jobs.list(owner.id)
+    jobs = await resources.job_history.list(owner.id)
     assert (await resources.auth.window(owner.id, Variant.A)).remaining == before - len(jobs)
     assert len(jobs) == 2 * len(columns)
     assert f"0 of {len(jobs)} finished" in page.text

@@ -15,7 +15,7 @@ from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Failure, Job, JobKind, JobState, new_job_id
 from serve_app.domain.requests import Variant
 from serve_app.service.resources import Resources
-from serve_app.stores import job_reader
+from serve_app.stores import job_history
 from serve_app.stores.redis_keys import redis_key
 from tests.api.app import LORA, Member, TestService
 from tests.console.browser import Browser
@@ -53,7 +53,7 @@ async def test_a_search_of_the_history_ends_and_offers_to_look_further_back(
 ) -> None:
     """Behind forty jobs that are over, of which one call of the script sees 34."""
     monkeypatch.setattr(history, "LOOKED_AT", 2)
-    monkeypatch.setattr(job_reader, "LOOKED_AT_ONCE", 2)
+    monkeypatch.setattr(job_history, "LOOKED_AT_ONCE", 2)
     wanted = await _done(service, member, prompt="a finished boat")
     later_ms = epoch_ms(wanted.created_at) + 1_000
     newer = {new_job_id(JobKind.GENERATION): later_ms + number for number in range(40)}

@@ -308,7 +308,7 @@ async def test_a_key_may_be_kept_to_one_lora_by_its_name_or_id(
         assert "LoRA Neon" in page.text
     keys = await resources.api_keys.list(owner.id)
     assert [key.adapters for key in keys] == [frozenset({neon})] * 2
-    await resources.catalog.revoke(adapter_id("mosaic"), owner.id)
+    await resources.adapter_grants.revoke(adapter_id("mosaic"), owner.id)
     for given in ("nothing", "Mosaic", adapter_id("mosaic")):
         form = (await browser.open("/console/settings/api")).form("Generate API key")
         page = await browser.send(form, lora=given)

@@ -52,7 +52,7 @@ async def _own(resources: Resources, owner: Account, **fields: Any) -> Adapter:
         size_bytes=2 << 20,
         **given,
     )
-    assert await resources.catalog.register(adapter)
+    assert await resources.adapter_registry.register(adapter)
     return adapter
 
 
@@ -139,7 +139,7 @@ async def test_the_cards_say_whose_each_lora_is_and_show_a_picture_that_it_made(
     mine = await _own(service.resources, member.account, name="Mine")
     theirs = await _own(service.resources, other, name="Theirs")
     await _own(service.resources, other, name="Secret")
-    await service.resources.catalog.grant(theirs.id, member.account.id)
+    await service.resources.adapter_grants.grant(theirs.id, member.account.id)
     job = await service.complete(await service.submit(member))
     page = await browser.open("/console/loras")
     places = [
@@ -214,9 +214,9 @@ async def test_a_lora_added_by_http_has_a_card_with_its_sample_however_old(
     zeta = await service.resources.accounts.create("zeta", password=PASSWORD)
     await other.sign_in(zeta.name, PASSWORD)
     assert (await other.http.get(address)).status_code == 404
-    await service.resources.catalog.grant(added.json()["id"], zeta.id)
+    await service.resources.adapter_grants.grant(added.json()["id"], zeta.id)
     assert (await other.http.get(address)).content[:4] == b"RIFF", "whoever may use it may see what it draws"
-    await service.resources.catalog.remove(added.json()["id"])
+    await service.resources.adapter_registry.remove(added.json()["id"])
     assert await service.resources.lora_samples.jobs([added.json()["id"]]) == {}
 
 
@@ -225,7 +225,7 @@ async def test_a_lora_of_another_is_not_found_and_one_that_is_shared_not_changed
 ) -> None:
     mine, other = await _own(resources, owner), await resources.accounts.create("zeta")
     secret, shared = await _own(resources, other), await _own(resources, other)
-    await resources.catalog.grant(shared.id, owner.id)
+    await resources.adapter_grants.grant(shared.id, owner.id)
     assert (await browser.open(f"/console/loras/{secret.id}")).status == 404
     page = await browser.open(f"/console/loras/{mine.id}")
     for lora_id in (secret.id, shared.id, LORA):
@@ -286,7 +286,7 @@ async def test_the_page_shows_what_the_trainer_wrote_to_the_owner_alone(
     for words in ("Algorithm LoHa", "ss_optimizer AdamW <script>", "The file suggests: inkwash, <b>"):
         assert words in page.text
     zeta = await resources.accounts.create("zeta", password=PASSWORD)
-    await resources.catalog.grant(lora.id, zeta.id)
+    await resources.adapter_grants.grant(lora.id, zeta.id)
     second = browsers.new()
     await second.sign_in(zeta.name, PASSWORD)
     theirs = await second.open(f"/console/loras/{lora.id}")
@@ -297,7 +297,7 @@ async def test_no_form_of_a_lora_works_without_its_token(
     browser: Browser, resources: Resources, owner: Account
 ) -> None:
     lora, zeta = await _own(resources, owner), await resources.accounts.create("zeta")
-    await resources.catalog.grant(lora.id, zeta.id)
+    await resources.adapter_grants.grant(lora.id, zeta.id)
     page = await browser.open(f"/console/loras/{lora.id}")
     for button in ("Save", "Share", "Stop", "Delete for good"):
         form = page.form(button)
@@ -312,7 +312,7 @@ async def test_before_a_lora_is_deleted_the_page_says_what_uses_it(
     lora = await _own(service.resources, member.account)
     await service.submit(member, lora_id=lora.id)
     other = await service.member(plan_a="basic", plan_b="basic")
-    await service.resources.catalog.grant(lora.id, other.account.id)
+    await service.resources.adapter_grants.grant(lora.id, other.account.id)
     for _ in range(2):
         await service.submit(other, lora_id=lora.id)
     await service.resources.api_keys.create(

@@ -223,7 +223,7 @@ async def test_failed_jobs_are_counted_by_code_requeued_and_dropped(
     page = await alice.send(page.form("Drop"))
     assert "1 job dropped" in page.text
     assert await service.resources.dead_letters.list() == []
-    states = {job.id: job.state for job in await service.resources.jobs.list(member.account.id)}
+    states = {job.id: job.state for job in await service.resources.job_history.list(member.account.id)}
     assert states == {first: "failed", second: "queued", third: "queued"}
     acts = [(row.act, row.subject) for row in await service.resources.audit.rows(member.account.id)]
     assert {(Act.JOB_REQUEUED, second), (Act.JOB_REQUEUED, third), (Act.JOB_DROPPED, first)} <= set(acts)
@@ -266,7 +266,7 @@ async def test_what_customers_write_is_escaped_on_every_page(
     await service.submit(member)
     adapter = await resources.catalog.adapter(adapter_id("outline"))
     assert adapter is not None
-    assert await resources.catalog.register(
+    assert await resources.adapter_registry.register(
         replace(adapter, id="model_hostile", name=HOSTILE, owner=account.id, created_at=datetime.now(UTC))
     )
     await resources.audit.record(account.id, Act.KEY_CREATED, actor="owner", subject=HOSTILE)

@@ -32,7 +32,7 @@ async def _generate(browser: Browser, **fields: str) -> Page:
 
 
 async def _only_job(resources: Resources, account: Account) -> Job:
-    [job] = await resources.jobs.list(account.id)
+    [job] = await resources.job_history.list(account.id)
     return job
 
 
@@ -75,7 +75,7 @@ async def test_what_is_refused_leaves_the_form_as_it_was(
         assert page.status == status
         assert words in page.text
         assert "a red boat" in page.text
-    assert await resources.jobs.list(owner.id) == []
+    assert await resources.job_history.list(owner.id) == []
 
 
 @pytest.mark.slow
@@ -86,7 +86,7 @@ async def test_over_the_plan_nothing_is_accepted(browser: Browser, resources: Re
     page = await _generate(browser)
     assert page.status == 429
     assert "try again in" in page.text
-    assert await resources.jobs.list(owner.id) == []
+    assert await resources.job_history.list(owner.id) == []
 
 
 @pytest.mark.slow
@@ -135,7 +135,7 @@ async def test_a_finished_job_offers_what_can_be_done_with_it(
 
     await browser.send(page.form("Seed + 1"), seed="next")
     await browser.send(page.form("Upscale 2×"), factor="2")
-    upscaled, varied = (await service.resources.jobs.list(owner.id))[:2]
+    upscaled, varied = (await service.resources.job_history.list(owner.id))[:2]
     assert isinstance(upscaled.request, UpscaleRequest)
     assert isinstance(varied.request, GenerationRequest)
     assert (upscaled.request.image_id, varied.request.seeds) == (image.image_id, (43, 44))

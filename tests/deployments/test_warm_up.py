@@ -75,7 +75,7 @@ def test_a_size_that_does_not_fit_does_not_keep_the_replica_from_starting(engine
 
 async def test_a_replica_warms_up_before_it_works(resources: Resources) -> None:
     engine = load_engine(
-        GeneratorArgs(engine=EngineOptions(max_rows=2), threads=1), await resources.catalog.base_models()
+        GeneratorArgs(engine=EngineOptions(max_rows=2), threads=1), await resources.applied_catalog.base_models()
     )
     seen = passes(engine)
     engine.generate("a cat", steps=1)

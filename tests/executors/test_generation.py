@@ -182,7 +182,7 @@ async def test_a_folder_of_peft_in_the_catalog_acts_as_its_configuration_says(
     row = {key: value for key, value in catalog["adapters"][0].items() if key != "file"}
     catalog["adapters"].append({**row, "id": "model_peft", "folder": str(folder)})
     resources.settings.catalog.write_text(yaml.safe_dump(catalog))
-    assert await resources.catalog.apply_file() == []
+    assert await resources.applied_catalog.apply_file() == []
     (image,) = await images_of(executor, dataclasses.replace(REQUEST, lora_id="model_peft", lora_weight=0.375))
     (outline,) = await images_of(executor, dataclasses.replace(REQUEST, lora_weight=0.75))
     assert np.array_equal(image, outline)

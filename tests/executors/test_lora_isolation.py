@@ -125,7 +125,7 @@ async def _own_lora(resources: Resources, name: str, caller: Caller) -> str:
         sha256=hashlib.sha256(FILES[name].read_bytes()).hexdigest(), base_model="pocket", owner=caller.account_id,
         accounts=frozenset(),
     )  # fmt: skip
-    await resources.catalog.register(adapter)
+    await resources.adapter_registry.register(adapter)
     return lora_id
 
 

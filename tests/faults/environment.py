@@ -17,7 +17,7 @@ from serve_app.domain.requests import GenerationRequest, Variant, image_seeds
 from serve_app.service.resources import Resources, open_resources
 from serve_app.service.retrying import retry_until_available
 from serve_app.settings import Settings
-from serve_app.stores.catalog import CatalogStore
+from serve_app.stores.catalog_reader import CatalogReader
 from serve_app.stores.embedded import ensure_redis, stop_redis
 from serve_app.stores.job_queue import JobQueue
 from tests.faults.reconciliation import AcknowledgedJobs, audit_service, unfinished
@@ -66,7 +66,7 @@ class Environment:
         adapter_id: str = "",
         may_end_as: Sequence[JobState] = (),
         queue: JobQueue | None = None,
-        catalog: CatalogStore | None = None,
+        catalog: CatalogReader | None = None,
     ) -> str:
         """Submit once, by `adapter_id` as a caller who must be allowed to use it.
 

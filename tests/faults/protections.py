@@ -473,7 +473,7 @@ PROTECTIONS: tuple[Protection, ...] = (
     Protection(
         "an address ends when its account is disabled",
         "serve_app/api/files.py",
-        '        if not await resources.jobs.images_open(name.split("/")[-2]):\n            raise NotFound("There is no such image.")\n',
+        '        if not await resources.image_access.is_open(name.split("/")[-2]):\n            raise NotFound("There is no such image.")\n',
         "",
         IN_API + "test_files.py::test_an_address_ends_when_its_account_is_disabled",
     ),

@@ -151,7 +151,7 @@ async def test_nothing_accepted_is_lost_while_processes_are_killed(service: Serv
         problems = await audit_service(resources, callers.acknowledged)
         records = await records_of(resources, callers.acknowledged.all)
         problems += _as_callers_saw(resources, callers, records)
-        count = dict(await resources.jobs.counts())
+        count = dict(await resources.queue_stats.counts())
     report = {
         "seconds": SECONDS,
         "accepted": len(callers.acknowledged.all),

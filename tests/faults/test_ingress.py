@@ -80,7 +80,7 @@ async def test_a_storm_of_one_request_is_one_job(ingress: Ingress) -> None:
     assert Counter(answer.status_code for answer in answers) == {202: 100}
     assert len({ingress.note(answer) for answer in answers}) == 1
     assert sum("Idempotency-Replayed" in answer.headers for answer in answers) >= 99
-    assert (await ingress.resources.jobs.counts())["accepted"] == 1
+    assert (await ingress.resources.queue_stats.counts())["accepted"] == 1
     assert not await ingress.audit()
 
 
@@ -107,7 +107,7 @@ async def test_a_caller_who_disconnects_gets_one_job_or_none_and_the_same_when_a
         ingress.note(again)
     await wait_until(lambda: not ingress.resources.background)
     assert cut > 30, "most of them must really be cut off"
-    assert (await ingress.resources.jobs.counts())["accepted"] == 60
+    assert (await ingress.resources.queue_stats.counts())["accepted"] == 60
     assert not await ingress.audit()
 
 
@@ -120,12 +120,12 @@ async def test_an_ingress_killed_around_its_accept_costs_the_caller_one_repeat(i
             with pytest.raises(httpx.TransportError):
                 await client.post("/v1/generate", json=BODY_A, headers=ingress.headers("once"))
     await wait_until(lambda: dying.exitcode == -signal.SIGKILL, timeout=30)
-    accepted = (await ingress.resources.jobs.counts()).get("accepted", 0)
+    accepted = (await ingress.resources.queue_stats.counts()).get("accepted", 0)
     assert accepted == (1 if fault == "dies after accept" else 0)
     again = await ingress.client.post("/v1/generate", json=BODY_A, headers=ingress.headers("once"))
     ingress.note(again)
     assert ("Idempotency-Replayed" in again.headers) == (fault == "dies after accept")
-    assert (await ingress.resources.jobs.counts())["accepted"] == 1
+    assert (await ingress.resources.queue_stats.counts())["accepted"] == 1
     assert not await ingress.audit()
 
 

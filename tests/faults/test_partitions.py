@@ -247,7 +247,7 @@ async def test_replies_lost_to_the_ingress_make_no_second_job(
     assert proxy.lost_replies == 1
     await env.cancel_all()
     assert len(env.acknowledged.all) == 2
-    assert (await env.resources.jobs.counts())["accepted"] == 2
+    assert (await env.resources.queue_stats.counts())["accepted"] == 2
     assert not await env.audit()
 
 

@@ -39,7 +39,7 @@ async def test_a_storage_that_fails_delays_a_job_and_does_not_lose_it(
     stored.worker(WorkerBehavior(reaps=True))
 
     async def was_given_up() -> bool:
-        return (await stored.resources.jobs.counts()).get("requeued", 0) > 0
+        return (await stored.resources.queue_stats.counts()).get("requeued", 0) > 0
 
     await wait_until(was_given_up, timeout=60)
     assert (await stored.job(job_id)).state is not JobState.COMPLETED
@@ -96,7 +96,7 @@ async def test_a_truncated_object_is_never_committed(stored: Environment, bucket
     async def was_given_up() -> bool:
         job = await stored.job(job_id)
         assert job.state is not JobState.COMPLETED, "half an image was committed"
-        return (await stored.resources.jobs.counts()).get("requeued", 0) > 0
+        return (await stored.resources.queue_stats.counts()).get("requeued", 0) > 0
 
     await wait_until(was_given_up, timeout=60)
     set_fault(bucket, None)

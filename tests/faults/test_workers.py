@@ -113,7 +113,7 @@ async def test_a_lora_serves_on_every_worker_when_added_and_stops_everywhere_whe
         reaping = group.create_task(reap_forever(env.resources))
         for how in ("revoked", "deleted"):
             lora = replace(outline, id=f"model_{how}", accounts=frozenset({ACCOUNT}))
-            assert await env.resources.catalog.register(lora)
+            assert await env.resources.adapter_registry.register(lora)
             began = time.monotonic()
             asked = [
                 await env.accept(steps=ENDLESS, adapter_id=lora.id, may_end_as=[JobState.FAILED])
@@ -124,9 +124,9 @@ async def test_a_lora_serves_on_every_worker_when_added_and_stops_everywhere_whe
             await _until_all_run(env, asked, workers)
             began = time.monotonic()
             if how == "revoked":
-                await env.resources.catalog.revoke(lora.id, ACCOUNT)
+                await env.resources.adapter_grants.revoke(lora.id, ACCOUNT)
             else:
-                await env.resources.catalog.remove(lora.id)
+                await env.resources.adapter_registry.remove(lora.id)
             await wait_until(lambda asked=asked: _are_unavailable(env, asked))
             took[how] = time.monotonic() - began
         reaping.cancel()
@@ -181,7 +181,7 @@ async def test_a_frozen_worker_wakes_up_fenced(env: Environment) -> None:
     zombie = await _frozen_past_its_lease(env, WorkerBehavior())
 
     async def was_fenced() -> bool:
-        return (await env.resources.jobs.counts()).get("fenced", 0) > 0
+        return (await env.resources.queue_stats.counts()).get("fenced", 0) > 0
 
     await wait_until(was_fenced, timeout=60)
     zombie.terminate()

@@ -103,7 +103,7 @@ async def test_a_storage_that_is_down_for_a_whole_lease_costs_the_attempt_and_no
         async with working(resources, ScriptedExecutor()):
 
             async def is_given_up() -> bool:
-                return (await resources.jobs.counts()).get("requeued", 0) > 0
+                return (await resources.queue_stats.counts()).get("requeued", 0) > 0
 
             await wait_until(is_given_up)
             blocked.unlink()

@@ -90,4 +90,4 @@ async def test_weights_that_come_late_are_found_without_another_change_of_the_fi
     assert await resources.catalog.adapter("model_late") is None
     await soon.look()
     assert await resources.catalog.adapter("model_late")
-    assert await resources.catalog.set_aside() == []
+    assert await resources.applied_catalog.set_aside() == []

@@ -51,7 +51,7 @@ async def _populate(resources: Resources, name: str) -> Account:
     _, secret = await resources.api_keys.create(account.id, interfaces=frozenset(Variant))
     assert (await resources.auth.authenticate(secret, Variant.A, counted=True)).caller
     await resources.sessions.create(account.id)
-    await resources.catalog.grant(PRIVATE_ADAPTER, account.id)
+    await resources.adapter_grants.grant(PRIVATE_ADAPTER, account.id)
     await resources.sign_ins.count(name, "192.0.2.7", None)
     await resources.audit.record(account.id, Act.SIGNED_IN, actor=OWNER)
     await _complete(resources, account)

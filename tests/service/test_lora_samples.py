@@ -24,7 +24,7 @@ async def mine(resources: Resources) -> Adapter:
         id="model_" + "mine".ljust(26, "2"), name="Ink", description="", created_at=datetime.now(UTC), file="memory://ink", sha256="0" * 64,
         base_model="pocket", owner=acme.id, accounts=frozenset(), trigger_words=("ink drawing",),
     )  # fmt: skip
-    await resources.catalog.register(adapter)
+    await resources.adapter_registry.register(adapter)
     await ask_for_sample(resources, adapter)
     return adapter
 
@@ -51,7 +51,7 @@ async def test_a_sample_is_an_ordinary_job_of_its_account_that_counts_nowhere(
         image_id=new_image_id(), image_uri="memory://0", width=512, height=512, sha256="0" * 64, size_bytes=9
     )
     await resources.queue.finish(claim.lease, [image], seconds=1)
-    assert (await resources.jobs.page(mine.owner, limit=5)).jobs[0].images == (image,)
+    assert (await resources.job_history.page(mine.owner, limit=5)).jobs[0].images == (image,)
     assert await resources.usage.days(mine.owner, await resources.usage.today(), 1) == []
     assert await draw_sample(resources, every=AT_ONCE) == "", "one for each registration"
 
@@ -77,5 +77,5 @@ async def test_no_sample_is_drawn_of_what_is_gone_or_where_samples_are_off(resou
     await ask_for_sample(off, mine)
     assert await draw_sample(resources, every=AT_ONCE) == ""
     await ask_for_sample(resources, mine)
-    await resources.catalog.remove(mine.id)
+    await resources.adapter_registry.remove(mine.id)
     assert await draw_sample(resources, every=AT_ONCE) == ""

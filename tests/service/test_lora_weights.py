@@ -36,7 +36,7 @@ async def _record(resources: Resources, uri: str, lora_id: str = "model_mine") -
         base_model="pocket",
         accounts=frozenset(),
     )
-    assert await resources.catalog.register(record)
+    assert await resources.adapter_registry.register(record)
 
 
 def _is_stored(resources: Resources) -> bool:
@@ -60,7 +60,7 @@ async def test_weights_that_are_registered_anew_outlive_the_removal_of_the_last_
 async def test_a_registration_waits_while_the_same_weights_are_removed(resources: Resources, file: Path) -> None:
     uri = await _store(resources, file)
     await _record(resources, uri)
-    assert (await resources.catalog.remove("model_mine")).weights == uri
+    assert (await resources.adapter_registry.remove("model_mine")).weights == uri
     assert await resources.lora_weights.due() == [uri]
     entered = asyncio.Event()
 

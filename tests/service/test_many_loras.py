@@ -79,7 +79,7 @@ async def test_a_thousand_loras_cost_what_eight_do(resources: Resources, redis_d
 
 async def _register(resources: Resources, owner: str, numbers: range) -> None:
     for number in numbers:
-        assert await resources.catalog.register(replace(REGISTERED, id=f"model_{number}", owner=owner))
+        assert await resources.adapter_registry.register(replace(REGISTERED, id=f"model_{number}", owner=owner))
 
 
 async def _costs(resources: Resources, meter: Meter, caller: Caller, owner: str) -> dict[str, Cost]:
@@ -93,7 +93,7 @@ async def _costs(resources: Resources, meter: Meter, caller: Caller, owner: str)
     return {
         "accept": await meter.cost(lambda: generate(resources, caller, REQUEST)),
         "claim and finish": await meter.cost(claim),
-        "grant": await meter.cost(lambda: resources.catalog.grant(REQUEST.lora_id, caller.account_id)),
+        "grant": await meter.cost(lambda: resources.adapter_grants.grant(REQUEST.lora_id, caller.account_id)),
         "list": await meter.cost(lambda: resources.catalog.adapters(caller.account_id)),
         "page of another account": await meter.cost(lambda: resources.catalog.newest(caller.account_id, limit=FEW)),
         "page of the owner": await meter.cost(lambda: resources.catalog.newest(owner, limit=FEW)),

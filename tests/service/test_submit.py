@@ -81,7 +81,7 @@ async def test_a_comparison_whose_reply_was_lost_is_made_once(resources: Resourc
     ]
     assert [job.id for job in once] == [job.id for job in again] == list(named)
     assert (await resources.auth.window(caller.account_id, Variant.A)).remaining == before - 2
-    assert len(await resources.jobs.list(caller.account_id)) == 2
+    assert len(await resources.job_history.list(caller.account_id)) == 2
 
 
 async def test_a_comparison_that_cannot_be_accepted_whole_leaves_nothing(
@@ -96,7 +96,7 @@ async def test_a_comparison_that_cannot_be_accepted_whole_leaves_nothing(
         async def refused(*asked: GenerationRequest) -> str:
             with pytest.raises(AtelierError) as error:
                 await generate_all(resources, caller, asked)
-            assert await resources.jobs.list(account.id) == []
+            assert await resources.job_history.list(account.id) == []
             return type(error.value).__name__
 
         before = (await resources.auth.window(account.id, Variant.A)).remaining
@@ -129,7 +129,7 @@ async def test_an_adapter_of_the_accounts_own_is_taken_by_name_and_by_grant(
     private = replace(REQUEST, lora_id=PRIVATE_ADAPTER)
     owner = await resources.accounts.create("owner")
     await generate(resources, replace(caller, account_id=owner.id, account_name="owner"), private)
-    await resources.catalog.grant(PRIVATE_ADAPTER, caller.account_id)
+    await resources.adapter_grants.grant(PRIVATE_ADAPTER, caller.account_id)
     await generate(resources, caller, private)
 
 
@@ -138,11 +138,11 @@ async def test_a_denial_holds_from_the_next_accept_for_a_caller_who_is_authentic
 ) -> None:
     """Permission is decided at the accept: nothing that was read before it counts."""
     await generate(resources, caller, REQUEST, idempotency_key="k", body_sha256="b")
-    await resources.catalog.revoke(REQUEST.lora_id, caller.account_id)
+    await resources.adapter_grants.revoke(REQUEST.lora_id, caller.account_id)
     for key in (None, "k"):
         with pytest.raises(Forbidden):
             await generate(resources, caller, REQUEST, idempotency_key=key, body_sha256="b")
-    assert len(await resources.jobs.list(caller.account_id)) == 1
+    assert len(await resources.job_history.list(caller.account_id)) == 1
 
 
 async def test_an_upscale_is_of_the_callers_own_stored_image(resources: Resources, caller: Caller) -> None:
@@ -185,7 +185,7 @@ async def test_a_caller_that_disconnects_does_not_stop_the_accept(resources: Res
         await posting
 
     async def is_accepted() -> bool:
-        return (await resources.jobs.backlog(JobKind.GENERATION)).ready == 1
+        return (await resources.queue_stats.backlog(JobKind.GENERATION)).ready == 1
 
     await wait_until(is_accepted)
 
@@ -240,4 +240,4 @@ async def test_a_store_that_is_down_is_reported_as_such(
             await generate(resources, caller, REQUEST)
     finally:
         redis_db.config_set("maxmemory", "0")
-    assert await resources.jobs.list(caller.account_id) == []
+    assert await resources.job_history.list(caller.account_id) == []

@@ -333,7 +333,7 @@ class JobModel:
             wanted[job.account] += job.images
         assert self._images_used() == wanted, f"usage counts {self._images_used()}, completed {wanted}"
         for kind in JobKind:
-            backlog = await self.queue.reader.backlog(kind)
+            backlog = await self.queue.stats.backlog(kind)
             counted = (len(self._ready(kind)), len(self._of(kind, "running")), len(self._delayed(kind)))
             assert (backlog.ready, backlog.leased, backlog.delayed) == counted, f"backlog {backlog}, counted {counted}"
 

@@ -403,7 +403,7 @@ async def the_busy_speed_stays_near_the_fastest(open_queue: OpenQueue) -> None:
     for number, seconds in enumerate((10.0, 20.0, 5.0), start=1):
         await _accept(queue, "ann", 1)
         await _finish(queue, (await _claim(queue, "w1"))[0], seconds=seconds)
-        backlog = await queue.reader.backlog(JobKind.GENERATION)
+        backlog = await queue.stats.backlog(JobKind.GENERATION)
         speeds.append(backlog.busy_seconds_per_unit * backlog.accepted / number)
     assert [round(speed, 1) for speed in speeds] == [10.0, 10.0, 9.5]
     assert speeds[1] > speeds[0], "a slower worker is learnt, if slowly"
@@ -441,11 +441,11 @@ async def the_backlog_is_in_seconds_of_one_worker(open_queue: OpenQueue) -> None
     queue = open_queue()
     await _accept(queue, "ann", 2)
     await _accept(queue, "bob", 1, images=2)
-    first = await queue.reader.backlog(JobKind.GENERATION)
+    first = await queue.stats.backlog(JobKind.GENERATION)
     assert round(first.seconds, 2) == round(4 * COST, 2)
     await _finish(queue, (await _claim(queue, "w1"))[0], seconds=10.0)
     await _claim(queue, "w1")
-    later = await queue.reader.backlog(JobKind.GENERATION)
+    later = await queue.stats.backlog(JobKind.GENERATION)
     assert round(later.seconds, 2) == 30.0
     assert later.ready_seconds < later.seconds, "what runs does not wait"
     assert later.accepted == first.accepted > 0, "what is done was accepted all the same"
@@ -506,7 +506,7 @@ async def a_newer_record_waits_for_a_newer_worker(open_queue: OpenQueue) -> None
         assert await _claim(queue, "w1") == []
         queue.advance(5_000)
     assert await queue.dead_letters.list() == []
-    assert (await queue.reader.backlog(JobKind.GENERATION)).delayed == 1
+    assert (await queue.stats.backlog(JobKind.GENERATION)).delayed == 1
 
 
 async def a_worker_that_asks_again_later_gets_new_jobs(open_queue: OpenQueue) -> None:
@@ -567,7 +567,7 @@ async def an_adapter_is_asked_about_at_the_accept(open_queue: OpenQueue) -> None
     queue.sync.hset(redis_key("grants", "ann"), mapping=dict.fromkeys([*usable, "closed"], "deny"))
     assert not any([await is_taken(f"denied: {lora}", lora) for lora in [*usable, "closed"]])
     assert await is_taken("granted", "closed"), "the call that was repeated had been accepted"
-    assert (await queue.reader.backlog(JobKind.GENERATION)).ready == 6, "what was refused is in the queue"
+    assert (await queue.stats.backlog(JobKind.GENERATION)).ready == 6, "what was refused is in the queue"
 
 
 async def an_adapter_is_asked_about_until_the_end(open_queue: OpenQueue) -> None:
@@ -600,7 +600,7 @@ async def an_adapter_is_asked_about_until_the_end(open_queue: OpenQueue) -> None
         assert ended is not None
         assert ended.failure is not None
         assert ended.failure.code is FailureCode.LORA_UNAVAILABLE
-    assert (await queue.reader.backlog(JobKind.GENERATION)).ready == 0
+    assert (await queue.stats.backlog(JobKind.GENERATION)).ready == 0
 
 
 async def one_claim_ends_a_bounded_number_of_jobs(open_queue: OpenQueue) -> None:
@@ -610,7 +610,7 @@ async def one_claim_ends_a_bounded_number_of_jobs(open_queue: OpenQueue) -> None
     queue.sync.hset(redis_key("grants", "ann"), "model_x", "deny")
     for left in (8, 0):
         assert await _claim(queue, "w1", limit=8) == []
-        assert (await queue.reader.backlog(JobKind.GENERATION)).ready == left
+        assert (await queue.stats.backlog(JobKind.GENERATION)).ready == left
 
 
 async def a_forbidden_job_leaves_the_quarantine(open_queue: OpenQueue) -> None:

@@ -351,7 +351,7 @@ async def test_accounts_leave_only_keys_that_are_known(
     _, secret = await resources.api_keys.create(acme.id, interfaces=BOTH)
     await resources.auth.authenticate(secret, Variant.A, counted=True)
     await resources.sessions.create(acme.id)
-    await resources.catalog.grant((await resources.catalog.all())[0].id, acme.id)
+    await resources.adapter_grants.grant((await resources.catalog.all())[0].id, acme.id)
     assert key_problems(redis_db) == []
 
 

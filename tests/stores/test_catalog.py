@@ -18,9 +18,9 @@ from serve_app.domain.jobs import JobKind, JobState, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.service.resources import Resources, open_resources
 from serve_app.settings import Settings
-from serve_app.stores import catalog
-from serve_app.stores.catalog import Position
+from serve_app.stores import catalog_reader
 from serve_app.stores.catalog_file import CatalogError
+from serve_app.stores.catalog_reader import Position
 from serve_app.stores.redis_keys import redis_key
 from tests.audit import key_problems
 from tests.support import POCKET, POCKET_ADAPTERS, PRIVATE_ADAPTER, adapter_id, write_safetensors
@@ -64,7 +64,7 @@ async def test_everyone_sees_the_public_adapters_and_the_owner_its_own(resources
     assert PRIVATE_ADAPTER in await _usable(resources, owner.id)
     assert await resources.catalog.adapter("model_unknown") is None
     assert len(await resources.catalog.all()) == 9
-    assert [base.id for base in await resources.catalog.base_models()] == ["pocket"]
+    assert [base.id for base in await resources.applied_catalog.base_models()] == ["pocket"]
     assert await resources.catalog.open_adapter_id() == adapter_id(POCKET_ADAPTERS[0])
 
 
@@ -75,19 +75,19 @@ async def test_rows_of_one_time_are_listed_in_the_files_order(resources: Resourc
             row["created_at"] = "2026-11-21T12:00:00Z"
 
     _rewrite(settings, at_one_time)
-    await resources.catalog.apply_file()
+    await resources.applied_catalog.apply_file()
     names = [adapter.name.lower() for adapter in await resources.catalog.all()]
     assert names == ["private", *reversed(POCKET_ADAPTERS)]
 
 
 async def test_a_grant_and_a_revocation_hold_over_the_record(resources: Resources, other: Resources) -> None:
     acme = await resources.accounts.create("acme")
-    assert await resources.catalog.grant(PRIVATE_ADAPTER, acme.id)
-    assert await resources.catalog.revoke(NEON, acme.id)
+    assert await resources.adapter_grants.grant(PRIVATE_ADAPTER, acme.id)
+    assert await resources.adapter_grants.revoke(NEON, acme.id)
     usable = await _usable(other, acme.id)
     assert PRIVATE_ADAPTER in usable
     assert NEON not in usable
-    assert not await resources.catalog.grant("model_unknown", acme.id)
+    assert not await resources.adapter_grants.grant("model_unknown", acme.id)
 
 
 async def test_a_list_that_a_process_keeps_follows_every_change_of_another(
@@ -98,21 +98,21 @@ async def test_a_list_that_a_process_keeps_follows_every_change_of_another(
     listed = await resources.catalog.adapters(acme.id)
     listed.clear()
     assert NEON in await _usable(resources, acme.id), "a caller's list is its own"
-    await other.catalog.register(mine)
+    await other.adapter_registry.register(mine)
     assert mine.id in await _usable(resources, acme.id)
     assert mine.id not in await _usable(resources, zeta.id)
-    await other.catalog.update(mine.id, acme.id, {"name": "Ours"})
+    await other.adapter_registry.update(mine.id, acme.id, {"name": "Ours"})
     assert "Ours" in [adapter.name for adapter in await resources.catalog.adapters(acme.id)]
-    await other.catalog.grant(mine.id, zeta.id)
+    await other.adapter_grants.grant(mine.id, zeta.id)
     assert mine.id in await _usable(resources, zeta.id)
-    await other.catalog.revoke(mine.id, zeta.id)
+    await other.adapter_grants.revoke(mine.id, zeta.id)
     assert mine.id not in await _usable(resources, zeta.id)
-    await other.catalog.remove(mine.id)
+    await other.adapter_registry.remove(mine.id)
     assert mine.id not in await _usable(resources, acme.id)
     redis_db.hset(redis_key("lora", NEON), "name", "Of an earlier version")
     assert (await resources.catalog.adapters(acme.id))[2].name == "Neon", "unchanged, by the revision"
-    monkeypatch.setattr(catalog, "LISTED_S", 0.0)
-    await other.catalog.revoke(PRIVATE_ADAPTER, acme.id)
+    monkeypatch.setattr(catalog_reader, "LISTED_S", 0.0)
+    await other.adapter_grants.revoke(PRIVATE_ADAPTER, acme.id)
     await _usable(resources, acme.id)
     redis_db.hset(redis_key("lora", NEON), "name", "Once more")
     assert (await resources.catalog.adapters(acme.id))[2].name == "Once more", "for as long as a list is believed"
@@ -125,14 +125,14 @@ async def test_pages_are_the_whole_list_from_the_newest_back(resources: Resource
             row["created_at"] = f"2026-11-21T12:00:0{place // 5}Z"
 
     _rewrite(settings, at_two_times)
-    await resources.catalog.apply_file()
+    await resources.applied_catalog.apply_file()
     acme = await resources.accounts.create("acme")
     for number in range(5):
         mine = replace(REGISTERED, id=f"model_{number}", created_at=REGISTERED.created_at - timedelta(minutes=number))
-        assert await resources.catalog.register(replace(mine, owner=acme.id if number else ""))
-    await resources.catalog.grant("model_0", acme.id)
+        assert await resources.adapter_registry.register(replace(mine, owner=acme.id if number else ""))
+    await resources.adapter_grants.grant("model_0", acme.id)
     for denied in (NEON, "model_1"):
-        await resources.catalog.revoke(denied, acme.id)
+        await resources.adapter_grants.revoke(denied, acme.id)
     whole = sorted(await resources.catalog.adapters(acme.id), key=Position.of, reverse=True)
     assert len(whole) == 11, "seven of the file, four of the registered"
     for limit in (1, 2, 3, 12):
@@ -148,12 +148,12 @@ async def test_pages_are_the_whole_list_from_the_newest_back(resources: Resource
 async def test_a_registered_adapter_is_its_owners_and_as_it_was_written(resources: Resources, other: Resources) -> None:
     acme, zeta = await resources.accounts.create("acme"), await resources.accounts.create("zeta")
     mine = replace(REGISTERED, owner=acme.id)
-    assert await resources.catalog.register(mine)
-    assert await resources.catalog.register(mine), "the call that was repeated"
+    assert await resources.adapter_registry.register(mine)
+    assert await resources.adapter_registry.register(mine), "the call that was repeated"
     assert await other.catalog.adapter(mine.id) == mine
     assert mine.id in await _usable(other, acme.id)
     assert mine.id not in await _usable(other, zeta.id)
-    assert not await resources.catalog.register(replace(mine, id=NEON)), "an id of the file"
+    assert not await resources.adapter_registry.register(replace(mine, id=NEON)), "an id of the file"
 
 
 async def test_waiting_jobs_end_in_the_next_round_of_the_reaper_when_their_lora_is_withdrawn(
@@ -165,7 +165,7 @@ async def test_waiting_jobs_end_in_the_next_round_of_the_reaper_when_their_lora_
     """
     acme = await resources.accounts.create("acme")
     mine = replace(REGISTERED, owner=acme.id)
-    await resources.catalog.register(mine)
+    await resources.adapter_registry.register(mine)
     narrowed, gone, denied, kept = (adapter_id(name) for name in POCKET_ADAPTERS[:4])
     jobs = {lora: await _accept(resources, acme.id, lora) for lora in (mine.id, narrowed, gone, denied, kept)}
 
@@ -173,10 +173,10 @@ async def test_waiting_jobs_end_in_the_next_round_of_the_reaper_when_their_lora_
         rows[0]["accounts"] = ["zeta"]
         del rows[1]
 
-    await other.catalog.remove(mine.id)
-    await other.catalog.revoke(denied, acme.id)
+    await other.adapter_registry.remove(mine.id)
+    await other.adapter_grants.revoke(denied, acme.id)
     _rewrite(settings, withdraw)
-    await other.catalog.apply_file()
+    await other.applied_catalog.apply_file()
     await resources.queue.reap()
     ended = await resources.jobs.find_many(list(jobs.values()))
     assert {lora for lora, job_id in jobs.items() if ended[job_id].state is JobState.QUEUED} == {kept}
@@ -198,23 +198,23 @@ async def test_what_is_removed_is_gone_everywhere_with_its_grants(
 ) -> None:
     acme, zeta = await resources.accounts.create("acme"), await resources.accounts.create("zeta")
     mine = replace(REGISTERED, owner=acme.id, accounts=frozenset({"zeta"}))
-    await resources.catalog.register(mine)
-    await resources.catalog.grant(mine.id, zeta.id)
+    await resources.adapter_registry.register(mine)
+    await resources.adapter_grants.grant(mine.id, zeta.id)
     assert key_problems(redis_db) == []
-    assert await other.catalog.remove(mine.id) == ("removed", mine.file)
-    assert await other.catalog.remove(mine.id) == ("unknown", "")
+    assert await other.adapter_registry.remove(mine.id) == ("removed", mine.file)
+    assert await other.adapter_registry.remove(mine.id) == ("unknown", "")
     assert await resources.catalog.adapter(mine.id) is None
     assert mine.id not in [*await _usable(resources, acme.id), *await _usable(resources, zeta.id)]
     assert not [name for name in redis_db.scan_iter() if mine.id in str(name)]
-    await resources.catalog.register(replace(mine, accounts=frozenset()))
+    await resources.adapter_registry.register(replace(mine, accounts=frozenset()))
     assert mine.id not in await _usable(resources, zeta.id), "an earlier grant came back with the id"
-    assert await resources.catalog.remove(NEON) == ("file", "")
+    assert await resources.adapter_registry.remove(NEON) == ("file", "")
 
 
 async def test_a_changed_file_is_served_by_every_process(
     resources: Resources, other: Resources, settings: Settings
 ) -> None:
-    await resources.catalog.register(REGISTERED)
+    await resources.adapter_registry.register(REGISTERED)
     new = {**yaml.safe_load(settings.catalog.read_text())["adapters"][0], "id": "model_new"}
 
     def change(rows: Rows) -> None:
@@ -224,7 +224,7 @@ async def test_a_changed_file_is_served_by_every_process(
         rows.append(new)
 
     _rewrite(settings, change)
-    assert await resources.catalog.apply_file() == []
+    assert await resources.applied_catalog.apply_file() == []
     listed = {adapter.id: adapter for adapter in await other.catalog.all()}
     assert listed[adapter_id("outline")].name == "Renamed"
     assert NEON not in listed
@@ -237,7 +237,7 @@ async def test_a_changed_file_is_served_by_every_process(
 async def test_a_bad_row_is_set_aside_by_name_and_keeps_what_was_applied(
     resources: Resources, other: Resources, settings: Settings
 ) -> None:
-    await resources.catalog.register(REGISTERED)
+    await resources.adapter_registry.register(REGISTERED)
 
     def change(rows: Rows) -> None:
         rows[0]["name"] = ""
@@ -247,9 +247,9 @@ async def test_a_bad_row_is_set_aside_by_name_and_keeps_what_was_applied(
         rows.append({"id": "model_bad"})
 
     _rewrite(settings, change)
-    reported = await resources.catalog.apply_file()
+    reported = await resources.applied_catalog.apply_file()
     assert {row.id for row in reported} == {adapter_id("outline"), "model_missing", REGISTERED.id, "model_bad"}
-    assert await other.catalog.set_aside() == reported
+    assert await other.applied_catalog.set_aside() == reported
     listed = {adapter.id: adapter for adapter in await other.catalog.all()}
     assert listed[adapter_id("outline")].name == "Outline"
     assert listed[adapter_id("mosaic")].description == "Small tiles."
@@ -270,9 +270,9 @@ async def test_a_file_that_cannot_be_read_stops_a_first_start_and_no_later_one(
         settings.catalog.write_text("adapters: [")
     async with open_resources(settings) as later:
         assert len(await later.catalog.all()) == 9
-        assert [base.source for base in await later.catalog.base_models()] == [str(POCKET)]
+        assert [base.source for base in await later.applied_catalog.base_models()] == [str(POCKET)]
         with pytest.raises(CatalogError):
-            await later.catalog.apply_file()
+            await later.applied_catalog.apply_file()
         assert len(await later.catalog.all()) == 9
 
 
@@ -291,7 +291,7 @@ async def test_a_file_is_read_again_only_when_it_has_changed(
     _rewrite(settings, lambda rows: rows[0].update(file=str(file)))
 
     async def digest() -> str:
-        await resources.catalog.apply_file()
+        await resources.applied_catalog.apply_file()
         adapter = await resources.catalog.adapter(adapter_id("outline"))
         assert adapter is not None
         return adapter.sha256

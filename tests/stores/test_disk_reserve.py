@@ -41,7 +41,7 @@ async def test_a_job_is_refused_and_its_caller_asked_to_try_again(tmp_path: Path
         assert error_of(answer)["code"] == "unavailable"
         assert int(answer.headers["retry-after"]) >= 1
         assert str(tmp_path) not in answer.text
-        assert not await service.resources.jobs.list_all()
+        assert not await service.resources.job_history.list_all()
 
 
 async def test_what_is_not_on_a_disk_of_this_machine_is_not_looked_at(tmp_path: Path) -> None:

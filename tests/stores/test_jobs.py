@@ -25,13 +25,15 @@ from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest
 from serve_app.service.resources import Resources
 from serve_app.service.retrying import retry_until_available
 from serve_app.settings import Settings
-from serve_app.stores import job_reader
+from serve_app.stores import job_history
 from serve_app.stores.acceptance import Acceptance
 from serve_app.stores.backlog import read_backlog
 from serve_app.stores.claiming import new_nonce
 from serve_app.stores.dead_letters import DeadLetters
+from serve_app.stores.job_history import LIST_LIMIT, NO_KEY, JobFilter, JobHistory, Position
 from serve_app.stores.job_queue import JobQueue
-from serve_app.stores.job_reader import LIST_LIMIT, NO_KEY, JobFilter, JobReader, Position
+from serve_app.stores.job_reader import JobReader
+from serve_app.stores.queue_stats import QueueStats
 from serve_app.stores.redis import connect
 from serve_app.stores.redis_keys import redis_key
 from tests.audit import audit
@@ -52,6 +54,16 @@ def queue(resources: Resources) -> JobQueue:
 @pytest.fixture
 def jobs(resources: Resources) -> JobReader:
     return resources.jobs
+
+
+@pytest.fixture
+def history(resources: Resources) -> JobHistory:
+    return resources.job_history
+
+
+@pytest.fixture
+def stats(resources: Resources) -> QueueStats:
+    return resources.queue_stats
 
 
 @pytest.fixture
@@ -130,7 +142,7 @@ async def test_the_full_queue_and_the_full_account_turn_jobs_away(settings: Sett
 
 
 @pytest.mark.slow
-async def test_a_hundred_posts_with_one_key_make_one_job(queue: JobQueue, jobs: JobReader) -> None:
+async def test_a_hundred_posts_with_one_key_make_one_job(queue: JobQueue, stats: QueueStats) -> None:
     async def post() -> Acceptance:
         """A refused connection is no answer: on a stalled machine the same call is made again, as it may be."""
         args: dict[str, Any] = {
@@ -143,7 +155,7 @@ async def test_a_hundred_posts_with_one_key_make_one_job(queue: JobQueue, jobs: 
     accepted = await asyncio.gather(*(post() for _ in range(100)))
     assert len({one.job.id for one in accepted}) == 1
     assert sum(not one.replayed for one in accepted) == 1
-    assert (await jobs.backlog(JobKind.GENERATION)).ready == 1
+    assert (await stats.backlog(JobKind.GENERATION)).ready == 1
 
 
 async def test_a_key_with_another_body_is_a_conflict_and_its_own_on_each_variant(queue: JobQueue) -> None:
@@ -156,25 +168,25 @@ async def test_a_key_with_another_body_is_a_conflict_and_its_own_on_each_variant
     assert not empty.replayed
 
 
-async def test_jobs_are_listed_newest_first_and_page_by_page(queue: JobQueue, jobs: JobReader) -> None:
+async def test_jobs_are_listed_newest_first_and_page_by_page(queue: JobQueue, history: JobHistory) -> None:
     made: list[str] = []
     for _ in range(5):
         made.append((await _accept(queue)).job.id)
         await asyncio.sleep(0.002)  # the listing's order is by millisecond
     await _accept(queue, account="acct_b")
-    page = await jobs.list("acct_a", limit=2)
+    page = await history.list("acct_a", limit=2)
     assert [job.id for job in page] == made[:2:-1]
-    rest = await jobs.list("acct_a", before=page[-1].created_at)
+    rest = await history.list("acct_a", before=page[-1].created_at)
     assert [job.id for job in rest] == made[2::-1]
-    assert await jobs.list("acct_nobody") == []
+    assert await history.list("acct_nobody") == []
 
 
-async def test_operators_see_everyones_jobs_by_state(queue: JobQueue, jobs: JobReader) -> None:
+async def test_operators_see_everyones_jobs_by_state(queue: JobQueue, jobs: JobReader, history: JobHistory) -> None:
     ids = [(await _accept(queue, account=account)).job.id for account in ("acct_a", "acct_b", "acct_c")]
     (lease,) = await _claim(queue, limit=1)
-    assert {job.id for job in await jobs.list_all()} == set(ids)
-    assert [job.id for job in await jobs.list_all(JobState.RUNNING)] == [lease.job_id]
-    assert len(await jobs.list_all(limit=2)) == 2
+    assert {job.id for job in await history.list_all()} == set(ids)
+    assert [job.id for job in await history.list_all(JobState.RUNNING)] == [lease.job_id]
+    assert len(await history.list_all(limit=2)) == 2
     shown = await jobs.find(lease.job_id)
     assert shown is not None
     assert shown.state is JobState.RUNNING
@@ -183,15 +195,15 @@ async def test_operators_see_everyones_jobs_by_state(queue: JobQueue, jobs: JobR
 
 @pytest.mark.slow
 async def test_the_list_of_everyones_jobs_ends_after_the_newest_ten_thousand(
-    queue: JobQueue, jobs: JobReader, redis_db: redis.Redis
+    queue: JobQueue, jobs: JobReader, redis_db: redis.Redis, history: JobHistory
 ) -> None:
     oldest = (await _accept(queue)).job
     later = oldest.created_at.timestamp() * 1000 + 1
     gone = {f"gen_{number}": later for number in range(LIST_LIMIT - 1)}
     cast(Any, redis_db).zadd(redis_key("recent"), gone)  # jobs whose records retention has removed
-    assert [job.id for job in await jobs.list_all()] == [oldest.id]
+    assert [job.id for job in await history.list_all()] == [oldest.id]
     cast(Any, redis_db).zadd(redis_key("recent"), {"gen_more": later})
-    assert await jobs.list_all() == []
+    assert await history.list_all() == []
 
 
 async def test_a_dead_letter_is_listed_and_can_be_sent_back_to_work(
@@ -212,22 +224,22 @@ async def test_a_dead_letter_is_listed_and_can_be_sent_back_to_work(
 
 
 async def test_the_backlog_reads_the_same_with_either_client(
-    queue: JobQueue, jobs: JobReader, resources: Resources
+    queue: JobQueue, resources: Resources, stats: QueueStats
 ) -> None:
     for _ in range(3):
         await _accept(queue)
     await _claim(queue, limit=1)
-    backlog = await jobs.backlog(JobKind.GENERATION)
+    backlog = await stats.backlog(JobKind.GENERATION)
     assert (backlog.ready, backlog.leased, backlog.delayed) == (2, 1, 0)
     assert backlog.seconds > 0
     blocking = await asyncio.to_thread(read_backlog, resources.redis_url, JobKind.GENERATION)
     assert (blocking.ready, blocking.seconds) == (backlog.ready, backlog.seconds)
 
     async def has_aged() -> bool:
-        return 0.05 < (await jobs.backlog(JobKind.GENERATION)).oldest_age_s < 5
+        return 0.05 < (await stats.backlog(JobKind.GENERATION)).oldest_age_s < 5
 
     await wait_until(has_aged)
-    assert (await jobs.backlog(JobKind.UPSCALE)).seconds == 0
+    assert (await stats.backlog(JobKind.UPSCALE)).seconds == 0
 
 
 async def test_a_message_is_kept_short(queue: JobQueue, jobs: JobReader) -> None:
@@ -265,12 +277,12 @@ async def test_a_real_lease_runs_out_and_another_worker_gets_the_job(settings: S
 
 
 async def test_a_server_with_no_memory_left_refuses_new_jobs_and_lets_running_ones_end(
-    queue: JobQueue, jobs: JobReader, redis_db: redis.Redis
+    queue: JobQueue, redis_db: redis.Redis, stats: QueueStats
 ) -> None:
     job_ids = [(await _accept(queue)).job.id for _ in range(3)]
     leases = await _claim(queue)
     admin = cast(Any, redis_db)
-    before = await jobs.counts()
+    before = await stats.counts()
     admin.config_set("maxmemory", "1")
     try:
         with pytest.raises(StoreUnavailable):
@@ -283,7 +295,7 @@ async def test_a_server_with_no_memory_left_refuses_new_jobs_and_lets_running_on
         assert await queue.reap() == 0
     finally:
         admin.config_set("maxmemory", "0")
-    assert (await jobs.counts())["accepted"] == before["accepted"], "a refused accept left nothing behind"
+    assert (await stats.counts())["accepted"] == before["accepted"], "a refused accept left nothing behind"
     assert audit(redis_db, max_attempts=5) == []
 
 
@@ -306,13 +318,13 @@ async def _get(jobs: JobReader, job_id: str) -> Job:
 
 
 async def test_a_page_takes_what_its_filter_names_and_goes_on_where_the_last_ended(
-    queue: JobQueue, jobs: JobReader, redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    queue: JobQueue, jobs: JobReader, redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch, history: JobHistory
 ) -> None:
     """It does so also when a call of the script sees fewer records than the page takes.
 
     And when many jobs have one time.
     """
-    monkeypatch.setattr(job_reader, "LOOKED_AT_ONCE", 3)
+    monkeypatch.setattr(job_history, "LOOKED_AT_ONCE", 3)
     ids = [(await _accept(queue, key_id=key_id)).job.id for key_id in [*["k2", "k1"] * 4, ""]]
     await queue.cancel(ids[0], account_id=None)
     redis_db.zadd(redis_key("jobs", "acct_a"), dict.fromkeys(ids, 1000))
@@ -330,11 +342,11 @@ async def test_a_page_takes_what_its_filter_names_and_goes_on_where_the_last_end
         found: list[str] = []
         place: Position | None = None
         for _ in range(9):
-            page = await jobs.page("acct_a", limit=2, only=only, after=place)
+            page = await history.page("acct_a", limit=2, only=only, after=place)
             found += [job.id for job in page.jobs]
             place = page.next
             if place is None:
                 break
         assert place is None
         assert found == sorted(wanted, reverse=True), only
-    assert (await jobs.page("acct_b", limit=2)).jobs == []
+    assert (await history.page("acct_b", limit=2)).jobs == []

@@ -59,7 +59,7 @@ async def test_a_record_of_another_version_goes_from_accept_to_images(
     (claim,) = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce())
     assert claim.request == REQUEST
     await resources.queue.finish(claim.lease, [], seconds=1)
-    assert [(job.id, job.request) for job in await resources.jobs.list(ACCOUNT)] == [(job_id, REQUEST)]
+    assert [(job.id, job.request) for job in await resources.job_history.list(ACCOUNT)] == [(job_id, REQUEST)]
     assert audit(redis_db, max_attempts=5) == []
 
 
@@ -108,7 +108,7 @@ async def test_a_damaged_job_fails_alone_and_by_name(
     assert "attempt 1" in logged
     assert "a bo" not in logged, "a prompt is never logged"
     await resources.queue.finish(claims[0].lease, [], seconds=1)
-    assert await resources.jobs.counts() == {"accepted": 2, "failed": 1, "completed": 1}
+    assert await resources.queue_stats.counts() == {"accepted": 2, "failed": 1, "completed": 1}
 
 
 async def test_a_caller_reads_why_a_damaged_job_failed(resources: Resources, redis_db: redis.Redis) -> None:
@@ -132,7 +132,7 @@ async def test_a_newer_job_that_cannot_be_read_is_left_to_a_newer_worker(
     job = await resources.jobs.find(job_id)
     assert job is not None
     assert (job.state, job.attempt, job.failure) == (JobState.QUEUED, 1, None)
-    assert (await resources.jobs.backlog(JobKind.GENERATION)).delayed == 1
+    assert (await resources.queue_stats.backlog(JobKind.GENERATION)).delayed == 1
     assert audit(redis_db, max_attempts=5) == []
 
 
@@ -142,7 +142,7 @@ async def test_a_record_of_an_unknown_sort_is_left_out_of_lists_and_refused_alon
 ) -> None:
     future, known = await _accept(resources), await _accept(resources)
     await _damage(redis_db, future, **{field: "future"})
-    for jobs in (await resources.jobs.list(ACCOUNT), await resources.jobs.list_all()):
+    for jobs in (await resources.job_history.list(ACCOUNT), await resources.job_history.list_all()):
         assert [job.id for job in jobs] == [known]
     assert (await resources.jobs.find_many([future, known])).keys() == {known}
     with pytest.raises(UnreadableRecord):
@@ -167,5 +167,5 @@ async def test_a_claim_asked_again_fails_its_unreadable_job_once(resources: Reso
     nonce = new_nonce()
     for _ in range(2):
         assert await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=nonce) == []
-    assert (await resources.jobs.counts())["failed"] == 1
+    assert (await resources.queue_stats.counts())["failed"] == 1
     assert [job.attempt for job in await resources.dead_letters.list()] == [1]

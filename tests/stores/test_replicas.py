@@ -14,7 +14,7 @@ from serve_app.domain.jobs import JobKind, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.settings import Settings
 from serve_app.stores.job_queue import JobQueue
-from serve_app.stores.job_reader import JobReader
+from serve_app.stores.queue_stats import QueueStats
 from serve_app.stores.redis import connect
 from serve_app.stores.redis_binary import server_binary
 from tests.support import free_port, wait_until
@@ -91,7 +91,7 @@ async def test_without_its_replica_a_job_is_not_acknowledged_and_may_be_sent_aga
     for _ in range(2):
         with pytest.raises(StoreUnavailable, match="0 of 1 replicas"):
             await _accept(queue, job_id)
-    assert (await JobReader(client).backlog(JobKind.GENERATION)).ready == 1
+    assert (await QueueStats(client).backlog(JobKind.GENERATION)).ready == 1
     await client.aclose()
 
 

@@ -26,7 +26,7 @@ from serve_app.domain.jobs import Job, JobState, StoredImage
 from serve_app.domain.requests import GenerationRequest
 from serve_app.service import delete
 from serve_app.service.thumbnails import thumbnail, thumbnail_size
-from serve_app.stores.job_reader import NO_KEY, JobFilter, Position
+from serve_app.stores.job_history import NO_KEY, JobFilter, Position
 
 router = APIRouter()
 
@@ -50,7 +50,7 @@ async def open_history(request: Request, session: PageSession) -> Response:
     loras = {adapter.id: adapter.name for adapter in adapters}
     wanted = _lora_id(chosen["lora"], loras)
     only = _read_filter(chosen, wanted)
-    page = await resources.jobs.page(account_id, limit=PAGE_SIZE, only=only, after=after, among=LOOKED_AT)
+    page = await resources.job_history.page(account_id, limit=PAGE_SIZE, only=only, after=after, among=LOOKED_AT)
     given = {name: value for name, value in chosen.items() if value}
     return render(
         request,

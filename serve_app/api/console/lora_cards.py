@@ -43,7 +43,7 @@ async def choose_cards(
 ) -> LoraCards:
     """Choose the LoRAs that a form offers: the chosen, the last used, the newest that the search finds."""
     find = find.strip()[:LONGEST_SEARCH]
-    jobs = (await resources_of(request).jobs.page(account_id, limit=RECENT)).jobs
+    jobs = (await resources_of(request).job_history.page(account_id, limit=RECENT)).jobs
     fitting = [each for each in adapters if matches(each, find)] if find else adapters
     shown = list(adapters) if len(adapters) <= MOST else _few(adapters, chosen, fitting, used=_used(jobs))
     pictures = {**own_pictures(request, jobs), **await sample_pictures(request, shown)}

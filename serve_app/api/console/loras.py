@@ -40,8 +40,8 @@ from serve_app.service import loras
 from serve_app.service.lora_samples import find_pictures
 from serve_app.service.resources import Resources
 from serve_app.service.thumbnails import thumbnail, thumbnail_size
-from serve_app.stores.catalog import SharedAdapter
-from serve_app.stores.job_reader import JobFilter
+from serve_app.stores.catalog_reader import SharedAdapter
+from serve_app.stores.job_history import JobFilter
 from serve_app.stores.throttle import Limit
 
 router = APIRouter()
@@ -82,7 +82,7 @@ async def open_loras(request: Request, session: PageSession) -> Response:
     fitting = [adapter for group in _by_owner(adapters, account_id) for adapter in group if matches(adapter, find)]
     page = min(page_number(request), max(1, ceil(len(fitting) / MOST)))
     shown = fitting[(page - 1) * MOST : page * MOST]
-    newest = await resources.jobs.page(account_id, limit=RECENT)
+    newest = await resources.job_history.page(account_id, limit=RECENT)
     terms, own = await loras.quota(resources, account_id), [each for each in adapters if each.owner == account_id]
     return render(
         request,
@@ -259,7 +259,7 @@ async def _upload_page(
         status=refused.status if refused else 200,
         problem=refused.text if refused else "",
         form=form,
-        base_models=[base.id for base in await resources.catalog.base_models()],
+        base_models=[base.id for base in await resources.applied_catalog.base_models()],
         largest=size_text(int(resources.settings.max_lora_size)),
         upload_token=form_token(session.token, "upload lora"),
     )
@@ -271,15 +271,15 @@ async def _upload_page(
 async def _lora_page(
     request: Request, session: SignedIn, found: SharedAdapter, *, notice: str = "", refused: FormError | None = None
 ) -> Response:
-    jobs, account_id, adapter = resources_of(request).jobs, session.account.id, found.adapter
+    resources, account_id, adapter = resources_of(request), session.account.id, found.adapter
     completed = JobFilter(lora_id=adapter.id, state=JobState.COMPLETED)
-    done = await jobs.page(account_id, limit=SAMPLES, only=completed, among=LOOKED_AT)
+    done = await resources.job_history.page(account_id, limit=SAMPLES, only=completed, among=LOOKED_AT)
     own = dict.fromkeys((JobState.QUEUED, JobState.RUNNING), 0)
     for state in own:
         only = JobFilter(lora_id=adapter.id, state=state)
-        page = await jobs.page(account_id, limit=MOST_COUNTED, only=only, among=1_000)
+        page = await resources.job_history.page(account_id, limit=MOST_COUNTED, only=only, among=1_000)
         own[state] = len(page.jobs)
-    others = await jobs.waiting_for(adapter.sha256) - own[JobState.QUEUED] if found.shared_with else 0
+    others = await resources.queue_stats.waiting_for(adapter.sha256) - own[JobState.QUEUED] if found.shared_with else 0
     keys, now = await resources_of(request).api_keys.list(account_id), datetime.now(UTC)
     return render(
         request,

@@ -196,9 +196,9 @@ async def delete_image(request: Request, caller: CallerDep, job_id: JobId, image
 async def _page(resources: Resources, account_id: str, limit: int, after: Position | None) -> list[jobs.Job]:
     """Return the jobs older than a position; those of one millisecond in the order of their ids."""
     if after is None:
-        return await resources.jobs.list(account_id, limit=limit)
+        return await resources.job_history.list(account_id, limit=limit)
     before = after.accepted + timedelta(milliseconds=1)
-    rows = await resources.jobs.list(account_id, limit=limit + MOST_PER_MS, before=before)
+    rows = await resources.job_history.list(account_id, limit=limit + MOST_PER_MS, before=before)
     return [job for job in rows if Position(job.created_at, job.id) < after][:limit]
 
 

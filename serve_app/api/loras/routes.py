@@ -34,7 +34,7 @@ from serve_app.domain.errors import (
 from serve_app.service import loras
 from serve_app.service.lora_samples import find_pictures
 from serve_app.service.register import Registered
-from serve_app.stores.catalog import Position, SharedAdapter
+from serve_app.stores.catalog_reader import Position, SharedAdapter
 
 router = APIRouter(route_class=ContractRoute, tags=["LoRAs"], strict_content_type=False)
 

@@ -118,7 +118,7 @@ async def _account_page(
         loras=loras,
         windows=[(variant, await resources.auth.window(account.id, variant)) for variant in Variant],
         plans={variant: [plan.name for plan in resources.settings.plans_of(variant)] for variant in Variant},
-        jobs=await resources.jobs.list(account.id, limit=JOBS_SHOWN),
+        jobs=await resources.job_history.list(account.id, limit=JOBS_SHOWN),
         plans_token=form_token(session.token, _PLANS),
         state_token=form_token(session.token, _STATE),
         link_token=form_token(session.token, _LINK),

@@ -16,7 +16,7 @@ from serve_app.api.site.forms import Form
 from serve_app.domain.errors import FailureCode
 from serve_app.service import operate
 from serve_app.stores.dead_letters import LOOKED_AT_ONCE
-from serve_app.stores.job_reader import Position
+from serve_app.stores.job_history import Position
 
 WINDOWS: Mapping[str, tuple[str, timedelta | None]] = {
     "": ("As long as kept", None),

@@ -16,8 +16,8 @@ from serve_app.domain.jobs import Backlog, JobKind
 from serve_app.domain.metrics import Metric
 from serve_app.service.readiness import readiness
 from serve_app.service.resources import Resources
-from serve_app.stores.job_reader import QueueLength
 from serve_app.stores.measures import ShownWorker
+from serve_app.stores.queue_stats import QueueLength
 
 MOST_ROWS = 10
 
@@ -60,8 +60,8 @@ async def open_live(request: Request, session: LiveSession) -> Response:
 async def _facts(resources: Resources) -> dict[str, Any]:
     reader = resources.operator_reader
     _, states = await readiness(resources)
-    backlogs: dict[JobKind, Backlog] = {kind: await resources.jobs.backlog(kind) for kind in JobKind}
-    by_plan = await resources.jobs.waiting([":".join(plan) for plan in resources.settings.plan_table])
+    backlogs: dict[JobKind, Backlog] = {kind: await resources.queue_stats.backlog(kind) for kind in JobKind}
+    by_plan = await resources.queue_stats.waiting([":".join(plan) for plan in resources.settings.plan_table])
     queues = [queue for kind in JobKind for queue in await reader.queues(kind, MOST_ROWS)]
     running = [job for kind in JobKind for job in await reader.running(kind, MOST_ROWS)]
     workers = [WorkerRow(kind, worker) for kind in JobKind for worker in await resources.measures.shown(kind)]
@@ -70,7 +70,7 @@ async def _facts(resources: Resources) -> dict[str, Any]:
         "plans": [_plan_queue(kind, plan, waiting) for (kind, plan), waiting in by_plan.items() if waiting.jobs],
         "queues": sorted(queues, key=lambda queue: -queue.oldest_age_s)[:MOST_ROWS],
         "running": running[:MOST_ROWS],
-        "dead": await resources.jobs.dead(),
+        "dead": await resources.queue_stats.dead(),
         "workers": workers,
         "states": states,
         "memory": await resources.measures.memory(),
