@@ -118,7 +118,7 @@ async def _report(browser: httpx.AsyncClient, path: str, pid: int, rounds: int) 
         times.append(1000 * (time.perf_counter() - began))
     cpu_ms = 1000 * (cpu_seconds(pid) - cpu) / rounds
     p95 = statistics.quantiles(times, n=20)[18]
-    shown = "/".join(part if "_" not in part else "…" for part in path.split("/"))
+    shown = "/".join(part if "_" not in part.partition("?")[0] else "…" for part in path.split("/"))
     size = len(answer.content) / 1024
     sys.stdout.write(f"| `{shown}` | {statistics.median(times):.1f} | {p95:.1f} | {cpu_ms:.1f} | {size:.0f} |\n")
     sys.stdout.flush()
