@@ -55,8 +55,9 @@ class Sample:
     at_ms: int
     replicas: int
     waiting: int
+    claims: int
     loads: int
-    """Of adapters, since the beginning."""
+    """Of adapters, since the beginning, as the claims."""
     gpu_hours: float
     """Since the beginning."""
 
@@ -310,7 +311,9 @@ class Simulation:
         running = sum(max(0, now - each.started) for each in [*self._replicas, *self._draining]) / HOUR_MS
         loads = outcome.claims - outcome.resident
         replicas = len(self._replicas)
-        outcome.samples.append(Sample(self._now, replicas, self._waiting, loads, outcome.gpu_hours + running))
+        outcome.samples.append(
+            Sample(self._now, replicas, self._waiting, outcome.claims, loads, outcome.gpu_hours + running)
+        )
         self._at(self._now + SAMPLE_EVERY_MS, self._sample)
 
     def _at(self, at: int, event: Callable[[], Any]) -> None:
