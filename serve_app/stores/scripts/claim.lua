@@ -5,7 +5,7 @@
 -- `capacity` is in images, `max_lead` in average waiting jobs.
 -- Returns {id, attempt, version, group, account, request, created, request_id, traceparent} repeated. A repeated nonce gets the same jobs again.
 local OWNER_LIFE = 600000  -- ms that a worker is remembered as the owner of a group it loaded
-local MAX_OWNERS = 64      -- remembered per group: a popular adapter's latest owners are its busiest ones
+local MAX_OWNERS = 32      -- remembered per group: a popular adapter's latest owners are its busiest ones
 local CLAIMED_LIFE = 86400000 -- ms; far beyond any attempt
 local NEAR = 4             -- groups, accounts and jobs of each that are read beyond the head: a claim's cost stays flat
 local SEEN_EVERY = 1000    -- ms between two writes of when a worker was seen: idle polls stay reads
@@ -110,18 +110,26 @@ local function job_of_resident_group(global)
   end
 end
 
--- Another live worker with capacity holds the adapter and will claim the job, unless the job has waited long enough.
-local function is_left_to_owner(job)
-  if job.group == '' or is_resident[job.group] or now - job.waiting_since >= owner_wait_ms then return false end
-  local owners = redis.call('ZRANGE', K('owner:' .. kind .. ':' .. job.group), 0, -1)
+-- Whether another live worker with capacity holds the adapter: looked up once in a claim, in which no other worker changes.
+local free_owners = {}
+local function has_free_owner(group)
+  if free_owners[group] ~= nil then return free_owners[group] end
+  free_owners[group] = false
+  local owners = redis.call('ZRANGE', K('owner:' .. kind .. ':' .. group), 0, -1)
   if #owners == 0 then return false end
   local seen = redis.call('ZMSCORE', workers, unpack(owners))
   local capacity_of = redis.call('HMGET', capacities, unpack(owners))
   for n, owner in ipairs(owners) do
     local is_alive = seen[n] and now - seen[n] < worker_life_ms
-    if owner ~= worker and is_alive and num(capacity_of[n], 0) > 0 then return true end
+    if owner ~= worker and is_alive and num(capacity_of[n], 0) > 0 then free_owners[group] = true end
   end
-  return false
+  return free_owners[group]
+end
+
+-- Such a worker will claim the job, unless the job has waited long enough.
+local function is_left_to_owner(job)
+  if job.group == '' or is_resident[job.group] or now - job.waiting_since >= owner_wait_ms then return false end
+  return has_free_owner(job.group)
 end
 
 local function job_without_owner(global)
