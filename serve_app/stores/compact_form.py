@@ -10,7 +10,6 @@ import re
 import zlib
 from base64 import b32decode, b32encode
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import count
 from typing import Any
 
 from serve_app.domain.durations import from_epoch_ms
@@ -111,10 +110,10 @@ def unpack(job_id: str, fields: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _parts(fields: Mapping[str, str]) -> Iterator[str]:
-    for number in count():
-        if (part := fields.get(str(number))) is None:
-            return
+    number = 0
+    while (part := fields.get(str(number))) is not None:
         yield part
+        number += 1
 
 
 def _pack_images(images: Sequence[Mapping[str, Any]], usual_place: str) -> tuple[Any, bytes]:

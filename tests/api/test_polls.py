@@ -1,6 +1,7 @@
 """Polls that need not send or ask again: entity tags, and waiting for the end of a job."""
 
 import asyncio
+import logging
 import time
 from dataclasses import replace
 from datetime import timedelta
@@ -11,7 +12,10 @@ import pytest
 from serve_app.api.app import create_app
 from serve_app.api.polls import LONGEST_WAIT_S, preferred_wait
 from serve_app.domain.requests import Variant
+from serve_app.service import job_waits
 from serve_app.service.job_waits import JobWaits
+from serve_app.stores import redis as stores_redis
+from serve_app.stores.job_reader import JobReader
 from tests.api.app import Member, TestService, client_of
 from tests.support import wait_until
 
@@ -78,6 +82,21 @@ async def test_nobody_waits_beyond_the_places_nor_one_account_in_all_of_them(
         assert "preference-applied" not in beyond.headers
         await service.resources.queue.cancel(job_id, account_id=member.account.id)
         assert {answer.json()["status"] for answer in await asyncio.gather(*held)} == {"failed"}
+
+
+async def test_a_wait_outlives_an_outage(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(job_waits, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(stores_redis, "RETRIES", 0)
+    caplog.set_level(logging.DEBUG, logger=job_waits.log.name)
+    unreachable = stores_redis.connect("redis://127.0.0.1:1/0")
+    waiting = asyncio.create_task(
+        JobWaits(JobReader(unreachable), most=8).until_ended("gen_x", account_id="acct_a", seconds=30)
+    )
+    await wait_until(lambda: caplog.text.count("jobs waited for were not looked at") >= 2)
+    assert not waiting.done()
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    await unreachable.aclose()
 
 
 @pytest.mark.parametrize(

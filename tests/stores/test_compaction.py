@@ -18,6 +18,7 @@ from serve_app.domain.errors import UnreadableRecord
 from serve_app.domain.jobs import Job, JobKind, JobState, StoredImage, Timings, new_image_id, new_job_id
 from serve_app.domain.requests import SEED_SPACE, GenerationRequest, UpscaleRequest, Variant
 from serve_app.service.resources import Resources
+from serve_app.stores import compaction
 from serve_app.stores.claiming import new_nonce
 from serve_app.stores.compact_form import is_packed, pack, unpack
 from serve_app.stores.compaction import Compaction
@@ -163,9 +164,34 @@ async def test_an_expansion_that_runs_twice_leaves_the_later_record(
     assert (await _read(resources, job.id)).images == job.images[1:]
 
 
-async def test_jobs_that_an_earlier_version_completed_are_listed_by_the_migration(
-    resources: Resources, redis_db: redis.Redis
+async def test_a_record_that_is_not_whole_stays_as_it_is(
+    resources: Resources, redis_db: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
+    job = await _complete(resources)
+    cast(Any, redis_db).hset(redis_key("job", job.id), "finished", "soon")
+    before = _fields(redis_db, job.id)
+    assert await resources.compaction.compact(NOW) == 0
+    assert _fields(redis_db, job.id) == before
+    assert f"job {job.id}: its record stays as it is" in caplog.text
+    assert not cast(Any, redis_db).zcard(redis_key("uncompacted")), "looked at once"
+
+
+async def test_a_record_that_is_compact_already_leaves_the_list(resources: Resources, redis_db: redis.Redis) -> None:
+    job = await _complete(resources)
+    await resources.compaction.compact(NOW)
+    before = _fields(redis_db, job.id)
+    cast(Any, redis_db).zadd(redis_key("uncompacted"), {job.id: 0})
+    await resources.compaction.compact(NOW)
+    assert _fields(redis_db, job.id) == before
+    assert not cast(Any, redis_db).zcard(redis_key("uncompacted"))
+
+
+@pytest.mark.parametrize("at_once", [1, 100])
+async def test_jobs_that_an_earlier_version_completed_are_listed_by_the_migration(
+    resources: Resources, redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr(compaction, "SCANNED_AT_ONCE", at_once)
+    monkeypatch.setattr(compaction, "BATCH", at_once)
     job = await _complete(resources)
     cast(Any, redis_db).delete(redis_key("uncompacted"))
     assert await resources.compaction.compact(NOW) == 0
@@ -199,9 +225,14 @@ UPSCALE = UpscaleRequest(image_id="img_x", scale_factor=4, source_uri="s3://x/y"
 
 
 @settings(max_examples=60, deadline=None)
-@given(request=REQUESTS | st.just(UPSCALE), images=st.lists(IMAGES, max_size=4), key=st.sampled_from(["", "key_a"]))
+@given(
+    request=REQUESTS | st.just(UPSCALE),
+    images=st.lists(IMAGES, max_size=4),
+    key=st.sampled_from(["", "key_a"]),
+    missing=st.sets(st.sampled_from(["started", "seconds", "timings"])),
+)
 def test_any_record_comes_back_whole(
-    request: GenerationRequest | UpscaleRequest, images: list[StoredImage], key: str
+    request: GenerationRequest | UpscaleRequest, images: list[StoredImage], key: str, missing: set[str]
 ) -> None:
     is_upscale = isinstance(request, UpscaleRequest)
     job_id = "up_x" if is_upscale else "gen_x"
@@ -220,6 +251,7 @@ def test_any_record_comes_back_whole(
         "seconds": "1.25",
         "timings": write_timings(Timings(load=0.1, denoise=1.0, store=0.15)),
     } | ({"key": key} if key else {})
+    fields = {name: text for name, text in fields.items() if name not in missing}
     parts = pack(job_id, fields)
     assert all(len(part.encode()) <= 64 for part in parts)
     packed = {name: fields[name] for name in ("state", "variant", "account", "attempt")}

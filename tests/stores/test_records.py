@@ -77,6 +77,25 @@ async def test_an_image_with_a_field_more_is_read(resources: Resources, redis_db
     assert job.images == (image,)
 
 
+async def test_damaged_timings_and_images_keep_nobody_from_the_job_or_its_deletion(
+    resources: Resources, redis_db: redis.Redis
+) -> None:
+    job_id = await _accept(resources)
+    (claim,) = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce())
+    await resources.queue.finish(claim.lease, [], seconds=1)
+    await _damage(redis_db, job_id, timings="fast")
+    job = await resources.jobs.find(job_id)
+    assert job is not None
+    assert (job.state, job.timings) == (JobState.COMPLETED, None)
+    await _damage(redis_db, job_id, images='[{"image_id": "img_x"}]', created="today")
+    deleted = await resources.deletions.delete_job(job_id, account_id=ACCOUNT)
+    assert deleted is not None
+    assert [(each.name, each.folder, each.image_uris) for each in await resources.deletions.listed()] == [
+        (job_id, "", [])
+    ]
+    assert await resources.jobs.find(job_id) is None
+
+
 async def test_a_failure_of_a_newer_kind_reads_as_the_general_one(resources: Resources, redis_db: redis.Redis) -> None:
     job_id = await _accept(resources)
     await _damage(redis_db, job_id, code="solar_flare", message="The sun did it.")
