@@ -25,6 +25,7 @@ from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest
 from serve_app.service.resources import Resources
 from serve_app.service.retrying import retry_until_available
 from serve_app.settings import Settings
+from serve_app.stores import dead_letters as dead_letters_module
 from serve_app.stores import job_history
 from serve_app.stores.acceptance import Acceptance
 from serve_app.stores.backlog import read_backlog
@@ -221,6 +222,22 @@ async def test_a_dead_letter_is_listed_and_can_be_sent_back_to_work(
     assert again.attempt == 2
     assert await queue.finish(again, [_image(job_id)], seconds=1) is CommitReply.OK
     assert audit(redis_db, max_attempts=5) == []
+
+
+async def test_a_page_of_dead_letters_looks_at_so_many_and_says_where_to_go_on(
+    queue: JobQueue, dead_letters: DeadLetters, redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters_module, "LOOKED_AT_ONCE", 2)
+    monkeypatch.setattr(dead_letters_module, "CALLS", 2)
+    ids = [(await _accept(queue, account=account)).job.id for account in ("acct_a", "acct_b", "acct_b", "acct_b")]
+    for lease in await _claim(queue):
+        assert await queue.fail(lease, POISON, retry=False) is CommitReply.OK
+    cast(Any, redis_db).zadd(redis_key("dead"), {job_id: number for number, job_id in enumerate(ids)})
+    first = await dead_letters.page(account="acct_a", limit=1)
+    assert (first.jobs, first.next) == ([], Position(1, ids[1]))
+    assert first.counts == {}, "among the newest two"
+    rest = await dead_letters.page(account="acct_a", limit=1, after=first.next)
+    assert ([job.id for job in rest.jobs], rest.next) == (ids[:1], None)
 
 
 async def test_the_backlog_reads_the_same_with_either_client(
