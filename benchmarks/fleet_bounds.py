@@ -1,4 +1,6 @@
-"""Bounds of the fleet's figures from its arrivals alone: resident adapters at best, and replicas asked for against needed.
+"""Bounds the fleet's figures from its arrivals alone.
+
+They are the best share of resident adapters, and the replicas asked for against those needed.
 
     python -m benchmarks.fleet_bounds        # some 15 s; needs no Redis
 
@@ -45,7 +47,10 @@ def main() -> None:
 
 
 def best_share(arrivals: Sequence[Arrival], image_s: float, loads: int) -> float:
-    """The largest share of claims on a resident adapter, if so many replicas load each LoRA or as many as its jobs take."""
+    """Return the largest share of claims on a resident adapter.
+
+    So many replicas load each LoRA, or as many as its jobs take.
+    """
     jobs = Counter(arrival.lora for arrival in arrivals)
     needed: Counter[str] = Counter()
     for window in WINDOWS_S:

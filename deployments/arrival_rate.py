@@ -31,7 +31,10 @@ class ArrivalRate:
 
     @property
     def units_per_second(self) -> float | None:
-        """The mean of the last minutes, bursts cut, and continued as they rose or fell; None within the first minute."""
+        """Return the mean of the last minutes, continued as they rose or fell.
+
+        Bursts are cut. None within the first minute.
+        """
         rates = [(after - before) / (then - at) for (at, before), (then, after) in pairwise(self._marks)]
         if not rates:
             return None

@@ -106,7 +106,10 @@ def _is_spread(config: ServeConfig) -> bool:
 
 
 def _connect() -> None:
-    """Join the Ray cluster of this machine, unless this process has. Raises `Failed` when there is none, or none answers."""
+    """Join the Ray cluster of this machine, unless this process has.
+
+    Raises `Failed` when there is none, or none answers.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
 
