@@ -56,10 +56,12 @@ def loaded() -> Iterator[Engine]:
 @pytest.fixture
 def engine(loaded: Engine) -> Iterator[Engine]:
     """The session's engine, idle: nothing of one test is left for the next."""
+    of_others = set(threading.enumerate())  # workers of other files' session fixtures step on
     yield loaded
-    for thread in threading.enumerate():
+    for thread in set(threading.enumerate()) - of_others:
         if thread.name == "generation-steps":
             thread.join(60)
+            assert not thread.is_alive()
     for run in loaded.progress():
         loaded.abort(run)
     while loaded.has_work:
