@@ -19,6 +19,8 @@ LONGEST_S, MOST_MB = 5.0, 512.0
 REFUSED_BEFORE_ITS_NUMBERS = {"128 MB, the last value NaN": "the base model has no such layers"}
 """By registration, which knows the base model; no layer of one is so large."""
 
+pytestmark = pytest.mark.xdist_group("lora corpus")  # the report takes 20 s, once
+
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
