@@ -97,6 +97,7 @@ FORGED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forwarded", FORGED)
 def test_behind_a_server_that_believes_this_machine_nobody_chooses_an_address(forwarded: str) -> None:
     """uvicorn believes 127.0.0.1 by itself: what it says then is not taken either."""

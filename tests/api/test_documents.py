@@ -346,6 +346,7 @@ def test_the_reference_says_in_words_what_a_field_takes(schema: dict[str, Any], 
     assert kind_of(schema, {"Side": {"enum": [256, 512]}}) == words
 
 
+@pytest.mark.slow
 async def test_a_browser_gets_a_page_also_for_what_is_not_done_an_outage_and_an_error(service: TestService) -> None:
     unreachable = connect("redis://127.0.0.1:1/0")
     down = replace(service.resources, catalog=CatalogReader(unreachable))

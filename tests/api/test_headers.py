@@ -149,6 +149,7 @@ async def test_a_known_caller_sees_its_own_plan_where_nothing_asks_for_a_key(
         assert int(answer.headers["x-ratelimit-remaining"]) == int(limit) - 1, "the job counted, and nothing else"
 
 
+@pytest.mark.slow
 async def test_an_anonymous_caller_and_one_without_redis_see_the_lowest_plan_where_nothing_asks_for_a_key(
     without_redis: httpx.AsyncClient, member: Member
 ) -> None:

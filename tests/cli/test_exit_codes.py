@@ -59,7 +59,7 @@ def test_every_command_takes_the_shared_options_and_has_a_help_text(atelier: Ate
         ("jobs list --redis-url nonsense", 2, "REDIS_URL"),
         ("jobs list --redis-url redis://127.0.0.1:port", 2, "REDIS_URL"),
         ("jobs list --redis-url redis://", 2, "REDIS_URL"),
-        ("jobs list --redis-url redis://127.0.0.1:9", 1, "cannot be reached"),
+        pytest.param("jobs list --redis-url redis://127.0.0.1:9", 1, "cannot be reached", marks=pytest.mark.slow),
         ("doctor --port 99999", 2, "--port"),
         ("paint", 2, "paint"),
     ],
