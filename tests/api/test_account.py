@@ -1,5 +1,7 @@
 """`POST /v1/account/delete`: asks for an owner's password, and leaves nothing of the account."""
 
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -9,12 +11,11 @@ import redis
 from serve_app.domain.accounts import Role
 from serve_app.domain.audit import OWNER, Act, api_key
 from serve_app.domain.audit import user as user_actor
-from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.requests import Variant
 from serve_app.service.delete_account import finish_removals
-from serve_app.stores.images import ImageStore
-from tests.api.app import Member, TestService, error_of
+from tests.api.app import Member, TestService, error_of, open_service
 from tests.audit import Reading
+from tests.faults.storage import ERROR, register_faulty, set_fault
 
 PASSWORD = "correct horse battery"
 PROMPT = "a lighthouse of an account that goes"
@@ -22,7 +23,11 @@ PROMPT = "a lighthouse of an account that goes"
 
 @pytest.fixture
 async def leaving(service: TestService) -> Member:
-    """An account with a password, a finished job and one that waits."""
+    return await with_jobs(service)
+
+
+async def with_jobs(service: TestService) -> Member:
+    """Make an account with a password, a finished job and a waiting one."""
     member = await service.member()
     await service.resources.accounts.set_password(member.account.id, PASSWORD)
     await service.complete(await service.submit(member, prompt=PROMPT))
@@ -110,22 +115,19 @@ async def test_passwords_are_not_guessed_with_a_key(service: TestService, leavin
     assert 0 < int(answer.headers["retry-after"]) <= 15
 
 
-async def test_what_the_storage_does_not_remove_now_goes_later(
-    service: TestService, leaving: Member, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def fail(*_: object) -> None:
-        raise StoreUnavailable("the storage does not answer")
-
-    monkeypatch.setattr(ImageStore, "delete", fail)
-    monkeypatch.setattr(ImageStore, "delete_folder", fail)
-    answer = await delete(service, leaving.a, account=leaving.account.name, password=PASSWORD)
-    assert answer.json() == {"account_id": leaving.account.id, "status": "deleting"}
-    assert (await service.client.get("/v1/jobs", headers=leaving.a)).status_code == 401
-    assert files(service, leaving)
-    monkeypatch.undo()
-    monkeypatch.setattr(
-        "serve_app.service.delete_account.CUT_SHORT_AFTER", leaving.account.created_at - leaving.account.created_at
-    )
-    assert await finish_removals(service.resources) == 1
-    assert files(service, leaving) == []
-    assert keys_naming(service, leaving.account.id) == []
+async def test_what_the_storage_does_not_remove_now_goes_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    register_faulty()
+    bucket = tmp_path / "bucket"
+    (bucket / "images").mkdir(parents=True)
+    async with open_service(tmp_path / "service", storage_url=f"faulty://{bucket}") as service:
+        member = await with_jobs(service)
+        set_fault(bucket, ERROR)
+        answer = await delete(service, member.a, account=member.account.name, password=PASSWORD)
+        assert answer.json() == {"account_id": member.account.id, "status": "deleting"}
+        assert (await service.client.get("/v1/jobs", headers=member.a)).status_code == 401
+        assert list(bucket.rglob("*.png"))
+        set_fault(bucket, None)
+        monkeypatch.setattr("serve_app.service.delete_account.CUT_SHORT_AFTER", timedelta())
+        assert await finish_removals(service.resources) == 1
+        assert list(bucket.rglob("*.png")) == []
+        assert keys_naming(service, member.account.id) == []

@@ -35,6 +35,18 @@ class FaultyFileSystem(LocalFileSystem):
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(value)
 
+    def rm_file(self, path: str) -> None:
+        self._raise_error(path)
+        super().rm_file(path)
+
+    def rm(self, path: str, recursive: bool = False, maxdepth: int | None = None) -> None:
+        self._raise_error(path)
+        super().rm(path, recursive=recursive, maxdepth=maxdepth)
+
+    def _raise_error(self, path: str) -> None:
+        if _fault(Path(str(self._strip_protocol(path)))) == ERROR:
+            raise OSError(5, "input/output error")
+
 
 def register_faulty() -> None:
     """Make `faulty://` known to this process."""
