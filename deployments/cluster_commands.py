@@ -123,9 +123,8 @@ def _connect() -> None:
         except Exception as error:  # noqa: BLE001 - Ray has many of its own
             failures.append(error)
 
-    joining = threading.Thread(
-        target=join, daemon=True
-    )  # Ray waits without end for a cluster with another token or TLS
+    # In a thread, as Ray waits without end for a cluster with another token or TLS.
+    joining = threading.Thread(target=join, daemon=True)
     joining.start()
     joining.join(CONNECT_LIMIT_S)
     if joining.is_alive():
