@@ -63,14 +63,17 @@ class BacklogPolicy:
 def wanted_replicas(backlog: Backlog, units_per_second: float | None, target_s: float) -> int:
     """Compute how many replicas do what arrives, and one more for each `target_s` of work that waits.
 
-    With any work at least one. What arrives counts at the speed of replicas that are fully busy: at their present speed, spare replicas would justify
-    themselves, since a forward pass for few images draws each more slowly. While no demand is known, right after a start of
-    Serve's controller, one for each `target_s` seconds of all unfinished work.
+    With any work at least one; without work none, once less than one is needed: how long the last one stays is then Serve's
+    `downscale_to_zero_delay_s`. What arrives counts at the speed of replicas that are fully busy: at their present speed,
+    spare replicas would justify themselves, since a forward pass for few images draws each more slowly. While no demand is
+    known, right after a start of Serve's controller, one for each `target_s` seconds of all unfinished work.
     """
     has_work = backlog.ready + backlog.leased + backlog.delayed > 0
     if units_per_second is None:
         return max(int(has_work), math.ceil(backlog.seconds / target_s))
     needed = units_per_second * backlog.busy_seconds_per_unit + backlog.ready_seconds / target_s
+    if needed < 1 and not has_work:
+        return 0
     return max(int(has_work), math.ceil(needed), round(SPARE * needed))
 
 

@@ -51,6 +51,14 @@ def test_no_work_needs_no_replica() -> None:
     assert wanted_replicas(backlog(), 0.0, 30) == 0
 
 
+def test_jobs_of_minutes_ago_keep_no_replica() -> None:
+    """Without work, `downscale_to_zero_delay_s` alone says how long the last replica stays."""
+    rate = _rate(0, 60, 60, 60).units_per_second
+    assert wanted_replicas(backlog(), rate, 30) == 0
+    assert wanted_replicas(backlog(leased=1), rate, 30) == 1
+    assert wanted_replicas(backlog(busy=8), rate, 30) == 3, "more than one is needed: a pause between two jobs"
+
+
 def test_what_arrives_keeps_its_replicas_while_nothing_waits() -> None:
     assert wanted_replicas(backlog(leased=9, seconds=20), 8.2, 60) == 5
 
