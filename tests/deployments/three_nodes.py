@@ -225,7 +225,7 @@ def serve_jobs(port: int, kill: Callable[[], None]) -> dict[str, Any]:
         ack = caller.post("/v1/upscale", json={"image_id": records[0]["images"][0]["image_id"]})
         enlarged = finished(caller, ack.raise_for_status().json()["request_id"])
         pngs = {caller.get(record["images"][0]["url"]).content for record in records}
-        until(lambda: not pids_of("ServeReplica:atelier:generator"))
+        until(lambda: not pids_of("ServeReplica:atelier:generator"), limit=240, why=what_runs)
         shrunk = time.monotonic() - done
         forget_workers()
         unneeded = caller.get("/readyz").json()
@@ -271,6 +271,19 @@ def rows_of(ids: list[str], *, state: str) -> list[dict[str, str]]:
     with connect_sync(Settings().redis_url) as redis:
         rows: list[dict[str, str]] = [redis.hgetall(redis_key("job", job_id)) for job_id in ids]  # pyright: ignore[reportAssignmentType]
     return [row for row in rows if row.get("state") == state]
+
+
+def what_runs() -> str:
+    """Return the replicas by Serve's word and by the system's, for a failure's message."""
+    states = {
+        name: found.model_dump(include={"status", "message", "replica_states"})
+        for name, found in application().deployments.items()
+    }
+    found = [
+        (child.pid, child.ppid(), child.status(), child.cmdline()[:1])
+        for child in psutil.Process().children(recursive=True)
+    ]
+    return f"{states} {[entry for entry in found if any('Serve' in word for word in entry[3])]}"
 
 
 def pids_of(title: str) -> list[int]:
