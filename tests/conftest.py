@@ -1,6 +1,7 @@
 """Fixtures of every test: a real Redis on a private socket, settings, opened stores."""
 
 import asyncio
+import fcntl
 import gc
 import os
 import shutil
@@ -11,6 +12,7 @@ import pytest
 import redis
 
 from deployments.runtime import runtime_home
+from serve_app.service.register import LAYER_TABLES
 from serve_app.service.resources import Resources, open_resources
 from serve_app.settings import Settings
 from tests.deployments.service import Service
@@ -75,11 +77,26 @@ def pocket() -> Path:
 
 @pytest.fixture(scope="session")
 def layer_tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return where all workers' tests keep the layer tables of base models, each of which takes 8 s."""
+    """Return where all workers' tests keep the layer tables of base models.
+
+    Making the bundled model's takes a process of its own 5 s, and the first worker that asks, which has the libraries, one.
+    """
+    from serve_app.engine.layer_outline import outlined_table
+
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "layer_tables"
     folder.mkdir(exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        outlined_table(POCKET, folder)
     return folder
+
+
+@pytest.fixture
+def shared_layer_tables(settings: Settings, layer_tables: Path) -> None:
+    """Have the service of `settings` check adapters against layer tables that exist."""
+    settings.data_dir.mkdir(exist_ok=True)
+    (settings.data_dir / LAYER_TABLES).symlink_to(layer_tables)
 
 
 @pytest.fixture

@@ -2,13 +2,11 @@
 
 import asyncio
 from datetime import datetime, timedelta
-from pathlib import Path
 
 import pytest
 import yaml
 
 from serve_app.domain.requests import Variant
-from serve_app.service.register import LAYER_TABLES
 from tests.cli.conftest import Atelier
 from tests.support import POCKET, PRIVATE_ADAPTER, adapter_id, wait_until
 
@@ -194,9 +192,8 @@ def test_adapters_are_listed_granted_and_revoked(atelier: Atelier) -> None:
 
 
 @pytest.mark.slow
-def test_an_adapter_is_added_for_an_account_and_removed(atelier: Atelier, layer_tables: Path) -> None:
-    atelier.settings.data_dir.mkdir(exist_ok=True)
-    (atelier.settings.data_dir / LAYER_TABLES).symlink_to(layer_tables)
+@pytest.mark.usefixtures("shared_layer_tables")
+def test_an_adapter_is_added_for_an_account_and_removed(atelier: Atelier) -> None:
     file = str(POCKET / "loras" / "outline.safetensors")
     account = atelier.json("accounts", "create", "acme")
     added = atelier.json("loras", "add", file, "--base", "pocket", "--name", "Mine", "--account", "acme")

@@ -10,19 +10,12 @@ import pytest
 from serve_app.client import AsyncClient, Client, InvalidRequest, Lora, NotFound, upload_bar
 from serve_app.client import lora_protocol as protocol
 from serve_app.domain.catalog import Adapter
-from serve_app.service.register import LAYER_TABLES
-from serve_app.settings import Settings
 from serve_app.stores.catalog_digests import add_digests
 from tests.live import Live
 from tests.support import POCKET, adapter_id
 
+pytestmark = pytest.mark.usefixtures("shared_layer_tables")
 OUTLINE = POCKET / "loras" / "outline.safetensors"
-
-
-@pytest.fixture(autouse=True)
-def _shared_layer_tables(settings: Settings, layer_tables: Path) -> None:
-    settings.data_dir.mkdir(exist_ok=True)
-    (settings.data_dir / LAYER_TABLES).symlink_to(layer_tables)
 
 
 class LossyTransport(httpx.HTTPTransport):

@@ -3,7 +3,6 @@
 import re
 from datetime import UTC, datetime, timedelta
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from serve_app.domain.catalog import Adapter
 from serve_app.domain.jobs import JobKind
 from serve_app.domain.requests import Variant
 from serve_app.service.lora_samples import draw_sample
-from serve_app.service.register import LAYER_TABLES
 from serve_app.service.resources import Resources
 from serve_app.stores.claiming import new_nonce
 from serve_app.stores.throttle import Limit
@@ -24,7 +22,7 @@ from tests.console.browser import Browser, Page
 from tests.console.conftest import PASSWORD, Browsers
 from tests.support import POCKET, adapter_id
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_layer_tables")]
 
 NASTY = "</h1><script>alert(1)</script>\"'"
 FOUND = {"summary": "pocket, rank 8, attention, from diffusers", "rank": 8, "layers": 64, "targets": ["attention"]}
@@ -82,10 +80,8 @@ def _left(resources: Resources) -> int:
 
 @pytest.mark.slow
 async def test_an_uploaded_file_is_checked_described_and_used_at_once(
-    browser: Browser, resources: Resources, service: TestService, member: Member, layer_tables: Path
+    browser: Browser, resources: Resources, service: TestService, member: Member
 ) -> None:
-    resources.settings.data_dir.mkdir(exist_ok=True)
-    (resources.settings.data_dir / LAYER_TABLES).symlink_to(layer_tables)
     outline = (POCKET / "loras" / "outline.safetensors").read_bytes()
     page = await _upload(browser, outline, trigger_words="ink drawing, paper")
     assert page.status == 200, page.text

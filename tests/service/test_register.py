@@ -19,21 +19,15 @@ from serve_app.safetensors_file import MAX_FILE_BYTES
 from serve_app.service import register as registration
 from serve_app.service.delete_account import delete_account
 from serve_app.service.operate import Actor
-from serve_app.service.register import LAYER_TABLES, Offer, register, remove
+from serve_app.service.register import Offer, register, remove
 from serve_app.service.resources import Resources, open_resources
 from serve_app.service.submit import generate
 from serve_app.settings import Settings
 from tests.support import POCKET
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_layer_tables")]
 """Each registration starts a process that imports torch: 2.6 s of processor time."""
 OUTLINE = POCKET / "loras" / "outline.safetensors"
-
-
-@pytest.fixture(autouse=True)
-def _shared_layer_tables(settings: Settings, layer_tables: Path) -> None:
-    settings.data_dir.mkdir()
-    (settings.data_dir / LAYER_TABLES).symlink_to(layer_tables)
 
 
 @pytest.fixture
