@@ -156,7 +156,7 @@ def write_safetensors(path: Path, *, fill: int = 0) -> Path:
 
 
 def write_catalog(folder: Path) -> Path:
-    """Write a catalog of the eight pocket adapters and one private adapter.
+    """Write a catalog of the eight pocket adapters and one private adapter, as JSON, which is YAML.
 
     A missing adapter gets a tiny file.
     """
@@ -177,5 +177,5 @@ def write_catalog(folder: Path) -> Path:
     rows[-1]["accounts"] = ["owner"]
     catalog = folder / "catalog.yaml"
     folder.mkdir(parents=True, exist_ok=True)
-    catalog.write_text(yaml.safe_dump({"base_models": [{"id": "pocket", "folder": str(POCKET)}], "adapters": rows}))
+    catalog.write_text(json.dumps({"base_models": [{"id": "pocket", "folder": str(POCKET)}], "adapters": rows}, indent=1))
     return catalog
