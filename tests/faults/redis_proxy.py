@@ -1,4 +1,4 @@
-"""A TCP proxy to Redis on loopback that delays, drops, breaks, or loses one reply."""
+"""A TCP proxy to Redis on loopback that delays, drops, breaks, loses one reply, or ends at one request."""
 
 import asyncio
 import contextlib
@@ -18,6 +18,7 @@ class RedisProxy:
         self._is_refusing = False
         self._delay_s = 0.0
         self._lose_reply_to: bytes | None = None
+        self._refuse_from: bytes | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
         self.lost_replies = 0
@@ -53,8 +54,13 @@ class RedisProxy:
         """
         self._lose_reply_to = words.encode()
 
+    def refuse_from(self, words: str) -> None:
+        """Refuse from the next request on that holds `words`, which does not reach the server."""
+        self._refuse_from = words.encode()
+
     def heal(self) -> None:
         self._is_refusing = False
+        self._refuse_from = None
         self._delay_s = 0.0
         self._open.set()
 
@@ -95,6 +101,9 @@ class RedisProxy:
     ) -> None:
         while chunk := await reader.read(CHUNK):
             await self._open.wait()
+            if self._refuse_from is not None and self._refuse_from in chunk:
+                self.refuse()
+                return
             if self._lose_reply_to is not None and self._lose_reply_to in chunk:
                 self._lose_reply_to = None
                 is_marked.set()

@@ -1,6 +1,7 @@
 """After an account's deletion only its audit log names it, and no other account has changed."""
 
 import asyncio
+import json
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -12,17 +13,21 @@ import redis
 
 from serve_app.domain.accounts import Account
 from serve_app.domain.audit import OWNER, Act
+from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import HeartbeatReply, JobKind, StoredImage, new_image_id, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.service.delete_account import delete_account, finish_removals
+from serve_app.service.delete_account import CUT_SHORT_AFTER, delete_account, finish_removals
 from serve_app.service.operate import Actor
 from serve_app.service.reap import reap_forever
-from serve_app.service.resources import Resources
-from serve_app.stores.account_records import AccountRecords
+from serve_app.service.resources import Resources, open_resources
+from serve_app.stores import redis as stores_redis
 from serve_app.stores.redis_keys import redis_key
+from serve_app.stores.script import load_script
 from tests.audit import audit
+from tests.faults.redis_proxy import proxy_to
 from tests.support import PRIVATE_ADAPTER, wait_until
 
+MILLISECOND = timedelta(milliseconds=1)
 PROMPT = "a boat of nobody else"
 REQUEST = GenerationRequest(prompt=PROMPT, lora_id="model_x", seeds=(1,))
 
@@ -103,7 +108,7 @@ async def test_nothing_names_a_deleted_account_and_another_is_untouched(
     assert of_other() == rows
     assert _files(resources, other) == files
     assert await resources.accounts.get("zeta")
-    assert [row.act for row in await resources.audit.rows(account.id)] == [Act.SIGNED_IN, Act.ACCOUNT_DELETED]
+    assert await _acts(resources, account) == [Act.SIGNED_IN, Act.ACCOUNT_DELETED]
     assert audit(redis_db, max_attempts=5) == []
     assert (await resources.accounts.create("acme")).id != account.id, "the name is free again"
 
@@ -120,25 +125,35 @@ async def test_its_unfinished_jobs_end_at_once(resources: Resources, redis_db: r
     assert audit(redis_db, max_attempts=5) == []
 
 
-@pytest.mark.parametrize("method", ["remove", "remove_account", "still_naming"])
+@pytest.mark.parametrize(
+    ("cut_at", "is_recorded", "is_gone"),
+    [("SREM", False, False), ("remove_account", True, False), ("TYPE", True, True)],
+)
 async def test_a_deletion_that_was_cut_short_is_finished_by_the_housekeeper(
-    resources: Resources, raw: Any, monkeypatch: pytest.MonkeyPatch, method: str
+    resources: Resources,
+    raw: Any,
+    redis_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    cut_at: str,
+    is_recorded: bool,
+    is_gone: bool,
 ) -> None:
     account = await _populate(resources, "acme")
-
-    async def die(*_: object) -> None:
-        raise ConnectionError
-
-    monkeypatch.setattr(AccountRecords, method, die)
-    with pytest.raises(ConnectionError):
-        await delete_account(resources, account, Actor("operator:tests"))
-    monkeypatch.undo()
+    monkeypatch.setattr(stores_redis, "RETRIES", 0)
+    async with proxy_to(redis_url) as proxy:
+        settings = resources.settings.model_copy(update={"redis_url": proxy.url})
+        async with open_resources(settings) as losing_redis:
+            proxy.refuse_from(_script_digest(raw, cut_at) if cut_at == "remove_account" else cut_at)
+            with pytest.raises(StoreUnavailable):
+                await delete_account(losing_redis, account, Actor("operator:tests"))
+            proxy.heal()
+    assert (await _acts(resources, account) == [Act.SIGNED_IN, Act.ACCOUNT_DELETED]) == is_recorded
     found = await resources.accounts.get("acme")
-    assert (found is None) == (method == "still_naming")
+    assert (found is None) == is_gone
     assert found is None or found.disabled
     successor = await resources.accounts.create("acme") if found is None else None
     assert await finish_removals(resources) == 0, "it may be under way"
-    monkeypatch.setattr("serve_app.service.delete_account.CUT_SHORT_AFTER", timedelta())
+    _begin_earlier(raw, account, by=CUT_SHORT_AFTER)
     housekeeper = asyncio.create_task(reap_forever(resources, remove_every=timedelta(milliseconds=20)))
     await wait_until(lambda: not raw.exists(redis_key("accounts_removing")))
     housekeeper.cancel()
@@ -150,6 +165,21 @@ async def test_a_deletion_that_was_cut_short_is_finished_by_the_housekeeper(
     rows = [(row.act, row.actor) for row in await resources.audit.rows(account.id)]
     assert rows == [(Act.SIGNED_IN, OWNER), (Act.ACCOUNT_DELETED, "operator:tests")]
     assert await finish_removals(resources) == 0
+
+
+async def _acts(resources: Resources, account: Account) -> list[Act | str]:
+    return [row.act for row in await resources.audit.rows(account.id)]
+
+
+def _script_digest(server: Any, name: str) -> str:
+    """Return the digest by which the server knows a script."""
+    return str(server.script_load(load_script(name).text))
+
+
+def _begin_earlier(server: Any, account: Account, *, by: timedelta) -> None:
+    """Move the beginning of the account's deletion back in its record."""
+    *facts, began_ms = json.loads(server.hget(redis_key("accounts_removing"), account.id))
+    server.hset(redis_key("accounts_removing"), account.id, json.dumps([*facts, began_ms - by // MILLISECOND]))
 
 
 async def test_what_still_names_the_account_is_reported(resources: Resources, redis_db: redis.Redis) -> None:
