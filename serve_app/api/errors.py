@@ -88,17 +88,14 @@ class ErrorResponse(ResponseBody):
     error: Error
 
 
-SUBMIT_ERRORS = (
-    errors.InvalidParameter,
-    errors.InvalidJson,
-    errors.Unauthorized,
-    errors.IdempotencyConflict,
-    errors.PayloadTooLarge,
-    errors.UnsupportedMediaType,
-    errors.RateLimitExceeded,
-    errors.QueueFull,
-)
-"""Of every path operation that takes a JSON body and creates a job."""
+BODY_ERRORS = (errors.InvalidParameter, errors.InvalidJson, errors.PayloadTooLarge, errors.UnsupportedMediaType)
+"""Of every path operation that takes a JSON body."""
+SUBMIT_ERRORS = (*BODY_ERRORS, Unauthorized, errors.IdempotencyConflict, RateLimitExceeded, QueueFull)
+"""Of every path operation that creates a job."""
+EITHER_KEY_ERRORS = (errors.AmbiguousCredentials, Unauthorized, errors.Forbidden)
+"""Of every path operation that takes either credential."""
+COUNTED_ERRORS = (*EITHER_KEY_ERRORS, RateLimitExceeded)
+"""Of every such path operation that counts against the plan."""
 
 
 def install(app: FastAPI) -> None:
@@ -128,12 +125,16 @@ def internal_error(request_id: str) -> Response:
     return error_response(HTTPStatus.INTERNAL_SERVER_ERROR, INTERNAL_ERROR, message)
 
 
-def error_responses(*kinds: type[AtelierError]) -> Responses:
-    """Return `responses=` of a path operation: its own errors, and those that every operation may meet."""
+def error_responses(*kinds: type[AtelierError], descriptions: Mapping[int, str] | None = None) -> Responses:
+    """Return `responses=` of a path operation: its own errors, and those that every operation may meet.
+
+    `descriptions` replace the usual ones of a status.
+    """
+    texts = {**DESCRIPTIONS, **(descriptions or {})}
     rows = [(ANSWERS[kind].status, kind.code, ANSWERS[kind].example) for kind in (*kinds, StoreUnavailable, Overloaded)]
     rows.append((500, INTERNAL_ERROR, "Internal error; include request id req_5f0c when you report it."))
     return {
-        status: _documented(status, (row for row in rows if row[0] == status))
+        status: _documented(texts[status], (row for row in rows if row[0] == status))
         for status in sorted({r[0] for r in rows})
     }
 
@@ -190,10 +191,10 @@ def _retry_after_s(error: AtelierError, context: RequestContext) -> int | None:
     return None
 
 
-def _documented(status: int, rows: Iterable[tuple[int, str, str]]) -> dict[str, Any]:
+def _documented(description: str, rows: Iterable[tuple[int, str, str]]) -> dict[str, Any]:
     examples = {code: {"value": {"error": {"code": code, "message": message}}} for _, code, message in rows}
     return {
         "model": ErrorResponse,
-        "description": DESCRIPTIONS[status],
+        "description": description,
         "content": {"application/json": {"examples": examples}},
     }

@@ -2,18 +2,17 @@
 
 from typing import Annotated
 
-from pydantic import Field, WithJsonSchema
+from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 
-from serve_app.api.schemas import NOT_NULL, CatalogId, Line, RequestBody
+from serve_app.api.schemas import NOT_NULL, CatalogId, RequestBody, line
 from serve_app.service.register import Offer
 
 MAX_WORDS, MAX_WORD = 20, 64
 
-Name = Annotated[str, Line(1, 100)]
-Description = Annotated[str, Line(0, 1000)]
-Word = Annotated[str, Line(1, MAX_WORD)]
-_SHA256_SCHEMA = {"type": "string", "minLength": 64, "maxLength": 64, "pattern": "^[0-9a-f]{64}$"}
+Name = Annotated[str, line(1, 100)]
+Description = Annotated[str, line(0, 1000)]
+Word = Annotated[str, line(1, MAX_WORD)]
 Words = Annotated[list[Word], Field(max_length=MAX_WORDS)]
 
 
@@ -25,7 +24,7 @@ class LoraForm(RequestBody):
     description: Annotated[Description, Field(description="A short description of its style.")] = ""
     trigger_words: Annotated[
         str,
-        Line(0, MAX_WORDS * (MAX_WORD + 2)),
+        line(0, MAX_WORDS * (MAX_WORD + 2)),
         Field(description="Comma-separated words that activate it in a prompt."),
     ] = ""
 
@@ -34,7 +33,7 @@ class LoraForm(RequestBody):
         return Offer(name=self.name, base_model=self.base_model, description=self.description, trigger_words=words)
 
 
-Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$", min_length=64, max_length=64), WithJsonSchema(_SHA256_SCHEMA)]
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$", min_length=64, max_length=64)]
 
 
 class LoraReference(RequestBody):
@@ -54,7 +53,7 @@ class LoraReference(RequestBody):
         ),
     ] = None
     source: Annotated[
-        Annotated[str, Line(1, 1000)] | SkipJsonSchema[None],
+        Annotated[str, line(1, 1000)] | SkipJsonSchema[None],
         NOT_NULL,
         Field(
             description="Address of the file, or of a PEFT folder if it ends in `/`; must be allowed by the operator."
@@ -79,7 +78,7 @@ class LoraChange(RequestBody):
 
 
 class GrantRequest(RequestBody):
-    account: Annotated[str, Line(1, 200), Field(description="Another account's id or name.")]
+    account: Annotated[str, line(1, 200), Field(description="Another account's id or name.")]
 
 
 def split_words(text: str) -> list[str]:

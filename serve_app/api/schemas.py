@@ -1,22 +1,17 @@
 """Field types and base models that the request and response models of several interfaces share."""
 
-import re
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
     PlainSerializer,
+    StringConstraints,
     WithJsonSchema,
 )
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from serve_app.domain.errors import FailureCode
 
@@ -24,12 +19,6 @@ MAX_PROMPT = 4000
 """Code points after trimming."""
 MAX_RANDOM_SEED = 2**53
 """Seeds that the service draws are exact in every JSON reader."""
-WHITE_SPACE = (
-    "\t\n\v\f\r \x85\xa0\u1680"
-    "\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
-    "\u2028\u2029\u202f\u205f\u3000"
-)
-"""Unicode's White_Space property, spelled out: `str.strip()` and JSON Schema's `\\s` each mean another set."""
 
 
 class RequestBody(BaseModel):
@@ -46,10 +35,6 @@ class ResponseBody(BaseModel):
     """A response body: exactly these fields, from keywords or from the attributes of a domain object."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, from_attributes=True)
-
-
-def _trimmed(text: str) -> str:
-    return text.strip(WHITE_SPACE)
 
 
 def _not_null(value: Any) -> Any:
@@ -72,40 +57,17 @@ def job_id_schema(*prefixes: str) -> dict[str, str]:
 
 Prompt = Annotated[
     str,
-    AfterValidator(_trimmed),
-    Field(min_length=1, max_length=MAX_PROMPT),
-    WithJsonSchema({"type": "string", "minLength": 1, "maxLength": MAX_PROMPT, "pattern": r"\S"}),
+    StringConstraints(strip_whitespace=True, min_length=1, max_length=MAX_PROMPT),
+    Field(json_schema_extra={"pattern": r"\S"}),
 ]
-OptionalPrompt = Annotated[
-    str,
-    AfterValidator(_trimmed),
-    Field(max_length=MAX_PROMPT),
-    WithJsonSchema({"type": "string", "maxLength": MAX_PROMPT}),
-]
+OptionalPrompt = Annotated[str, StringConstraints(strip_whitespace=True, max_length=MAX_PROMPT)]
 LINE_PATTERN = r"^[^\u0000-\u001f\u007f-\u009f]*$"
 """What is shown in one line, in a terminal too."""
-_LINE = re.compile(LINE_PATTERN)
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """Annotates a text of one line: trimmed, without control characters, of so many code points."""
-
-    shortest: int
-    longest: int
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(self._check, handler(source))
-
-    def __get_pydantic_json_schema__(self, _schema: CoreSchema, _handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        bounds = {"minLength": self.shortest, "maxLength": self.longest}
-        return {"type": "string", **bounds, "pattern": LINE_PATTERN}
-
-    def _check(self, text: str) -> str:
-        text = _trimmed(text)
-        if not self.shortest <= len(text) <= self.longest or not _LINE.fullmatch(text):
-            raise PydanticCustomError("line", "must be one line")
-        return text
+def line(shortest: int, longest: int) -> StringConstraints:
+    """Constrain a text to one line: trimmed, without control characters, of so many code points."""
+    return StringConstraints(strip_whitespace=True, min_length=shortest, max_length=longest, pattern=LINE_PATTERN)
 
 
 CatalogId = Annotated[str, Field(min_length=1, max_length=128)]

@@ -7,57 +7,39 @@ from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 
 from serve_app.api.dependencies import CallerDep, caller_address, resources_of
-from serve_app.api.errors import Responses, error_responses
+from serve_app.api.errors import BODY_ERRORS, COUNTED_ERRORS, error_responses
+from serve_app.api.jobs.schemas import Count
 from serve_app.api.openapi import named, success
 from serve_app.api.responses import json_response
 from serve_app.api.routing import ContractRoute
-from serve_app.api.schemas import NOT_NULL, Line, RequestBody, ResponseBody
+from serve_app.api.schemas import NOT_NULL, RequestBody, ResponseBody, line
 from serve_app.domain.accounts import Caller, Role, SignIn
 from serve_app.domain.audit import OWNER, Act, api_key, user
-from serve_app.domain.errors import (
-    AmbiguousCredentials,
-    Forbidden,
-    InvalidJson,
-    InvalidParameter,
-    PayloadTooLarge,
-    RateLimitExceeded,
-    Unauthorized,
-    UnsupportedMediaType,
-)
+from serve_app.domain.errors import Forbidden, InvalidParameter
 from serve_app.service.delete_account import DeletedAccount, delete_own_account
 from serve_app.service.operate import Actor
 from serve_app.service.password_check import check_password
 
 router = APIRouter(route_class=ContractRoute, tags=["Account"], strict_content_type=False)
 
-_BODY = (InvalidParameter, InvalidJson, PayloadTooLarge, UnsupportedMediaType)
-_FORBIDDEN: Responses = {
-    403: {
-        **error_responses(Forbidden)[403],
-        "description": "The password is not that of an owner of this account; or the API key lacks the scope `generate`.",
-    }
-}
-_LIMITED: Responses = {
-    429: {
-        **error_responses(RateLimitExceeded)[429],
-        "description": "Your plan's limit is reached, or passwords were tried too fast.",
-    }
+_ERRORS = {
+    403: "The password is not that of an owner of this account; or the API key lacks the scope `generate`.",
+    429: "Your plan's limit is reached, or passwords were tried too fast.",
 }
 _ACCOUNT = "acct_c4zq2e7wvbbxm5l3r6yhtajd2i"
 _REQUEST: dict[str, Any] = {"account": "acme", "password": "correct horse battery staple"}
 _DELETED: dict[str, Any] = {"account_id": _ACCOUNT, "status": "deleted", "jobs": 12, "keys": 2, "verified": True}
 _DELETING: dict[str, Any] = {"account_id": _ACCOUNT, "status": "deleting"}
-Count = Annotated[int, Field(ge=0)]
 
 
 class AccountDeletion(RequestBody):
     """The confirmation, and the proof that it is an owner's."""
 
     account: Annotated[
-        Annotated[str, Line(1, 100)], Field(description="Name of the account of this API key, as a confirmation.")
+        Annotated[str, line(1, 100)], Field(description="Name of the account of this API key, as a confirmation.")
     ]
     user: Annotated[
-        Annotated[str, Line(1, 100)] | SkipJsonSchema[None],
+        Annotated[str, line(1, 100)] | SkipJsonSchema[None],
         NOT_NULL,
         Field(description="Name of an invited user with the role owner; by default the account's own user."),
     ] = None
@@ -94,9 +76,7 @@ class AccountDeleted(ResponseBody):
             "The account is closed, and deleted unless `status` says otherwise.",
             {"Deleted": _DELETED, "Deleting": _DELETING},
         ),
-        **error_responses(*_BODY, AmbiguousCredentials, Unauthorized, Forbidden, RateLimitExceeded),
-        **_FORBIDDEN,
-        **_LIMITED,
+        **error_responses(*BODY_ERRORS, *COUNTED_ERRORS, descriptions=_ERRORS),
     },
 )
 async def delete_account(

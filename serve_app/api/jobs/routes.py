@@ -15,7 +15,7 @@ from serve_app.api.dependencies import (
     resources_of,
     valid_job_id,
 )
-from serve_app.api.errors import Responses, error_responses
+from serve_app.api.errors import COUNTED_ERRORS, EITHER_KEY_ERRORS, error_responses
 from serve_app.api.jobs import examples
 from serve_app.api.jobs.schemas import Cursor, Job, Jobs, job_record
 from serve_app.api.openapi import POLL_HEADERS, success
@@ -26,15 +26,7 @@ from serve_app.api.schemas import job_id_schema
 from serve_app.domain import jobs
 from serve_app.domain.audit import api_key
 from serve_app.domain.durations import epoch_ms, from_epoch_ms
-from serve_app.domain.errors import (
-    AmbiguousCredentials,
-    Forbidden,
-    InvalidParameter,
-    JobUnfinished,
-    NotFound,
-    RateLimitExceeded,
-    Unauthorized,
-)
+from serve_app.domain.errors import InvalidParameter, JobUnfinished, NotFound
 from serve_app.service import delete
 from serve_app.service.resources import Resources
 
@@ -62,9 +54,6 @@ ImageName = Annotated[
         json_schema_extra={"type": "string", "pattern": "^img_[a-z2-7]{26}$"},
     ),
 ]
-_UNFINISHED: Responses = {
-    409: {**error_responses(JobUnfinished)[409], "description": "The job is queued or running: cancel it first."}
-}
 
 
 class Position(NamedTuple):
@@ -96,7 +85,7 @@ async def read_cursor(
     response_model=Jobs,
     responses={
         200: success("A page of jobs.", examples.JOBS),
-        **error_responses(InvalidParameter, AmbiguousCredentials, Unauthorized, Forbidden, RateLimitExceeded),
+        **error_responses(InvalidParameter, *COUNTED_ERRORS),
     },
 )
 async def list_jobs(
@@ -119,7 +108,7 @@ async def list_jobs(
     responses={
         200: success("The job.", examples.JOB, headers=POLL_HEADERS),
         304: NOT_MODIFIED | {"headers": POLL_HEADERS},
-        **error_responses(AmbiguousCredentials, Unauthorized, Forbidden, NotFound),
+        **error_responses(*EITHER_KEY_ERRORS, NotFound),
     },
     openapi_extra=POLL_PARAMETERS,
 )
@@ -137,7 +126,7 @@ async def get_job(request: Request, job_id: JobId) -> Response:
     response_model=Job,
     responses={
         200: success("The job; one that had already ended is unchanged.", examples.CANCELED),
-        **error_responses(AmbiguousCredentials, Unauthorized, Forbidden, NotFound, RateLimitExceeded),
+        **error_responses(*COUNTED_ERRORS, NotFound),
     },
 )
 async def cancel_job(request: Request, caller: CallerDep, job_id: JobId) -> Response:
@@ -155,8 +144,12 @@ async def cancel_job(request: Request, caller: CallerDep, job_id: JobId) -> Resp
     response_class=Response,
     responses={
         204: {"description": "Deleted: the job can no longer be read through any interface."},
-        **error_responses(AmbiguousCredentials, Unauthorized, Forbidden, NotFound, JobUnfinished, RateLimitExceeded),
-        **_UNFINISHED,
+        **error_responses(
+            *COUNTED_ERRORS,
+            NotFound,
+            JobUnfinished,
+            descriptions={409: "The job is queued or running: cancel it first."},
+        ),
     },
 )
 async def delete_job(request: Request, caller: CallerDep, job_id: JobId) -> Response:
@@ -178,7 +171,7 @@ async def delete_job(request: Request, caller: CallerDep, job_id: JobId) -> Resp
     response_class=Response,
     responses={
         204: {"description": "Deleted: the image's URLs no longer work."},
-        **error_responses(AmbiguousCredentials, Unauthorized, Forbidden, NotFound, RateLimitExceeded),
+        **error_responses(*COUNTED_ERRORS, NotFound),
     },
 )
 async def delete_image(request: Request, caller: CallerDep, job_id: JobId, image_id: ImageName) -> Response:

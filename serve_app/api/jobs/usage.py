@@ -7,13 +7,13 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field, WithJsonSchema
 
 from serve_app.api.dependencies import CallerDep, resources_of
-from serve_app.api.errors import error_responses
+from serve_app.api.errors import COUNTED_ERRORS, error_responses
 from serve_app.api.openapi import EXAMPLE_ADAPTER_ID, success
 from serve_app.api.responses import json_response
 from serve_app.api.routing import ContractRoute
 from serve_app.api.schemas import ResponseBody
 from serve_app.domain import usage
-from serve_app.domain.errors import AmbiguousCredentials, Forbidden, InvalidParameter, RateLimitExceeded, Unauthorized
+from serve_app.domain.errors import InvalidParameter
 
 router = APIRouter(route_class=ContractRoute, tags=["Usage"])
 
@@ -63,7 +63,7 @@ class Usage(ResponseBody):
     response_model=Usage,
     responses={
         200: success("The most recent days, oldest first.", {"Usage": _EXAMPLE}),
-        **error_responses(InvalidParameter, AmbiguousCredentials, Unauthorized, Forbidden, RateLimitExceeded),
+        **error_responses(InvalidParameter, *COUNTED_ERRORS),
     },
 )
 async def get_usage(

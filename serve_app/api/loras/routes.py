@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Body, Depends, Path, Query, Request, Response
 
 from serve_app.api.dependencies import CallerDep, IdempotencyKeyDep, caller_address, image_signer, resources_of
-from serve_app.api.errors import Responses, error_responses
+from serve_app.api.errors import BODY_ERRORS, COUNTED_ERRORS, error_responses
 from serve_app.api.lora_form import GrantRequest, LoraChange
 from serve_app.api.lora_reference import add_reference, is_json, reference_schema
 from serve_app.api.lora_upload import form_schema, read_upload
@@ -18,19 +18,7 @@ from serve_app.api.openapi import ACCEPTED_HEADERS, named, success
 from serve_app.api.responses import json_response
 from serve_app.api.routing import ContractRoute
 from serve_app.domain.catalog import Adapter
-from serve_app.domain.errors import (
-    AmbiguousCredentials,
-    Forbidden,
-    IdempotencyConflict,
-    InvalidJson,
-    InvalidParameter,
-    LoraQuotaExceeded,
-    NotFound,
-    PayloadTooLarge,
-    RateLimitExceeded,
-    Unauthorized,
-    UnsupportedMediaType,
-)
+from serve_app.domain.errors import IdempotencyConflict, InvalidParameter, LoraQuotaExceeded, NotFound
 from serve_app.service import loras
 from serve_app.service.lora_samples import find_pictures
 from serve_app.service.register import Registered
@@ -40,29 +28,17 @@ router = APIRouter(route_class=ContractRoute, tags=["LoRAs"], strict_content_typ
 
 DEFAULT_LIMIT, MAX_LIMIT = 50, 200
 _CURSOR = re.compile(CURSOR)
-_REFUSED = (AmbiguousCredentials, Unauthorized, Forbidden, RateLimitExceeded)
-_BODY = (InvalidParameter, InvalidJson, PayloadTooLarge, UnsupportedMediaType)
 
 LoraId = Annotated[str, Path(description="Its id.", json_schema_extra={"minLength": 1, "maxLength": 128})]
 AccountName = Annotated[str, Path(description="The other account's id or name.", json_schema_extra={"minLength": 1})]
-_OTHERS: Responses = {
-    404: {
-        **error_responses(NotFound)[404],
-        "description": "Your account has no such LoRA, or there is no such account.",
-    }
+_OF_ANOTHER = {404: "Your account has no such LoRA, or there is no such account."}
+_OF_UPLOADS = {
+    404: "No LoRA of your account has the weights of this `sha256`.",
+    409: "The `Idempotency-Key` was used before with another body, or your plan allows no further LoRA.",
+    413: "The file is larger than this service accepts.",
+    415: "The body is neither a multipart form nor JSON.",
 }
-_UPLOAD: Responses = {
-    404: {**error_responses(NotFound)[404], "description": "No LoRA of your account has the weights of this `sha256`."},
-    409: {
-        **error_responses(IdempotencyConflict, LoraQuotaExceeded)[409],
-        "description": "The `Idempotency-Key` was used before with another body, or your plan allows no further LoRA.",
-    },
-    413: {**error_responses(PayloadTooLarge)[413], "description": "The file is larger than this service accepts."},
-    415: {
-        **error_responses(UnsupportedMediaType)[415],
-        "description": "The body is neither a multipart form nor JSON.",
-    },
-}
+"""Descriptions of errors."""
 _FORM = {"schema": form_schema(), "examples": named(examples.FORM)}
 _REFERENCE = {"schema": reference_schema(), "examples": named(examples.REFERENCES)}
 ADDED_HEADERS = {
@@ -96,7 +72,7 @@ ActorDep = Annotated[loras.AccountActor, Depends(acting)]
     response_model=Loras,
     responses={
         200: success("A page of LoRAs.", examples.LORAS),
-        **error_responses(InvalidParameter, *_REFUSED),
+        **error_responses(InvalidParameter, *COUNTED_ERRORS),
     },
 )
 async def list_loras(
@@ -129,7 +105,7 @@ async def list_loras(
     operation_id="getLora",
     summary="Read a LoRA",
     response_model=Lora,
-    responses={200: success("The LoRA.", examples.LORA), **error_responses(*_REFUSED, NotFound)},
+    responses={200: success("The LoRA.", examples.LORA), **error_responses(*COUNTED_ERRORS, NotFound)},
 )
 async def get_lora(request: Request, caller: CallerDep, lora_id: LoraId) -> Response:
     found = await loras.find(resources_of(request), caller, lora_id)
@@ -145,8 +121,14 @@ async def get_lora(request: Request, caller: CallerDep, lora_id: LoraId) -> Resp
     responses={
         200: success("Your account already has these weights for this base model.", examples.LORA),
         201: success("Added.", examples.LORA, headers=ADDED_HEADERS),
-        **error_responses(*_BODY, *_REFUSED, NotFound, IdempotencyConflict, LoraQuotaExceeded),
-        **_UPLOAD,
+        **error_responses(
+            *BODY_ERRORS,
+            *COUNTED_ERRORS,
+            NotFound,
+            IdempotencyConflict,
+            LoraQuotaExceeded,
+            descriptions=_OF_UPLOADS,
+        ),
     },
     openapi_extra={
         "requestBody": {"required": True, "content": {"multipart/form-data": _FORM, "application/json": _REFERENCE}}
@@ -188,7 +170,7 @@ async def _add(request: Request, by: loras.AccountActor, place: ExitStack, idemp
     response_model=Lora,
     responses={
         200: success("The updated LoRA.", examples.LORA),
-        **error_responses(*_BODY, *_REFUSED, NotFound),
+        **error_responses(*BODY_ERRORS, *COUNTED_ERRORS, NotFound),
     },
 )
 async def change_lora(
@@ -216,7 +198,7 @@ async def change_lora(
     response_class=Response,
     responses={
         204: {"description": "Deleted: jobs that wait for it or run with it end as `lora_unavailable`."},
-        **error_responses(*_REFUSED, NotFound),
+        **error_responses(*COUNTED_ERRORS, NotFound),
     },
 )
 async def delete_lora(request: Request, by: ActorDep, lora_id: LoraId) -> Response:
@@ -231,8 +213,7 @@ async def delete_lora(request: Request, by: ActorDep, lora_id: LoraId) -> Respon
     response_model=Lora,
     responses={
         200: success("The LoRA and the accounts it is shared with.", examples.SHARED),
-        **error_responses(*_BODY, *_REFUSED, NotFound),
-        **_OTHERS,
+        **error_responses(*BODY_ERRORS, *COUNTED_ERRORS, NotFound, descriptions=_OF_ANOTHER),
     },
 )
 async def share_lora(
@@ -253,8 +234,7 @@ async def share_lora(
     response_class=Response,
     responses={
         204: {"description": "Its jobs with the LoRA that wait or run end as `lora_unavailable`."},
-        **error_responses(InvalidParameter, *_REFUSED, NotFound),
-        **_OTHERS,
+        **error_responses(InvalidParameter, *COUNTED_ERRORS, NotFound, descriptions=_OF_ANOTHER),
     },
 )
 async def unshare_lora(request: Request, by: ActorDep, lora_id: LoraId, account: AccountName) -> Response:
