@@ -99,7 +99,7 @@ COUNTED_ERRORS = (*EITHER_KEY_ERRORS, RateLimitExceeded)
 
 
 def install(app: FastAPI) -> None:
-    """Make every exception an error response. `app.state.credentials` names the challenge of a 401."""
+    """Make every exception an error response. `app.state.credentials` names the challenge of a 401, if not `Bearer`."""
     app.add_exception_handler(AtelierError, answer_domain_error)
     app.add_exception_handler(HTTPException, answer_http_exception)
     app.add_exception_handler(Exception, answer_unexpected_error)
@@ -142,7 +142,7 @@ def error_responses(*kinds: type[AtelierError], descriptions: Mapping[int, str] 
 async def answer_domain_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, AtelierError)
     credentials = getattr(request.app.state, "credentials", None)
-    challenge = credentials.challenge if credentials else ""
+    challenge = credentials.challenge if credentials else "Bearer"
     return domain_error_response(error, RequestContext.of(request), challenge=challenge)
 
 

@@ -3,19 +3,16 @@
 from contextlib import ExitStack
 from typing import Any
 
-from pydantic import ValidationError
 from starlette.requests import Request
 
 from serve_app.api.dependencies import resources_of
 from serve_app.api.json_body import read_json
 from serve_app.api.lora_form import LoraReference
 from serve_app.api.lora_upload import fetch_source
-from serve_app.api.routing import Rules
+from serve_app.api.routing import validate
 from serve_app.domain.errors import InvalidParameter
 from serve_app.service import loras
 from serve_app.service.register import Registered
-
-_RULES = Rules(LoraReference.model_json_schema()["properties"], {})
 
 
 def is_json(request: Request) -> bool:
@@ -44,13 +41,7 @@ def reference_schema() -> dict[str, Any]:
 
 async def _read(request: Request) -> LoraReference:
     """Read it. Raises `PayloadTooLarge`, `UnsupportedMediaType`, `InvalidJson`, `InvalidParameter`."""
-    document = await (await read_json(request)).json()
-    try:
-        said = LoraReference.model_validate(document)
-    except ValidationError as error:
-        raise InvalidParameter(
-            _RULES.explain([{**each, "loc": ("body", *each["loc"])} for each in error.errors()])
-        ) from None
+    said = validate(LoraReference, await (await read_json(request)).json())
     if (said.sha256 is None) == (said.source is None):
         raise InvalidParameter("body: send either sha256 or source, or the file as a multipart form")
     return said

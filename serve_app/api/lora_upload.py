@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import ValidationError
 from starlette.requests import Request
 
 from serve_app.api.dependencies import resources_of
 from serve_app.api.lora_form import LoraForm
 from serve_app.api.multipart import read_multipart
-from serve_app.api.routing import Rules
+from serve_app.api.routing import validate
 from serve_app.atomic_files import make_folder
 from serve_app.domain.errors import InvalidParameter, StoreUnavailable
 from serve_app.settings import Settings
@@ -25,7 +24,6 @@ UPLOADS = "uploads"
 FORGOTTEN_AFTER_S = 86_400.0
 """What a process left behind when it was killed."""
 _FILE, _CONFIG = "file", "adapter_config"
-_RULES = Rules(LoraForm.model_json_schema()["properties"], {})
 
 
 class Upload(NamedTuple):
@@ -74,7 +72,7 @@ async def _receive(request: Request, extra: Sequence[str]) -> Upload:
         names = [*LoraForm.model_fields, *extra]
         texts = await read_multipart(request, folder, texts=names, files=files, before_block=resources.disk.check)
         others = {name: texts.pop(name, "") for name in extra}
-        return Upload(_read_form(texts), await asyncio.to_thread(_arrange, folder), folder, others)
+        return Upload(validate(LoraForm, texts), await asyncio.to_thread(_arrange, folder), folder, others)
     except BaseException:
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         raise
@@ -90,13 +88,6 @@ def form_schema() -> dict[str, Any]:
         schema["properties"][name] = {"type": "string", "format": "binary", "description": text}
     schema["required"] = [*schema["required"], _FILE]
     return schema
-
-
-def _read_form(texts: dict[str, str]) -> LoraForm:
-    try:
-        return LoraForm.model_validate(texts)
-    except ValidationError as error:
-        raise InvalidParameter(_RULES.explain(error.errors())) from None
 
 
 def new_upload_folder(settings: Settings) -> Path:

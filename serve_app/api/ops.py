@@ -6,12 +6,11 @@ What tells one tenant of the others is the operator's: `/metrics` and what is be
 import hmac
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from serve_app.api.client_address import client_address
 from serve_app.api.dependencies import resources_of
-from serve_app.api.errors import error_response
 from serve_app.api.routing import ContractRoute
 from serve_app.domain.errors import Unauthorized
 from serve_app.service.metrics import CONTENT_TYPE, render_metrics
@@ -26,6 +25,15 @@ FOR_OPERATORS = (
 MOST_DAYS, MOST_ROWS = 31, 500
 Start = Annotated[int, Query(ge=0, le=1_000_000_000)]
 Limit = Annotated[int, Query(ge=1, le=MOST_ROWS)]
+
+
+async def require_operator(request: Request) -> None:
+    """Refuse everybody but the operator."""
+    if not _is_operator(request):
+        raise Unauthorized(FOR_OPERATORS)
+
+
+OPERATOR_ONLY = [Depends(require_operator)]
 
 router = APIRouter(route_class=ContractRoute)
 
@@ -42,33 +50,23 @@ async def ready(request: Request) -> JSONResponse:
     return JSONResponse({"status": "ready" if is_ready else "not ready", **details}, 200 if is_ready else 503)
 
 
-@router.get("/metrics", response_class=Response)
+@router.get("/metrics", dependencies=OPERATOR_ONLY)
 async def metrics(request: Request) -> Response:
-    if not _is_operator(request):
-        return _refused()
     return Response(await render_metrics(resources_of(request)), media_type=CONTENT_TYPE)
 
 
-@router.get("/metrics/accounts")
+@router.get("/metrics/accounts", dependencies=OPERATOR_ONLY)
 async def account_metrics(
     request: Request, start: Start = 0, limit: Limit = 100, days: Annotated[int, Query(ge=1, le=MOST_DAYS)] = 1
 ) -> Response:
     """Return queue and usage of each account, which as labels of Prometheus would be without bound."""
-    if not _is_operator(request):
-        return _refused()
     return JSONResponse(await account_report(resources_of(request), start=start, limit=limit, days=days))
 
 
-@router.get("/metrics/adapters")
+@router.get("/metrics/adapters", dependencies=OPERATOR_ONLY)
 async def adapter_metrics(request: Request, start: Start = 0, limit: Limit = 100) -> Response:
     """Return waiting jobs, workers and images of each adapter."""
-    if not _is_operator(request):
-        return _refused()
     return JSONResponse(await adapter_report(resources_of(request), start=start, limit=limit))
-
-
-def _refused() -> Response:
-    return error_response(401, Unauthorized.code, FOR_OPERATORS, {"WWW-Authenticate": "Bearer"})
 
 
 def _is_operator(request: Request) -> bool:

@@ -1,12 +1,12 @@
 """ContractRoute: the contract's order of checks as a FastAPI route."""
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic import create_model
+from pydantic import BaseModel, ValidationError, create_model
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -20,6 +20,7 @@ from serve_app.tracing import set_caller
 SHOWN_NAME_LENGTH, SHOWN_UNKNOWN_FIELDS = 64, 5
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+M = TypeVar("M", bound=BaseModel)
 
 
 class ContractRoute(APIRoute):
@@ -50,12 +51,27 @@ class ContractRoute(APIRoute):
         query: dict[str, Any] = {
             field.alias: (field.field_info.annotation, field.field_info) for field in self.dependant.query_params
         }
-        schemas: dict[str, Any] = create_model("Query", **query).model_json_schema()["properties"] if query else {}
+        schemas: dict[str, Any] = properties_of(create_model("Query", **query)) if query else {}
         model = self.body_field.field_info.annotation if self.body_field else None
         if isinstance(model, type) and issubclass(model, RequestBody):
-            schemas |= model.model_json_schema()["properties"]
-            return Rules(schemas, model.other_api_fields)
+            return Rules(schemas | properties_of(model), model.other_api_fields)
         return Rules(schemas, {})
+
+
+def validate(model: type[M], values: Mapping[str, Any]) -> M:
+    """Return the model of values that FastAPI has not read, such as a form's.
+
+    Raises `InvalidParameter`, as a path operation does for its body.
+    """
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        faults = [{**fault, "loc": ("body", *fault["loc"])} for fault in error.errors()]
+        raise InvalidParameter(Rules(properties_of(model), {}).explain(faults)) from None
+
+
+def properties_of(model: type[BaseModel]) -> dict[str, Any]:
+    return model.model_json_schema()["properties"]
 
 
 class Rule(NamedTuple):

@@ -245,7 +245,10 @@ async def test_a_lora_is_renamed_and_a_wrong_name_refused_in_words(
     changed = await resources.catalog.adapter(lora.id)
     assert changed is not None
     assert (changed.name, changed.trigger_words, changed.description) == ("Ink 2", ("a", "b"), "Thin lines.")
-    for wrong, words in (({"name": " "}, "Name: 1 to 100"), ({"trigger_words": "x" * 65}, "Trigger words: at most 20")):
+    for wrong, words in (
+        ({"name": " "}, "Name: must be 1 to 100"),
+        ({"trigger_words": "x" * 65}, "Trigger words: must be at most 20"),
+    ):
         refused = await browser.send(form, **wrong)
         assert (refused.status, words in refused.text) == (400, True)
 

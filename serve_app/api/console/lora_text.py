@@ -3,9 +3,6 @@
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from pydantic import ValidationError
-
-from serve_app.api.lora_form import MAX_WORD, MAX_WORDS
 from serve_app.api.site.job_text import Part
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import (
@@ -32,13 +29,6 @@ _FIELDS = {
     "account": "Account",
 }
 
-_RULES = {
-    "name": "1 to 100 characters in one line",
-    "description": "at most 1000 characters in one line",
-    "trigger_words": f"at most {MAX_WORDS}, each of at most {MAX_WORD} characters",
-    "account": "1 to 200 characters",
-}
-
 
 class FormError(NamedTuple):
     """Why a form was refused, as a sentence, and the answer's status."""
@@ -50,12 +40,6 @@ class FormError(NamedTuple):
 def form_error(error: AtelierError) -> FormError:
     status = next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), 400)
     return FormError(404 if isinstance(error, NotFound) else status, form_message(error.message))
-
-
-def broken_rule(error: ValidationError) -> FormError:
-    """Explains the first field that breaks its rule."""
-    field = str(error.errors(include_input=False, include_url=False)[0]["loc"][0])
-    return FormError(400, f"{_FIELDS[field]}: {_RULES[field]}.")
 
 
 def form_message(message: str) -> str:

@@ -9,7 +9,6 @@ from typing import Annotated
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
-from pydantic import ValidationError
 
 from serve_app.api.console.guards import FormSession, PageSession
 from serve_app.api.console.history import IMAGE_CACHE
@@ -17,7 +16,6 @@ from serve_app.api.console.lora_cards import LONGEST_SEARCH, MOST, matches, own_
 from serve_app.api.console.lora_text import (
     FORM_ERRORS,
     FormError,
-    broken_rule,
     form_error,
     found_parts,
     size_text,
@@ -30,11 +28,12 @@ from serve_app.api.console.session import SignedIn
 from serve_app.api.dependencies import caller_address, resources_of
 from serve_app.api.lora_form import GrantRequest, LoraChange, LoraForm, split_words
 from serve_app.api.lora_upload import read_upload
+from serve_app.api.routing import validate
 from serve_app.api.site.addresses import page_number, redirect
 from serve_app.api.site.form_tokens import check_form, form_token
 from serve_app.api.site.forms import Form
 from serve_app.domain.catalog import Adapter
-from serve_app.domain.errors import NotFound, TooManyUploads
+from serve_app.domain.errors import InvalidParameter, NotFound, TooManyUploads
 from serve_app.domain.jobs import JobState
 from serve_app.service import loras
 from serve_app.service.lora_samples import find_pictures
@@ -177,12 +176,10 @@ async def change(request: Request, session: FormSession, by: ActorDep, lora_id: 
     check_form(session, form, "change lora")
     words = split_words(form.get("trigger_words", ""))
     try:
-        said = LoraChange.model_validate(
-            {"name": form.get("name", ""), "description": form.get("description", ""), "trigger_words": words}
+        said = validate(
+            LoraChange,
+            {"name": form.get("name", ""), "description": form.get("description", ""), "trigger_words": words},
         )
-    except ValidationError as error:
-        return await _refused(request, session, lora_id, broken_rule(error))
-    try:
         await loras.change(
             resources_of(request),
             by,
@@ -191,6 +188,8 @@ async def change(request: Request, session: FormSession, by: ActorDep, lora_id: 
             description=said.description,
             trigger_words=said.trigger_words,
         )
+    except InvalidParameter as error:
+        return await _refused(request, session, lora_id, form_error(error))
     except NotFound:
         raise HTTPException(404) from None
     return redirect(request, f"loras/{lora_id}?said=changed")
@@ -202,10 +201,8 @@ async def share(request: Request, session: FormSession, by: ActorDep, lora_id: s
     await _check_tries(request, session)
     await _find(request, session, lora_id)
     try:
-        grant = GrantRequest.model_validate({"account": form.get("account", "")})
+        grant = validate(GrantRequest, {"account": form.get("account", "")})
         await loras.share(resources_of(request), by, lora_id, grant.account)
-    except ValidationError as error:
-        return await _refused(request, session, lora_id, broken_rule(error))
     except (NotFound, *FORM_ERRORS) as error:
         return await _refused(request, session, lora_id, form_error(error))
     return redirect(request, f"loras/{lora_id}?said=shared")

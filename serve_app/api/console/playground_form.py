@@ -4,9 +4,9 @@ import secrets
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from serve_app.api.routing import Rules
+from serve_app.api.routing import validate
 from serve_app.api.schemas import CatalogId, OptionalPrompt, Prompt
 from serve_app.domain.errors import InvalidParameter
 from serve_app.domain.requests import GenerationRequest, image_seeds
@@ -55,7 +55,7 @@ class PlaygroundForm(BaseModel):
     steps: Annotated[int, Field(ge=20, le=50)] = 30
     guidance_scale: Annotated[float, Field(ge=1, le=20)] = 7.5
     num_images: Annotated[int, Field(ge=1, le=4)] = 1
-    seed: Annotated[int | None, BeforeValidator(_absent, json_schema_input_type=int)] = None
+    seed: Annotated[int | None, BeforeValidator(_absent), WithJsonSchema({"type": "integer"})] = None
 
     def to_domain(self) -> GenerationRequest:
         seed = draw_seed() if self.seed is None else self.seed
@@ -76,11 +76,9 @@ class PlaygroundForm(BaseModel):
 def read_playground_form(fields: Mapping[str, str]) -> PlaygroundForm:
     """Raises `InvalidParameter` in words for a person."""
     try:
-        return PlaygroundForm.model_validate({name: fields[name] for name in DEFAULTS if name in fields})
-    except ValidationError as error:
-        schemas = PlaygroundForm.model_json_schema(mode="validation")["properties"]
-        schemas["seed"] = {"type": "integer"}
-        raise InvalidParameter(Rules(schemas, {}).explain(error.errors()).replace("_", " ")) from None
+        return validate(PlaygroundForm, {name: fields[name] for name in DEFAULTS if name in fields})
+    except InvalidParameter as error:
+        raise InvalidParameter(error.message.replace("_", " ")) from None
 
 
 def values_of(request: GenerationRequest) -> dict[str, str]:
