@@ -42,8 +42,8 @@ class RequestContextMiddleware:
         self,
         app: ASGIApp,
         plans: Mapping[tuple[Variant, str], Plan],
-        measures: RequestMeasures | None = None,
-        authenticator: Authenticator | None = None,
+        measures: RequestMeasures,
+        authenticator: Authenticator,
     ) -> None:
         self._app = app
         self._measures = measures
@@ -71,11 +71,10 @@ class RequestContextMiddleware:
             nonlocal started, finished, status
             if message["type"] == "http.response.start":
                 started, status = True, message["status"]
-                if context.window is None and self._authenticator is not None:
+                if context.window is None:
                     context.window = await caller_window(self._authenticator, inner, context, status)
                 message["headers"] = self._with_common_headers(message["headers"], inner, context, is_read=is_read)
-            elif message["type"] == "http.response.body":
-                finished = not message.get("more_body", False)
+            finished = message["type"] == "http.response.body" and not message.get("more_body", False)
             await send(message)
 
         try:
@@ -91,7 +90,7 @@ class RequestContextMiddleware:
                 raise
             await internal_error(context.request_id)(inner, receive, send_with_headers)
         finally:
-            if self._measures is not None and status:
+            if status:
                 self._measures.add(inner, context, status=status, seconds=time.perf_counter() - began)
 
     def _with_common_headers(

@@ -24,7 +24,7 @@ class JobWaits:
     def __init__(self, jobs: JobReader, *, most: int) -> None:
         self._jobs = jobs
         self._most = most
-        self._waiting: defaultdict[str, set[asyncio.Future[None]]] = defaultdict(set)
+        self._waiting: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
         self._accounts: defaultdict[str, int] = defaultdict(int)
         self._looking: asyncio.Task[None] | None = None
 
@@ -36,18 +36,21 @@ class JobWaits:
         """Return once the job has ended, or after so many seconds; False at once when too many wait already."""
         if self.count >= self._most or self._accounts[account_id] >= max(1, self._most // SHARE_OF_ACCOUNT):
             return False
-        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        ended = asyncio.Event()
         self._waiting[job_id].add(ended)
         self._accounts[account_id] += 1
         if self._looking is None:
             self._looking = asyncio.create_task(self._look(), name="jobs waited for")
         try:
-            await asyncio.wait({ended}, timeout=seconds)
+            async with asyncio.timeout(seconds):
+                await ended.wait()
+        except TimeoutError:
+            pass
         finally:
             self._leave(job_id, account_id, ended)
         return True
 
-    def _leave(self, job_id: str, account_id: str, ended: asyncio.Future[None]) -> None:
+    def _leave(self, job_id: str, account_id: str, ended: asyncio.Event) -> None:
         self._waiting[job_id].discard(ended)
         if not self._waiting[job_id]:
             del self._waiting[job_id]
@@ -63,8 +66,7 @@ class JobWaits:
                 try:
                     for job_id in await self._jobs.ended(list(self._waiting)):
                         for ended in self._waiting.get(job_id, ()):
-                            if not ended.done():
-                                ended.set_result(None)
+                            ended.set()
                 except AtelierError as error:
                     log.debug("jobs waited for were not looked at: %s", error.message)
         finally:

@@ -1,17 +1,34 @@
 """The outermost layer handles answers cut short, callers that leave, and forbidden control fields."""
 
+import json
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from serve_app.api.app import create_app
+from serve_app.api.applications import json_app
 from serve_app.api.middleware import RequestContextMiddleware
-from serve_app.settings import Settings
+from serve_app.api.request_measures import RequestMeasures
+from serve_app.domain.errors import TooManyKeys
+from serve_app.service.resources import Resources
 
-PLANS = Settings().plan_table
+Wrap = Callable[[ASGIApp], ASGIApp]
+
+
+@pytest.fixture
+def wrap(resources: Resources) -> Wrap:
+    """Wraps an application in the middleware, over the real stores."""
+
+    def wrapped(app: ASGIApp) -> ASGIApp:
+        measures = RequestMeasures(resources.measures)
+        return RequestContextMiddleware(app, resources.settings.plan_table, measures, resources.auth)
+
+    return wrapped
 
 
 def scope(**extra: Any) -> Scope:
@@ -40,8 +57,14 @@ class Recorder:
     async def __call__(self, message: Message) -> None:
         self.messages.append(message)
 
+    @property
+    def error(self) -> tuple[int, str]:
+        """The status and the code of an error answer."""
+        start, body = self.messages
+        return start["status"], json.loads(body["body"])["error"]["code"]
 
-async def test_controls_of_the_server_do_not_pass() -> None:
+
+async def test_controls_of_the_server_do_not_pass(wrap: Wrap) -> None:
     seen: list[tuple[bytes, bytes]] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -53,11 +76,11 @@ async def test_controls_of_the_server_do_not_pass() -> None:
         (b"X-Request-Disconnect-Disabled", b"?1"),
         (b"accept", b"*/*"),
     ]
-    await RequestContextMiddleware(app, PLANS)(scope(headers=headers), nothing, Recorder())
+    await wrap(app)(scope(headers=headers), nothing, Recorder())
     assert seen == [(b"accept", b"*/*")]
 
 
-async def test_raw_bytes_of_a_query_are_read_as_if_they_were_quoted() -> None:
+async def test_raw_bytes_of_a_query_are_read_as_if_they_were_quoted(wrap: Wrap) -> None:
     """Starlette's `request.url` raises for them, which pages and error handlers of whole sites ask for."""
     seen: list[str] = []
 
@@ -66,11 +89,34 @@ async def test_raw_bytes_of_a_query_are_read_as_if_they_were_quoted() -> None:
         await PlainTextResponse("ok")(scope, receive, send)
 
     for query in (b"x=\xff&y=%20+%", b"x=a%2Fb&y=~"):
-        await RequestContextMiddleware(app, PLANS)(scope(query_string=query), nothing, Recorder())
+        await wrap(app)(scope(query_string=query), nothing, Recorder())
     assert seen == ["x=%FF&y=%20+%", "x=a%2Fb&y=~"]
 
 
-async def test_an_exception_after_the_answer_began_reaches_the_server() -> None:
+async def test_an_exception_before_the_answer_is_an_internal_error(wrap: Wrap) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        raise ValueError("a secret")
+
+    recorder = Recorder()
+    await wrap(app)(scope(), nothing, recorder)
+    assert recorder.error == (500, "internal_error")
+    assert b"secret" not in recorder.messages[1]["body"]
+
+
+async def test_a_domain_error_that_no_caller_may_see_is_an_internal_error(wrap: Wrap, resources: Resources) -> None:
+    app = json_app(resources)
+
+    @app.get("/")
+    async def fail() -> None:
+        raise TooManyKeys("a secret")
+
+    recorder = Recorder()
+    await wrap(app)(scope(), nothing, recorder)
+    assert recorder.error == (500, "internal_error")
+    assert b"secret" not in recorder.messages[1]["body"]
+
+
+async def test_an_exception_after_the_answer_began_reaches_the_server(wrap: Wrap) -> None:
     """The server ends such an answer by closing the connection."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -80,49 +126,53 @@ async def test_an_exception_after_the_answer_began_reaches_the_server() -> None:
 
     recorder = Recorder()
     with pytest.raises(ValueError, match="cut"):
-        await RequestContextMiddleware(app, PLANS)(scope(), nothing, recorder)
+        await wrap(app)(scope(), nothing, recorder)
     assert [message["type"] for message in recorder.messages] == ["http.response.start", "http.response.body"]
 
 
-async def test_an_exception_after_a_whole_answer_is_logged_only(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_exception_after_a_whole_answer_is_logged_only(wrap: Wrap, caplog: pytest.LogCaptureFixture) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await PlainTextResponse("own page", status_code=500)(scope, receive, send)
         raise ValueError("already answered")
 
     recorder = Recorder()
-    await RequestContextMiddleware(app, PLANS)(scope(), nothing, recorder)
+    await wrap(app)(scope(), nothing, recorder)
     assert recorder.messages[0]["status"] == 500
     assert recorder.messages[1]["body"] == b"own page"
     assert len(recorder.messages) == 2
     assert "already answered" in caplog.text
 
 
-async def test_a_caller_that_leaves_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_caller_that_leaves_is_no_error(wrap: Wrap, caplog: pytest.LogCaptureFixture) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         raise ClientDisconnect
 
     recorder = Recorder()
-    await RequestContextMiddleware(app, PLANS)(scope(), nothing, recorder)
+    await wrap(app)(scope(), nothing, recorder)
     assert recorder.messages == []
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-async def test_an_answer_s_own_cache_rule_stays() -> None:
+async def test_an_answer_s_own_cache_rule_stays(wrap: Wrap) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await PlainTextResponse("ok", headers={"Cache-Control": "public, max-age=5"})(scope, receive, send)
 
     recorder = Recorder()
-    await RequestContextMiddleware(app, PLANS)(scope(), nothing, recorder)
+    await wrap(app)(scope(), nothing, recorder)
     headers = dict(recorder.messages[0]["headers"])
     assert headers[b"cache-control"] == b"public, max-age=5"
 
 
-async def test_lifespan_passes_untouched() -> None:
-    seen: list[Scope] = []
+async def test_the_server_starts_and_stops_the_application(resources: Resources) -> None:
+    """What is no request passes the middleware and the dispatcher as it is."""
+    events = iter(["lifespan.startup", "lifespan.shutdown"])
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        seen.append(scope)
+    async def receive() -> Message:
+        return {"type": next(events)}
 
-    asked: Scope = {"type": "lifespan"}
-    await RequestContextMiddleware(app, PLANS)(asked, nothing, Recorder())
-    assert seen == [asked]
+    recorder = Recorder()
+    await create_app(resources)({"type": "lifespan", "state": {}}, receive, recorder)
+    assert [message["type"] for message in recorder.messages] == [
+        "lifespan.startup.complete",
+        "lifespan.shutdown.complete",
+    ]

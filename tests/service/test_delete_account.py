@@ -110,6 +110,10 @@ async def test_nothing_names_a_deleted_account_and_another_is_untouched(
     assert await resources.accounts.get("zeta")
     assert await _acts(resources, account) == [Act.SIGNED_IN, Act.ACCOUNT_DELETED]
     assert audit(redis_db, max_attempts=5) == []
+    await resources.account_records.begin_removal(account.id, "acme", actor="operator:tests", address="")
+    assert not raw.exists(redis_key("account", account.id)), "a repeated call brings nothing back"
+    again = await delete_account(resources, account, Actor("operator:tests"))
+    assert (again.jobs, again.keys, again.left) == (0, 0, [])
     assert (await resources.accounts.create("acme")).id != account.id, "the name is free again"
 
 

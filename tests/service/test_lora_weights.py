@@ -5,12 +5,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import redis
 
 from serve_app.domain.catalog import Adapter
 from serve_app.service.lora_weights import held_weights, remove_unused_weights
 from serve_app.service.register import remove
 from serve_app.service.resources import Resources
 from serve_app.stores.lora_files import LoraFiles
+from serve_app.stores.redis_keys import redis_key
 from tests.support import wait_until, write_safetensors
 
 SHA256 = "0a" * 32
@@ -102,4 +104,16 @@ async def test_of_two_registrations_the_one_that_fails_takes_nothing_from_the_ot
             async with held_weights(resources, uri):
                 raise ValueError("refused")
         await _record(resources, uri)
+    assert _is_stored(resources)
+
+
+async def test_listed_weights_that_a_lora_has_by_now_are_kept(
+    resources: Resources, file: Path, redis_db: redis.Redis
+) -> None:
+    """As when a version that does not hold weights registers them."""
+    uri = await _store(resources, file)
+    await _record(resources, uri)
+    redis_db.zadd(redis_key("loras_unused"), {uri: 1})
+    assert await remove_unused_weights(resources) == 0
+    assert not redis_db.exists(redis_key("loras_unused"))
     assert _is_stored(resources)

@@ -64,6 +64,22 @@ class FragileExecutor:
         return {}
 
 
+class HeldExecutor(FragileExecutor):
+    """A step takes until `may_end` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.began, self.may_end = threading.Event(), threading.Event()
+
+    def step(self) -> Sequence[DrawnRun]:
+        drawn = list(self._live)
+        self.began.set()
+        assert self.may_end.wait(30)
+        self._live.clear()
+        self.has_lost_runs = False
+        return [DrawnRun(run_id, np.zeros((1, 1, 3), np.uint8)) for run_id in drawn]
+
+
 @pytest.fixture
 def executor() -> FragileExecutor:
     return FragileExecutor()
@@ -140,3 +156,41 @@ async def test_a_thread_ends_that_is_closed_just_before_it_looks_for_work(execut
     may_clear.set()
     await asyncio.wait_for(closing, 10)
     assert steps.is_broken, "the thread has not ended"
+
+
+async def test_a_run_that_is_forgotten_during_its_last_step_is_dropped_alone() -> None:
+    executor, has_finished = HeldExecutor(), asyncio.Event()
+    steps = StepThread(executor, on_finished=has_finished.set)
+    steps.start()
+    forgotten, kept = steps.expect(["forgotten", "kept"])
+    for run_id in ("forgotten", "kept"):
+        executor.add(run_id)
+    steps.wake()
+    await asyncio.to_thread(executor.began.wait, 30)
+    steps.forget(["forgotten"])
+    executor.may_end.set()
+    async with asyncio.timeout(30):
+        assert (await kept).run_id == "kept"
+        await has_finished.wait()
+    assert forgotten.cancelled()
+    await steps.close(timedelta(seconds=30))
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_step_that_outlives_the_event_loop_ends_without_an_error() -> None:
+    executor = HeldExecutor()
+    steps = StepThread(executor, on_finished=lambda: None)
+
+    async def begin() -> None:
+        steps.start()
+        steps.expect(["run"])
+        executor.add("run")
+        steps.wake()
+        await asyncio.to_thread(executor.began.wait, 30)
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(begin())
+    loop.close()
+    executor.may_end.set()
+    asyncio.run(steps.close(timedelta(seconds=30)))
+    assert steps.is_broken, "the thread has ended"

@@ -1,7 +1,9 @@
 """The audit log: rows are appended once, kept apart by account, and go by length and age alone."""
 
 import inspect
+import random
 import re
+import time
 from datetime import timedelta
 from typing import Any, cast
 
@@ -94,6 +96,19 @@ async def test_a_row_of_a_newer_version_is_listed_under_its_own_word(
     row = {"entry": "x", "actor": OWNER, "action": "key_limited", "subject": "", "address": "", "reason": "new"}
     cast(Any, redis_db).xadd(log, row)
     assert [row.act for row in await resources.audit.rows(ACCOUNT)] == [Act.SIGNED_IN, "key_limited"]
+
+
+async def test_rows_of_many_logs_are_listed_newest_first(resources: Resources, redis_db: redis.Redis) -> None:
+    accounts = [f"acct_{number}" for number in range(5)]
+    for account_id in accounts:
+        await resources.audit.record(account_id, Act.SIGNED_IN, actor=OWNER)
+    chance, later_ms = random.Random(1), int(time.time() * 1000) + 60_000
+    for number in range(40):
+        log = redis_key("audit", resources.audit.pseudonym(chance.choice(accounts)))
+        row = {"entry": f"{number}", "actor": OWNER, "action": "key_created", "subject": f"{number}", "address": ""}
+        cast(Any, redis_db).xadd(log, row, id=f"{later_ms + number}-0")
+    found = await resources.audit_reader.page(limit=40)
+    assert [row.subject for row in found.rows] == [f"{number}" for number in reversed(range(40))]
 
 
 def test_the_log_is_append_only() -> None:

@@ -61,7 +61,9 @@ async def test_everyone_sees_the_public_adapters_and_the_owner_its_own(resources
     owner = await resources.accounts.create("owner")
     acme = await resources.accounts.create("acme")
     assert await _usable(resources, acme.id) == [adapter_id(name) for name in POCKET_ADAPTERS]
+    assert await _usable(resources, "acct_none") == [adapter_id(name) for name in POCKET_ADAPTERS]
     assert PRIVATE_ADAPTER in await _usable(resources, owner.id)
+    assert not await resources.adapter_registry.update(PRIVATE_ADAPTER, owner.id, {"name": "Mine"}), "of the file"
     assert await resources.catalog.adapter("model_unknown") is None
     assert len(await resources.catalog.all()) == 9
     assert [base.id for base in await resources.applied_catalog.base_models()] == ["pocket"]

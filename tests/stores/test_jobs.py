@@ -293,6 +293,46 @@ async def test_a_real_lease_runs_out_and_another_worker_gets_the_job(settings: S
     await client.aclose()
 
 
+async def test_a_released_job_that_was_canceled_meanwhile_ends(
+    queue: JobQueue, jobs: JobReader, redis_db: redis.Redis
+) -> None:
+    job_id = (await _accept(queue)).job.id
+    (lease,) = await _claim(queue)
+    assert await queue.cancel(job_id, account_id="acct_a") is JobState.RUNNING
+    assert await queue.release(lease) is CommitReply.CANCELED
+    assert await queue.release(lease) is CommitReply.CANCELED, "as when the first reply was lost"
+    assert (await _get(jobs, job_id)).state is JobState.CANCELED
+    assert audit(redis_db, max_attempts=5) == []
+
+
+async def test_a_deleted_job_leaves_the_idempotency_key_to_the_job_that_has_it_by_now(
+    queue: JobQueue, resources: Resources, redis_db: redis.Redis
+) -> None:
+    """As when the key's 24 hours were over and it was used again, before the first job is deleted."""
+    first = (await _accept(queue, idempotency_key="k")).job.id
+    (name,) = redis_db.scan_iter(match=redis_key("idempotency", "acct_a", "a", "*"))
+    redis_db.delete(name)
+    second = (await _accept(queue, idempotency_key="k")).job.id
+    for job_id, is_left in ((first, 1), (second, 0)):
+        await queue.cancel(job_id, account_id="acct_a")
+        assert await resources.deletions.delete_job(job_id, account_id="acct_a")
+        assert redis_db.exists(name) == is_left
+
+
+async def test_a_job_whose_images_cannot_be_read_is_deleted_with_its_folder(
+    queue: JobQueue, resources: Resources, redis_db: redis.Redis
+) -> None:
+    job_id = (await _accept(queue)).job.id
+    (lease,) = await _claim(queue)
+    await queue.finish(lease, [_image(job_id)], seconds=1)
+    cast(Any, redis_db).hset(redis_key("job", job_id), "images", "[{")
+    assert await resources.deletions.delete_job(job_id, account_id="acct_a")
+    objects = await resources.deletions.objects(job_id)
+    assert objects is not None
+    assert job_id in objects.folder
+    assert not redis_db.exists(redis_key("job", job_id))
+
+
 async def test_a_server_with_no_memory_left_refuses_new_jobs_and_lets_running_ones_end(
     queue: JobQueue, redis_db: redis.Redis, stats: QueueStats
 ) -> None:
