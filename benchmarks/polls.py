@@ -122,7 +122,7 @@ async def _accept(resources: Resources, account_id: str) -> list[str]:
             prompt=f"lighthouse {seed}", lora_id=adapter.id, lora_weight=0.75, width=512, height=512,
             guidance_scale=7.5, steps=30, seeds=(seed,),
         )  # fmt: skip
-        acceptance = await submit.generate(resources, caller, request, idempotency_key=None, body_sha256="")
+        acceptance = await submit.generate(resources, caller, request)
         ids.append(acceptance.job.id)
     return ids
 

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
@@ -28,6 +27,7 @@ from serve_app.domain.jobs import Job
 from serve_app.domain.requests import Variant
 from serve_app.log import add_log_id
 from serve_app.service.resources import Resources
+from serve_app.service.submit import Call
 
 _KEY_TEXT = re.compile(r"[\x21-\x7e]{1,255}")
 _JOB_NAME = re.compile(r"[a-z2-7]{26}")
@@ -37,14 +37,6 @@ _OTHER_INTERFACE = {
     Variant.B: "This key is for the bearer interface (A): send it as 'Authorization: Bearer <API_KEY>', or use a key made for X-API-Key.",
 }
 """By the interface on which a key was used that works on the other."""
-
-
-@dataclass(frozen=True, slots=True)
-class Idempotency:
-    """The `Idempotency-Key` header, if there is one, and the digest of the body that it stands for."""
-
-    key: str | None
-    body_sha256: str
 
 
 def resources_of(request: Request) -> Resources:
@@ -127,8 +119,9 @@ async def read_idempotency_key(
 IdempotencyKeyDep = Annotated[str | None, Depends(read_idempotency_key)]
 
 
-async def read_idempotency(request: Request, idempotency_key: IdempotencyKeyDep) -> Idempotency:
-    return Idempotency(idempotency_key, digest(await request.json()))
+async def read_call(request: Request, idempotency_key: IdempotencyKeyDep) -> Call:
+    request_id = RequestContext.of(request).request_id
+    return Call(request_id=request_id, idempotency_key=idempotency_key, body_sha256=digest(await request.json()))
 
 
 def caller_address(request: Request) -> str:
@@ -143,7 +136,7 @@ def found(job: Job | None, name: str) -> Job:
 
 
 CallerDep = Annotated[Caller, Depends(authenticate)]
-IdempotencyDep = Annotated[Idempotency, Depends(read_idempotency)]
+CallDep = Annotated[Call, Depends(read_call)]
 
 
 def _credential(request: Request) -> Credential:

@@ -3,13 +3,14 @@
 import asyncio
 import logging
 from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import dataclass
 from math import sqrt
 from typing import Any, TypeVar
 
 from serve_app import tracing
 from serve_app.domain.accounts import Caller, Plan
 from serve_app.domain.errors import Forbidden, InvalidParameter, NotFound
-from serve_app.domain.jobs import Job, JobKind, kind_of, new_job_id
+from serve_app.domain.jobs import Job, JobKind, new_job_id
 from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest, Variant
 from serve_app.log import log_ids
 from serve_app.service.resources import Resources
@@ -26,51 +27,49 @@ MAX_QUEUE_SHARE = 8.0
 """A plan's share of a busy queue is the root of its rate against the lowest plan's, at most this: ahead, never alone."""
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What an HTTP request says besides what it asks for; in the console there is no idempotency key."""
+
+    request_id: str = ""
+    idempotency_key: str | None = None
+    body_sha256: str = ""
+    """The body that the idempotency key stands for."""
+
+
+NO_CALL = Call()
+
+
 async def generate(
-    resources: Resources,
-    caller: Caller,
-    request: GenerationRequest,
-    *,
-    idempotency_key: str | None = None,
-    body_sha256: str = "",
-    request_id: str = "",
+    resources: Resources, caller: Caller, request: GenerationRequest, call: Call = NO_CALL
 ) -> Acceptance:
     """Accept a generation. A client that disconnects does not stop it.
 
     Raises `Forbidden` alike for an adapter that does not exist and one that is not the account's; `QueueFull`,
     `IdempotencyConflict`, `StoreUnavailable`.
     """
-    return await _shielded(resources, _generate(resources, caller, request, idempotency_key, body_sha256, request_id))
+    return await _shielded(resources, _generate(resources, caller, request, call))
 
 
 async def upscale(
-    resources: Resources,
-    caller: Caller,
-    image_id: str,
-    scale_factor: int = 2,
-    *,
-    idempotency_key: str | None = None,
-    body_sha256: str = "",
-    request_id: str = "",
+    resources: Resources, caller: Caller, image_id: str, scale_factor: int = 2, call: Call = NO_CALL
 ) -> Acceptance:
     """Accept an upscale of a stored image of the account.
 
     Raises `NotFound`, `InvalidParameter` over 16 megapixels, and what `generate` raises for the queue.
     """
-    return await _shielded(
-        resources, _upscale(resources, caller, image_id, scale_factor, idempotency_key, body_sha256, request_id)
-    )
+    return await _shielded(resources, _upscale(resources, caller, image_id, scale_factor, call))
 
 
 async def generate_all(
-    resources: Resources, caller: Caller, requests: Sequence[GenerationRequest], *, request_id: str = ""
+    resources: Resources, caller: Caller, requests: Sequence[GenerationRequest], call: Call = NO_CALL
 ) -> list[Job]:
     """Accept generations of one prompt for an account's owner, all or none.
 
     Each counts in the plan, here and not before. Raises `RateLimitExceeded` where the plan leaves fewer, and what
     `generate` raises.
     """
-    return await _shielded(resources, _generate_all(resources, caller, requests, request_id))
+    return await _shielded(resources, _generate_all(resources, caller, requests, call.request_id))
 
 
 async def _shielded(resources: Resources, work: Coroutine[Any, Any, T]) -> T:
@@ -78,14 +77,7 @@ async def _shielded(resources: Resources, work: Coroutine[Any, Any, T]) -> T:
     return await asyncio.shield(resources.spawn(work))
 
 
-async def _generate(
-    resources: Resources,
-    caller: Caller,
-    request: GenerationRequest,
-    idempotency_key: str | None,
-    body_sha256: str,
-    request_id: str,
-) -> Acceptance:
+async def _generate(resources: Resources, caller: Caller, request: GenerationRequest, call: Call) -> Acceptance:
     """Accept a generation; the accept itself checks the adapter.
 
     An adapter that does not exist is answered like one that is not the account's.
@@ -95,16 +87,7 @@ async def _generate(
     job_id = new_job_id(JobKind.GENERATION)
     await _check_prompt(resources, caller, request, job_id)
     try:
-        return await _accept(
-            resources,
-            caller,
-            request,
-            idempotency_key,
-            body_sha256,
-            request_id,
-            job_id=job_id,
-            adapter_id=request.lora_id,
-        )
+        return await _accept(resources, caller, request, call, job_id=job_id, adapter_id=request.lora_id)
     except Forbidden as error:
         raise Forbidden(await _id_of_name(resources, caller, request.lora_id) or error.message) from None
 
@@ -162,15 +145,7 @@ async def _id_of_name(resources: Resources, caller: Caller, lora_id: str) -> str
     return f"{field}: must be an id, not a name; send {' or '.join(ids)}" if ids else ""
 
 
-async def _upscale(
-    resources: Resources,
-    caller: Caller,
-    image_id: str,
-    scale_factor: int,
-    idempotency_key: str | None,
-    body_sha256: str,
-    request_id: str,
-) -> Acceptance:
+async def _upscale(resources: Resources, caller: Caller, image_id: str, scale_factor: int, call: Call) -> Acceptance:
     image = await resources.jobs.image(image_id, account_id=caller.account_id, variant=caller.variant)
     if image is None or not await resources.images.exists(image.image_uri):
         raise NotFound("There is no such image.")
@@ -185,40 +160,31 @@ async def _upscale(
         raise InvalidParameter(
             f"scale_factor: {request.width}x{request.height} is over the limit of 16 megapixels for the output"
         )
-    return await _accept(resources, caller, request, idempotency_key, body_sha256, request_id)
+    return await _accept(resources, caller, request, call, job_id=new_job_id(JobKind.UPSCALE))
 
 
 async def _accept(
-    resources: Resources,
-    caller: Caller,
-    request: Request,
-    idempotency_key: str | None,
-    body_sha256: str,
-    request_id: str,
-    *,
-    job_id: str = "",
-    adapter_id: str = "",
+    resources: Resources, caller: Caller, request: Request, call: Call, *, job_id: str, adapter_id: str = ""
 ) -> Acceptance:
     await resources.disk.check()
-    job_id = job_id or new_job_id(kind_of(request))
     span = _span(resources, caller, job_id)
     acceptance = await resources.queue.accept(
         job_id=job_id,
         variant=caller.variant,
         account_id=caller.account_id,
         request=request,
-        idempotency_key=idempotency_key,
-        body_sha256=body_sha256,
+        idempotency_key=call.idempotency_key,
+        body_sha256=call.body_sha256,
         queue_share=plan_queue_share(caller.plan, resources.settings.plan_table.values()),
         rate_token=caller.rate_token,
         adapter_id=adapter_id,
         key_id=caller.key_id,
         plan=caller.plan.name,
-        request_id=request_id,
+        request_id=call.request_id,
         traceparent=span.traceparent,
     )
     span.end()
-    _tell(resources, caller, acceptance.job, request_id, replayed=acceptance.replayed)
+    _tell(resources, caller, acceptance.job, call.request_id, replayed=acceptance.replayed)
     return acceptance
 
 

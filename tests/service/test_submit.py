@@ -11,7 +11,7 @@ from serve_app.domain.errors import AtelierError, FailureCode, Forbidden, Invali
 from serve_app.domain.jobs import Failure, JobKind, StoredImage, new_image_id, new_job_id
 from serve_app.domain.requests import GenerationRequest, UpscaleRequest, Variant
 from serve_app.service.resources import Resources, open_resources
-from serve_app.service.submit import generate, generate_all, plan_queue_share, upscale
+from serve_app.service.submit import Call, generate, generate_all, plan_queue_share, upscale
 from serve_app.settings import Settings
 from tests.support import PRIVATE_ADAPTER, adapter_id, wait_until
 
@@ -137,11 +137,11 @@ async def test_a_denial_holds_from_the_next_accept_for_a_caller_who_is_authentic
     resources: Resources, caller: Caller
 ) -> None:
     """Permission is decided at the accept: nothing that was read before it counts."""
-    await generate(resources, caller, REQUEST, idempotency_key="k", body_sha256="b")
+    await generate(resources, caller, REQUEST, Call(idempotency_key="k", body_sha256="b"))
     await resources.adapter_grants.revoke(REQUEST.lora_id, caller.account_id)
     for key in (None, "k"):
         with pytest.raises(Forbidden):
-            await generate(resources, caller, REQUEST, idempotency_key=key, body_sha256="b")
+            await generate(resources, caller, REQUEST, Call(idempotency_key=key, body_sha256="b"))
     assert len(await resources.job_history.list(caller.account_id)) == 1
 
 
@@ -198,8 +198,8 @@ async def test_the_hint_is_sent_once_and_may_fail(settings: Settings, resources:
         raise RuntimeError("no replica there")
 
     async with open_resources(settings, hint=hint) as hinting:
-        accepted = await generate(hinting, caller, REQUEST, idempotency_key="k", body_sha256="b")
-        again = await generate(hinting, caller, REQUEST, idempotency_key="k", body_sha256="b")
+        accepted = await generate(hinting, caller, REQUEST, Call(idempotency_key="k", body_sha256="b"))
+        again = await generate(hinting, caller, REQUEST, Call(idempotency_key="k", body_sha256="b"))
         await wait_until(lambda: hints)
     assert again.replayed
     assert hints == [(JobKind.GENERATION, accepted.job.id)]

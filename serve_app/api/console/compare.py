@@ -9,12 +9,11 @@ from fastapi import APIRouter, HTTPException, Request, Response
 from serve_app.api.console.comparison import MOST_PICTURES, arrange, read_comparison
 from serve_app.api.console.guards import FormSession, PageSession
 from serve_app.api.console.job_panel import Panel, panel_of
-from serve_app.api.console.owner import uncounted_owner
+from serve_app.api.console.owner import call_of, uncounted_owner
 from serve_app.api.console.playground_form import COMPARISON, values_of
 from serve_app.api.console.playground_page import PURPOSE, cards_part, playground_page, query_values, status_of
 from serve_app.api.console.rendering import render
 from serve_app.api.console.session import SignedIn
-from serve_app.api.context import RequestContext
 from serve_app.api.dependencies import resources_of, valid_job_id
 from serve_app.api.site.addresses import redirect
 from serve_app.api.site.form_tokens import check_form
@@ -69,9 +68,8 @@ async def compare(request: Request, session: FormSession, form: Form) -> Respons
     chosen = _chosen(reversed(list(form)))
     try:
         asked = read_comparison(form, chosen)
-        request_id = RequestContext.of(request).request_id
         caller = uncounted_owner(request, session)
-        jobs = await submit.generate_all(resources_of(request), caller, asked, request_id=request_id)
+        jobs = await submit.generate_all(resources_of(request), caller, asked, call_of(request))
     except StoreUnavailable:
         raise
     except AtelierError as error:

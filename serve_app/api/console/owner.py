@@ -3,10 +3,12 @@
 from fastapi import HTTPException, Request
 
 from serve_app.api.console.session import SignedIn
+from serve_app.api.context import RequestContext
 from serve_app.api.dependencies import resources_of
 from serve_app.domain.accounts import Caller
 from serve_app.domain.errors import RateLimitExceeded
 from serve_app.domain.requests import Variant
+from serve_app.service.submit import Call
 
 
 def uncounted_owner(request: Request, session: SignedIn) -> Caller:
@@ -27,3 +29,7 @@ async def owner_caller(request: Request, session: SignedIn) -> Caller:
             f"Your plan's {window.plan.limit} requests are used; try again in {max(1, window.seconds_left)} seconds."
         )
     return counted.caller
+
+
+def call_of(request: Request) -> Call:
+    return Call(request_id=RequestContext.of(request).request_id)

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, HTTPException, Request, Response
 
 from serve_app.api.console.guards import FormSession, PageSession
 from serve_app.api.console.history import ChosenJob
-from serve_app.api.console.owner import owner_caller
+from serve_app.api.console.owner import call_of, owner_caller
 from serve_app.api.console.playground_form import draw_seed, read_playground_form, values_of
 from serve_app.api.console.playground_page import (
     PURPOSE,
@@ -19,7 +19,6 @@ from serve_app.api.console.playground_page import (
     status_of,
 )
 from serve_app.api.console.rendering import render
-from serve_app.api.context import RequestContext
 from serve_app.api.dependencies import caller_address, resources_of
 from serve_app.api.site.addresses import redirect
 from serve_app.api.site.form_tokens import check_form
@@ -67,9 +66,7 @@ async def generate(request: Request, session: FormSession, form: Form) -> Respon
     try:
         wanted = read_playground_form(form).to_domain()
         caller = await owner_caller(request, session)
-        accepted = await submit.generate(
-            resources_of(request), caller, wanted, request_id=RequestContext.of(request).request_id
-        )
+        accepted = await submit.generate(resources_of(request), caller, wanted, call_of(request))
     except StoreUnavailable:
         raise
     except AtelierError as error:
@@ -104,12 +101,8 @@ async def again(request: Request, generation: Generation, session: FormSession, 
     seed = before.seeds[-1] + 1 if form.get("seed") == "next" else draw_seed()
     wanted = replace(before, seeds=image_seeds(seed, before.num_images))
     try:
-        accepted = await submit.generate(
-            resources_of(request),
-            await owner_caller(request, session),
-            wanted,
-            request_id=RequestContext.of(request).request_id,
-        )
+        caller = await owner_caller(request, session)
+        accepted = await submit.generate(resources_of(request), caller, wanted, call_of(request))
     except StoreUnavailable:
         raise
     except AtelierError as error:
@@ -123,9 +116,7 @@ async def upscale(request: Request, job: ChosenJob, image_id: str, session: Form
     factor = 4 if form.get("factor") == "4" else 2
     try:
         caller = await owner_caller(request, session)
-        accepted = await submit.upscale(
-            resources_of(request), caller, image_id, factor, request_id=RequestContext.of(request).request_id
-        )
+        accepted = await submit.upscale(resources_of(request), caller, image_id, factor, call_of(request))
     except StoreUnavailable:
         raise
     except AtelierError as error:

@@ -5,8 +5,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Body, Path, Request, Response
 
-from serve_app.api.context import RequestContext
-from serve_app.api.dependencies import CallerDep, IdempotencyDep, found, load_job, resources_of
+from serve_app.api.dependencies import CallDep, CallerDep, found, load_job, resources_of
 from serve_app.api.errors import SUBMIT_ERRORS, Responses, error_responses
 from serve_app.api.openapi import ACCEPTED_HEADERS, GENERATION_HEADERS, POLL_HEADERS, success
 from serve_app.api.polls import NOT_MODIFIED, POLL_PARAMETERS, answer_poll
@@ -64,16 +63,9 @@ async def generate(
     request: Request,
     caller: CallerDep,
     body: Annotated[GenerationRequest, Body(openapi_examples=examples.GENERATION)],
-    idempotency: IdempotencyDep,
+    call: CallDep,
 ) -> Response:
-    acceptance = await submit.generate(
-        resources_of(request),
-        caller,
-        body.to_domain(),
-        idempotency_key=idempotency.key,
-        body_sha256=idempotency.body_sha256,
-        request_id=RequestContext.of(request).request_id,
-    )
+    acceptance = await submit.generate(resources_of(request), caller, body.to_domain(), call)
     return _acknowledge(request, acceptance, await unknown_words_header(request, acceptance, body.prompt))
 
 
@@ -93,17 +85,9 @@ async def upscale(
     request: Request,
     caller: CallerDep,
     body: Annotated[UpscaleRequest, Body(openapi_examples=examples.UPSCALE)],
-    idempotency: IdempotencyDep,
+    call: CallDep,
 ) -> Response:
-    acceptance = await submit.upscale(
-        resources_of(request),
-        caller,
-        body.image_id,
-        body.scale_factor,
-        idempotency_key=idempotency.key,
-        body_sha256=idempotency.body_sha256,
-        request_id=RequestContext.of(request).request_id,
-    )
+    acceptance = await submit.upscale(resources_of(request), caller, body.image_id, body.scale_factor, call)
     return _acknowledge(request, acceptance)
 
 

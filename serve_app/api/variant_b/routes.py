@@ -4,8 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Body, Path, Request, Response
 
-from serve_app.api.context import RequestContext
-from serve_app.api.dependencies import CallerDep, IdempotencyDep, found, load_job, resources_of
+from serve_app.api.dependencies import CallDep, CallerDep, found, load_job, resources_of
 from serve_app.api.errors import SUBMIT_ERRORS, error_responses
 from serve_app.api.openapi import GENERATION_HEADERS, POLL_HEADERS, success
 from serve_app.api.polls import NOT_MODIFIED, POLL_PARAMETERS, answer_poll
@@ -52,16 +51,9 @@ async def generate(
     request: Request,
     caller: CallerDep,
     body: Annotated[GenerationRequest, Body(openapi_examples=examples.GENERATION)],
-    idempotency: IdempotencyDep,
+    call: CallDep,
 ) -> Response:
-    acceptance = await submit.generate(
-        resources_of(request),
-        caller,
-        body.to_domain(),
-        idempotency_key=idempotency.key,
-        body_sha256=idempotency.body_sha256,
-        request_id=RequestContext.of(request).request_id,
-    )
+    acceptance = await submit.generate(resources_of(request), caller, body.to_domain(), call)
     headers = accepted_headers(request, f"/v1/generations/{acceptance.job.id}", replayed=acceptance.replayed)
     headers |= await unknown_words_header(request, acceptance, body.positive_prompt)
     return json_response(acknowledgement(acceptance.job), headers=headers)
