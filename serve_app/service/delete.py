@@ -1,10 +1,7 @@
 """Deletes jobs and images: the record first, then the objects, through any crash in between."""
 
-import asyncio
 import logging
-from collections.abc import Coroutine
 from datetime import UTC, datetime
-from typing import Any, TypeVar
 
 from serve_app.domain.audit import Act
 from serve_app.domain.errors import NotFound, StoreUnavailable
@@ -12,8 +9,6 @@ from serve_app.service.resources import Resources
 from serve_app.stores.deletions import Deleted, DeletedObjects
 
 _log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 async def delete_job(
@@ -29,7 +24,7 @@ async def delete_job(
         deleted = await resources.deletions.delete_job(job_id, account_id=account_id)
         await _finish(resources, deleted, job_id, Act.JOB_DELETED, actor=actor, address=address)
 
-    await shielded(resources, work())
+    await resources.run_to_end(work())
 
 
 async def delete_image(
@@ -41,7 +36,7 @@ async def delete_image(
         deleted = await resources.deletions.delete_image(job_id, image_id, account_id=account_id)
         await _finish(resources, deleted, image_id, Act.IMAGE_DELETED, actor=actor, address=address)
 
-    await shielded(resources, work())
+    await resources.run_to_end(work())
 
 
 async def remove_listed_objects(resources: Resources) -> int:
@@ -82,8 +77,3 @@ async def _finish(
             await remove_objects(resources, objects)
     except StoreUnavailable as error:
         _log.warning("objects of %s are left to the housekeeper: %s", deleted.name, error)
-
-
-async def shielded(resources: Resources, work: Coroutine[Any, Any, T]) -> T:
-    """Run to the end, even when the client disconnects."""
-    return await asyncio.shield(resources.spawn(work))

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from serve_app.domain.accounts import Account
 from serve_app.domain.audit import Act
 from serve_app.domain.errors import StoreUnavailable
-from serve_app.service.delete import remove_objects, shielded
+from serve_app.service.delete import remove_objects
 from serve_app.service.operate import Actor
 from serve_app.service.register import remove as remove_lora
 from serve_app.service.resources import Resources
@@ -37,7 +37,7 @@ async def delete_account(resources: Resources, account: Account, by: Actor) -> D
     Removed are its jobs, images, LoRAs, keys, sessions, grants and name. Running jobs end at once: their workers' later
     writes are fenced off. Safe to repeat after a crash at any point, which the housekeeper does. Raises `StoreUnavailable`.
     """
-    return await shielded(resources, _finish(resources, await _begin(resources, account, by)))
+    return await resources.run_to_end(_finish(resources, await _begin(resources, account, by)))
 
 
 async def delete_own_account(resources: Resources, account: Account, by: Actor) -> DeletedAccount | None:
@@ -47,7 +47,7 @@ async def delete_own_account(resources: Resources, account: Account, by: Actor) 
     """
     removal = await _begin(resources, account, by)
     try:
-        deleted = await shielded(resources, _finish(resources, removal))
+        deleted = await resources.run_to_end(_finish(resources, removal))
     except StoreUnavailable as error:
         _log.warning("the deletion of %s is left to the housekeeper: %s", account.id, error)
         return None

@@ -72,7 +72,7 @@ async def add(
             finally:
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
-    return await asyncio.shield(resources.spawn(work()))
+    return await resources.run_to_end(work())
 
 
 async def add_known(
@@ -97,7 +97,7 @@ async def add_known(
         with held:
             return await _register(resources, by, path, offer, idempotency_key)
 
-    return await asyncio.shield(resources.spawn(work()))
+    return await resources.run_to_end(work())
 
 
 async def _register(
@@ -154,7 +154,7 @@ async def remove(resources: Resources, by: AccountActor, lora_id: str) -> None:
         if await unregister(resources, lora_id) == "removed":
             await _record(resources, by, Act.LORA_REMOVED, lora_id)
 
-    await asyncio.shield(resources.spawn(work()))
+    await resources.run_to_end(work())
 
 
 async def share(resources: Resources, by: AccountActor, lora_id: str, with_whom: str) -> SharedAdapter:

@@ -5,7 +5,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from serve_app.domain.errors import AtelierError, StoreUnavailable
 from serve_app.domain.jobs import JobKind
@@ -59,6 +59,8 @@ from serve_app.stores.worker_status import WorkerStatus
 from serve_app.tracing import Traces, open_traces
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 INSPECTIONS_AT_ONCE = 2
 
@@ -133,14 +135,15 @@ class Resources:
     background: set[asyncio.Task[Any]] = field(default_factory=lambda: set[asyncio.Task[Any]]())
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run work that must outlive its caller; closing waits for it.
-
-        Such is a request whose client disconnects.
-        """
+        """Run work that outlives its caller; closing waits for it."""
         task = asyncio.create_task(work)
         self.background.add(task)
         task.add_done_callback(self._forget)
         return task
+
+    async def run_to_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run work to its end, even when the caller is canceled: its client may disconnect."""
+        return await asyncio.shield(self.spawn(work))
 
     async def ensure_redis(self) -> None:
         """Start the embedded Redis if it is not running; never a server that the settings name."""

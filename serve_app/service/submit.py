@@ -1,11 +1,9 @@
 """Submits a request: one durable accept, which checks permission, then a hint to a replica."""
 
-import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import sqrt
-from typing import Any, TypeVar
 
 from serve_app import tracing
 from serve_app.domain.accounts import Caller, Plan
@@ -17,8 +15,6 @@ from serve_app.service.resources import Resources
 from serve_app.stores.acceptance import Acceptance
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 ADAPTER_PREFIX = "model_"
 """Of the ids in a catalog, by convention."""
@@ -48,7 +44,7 @@ async def generate(
     Raises `Forbidden` alike for an adapter that does not exist and one that is not the account's; `QueueFull`,
     `IdempotencyConflict`, `StoreUnavailable`.
     """
-    return await _shielded(resources, _generate(resources, caller, request, call))
+    return await resources.run_to_end(_generate(resources, caller, request, call))
 
 
 async def upscale(
@@ -58,7 +54,7 @@ async def upscale(
 
     Raises `NotFound`, `InvalidParameter` over 16 megapixels, and what `generate` raises for the queue.
     """
-    return await _shielded(resources, _upscale(resources, caller, image_id, scale_factor, call))
+    return await resources.run_to_end(_upscale(resources, caller, image_id, scale_factor, call))
 
 
 async def generate_all(
@@ -69,12 +65,7 @@ async def generate_all(
     Each counts in the plan, here and not before. Raises `RateLimitExceeded` where the plan leaves fewer, and what
     `generate` raises.
     """
-    return await _shielded(resources, _generate_all(resources, caller, requests, call.request_id))
-
-
-async def _shielded(resources: Resources, work: Coroutine[Any, Any, T]) -> T:
-    """Run the durable part to its end, even when the client disconnects."""
-    return await asyncio.shield(resources.spawn(work))
+    return await resources.run_to_end(_generate_all(resources, caller, requests, call.request_id))
 
 
 async def _generate(resources: Resources, caller: Caller, request: GenerationRequest, call: Call) -> Acceptance:
