@@ -8,7 +8,7 @@ from typing import Any
 from starlette.requests import Request
 
 from serve_app.api import strict_json
-from serve_app.api.body import BodyTooLarge, BodyTooSlow, read_bytes
+from serve_app.api.body import BodyTooLarge, BodyTooSlow, is_encoded, media_type, read_bytes
 from serve_app.domain.errors import InvalidJson, InvalidParameter, PayloadTooLarge, UnsupportedMediaType
 
 MAX_BODY_BYTES = 64 * 1024
@@ -68,8 +68,8 @@ async def _read_bytes(request: Request) -> bytes:
 
 
 def _check_media_type(request: Request) -> None:
-    if request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+    if is_encoded(request):
         raise UnsupportedMediaType("Send the body without a content encoding.")
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type and not _JSON_TYPE.fullmatch(media_type):
+    sent = media_type(request)
+    if sent and not _JSON_TYPE.fullmatch(sent):
         raise UnsupportedMediaType("Send the body as 'Content-Type: application/json'.")

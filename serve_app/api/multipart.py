@@ -10,6 +10,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
+from serve_app.api.body import declares_more, is_encoded, media_type
 from serve_app.domain.errors import InvalidParameter, PayloadTooLarge, UnsupportedMediaType
 
 MEDIA_TYPE = "multipart/form-data"
@@ -37,8 +38,7 @@ async def read_multipart(
     order, and what `before_block` raises.
     """
     limit = sum(files.values()) + FRAME_BYTES
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and len(declared) < 20 and int(declared) > limit:
+    if declares_more(request, limit):
         raise _too_large(limit)
     form = _Form(folder, texts, files)
     parser = _parser(request, form)
@@ -142,10 +142,8 @@ class _Form:
 
 
 def _parser(request: Request, form: _Form) -> MultipartParser:
-    media_type, options = parse_options_header(request.headers.get("content-type", ""))
-    boundary = options.get(b"boundary", b"")
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if media_type.decode("latin-1").lower() != MEDIA_TYPE or not boundary or encoding not in ("", "identity"):
+    boundary = parse_options_header(request.headers.get("content-type", ""))[1].get(b"boundary", b"")
+    if media_type(request) != MEDIA_TYPE or not boundary or is_encoded(request):
         raise UnsupportedMediaType(
             f"Send the body as 'Content-Type: {MEDIA_TYPE}' with a boundary, without a content encoding."
         )

@@ -7,12 +7,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Body, Depends, Path, Query, Request, Response
 
+from serve_app.api.body import media_type
 from serve_app.api.dependencies import CallerDep, IdempotencyKeyDep, caller_address, image_signer, resources_of
 from serve_app.api.errors import BODY_ERRORS, COUNTED_ERRORS, error_responses
-from serve_app.api.lora_form import GrantRequest, LoraChange
-from serve_app.api.lora_reference import add_reference, is_json, reference_schema
+from serve_app.api.lora_form import GrantRequest, LoraChange, LoraReference
 from serve_app.api.lora_upload import form_schema, read_upload
 from serve_app.api.loras import examples
+from serve_app.api.loras.references import add_reference
 from serve_app.api.loras.schemas import CURSOR, Cursor, Lora, Loras, lora_record
 from serve_app.api.openapi import ACCEPTED_HEADERS, named, success
 from serve_app.api.responses import json_response
@@ -40,7 +41,7 @@ _OF_UPLOADS = {
 }
 """Descriptions of errors."""
 _FORM = {"schema": form_schema(), "examples": named(examples.FORM)}
-_REFERENCE = {"schema": reference_schema(), "examples": named(examples.REFERENCES)}
+_REFERENCE = {"schema": LoraReference.model_json_schema(), "examples": named(examples.REFERENCES)}
 ADDED_HEADERS = {
     "Location": ACCEPTED_HEADERS["Location"],
     "Idempotency-Replayed": ACCEPTED_HEADERS["Idempotency-Replayed"],
@@ -149,7 +150,7 @@ async def add_lora(request: Request, by: ActorDep, idempotency_key: IdempotencyK
 
 
 async def _add(request: Request, by: loras.AccountActor, place: ExitStack, idempotency_key: str | None) -> Registered:
-    if is_json(request):
+    if media_type(request) == "application/json":
         return await add_reference(request, by, place=place, idempotency_key=idempotency_key)
     upload = await read_upload(request)
     return await loras.add(

@@ -1,7 +1,6 @@
 """Reads the JSON body of `POST /v1/loras`, which refers to weights instead of sending them."""
 
 from contextlib import ExitStack
-from typing import Any
 
 from starlette.requests import Request
 
@@ -13,10 +12,6 @@ from serve_app.api.routing import validate
 from serve_app.domain.errors import InvalidParameter
 from serve_app.service import loras
 from serve_app.service.register import Registered
-
-
-def is_json(request: Request) -> bool:
-    return request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
 
 
 async def add_reference(
@@ -32,11 +27,6 @@ async def add_reference(
     return await loras.add(
         resources, by, path, said.to_offer(), folder=folder, place=place, idempotency_key=idempotency_key
     )
-
-
-def reference_schema() -> dict[str, Any]:
-    """Return the body's schema for the document."""
-    return LoraReference.model_json_schema()
 
 
 async def _read(request: Request) -> LoraReference:
