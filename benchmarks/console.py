@@ -99,7 +99,7 @@ async def _measure(settings: Settings, options: argparse.Namespace) -> None:
             times = [await _report(browser, path, pid, options.rounds) for browser, path in opened]
             visits = [Visit(path, dict(browser.cookies)) for browser, path in opened]
         sys.stdout.write(f"slowest page: {max(times):.1f} ms (goal {GOAL_MS:g})\n")
-        callers = Callers(port, pid, filled.secret, "", POLLERS)
+        callers = Callers(port, [pid], filled.secret, "", POLLERS)
         callers.ids = filled.job_ids
         with _person(port, visits) as visits_now:
             await _compare_polls(callers, visits_now, options.turns, options.seconds)

@@ -16,7 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -48,7 +48,7 @@ class Measured(NamedTuple):
     p50_ms: float
     p99_ms: float
     cpu_ms: float
-    """Processor time of the serving process per request: on a shared machine the steadier figure."""
+    """Processor time of the serving processes per request: on a shared machine the steadier figure."""
 
 
 def main() -> None:
@@ -88,7 +88,7 @@ async def _measure(settings: Settings, rounds: int, seconds: float, connections:
         server = _start_server(settings, listening)
         port = listening.getsockname()[1]
         assert server.pid is not None
-        callers = Callers(port, server.pid, secret, lora_id, connections)
+        callers = Callers(port, [server.pid], secret, lora_id, connections)
         accepts: dict[str, list[Measured]] = {mode: [] for mode in MODES}
         polls: dict[str, list[Measured]] = {mode: [] for mode in MODES}
         await callers.accept(WARM_UP_S)
@@ -114,9 +114,12 @@ def _set_durability(plain: redis.Redis, config: dict[str, str]) -> None:
 class Callers:
     """Callers on keep-alive connections, each with one request under way."""
 
-    def __init__(self, port: int, server: int, secret: str, lora_id: str, connections: int) -> None:
+    def __init__(
+        self, port: int, servers: Sequence[int], secret: str, lora_id: str, connections: int, name: str = "benchmark"
+    ) -> None:
         self._port = port
-        self._server = server
+        self._servers = servers
+        self._name = name
         self._connections = connections
         self._credential = f"Host: benchmark\r\nAuthorization: Bearer {secret}\r\n"
         self._lora_id = lora_id
@@ -133,7 +136,7 @@ class Callers:
         number = next(self._numbers)
         body = json.dumps({"prompt": f"lighthouse {number}", "lora_id": self._lora_id, "seed": number})
         return (
-            f"POST /v1/generate HTTP/1.1\r\n{self._credential}Idempotency-Key: benchmark-{number}\r\n"
+            f"POST /v1/generate HTTP/1.1\r\n{self._credential}Idempotency-Key: {self._name}-{number}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}"
         ).encode()
 
@@ -143,13 +146,16 @@ class Callers:
 
     async def _run(self, request: Callable[[], bytes], seconds: float, *, remember: bool) -> Measured:
         times: list[float] = []
-        began, cpu = time.perf_counter(), cpu_seconds(self._server)
+        began, cpu = time.perf_counter(), self._cpu_seconds()
         calls = (self._call_until(began + seconds, request, times, remember=remember) for _ in range(self._connections))
         await asyncio.gather(*calls)
         took = time.perf_counter() - began
         cuts = statistics.quantiles(times, n=100)
-        cpu_ms = 1000 * (cpu_seconds(self._server) - cpu) / len(times)
+        cpu_ms = 1000 * (self._cpu_seconds() - cpu) / len(times)
         return Measured(len(times) / took, 1000 * cuts[49], 1000 * cuts[98], cpu_ms)
+
+    def _cpu_seconds(self) -> float:
+        return sum(cpu_seconds(server) for server in self._servers)
 
     async def _call_until(
         self, end: float, request: Callable[[], bytes], times: list[float], *, remember: bool

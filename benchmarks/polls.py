@@ -101,7 +101,7 @@ async def _measure(settings: Settings, options: argparse.Namespace, folder: Path
             costs: dict[str, list[float]] = {name: [] for name in servers}
             for _ in range(options.rounds):
                 for name, (port, pid) in servers.items():
-                    callers = Callers(port, pid, secret, "", options.connections)
+                    callers = Callers(port, [pid], secret, "", options.connections)
                     callers.ids = ids
                     costs[name].append((await callers.poll(options.seconds)).cpu_ms)
             for name, each in costs.items():

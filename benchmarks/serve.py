@@ -1,0 +1,232 @@
+"""Compares the processor time of a poll and an accept through HAProxy and Serve with bare uvicorn and Serve's own proxy.
+
+    .venv/bin/python -m benchmarks.serve [--rounds 9] [--seconds 2] [--connections 32]
+
+Measured in turn, in one run: `atelier up` as it is shipped, the same application on one uvicorn process over the same
+Redis and jobs, and a FastAPI application of two empty routes on Ray Serve with its defaults (its proxy in Python). Each
+figure is the processor time of every process that a request passes: HAProxy, the proxy actor, the ingress replica.
+"""
+
+import argparse
+import asyncio
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import yaml
+
+from benchmarks.http import Callers
+from benchmarks.polls import SERVE, start_server
+from deployments.runtime import kill_all_of, runtime_home
+from serve_app.domain.requests import Variant
+from serve_app.service.resources import open_resources
+from serve_app.settings import ROOT, Settings
+from serve_app.stores.embedded import stop_redis
+from tests.support import free_port
+
+START_LIMIT_S, STOP_LIMIT_S = 300.0, 60.0
+JOBS_S = 1.0
+"""How long jobs are accepted before the first round, to be polled."""
+ON_THE_WAY = (
+    "haproxy",
+    "ray::ProxyActor",
+    "ray::HAProxy",
+    "ray::ServeReplica:atelier:ingress",
+    "ray::ServeReplica:empty",
+)
+WORKERS = ("ray::ServeReplica:atelier:generator", "ray::ServeReplica:atelier:upscaler")
+
+EMPTY = """
+import os, sys, threading
+from pathlib import Path
+from deployments.ray_environment import ray_environment
+home, port, ready = Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "0"
+os.environ.update({name: value for name, value in ray_environment(home).items() if name != "RAY_SERVE_LOG_TO_STDERR"})
+import ray
+from fastapi import FastAPI
+from ray import serve
+app = FastAPI(openapi_url=None)
+@app.get("/v1/generate/{request_id}")
+async def poll(request_id: str):
+    return {"request_id": request_id, "status": "processing", "progress": 0, "estimated_completion_time": "2026-11-24T00:00:00Z"}
+@app.post("/v1/generate", status_code=202)
+async def accept(body: dict):
+    return {"request_id": "gen_0", "status": "processing", "estimated_completion_time": "2026-11-24T00:00:00Z"}
+@serve.deployment(name="empty", max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0.1})
+@serve.ingress(app)
+class Empty:
+    pass
+ray.init(address="local", include_dashboard=False, log_to_driver=False, _temp_dir=str(home / "ray"))
+serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+serve.run(Empty.bind(), name="empty", route_prefix="/")
+ready.write_text("ready")
+threading.Event().wait()
+"""
+
+
+class Server(NamedTuple):
+    port: int
+    pids: list[int]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--connections", type=int, default=32)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="serve-") as folder:
+        settings = roomy_settings(Path(folder))
+        with (
+            atelier_up(settings, Path(folder)) as service,
+            start_server(SERVE, [str(ROOT)], settings) as (port, pid),
+            _empty_application(Path(folder)) as empty,
+        ):
+            servers = {"HAProxy and Serve": service, "bare uvicorn": Server(port, [pid]), "empty application": empty}
+            asyncio.run(_measure(settings, servers, options))
+
+
+def roomy_settings(folder: Path) -> Settings:
+    """Limits that no caller of a benchmark meets."""
+    plans = folder / "plans.yaml"
+    plans.write_text(yaml.safe_dump([{"interface": "a", "name": "roomy", "limit": 10**9, "window_s": 3600}]))
+    return Settings(
+        data_dir=folder / "var",
+        plans=plans,
+        max_queued=10**7,
+        max_queued_per_account=10**7,
+        polls_per_second=10**9,
+        catalog=ROOT / "configs" / "catalog.yaml",
+    )
+
+
+@contextmanager
+def atelier_up(
+    settings: Settings, folder: Path, *, config: Path = ROOT / "configs" / "local.yaml", **environment: str
+) -> Generator[Server]:
+    """`atelier up` until the block ends, with its workers at the lowest priority: they draw what is accepted."""
+    port, ready, log = free_port(), folder / "ready.json", folder / "up.log"
+    fields = {f"ATELIER_{name.upper()}": str(getattr(settings, name)) for name in settings.model_fields_set}
+    own = {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0", "RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", "deployments.local", "up", "--config", str(config), "--port", str(port)]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, "--ready-file", str(ready)],
+            env={**os.environ, "PYTHONPATH": str(ROOT), **own, **fields, **environment},
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        _until(process, log, ready.exists)
+        _until(process, log, lambda: "Ctrl-C stops everything" in log.read_text())
+        for worker in _processes(process.pid, WORKERS):
+            psutil.Process(worker).nice(19)
+        yield Server(port, _processes(process.pid, ON_THE_WAY))
+    finally:
+        _stop(process)
+        kill_all_of(runtime_home(settings.data_dir))
+        stop_redis(settings.data_dir)
+
+
+@contextmanager
+def _empty_application(folder: Path) -> Generator[Server]:
+    home, port, ready, log = runtime_home(folder / "empty"), free_port(), folder / "empty.ready", folder / "empty.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-c", EMPTY, str(home), str(port), str(ready)],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        _until(process, log, ready.exists)
+        yield Server(port, _processes(process.pid, ON_THE_WAY))
+    finally:
+        _stop(process)
+        kill_all_of(home)
+
+
+def _until(process: subprocess.Popen[bytes], log: Path, condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + START_LIMIT_S
+    while not condition():
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"it did not start: {log.read_text()}")
+        time.sleep(0.1)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(timeout=STOP_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+
+
+def _processes(pid: int, titles: tuple[str, ...]) -> list[int]:
+    """Those that descend from `pid` and have one of the titles."""
+    children = psutil.Process(pid).children(recursive=True)
+    return [child.pid for child in children if any(title in " ".join(_command(child)[:1]) for title in titles)]
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+async def _measure(settings: Settings, servers: dict[str, Server], options: argparse.Namespace) -> None:
+    async with open_resources(settings) as resources:
+        account = await resources.accounts.create("benchmark", plan_a="roomy")
+        _, secret = await resources.api_keys.create(account.id, interfaces=frozenset({Variant.A}))
+        lora_id = (await resources.catalog.all())[0].id
+    callers = {
+        name: Callers(server.port, server.pids, secret, lora_id, options.connections, name.split()[0])
+        for name, server in servers.items()
+    }
+    ids = await _accepted(callers["bare uvicorn"])
+    costs: dict[str, dict[str, list[float]]] = {kind: {name: [] for name in servers} for kind in ("poll", "accept")}
+    for each in callers.values():
+        await each.accept(JOBS_S)
+    for number in range(options.rounds):
+        for name, each in callers.items():
+            each.ids = list(ids)
+            costs["poll"][name].append((await each.poll(options.seconds)).cpu_ms)
+            costs["accept"][name].append((await each.accept(options.seconds)).cpu_ms)
+        sys.stderr.write(
+            f"round {number + 1}: { ({kind: {name: round(each[-1], 3) for name, each in cost.items()} for kind, cost in costs.items()}) }\n"
+        )
+    sys.stdout.write("\n".join(_lines(costs)) + "\n")
+    sys.stdout.write(f"load {os.getloadavg()}, {options}\n")
+
+
+async def _accepted(callers: Callers) -> list[str]:
+    await callers.accept(JOBS_S)
+    return callers.ids[-64:]
+
+
+def _lines(costs: dict[str, dict[str, list[float]]]) -> Generator[str]:
+    yield "| | | CPU ms each | HAProxy and Serve to this |"
+    yield "|---|---|---|---|"
+    for kind, by_name in costs.items():
+        for name, each in by_name.items():
+            ratios = [ours / other for ours, other in zip(by_name["HAProxy and Serve"], each, strict=True)]
+            yield f"| {kind} | {name} | {_spread(each)} | {_spread(ratios)} |"
+
+
+def _spread(values: list[float]) -> str:
+    return f"{statistics.median(values):.2f} ({min(values):.2f}–{max(values):.2f})"
+
+
+if __name__ == "__main__":
+    main()
