@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 import redis
-import yaml
 
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.stores.embedded import stop_redis
@@ -177,5 +176,7 @@ def write_catalog(folder: Path) -> Path:
     rows[-1]["accounts"] = ["owner"]
     catalog = folder / "catalog.yaml"
     folder.mkdir(parents=True, exist_ok=True)
-    catalog.write_text(json.dumps({"base_models": [{"id": "pocket", "folder": str(POCKET)}], "adapters": rows}, indent=1))
+    catalog.write_text(
+        json.dumps({"base_models": [{"id": "pocket", "folder": str(POCKET)}], "adapters": rows}, indent=1)
+    )
     return catalog
