@@ -23,7 +23,7 @@ from safetensors.torch import load, save_file
 from serve_app.engine.adapter_slots import AdapterSlots, LayerWeights, ranks_of
 from serve_app.engine.adapters import LayerTable, read_adapter
 from serve_app.engine.families.family import Component
-from serve_app.engine.families.skeleton import load_skeleton
+from serve_app.engine.families.meta_layers import load_meta_layers
 from serve_app.engine.families.unet import KOHYA_PREFIXES
 from serve_app.engine.lora_layers import wrap_layers
 from serve_app.safetensors_file import check_safetensors
@@ -49,7 +49,7 @@ SDXL: Mapping[str, Any] = {
 def main(rank: int, rounds: int) -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="atelier-load-") as folder:
-        for name, table in (("pocket", load_skeleton(ROOT / "models" / "pocket")), ("SDXL", _sdxl())):
+        for name, table in (("pocket", load_meta_layers(ROOT / "models" / "pocket")), ("SDXL", _sdxl())):
             path = _random_adapter(table, Path(folder) / f"{name}.safetensors", rank)
             print(f"\n{name}, rank {rank}, {path.stat().st_size / 1e6:.1f} MB; median of {rounds}, ms of a processor")
             for what, milliseconds in _measured(table, path, rank, rounds).items():

@@ -11,12 +11,12 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.nodes import check_running_nodes
-from deployments.proxy import voucher
+from deployments.proxy import proxy_secret
 from deployments.ray_internals import has_haproxy, least_replicas, on_several_machines, prepare_replica
 from deployments.replica_log import configure_replica_log
 from deployments.shared_settings import require_shared
 from serve_app.api.app import create_app
-from serve_app.api.client_address import with_vouched_address
+from serve_app.api.client_address import with_forwarded_address
 from serve_app.domain.jobs import JobKind
 from serve_app.engine_options import DEFAULT_MAX_RANK
 from serve_app.service.process import freeze_startup_objects
@@ -124,7 +124,7 @@ class Ingress:
         """Serve's hook: builds the app on the replica, so that nothing of it is pickled."""
         app = without_request_id(create_app(self._resources))
         freeze_startup_objects()
-        return with_vouched_address(app, voucher()) if has_haproxy() else app
+        return with_forwarded_address(app, proxy_secret()) if has_haproxy() else app
 
     async def __del__(self) -> None:
         await self._stack.aclose()

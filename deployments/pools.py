@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import permutations
 from typing import NamedTuple
 
-GRAIN = 10_000
+UNITS_IN_ONE = 10_000
 """Ray counts resources in ten thousandths."""
 
 
@@ -86,27 +86,27 @@ def _take(demand: ReplicaDemand, nodes: "Sequence[_Node]", *, tight: bool) -> bo
 
 
 class _Node:
-    """What is left of one node, in grains."""
+    """What is left of one node, in ten thousandths."""
 
     def __init__(self, pool: Pool) -> None:
-        self.cards = [GRAIN] * pool.gpus
-        self.cpus = None if pool.cpus is None else _grains(pool.cpus)
-        self.resources = {name: _grains(amount) for name, amount in pool.resources.items()}
+        self.cards = [UNITS_IN_ONE] * pool.gpus
+        self.cpus = None if pool.cpus is None else _units(pool.cpus)
+        self.resources = {name: _units(amount) for name, amount in pool.resources.items()}
 
     @property
     def free_gpu(self) -> int:
         return sum(self.cards)
 
     def fits(self, demand: ReplicaDemand) -> bool:
-        enough_cpus = self.cpus is None or self.cpus >= _grains(demand.cpus)
-        named = all(self.resources.get(name, 0) >= _grains(amount) for name, amount in demand.resources.items())
+        enough_cpus = self.cpus is None or self.cpus >= _units(demand.cpus)
+        named = all(self.resources.get(name, 0) >= _units(amount) for name, amount in demand.resources.items())
         return enough_cpus and named and len(self._cards_for(demand)) >= _cards(demand)
 
     def take(self, demand: ReplicaDemand, *, tight: bool) -> None:
         if self.cpus is not None:
-            self.cpus -= _grains(demand.cpus)
+            self.cpus -= _units(demand.cpus)
         for name, amount in demand.resources.items():
-            self.resources[name] -= _grains(amount)
+            self.resources[name] -= _units(amount)
         chosen = sorted(self._cards_for(demand), key=lambda card: self.cards[card], reverse=not tight)
         for card in chosen[: _cards(demand)]:
             self.cards[card] -= _share(demand)
@@ -122,8 +122,8 @@ def _cards(demand: ReplicaDemand) -> int:
 
 def _share(demand: ReplicaDemand) -> int:
     """How much it takes of each of them."""
-    return _grains(min(demand.gpus, 1))
+    return _units(min(demand.gpus, 1))
 
 
-def _grains(amount: float) -> int:
-    return round(amount * GRAIN)
+def _units(amount: float) -> int:
+    return round(amount * UNITS_IN_ONE)

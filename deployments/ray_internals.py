@@ -20,7 +20,7 @@ CORE_PROCESSES = ("gcs_server", "raylet")
 
 
 def use_loopback() -> None:
-    """The same for a process that has already imported Ray, for the cluster that it starts."""
+    """Keep the cluster on 127.0.0.1 that this process starts, which has already imported Ray."""
     constants: Any = import_module("ray._private.ray_constants")
     constants.ENABLE_RAY_CLUSTER = False
 

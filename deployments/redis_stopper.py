@@ -37,11 +37,11 @@ def stop_redis_after_this_process(settings: Settings) -> None:
 
 def main(data_dir: Path) -> None:
     sys.stdin.read()
-    if _is_left_alone(data_dir):
+    if _is_unused(data_dir):
         stop_redis(data_dir)
 
 
-def _is_left_alone(data_dir: Path) -> bool:
+def _is_unused(data_dir: Path) -> bool:
     """Wait until nobody is connected; False when others go on using the server, or there is none."""
     deadline = quiet_since = time.monotonic()
     deadline += LEFT_TO_OTHERS_S

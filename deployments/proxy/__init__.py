@@ -62,7 +62,7 @@ def missing_variables(given: Mapping[str, str], *, everywhere: bool) -> list[str
     return missing
 
 
-def voucher() -> str:
+def proxy_secret() -> str:
     """The secret by which HAProxy, on any node, proves to a replica that a request has come through it.
 
     Made of Ray's token, which every node has and no caller knows. Raises `RuntimeError` when there is none.

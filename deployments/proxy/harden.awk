@@ -5,7 +5,7 @@
 function insert(file,    line) {
     while ((getline line < (folder "/" file)) > 0) {
         gsub(/@TRUSTED_PROXIES@/, trusted, line)
-        gsub(/@VOUCHER@/, ENVIRON["ATELIER_PROXY_VOUCHER"], line)
+        gsub(/@SECRET@/, ENVIRON["ATELIER_PROXY_SECRET"], line)
         gsub(/@CONNECTIONS_PER_ADDRESS@/, connections, line)
         print line
     }

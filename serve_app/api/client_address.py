@@ -37,21 +37,21 @@ def client_address(scope: Scope, trusted: Sequence[Network]) -> str:
     return _countable(_parse(peer))
 
 
-def with_vouched_address(app: ASGIApp, secret: str) -> ASGIApp:
-    """Wrap the app for HAProxy, which vouches for the caller's address by a secret header.
+def with_forwarded_address(app: ASGIApp, secret: str) -> ASGIApp:
+    """Wrap the app for HAProxy, which forwards the caller's address beside a secret header.
 
     Requests without it came straight to this replica's port: nothing that they say of themselves is believed.
     """
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            scope = _as_vouched(scope, secret)
+            scope = _as_forwarded(scope, secret)
         await app(scope, receive, send)
 
     return answer
 
 
-def _as_vouched(scope: Scope, secret: str) -> Scope:
+def _as_forwarded(scope: Scope, secret: str) -> Scope:
     given = Headers(scope=scope)
     addresses = given.getlist("x-forwarded-for")
     plain = {**scope, "scheme": "http", "headers": [pair for pair in scope["headers"] if pair[0] not in _OF_PROXIES]}

@@ -99,7 +99,10 @@ COUNTED_ERRORS = (*EITHER_KEY_ERRORS, RateLimitExceeded)
 
 
 def install(app: FastAPI) -> None:
-    """Make every exception an error response. `app.state.credentials` names the challenge of a 401, if not `Bearer`."""
+    """Make every exception an error response.
+
+    The challenge of a 401 is that of `app.state.credentials`, else `Bearer`.
+    """
     app.add_exception_handler(AtelierError, answer_domain_error)
     app.add_exception_handler(HTTPException, answer_http_exception)
     app.add_exception_handler(Exception, answer_unexpected_error)

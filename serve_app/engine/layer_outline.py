@@ -45,8 +45,8 @@ def outlined_table(folder: Path, kept: Path, *, name: str = "") -> LayerTable:
     try:
         written = file.read_bytes()
     except FileNotFoundError:
-        skeleton = importlib.import_module("serve_app.engine.families.skeleton")
-        written = _write(skeleton.load_skeleton(folder))
+        meta_layers = importlib.import_module("serve_app.engine.families.meta_layers")
+        written = _write(meta_layers.load_meta_layers(folder))
         with suppress(OSError):  # a full disk: the next time takes as long
             write_atomically(file, written)
     return _read(written, name)

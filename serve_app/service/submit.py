@@ -101,7 +101,7 @@ async def _generate_all(
     )
     for job in jobs:
         spans[job.id].end()
-        _tell(resources, caller, job, request_id)
+        _announce(resources, caller, job, request_id)
     return jobs
 
 
@@ -175,7 +175,7 @@ async def _accept(
         traceparent=span.traceparent,
     )
     span.end()
-    _tell(resources, caller, acceptance.job, call.request_id, replayed=acceptance.replayed)
+    _announce(resources, caller, acceptance.job, call.request_id, replayed=acceptance.replayed)
     return acceptance
 
 
@@ -184,7 +184,7 @@ def _span(resources: Resources, caller: Caller, job_id: str) -> tracing.Span:
     return resources.traces.start("accept", tracing.caller(), kind="server", attributes=attributes)
 
 
-def _tell(resources: Resources, caller: Caller, job: Job, request_id: str, *, replayed: bool = False) -> None:
+def _announce(resources: Resources, caller: Caller, job: Job, request_id: str, *, replayed: bool = False) -> None:
     """Log the acceptance, and give an idle replica a hint of a new job."""
     with log_ids(request_id=request_id, account_id=caller.account_id, job_id=job.id):
         log.info("job %s: %s", job.id, "replayed" if replayed else "accepted")

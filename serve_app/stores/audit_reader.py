@@ -27,7 +27,7 @@ class AuditPage(NamedTuple):
 
 
 class AuditReader:
-    """May raise `StoreUnavailable`."""
+    """Reads the audit log by pages. May raise `StoreUnavailable`."""
 
     def __init__(self, redis: Redis) -> None:
         self._recent = Script(redis, "recent_audit")

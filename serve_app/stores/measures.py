@@ -117,9 +117,9 @@ class Measures:
 
         Raises `StoreUnavailable`.
         """
-        said = {**gauges, _BASE_MODELS: list(base_models), _LORAS: list(loras)}
+        shown = {**gauges, _BASE_MODELS: list(base_models), _LORAS: list(loras)}
         pipeline = self._redis.pipeline(transaction=False)
-        pipeline.hset(redis_key("gauges", kind), worker, json.dumps(said))
+        pipeline.hset(redis_key("gauges", kind), worker, json.dumps(shown))
         pipeline.pexpire(redis_key("gauges", kind), GAUGES_LIFE)
         await pipeline.execute()
 
@@ -149,9 +149,9 @@ class Measures:
 
 
 def _shown(name: str, silent_ms: float, text: str) -> ShownWorker:
-    said: dict[str, Any] = json.loads(text)
-    base_models, loras = said.pop(_BASE_MODELS, []), said.pop(_LORAS, [])  # of a version before: none
-    return ShownWorker(name, max(0.0, silent_ms / 1000), said, base_models, loras)
+    shown: dict[str, Any] = json.loads(text)
+    base_models, loras = shown.pop(_BASE_MODELS, []), shown.pop(_LORAS, [])  # of a version before: none
+    return ShownWorker(name, max(0.0, silent_ms / 1000), shown, base_models, loras)
 
 
 def is_cancelled() -> bool:

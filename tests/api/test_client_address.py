@@ -10,7 +10,7 @@ import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from serve_app.api.client_address import UNKNOWN, client_address, with_vouched_address
+from serve_app.api.client_address import UNKNOWN, client_address, with_forwarded_address
 from serve_app.settings import Network, Settings
 from tests.attack.raw import exchange
 
@@ -128,16 +128,16 @@ async def behind_haproxy(*rows: tuple[str, str], client: str = "10.0.0.5") -> Sc
 
     headers = [(name.encode(), value.encode("latin-1")) for name, value in rows]
     scope = {"type": "http", "client": (client, 40000), "scheme": "https", "headers": headers}
-    await with_vouched_address(app, SECRET)(scope, nothing, nothing)  # pyright: ignore[reportArgumentType]
+    await with_forwarded_address(app, SECRET)(scope, nothing, nothing)  # pyright: ignore[reportArgumentType]
     return seen[0]
 
 
 async def test_haproxy_s_one_address_is_the_caller_s() -> None:
     """On another node HAProxy is no local peer, and uvicorn does not believe it."""
-    vouched = (("x-atelier-proxy", SECRET), ("x-forwarded-for", "198.51.100.1"))
-    scope = await behind_haproxy(*vouched)
+    forwarded = (("x-atelier-proxy", SECRET), ("x-forwarded-for", "198.51.100.1"))
+    scope = await behind_haproxy(*forwarded)
     assert (client_address(scope, ()), scope["scheme"], scope["headers"]) == ("198.51.100.1", "http", [])
-    assert (await behind_haproxy(*vouched, ("x-forwarded-proto", "https")))["scheme"] == "https"
+    assert (await behind_haproxy(*forwarded, ("x-forwarded-proto", "https")))["scheme"] == "https"
 
 
 @pytest.mark.parametrize("given", [(), (("x-atelier-proxy", "6" * 64),), (("x-atelier-proxy", "\xff"),)])

@@ -18,7 +18,7 @@ import uvicorn
 import yaml
 from starlette.types import Receive, Scope, Send
 
-from deployments.proxy import LIMITS, WRAPPER, environment, haproxy_binary, voucher
+from deployments.proxy import LIMITS, WRAPPER, environment, haproxy_binary, proxy_secret
 from serve_app.domain.accounts import BUILTIN_PLANS
 from serve_app.domain.requests import Variant
 from tests.attack.raw import Answer, breach, exchange
@@ -208,7 +208,7 @@ def test_every_request_carries_what_replicas_believe_haproxy_by(proxy: Proxy, mo
     """And no caller brings it along."""
     monkeypatch.setenv("RAY_AUTH_TOKEN", ENVIRONMENT["RAY_AUTH_TOKEN"])
     for row in ("X-Other: a", f"X-Atelier-Proxy: {'0' * 64}"):
-        assert seen(proxy.get(row))["headers"]["x-atelier-proxy"] == voucher()
+        assert seen(proxy.get(row))["headers"]["x-atelier-proxy"] == proxy_secret()
 
 
 @pytest.mark.parametrize("place", ["RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "HOME"])
@@ -222,7 +222,7 @@ def test_both_find_rays_token_where_ray_does(tmp_path: Path, monkeypatch: pytest
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(place, given)
     assert check(config, **{"RAY_AUTH_TOKEN": "", place: given}).returncode == 0
-    assert f"set-header X-Atelier-Proxy {voucher()}\n" in config.read_text()
+    assert f"set-header X-Atelier-Proxy {proxy_secret()}\n" in config.read_text()
 
 
 def test_without_a_token_haproxy_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +234,7 @@ def test_without_a_token_haproxy_does_not_start(tmp_path: Path, monkeypatch: pyt
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "nothing"))
     with pytest.raises(RuntimeError, match="Ray's token is nowhere"):
-        voucher()
+        proxy_secret()
 
 
 def test_a_trusted_proxy_names_the_caller_and_the_scheme(tmp_path: Path) -> None:

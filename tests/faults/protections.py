@@ -278,7 +278,7 @@ PROTECTIONS: tuple[Protection, ...] = (
     Protection(
         "HAProxy proves itself to replicas",
         FRONTEND,
-        "    http-request set-header X-Atelier-Proxy @VOUCHER@\n",
+        "    http-request set-header X-Atelier-Proxy @SECRET@\n",
         "",
         HELD_IN_PROXY + "test_every_request_carries_what_replicas_believe_haproxy_by",
     ),

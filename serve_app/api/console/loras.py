@@ -176,7 +176,7 @@ async def change(request: Request, session: FormSession, by: ActorDep, lora_id: 
     check_form(session, form, "change lora")
     words = split_words(form.get("trigger_words", ""))
     try:
-        said = validate(
+        wanted = validate(
             LoraChange,
             {"name": form.get("name", ""), "description": form.get("description", ""), "trigger_words": words},
         )
@@ -184,9 +184,9 @@ async def change(request: Request, session: FormSession, by: ActorDep, lora_id: 
             resources_of(request),
             by,
             lora_id,
-            name=said.name,
-            description=said.description,
-            trigger_words=said.trigger_words,
+            name=wanted.name,
+            description=wanted.description,
+            trigger_words=wanted.trigger_words,
         )
     except InvalidParameter as error:
         return await _refused(request, session, lora_id, form_error(error))

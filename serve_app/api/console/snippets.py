@@ -28,11 +28,11 @@ class _Call(NamedTuple):
 def snippets_of(request: GenerationRequest, base_url: str, key: ApiKey | None = None) -> list[Snippet]:
     """Code that makes the same images; `key` is named in a comment, without its secret."""
     call = _call_b(request) if variant_of(request) is Variant.B else _call_a(request)
-    said = key_comment(key)
+    comment = key_comment(key)
     return [
-        Snippet("curl", f"# {said}\n{_curl(call, base_url)}"),
-        Snippet("Python", f"# {said}\n{_python(call, base_url)}"),
-        Snippet("JavaScript", f"// {said}\n{_javascript(call, base_url)}"),
+        Snippet("curl", f"# {comment}\n{_curl(call, base_url)}"),
+        Snippet("Python", f"# {comment}\n{_python(call, base_url)}"),
+        Snippet("JavaScript", f"// {comment}\n{_javascript(call, base_url)}"),
     ]
 
 

@@ -122,9 +122,9 @@ def _day(
             y = _y(below + part, top)
             bars.append(Bar(number, round(x, 1), y, round(width, 1), round(_y(below, top) - y, 1)))
             below += part
-    said = ", ".join(f"{each.name} {in_short(part)}" for each, part in zip(series, parts, strict=False) if part)
+    parts_text = ", ".join(f"{each.name} {in_short(part)}" for each, part in zip(series, parts, strict=False) if part)
     name = f"{day:%-d %b}"
-    return Day(round(x, 1), round(width, 1), name if is_labelled else "", f"{name}: {said or f'no {unit}'}", bars)
+    return Day(round(x, 1), round(width, 1), name if is_labelled else "", f"{name}: {parts_text or f'no {unit}'}", bars)
 
 
 def in_short(amount: float) -> str:

@@ -18,20 +18,20 @@ async def add_reference(
     request: Request, by: loras.AccountActor, *, place: ExitStack, idempotency_key: str | None
 ) -> Registered:
     """Register weights that the account has sent before, or at an address that the operator allows."""
-    resources, said = resources_of(request), await _read(request)
-    if said.sha256 is not None:
+    resources, reference = resources_of(request), await _read(request)
+    if reference.sha256 is not None:
         return await loras.add_known(
-            resources, by, said.sha256, said.to_offer(), place=place, idempotency_key=idempotency_key
+            resources, by, reference.sha256, reference.to_offer(), place=place, idempotency_key=idempotency_key
         )
-    path, folder = await fetch_source(request, said.source or "")
+    path, folder = await fetch_source(request, reference.source or "")
     return await loras.add(
-        resources, by, path, said.to_offer(), folder=folder, place=place, idempotency_key=idempotency_key
+        resources, by, path, reference.to_offer(), folder=folder, place=place, idempotency_key=idempotency_key
     )
 
 
 async def _read(request: Request) -> LoraReference:
     """Read it. Raises `PayloadTooLarge`, `UnsupportedMediaType`, `InvalidJson`, `InvalidParameter`."""
-    said = validate(LoraReference, await (await read_json(request)).json())
-    if (said.sha256 is None) == (said.source is None):
+    reference = validate(LoraReference, await (await read_json(request)).json())
+    if (reference.sha256 is None) == (reference.source is None):
         raise InvalidParameter("body: send either sha256 or source, or the file as a multipart form")
-    return said
+    return reference

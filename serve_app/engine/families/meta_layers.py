@@ -22,7 +22,7 @@ transformers: Any = importlib.import_module("transformers")
 _ENCODERS = ("text_encoder", "text_encoder_2")
 
 
-def load_skeleton(folder: Path) -> LayerTable:
+def load_meta_layers(folder: Path) -> LayerTable:
     """The layer table of a diffusers folder, whose weights are not read: they are of torch's meta device.
 
     Raises OSError, or ValueError for another family.
