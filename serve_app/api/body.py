@@ -1,4 +1,4 @@
-"""Reads the bytes of a request's body within limits of size and time, and what its headers say of it."""
+"""Reads the bytes of a request's body within limits of size and time, and its headers."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""A TCP proxy to Redis on loopback that delays, drops, breaks, loses one reply, or ends at one request."""
+"""A TCP proxy to Redis on loopback that delays, drops, breaks, loses a reply, or ends at a request."""
 
 import asyncio
 import contextlib
