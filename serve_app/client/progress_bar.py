@@ -47,7 +47,7 @@ def _terminal_bar(label: str, console: "Console") -> Generator[OnSent]:
 
 @contextmanager
 def _notebook_bar(label: str) -> Generator[OnSent]:
-    """Shows a line of text under the cell: rich shows nothing there without ipywidgets."""
+    """Show a line of text under the cell: rich shows nothing there without ipywidgets."""
     from IPython.display import display
 
     def line(text: str) -> dict[str, str]:
@@ -71,7 +71,7 @@ def _notebook_bar(label: str) -> Generator[OnSent]:
 
 @contextmanager
 def upload_progress(label: str, on_progress: OnSent | None, *, shows_bar: bool) -> Generator[OnSent | None]:
-    """Yields what is called with the bytes sent: a bar, or `on_progress`. Raises `ValueError` for both."""
+    """Yield what is called with the bytes sent: a bar, or `on_progress`. Raises `ValueError` for both."""
     if not shows_bar:
         yield on_progress
         return

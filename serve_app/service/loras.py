@@ -111,7 +111,7 @@ async def _register(
 
 
 async def base_warning(resources: Resources, base_model: str) -> str:
-    """Returns that no running worker has loaded the base model; empty if one has.
+    """Return a warning that no running worker has loaded the base model; empty if one has.
 
     A worker that has not said what it holds may have it.
     """

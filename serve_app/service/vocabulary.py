@@ -63,7 +63,7 @@ def words_of(text: str) -> list[str]:
 
 @lru_cache(maxsize=64)
 def _words_in(source: str) -> frozenset[str]:
-    """Reads the words of a diffusers folder's tokenizer; none where it is missing or has many tokens."""
+    """Read the words of a diffusers folder's tokenizer; none where it is missing or has many tokens."""
     try:
         tokens: dict[str, int] = json.loads((Path(source) / "tokenizer" / "vocab.json").read_text())
     except (OSError, ValueError):

@@ -88,7 +88,7 @@ class CatalogReader:
         return found
 
     async def newest(self, account_id: str, *, limit: int, before: Position | None = None) -> list[Adapter]:
-        """Lists the newest adapters that the account may use; costs by `limit`.
+        """List the newest adapters that the account may use; costs by `limit`.
 
         Those of one time are listed by id, the last first. `before`: only those behind this one.
         """

@@ -42,7 +42,7 @@ ROUTES = (
 
 
 def console_app(resources: Resources) -> ASGIApp:
-    """Builds the console's application, whose pages are protected against forms of other sites."""
+    """Build the console's application, whose pages are protected against forms of other sites."""
     app = new_app(resources, routes=[*ROUTES])
     app.add_exception_handler(SignInRequired, _to_sign_in)
     answer_with_pages(app, problem_page)
@@ -50,7 +50,7 @@ def console_app(resources: Resources) -> ASGIApp:
 
 
 async def _to_sign_in(request: Request, _error: Exception) -> Response:
-    """Sends the browser to the sign-in page, and on to the playground where that was asked for."""
+    """Send the browser to the sign-in page, and on to the playground where that was asked for."""
     wanted = request.url.path.removeprefix(f"{root_of(request)}/")
     sign_in = redirect(request, "sign-in?next=playground" if wanted.startswith("playground") else "sign-in")
     if "hx-request" in request.headers:

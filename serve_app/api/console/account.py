@@ -30,7 +30,7 @@ router = APIRouter()
 
 
 async def live_link(request: Request, token: str) -> tuple[SignInLink, SignIn]:
-    """Reads the link of the address, and whom it signs in. Raises 404 when it no longer works."""
+    """Read the link of the address, and whom it signs in. Raises 404 when it no longer works."""
     resources = resources_of(request)
     link = await resources.sign_in_links.get(token)
     account = await resources.accounts.get(link.account_id) if link else None
@@ -63,7 +63,7 @@ async def open_session(request: Request, who: SignIn, page: str) -> Response:
 
 @router.get("/links/{token}")
 async def open_link(request: Request, link: Link) -> Response:
-    """Shows a button, so that a program that opens links in advance does not use this one up."""
+    """Show a button, so that a program that opens links in advance does not use this one up."""
     return _link_page(request, link)
 
 
@@ -92,7 +92,7 @@ async def open_password(request: Request, session: PageSession) -> Response:
 
 @router.post("/settings/password")
 async def change_password(request: Request, session: FormSession, form: Form) -> Response:
-    """Changes the password for whoever knows the present one, and ends every other session."""
+    """Change the password for whoever knows the present one, and end every other session."""
     check_form(session, form, _PASSWORD)
     try:
         who = await check_own_password(request, session, form)
@@ -108,7 +108,7 @@ async def change_password(request: Request, session: FormSession, form: Form) ->
 
 
 async def check_own_password(request: Request, session: SignedIn, form: Form) -> SignIn | None:
-    """Returns who is signed in, if the form has their password. Raises `TooManyTries`."""
+    """Return who is signed in, if the form has their password. Raises `TooManyTries`."""
     return await check_password(
         resources_of(request),
         session.user.name if session.user.id else session.account.id,
@@ -119,7 +119,7 @@ async def check_own_password(request: Request, session: SignedIn, form: Form) ->
 
 
 def waiting(response: Response, error: TooManyTries) -> Response:
-    """Says in the answer's header when the next try is looked at."""
+    """Say in the answer's header when the next try is looked at."""
     response.headers["Retry-After"] = str(error.retry_after_s)
     return response
 

@@ -19,7 +19,7 @@ _SYSTEMS = (
 
 
 def browser_name(user_agent: str) -> str:
-    """Names browser and system, as `Firefox on Linux`; '' for an unknown one."""
+    """Name browser and system, as `Firefox on Linux`; '' for an unknown one."""
     browser = next((name for sign, name in _BROWSERS if sign in user_agent), "")
     system = next((name for sign, name in _SYSTEMS if sign in user_agent), "")
     return " on ".join(part for part in (browser, system) if part)

@@ -39,13 +39,13 @@ async def open_compare(request: Request, session: PageSession) -> Response:
 
 @router.get("/compare/cards")
 async def open_cards(request: Request, session: PageSession) -> Response:
-    """Renders the cards alone, which the page fetches during a search."""
+    """Render the cards alone, which the page fetches during a search."""
     return await cards_part(request, session, request.query_params, _chosen(request.query_params))
 
 
 @router.post("/compare/cards")
 async def find_loras(request: Request, session: FormSession, form: Form) -> Response:
-    """Searches without JavaScript: leads to the same page with the fields as they were filled in."""
+    """Search without JavaScript: lead to the same page with the fields as they were filled in."""
     check_form(session, form, PURPOSE)
     chosen = {f"{CHOICE}{lora_id}": "yes" for lora_id in _chosen(reversed(list(form)))}
     return redirect(request, f"compare?{urlencode({**query_values(form), **chosen})}")
@@ -53,7 +53,7 @@ async def find_loras(request: Request, session: FormSession, form: Form) -> Resp
 
 @router.get("/compare/grid")
 async def open_grid(request: Request, session: PageSession) -> Response:
-    """Renders the jobs alone, which the page fetches until the last one has ended."""
+    """Render the jobs alone, which the page fetches until the last one has ended."""
     panels = await _panels(request, session)
     if not panels:
         raise HTTPException(404)
@@ -63,7 +63,7 @@ async def open_grid(request: Request, session: PageSession) -> Response:
 
 @router.post("/compare")
 async def compare(request: Request, session: FormSession, form: Form) -> Response:
-    """Accepts all jobs of a comparison, or none."""
+    """Accept all jobs of a comparison, or none."""
     check_form(session, form, PURPOSE)
     chosen = _chosen(reversed(list(form)))
     try:
@@ -80,12 +80,12 @@ async def compare(request: Request, session: FormSession, form: Form) -> Respons
 
 
 def _chosen(fields: Iterable[str]) -> list[str]:
-    """Returns the LoRAs that these fields choose, in the order of the page."""
+    """Return the LoRAs that these fields choose, in the order of the page."""
     return [name.removeprefix(CHOICE) for name in fields if name.startswith(CHOICE)]
 
 
 async def _panels(request: Request, session: SignedIn) -> list[Panel]:
-    """Returns the panels of the account's jobs that the address names."""
+    """Return the panels of the account's jobs that the address names."""
     resources, account_id = resources_of(request), session.account.id
     ids = [valid_job_id(text, "gen") for text in request.query_params.get("jobs", "").split(",")[:MOST_PICTURES]]
     panels: list[Panel] = []

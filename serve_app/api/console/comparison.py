@@ -31,7 +31,7 @@ class Grid(NamedTuple):
 
 
 def read_comparison(fields: Mapping[str, str], chosen: Sequence[str]) -> list[GenerationRequest]:
-    """Reads the requests of a form, row by row. Raises `InvalidParameter` with a sentence for people."""
+    """Read the requests of a form, row by row. Raises `InvalidParameter` with a sentence for people."""
     axis = fields.get("across", "")
     least = 1 if axis in ("weights", "seeds") else 2
     if not least <= len(chosen) <= MOST_LORAS:
@@ -54,7 +54,7 @@ def read_comparison(fields: Mapping[str, str], chosen: Sequence[str]) -> list[Ge
 
 
 def arrange(panels: Sequence[Panel], names: Mapping[str, str]) -> Grid | None:
-    """Arranges jobs in rows of LoRAs and columns of weights or seeds; None where they make no such grid."""
+    """Arrange jobs in rows of LoRAs and columns of weights or seeds; None where they make no such grid."""
     requests = [panel.job.request for panel in panels]
     asked = [each for each in requests if isinstance(each, GenerationRequest)]
     has_weights, has_seeds = len({each.lora_weight for each in asked}) > 1, len({each.seeds[0] for each in asked}) > 1
@@ -69,7 +69,7 @@ def arrange(panels: Sequence[Panel], names: Mapping[str, str]) -> Grid | None:
 
 
 def _column(request: GenerationRequest, *, of_weight: bool) -> str:
-    """Returns the heading of a request's column."""
+    """Return the heading of a request's column."""
     return f"Weight {request.lora_weight:g}" if of_weight else f"Seed {request.seeds[0]}"
 
 

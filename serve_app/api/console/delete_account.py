@@ -55,7 +55,7 @@ def _page(request: Request, session: SignedIn, *, status: int = 200, problem: st
 
 
 def _signed_out(request: Request, session: SignedIn, deleted: DeletedAccount | None) -> Response:
-    """Says what was removed, and that the rest follows where storage or Redis did not answer."""
+    """Say what was removed, and that the rest follows where storage or Redis did not answer."""
     response = render(request, "account_deleted.html", None, name=session.account.name, deleted=deleted)
     drop_cookie(request, response, SESSION)
     drop_device(request, response)

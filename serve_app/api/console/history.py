@@ -75,7 +75,7 @@ async def open_history(request: Request, session: PageSession) -> Response:
 
 
 async def load_job(request: Request, job_id: str, session: PageSession) -> Job:
-    """Reads the account's job; raises 404 for any other."""
+    """Read the account's job. Raises 404 for any other."""
     job = await resources_of(request).jobs.get(valid_job_id(job_id, "gen", "up"), account_id=session.account.id)
     if job is None:
         raise HTTPException(404)
@@ -102,7 +102,7 @@ async def open_job(request: Request, job: ChosenJob, session: PageSession) -> Re
 async def open_image(
     request: Request, job: ChosenJob, image: ChosenImage, download: Literal["yes"] | None = None
 ) -> Response:
-    """Serves the PNG from this service's own address, which is all that the pages' policy allows."""
+    """Serve the PNG from this service's own address, which is all that the pages' policy allows."""
     try:
         png = await resources_of(request).images.get(image.image_uri)
     except NotFound:
@@ -157,7 +157,7 @@ async def delete_job(request: Request, job_id: str, session: FormSession, form: 
 
 @router.post("/history/{job_id}/{image_id}/delete")
 async def delete_image(request: Request, job_id: str, image_id: str, session: FormSession, form: Form) -> Response:
-    """Deletes one image of a job; with its last one the job goes."""
+    """Delete one image of a job; with its last one the job goes."""
     check_form(session, form, "delete image")
     resources, account_id, valid_id = resources_of(request), session.account.id, valid_job_id(job_id, "gen", "up")
     try:
@@ -201,24 +201,24 @@ async def _job_page(request: Request, session: SignedIn, job: Job, *, status: in
 
 
 def _lora_id(given: str, names: Mapping[str, str]) -> str:
-    """Returns the id of a LoRA given by id or name; of several with one name, the newest."""
+    """Return the id of a LoRA given by id or name; of several with one name, the newest."""
     named = [lora_id for lora_id, name in names.items() if name.casefold() == given.strip().casefold()]
     return given if given in names or not named else named[-1]
 
 
 def _shown_lora(lora_id: str, names: Mapping[str, str]) -> str:
-    """Returns the LoRA's name, or its id where it is gone or shares its name with another."""
+    """Return the LoRA's name, or its id where it is gone or shares its name with another."""
     name = names.get(lora_id, lora_id)
     return name if list(names.values()).count(name) == 1 else lora_id
 
 
 def _newest_keys(keys: Sequence[ApiKey], chosen: str) -> list[ApiKey]:
-    """Returns the newest keys, and the chosen one."""
+    """Return the newest keys, and the chosen one."""
     return [key for key in reversed(keys) if key.id == chosen or key in keys[-MOST_OFFERED:]]
 
 
 def _read_filter(chosen: Mapping[str, str], lora_id: str) -> JobFilter:
-    """Reads the filter; a field that cannot be read takes any job."""
+    """Read the filter; a field that cannot be read takes any job."""
     last = _read_date(chosen["to"])
     return JobFilter(
         state=JobState(chosen["state"]) if chosen["state"] in STATES else None,
@@ -230,7 +230,7 @@ def _read_filter(chosen: Mapping[str, str], lora_id: str) -> JobFilter:
 
 
 def _read_date(text: str) -> datetime | None:
-    """Reads a date as the midnight (UTC) at its beginning."""
+    """Read a date as the midnight (UTC) at its beginning."""
     if _DATE.fullmatch(text):
         with suppress(ValueError):
             return datetime.combine(date.fromisoformat(text), datetime.min.time(), UTC)
@@ -238,6 +238,6 @@ def _read_date(text: str) -> datetime | None:
 
 
 def _read_cursor(text: str) -> Position | None:
-    """Reads the position after which a page begins; None, which begins with the newest, for other texts."""
+    """Read the position after which a page begins; None, which begins with the newest, for other texts."""
     parts = _CURSOR.fullmatch(text)
     return Position(int(parts[1]), parts[2]) if parts else None

@@ -43,7 +43,7 @@ class Panel:
 
 
 async def panel_of(resources: Resources, job: Job) -> Panel:
-    """Builds the panel of a job, and asks its worker for previews until it has ended."""
+    """Build the panel of a job, and ask its worker for previews until it has ended."""
     previews: Mapping[int, Preview] = {}
     if not job.state.is_terminal and resources.settings.previews:
         await resources.previews.watch(job.id)

@@ -13,7 +13,7 @@ from serve_app.domain.requests import GenerationRequest, UpscaleRequest, Variant
 
 
 def curl_command(job: Job, address: str, key: ApiKey | None = None) -> str:
-    """Writes the request as a shell command; '' for a request that cannot be read."""
+    """Write the request as a shell command; '' for a request that cannot be read."""
     if job.request is None:
         return ""
     page = API if job.variant is Variant.A else API_KEYS
@@ -25,7 +25,7 @@ def curl_command(job: Job, address: str, key: ApiKey | None = None) -> str:
 
 
 def playground_query(job: Job) -> str:
-    """Writes the request as the playground's query; '' for a request that the playground does not make."""
+    """Write the request as the playground's query; '' for a request that the playground does not make."""
     request = job.request
     if not isinstance(request, GenerationRequest):
         return ""

@@ -78,7 +78,7 @@ async def create_key(request: Request, page: ChosenKeyPage, session: FormSession
 
 @router.post("/settings/{slug}/{key_id}/roll")
 async def roll_key(request: Request, page: ChosenKeyPage, key_id: str, session: FormSession, form: Form) -> Response:
-    """Makes a successor with the same permissions; the old key works a day longer."""
+    """Make a successor with the same permissions; the old key works a day longer."""
     await _require_own(request, session, key_id)
     if await _is_used_up(request, session, form, "roll key"):
         return await keys_page(request, session, page, status=409, notice=MADE_ALREADY)
@@ -102,12 +102,12 @@ async def revoke_key(request: Request, page: ChosenKeyPage, key_id: str, session
 
 
 def _limit(given: str) -> int | None:
-    """Reads the limit; None for an empty field, and 0, which every plan refuses, for other texts."""
+    """Read the limit; None for an empty field, and 0, which every plan refuses, for other texts."""
     return None if not given.strip() else int(given) if re.fullmatch(r"[0-9]{1,9}", given.strip()) else 0
 
 
 async def _lora(request: Request, session: SignedIn, given: str) -> str | None:
-    """Finds the LoRA named by id or name; None for an empty field. Raises `InvalidParameter`."""
+    """Find the LoRA named by id or name; None for an empty field. Raises `InvalidParameter`."""
     if not given:
         return None
     usable = await resources_of(request).catalog.adapters(session.account.id)

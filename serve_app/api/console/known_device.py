@@ -29,7 +29,7 @@ def read_device(request: Request) -> KnownDevice | None:
 
 
 def set_device(request: Request, response: Response, account_id: str) -> None:
-    """Makes the browser a known device of the account for 90 days; a known one keeps its id."""
+    """Make the browser a known device of the account for 90 days; a known one keeps its id."""
     known = read_device(request)
     device_id = known.device_id if known and known.account_id == account_id else secrets.token_urlsafe(16)
     value = signed(

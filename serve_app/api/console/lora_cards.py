@@ -51,7 +51,7 @@ async def choose_cards(
 
 
 def own_pictures(request: Request, jobs: Iterable[Job]) -> Mapping[str, str]:
-    """Returns the addresses of the newest pictures among these jobs, by LoRA."""
+    """Return the addresses of the newest pictures among these jobs, by LoRA."""
     root = root_of(request)
     return {
         lora_id: f"{root}/history/{job.id}/{job.images[0].image_id}/thumbnail"
@@ -60,7 +60,7 @@ def own_pictures(request: Request, jobs: Iterable[Job]) -> Mapping[str, str]:
 
 
 async def sample_pictures(request: Request, adapters: Iterable[Adapter]) -> Mapping[str, str]:
-    """Returns the addresses of samples, bundled or drawn by the service, by LoRA."""
+    """Return the addresses of samples, bundled or drawn by the service, by LoRA."""
     adapters, site, root = list(adapters), site_of(request), root_of(request)
     bundled = {each.id: sample_of(each.name, each.base_model) for each in adapters if not each.owner}
     drawn = await find_pictures(resources_of(request), adapters)
@@ -79,7 +79,7 @@ def matches(adapter: Adapter, find: str) -> bool:
 def _few(
     adapters: Iterable[Adapter], chosen: Sequence[str], fitting: Sequence[Adapter], *, used: Iterable[str]
 ) -> list[Adapter]:
-    """Returns the chosen LoRAs, and of those found the last used, then the newest."""
+    """Return the chosen LoRAs, and of those found the last used, then the newest."""
     by_id, newest = {each.id: each for each in adapters}, [each.id for each in reversed(fitting)]
     ordered = dict.fromkeys((*chosen, *(each for each in used if each in set(newest)), *newest))
     return [by_id[each] for each in ordered if each in by_id][:MOST]

@@ -50,7 +50,7 @@ def form_message(message: str) -> str:
 
 
 def found_parts(adapter: Adapter) -> list[Part]:
-    """Lists what is known of a LoRA; of the operator's LoRAs, nothing was found in the file."""
+    """List what is known of a LoRA; of the operator's LoRAs, nothing was found in the file."""
     found, parts = adapter.found, [Part("Id", adapter.id, is_id=True), Part("Base model", adapter.base_model)]
     if adapter.trigger_words:
         parts.append(Part("Trigger words", ", ".join(adapter.trigger_words)))
@@ -74,7 +74,7 @@ def found_parts(adapter: Adapter) -> list[Part]:
 
 
 def training_parts(adapter: Adapter) -> list[Part]:
-    """Lists the metadata that the trainer wrote into the file."""
+    """List the metadata that the trainer wrote into the file."""
     metadata: Mapping[str, str] = adapter.found.get("metadata", {})
     return [Part(name, text) for name, text in sorted(metadata.items())]
 

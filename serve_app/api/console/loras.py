@@ -103,7 +103,7 @@ async def open_loras(request: Request, session: PageSession) -> Response:
 
 
 def _by_owner(adapters: Sequence[Adapter], account_id: str) -> tuple[list[Adapter], list[Adapter], list[Adapter]]:
-    """Splits LoRAs into the account's own (newest first), those shared with it, and the service's."""
+    """Split LoRAs into the account's own (newest first), those shared with it, and the service's."""
     own = [each for each in reversed(adapters) if each.owner == account_id]
     shared = [each for each in adapters if each.owner not in ("", account_id)]
     return own, shared, [each for each in adapters if not each.owner]
@@ -127,7 +127,7 @@ async def open_upload(request: Request, session: PageSession) -> Response:
 
 @router.post("/loras/new")
 async def upload(request: Request, session: FormSession, by: ActorDep) -> Response:
-    """Receives a LoRA's file, checks it and registers it, which takes some seconds."""
+    """Receive a LoRA's file, check it and register it, which takes some seconds."""
     resources, form = resources_of(request), None
     await _check_tries(request, session)
     try:
@@ -161,7 +161,7 @@ async def open_lora(request: Request, session: PageSession, lora_id: str) -> Res
 
 @router.get("/loras/{lora_id}/sample")
 async def open_sample(request: Request, session: PageSession, lora_id: str) -> Response:
-    """Serves the sample picture of a registered LoRA to accounts that may use it."""
+    """Serve the sample picture of a registered LoRA to accounts that may use it."""
     resources = resources_of(request)
     found = await find_pictures(resources, [(await _find(request, session, lora_id)).adapter])
     try:

@@ -12,14 +12,14 @@ from serve_app.service.submit import Call
 
 
 def uncounted_owner(request: Request, session: SignedIn) -> Caller:
-    """Returns the owner as a caller, without counting a request."""
+    """Return the owner as a caller, without counting a request."""
     account, settings = session.account, resources_of(request).settings
     plan = settings.plan_named(Variant.A, account.plan_a)
     return Caller(account_id=account.id, account_name=account.name, key_id="", variant=Variant.A, plan=plan)
 
 
 async def owner_caller(request: Request, session: SignedIn) -> Caller:
-    """Counts one request of interface A. Raises `RateLimitExceeded`, and 403 for a disabled account."""
+    """Count one request of interface A. Raises `RateLimitExceeded`, and 403 for a disabled account."""
     counted = await resources_of(request).auth.count_owner(session.account.id, Variant.A)
     if counted.caller is None:
         raise HTTPException(403, "You have been signed out. Sign in and try again.")

@@ -110,20 +110,20 @@ async def keys_page(
 
 
 async def _only_loras(resources: Resources, account_id: str, keys: Sequence[ApiKey]) -> Mapping[str, str]:
-    """Names the LoRAs to which single keys are kept, where the account may still use them."""
+    """Name the LoRAs to which single keys are kept, where the account may still use them."""
     ids = {lora_id for key in keys if key.adapters and len(key.adapters) == 1 for lora_id in key.adapters}
     found = [await resources.catalog.adapter_of(lora_id, account_id) for lora_id in sorted(ids)]
     return {each.adapter.id: each.adapter.name for each in found if each is not None}
 
 
 async def keys_of(resources: Resources, session: SignedIn) -> Sequence[ApiKey]:
-    """Returns the keys that the user may change: for an owner all of the account's, else its own."""
+    """Return the keys that the user may change: for an owner all of the account's, else its own."""
     keys, user = await resources.api_keys.list(session.account.id), session.user
     return [key for key in keys if user.role is Role.OWNER or key.user_id == user.id]
 
 
 async def usable_keys(resources: Resources, session: SignedIn) -> list[ApiKey]:
-    """Returns the user's keys that work now, the newest first."""
+    """Return the user's keys that work now, the newest first."""
     now = datetime.now(UTC)
     return [key for key in reversed(await keys_of(resources, session)) if key.state(now) == "active"]
 

@@ -33,7 +33,7 @@ router = APIRouter()
 
 
 async def load_generation(job: ChosenJob) -> tuple[Job, GenerationRequest]:
-    """Reads a job and its request; raises 404 where this version cannot read the request."""
+    """Read a job and its request. Raises 404 where this version cannot read the request."""
     if not isinstance(job.request, GenerationRequest):
         raise HTTPException(404)
     return job, job.request
@@ -49,13 +49,13 @@ async def open_playground(request: Request, session: PageSession) -> Response:
 
 @router.get("/playground/cards")
 async def open_cards(request: Request, session: PageSession) -> Response:
-    """Renders the cards alone, which the page fetches during a search."""
+    """Render the cards alone, which the page fetches during a search."""
     return await cards_part(request, session, request.query_params)
 
 
 @router.post("/playground/cards")
 async def find_loras(request: Request, session: FormSession, form: Form) -> Response:
-    """Searches without JavaScript: leads to the same page with the fields as they were filled in."""
+    """Search without JavaScript: lead to the same page with the fields as they were filled in."""
     check_form(session, form, PURPOSE)
     return redirect(request, f"playground?{urlencode(query_values(form))}")
 
@@ -81,7 +81,7 @@ async def open_job(request: Request, job: ChosenJob, session: PageSession) -> Re
 
 @router.get("/playground/{job_id}/panel")
 async def open_panel(request: Request, job: ChosenJob, session: PageSession) -> Response:
-    """Renders the job alone, which the page fetches until the job has ended."""
+    """Render the job alone, which the page fetches until the job has ended."""
     return render(request, "panel.html", session, **await panel_values(request, session, job))
 
 
@@ -95,7 +95,7 @@ async def open_preview(request: Request, job: ChosenJob, index: int) -> Response
 
 @router.post("/playground/{job_id}/again")
 async def again(request: Request, generation: Generation, session: FormSession, form: Form) -> Response:
-    """Submits the same request with the next seed, or a random one."""
+    """Submit the same request with the next seed, or a random one."""
     check_form(session, form, PURPOSE)
     job, before = generation
     seed = before.seeds[-1] + 1 if form.get("seed") == "next" else draw_seed()
@@ -155,6 +155,6 @@ async def _job_with_notice(request: Request, session: FormSession, job: Job, err
 
 
 def _values(request: Request, job: Job) -> dict[str, str]:
-    """Returns the job's fields without its seed, over which go the fields of the address."""
+    """Return the job's fields without its seed, over which go the fields of the address."""
     made = {**values_of(job.request), "seed": ""} if isinstance(job.request, GenerationRequest) else {}
     return made | query_values(request.query_params)

@@ -34,7 +34,7 @@ COMPARISON: Mapping[str, str] = {"across": "", "weights": "0.25, 0.5, 0.75, 1", 
 
 
 def draw_seed() -> int:
-    """Draws a seed that is short enough to be copied by hand."""
+    """Draw a seed that is short enough to be copied by hand."""
     return secrets.randbelow(2**32)
 
 

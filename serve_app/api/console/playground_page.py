@@ -41,7 +41,7 @@ async def playground_page(
     status: int = 200,
     notice: str = "",
 ) -> HTMLResponse:
-    """Renders the page; `given` are fields of the form, `comparing` the LoRAs chosen on Compare."""
+    """Render the page; `given` are fields of the form, `comparing` the LoRAs chosen on Compare."""
     adapters = await resources_of(request).catalog.adapters(session.account.id)
     cards = await _cards(request, session, given, adapters, comparing)
     values = _complete(given, adapters, cards)
@@ -100,7 +100,7 @@ async def _cards(
 
 
 async def panel_values(request: Request, session: SignedIn, job: Job) -> dict[str, Any]:
-    """Returns the values for `panel.html`."""
+    """Return the values for `panel.html`."""
     resources = resources_of(request)
     address = base_url(request, resources.settings.public_url).removesuffix("/console")
     request_, keys = job.request, await usable_keys(resources, session)

@@ -48,7 +48,7 @@ async def read_session(request: Request) -> SignedIn | None:
 
 
 def anonymous_token(request: Request) -> str:
-    """Returns the token of a browser that is not signed in: its cookie's, or a new one."""
+    """Return the token of a browser that is not signed in: its cookie's, or a new one."""
     return request.cookies.get(cookie_name(request, ANONYMOUS)) or secrets.token_urlsafe(32)
 
 

@@ -54,7 +54,7 @@ async def invite(request: Request, session: FormSession, form: Form) -> Response
 
 @router.post("/settings/users/{user_id}/link")
 async def make_link(request: Request, user_id: str, session: FormSession, form: Form) -> Response:
-    """Makes another link, after a link or a password was lost."""
+    """Make another link, after a link or a password was lost."""
     check_form(session, form, _PURPOSE)
     user = await _existing(request, session, user_id)
     await _record(request, session, Act.SIGN_IN_LINK_MADE, user)
@@ -63,7 +63,7 @@ async def make_link(request: Request, user_id: str, session: FormSession, form: 
 
 @router.post("/settings/users/{user_id}/remove")
 async def remove(request: Request, user_id: str, session: FormSession, form: Form) -> Response:
-    """Removes a user, ends its sessions and revokes its keys."""
+    """Remove a user, end its sessions and revoke its keys."""
     check_form(session, form, _PURPOSE)
     user = await _existing(request, session, user_id)
     await resources_of(request).users.remove(session.account.id, user.id)

@@ -9,7 +9,7 @@ MOST_PAGES = 2_000
 
 
 def redirect(request: Request, path: str) -> RedirectResponse:
-    """Redirects to another page of the same application."""
+    """Redirect to another page of the same application."""
     return RedirectResponse(f"{root_of(request)}/{path}", 303)
 
 

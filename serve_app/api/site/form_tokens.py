@@ -24,7 +24,7 @@ def check_form(session: Session, form: Mapping[str, str], purpose: str) -> None:
 
 
 def form_token(session: str, purpose: str) -> str:
-    """Returns the token of a form, by which only this session can send a form of this purpose."""
+    """Return the token of a form, by which only this session can send a form of this purpose."""
     return hmac.digest(session.encode(errors="replace"), f"form: {purpose}".encode(), "sha256").hex()
 
 
@@ -39,6 +39,6 @@ def single_use_token(session: str, purpose: str) -> str:
 
 
 def nonce_of(session: str, purpose: str, given: str) -> str | None:
-    """Returns a single-use token's nonce; None for a token of another session or purpose."""
+    """Return a single-use token's nonce; None for a token of another session or purpose."""
     nonce, _, proof = given.partition(".")
     return nonce if is_form_token(session, f"{purpose} {nonce}", proof) else None

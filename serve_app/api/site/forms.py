@@ -19,7 +19,7 @@ _CLOSE = {"Connection": "close"}
 
 
 async def read_form(request: Request) -> Mapping[str, str]:
-    """Reads a form's fields, the first of each name. Raises `HTTPException`: 413, 408, 415, 400."""
+    """Read a form's fields, the first of each name. Raises `HTTPException`: 413, 408, 415, 400."""
     try:
         raw = await read_bytes(request, limit=FORM_BYTES, seconds=ARRIVAL_LIMIT_S)
     except BodyTooLarge:

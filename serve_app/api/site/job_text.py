@@ -51,7 +51,7 @@ def title(job: Job) -> str:
 
 
 def failure_text(job: Job) -> FailureWords | None:
-    """Explains why a job ended without images, and what may help; None for any other job."""
+    """Explain why a job ended without images, and what may help; None for any other job."""
     if job.state in (JobState.QUEUED, JobState.RUNNING, JobState.COMPLETED):
         return None
     failure = failure_of(job)
@@ -83,7 +83,7 @@ def parameters(job: Job, lora_names: Mapping[str, str]) -> list[Part]:
 
 
 def timeline(job: Job) -> list[Part]:
-    """Lists how long each part of the last attempt took, and how many attempts there were."""
+    """List how long each part of the last attempt took, and how many attempts there were."""
     parts: list[Part] = []
     if job.started_at is not None:
         parts.append(Part("Waited", measured_duration(job.started_at - job.created_at)))

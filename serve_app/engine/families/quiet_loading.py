@@ -16,7 +16,7 @@ _MISLEADING = {
 
 @contextmanager
 def quiet_loading() -> Generator[None]:
-    """Restores progress bars and warnings at the end of the block."""
+    """Restore progress bars and warnings at the end of the block."""
     libraries: list[Any] = [importlib.import_module(name) for name in _LIBRARIES]
     with_bars = [library for library in libraries if library.is_progress_bar_enabled()]
     loggers = [logging.getLogger(name) for name in _MISLEADING]
