@@ -1,4 +1,4 @@
-"""Users of an account and their links: calls that come twice, too late, or for somebody who is not there."""
+"""Users of an account and their links: calls that come twice, too late, or for nobody."""
 
 from typing import Any, cast
 
