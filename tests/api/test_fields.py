@@ -248,6 +248,12 @@ async def test_a_whole_number_is_an_integer_however_it_is_spelled(
     assert (await accepted(service, answer)).seeds == (7,)
 
 
+async def test_a_number_nearer_to_zero_than_any_float_is_zero(service: TestService, regular: Member) -> None:
+    text = json.dumps(BODIES[B])[:-1] + ', "lora_weight": 1e-99999999999999999999}'
+    answer = await service.client.post("/v1/generate", content=text, headers=regular.headers(B))
+    assert (await accepted(service, answer)).lora_weight == 0
+
+
 @pytest.mark.parametrize(
     ("name", "hint"),
     [

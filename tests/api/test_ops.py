@@ -105,6 +105,12 @@ async def test_the_landing_page_leads_to_the_documents_and_the_console(service: 
         assert found.status_code == 200 or target.startswith("/console"), target
 
 
+@pytest.mark.parametrize("path", ["/console", "/operators"])
+async def test_pages_are_found_without_their_last_slash(service: TestService, path: str) -> None:
+    answer = await service.client.get(path)
+    assert (answer.status_code, answer.headers["location"]) == (308, f"{path}/")
+
+
 async def test_an_operator_reads_queue_and_usage_of_each_account(service: TestService, member: Member) -> None:
     """As labels of Prometheus they would be without bound."""
     await service.complete(await service.submit(member, num_images=2, steps=20))

@@ -6,11 +6,13 @@ from typing import Any
 
 import httpx
 import pytest
+import redis
 from PIL import Image
 
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Failure
 from serve_app.domain.requests import Variant
+from serve_app.stores.redis_keys import redis_key
 from tests.api.app import BODY_A, BODY_B, Member, TestService, png_of
 
 A, B = Variant.A, Variant.B
@@ -281,3 +283,14 @@ def test_the_stand_in_images_are_real() -> None:
     from io import BytesIO
 
     assert Image.open(BytesIO(png_of((512, 768)))).size == (512, 768)
+
+
+async def test_a_job_whose_request_only_a_newer_version_can_read_is_shown_without_it(
+    service: TestService, member: Member
+) -> None:
+    job_id = await service.submit(member)
+    with redis.Redis.from_url(service.resources.redis_url) as server:
+        server.hset(redis_key("job", job_id), "request", "{}")
+    record = await poll(service, member, A, job_id, "/v1/jobs/")
+    assert record["status"] == "queued"
+    assert "request" not in record
