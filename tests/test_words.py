@@ -16,7 +16,7 @@ RETIRED = frozenset(
     WORD.findall(
         "house houses floors roof roofs door doors verbs mains garden gardens visitor visitors room rooms desk desks bench "
         "benches teller telling told gate gates shelf shelves forge rig rigs books wire hands patiently pace edge "
-        "stranger strangers refusal refusals"
+        "stranger strangers refusal refusals voucher vouchers grains skeleton skeletons"
     )
 )
 """As whole words and as parts of identifiers: `free_rooms`, `GenerationBench`, `test_door.py`."""
