@@ -81,6 +81,7 @@ async def test_what_tells_of_other_tenants_is_the_operators(service: TestService
         ready, metrics = await client.get("/readyz"), await client.get("/metrics")
         for path in ("/metrics/accounts", "/metrics/adapters"):
             assert (await client.get(path)).status_code == metrics.status_code
+            assert (await client.get(f"{path}?limit=0")).status_code == (400 if asked.sees else 401)
         assert (await client.get("/healthz")).status_code == 200
     assert ready.status_code == 200
     assert ("redis" in ready.json()) is asked.sees
