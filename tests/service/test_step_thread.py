@@ -122,6 +122,20 @@ async def test_images_between_failures_reset_the_count(executor: FragileExecutor
     assert not steps.is_broken
 
 
+async def test_a_failed_step_leaves_the_runs_alone_that_had_ended(executor: FragileExecutor, steps: StepThread) -> None:
+    good, bad = steps.expect(["good", "bad"])
+    executor.add("good")
+    steps.wake()
+    async with asyncio.timeout(30):
+        await good
+        executor.add("bad")
+        steps.wake()
+        with pytest.raises(StepFailed):
+            await bad
+    assert (await good).run_id == "good"
+    assert steps.is_finished("good")
+
+
 async def test_a_failure_counts_once_however_busy_the_event_loop_is(
     executor: FragileExecutor, steps: StepThread
 ) -> None:
