@@ -140,6 +140,20 @@ async def test_haproxy_s_one_address_is_the_caller_s() -> None:
     assert (await behind_haproxy(*forwarded, ("x-forwarded-proto", "https")))["scheme"] == "https"
 
 
+async def test_what_is_no_request_passes_as_it_is() -> None:
+    seen: list[Scope] = []
+
+    async def app(scope: Scope, _receive: Receive, _send: Send) -> None:
+        seen.append(scope)
+
+    async def nothing(*_: object) -> dict[str, object]:
+        return {}
+
+    lifespan = {"type": "lifespan"}
+    await with_forwarded_address(app, SECRET)(lifespan, nothing, nothing)  # pyright: ignore[reportArgumentType]
+    assert seen == [lifespan]
+
+
 @pytest.mark.parametrize("given", [(), (("x-atelier-proxy", "6" * 64),), (("x-atelier-proxy", "\xff"),)])
 async def test_who_calls_a_replica_s_own_port_is_not_believed(given: tuple[tuple[str, str], ...]) -> None:
     """Whether its server has believed the caller (`client`) or not."""

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import itertools
+import os
 import tracemalloc
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -12,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from serve_app.api import multipart
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.jobs import JobKind, JobState
 from serve_app.domain.requests import Variant
@@ -130,6 +132,7 @@ class Watched:
 
 FORM = {"Content-Type": "multipart/form-data; boundary=b"}
 FILE_PART = b'--b\r\nContent-Disposition: form-data; name="file"\r\n\r\n'
+NAME_PART = FILE_PART.replace(b"file", b"name")
 
 
 async def test_nothing_is_read_before_the_key_is_known_or_of_what_is_declared_too_large(
@@ -195,6 +198,37 @@ async def test_an_account_has_few_uploads_under_way_at_once(service: TestService
     refused(await post(service, member.b, {}), 400, "invalid_parameter", "name: is required")
 
 
+async def test_an_upload_that_stops_arriving_is_given_up(
+    service: TestService, regular: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(multipart, "GRACE_S", 0.02)
+
+    async def stuck() -> AsyncIterator[bytes]:
+        yield b"--b\r\n"
+        await asyncio.Event().wait()
+
+    answer = await service.client.post("/v1/loras", headers=FORM | regular.a, content=stuck())
+    refused(answer, 400, "invalid_parameter", "body: must arrive at 32 KiB a second")
+    assert uploads(service) == []
+
+
+async def test_uploads_leave_nothing_and_what_a_killed_process_left_goes_after_a_day(
+    service: TestService, regular: Member
+) -> None:
+    """A folder of PEFT is refused here before it is looked at."""
+    folder = service.resources.settings.data_dir / "uploads"
+    left, new, vanished = folder / "left", folder / "new", folder / "vanished"
+    for each in (left, new):
+        each.mkdir(parents=True)
+    os.utime(left, (0, 0))
+    vanished.symlink_to(folder / "nothing")
+    answer = await post(service, regular.a, SAID | {"base_model": "none"}, file=b"x", adapter_config=b"{}")
+    refused(answer, 400, "invalid_parameter", "base_model: there is no base model")
+    assert set(uploads(service)) == {new, vanished}
+    new.rmdir()
+    vanished.unlink()
+
+
 async def test_an_upload_that_cannot_be_kept_is_refused_as_a_store_that_is_away(
     service: TestService, regular: Member
 ) -> None:
@@ -240,8 +274,9 @@ async def test_a_form_that_is_wrong_is_refused_by_its_field(
         ("multipart/form-data; boundary=b", b"nonsense", 400, "invalid_parameter"),
         ("multipart/form-data; boundary=b", FILE_PART + b"cut", 400, "invalid_parameter"),
         ("multipart/form-data; boundary=" + "b" * 300, b"", 400, "invalid_parameter"),
+        ("multipart/form-data; boundary=b", NAME_PART + b"\xff\r\n--b--\r\n", 400, "invalid_parameter"),
     ],
-    ids=["text", "no JSON", "empty JSON", "no boundary", "no form", "cut", "long boundary"],
+    ids=["text", "no JSON", "empty JSON", "no boundary", "no form", "cut", "long boundary", "no UTF-8"],
 )
 async def test_a_body_that_is_no_form_is_refused(
     service: TestService, regular: Member, content_type: str, body: bytes, status: int, code: str
