@@ -438,8 +438,8 @@ PROTECTIONS: tuple[Protection, ...] = (
     Protection(
         "metrics are the operator's",
         "serve_app/api/ops.py",
-        "    if not _is_operator(request):\n        return _refused()\n    return Response(",
-        "    return Response(",
+        '@router.get("/metrics", dependencies=OPERATOR_ONLY)',
+        '@router.get("/metrics")',
         IN_API + "test_ops.py::test_what_tells_of_other_tenants_is_the_operators",
     ),
     Protection(
@@ -494,7 +494,7 @@ PROTECTIONS: tuple[Protection, ...] = (
     Protection(
         "nothing of a body is read before the key is known",
         "serve_app/api/body.py",
-        "    if declared.isdecimal() and len(declared) < 20 and int(declared) > limit:\n        raise BodyTooLarge\n",
+        "    if declares_more(request, limit):\n        raise BodyTooLarge\n",
         "",
         IN_API + "test_bodies.py::test_no_byte_is_read_of_a_body_declared_too_large",
     ),
