@@ -55,6 +55,9 @@ class ServeRun:
                 env={**environment, **ENVIRONMENT, **own},
                 stdout=file,
                 stderr=subprocess.STDOUT,
+                preexec_fn=lambda: signal.signal(
+                    signal.SIGHUP, signal.SIG_DFL
+                ),  # `nohup make test` would pass on that it is ignored
             )
 
     def until(self, condition: Callable[[], bool], limit_s: float = START_LIMIT_S) -> None:
