@@ -10,6 +10,7 @@ TOOLS := .venv/tools
 TOOLS_STAMP := $(TOOLS)/.installed
 export HF_HUB_OFFLINE := 1
 export RAY_USAGE_STATS_ENABLED := 0
+unexport PYTHONDONTWRITEBYTECODE  # or each of some hundred processes of the tests would compile the sources again
 
 .PHONY: help setup run quick test check lint types imports tests manifests rayservice coverage soak sbom audit screenshots pocket-model pocket-report clean
 
