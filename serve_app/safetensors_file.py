@@ -9,8 +9,6 @@ import re
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
-import numpy as np
-
 MAX_FILE_BYTES = 2 << 30
 MAX_HEADER_BYTES = 8 << 20
 """Training metadata of 20,000 tags takes 1 MiB (measured); sd-scripts writes every tag of the data set."""
@@ -30,7 +28,7 @@ _FLOATS: dict[str, tuple[str, int]] = {
 """Element and mask: an element whose masked bits are all ones is infinite or not a number (E4M3 has no infinity)."""
 _INTEGERS = {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 """sd-scripts writes an integer alpha as I64; LyCORIS writes flags."""
-_BYTES = {dtype: np.dtype(element).itemsize for dtype, (element, _) in _FLOATS.items()} | _INTEGERS
+_BYTES = {dtype: int(element[-1]) for dtype, (element, _) in _FLOATS.items()} | _INTEGERS
 _BLOCK = 1 << 20
 _PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 _WEB_PAGES = (b"<!do", b"<htm", b"<?xm")
@@ -181,6 +179,8 @@ def _check_finite(file: BinaryIO, name: str, tensor: dict[str, Any], *, start: i
 
 
 def _require_finite(name: str, dtype: str, numbers: bytes | bytearray) -> None:
+    import numpy as np  # takes 0.1 s, which commands that read no weights and files refused by their header need not wait
+
     element, mask = _FLOATS[dtype]
     bits = np.frombuffer(numbers, element)
     _must(not bool(np.any((bits & mask) == mask)), f"holds numbers that are not finite in {name}")
