@@ -12,10 +12,10 @@ import yaml
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Job, JobState
 from tests.faults.environment import Environment, open_environment
-from tests.faults.worker import WorkerBehavior
+from tests.faults.worker import FORKED_WORKERS, WorkerBehavior
 from tests.support import POCKET, adapter_id, wait_until
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), FORKED_WORKERS]
 
 FAILED = [JobState.FAILED]
 GOOD = POCKET / "loras" / "outline.safetensors"

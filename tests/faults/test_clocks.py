@@ -22,9 +22,9 @@ from serve_app.stores.sessions import Opened
 from tests.api.app import ALL, BODY_A, BODY_B, Member, TestService, client_of, service_settings
 from tests.faults.clock import by_the_callers_clock, clock_off_by
 from tests.faults.environment import Environment, open_environment
-from tests.faults.worker import WorkerBehavior
+from tests.faults.worker import FORKED_WORKERS, WorkerBehavior
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), FORKED_WORKERS]
 
 AHEAD, BEHIND = timedelta(hours=1), timedelta(hours=-1)
 HALF_AN_HOUR = timedelta(minutes=30)

@@ -7,10 +7,10 @@ import pytest
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import JobState
 from tests.faults.environment import Environment, open_environment
-from tests.faults.worker import OUT_OF_MEMORY, UNHEALTHY, WorkerBehavior
+from tests.faults.worker import FORKED_WORKERS, OUT_OF_MEMORY, UNHEALTHY, WorkerBehavior
 from tests.support import wait_until
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), FORKED_WORKERS]
 
 
 async def test_jobs_that_do_not_fit_together_are_drawn_in_smaller_batches(env: Environment) -> None:

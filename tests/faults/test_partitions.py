@@ -24,11 +24,11 @@ from serve_app.stores.script import Rewrite
 from tests.api.app import Member, TestService, client_of, png_of, service_settings
 from tests.faults.environment import HASTY, LONG, Environment
 from tests.faults.redis_proxy import RedisProxy, proxy_to
-from tests.faults.worker import WorkerBehavior
+from tests.faults.worker import FORKED_WORKERS, WorkerBehavior
 from tests.rewriting import replacing
 from tests.support import wait_until
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), FORKED_WORKERS]
 
 BODY = {"positive_prompt": "a lighthouse", "model_id": ""}
 REFUSED_WITHIN_S = 15.0

@@ -18,11 +18,11 @@ from serve_app.stores.embedded import ensure_redis
 from serve_app.stores.job_queue import JobQueue
 from serve_app.stores.redis import connect
 from tests.faults.environment import LONG, Environment, open_environment
-from tests.faults.worker import WorkerBehavior
+from tests.faults.worker import FORKED_WORKERS, WorkerBehavior
 from tests.rewriting import replacing
 from tests.support import wait_until
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), FORKED_WORKERS]
 
 CANCELED = [JobState.CANCELED]
 ACCEPTS = int(os.environ.get("ATELIER_SOAK_ACCEPTS", "100000"))

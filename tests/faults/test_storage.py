@@ -10,10 +10,10 @@ from serve_app.domain.jobs import JobState
 from serve_app.stores.redis_keys import redis_key
 from tests.faults.environment import HASTY, Environment, open_environment
 from tests.faults.storage import ERROR, FLIP, FULL, SLOW, TRUNCATE, set_fault
-from tests.faults.worker import WorkerBehavior
+from tests.faults.worker import FORKED_WORKERS, WorkerBehavior
 from tests.support import wait_until
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), FORKED_WORKERS]
 
 
 @pytest.fixture

@@ -22,10 +22,10 @@ from serve_app.service.reap import reap_forever
 from serve_app.service.worker_timing import WorkerTiming
 from serve_app.stores.redis_keys import redis_key
 from tests.faults.environment import ACCOUNT, ENDLESS, HASTY, LONG, Environment, open_environment
-from tests.faults.worker import POISON, QUICK, UNHEALTHY, Point, WorkerBehavior
+from tests.faults.worker import FORKED_WORKERS, POISON, QUICK, UNHEALTHY, Point, WorkerBehavior
 from tests.support import adapter_id, wait_until
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), FORKED_WORKERS]
 
 soak = pytest.mark.soak
 KILLS = 20

@@ -12,6 +12,8 @@ from functools import cache
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal, cast
 
+import pytest
+
 from serve_app.domain.jobs import Claim, HeartbeatReply, Lease
 from serve_app.domain.requests import GenerationRequest
 from serve_app.service.reap import reap_forever
@@ -60,6 +62,9 @@ class WorkerBehavior:
 
 
 QUICK = WorkerTiming(poll=timedelta(milliseconds=50), heartbeat=timedelta(milliseconds=50))
+
+FORKED_WORKERS = pytest.mark.xdist_group("forked workers")
+"""For tests that start some: the model is then loaded once, by 5 s of processor time, and not by each worker of pytest."""
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.faults.preloaded_engine", __name__])
