@@ -31,7 +31,7 @@ def request(service: Service, line: str) -> bytes:
 
 
 def faults_until_served(service: Service, line: str, usual: int) -> list[str]:
-    """Ask again and again until the answer has been the usual one for a while; return what broke the contract."""
+    """Ask until the answer has been the usual one for a while; return what broke the contract."""
     faults: list[str] = []
     served_since, deadline = None, time.monotonic() + 60
     while served_since is None or time.monotonic() - served_since < SERVED_S:

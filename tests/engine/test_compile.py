@@ -60,7 +60,10 @@ class Compiled:
 
 @pytest.fixture(scope="module")
 def compiled(small_sd: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compiled]:
-    """One for both tests: tracing three graphs takes 7 s. Past the number at which torch gives up by default."""
+    """Share one between both tests: tracing its three graphs takes 7 s.
+
+    They are more than torch makes by default before it gives up.
+    """
     folder = tmp_path_factory.mktemp("compiled")
     targets = (tiny_models.ATTENTION, tiny_models.EVERYTHING, tiny_models.EVERYTHING)
     adapters = [
