@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console, Group, RenderableType
+from rich.filesize import decimal
 from rich.live import Live
 from rich.text import Text
 
@@ -15,6 +16,8 @@ from serve_app.service.overview import adapter_names, overview
 from serve_app.service.resources import Resources
 
 _GIB = 1 << 30
+_USES = {"weights": "weights", "adapters": "slots", "adapter_cache": "cache"}
+"""Uses of memory that an operator can change."""
 
 
 def add_top(app: typer.Typer) -> None:
@@ -73,11 +76,19 @@ def _workers(workers: list[dict[str, Any]]) -> RenderableType:
             row["kind"],
             f"{row['runs']} of {row['runs_limit']}" if "runs" in row and "runs_limit" in row else "-",
             str(row.get("adapters", "-")),
+            _memory(row.get("memory", {})),
             f"{row['gpu_bytes_used'] / _GIB:.1f} of {row['gpu_bytes'] / _GIB:.0f} GiB" if "gpu_bytes" in row else "-",
         )
         for row in workers
     ]
-    return table(("worker", "kind", "runs", "adapters", "GPU memory"), rows, empty="none has been seen within a minute")
+    return table(
+        ("worker", "kind", "runs", "adapters", "memory", "GPU memory"), rows, empty="none has been seen within a minute"
+    )
+
+
+def _memory(by_device: dict[str, dict[str, int]]) -> str:
+    uses = {use: size for device in by_device.values() for use, size in device.items()}
+    return ", ".join(f"{word} {decimal(uses[use])}" for use, word in _USES.items() if uses.get(use)) or "-"
 
 
 def _adapters(adapters: dict[str, Any]) -> RenderableType:

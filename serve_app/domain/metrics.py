@@ -3,6 +3,9 @@
 from enum import StrEnum
 from typing import NamedTuple
 
+from serve_app.domain.errors import FailureCode
+from serve_app.domain.jobs import JobKind
+
 PREFIX = "atelier_"
 
 
@@ -10,6 +13,23 @@ class MetricType(StrEnum):
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
+
+
+class MemoryUse(StrEnum):
+    """What a worker's memory is used for."""
+
+    WEIGHTS = "weights"
+    ADAPTERS = "adapters"
+    """Slots beside the models."""
+    ADAPTER_CACHE = "adapter_cache"
+    """Adapters ready for a slot, in the machine's memory."""
+    ACTIVATIONS = "activations"
+    """Latents, prompts and what a forward pass computes."""
+    RESERVED = "reserved"
+    """Kept by torch for its next allocations."""
+    OTHER = "other"
+    """The driver's, and other processes'."""
+    FREE = "free"
 
 
 class Metric(NamedTuple):
@@ -81,6 +101,9 @@ ADAPTER_LOADS = _histogram("adapter_load_seconds", "Reading an adapter's file an
 ADAPTER_EVICTIONS = _counter("adapter_evictions", "Adapters that lost their slot to another.", "kind")
 GPU_MEMORY = _gauge("gpu_memory_bytes", "Memory of the workers' cards; each worker counts its card whole.", "kind")
 GPU_MEMORY_USED = _gauge("gpu_memory_used_bytes", "Of it, in use by anybody.", "kind")
+WORKER_MEMORY = _gauge(
+    "worker_memory_bytes", "Memory of the workers by use; each counts its card whole.", "kind", "device", "use"
+)
 
 # Measured by every process
 STORAGE_SECONDS = _histogram("storage_seconds", "Calls to the image storage.", CALL_S, "operation")
@@ -100,6 +123,21 @@ def field_of(metric: Metric, *labels: str, part: str = "") -> str:
     """
     assert len(labels) == len(metric.labels), f"{metric.name} has the labels {metric.labels}"
     return "|".join((metric.name, *labels, *([part] if part else [])))
+
+
+_FAILURES = (
+    FailureCode.GENERATION_FAILED,
+    FailureCode.TIMEOUT,
+    FailureCode.LORA_UNAVAILABLE,
+    FailureCode.OUT_OF_MEMORY,
+)
+STORAGE_OPERATIONS = ("write", "read", "delete", "lookup", "listing")
+FROM_ZERO = (
+    *(field_of(JOB_FAILURES, kind, code) for kind in JobKind for code in _FAILURES),
+    *(field_of(STORAGE_ERRORS, operation) for operation in STORAGE_OPERATIONS),
+    field_of(ADAPTER_EVICTIONS, JobKind.GENERATION),
+)
+"""Counters that are shown before their first count: Prometheus sees no increase in a series that begins with it."""
 
 
 def bucket_of(metric: Metric, value: float) -> str:

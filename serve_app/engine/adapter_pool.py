@@ -29,19 +29,13 @@ class _Ready:
 
     weights: AdapterWeights
     rows: dict[str, PackedRow]
-
-    @property
-    def size_bytes(self) -> int:
-        parts = (part for layers in self.weights.values() for part in layers.values())
-        return sum(row.flat.nbytes for row in self.rows.values()) + sum(
-            part.down.nbytes + part.up.nbytes for part in parts
-        )
+    size_bytes: int
 
 
 class AdapterPool:
     """Assigns slots to adapters.
 
-    `prefetch` and `resident` are for any thread, all else for the step thread.
+    `prefetch`, `resident` and the sizes are for any thread, all else for the step thread.
     """
 
     def __init__(
@@ -77,6 +71,18 @@ class AdapterPool:
         """Ids of the adapters in slots: a run with one of them starts at once."""
         with self._lock:
             return frozenset(self._slots)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of all slots on the device, used or not."""
+        return sum(slots.size_bytes for slots in self._component_slots.values())
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the adapters in host memory."""
+        with self._lock:
+            futures = list(self._host.values())
+        return sum(_host_size(future) for future in futures if future.done())
 
     def prefetch(self, adapter: AdapterFile) -> None:
         """Start reading an adapter that a run will need, unless it is in memory already."""
@@ -197,7 +203,8 @@ class AdapterPool:
     def _pack(self, weights: AdapterWeights) -> _Ready:
         """Pack for the present layouts, as far as those cover the adapter."""
         rows = {name: self._component_slots[name].pack(parts) for name, parts in weights.items()}
-        return _Ready(weights, {name: row for name, row in rows.items() if row is not None})
+        packed = {name: row for name, row in rows.items() if row is not None}
+        return _Ready(weights, packed, _size_bytes(weights, packed))
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -206,7 +213,7 @@ class AdapterPool:
     def _shrink_host(self, *, keep: str) -> None:
         with self._lock:
             ready = [(id, future) for id, future in self._host.items() if future.done()]
-            sizes = {id: 0 if _failed(future) else future.result().size_bytes for id, future in ready}
+            sizes = {id: _host_size(future) for id, future in ready}
             total = sum(sizes.values())
             for id, size in sizes.items():
                 if total <= self._host_memory:
@@ -214,6 +221,16 @@ class AdapterPool:
                 if id != keep:
                     del self._host[id]
                     total -= size
+
+
+def _size_bytes(weights: AdapterWeights, rows: Mapping[str, PackedRow]) -> int:
+    parts = (part for layers in weights.values() for part in layers.values())
+    return sum(row.flat.nbytes for row in rows.values()) + sum(part.down.nbytes + part.up.nbytes for part in parts)
+
+
+def _host_size(future: Future[_Ready]) -> int:
+    """Return the bytes of what a finished load gave."""
+    return 0 if _failed(future) else future.result().size_bytes
 
 
 def _failed(future: Future[_Ready]) -> bool:

@@ -92,6 +92,11 @@ class AdapterSlots:
         self._norms: dict[str, Tensor] = {}
         self._bound: object = None
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all slots, used or not. For any thread."""
+        return self._store.nbytes + sum(norms.nbytes for norms in list(self._norms.values()))
+
     # -- filling slots ---------------------------------------------------------------------------------------------
 
     def pack(self, weights: LayerWeights) -> PackedRow | None:

@@ -14,7 +14,7 @@ from serve_app.engine.families.checkpoint import Source
 from serve_app.engine.families.family import Family
 from serve_app.engine.families.registry import load_family
 from serve_app.engine.measured import Measured
-from serve_app.engine.memory import is_out_of_memory, spare_memory
+from serve_app.engine.memory import is_out_of_memory, module_bytes, spare_memory
 from serve_app.engine.run import BatchKey, Run, RunRequest
 from serve_app.engine.runner import Runner, draw_noise
 from serve_app.engine.sampler import Schedule
@@ -47,6 +47,7 @@ class BaseModel:
         """`base_models` share the device's memory; another thread calls `on_loaded` when an adapter was read."""
         self.name = name
         self.family = family
+        self.weight_bytes = module_bytes(family.modules)
         self.component_slots = {
             name: AdapterSlots(
                 component.layers,

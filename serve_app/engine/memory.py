@@ -1,6 +1,9 @@
 """Adapter memory budget and out-of-memory detection."""
 
+from collections.abc import Iterable
+
 import torch
+from torch import nn
 
 CPU_ADAPTER_MEMORY = 2**30
 OUT_OF_MEMORY_MESSAGE = "The device has no memory left for this image."
@@ -10,6 +13,12 @@ OUT_OF_MEMORY_MESSAGE = "The device has no memory left for this image."
 def is_out_of_memory(error: BaseException) -> bool:
     """Recognise torch's own error on a GPU, and a RuntimeError that names the CPU allocator on a CPU."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in str(error)
+
+
+def module_bytes(modules: Iterable[nn.Module]) -> int:
+    """Return the bytes of the modules' weights and buffers, each tensor counted once."""
+    tensors = {id(tensor): tensor for module in modules for tensor in (*module.parameters(), *module.buffers())}
+    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def spare_memory(device: torch.device, *, base_models: int) -> int:

@@ -9,8 +9,8 @@ from serve_app.domain.metrics import Metric
 from serve_app.domain.requests import GenerationRequest
 from serve_app.engine import AdapterFile, Engine, Finished, RunRequest
 from serve_app.engine.measured import take
-from serve_app.executors.gpu_memory import memory_of
-from serve_app.service.executor import LoadedModels, Pixels, StartError
+from serve_app.executors.worker_memory import HeldMemory, card_gauges, memory_parts
+from serve_app.service.executor import LoadedModels, MemoryPart, Pixels, StartError
 from serve_app.service.resources import Resources
 from serve_app.stores.measures import Measures
 
@@ -83,8 +83,17 @@ class GenerationExecutor:
             metrics.RUNS_LIMIT: self._engine.options.runs,
             metrics.ROWS_LIMIT: self._engine.options.max_rows,
             metrics.ADAPTERS_RESIDENT: len(self._engine.resident_adapters),
-            **memory_of(self._engine.device),
+            **card_gauges(self._engine.device),
         }
+
+    def memory(self) -> Sequence[MemoryPart]:
+        models = list(self._engine.base_models.values())
+        held = HeldMemory(
+            weights=sum(model.weight_bytes for model in models),
+            adapters=sum(model.pool.slot_bytes for model in models),
+            adapter_cache=sum(model.pool.host_bytes for model in models),
+        )
+        return memory_parts(self._engine.device, held)
 
     def loaded_models(self) -> LoadedModels:
         loras = sorted(self._lora_ids.get(digest, digest) for digest in self._engine.resident_adapters)

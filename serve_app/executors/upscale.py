@@ -16,8 +16,8 @@ from serve_app.domain.errors import FailureCode, NotFound, StoreUnavailable
 from serve_app.domain.jobs import Claim, Failure, JobKind
 from serve_app.domain.metrics import Metric
 from serve_app.domain.requests import UpscaleRequest
-from serve_app.executors.gpu_memory import memory_of
-from serve_app.service.executor import Pixels, StartError
+from serve_app.executors.worker_memory import HeldMemory, card_gauges, memory_parts
+from serve_app.service.executor import MemoryPart, Pixels, StartError
 from serve_app.service.resources import Resources
 from serve_app.stores.measures import Measures
 
@@ -27,6 +27,9 @@ class ImageUpscaler(Protocol):
 
     @property
     def device(self) -> object: ...
+
+    @property
+    def weight_bytes(self) -> int: ...
 
     def upscale(self, rgb: Pixels, factor: int, on_progress: Callable[[int, int], None] | None = None) -> Pixels: ...
 
@@ -127,8 +130,11 @@ class UpscaleExecutor:
         return {
             metrics.RUNS: len(self.progress()),
             metrics.RUNS_LIMIT: self._max_runs,
-            **memory_of(self._upscaler.device),
+            **card_gauges(self._upscaler.device),
         }
+
+    def memory(self) -> Sequence[MemoryPart]:
+        return memory_parts(self._upscaler.device, HeldMemory(weights=self._upscaler.weight_bytes))
 
     def _report(self, done: int, total: int) -> None:
         with self._lock:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from serve_app.domain.errors import AtelierError
 from serve_app.domain.jobs import Claim, Failure, JobKind
-from serve_app.domain.metrics import Metric
+from serve_app.domain.metrics import MemoryUse, Metric
 from serve_app.stores.measures import Measures
 
 Pixels = NDArray[np.uint8]
@@ -94,6 +94,21 @@ class ReportsModels(Protocol):
     """An executor that reports the models in its memory, for operators."""
 
     def loaded_models(self) -> LoadedModels: ...
+
+
+class MemoryPart(NamedTuple):
+    """Bytes of one use on a device, `cuda` or `cpu`."""
+
+    device: str
+    use: MemoryUse
+    size_bytes: int
+
+
+@runtime_checkable
+class ReportsMemory(Protocol):
+    """An executor that reports what its memory is used for, for operators."""
+
+    def memory(self) -> Sequence[MemoryPart]: ...
 
 
 @runtime_checkable

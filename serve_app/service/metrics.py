@@ -1,5 +1,6 @@
 """Renders `/metrics`, read from Redis at each scrape: every ingress replica shows the same."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -44,7 +45,7 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Family]:
         rows: dict[str, list[tuple[list[str], float]]] = {metric.name: [] for metric in METRICS}
-        for field, value in self.measured.items():
+        for field, value in {**dict.fromkeys(metrics.FROM_ZERO, 0.0), **self.measured}.items():
             name, *labels = field.split("|")
             if name in rows:  # a newer version may measure more
                 rows[name].append((labels, value))
@@ -111,9 +112,14 @@ async def _workers(resources: Resources) -> Samples:
     sums: dict[Metric, list[Sample]] = {
         metrics.WORKERS: [Sample((kind,), len(workers)) for kind, workers in shown.items()]
     }
-    for metric in METRICS:
-        for kind, workers in shown.items():
-            values = [worker.gauges[metric.name] for worker in workers if metric.name in worker.gauges]
-            if values:
-                sums.setdefault(metric, []).append(Sample((kind,), sum(values)))
+    by_name = {metric.name: metric for metric in METRICS}
+    for kind, workers in shown.items():
+        totals: defaultdict[str, float] = defaultdict(float)
+        for worker in workers:
+            for field, value in worker.gauges.items():
+                totals[field] += value
+        for field, total in totals.items():
+            name, *labels = field.split("|")
+            if name in by_name:  # a newer version may measure more
+                sums.setdefault(by_name[name], []).append(Sample((kind, *labels), total))
     return sums

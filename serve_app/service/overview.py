@@ -7,6 +7,7 @@ from serve_app.domain import metrics
 from serve_app.domain.jobs import JobKind
 from serve_app.domain.metrics import Metric
 from serve_app.service.resources import Resources
+from serve_app.stores.measures import ShownWorker
 
 MOST_ADAPTERS, MOST_FAILURES = 15, 8
 
@@ -77,8 +78,20 @@ async def _workers(resources: Resources, kind: JobKind) -> list[dict[str, Any]]:
     return [
         {"name": worker.name, "kind": str(kind)}
         | {word: round(worker.gauges[metric.name]) for word, metric in gauges.items() if metric.name in worker.gauges}
+        | ({"memory": memory} if (memory := _memory(worker)) else {})
         for worker in sorted(shown, key=lambda each: each.name)
     ]
+
+
+def _memory(worker: ShownWorker) -> dict[str, dict[str, int]]:
+    """Return a worker's bytes by device and use."""
+    found: dict[str, dict[str, int]] = {}
+    for field, value in worker.gauges.items():
+        name, *labels = field.split("|")
+        if name == metrics.WORKER_MEMORY.name:
+            device, use = labels
+            found.setdefault(device, {})[use] = round(value)
+    return found
 
 
 def _total(measured: Mapping[str, float], metric: Metric, *, besides: str = "") -> int:

@@ -3,9 +3,10 @@
 import asyncio
 import logging
 
-from serve_app.service.executor import Executor, LoadedModels, ReportsModels
+from serve_app.domain.metrics import WORKER_MEMORY
+from serve_app.service.executor import Executor, LoadedModels, ReportsMemory, ReportsModels
 from serve_app.service.resources import Resources
-from serve_app.stores.measures import is_cancelled
+from serve_app.stores.measures import gauge_field, is_cancelled
 
 log = logging.getLogger(__name__)
 
@@ -28,12 +29,14 @@ async def report_forever(
 
 async def report(resources: Resources, executor: Executor, *, worker: str) -> None:
     """Report once. Raises `StoreUnavailable`."""
-    gauges = executor.measure(resources.measures)
+    gauges = {metric.name: value for metric, value in executor.measure(resources.measures).items()}
+    if isinstance(executor, ReportsMemory):
+        gauges |= {gauge_field(WORKER_MEMORY, part.device, part.use): part.size_bytes for part in executor.memory()}
     loaded = executor.loaded_models() if isinstance(executor, ReportsModels) else LoadedModels((), ())
     await resources.measures.show(
         executor.kind,
         worker,
-        {metric.name: value for metric, value in gauges.items()},
+        gauges,
         base_models=loaded.base_models,
         loras=loaded.loras[:MOST_LORAS],
     )

@@ -44,7 +44,7 @@ class ShownWorker(NamedTuple):
     name: str
     silent_s: float
     gauges: Mapping[str, float]
-    """By metric."""
+    """By `gauge_field`."""
     base_models: Sequence[str]
     loras: Sequence[str]
 
@@ -113,7 +113,7 @@ class Measures:
         base_models: Sequence[str] = (),
         loras: Sequence[str] = (),
     ) -> None:
-        """Store a worker's gauges, by metric, and the weights it holds, until the next call.
+        """Store a worker's gauges, by `gauge_field`, and the weights it holds, until the next call.
 
         Raises `StoreUnavailable`.
         """
@@ -146,6 +146,12 @@ class Measures:
         now = seconds * 1000 + micros // 1000
         since = now - milliseconds(WORKER_LIFE)
         return [_shown(name, now - seen, gauges.get(name, "{}")) for name, seen in workers if seen >= since]
+
+
+def gauge_field(metric: Metric, *labels: str) -> str:
+    """Return the name of a worker's gauge: the metric's own, and the values of its labels but `kind`."""
+    assert len(labels) == len(metric.labels) - 1, f"{metric.name} has the labels {metric.labels}"
+    return "|".join((metric.name, *labels))
 
 
 def _shown(name: str, silent_ms: float, text: str) -> ShownWorker:

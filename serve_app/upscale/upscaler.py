@@ -30,6 +30,7 @@ class Upscaler:
     def __init__(self, networks: "Iterable[CompactNetwork]", device: torch.device) -> None:
         self.networks = {network.scale: network.to(device).eval() for network in networks}
         self.device = device
+        self.weight_bytes = sum(weight.nbytes for network in self.networks.values() for weight in network.parameters())
 
     @classmethod
     def load(cls, folder: Path | None, *, device: str = "cpu") -> "Upscaler":

@@ -8,6 +8,7 @@ from serve_app.domain.jobs import Failure, JobKind, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.service.resources import Resources
 from serve_app.stores.claiming import new_nonce
+from serve_app.stores.measures import gauge_field
 from tests.cli.conftest import Atelier
 from tests.support import adapter_id
 
@@ -27,7 +28,11 @@ async def _busy(resources: Resources) -> str:
     [claim] = await resources.queue.claim("worker-1", kind=JobKind.GENERATION, nonce=new_nonce(), limit=1)
     await resources.queue.fail(claim.lease, Failure(code=FailureCode.OUT_OF_MEMORY, message="too large"), retry=False)
     gauges = {metrics.RUNS.name: 3, metrics.RUNS_LIMIT.name: 16, metrics.ADAPTERS_RESIDENT.name: 2}
-    await resources.measures.show(JobKind.GENERATION, "worker-1", gauges)
+    memory = {
+        gauge_field(metrics.WORKER_MEMORY, "cuda", "weights"): 3e9,
+        gauge_field(metrics.WORKER_MEMORY, "cpu", "adapter_cache"): 2e6,
+    }
+    await resources.measures.show(JobKind.GENERATION, "worker-1", gauges | memory)
     return claim.lease.job_id
 
 
@@ -35,12 +40,15 @@ def test_queue_workers_adapters_and_failures_are_shown_once(atelier: Atelier) ->
     failed = atelier.stores(_busy)
     facts = atelier.json("top", "--once")
     assert facts["queue"]["generation"] | {"ready": 2, "running": 0} == facts["queue"]["generation"]
-    assert facts["workers"] == [{"name": "worker-1", "kind": "generation", "runs": 3, "runs_limit": 16, "adapters": 2}]
+    [worker] = facts["workers"]
+    memory = {"cuda": {"weights": 3_000_000_000}, "cpu": {"adapter_cache": 2_000_000}}
+    assert worker.pop("memory") == memory
+    assert worker == {"name": "worker-1", "kind": "generation", "runs": 3, "runs_limit": 16, "adapters": 2}
     assert facts["adapters"]["waiting"] == [{"name": "Outline", "jobs": 2}]
     assert facts["failures"]["by_code"] == {"out_of_memory": 1}
     assert [row["id"] for row in facts["failures"]["newest"]] == [failed]
     shown = atelier("top", "--once").out
-    for text in ("worker-1", "3 of 16", "Outline", failed, "out_of_memory"):
+    for text in ("worker-1", "3 of 16", "weights 3.0 GB, cache 2.0 MB", "Outline", failed, "out_of_memory"):
         assert text in shown
     assert "secret" not in shown
 

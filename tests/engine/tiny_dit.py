@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from serve_app.engine.device import torch_device, torch_dtype
 from serve_app.engine.families.checkpoint import Source
@@ -97,6 +97,10 @@ class TinyDiTFamily:
     def load(cls, source: Source, options: EngineOptions) -> "TinyDiTFamily":
         assert isinstance(source, Path)
         return cls(source, options)
+
+    @property
+    def modules(self) -> Sequence[nn.Module]:
+        return [self.transformer, self.vae, self.encoder.model]
 
     def encode(self, request: RunRequest, adapter_id: str) -> Conditioning:
         embedded = self.transformer.config.guidance_embeds

@@ -6,11 +6,13 @@ from datetime import timedelta
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from safetensors.numpy import load_file
 
 from serve_app.domain.jobs import JobKind, JobState
 from serve_app.domain.metrics import METRICS
 from serve_app.engine import Engine, EngineOptions
 from serve_app.executors.generation import GenerationExecutor
+from serve_app.service.report import report
 from serve_app.service.worker import Worker
 from serve_app.service.worker_timing import WorkerTiming
 from tests.api.app import BODY_B, TestService, open_service
@@ -31,7 +33,8 @@ async def exported(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ex
 
 async def _after_a_job(service: TestService, engine: Engine) -> Exported:
     member = await service.member(plan_b="premium")
-    worker = Worker(service.resources, GenerationExecutor(engine, service.resources), name="w", timing=QUICK)
+    executor = GenerationExecutor(engine, service.resources)
+    worker = Worker(service.resources, executor, name="w", timing=QUICK)
     worker.start()
     body = BODY_B | {"width": 256, "height": 256}
     run_id = (await service.client.post("/v1/generate", json=body, headers=member.b)).json()["run_id"]
@@ -41,6 +44,7 @@ async def _after_a_job(service: TestService, engine: Engine) -> Exported:
         return job is not None and job.state is JobState.COMPLETED
 
     await wait_until(is_completed, 60)
+    await report(service.resources, executor, worker="w")  # with the adapter in its slot
     await worker.drain(timedelta(seconds=5))
     for path in (
         f"/v1/generations/{run_id}",
@@ -80,6 +84,18 @@ def test_a_job_leaves_its_numbers(exported: Exported) -> None:
     assert exported["atelier_storage_seconds_count"]["write",] == 1
     assert exported["atelier_runs_limit"][kind] > 0
     assert exported["atelier_workers"][kind] == 1
+    assert exported["atelier_adapters_resident"][kind] == 1
+
+
+def test_memory_is_told_by_use(exported: Exported) -> None:
+    memory = exported["atelier_worker_memory_bytes"]
+    kind = JobKind.GENERATION.value
+    assert set(memory) == {("cpu", kind, "weights"), ("cpu", kind, "adapters"), ("cpu", kind, "adapter_cache")}
+    files = [file for part in ("unet", "vae", "text_encoder") for file in (POCKET / part).glob("*.safetensors")]
+    numbers = sum(tensor.size for file in files for tensor in load_file(file).values())
+    assert memory["cpu", kind, "weights"] == pytest.approx(4 * numbers, rel=0.001), "float32 on a CPU"
+    assert memory["cpu", kind, "adapters"] > 0
+    assert memory["cpu", kind, "adapter_cache"] > 0
 
 
 def test_requests_are_counted_by_the_pattern_of_their_route(exported: Exported) -> None:

@@ -15,7 +15,7 @@ from serve_app.service.metrics import render_metrics
 from serve_app.service.resources import Resources, open_resources
 from serve_app.settings import Settings
 from serve_app.stores.claiming import new_nonce
-from serve_app.stores.measures import Measures
+from serve_app.stores.measures import Measures, gauge_field
 from serve_app.stores.redis import connect
 from serve_app.stores.redis_keys import redis_key
 from tests.audit import key_problems
@@ -124,6 +124,15 @@ async def test_the_scripts_have_the_buckets_of_the_table(resources: Resources) -
     assert tuple(float(bound) for bound in written.split(",")) == metrics.JOB_S
 
 
+async def test_counters_with_known_labels_begin_at_zero(resources: Resources) -> None:
+    """Prometheus sees no increase in a series that begins with its first count."""
+    found = await scrape(resources)
+    for labels in (("out_of_memory", "generation"), ("generation_failed", "upscale")):
+        assert found["atelier_job_failures_total", *labels] == 0
+    assert found["atelier_storage_errors_total", "write"] == 0
+    assert found["atelier_adapter_evictions_total", "generation"] == 0
+
+
 @pytest.mark.slow
 async def test_what_processes_measure_is_summed(resources: Resources, redis_db: redis.Redis) -> None:
     for seconds in (0.02, 0.2):
@@ -160,8 +169,12 @@ async def test_what_could_not_be_sent_is_sent_later_and_once(resources: Resource
 async def test_gauges_are_the_living_workers(resources: Resources, redis_db: redis.Redis) -> None:
     for worker in ("first", "second", "dead"):
         await resources.queue.claim(worker, kind=JobKind.GENERATION, nonce=worker)
-        await resources.measures.show(JobKind.GENERATION, worker, {"runs": 3})
+        memory = gauge_field(metrics.WORKER_MEMORY, "cuda", "free")
+        await resources.measures.show(JobKind.GENERATION, worker, {"runs": 3, memory: 5, "runs_limit": 0, "newer": 1})
     redis_db.zadd(redis_key("workers", "generation"), {"dead": 1})
-    assert (await scrape(resources))["atelier_runs", "generation"] == 6
+    found = await scrape(resources)
+    assert found["atelier_runs", "generation"] == 6
+    assert found["atelier_worker_memory_bytes", "cuda", "generation", "free"] == 10
+    assert found["atelier_runs_limit", "generation"] == 0
     await resources.queue.reap()
     assert set(cast(Any, redis_db).hkeys(redis_key("gauges", "generation"))) == {"first", "second"}

@@ -42,6 +42,11 @@ class Family(Protocol):
         ...
 
     @property
+    def modules(self) -> Sequence[nn.Module]:
+        """Everything that has weights on the device."""
+        ...
+
+    @property
     def denoiser(self) -> str:
         """The component that computes every step; the others run once, in `encode`."""
         ...

@@ -63,6 +63,10 @@ class UNetFamily:
     def load(cls, source: Source, options: EngineOptions) -> "UNetFamily":
         return cls(load_pipeline(source, torch_dtype(options)), options)
 
+    @property
+    def modules(self) -> Sequence[nn.Module]:
+        return [self.unet, self.vae, *(encoder.model for encoder in self.encoders.values())]
+
     # -- prompts ---------------------------------------------------------------------------------------------------
 
     def encode(self, request: RunRequest, adapter_id: str) -> Conditioning:
