@@ -1,12 +1,11 @@
 """`atelier generate` and `atelier upscale`: images through the HTTP interface."""
 
-import math
 import os
 import sys
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,12 +18,11 @@ from serve_app.cli.command import Result, command
 from serve_app.cli.exit_codes import BadUsage, Failed
 from serve_app.cli.local import access
 from serve_app.client import Client, Job, Lora, Model, Unauthorized, UnsupportedOption
+from serve_app.domain.durations import wait_text
 from serve_app.settings import Settings
 
 RETRY_BUDGET_S = 3.0
 """Retries end after this time: at a terminal, an error soon is better than a long wait."""
-MINUTES_FROM_S = 90
-"""From here on, the time that is left is shown in minutes."""
 
 BaseUrl = Annotated[
     str | None, typer.Option(envvar="ATELIER_BASE_URL", help="Address of the service; by default the local one.")
@@ -207,10 +205,8 @@ class _TimeLeft(ProgressColumn):
 
 
 def time_left(seconds: float | None) -> str:
-    """`12 s left`, `3 min left`; empty when it is not known or over."""
-    if seconds is None or seconds <= 0:
-        return ""
-    return f"{math.ceil(seconds)} s left" if seconds <= MINUTES_FROM_S else f"{math.ceil(seconds / 60)} min left"
+    """`12 seconds left`, `3 minutes left`; empty when it is not known or over."""
+    return "" if seconds is None or seconds <= 0 else f"{wait_text(timedelta(seconds=seconds))} left"
 
 
 def _open(files: Sequence[Path]) -> None:

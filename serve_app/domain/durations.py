@@ -2,6 +2,7 @@
 
 import re
 from datetime import UTC, datetime, timedelta
+from math import ceil
 
 SECOND, MINUTE, HOUR, DAY = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 
@@ -35,13 +36,22 @@ def duration_text(duration: timedelta) -> str:
     for unit, length, least in (("day", DAY, 2), ("hour", HOUR, 1), ("minute", MINUTE, 1), ("second", SECOND, 1)):
         count, rest = divmod(duration, length)
         if count >= least and not rest:
-            return f"{count} {unit}" if count == 1 else f"{count} {unit}s"
+            return _counted(count, unit)
     return f"{duration.total_seconds():g} seconds"
 
 
 def period_text(duration: timedelta) -> str:
     """Write a duration after the word "per": `hour`, `minute`, `30 days`."""
     return duration_text(duration).removeprefix("1 ")
+
+
+def wait_text(duration: timedelta) -> str:
+    """Write how long to wait in a sentence, rounded up: `90 seconds`, `2 minutes`, `3 hours`."""
+    seconds = max(1, ceil(duration.total_seconds()))
+    for length, unit in ((3600, "hour"), (60, "minute")):
+        if seconds > 1.5 * length:
+            return _counted(ceil(seconds / length), unit)
+    return _counted(seconds, "second")
 
 
 def rounded_duration(duration: timedelta) -> str:
@@ -59,3 +69,7 @@ def measured_duration(duration: timedelta) -> str:
     minutes, seconds = divmod(round(duration.total_seconds()), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
+
+
+def _counted(count: int, unit: str) -> str:
+    return f"{count} {unit}" if count == 1 else f"{count} {unit}s"

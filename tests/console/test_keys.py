@@ -245,8 +245,8 @@ async def test_the_settings_page_shows_plans_what_is_left_and_the_adapters(
     _, secret = await resources.api_keys.create(owner.id, interfaces=frozenset({Variant.A}))
     await resources.auth.authenticate(secret, Variant.A, counted=True)
     text = (await browser.open("/console/settings")).text
-    assert "1 of 50 an hour" in text
-    assert "0 of 10 a minute" in text
+    assert "1 of 50 per hour" in text
+    assert "0 of 10 per minute" in text
     assert "This account may use 9 LoRA models." in text, "the private adapter of the test catalog, too"
 
 

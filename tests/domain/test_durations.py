@@ -13,6 +13,7 @@ from serve_app.domain.durations import (
     parse_duration,
     period_text,
     rounded_duration,
+    wait_text,
 )
 
 SECOND, MINUTE, HOUR, DAY = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
@@ -55,6 +56,23 @@ def test_anything_else_is_no_duration(text: str) -> None:
 def test_a_duration_is_written_in_its_largest_whole_unit(duration: timedelta, text: str, period: str) -> None:
     assert duration_text(duration) == text
     assert period_text(duration) == period
+
+
+@pytest.mark.parametrize(
+    ("duration", "text"),
+    [
+        (-SECOND, "1 second"),
+        (0.2 * SECOND, "1 second"),
+        (1.1 * SECOND, "2 seconds"),
+        (90 * SECOND, "90 seconds"),
+        (90.1 * SECOND, "2 minutes"),
+        (61 * MINUTE, "61 minutes"),
+        (91 * MINUTE, "2 hours"),
+        (24.1 * HOUR, "25 hours"),
+    ],
+)
+def test_a_wait_is_rounded_up_in_one_unit(duration: timedelta, text: str) -> None:
+    assert wait_text(duration) == text
 
 
 @pytest.mark.parametrize(

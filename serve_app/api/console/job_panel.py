@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from serve_app.api.responses import failure_of, time_left
+from serve_app.domain.durations import wait_text
 from serve_app.domain.jobs import Job, JobState
 from serve_app.domain.requests import GenerationRequest
 from serve_app.service.resources import Resources
@@ -61,8 +62,7 @@ def _detail(job: Job) -> str:
         return "" if took is None else f"in {took:.1f} seconds"
     if job.state.is_terminal:
         return failure_of(job).message
-    left = max(1, round(time_left(job).total_seconds()))
-    about = f"about {left} second{'s' if left > 1 else ''} to go"
+    about = f"about {wait_text(time_left(job))} to go"
     if job.state is JobState.QUEUED:
         ahead = job.jobs_ahead
         place = "" if ahead is None else "next in your queue, " if not ahead else f"{ahead} of your jobs before it, "

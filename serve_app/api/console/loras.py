@@ -33,6 +33,7 @@ from serve_app.api.site.addresses import page_number, redirect
 from serve_app.api.site.form_tokens import check_form, form_token
 from serve_app.api.site.forms import Form
 from serve_app.domain.catalog import Adapter
+from serve_app.domain.durations import period_text
 from serve_app.domain.errors import InvalidParameter, NotFound, TooManyUploads
 from serve_app.domain.jobs import JobState
 from serve_app.service import loras
@@ -237,7 +238,9 @@ async def _find(request: Request, session: SignedIn, lora_id: str) -> SharedAdap
 
 async def _check_tries(request: Request, session: SignedIn) -> None:
     if await resources_of(request).throttle.hit(TRIES, session.account.id):
-        raise HTTPException(429, f"At most {TRIES.tries} uploads and shares an hour. Try again later.", _CLOSE)
+        raise HTTPException(
+            429, f"At most {TRIES.tries} uploads and shares per {period_text(TRIES.per)}. Try again later.", _CLOSE
+        )
 
 
 async def _refused(request: Request, session: SignedIn, lora_id: str, refused: FormError) -> Response:

@@ -1,11 +1,14 @@
 """The account's owner as a caller: a request of the console counts in the plan as one with a key."""
 
+from datetime import timedelta
+
 from fastapi import HTTPException, Request
 
 from serve_app.api.console.session import SignedIn
 from serve_app.api.context import RequestContext
 from serve_app.api.dependencies import resources_of
 from serve_app.domain.accounts import Caller
+from serve_app.domain.durations import wait_text
 from serve_app.domain.errors import RateLimitExceeded
 from serve_app.domain.requests import Variant
 from serve_app.service.submit import Call
@@ -26,7 +29,8 @@ async def owner_caller(request: Request, session: SignedIn) -> Caller:
     if counted.limited:
         window = counted.window
         raise RateLimitExceeded(
-            f"Your plan's {window.plan.limit} requests are used; try again in {max(1, window.seconds_left)} seconds."
+            f"Your plan's {window.plan.limit} requests are used; "
+            f"try again in {wait_text(timedelta(seconds=window.seconds_left))}."
         )
     return counted.caller
 

@@ -16,6 +16,7 @@ from serve_app.api.site.form_tokens import check_form, is_form_token
 from serve_app.api.site.forms import Form
 from serve_app.domain.accounts import SignIn
 from serve_app.domain.audit import ANYONE, Act
+from serve_app.domain.durations import wait_text
 
 PASSWORD_LENGTH = 128
 
@@ -44,7 +45,7 @@ async def sign_in(request: Request, form: Form) -> Response:
     counted = await resources.sign_ins.count(name, caller_address(request), read_device(request))
     if counted.wait:
         wait_s = ceil(counted.wait.total_seconds())
-        problem = f"Too many attempts for this account. Try again in {_in_words(wait_s)}."
+        problem = f"Too many attempts for this account. Try again in {wait_text(counted.wait)}."
         return sign_in_page(request, status=429, problem=problem, name=name, retry_after_s=wait_s)
     signed_in = await _check_password(request, name, password)
     if signed_in is None:
@@ -84,9 +85,3 @@ async def _check_password(request: Request, name: str, password: str) -> SignIn 
 async def _record(request: Request, account_id: str, act: Act, *, actor: str) -> None:
     audit, address = resources_of(request).audit, caller_address(request)
     await audit.record(account_id, act, actor=actor, address=address)
-
-
-def _in_words(seconds: int) -> str:
-    if seconds <= 60:
-        return "a second" if seconds == 1 else f"{seconds} seconds"
-    return f"{ceil(seconds / 60)} minutes"

@@ -14,6 +14,7 @@ from serve_app.api.site.form_tokens import check_form, form_token
 from serve_app.api.site.forms import Form
 from serve_app.domain.accounts import Role, User
 from serve_app.domain.audit import Act
+from serve_app.domain.durations import period_text
 from serve_app.domain.errors import InvalidParameter
 from serve_app.stores.sign_in_links import LinkPurpose
 from serve_app.stores.throttle import Limit
@@ -40,7 +41,7 @@ async def invite(request: Request, session: FormSession, form: Form) -> Response
     check_form(session, form, _PURPOSE)
     resources, role = resources_of(request), form.get("role", "")
     if await resources.throttle.hit(TRIES, session.account.id):
-        raise HTTPException(429, f"At most {TRIES.tries} invitations an hour. Try again later.")
+        raise HTTPException(429, f"At most {TRIES.tries} invitations per {period_text(TRIES.per)}. Try again later.")
     if role not in set(Role):
         return await _users_page(request, session, status=400, problem="Choose a role.")
     try:

@@ -15,6 +15,7 @@ from serve_app.api.site.forms import Form
 from serve_app.api.site.problems import LINK_GONE
 from serve_app.domain import audit
 from serve_app.domain.audit import ANYONE, Act
+from serve_app.domain.durations import wait_text
 from serve_app.domain.errors import NotFound
 from serve_app.stores.passwords import LENGTH
 from serve_app.stores.sign_in_links import LinkPurpose, SignInLink
@@ -43,7 +44,8 @@ async def sign_in(request: Request, form: Form) -> Response:
     counted = await resources.sign_ins.count(f"operator\n{name[:NAME_LENGTH]}", caller_address(request), None)
     if counted.wait:
         seconds = ceil(counted.wait.total_seconds())
-        response = _sign_in_page(request, status=429, problem=f"Too many attempts. Wait {seconds} s.", name=name)
+        problem = f"Too many attempts. Try again in {wait_text(counted.wait)}."
+        response = _sign_in_page(request, status=429, problem=problem, name=name)
         response.headers["Retry-After"] = str(seconds)
         return response
     found = await resources.operators.check_password(name, password[: LENGTH.stop])

@@ -7,6 +7,8 @@ from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
+from serve_app.domain.durations import period_text
+
 _HERE = Path(__file__).parent
 STATIC = _HERE / "static"
 
@@ -28,13 +30,15 @@ PAGE_HEADERS = {
 
 def page_templates(folder: Path) -> Environment:
     """The templates of a folder, over the shared layout."""
-    return Environment(
+    templates = Environment(
         loader=FileSystemLoader([folder, _HERE / "templates"]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    templates.filters["period"] = period_text
+    return templates
 
 
 class SiteFiles(StaticFiles):
