@@ -87,7 +87,7 @@ def test_a_job_leaves_its_numbers(exported: Exported) -> None:
     assert exported["atelier_adapters_resident"][kind] == 1
 
 
-def test_memory_is_told_by_use(exported: Exported) -> None:
+def test_memory_is_counted_by_use(exported: Exported) -> None:
     memory = exported["atelier_worker_memory_bytes"]
     kind = JobKind.GENERATION.value
     assert set(memory) == {("cpu", kind, "weights"), ("cpu", kind, "adapters"), ("cpu", kind, "adapter_cache")}
