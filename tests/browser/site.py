@@ -26,6 +26,7 @@ class Site(Served):
     """A running service with one account, which draws."""
 
     account: Account = field(init=False)
+    options: EngineOptions = field(default_factory=lambda: EngineOptions(device="cpu", max_rows=16, exact=False))
     _workers: list[Worker] = field(default_factory=list[Worker])
 
     def sign_in_url(self) -> str:
@@ -47,7 +48,7 @@ class Site(Served):
         accounts = self.resources.accounts
         self.account = await accounts.create(ACCOUNT, password=PASSWORD, plan_a="enterprise", plan_b="premium")
         await self.resources.operators.create(OPERATOR)
-        engine = Engine.load({"pocket": POCKET}, EngineOptions(device="cpu", max_rows=16, exact=False))
+        engine = Engine.load({"pocket": POCKET}, self.options)
         upscaler = Upscaler.load(POCKET / "upscaler", device="cpu")
         executors = GenerationExecutor(engine, self.resources), UpscaleExecutor(upscaler, self.resources)
         for executor in executors:
@@ -59,7 +60,7 @@ class Site(Served):
 
 
 @contextmanager
-def open_site(settings: Settings) -> Generator[Site]:
+def open_site(settings: Settings, options: EngineOptions | None = None) -> Generator[Site]:
     """Run the service on a free port until the block ends."""
-    with served(Site(), settings) as site:
+    with served(Site() if options is None else Site(options=options), settings) as site:
         yield site

@@ -87,6 +87,15 @@ def test_an_alert_says_what_is_wrong_and_what_to_look_at() -> None:
         assert set(rule["annotations"]) == {"summary", "description"}
 
 
+@pytest.mark.parametrize("panel", [panel for panel in panels() if "targets" in panel], ids=lambda panel: panel["title"])
+def test_a_legend_tells_the_lines_of_a_panel_apart(panel: dict[str, Any]) -> None:
+    legends = [target["legendFormat"] for target in panel["targets"]]
+    assert len(set(legends)) == len(legends)
+    for target in panel["targets"]:
+        grouped = set(re.findall(r"\w+", ",".join(re.findall(r"by \(([^)]*)\)", target["expr"]))))
+        assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= grouped - {"le"}
+
+
 def test_no_panel_covers_another() -> None:
     taken: set[tuple[int, int]] = set()
     for panel in panels():
