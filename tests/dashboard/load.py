@@ -73,13 +73,13 @@ async def _client(
 ) -> None:
     """Ask for one image after another, and look at each until it is there."""
     for number in count(1):
-        lora = broken if number % FAILING == 0 and caller.interface == "a" else _favourite(loras, draw)
+        lora = broken if number % FAILING == 1 and caller.interface == "a" else _favourite(loras, draw)
         images = await _ask(http, caller, lora, draw)
         if images and caller.interface == "a" and number % UPSCALED == 0:
             answer = await http.post("/v1/upscale", json={"image_id": images[0]["image_id"]}, headers=caller.headers)
             if answer.is_success:
                 await _wait(http, caller, answer.headers["Location"])
-        if number % REFUSED == 0:
+        if number % REFUSED == 1:
             await http.post("/v1/generate", json={"prompt": ""}, headers=caller.headers)
             await http.get("/v1/jobs", headers={"Authorization": "Bearer of no account"})
         await asyncio.sleep(draw.uniform(0, 2))
