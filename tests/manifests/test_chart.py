@@ -173,10 +173,18 @@ def test_the_serve_configuration_is_the_production_file() -> None:
     assert deployed == shipped
 
 
+def _copy_of_the_chart(folder: Path) -> Path:
+    """With what its links name beside it."""
+    chart = folder / "configs" / "helm" / "atelier"
+    shutil.copytree(CHART, chart, symlinks=True)
+    for name in ("monitoring", "redis"):
+        shutil.copytree(ROOT / "configs" / name, folder / "configs" / name)
+    shutil.copy(ROOT / "configs" / "production.yaml", folder / "configs")
+    return chart
+
+
 def test_a_change_of_the_production_file_is_deployed(tmp_path: Path) -> None:
-    folder = tmp_path / "configs" / "helm" / "atelier"
-    shutil.copytree(CHART, folder, symlinks=True)
-    shutil.copytree(ROOT / "configs" / "monitoring", tmp_path / "configs" / "monitoring")
+    folder = _copy_of_the_chart(tmp_path)
     text = (ROOT / "configs" / "production.yaml").read_text()
     (tmp_path / "configs" / "production.yaml").write_text(text.replace("target_s: 60 ", "target_s: 61 "))
     deployed = serve_config(render(profile_values("many-gpus"), folder=folder))
@@ -236,6 +244,33 @@ def test_a_pod_gets_the_secrets_of_its_deployments_and_no_other() -> None:
         "upscaling": worker,
         "ingress": worker | {"ATELIER_SIGNING_KEYS", "ATELIER_OPERATOR_TOKEN"},
     }
+
+
+OLD_SECRET = 'dict "data" (dict "redis-password" "c2VydmljZQ==")'
+
+
+def test_the_head_may_only_read_in_redis(tmp_path: Path) -> None:
+    """Unless its Secret is one of an earlier version, which has no password for that: then it goes on as before."""
+    values = profile_values("many-gpus")
+    assert _redis_user_of_head(render(values)) == ("redis-scaler-password", "scaler")
+    assert _redis_user_of_head(render(merge(values, {"redis": {"jobs": {"users": False}}}))) == ("redis-password", "")
+    folder = _copy_of_the_chart(tmp_path)
+    names = folder / "templates" / "_names.tpl"
+    asked = 'lookup "v1" "Secret" .Release.Namespace .Values.secrets.existingSecret'
+    assert asked in names.read_text()
+    names.write_text(names.read_text().replace(asked, OLD_SECRET))
+    assert _redis_user_of_head(render(values, folder=folder)) == ("redis-password", "")
+    notes = helm_python.Chart.load(folder).render(values, name="atelier", namespace="demo")[
+        "atelier/templates/NOTES.txt"
+    ]
+    assert "The Secret atelier-secrets lacks redis-scaler-password" in notes
+
+
+def _redis_user_of_head(documents: list[Document]) -> tuple[str, str]:
+    """The Secret's key and the user in the address."""
+    environment = variables(ray_pods(documents)["head"])
+    user, _, _ = environment["ATELIER_REDIS_URL"]["value"].removeprefix("redis://").partition(":")
+    return environment["REDIS_JOBS_PASSWORD"]["valueFrom"]["secretKeyRef"]["key"], user
 
 
 def test_only_the_edge_and_the_monitoring_reach_the_http_port() -> None:
@@ -467,7 +502,8 @@ def _named(node: Any, name: str) -> list[dict[str, Any]]:
 
 def test_a_generated_secret_has_every_key_and_no_default() -> None:
     first, second = (find(render(profile_values("cpu-demo")), "Secret", "atelier-secrets")["data"] for _ in range(2))
-    assert set(first) == {"pepper", "signing-keys", "redis-password", "gcs-redis-password", "operator-token"}
+    passwords = {"redis-password", "redis-scaler-password", "redis-operator-password", "gcs-redis-password"}
+    assert set(first) == passwords | {"pepper", "signing-keys", "operator-token"}
     assert all(first[key] != second[key] for key in first)
 
 

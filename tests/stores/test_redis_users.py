@@ -1,9 +1,10 @@
-"""Redis users of `configs/redis/users.acl`: each may do what its role needs, and no more."""
+"""Redis users of `configs/redis/users.acl`, in a file or in the chart: each may do what its role needs alone."""
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+import subprocess
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +24,7 @@ from serve_app.settings import ROOT, Settings
 from serve_app.stores.backlog import read_backlog
 from serve_app.stores.claiming import new_nonce
 from serve_app.stores.redis_inspection import inspect_redis
+from tests.manifests.chart import find, rendered
 from tests.stores.redis_servers import server, until_it_answers
 from tests.support import adapter_id, write_catalog
 
@@ -41,9 +43,38 @@ async def guarded(folder: Path) -> AsyncGenerator[dict[str, str]]:
         yield {user: f"redis://{user}:{user}@127.0.0.1:{port}/0" for user in USERS}
 
 
+@asynccontextmanager
+async def of_the_chart(folder: Path, users: tuple[str, ...] = USERS) -> AsyncGenerator[dict[str, str]]:
+    """A server as the chart's pod starts it, with a Secret that has these users' passwords; yields their addresses.
+
+    The pod's script runs as it is, but for the places of its files, and leaves its configuration to a server of this machine.
+    """
+    documents = rendered("many-gpus")
+    (script,) = find(documents, "StatefulSet", "atelier-redis-jobs")["spec"]["template"]["spec"]["containers"][0][
+        "args"
+    ]
+    for name in ("etc", "secrets", "run"):
+        (folder / name).mkdir()
+    for file, text in find(documents, "ConfigMap", "atelier-redis-jobs")["data"].items():
+        (folder / "etc" / file).write_text(text.replace("dir /data", ""))
+    for user in users:
+        (folder / "secrets" / ("password" if user == "service" else f"{user}-password")).write_text(user)
+    places = {"/etc/redis": "etc", "/run/secrets/redis": "secrets", "/run/redis": "run"}
+    for place, name in places.items():
+        script = script.replace(place, str(folder / name))
+    script = script.replace("exec valkey-server", "exec test -s")
+    await asyncio.to_thread(subprocess.run, ["sh", "-ec", script], check=True)
+    with server(folder / "server", [(folder / "run" / "redis.conf").read_text()]) as port:
+        await until_it_answers(port)
+        yield {user: f"redis://{'' if user == 'service' else user}:{user}@127.0.0.1:{port}/0" for user in users}
+
+
 @pytest.mark.slow
-async def test_each_redis_user_may_do_what_its_role_needs_and_no_more(tmp_path: Path) -> None:
-    async with guarded(tmp_path) as urls:
+@pytest.mark.parametrize("started", [guarded, of_the_chart])
+async def test_each_redis_user_may_do_what_its_role_needs_and_no_more(
+    tmp_path: Path, started: Callable[[Path], AbstractAsyncContextManager[dict[str, str]]]
+) -> None:
+    async with started(tmp_path) as urls:
         await _live_one_job(tmp_path, urls["service"])
         assert (await asyncio.to_thread(read_backlog, urls["scaler"], JobKind.GENERATION)).ready == 0
         assert inspect_redis(urls["service"]).settings is not None, "the doctor reads durability"
@@ -62,6 +93,17 @@ async def test_each_redis_user_may_do_what_its_role_needs_and_no_more(tmp_path: 
                 cast(Any, client).execute_command(*command.split())
         with redis.Redis.from_url(urls["operator"]) as client:
             assert client.flushall()
+
+
+@pytest.mark.slow
+async def test_a_secret_without_the_new_passwords_leaves_its_one_password_everything(tmp_path: Path) -> None:
+    """So that an upgrade of the chart finds Redis working before anybody has changed the Secret."""
+    async with of_the_chart(tmp_path, ("service",)) as urls:
+        with redis.Redis.from_url(urls["service"]) as client:
+            assert client.flushall()
+        without = urls["service"].replace(":service@", ":@")
+        with redis.Redis.from_url(without) as client, pytest.raises(redis.AuthenticationError):
+            client.ping()
 
 
 async def _live_one_job(folder: Path, url: str) -> None:

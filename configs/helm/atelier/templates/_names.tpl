@@ -68,7 +68,21 @@ ray.io/is-ray-node: "yes"
 {{- else if .Values.secrets.generate -}}
 {{- include "atelier.fullname" . }}-secrets
 {{- else -}}
-{{- fail "secrets.existingSecret: name a Secret with the keys pepper, signing-keys, redis-password and gcs-redis-password" -}}
+{{- fail "secrets.existingSecret: name a Secret with the keys pepper, signing-keys, redis-password, redis-scaler-password, redis-operator-password and gcs-redis-password" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Whether Redis has users of its own for the head and for operators; empty when not. An existing Secret of an earlier
+     version has no passwords for them. Where no cluster can be asked (`helm template`), it has to have them. */}}
+{{- define "atelier.redisUsers" -}}
+{{- if and .Values.redis.jobs.enabled .Values.redis.jobs.users -}}
+{{- $keys := dict -}}
+{{- if .Values.secrets.existingSecret -}}
+{{- $keys = default (dict) (lookup "v1" "Secret" .Release.Namespace .Values.secrets.existingSecret).data -}}
+{{- end -}}
+{{- if or (empty $keys) (and (hasKey $keys "redis-scaler-password") (hasKey $keys "redis-operator-password")) -}}
+true
+{{- end -}}
 {{- end -}}
 {{- end -}}
 

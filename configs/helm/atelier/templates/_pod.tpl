@@ -5,11 +5,12 @@
 {{- $root := .root -}}
 {{- $secret := include "atelier.secretName" $root -}}
 {{- if $root.Values.redis.jobs.enabled }}
+{{- $scaler := and (not .places) (not .pepper) (include "atelier.redisUsers" $root) }}
 - name: REDIS_JOBS_PASSWORD
   valueFrom:
-    secretKeyRef: {name: {{ $secret }}, key: redis-password}
+    secretKeyRef: {name: {{ $secret }}, key: {{ ternary "redis-scaler-password" "redis-password" (not (empty $scaler)) }}}
 - name: ATELIER_REDIS_URL
-  value: redis://:$(REDIS_JOBS_PASSWORD)@{{ include "atelier.fullname" $root }}-redis-jobs:6379/0
+  value: redis://{{ if $scaler }}scaler{{ end }}:$(REDIS_JOBS_PASSWORD)@{{ include "atelier.fullname" $root }}-redis-jobs:6379/0
 {{- else }}
 - name: ATELIER_REDIS_URL
   valueFrom:

@@ -1,4 +1,5 @@
-{{/* A Valkey server with its Service, volume and password. Takes (dict "root" $ "name" "redis-jobs" "settings" … "passwordKey" … "fsync" …). */}}
+{{/* A Valkey server with its Service, volume and password. Takes (dict "root" $ "name" "redis-jobs" "settings" … "passwordKey" …
+     "fsync" … "users" …), the latter whether it has users of its own for the head and for operators. */}}
 {{- define "atelier.redis" -}}
 {{- $root := .root -}}
 {{- $fullname := printf "%s-%s" (include "atelier.fullname" $root) .name -}}
@@ -22,6 +23,10 @@ data:
     maxmemory-policy noeviction
     # a job's record stays one list of bytes, in half the memory of a table
     hash-max-ziplist-value 4096
+  {{- if .users }}
+  users.acl: |
+    {{- $root.Files.Get "files/users.acl" | trim | nindent 4 }}
+  {{- end }}
 ---
 apiVersion: v1
 kind: Service
@@ -54,6 +59,9 @@ spec:
         {{- $labels | nindent 8 }}
       annotations:
         checksum/limit: {{ $limit | quote }}
+        {{- if .users }}
+        checksum/users: {{ print .known ($root.Files.Get "files/users.acl") | sha256sum }}
+        {{- end }}
     spec:
       serviceAccountName: {{ include "atelier.serviceAccountName" $root }}
       automountServiceAccountToken: false
@@ -75,7 +83,21 @@ spec:
           args:
             - |
               umask 077
-              { cat /etc/redis/redis.conf; printf 'requirepass %s\n' "$(cat /run/secrets/redis/password)"; } > /run/redis/redis.conf
+              secrets=/run/secrets/redis
+              {{- if .users }}
+              # Pods that serve or work are the default user, with the rights of `service`: so are those of an older version.
+              # A Secret without the other passwords leaves that user everything, as before there were others.
+              digest() { printf %s "$(cat "$secrets/$1")" | sha256sum | cut -d ' ' -f 1; }
+              if [ -s $secrets/scaler-password ] && [ -s $secrets/operator-password ]; then
+                { cat /etc/redis/redis.conf
+                  sed -n -e "s/#SERVICE/#$(digest password)/" -e "s/#SCALER/#$(digest scaler-password)/" \
+                    -e "s/#OPERATOR/#$(digest operator-password)/" -e '/^user default /d' -e p -e 's/^user service /user default /p' \
+                    /etc/redis/users.acl
+                } > /run/redis/redis.conf
+                exec valkey-server /run/redis/redis.conf
+              fi
+              {{- end }}
+              { cat /etc/redis/redis.conf; printf 'requirepass %s\n' "$(cat $secrets/password)"; } > /run/redis/redis.conf
               exec valkey-server /run/redis/redis.conf
           securityContext: {{- toYaml $root.Values.containerSecurityContext | nindent 12 }}
           ports:
@@ -99,10 +121,20 @@ spec:
         - name: configuration
           configMap: {name: {{ $fullname }}}
         - name: password
-          secret:
-            secretName: {{ include "atelier.secretName" $root }}
-            items: [{key: {{ .passwordKey }}, path: password}]
+          projected:
             defaultMode: 0440
+            sources:
+              - secret:
+                  name: {{ include "atelier.secretName" $root }}
+                  items: [{key: {{ .passwordKey }}, path: password}]
+              {{- if .users }}
+              - secret:
+                  name: {{ include "atelier.secretName" $root }}
+                  items:
+                    - {key: redis-scaler-password, path: scaler-password}
+                    - {key: redis-operator-password, path: operator-password}
+                  optional: true
+              {{- end }}
         - name: run
           emptyDir: {medium: Memory, sizeLimit: 1Mi}
   volumeClaimTemplates:
