@@ -250,7 +250,7 @@ OLD_SECRET = 'dict "data" (dict "redis-password" "c2VydmljZQ==")'
 
 
 def test_the_head_may_only_read_in_redis(tmp_path: Path) -> None:
-    """Unless its Secret is one of an earlier version, which has no password for that: then it goes on as before."""
+    """Unless its Secret is of an earlier version and has no password for that: then it goes on as before."""
     values = profile_values("many-gpus")
     assert _redis_user_of_head(render(values)) == ("redis-scaler-password", "scaler")
     assert _redis_user_of_head(render(merge(values, {"redis": {"jobs": {"users": False}}}))) == ("redis-password", "")

@@ -1,4 +1,4 @@
-"""Redis users of `configs/redis/users.acl`, in a file or in the chart: each may do what its role needs alone."""
+"""Redis users of `configs/redis/users.acl`, as a file and in the chart: what each may do."""
 
 import asyncio
 import hashlib
@@ -45,7 +45,7 @@ async def guarded(folder: Path) -> AsyncGenerator[dict[str, str]]:
 
 @asynccontextmanager
 async def of_the_chart(folder: Path, users: tuple[str, ...] = USERS) -> AsyncGenerator[dict[str, str]]:
-    """A server as the chart's pod starts it, with a Secret that has these users' passwords; yields their addresses.
+    """A server as the chart's pod starts it, by a Secret of these users; yields the address of each.
 
     The pod's script runs as it is, but for the places of its files, and leaves its configuration to a server of this machine.
     """
