@@ -2,6 +2,7 @@
 
 import hmac
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,6 +23,8 @@ from serve_app.stores.redis_keys import redis_key
 
 PART = 10_000
 """Keys of one file: about 10 MB."""
+_OBJECT = re.compile(rf"(?:.*/)?((?:{IMAGES}|{LORAS})/.+)")
+"""A URI that a record names, wherever the storage was then, and the object's name in any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +55,7 @@ def make_backup(settings: Settings, redis_url: str, place: str, *, pause: bool) 
             keys += len(batch)
             for key in batch:
                 jobs += key.name.startswith(redis_key("job", ""))
-                objects.update(_objects(settings, key))
+                objects.update(_objects(key))
             if len(waiting) >= PART:
                 files.write_keys(parts := parts + 1, waiting)
                 waiting = []
@@ -117,9 +120,8 @@ def restore(settings: Settings, redis_url: str, place: str) -> BackupFacts:
     return BackupFacts(made_at=made_at, keys=keys, jobs=manifest["jobs"], objects=manifest["objects"])
 
 
-def _objects(settings: Settings, key: CopiedKey) -> list[str]:
+def _objects(key: CopiedKey) -> list[str]:
     """Return the objects of the storage that a job's or a LoRA's record names."""
-    prefix = settings.storage.rstrip("/") + "/"
     uris: list[str] = []
     if key.name.startswith(redis_key("job", "")) and key.fields.get("state") == "completed":
         try:
@@ -129,7 +131,7 @@ def _objects(settings: Settings, key: CopiedKey) -> list[str]:
             uris = []
     if key.name.startswith(redis_key("lora", "")) and key.fields.get("source") == "registered":
         uris = [key.fields.get("file", "")]
-    return [uri.removeprefix(prefix) for uri in uris if uri.startswith(prefix)]
+    return [found[1] for uri in uris if (found := _OBJECT.fullmatch(uri))]
 
 
 def _fingerprint(settings: Settings) -> str:

@@ -159,17 +159,18 @@ async def _sweep_day(resources: Resources, folder: str) -> int:
     day = date(*(int(part) for part in folder.split("/")[-3:]))
     limit = resources.settings.retention + 2 * resources.settings.queue_age_limit
     is_over = datetime.now(UTC).date() - day > limit
-    orphans = [name for name in names if _is_orphan(resources, name, jobs.get(_job_id(name)), is_over=is_over)]
+    orphans = [name for name in names if _is_orphan(name, jobs.get(_job_id(name)), is_over=is_over)]
     return await _remove(resources, orphans)
 
 
-def _is_orphan(resources: Resources, name: str, job: Job | None, *, is_over: bool) -> bool:
+def _is_orphan(name: str, job: Job | None, *, is_over: bool) -> bool:
     if job is None:
         return is_over
     if not job.state.is_terminal:
         return False
-    uri = resources.images.uri(name)
-    return all(uri not in (image.image_uri, thumbnail_uri(image.image_uri)) for image in job.images)
+    return not any(  # by name: the storage may have moved since the record was written
+        uri.endswith(f"/{name}") for image in job.images for uri in (image.image_uri, thumbnail_uri(image.image_uri))
+    )
 
 
 async def _remove(resources: Resources, names: Sequence[str]) -> int:

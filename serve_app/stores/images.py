@@ -26,6 +26,7 @@ IMAGES = "images"
 _STEM = r"images/[0-9a-z]{1,64}/\d{4}/\d{2}/\d{2}/[A-Za-z0-9_]{1,64}/a\d{1,9}-\d{1,3}"
 _IMAGE, _OBJECT = re.compile(rf"{_STEM}\.png"), re.compile(rf"{_STEM}\.(png|webp)")
 """The name of an image; the name of an image or its thumbnail. A thumbnail has no address of its own."""
+_URI = re.compile(rf"[a-z][a-z0-9+.-]*://(?:.*/)?({_STEM}\.(?:png|webp))")
 _FOLDER = re.compile(r"images/[0-9a-z]{1,64}(/\d{4}/\d{2}/\d{2}/[A-Za-z0-9_]{1,64})?")
 _EXPIRY = re.compile(r"[0-9]{1,12}")
 
@@ -68,15 +69,15 @@ class ImageStore:
         return f"{self._settings.storage.rstrip('/')}/{name}"
 
     def name(self, image_uri: str) -> str:
-        """Return the name of an image or thumbnail in a URI of this storage.
+        """Return the name of an image or thumbnail, which is the end of its URI.
 
+        The beginning is where it was stored: a record keeps it when the storage has moved, or was restored elsewhere.
         Raises `NotFound` for any other URI.
         """
-        prefix = self._settings.storage.rstrip("/") + "/"
-        name = image_uri.removeprefix(prefix)
-        if not image_uri.startswith(prefix) or not _OBJECT.fullmatch(name):
+        found = _URI.fullmatch(image_uri)
+        if found is None:
             raise NotFound("There is no such image.")
-        return name
+        return found[1]
 
     async def put(self, name: str, png: bytes) -> str:
         """Store an image and return its URI. Safe to repeat. Raises `StoreUnavailable`."""

@@ -2,9 +2,11 @@
 
 import shutil
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from serve_app.atomic_files import atomic_file
+from serve_app.domain.catalog import Adapter
 from serve_app.settings import Settings
 from serve_app.stores.storage import in_storage_thread, open_filesystem
 
@@ -36,8 +38,8 @@ class LoraFiles:
         return self.uri(sha256, files)
 
     async def delete(self, uri: str) -> None:
-        """Remove what `put` stored; nothing happens when it is not there."""
-        path = f"{self._root}/{uri.removeprefix(self._storage).lstrip('/')}"
+        """Remove what `put` stored, wherever the storage was then; nothing happens when it is not there."""
+        path = f"{self._root}/{LORAS}/{uri.rpartition(f'/{LORAS}/')[2]}"
         try:
             await in_storage_thread(lambda: self._files.rm(path, recursive=True), doing="delete")
         except FileNotFoundError:
@@ -53,6 +55,15 @@ class LoraFiles:
         stored, size = self._files.info(path)["size"], source.stat().st_size
         if stored != size:
             raise OSError(f"{stored} of {size} bytes were stored")
+
+
+def where_it_is(adapter: Adapter, storage: str) -> Adapter:
+    """The adapter with the place of its weights in this storage, where they are in one under the name of their digest.
+
+    Its record has the place of its registration; the storage may have moved, or have been restored elsewhere.
+    """
+    name = f"{LORAS}/{adapter.sha256}" if adapter.is_folder else f"{LORAS}/{adapter.sha256}.safetensors"
+    return replace(adapter, file=f"{storage.rstrip('/')}/{name}") if adapter.file.endswith(f"/{name}") else adapter
 
 
 def _name(sha256: str, files: Iterable[str]) -> str:

@@ -14,6 +14,7 @@ from serve_app.domain.errors import AdapterUnavailable, StoreUnavailable
 from serve_app.safetensors_file import MAX_FILE_BYTES, UnusableFile
 from serve_app.safetensors_sandbox import check_in_subprocess
 from serve_app.settings import Settings
+from serve_app.stores.lora_files import where_it_is
 from serve_app.stores.storage import in_storage_thread
 from serve_app.stores.weight_files import MAX_CONFIG_BYTES, PEFT_CONFIG, opened, weight_files, weights_digest
 
@@ -46,7 +47,7 @@ class WeightStore:
 
     def __init__(self, settings: Settings) -> None:
         self._folder = settings.data_dir / "weights"
-        self._options = settings.storage_options
+        self._storage, self._options = settings.storage, settings.storage_options
         self._digests: dict[Path, tuple[_Identity, str]] = {}
 
     async def fetch(self, adapter: Adapter) -> Path:
@@ -92,7 +93,7 @@ class WeightStore:
         """Fetch the files into the store; two fetchers at once write the same bytes."""
         with ExitStack() as stack:
             drafts = {name: stack.enter_context(atomic_file(path)) for name, path in paths.items()}
-            sources = weight_files(adapter)
+            sources = weight_files(where_it_is(adapter, self._storage))
             digests = {name: self._copy(sources[name], draft, _limit(name)) for name, draft in drafts.items()}
             if weights_digest(digests) != adapter.sha256:
                 raise AdapterUnavailable(f"the weights of {adapter.id} are not those of the catalog (sha256 differs)")

@@ -146,7 +146,10 @@ async def test_the_sweeper_keeps_what_records_name_and_removes_the_rest(resource
     under_way = await _put(resources, running, 1)
     unknown_today = await _put(resources, "gen_unknown", 1)
     unknown_old = await _put(resources, "gen_ancient", 1, when=datetime.now(UTC) - timedelta(days=40))
-    image = StoredImage(image_id=new_image_id(), image_uri=kept, width=8, height=8, sha256="0" * 64, size_bytes=3)
+    before_the_move = f"s3://elsewhere/{resources.images.name(kept)}"
+    image = StoredImage(
+        image_id=new_image_id(), image_uri=before_the_move, width=8, height=8, sha256="0" * 64, size_bytes=3
+    )
     await resources.queue.finish(claims[done], [image], seconds=1)
     kept_thumbnail, orphan = thumbnail_uri(kept), thumbnail_uri(zombie)
     for uri in (kept_thumbnail, orphan):

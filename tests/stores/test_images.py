@@ -84,6 +84,14 @@ async def test_a_uri_of_another_place_is_no_image_of_ours(store: ImageStore) -> 
             await store.get(foreign)
 
 
+async def test_images_of_a_storage_that_has_moved_are_found_by_their_old_uris(store: ImageStore) -> None:
+    """A restore into another folder, another bucket: the names are the same."""
+    name = _name(store)
+    await store.put(name, PNG)
+    for place in ("file:///var/before/images", "s3://before", "s3://before/a/b", "memory://"):
+        assert await store.get(f"{place}/{name}") == PNG
+
+
 def test_a_name_hides_the_account_and_holds_the_attempt(store: ImageStore) -> None:
     name = _name(store, attempt=3, index=1)
     assert name.startswith("images/")

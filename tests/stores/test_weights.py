@@ -19,6 +19,7 @@ from serve_app.domain.errors import AdapterUnavailable
 from serve_app.safetensors_file import MAX_HEADER_BYTES, UnusableFile, check_safetensors
 from serve_app.settings import Settings
 from serve_app.stores.catalog_digests import add_digests
+from serve_app.stores.lora_files import LoraFiles
 from serve_app.stores.weights import WeightStore
 from tests.support import write_safetensors
 
@@ -55,6 +56,16 @@ async def test_weights_of_any_storage_are_fetched(store: WeightStore, adapter: A
     fsspec.filesystem("memory").pipe_file("/weights/one.safetensors", content)
     kept = await store.fetch(replace(adapter, file="memory://weights/one.safetensors"))
     assert kept.read_bytes() == content
+
+
+async def test_weights_in_a_storage_that_has_moved_are_fetched_from_where_it_is(
+    tmp_path: Path, adapter: Adapter
+) -> None:
+    settings = Settings(data_dir=tmp_path / "var", redis_url="unix:///unused", storage_url=f"file://{tmp_path}/now")
+    await LoraFiles(settings).put(adapter.sha256, {"": _source(adapter)})
+    before = replace(adapter, file=f"s3://before/loras/{adapter.sha256}.safetensors")
+    kept = await WeightStore(settings).fetch(before)
+    assert kept.read_bytes() == _source(adapter).read_bytes()
 
 
 async def test_other_bytes_than_the_catalogs_are_refused(store: WeightStore, adapter: Adapter, tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def _peppers(settings: Settings, url: str) -> Iterable[Check]:
     newest, *older = versions
     for version in older:
         number = found.get(version, 0)
-        state = f"{number} active API keys still use it" if number else "no active API key uses it any more"
+        state = f"{number} active API keys still use it" if number else "no active API key uses it"
         yield ok(f"pepper {version}", state)
     if older:
         yield ok(f"pepper {newest}", f"{found.get(newest, 0)} active API keys; new keys use it")
