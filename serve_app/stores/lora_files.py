@@ -58,9 +58,9 @@ class LoraFiles:
 
 
 def where_it_is(adapter: Adapter, storage: str) -> Adapter:
-    """The adapter with the place of its weights in this storage, where they are in one under the name of their digest.
+    """The adapter with the place of its weights in this storage, if they are named by their digest.
 
-    Its record has the place of its registration; the storage may have moved, or have been restored elsewhere.
+    Its record has the place of its registration: since then the storage may have moved, or been restored elsewhere.
     """
     name = f"{LORAS}/{adapter.sha256}" if adapter.is_folder else f"{LORAS}/{adapter.sha256}.safetensors"
     return replace(adapter, file=f"{storage.rstrip('/')}/{name}") if adapter.file.endswith(f"/{name}") else adapter
