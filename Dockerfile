@@ -2,8 +2,8 @@
 #   docker build -t atelier:0.1.0 .
 #   docker run --rm --read-only --tmpfs /tmp:exec --shm-size 2g -v atelier:/var/lib/atelier -p 8000:8000 atelier:0.1.0
 #
-# Python packages are installed by the hashes of configs/image/requirements.txt. The base image is pinned by digest where it
-# is built for production; docs/deploy-kubernetes.md shows how to look the digest up:
+# Python packages are installed by the hashes of configs/image/requirements.txt. The base image is named by its tag, until
+# `make pin-image` writes the digest below that the tag has then; or a build names one for itself:
 #   docker build --build-arg PYTHON_IMAGE=python:3.11-slim-bookworm@sha256:… .
 #
 # Weights come by a volume (/models), or baked in from an image, or from a folder given as a build context, that has /models:

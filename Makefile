@@ -12,7 +12,7 @@ export HF_HUB_OFFLINE := 1
 export RAY_USAGE_STATS_ENABLED := 0
 unexport PYTHONDONTWRITEBYTECODE  # or each of some hundred processes of the tests would compile the sources again
 
-.PHONY: help setup run quick test check lint types imports tests manifests rayservice coverage soak sbom audit screenshots dashboard pocket-model pocket-report clean
+.PHONY: help setup run quick test check lint types imports tests manifests rayservice coverage soak image pin-image sbom audit screenshots dashboard pocket-model pocket-report clean
 
 WORKERS ?= auto
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup
@@ -83,6 +83,17 @@ dashboard: setup ## draw docs/images/dashboard.png by the dashboard's own querie
 
 soak: setup ## the long tests: chaos, fuzzing, mutants, big simulations, training
 	@$(BIN)/python -m pytest -m soak --timeout 7200 $(ARGS)
+
+image: ## build the image (IMAGE=atelier:dev) where a Docker daemon answers; else say so
+	@if ! timeout 20 docker info >/dev/null 2>&1; then echo 'No Docker daemon answers here: the image is not built'; exit 0; fi; \
+	grep -q '^ARG PYTHON_IMAGE=.*@sha256:' Dockerfile || echo 'The base image is named by its tag alone: `make pin-image` writes its digest into the Dockerfile'; \
+	docker build --quiet --tag $(or $(IMAGE),atelier:dev) .
+
+pin-image: ## write the digest that the base image's tag has now into the Dockerfile; needs docker and a network
+	@name=$$(sed -n 's/^ARG PYTHON_IMAGE=\([^@]*\).*/\1/p' Dockerfile); \
+	digest=$$(docker buildx imagetools inspect "$$name" --format '{{.Manifest.Digest}}'); \
+	[[ $$digest =~ ^sha256:[0-9a-f]{64}$$ ]] || { echo "no digest of $$name: $$digest" >&2; exit 1; }; \
+	sed -i "s|^ARG PYTHON_IMAGE=.*|ARG PYTHON_IMAGE=$$name@$$digest|" Dockerfile; echo "$$name@$$digest"
 
 $(TOOLS_STAMP): configs/tools/requirements.txt | $(STAMP)
 	@$(BIN)/python -m venv $(TOOLS)

@@ -41,6 +41,28 @@ def test_the_image_is_not_roots_and_its_base_can_be_pinned() -> None:
     assert stages == ["scratch", "${MODELS}", "${PYTHON_IMAGE}", "${PYTHON_IMAGE}"]
 
 
+def test_the_digest_of_the_base_is_written_into_the_dockerfile(tmp_path: Path) -> None:
+    """Until then `make image` says that the base is not pinned; where no daemon answers, that nothing is built."""
+    for name in ("Makefile", "Dockerfile"):
+        shutil.copy(ROOT / name, tmp_path)
+    assert _make("image", tmp_path, docker="exit 1") == "No Docker daemon answers here: the image is not built\n"
+    assert "by its tag alone" in _make("image", tmp_path, docker="true")
+    digest = f"sha256:{'ab' * 32}"
+    assert _make("pin-image", tmp_path, docker=f"echo {digest}") == f"python:3.11-slim-bookworm@{digest}\n"
+    assert f"ARG PYTHON_IMAGE=python:3.11-slim-bookworm@{digest}\n" in (tmp_path / "Dockerfile").read_text()
+    assert _make("pin-image", tmp_path, docker=f"echo {digest}") == f"python:3.11-slim-bookworm@{digest}\n"
+    assert _make("image", tmp_path, docker="true") == ""
+
+
+def _make(target: str, folder: Path, *, docker: str) -> str:
+    """What the target prints, with this as the `docker` of the machine."""
+    (folder / "docker").write_text(f"#!/bin/sh\n{docker}\n")
+    (folder / "docker").chmod(0o755)
+    environment = {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+    command = ["make", "--no-print-directory", "-C", str(folder), target]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
 def test_the_image_installs_the_tested_versions_by_hash() -> None:
     text = REQUIREMENTS.read_text()
     installed, tested = pins(text), pins((ROOT / "constraints.txt").read_text())
