@@ -439,6 +439,15 @@ def test_the_wrapper_becomes_haproxy_within_the_time_serve_waits(tmp_path: Path)
     assert sum(float(part) for part in done.stderr.strip().splitlines()[-1].split("+")) < 0.2, "seconds of CPU"
 
 
+@pytest.mark.skipif(not (ROOT / ".venv").exists(), reason="the environment is elsewhere")
+def test_haproxy_is_found_where_the_checkouts_environment_is_not_active(tmp_path: Path) -> None:
+    """`.venv/bin/ray start` and `.venv/bin/serve deploy` leave PATH as it is."""
+    config = generated_config(tmp_path, port=free_port(), replica_port=free_port())
+    inactive = {**ENVIRONMENT, "PATH": "/usr/bin:/bin", "ATELIER_HAPROXY": ""}
+    done = subprocess.run([str(WRAPPER), "-v", "-f", str(config)], env=inactive, capture_output=True, text=True)
+    assert "HAProxy version" in done.stdout, done.stderr
+
+
 def ways_of_starting() -> dict[str, dict[str, str]]:
     """Return what each way of starting on a cluster puts into the environment.
 
