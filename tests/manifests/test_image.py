@@ -42,7 +42,7 @@ def test_the_image_is_not_roots_and_its_base_can_be_pinned() -> None:
 
 
 def test_the_digest_of_the_base_is_written_into_the_dockerfile(tmp_path: Path) -> None:
-    """Until then `make image` says that the base is not pinned; where no daemon answers, that nothing is built."""
+    """Until then `make image` says that it is not; without a daemon, that nothing is built."""
     for name in ("Makefile", "Dockerfile"):
         shutil.copy(ROOT / name, tmp_path)
     assert _make("image", tmp_path, docker="exit 1") == "No Docker daemon answers here: the image is not built\n"
