@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 HINT_TIMEOUT_S = 5.0
 """A replica that has not taken a hint by now finds the job by itself."""
+HINT_EVERY_S = 0.05
+"""A hint costs the ingress as much processor time as two polls: with many jobs a second, one speaks for several."""
 CONTROLLER_TIMEOUT_S = 2.0
 """Less than a probe's patience; a controller that starts anew takes longer."""
 
@@ -36,13 +38,24 @@ class Hints:
 
     def __init__(self, handles: dict[JobKind, DeploymentHandle[Any]]) -> None:
         self._handles = handles
+        self._wanted: set[JobKind] = set()
         self._under_way: dict[JobKind, asyncio.Task[None]] = {}
 
     async def __call__(self, kind: JobKind, job_id: str) -> None:
         """Returns at once. One hint per kind at a time is enough: it says "look", not what to take."""
+        self._wanted.add(kind)
         if kind not in self._under_way:
-            task = self._under_way[kind] = asyncio.create_task(self._send(kind), name=f"hint {job_id}")
-            task.add_done_callback(lambda _: self._under_way.pop(kind))
+            self._under_way[kind] = asyncio.create_task(self._send_wanted(kind), name=f"hint {job_id}")
+
+    async def _send_wanted(self, kind: JobKind) -> None:
+        """Send one, and after a while another if there were more jobs meanwhile: the first may have come too early."""
+        try:
+            while kind in self._wanted:
+                self._wanted.discard(kind)
+                await self._send(kind)
+                await asyncio.sleep(HINT_EVERY_S)
+        finally:
+            del self._under_way[kind]
 
     async def _send(self, kind: JobKind) -> None:
         try:

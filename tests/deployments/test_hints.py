@@ -1,0 +1,36 @@
+"""An ingress tells a replica of new jobs at once, and not for each of many."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from deployments import ingress
+from deployments.ingress import Hints
+from serve_app.domain.jobs import JobKind
+from tests.support import wait_until
+
+
+async def test_the_first_job_gives_a_hint_and_all_that_follow_shortly_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ingress, "HINT_EVERY_S", 0.02)
+    sent: list[asyncio.Future[None]] = []
+
+    def remote() -> asyncio.Future[None]:
+        sent.append(asyncio.get_running_loop().create_future())
+        return sent[-1]
+
+    handle: Any = SimpleNamespace(hint=SimpleNamespace(remote=remote))  # Ray's
+    hints = Hints({JobKind.GENERATION: handle})
+    await hints(JobKind.GENERATION, "gen_1")
+    await wait_until(lambda: len(sent) == 1)
+    for number in range(2, 9):
+        await hints(JobKind.GENERATION, f"gen_{number}")
+    sent[0].set_result(None)
+    await wait_until(lambda: len(sent) == 2)
+    sent[1].set_exception(ConnectionError("a replica that ends"))
+    await wait_until(lambda: not any(task.get_name().startswith("hint ") for task in asyncio.all_tasks()))
+    assert len(sent) == 2
+    await hints(JobKind.GENERATION, "gen_9")
+    await wait_until(lambda: len(sent) == 3)
+    sent[2].set_result(None)
