@@ -50,10 +50,9 @@ def assemble(args: AppArgs, scaling: Mapping[str, Autoscaling]) -> Application:
         graceful_shutdown_wait_loop_s=0.1,
         logging_config=log,
     )(Housekeeper).bind(args.housekeeper)
-    open_requests = args.ingress.max_ongoing_requests or settings.open_requests
     ingress = serve.deployment(
         name="ingress",
-        max_ongoing_requests=open_requests,
+        max_ongoing_requests=args.ingress.max_ongoing_requests or settings.requests_at_once,
         max_queued_requests=args.ingress.max_queued_requests,
         ray_actor_options=_actor_options(args.ingress),
         graceful_shutdown_wait_loop_s=0.1,
@@ -66,7 +65,7 @@ def assemble(args: AppArgs, scaling: Mapping[str, Autoscaling]) -> Application:
         upscaler,
         housekeeper,
         always_on=always_on(args),
-        open_requests=args.ingress.max_ongoing_requests,
+        requests_at_once=args.ingress.max_ongoing_requests,
         max_rank=args.generator.engine.max_rank,
     )
 

@@ -117,7 +117,7 @@ class LoadScaleArgs(Args):
 class IngressArgs(ReplicaArgs):
     replicas: int | Literal["auto"] | LoadScaleArgs = 1  # pyright: ignore[reportIncompatibleVariableOverride]
     max_ongoing_requests: int | None = Field(default=None, ge=1)
-    """Of one replica. Unset: `ATELIER_OPEN_REQUESTS`; either way the wait for a connection to Redis follows from it."""
+    """Of one replica, at most half of them polls that wait. Unset: `ATELIER_OPEN_REQUESTS` and `ATELIER_WAITING_POLLS` together."""
     max_queued_requests: int = Field(default=1000, ge=1)
     """Of one replica, beyond those in progress; the next request is answered 503 `overloaded`."""
 

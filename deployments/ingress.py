@@ -112,11 +112,13 @@ class Ingress:
         upscaler: DeploymentHandle[Any],
         *_beside: DeploymentHandle[Any],
         always_on: frozenset[JobKind] = frozenset(),
-        open_requests: int | None = None,
+        requests_at_once: int | None = None,
         max_rank: int = DEFAULT_MAX_RANK,
     ) -> None:
         prepare_replica()
-        settings = Settings() if open_requests is None else Settings(open_requests=open_requests)
+        settings = Settings()
+        if requests_at_once is not None:
+            settings = settings.with_requests_at_once(requests_at_once)
         require_shared(settings, spread=on_several_machines())
         configure_replica_log(settings)
         handles = {JobKind.GENERATION: generator, JobKind.UPSCALE: upscaler}

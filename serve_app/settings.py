@@ -98,7 +98,9 @@ class Settings(BaseSettings):
     max_attempts: int = Field(default=5, ge=1)
     lease: timedelta = timedelta(seconds=30)
     open_requests: int = Field(default=1_000, ge=1)
-    """In progress at one ingress replica; what exceeds them waits in front of it. The next two belong to it."""
+    """In progress at one ingress replica, waiting polls aside; what exceeds both waits in front of it."""
+    waiting_polls: int = Field(default=4_000, ge=0)
+    """Polls with `Prefer: wait=N` that one ingress replica holds at a time, a quarter of them for one account."""
     redis_connections: int = Field(default=64, ge=1)
     """Of one process. More add nothing: one fsync confirms all writes of one turn of the server's loop, and with many calls
     under way each waits longer for its answer than Redis takes."""
@@ -136,6 +138,16 @@ class Settings(BaseSettings):
     @cached_property
     def storage(self) -> str:
         return self.storage_url or (self.data_dir / "images").resolve().as_uri()
+
+    @property
+    def requests_at_once(self) -> int:
+        """Return how many requests one ingress replica takes, waiting polls included."""
+        return self.open_requests + self.waiting_polls
+
+    def with_requests_at_once(self, most: int) -> "Settings":
+        """Return the same settings for a replica that takes so many; at most half of them may be waiting polls."""
+        waiting = min(self.waiting_polls, most // 2)
+        return self.model_copy(update={"open_requests": most - waiting, "waiting_polls": waiting})
 
     @property
     def longest_redis_wait(self) -> timedelta:

@@ -187,7 +187,7 @@ async def open_resources(
             image_access=ImageAccess(client),
             dead_letters=DeadLetters(client),
             poller=Poller(client, settings),
-            waits=JobWaits(jobs, most=settings.open_requests // 2),
+            waits=JobWaits(jobs, most=settings.waiting_polls),
             accounts=AccountStore(client, settings),
             api_keys=ApiKeyStore(client, settings),
             auth=Authenticator(client, settings),

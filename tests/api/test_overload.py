@@ -24,9 +24,9 @@ PAUSE_MS = 1_500
 
 @pytest.fixture(scope="module")
 async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TestService]:
-    """A service of few connections, for which a call waits shortly."""
+    """A service of few connections, for which a call waits shortly, and without places for polls that wait."""
     folder = tmp_path_factory.mktemp("overload")
-    async with open_service(folder, redis_connections=CONNECTIONS, redis_wait=WAIT) as opened:
+    async with open_service(folder, redis_connections=CONNECTIONS, redis_wait=WAIT, waiting_polls=0) as opened:
         yield opened
 
 
@@ -53,7 +53,17 @@ async def test_a_call_that_waits_too_long_for_a_connection_is_overloaded(
     assert [answer.status_code for answer in await asyncio.gather(*held)] == [200] * CONNECTIONS
 
 
+async def test_polls_wait_only_in_the_places_of_the_settings(service: TestService, member: Member) -> None:
+    path = f"/v1/generate/{await service.submit(member)}"
+    answer = await service.client.get(path, headers=member.a | {"Prefer": "wait=30"})
+    assert answer.json()["status"] == "processing"
+    assert "preference-applied" not in answer.headers
+
+
 def test_the_wait_fits_the_requests_that_may_be_open(service: TestService) -> None:
     sized = service.resources.settings.model_copy(update={"redis_wait": None, "open_requests": 4_000})
     assert sized.longest_redis_wait == timedelta(seconds=20)
     assert sized.model_copy(update={"open_requests": 1}).longest_redis_wait >= timedelta(seconds=3)
+    assert sized.model_copy(update={"waiting_polls": 9_000}).longest_redis_wait == timedelta(seconds=20)
+    few = sized.model_copy(update={"waiting_polls": 9_000}).with_requests_at_once(9)
+    assert (few.open_requests, few.waiting_polls, few.requests_at_once) == (5, 4, 9)

@@ -70,13 +70,14 @@ def test_the_ingress_of_a_cluster_follows_its_load() -> None:
 
 def test_the_requests_that_an_ingress_takes_are_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATELIER_OPEN_REQUESTS", "77")
-    for asked, expected in (None, 77), (5, 5):
+    monkeypatch.setenv("ATELIER_WAITING_POLLS", "700")
+    for asked, expected in (None, 777), (5, 5):
         words = {"ingress": {"max_ongoing_requests": asked}, "generator": {"engine": {"max_rank": 200}}}
         built: Any = build(AppArgs.model_validate(words))
         assert built._bound_deployment._deployment_config.max_ongoing_requests == expected
         assert built._bound_deployment.init_kwargs == {
             "always_on": ALL_KINDS,
-            "open_requests": asked,
+            "requests_at_once": asked,
             "max_rank": 200,
         }
 
