@@ -24,6 +24,8 @@ from serve_app.domain.jobs import JobKind
 from serve_app.settings import Settings
 
 HINTS_AT_ONCE = 100
+ONE_EVENT_LOOP = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
+"""For the ingress, which blocks nowhere: Serve's default passes each request to another thread and back."""
 STOP_MARGIN_S = 5.0
 """Time between the end of a replica's own drain and its kill by Serve."""
 
@@ -54,7 +56,7 @@ def assemble(args: AppArgs, scaling: Mapping[str, Autoscaling]) -> Application:
         name="ingress",
         max_ongoing_requests=args.ingress.max_ongoing_requests or settings.requests_at_once,
         max_queued_requests=args.ingress.max_queued_requests,
-        ray_actor_options=_actor_options(args.ingress),
+        ray_actor_options=_actor_options(args.ingress) | {"runtime_env": {"env_vars": ONE_EVENT_LOOP}},
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=args.ingress.drain_s,
         logging_config=log,

@@ -11,7 +11,7 @@ from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import ServeDeploySchema
 
 from deployments.app import assemble, build
-from deployments.args import AppArgs, ScaleArgs
+from deployments.args import AppArgs, IngressArgs, ScaleArgs
 from deployments.config import ConfigError, ServeConfig, read_config
 from serve_app.domain.jobs import JobKind
 from serve_app.domain.requests import Variant
@@ -80,6 +80,12 @@ def test_the_requests_that_an_ingress_takes_are_the_settings(monkeypatch: pytest
             "requests_at_once": asked,
             "max_rank": 200,
         }
+
+
+def test_an_ingress_passes_no_request_to_another_thread() -> None:
+    options = build(AppArgs())._bound_deployment.ray_actor_options  # pyright: ignore[reportPrivateUsage]
+    assert options["runtime_env"] == {"env_vars": {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}}
+    assert options["num_cpus"] == IngressArgs().num_cpus
 
 
 def deployments_of(node: Any) -> list[Any]:
