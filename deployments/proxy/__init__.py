@@ -18,6 +18,8 @@ LIMITS = {
     "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": "65536",
 }
 """Of Ray's defaults: an idle client or replica 1 h, 4,096 connections, headers up to 16 KB."""
+METRICS = {"RAY_SERVE_HAPROXY_METRICS_ENABLED": "0"}
+"""Serve's count of requests is then the replicas' own. Else HAProxy writes a line for each, which a process in Python reads."""
 
 
 def haproxy_binary() -> Path | None:
@@ -43,6 +45,7 @@ def environment() -> dict[str, str]:
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(WRAPPER),
         "ATELIER_HAPROXY": str(binary),
+        **METRICS,
         **LIMITS,
     }
 

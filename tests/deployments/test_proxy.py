@@ -18,7 +18,7 @@ import uvicorn
 import yaml
 from starlette.types import Receive, Scope, Send
 
-from deployments.proxy import LIMITS, WRAPPER, environment, haproxy_binary, proxy_secret
+from deployments.proxy import LIMITS, METRICS, WRAPPER, environment, haproxy_binary, proxy_secret
 from serve_app.domain.accounts import BUILTIN_PLANS
 from serve_app.domain.requests import Variant
 from tests.attack.raw import Answer, breach, exchange
@@ -474,9 +474,8 @@ def ways_of_starting() -> dict[str, dict[str, str]]:
 def test_every_way_of_starting_sets_the_same(way: str) -> None:
     found = ways_of_starting()[way]
     wanted = environment()
-    assert {name: found[name] for name in (*LIMITS, "RAY_SERVE_ENABLE_HA_PROXY")} == {
-        name: wanted[name] for name in (*LIMITS, "RAY_SERVE_ENABLE_HA_PROXY")
-    }
+    same = (*LIMITS, *METRICS, "RAY_SERVE_ENABLE_HA_PROXY")
+    assert {name: found[name] for name in same} == {name: wanted[name] for name in same}
     assert Path(found["RAY_SERVE_HAPROXY_BINARY_PATH"]).parts[-3:] == WRAPPER.parts[-3:]
     assert "FORWARDED_ALLOW_IPS" not in found, "uvicorn would believe whoever reaches a replica's port"
     for name in ("CONFIG_FILE_LOC", "SOCKET_PATH", "METRICS_SOCKET_PATH", "SERVER_STATE_BASE", "SERVER_STATE_FILE"):
