@@ -185,6 +185,15 @@ def test_a_header_that_serve_or_the_application_would_obey_does_not_pass(proxy: 
     assert name not in seen(proxy.get(row))["headers"]
 
 
+def test_serve_watches_only_the_callers_whose_answer_may_take_long(proxy: Proxy) -> None:
+    def is_watched(path: str, *rows: str) -> bool:
+        return "x-request-disconnect-disabled" not in seen(proxy.get(*rows, path=path))["headers"]
+
+    assert not is_watched("/v1/generate/gen_a")
+    assert is_watched("/v1/generate/gen_a", "Prefer: wait=30"), "a caller that leaves gives its place back"
+    assert is_watched("/files/images/x.png")
+
+
 @pytest.mark.parametrize("given", ["", "short", "a" * 129, "with space", "quote\"'", "\xff" * 20])
 def test_a_request_id_that_is_not_fit_for_logs_is_replaced(proxy: Proxy, given: str) -> None:
     answer = proxy.get(f"X-Request-Id: {given}")
