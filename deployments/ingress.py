@@ -19,7 +19,7 @@ from serve_app.api.app import create_app
 from serve_app.api.client_address import with_forwarded_address
 from serve_app.domain.jobs import JobKind
 from serve_app.engine_options import DEFAULT_MAX_RANK
-from serve_app.service.process import freeze_startup_objects
+from serve_app.service.process import allow_connections, freeze_startup_objects
 from serve_app.service.resources import open_resources
 from serve_app.settings import Settings
 
@@ -116,6 +116,7 @@ class Ingress:
         max_rank: int = DEFAULT_MAX_RANK,
     ) -> None:
         prepare_replica()
+        allow_connections()
         settings = Settings()
         if requests_at_once is not None:
             settings = settings.with_requests_at_once(requests_at_once)
