@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 
 from benchmarks.http import Callers
 from serve_app.domain.accounts import Caller
-from serve_app.domain.jobs import JobKind, StoredImage, new_image_id
+from serve_app.domain.jobs import JobKind, Lease, StoredImage, new_image_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.service import submit
 from serve_app.service.resources import Resources, open_resources
@@ -132,14 +132,16 @@ async def _complete(resources: Resources, account_id: str) -> list[str]:
     await _accept(resources, account_id)
     claims = await resources.queue.claim("benchmark", kind=JobKind.GENERATION, nonce=new_nonce(), limit=JOBS)
     for claim in claims:
-        lease = claim.lease
-        name = resources.images.object_name(account_id, lease.job_id, lease.attempt, 0, datetime.now(UTC))
-        uri = resources.images.uri(name)
-        image = StoredImage(
-            image_id=new_image_id(), image_uri=uri, width=512, height=512, sha256="0" * 64, size_bytes=1
-        )
-        await resources.queue.finish(lease, [image], seconds=0.5)
+        await finish(resources, account_id, claim.lease)
     return [claim.lease.job_id for claim in claims]
+
+
+async def finish(resources: Resources, account_id: str, lease: Lease) -> None:
+    """Complete a job with an image of which there is only a name."""
+    name = resources.images.object_name(account_id, lease.job_id, lease.attempt, 0, datetime.now(UTC))
+    uri = resources.images.uri(name)
+    image = StoredImage(image_id=new_image_id(), image_uri=uri, width=512, height=512, sha256="0" * 64, size_bytes=1)
+    await resources.queue.finish(lease, [image], seconds=0.5)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +24,7 @@ from typing import NamedTuple
 import psutil
 import yaml
 
-from benchmarks.http import Callers
+from benchmarks.http import Callers, Measured, cpu_seconds
 from benchmarks.polls import SERVE, start_server
 from deployments.runtime import kill_all_of, runtime_home
 from serve_app.domain.requests import Variant
@@ -45,6 +45,7 @@ ON_THE_WAY = (
 )
 WORKERS = ("ray::ServeReplica:atelier:generator", "ray::ServeReplica:atelier:upscaler")
 
+UP = "from deployments.local import main; main()"
 EMPTY = """
 import os, sys, threading
 from pathlib import Path
@@ -79,6 +80,13 @@ class Server(NamedTuple):
     pids: list[int]
 
 
+class Cost(NamedTuple):
+    """Processor time of a request, and of each process in it."""
+
+    cpu_ms: float
+    parts: dict[str, float]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
@@ -106,6 +114,7 @@ def roomy_settings(folder: Path) -> Settings:
         max_queued=10**7,
         max_queued_per_account=10**7,
         polls_per_second=10**9,
+        lora_samples=False,
         catalog=ROOT / "configs" / "catalog.yaml",
     )
 
@@ -118,7 +127,7 @@ def atelier_up(
     port, ready, log = free_port(), folder / "ready.json", folder / "up.log"
     fields = {f"ATELIER_{name.upper()}": str(getattr(settings, name)) for name in settings.model_fields_set}
     own = {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0", "RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-m", "deployments.local", "up", "--config", str(config), "--port", str(port)]
+    command = [sys.executable, "-c", UP, "up", "--config", str(config), "--port", str(port)]
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*command, "--ready-file", str(ready)],
@@ -195,19 +204,31 @@ async def _measure(settings: Settings, servers: dict[str, Server], options: argp
         for name, server in servers.items()
     }
     ids = await _accepted(callers["bare uvicorn"])
-    costs: dict[str, dict[str, list[float]]] = {kind: {name: [] for name in servers} for kind in ("poll", "accept")}
     for each in callers.values():
         await each.accept(JOBS_S)
+    costs: dict[str, dict[str, list[Cost]]] = {kind: {name: [] for name in servers} for kind in ("poll", "accept")}
     for number in range(options.rounds):
         for name, each in callers.items():
             each.ids = list(ids)
-            costs["poll"][name].append((await each.poll(options.seconds)).cpu_ms)
-            costs["accept"][name].append((await each.accept(options.seconds)).cpu_ms)
-        sys.stderr.write(
-            f"round {number + 1}: { ({kind: {name: round(each[-1], 3) for name, each in cost.items()} for kind, cost in costs.items()}) }\n"
-        )
+            costs["poll"][name].append(await _cost(each.poll, servers[name].pids, options.seconds))
+            costs["accept"][name].append(await _cost(each.accept, servers[name].pids, options.seconds))
+        sys.stderr.write(f"round {number + 1} of {options.rounds}\n")
     sys.stdout.write("\n".join(_lines(costs)) + "\n")
     sys.stdout.write(f"load {os.getloadavg()}, {options}\n")
+
+
+async def _cost(call: Callable[[float], Awaitable[Measured]], pids: Sequence[int], seconds: float) -> Cost:
+    before = {pid: cpu_seconds(pid) for pid in pids}
+    measured = await call(seconds)
+    used = {pid: cpu_seconds(pid) - before[pid] for pid in pids}
+    total = sum(used.values())
+    return Cost(measured.cpu_ms, {title_of(pid): measured.cpu_ms * each / total for pid, each in used.items()})
+
+
+def title_of(pid: int) -> str:
+    """`haproxy`, `ProxyActor` or the deployment of a replica."""
+    title = psutil.Process(pid).cmdline()[0].strip().rpartition("/")[2].rpartition(":")[2]
+    return title.partition(".")[0]  # Ray adds what an actor is doing
 
 
 async def _accepted(callers: Callers) -> list[str]:
@@ -215,13 +236,17 @@ async def _accepted(callers: Callers) -> list[str]:
     return callers.ids[-64:]
 
 
-def _lines(costs: dict[str, dict[str, list[float]]]) -> Generator[str]:
-    yield "| | | CPU ms each | HAProxy and Serve to this |"
-    yield "|---|---|---|---|"
+def _lines(costs: dict[str, dict[str, list[Cost]]]) -> Generator[str]:
+    yield "| | | CPU ms each | HAProxy and Serve to this | of which |"
+    yield "|---|---|---|---|---|"
     for kind, by_name in costs.items():
+        ours = by_name["HAProxy and Serve"]
         for name, each in by_name.items():
-            ratios = [ours / other for ours, other in zip(by_name["HAProxy and Serve"], each, strict=True)]
-            yield f"| {kind} | {name} | {_spread(each)} | {_spread(ratios)} |"
+            ratios = [mine.cpu_ms / other.cpu_ms for mine, other in zip(ours, each, strict=True)]
+            parts = ", ".join(
+                f"{title} {statistics.median(cost.parts[title] for cost in each):.2f}" for title in each[0].parts
+            )
+            yield f"| {kind} | {name} | {_spread([cost.cpu_ms for cost in each])} | {_spread(ratios)} | {parts} |"
 
 
 def _spread(values: list[float]) -> str:
