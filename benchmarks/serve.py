@@ -44,7 +44,16 @@ ON_THE_WAY = (
     "ray::ServeReplica:empty",
 )
 WORKERS = ("ray::ServeReplica:atelier:generator", "ray::ServeReplica:atelier:upscaler")
+OF_RAY = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
+    "RAY_worker_niceness": "0",  # as the bare server: who is interrupted more often takes longer
+}
 
+BARE = f"""
+from serve_app.log import configure_logging
+configure_logging(stream=open("/dev/null", "w"))  # a replica logs each accept, too
+{SERVE}"""
 UP = "from deployments.local import main; main()"
 EMPTY = """
 import os, sys, threading
@@ -97,7 +106,7 @@ def main() -> None:
         settings = roomy_settings(Path(folder))
         with (
             atelier_up(settings, Path(folder)) as service,
-            start_server(SERVE, [str(ROOT)], settings) as (port, pid),
+            start_server(BARE, [str(ROOT)], settings) as (port, pid),
             _empty_application(Path(folder)) as empty,
         ):
             servers = {"HAProxy and Serve": service, "bare uvicorn": Server(port, [pid]), "empty application": empty}
@@ -126,12 +135,11 @@ def atelier_up(
     """`atelier up` until the block ends, with its workers at the lowest priority: they draw what is accepted."""
     port, ready, log = free_port(), folder / "ready.json", folder / "up.log"
     fields = {f"ATELIER_{name.upper()}": str(getattr(settings, name)) for name in settings.model_fields_set}
-    own = {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0", "RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-c", UP, "up", "--config", str(config), "--port", str(port)]
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*command, "--ready-file", str(ready)],
-            env={**os.environ, "PYTHONPATH": str(ROOT), **own, **fields, **environment},
+            env={**os.environ, "PYTHONPATH": str(ROOT), **OF_RAY, "HF_HUB_OFFLINE": "1", **fields, **environment},
             stdout=output,
             stderr=output,
         )
@@ -153,7 +161,7 @@ def _empty_application(folder: Path) -> Generator[Server]:
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-c", EMPTY, str(home), str(port), str(ready)],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": str(ROOT), **OF_RAY},
             stdout=output,
             stderr=output,
         )
