@@ -29,7 +29,7 @@ def ray_environment(home: Path) -> dict[str, str]:
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         **LOOPBACK_ENVIRONMENT,
         **proxy_environment(),
-        "RAY_SERVE_HAPROXY_NBTHREAD": "1",  # carries 15,000 requests a second, each for a quarter less than four threads
+        "RAY_SERVE_HAPROXY_NBTHREAD": "1",  # a quarter less for a request than with four (benchmarks/RESULTS.md)
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(proxy / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(proxy / "admin.sock"),
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(proxy / "metrics.sock"),
