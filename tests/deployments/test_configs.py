@@ -83,7 +83,8 @@ def test_the_requests_that_an_ingress_takes_are_the_settings(monkeypatch: pytest
 
 
 def test_an_ingress_passes_no_request_to_another_thread() -> None:
-    options = build(AppArgs())._bound_deployment.ray_actor_options  # pyright: ignore[reportPrivateUsage]
+    built: Any = build(AppArgs())
+    options = built._bound_deployment.ray_actor_options
     assert options["runtime_env"] == {"env_vars": {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}}
     assert options["num_cpus"] == IngressArgs().num_cpus
 
