@@ -1,5 +1,6 @@
 """Typed `args` of a Serve YAML: unknown fields and impossible values are refused by name."""
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Literal
 
@@ -124,9 +125,16 @@ class IngressArgs(ReplicaArgs):
 
 class GeneratorArgs(WorkerArgs):
     engine: EngineOptions = EngineOptions()
+    prefetch_s: float = Field(default=2, ge=0)
+    """Seconds between two adapters of the latest jobs that a replica reads into free host memory (`engine.host_memory`) before a
+    job of its own needs them; 0 reads none."""
     warm_up_s: float | None = Field(default=None, ge=0)
     """Before its first job a replica warms up for the image sizes on offer, smallest first, and begins another while less than
     this has passed. Unset: every size on a GPU, the smallest on a CPU (1 to 2 s with the pocket model); 0 begins none."""
+
+    @property
+    def timing(self) -> WorkerTiming:
+        return replace(super().timing, prefetch=timedelta(seconds=self.prefetch_s) if self.prefetch_s else None)
 
 
 class UpscalerArgs(WorkerArgs):

@@ -35,7 +35,7 @@ class _Ready:
 class AdapterPool:
     """Assigns slots to adapters.
 
-    `prefetch`, `resident` and the sizes are for any thread, all else for the step thread.
+    `prefetch`, `preload`, `in_memory`, `resident` and the sizes are for any thread, all else for the step thread.
     """
 
     def __init__(
@@ -83,6 +83,34 @@ class AdapterPool:
         with self._lock:
             futures = list(self._host.values())
         return sum(_host_size(future) for future in futures if future.done())
+
+    @property
+    def in_memory(self) -> frozenset[str]:
+        """Ids of the adapters in slots or read into host memory: a run with one waits for no file."""
+        with self._lock:
+            read = (id for id, future in self._host.items() if future.done() and not _failed(future))
+            return frozenset((*self._slots, *read))
+
+    def has_room(self) -> bool:
+        """Return whether host memory has room for another adapter, as large as the largest there.
+
+        While the first is being read nobody knows how large adapters are.
+        """
+        with self._lock:
+            read = [future for future in self._host.values() if future.done() and not _failed(future)]
+            unread = sum(not future.done() for future in self._host.values())
+            sizes = [future.result().size_bytes for future in read]
+            if not sizes:
+                return not unread and self._host_memory > 0
+            return sum(sizes) + (unread + 1) * max(sizes) < self._host_memory
+
+    def preload(self, adapter: AdapterFile) -> bool:
+        """Start reading an adapter that no run needs yet, if there is room; return whether it was started."""
+        with self._lock:
+            if adapter.id in self._slots or adapter.id in self._host or not self.has_room():
+                return False
+            self._submit(adapter.id, partial(self._load, adapter))
+            return True
 
     def prefetch(self, adapter: AdapterFile) -> None:
         """Start reading an adapter that a run will need, unless it is in memory already."""

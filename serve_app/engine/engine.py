@@ -166,6 +166,22 @@ class Engine:
         """Ids of the adapters in slots, of every base model."""
         return frozenset[str]().union(*(model.pool.resident for model in self.base_models.values()))
 
+    @property
+    def adapters_in_memory(self) -> frozenset[str]:
+        """Ids of the adapters in slots or host memory, of every base model."""
+        return frozenset[str]().union(*(model.pool.in_memory for model in self.base_models.values()))
+
+    def has_room(self, base_model: str) -> bool:
+        """Return whether host memory has room for another adapter of a base model; False for one not loaded here."""
+        return base_model in self.base_models and self.base_models[base_model].pool.has_room()
+
+    def preload(self, adapter: AdapterFile, base_model: str) -> bool:
+        """Start reading an adapter that no run needs yet; return whether it was started.
+
+        It takes only host memory that is free. Raises KeyError on a base model not loaded here.
+        """
+        return self.base_models[base_model].pool.preload(adapter)
+
     # -- before and after ------------------------------------------------------------------------------------------
 
     @classmethod

@@ -32,8 +32,8 @@ class GenerationExecutor:
 
     @property
     def resident(self) -> Sequence[str]:
-        """Adapters in the engine, and those that are being fetched."""
-        return sorted({*self._engine.resident_adapters, *self._fetching})
+        """Adapters in the engine's memory, and those that are being fetched."""
+        return sorted({*self._engine.adapters_in_memory, *self._fetching})
 
     @property
     def has_work(self) -> bool:
@@ -59,6 +59,16 @@ class GenerationExecutor:
                     base_model=base_model,
                 )
             )
+
+    async def prefetch(self, lora_id: str) -> str | None:
+        adapter = await self._resources.catalog.adapter(lora_id)
+        if adapter is None or adapter.sha256 in self.resident or not self._engine.has_room(adapter.base_model):
+            return None
+        path = await self._resources.weights.fetch(adapter)
+        if not self._engine.preload(AdapterFile(id=adapter.sha256, path=path), adapter.base_model):
+            return None
+        self._lora_ids.setdefault(adapter.sha256, lora_id)
+        return adapter.sha256
 
     def step(self) -> Sequence[Finished]:
         return self._engine.step()

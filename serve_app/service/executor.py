@@ -59,7 +59,7 @@ class Executor(Protocol):
 
     @property
     def resident(self) -> Sequence[str]:
-        """Return the groups (adapters) whose weights are loaded: their jobs start at once."""
+        """Return the groups (adapters) whose weights are in memory: their jobs wait for no file."""
         ...
 
     @property
@@ -109,6 +109,21 @@ class ReportsMemory(Protocol):
     """An executor that reports what its memory is used for, for operators."""
 
     def memory(self) -> Sequence[MemoryPart]: ...
+
+
+@runtime_checkable
+class PrefetchesAdapters(Protocol):
+    """An executor that reads adapters before a job needs them."""
+
+    @property
+    def kind(self) -> JobKind: ...
+
+    async def prefetch(self, lora_id: str) -> str | None:
+        """Read a LoRA into free memory; return its group, or None where it is here, unknown, or has no room.
+
+        Raises `AdapterUnavailable` and `StoreUnavailable`.
+        """
+        ...
 
 
 @runtime_checkable

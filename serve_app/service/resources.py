@@ -46,6 +46,7 @@ from serve_app.stores.operators import OperatorStore
 from serve_app.stores.polling import Poller
 from serve_app.stores.previews import PreviewStore
 from serve_app.stores.queue_stats import QueueStats
+from serve_app.stores.recent_adapters import RecentAdapters
 from serve_app.stores.redis import connect
 from serve_app.stores.sessions import SessionStore
 from serve_app.stores.sign_in_links import SignInLinks
@@ -84,6 +85,7 @@ class Resources:
     jobs: JobReader
     job_history: JobHistory
     queue_stats: QueueStats
+    recent_adapters: RecentAdapters
     image_access: ImageAccess
     dead_letters: DeadLetters
     poller: Poller
@@ -184,6 +186,7 @@ async def open_resources(
             jobs=(jobs := JobReader(client)),
             job_history=JobHistory(client),
             queue_stats=QueueStats(client),
+            recent_adapters=RecentAdapters(client),
             image_access=ImageAccess(client),
             dead_letters=DeadLetters(client),
             poller=Poller(client, settings),

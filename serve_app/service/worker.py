@@ -9,7 +9,8 @@ from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import Claim
 from serve_app.log import log_ids
 from serve_app.service.attempt import Attempt
-from serve_app.service.executor import Executor
+from serve_app.service.executor import Executor, PrefetchesAdapters
+from serve_app.service.prefetch import AdapterPrefetch
 from serve_app.service.report import report_forever
 from serve_app.service.resources import Resources
 from serve_app.service.step_thread import StepThread
@@ -50,6 +51,7 @@ class Worker:
         self._draining = False
         self._nonce = new_nonce()
         self._claim_failures = 0
+        self._prefetching: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         self._drain_requested: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -58,6 +60,11 @@ class Worker:
         self._reporting = asyncio.create_task(
             report_forever(self._resources, self._executor, worker=self._name), name=f"{self._name} reports"
         )
+        if self._timing.prefetch is not None and isinstance(self._executor, PrefetchesAdapters):
+            prefetch = AdapterPrefetch(self._resources, self._executor, worker=self._name)
+            self._prefetching = asyncio.create_task(
+                prefetch.run(self._timing.prefetch), name=f"{self._name} prefetches"
+            )
 
     def hint(self) -> None:
         """Claim now instead of at the next poll."""
@@ -84,6 +91,8 @@ class Worker:
         deadline = loop.time() + within.total_seconds()
         self._draining = True
         self._wake.set()
+        if self._prefetching is not None:
+            self._prefetching.cancel()
         await self._claiming
         await self._wait_for_attempts(deadline - RELEASE_TIME.total_seconds() - loop.time())
         if not self._drain_requested.done():

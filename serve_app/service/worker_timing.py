@@ -16,5 +16,7 @@ class WorkerTiming:
     """A step that takes longer is hung: its leases are left to expire and the replica reports itself unhealthy."""
     job_limit: timedelta = timedelta(minutes=30)
     """An attempt that takes longer fails with `timeout`."""
+    prefetch: timedelta | None = None
+    """An executor that prefetches adapters looks for another this often; None never."""
     open_jobs: int = 64
     """Jobs begun and not committed: what bounds the images held in memory while storage is slow."""

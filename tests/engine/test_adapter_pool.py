@@ -106,6 +106,23 @@ def test_host_memory_is_bounded_and_evicted_adapters_are_read_again(sd: Path, lo
             assert all(one.image is not None for one in ended.values())
 
 
+def test_adapters_are_preloaded_into_free_host_memory_only(sd: Path, loras: list[AdapterFile]) -> None:
+    model = BaseModel.load("m", sd, replace(EXACT_FLOAT32, adapter_slots=2), lambda: None)
+    assert model.pool.preload(loras[0])
+    model.pool.wait_for_loader()
+    assert not model.pool.preload(loras[0]), "it is here"
+    assert (model.pool.in_memory, model.pool.resident) == ({loras[0].id}, frozenset())
+    (ready,) = (future.result() for future in model.pool._host.values())  # pyright: ignore[reportPrivateUsage]
+    run = start(model, replace(SHORT, adapter=loras[0]))
+    assert model.pool.resident == {loras[0].id}
+    assert run.slot
+    full = BaseModel.load("m", sd, replace(EXACT_FLOAT32, host_memory=2 * ready.size_bytes), lambda: None)
+    assert [full.pool.preload(lora) for lora in loras[:2]] == [True, False], "how large they are is not known yet"
+    full.pool.wait_for_loader()
+    assert not full.pool.preload(loras[1]), "two do not fit"
+    assert full.pool.in_memory == {loras[0].id}
+
+
 def test_runs_go_on_while_an_adapter_is_being_read(sd: Path, loras: list[AdapterFile], tmp_path: Path) -> None:
     """The file is a pipe that gives nothing until the test writes."""
     pipe = tmp_path / "slow.safetensors"

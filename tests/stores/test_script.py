@@ -12,7 +12,7 @@ from serve_app.stores.script import Argument, Script, load_script
 
 FOLDER = Path(__file__).parents[2] / "serve_app" / "stores" / "scripts"
 INCLUDED = {
-    "common", "queue", "window", "acceptance", "caller", "api_key", "account", "lora", "lora_weights", "deletion",
+    "common", "queue", "owners", "window", "acceptance", "caller", "api_key", "account", "lora", "lora_weights", "deletion",
     "credential_version", "usable_loras",
 }  # fmt: skip
 SCRIPTS = sorted({path.stem for path in FOLDER.glob("*.lua")} - INCLUDED)

@@ -1,15 +1,16 @@
 -- include queue
+-- include owners
 -- args: kind, worker, nonce, capacity:number, lease_ms:number, max_skips:number, max_wait_ms:number, max_lead:number
 -- args: owner_wait_ms:number, worker_life_ms:number, default_seconds_per_unit:number, retention_ms:number, resident_groups:list
 -- claim: hand waiting jobs to a worker, fairly between accounts, preferring adapters that the worker holds.
 -- `capacity` is in images, `max_lead` in average waiting jobs.
 -- Returns {id, attempt, version, group, account, request, created, request_id, traceparent} repeated. A repeated nonce gets the same jobs again.
-local OWNER_LIFE = 600000  -- ms that a worker is remembered as the owner of a group it loaded
-local MAX_OWNERS = 32      -- remembered per group: a popular adapter's latest owners are its busiest ones
 local CLAIMED_LIFE = 86400000 -- ms; far beyond any attempt
 local NEAR = 4             -- groups, accounts and jobs of each that are read beyond the head: a claim's cost stays flat
 local SEEN_EVERY = 1000    -- ms between two writes of when a worker was seen: idle polls stay reads
 local GROUPS_AT_ONCE = 128
+local RECENT_ADAPTERS = 8192 -- latest jobs whose adapters are remembered, for workers that prefetch
+local RECENT_LIFE = 86400000 -- ms
 local MAX_ENDED = 32       -- jobs that one claim ends because their account may no longer use their adapter
 
 local last_claim = K('claim:' .. kind .. ':' .. worker)
@@ -206,13 +207,17 @@ local function next_quarantined()
   return job, true
 end
 
-local function remember_owner(group)
-  local owners = K('owner:' .. kind .. ':' .. group)
-  redis.call('ZADD', owners, now, worker)
-  redis.call('ZREMRANGEBYRANK', owners, 0, -MAX_OWNERS - 1)
-  redis.call('PEXPIRE', owners, OWNER_LIFE)
+local function loads_group(group)
+  add_owner(kind, group, worker)
   is_resident[group] = true -- from now on this worker holds it
   if first_sequences then first_sequences[group] = tonumber(redis.call('ZSCORE', K('groups:' .. kind), group)) end
+end
+
+local function remember_adapter(adapter)
+  local recent = K('recent_adapters:' .. kind)
+  redis.call('LPUSH', recent, adapter)
+  redis.call('LTRIM', recent, 0, RECENT_ADAPTERS - 1)
+  redis.call('PEXPIRE', recent, RECENT_LIFE)
 end
 
 local function lease_to_worker(job)
@@ -227,7 +232,8 @@ local function lease_to_worker(job)
   redis.call('ZADD', K('lease:' .. kind), now + lease_ms, job.id)
   redis.call('SADD', claimed_key(kind, worker), job.id)
   redis.call('PEXPIRE', claimed_key(kind, worker), CLAIMED_LIFE)
-  if job.group ~= '' then remember_owner(job.group) end
+  if job.group ~= '' then loads_group(job.group) end
+  if job.adapter ~= '' then remember_adapter(job.adapter) end
   return attempt
 end
 

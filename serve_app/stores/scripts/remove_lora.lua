@@ -9,6 +9,7 @@ if source == 'file' then return {'file', ''} end
 local weights = redis.call('HMGET', K('lora:' .. lora), 'sha256', 'file')
 for _, account in ipairs(redis.call('SMEMBERS', K('granted:' .. lora))) do redis.call('HDEL', K('grants:' .. account), lora) end
 redis.call('DEL', K('granted:' .. lora))
+redis.call('LREM', K('recent_adapters:generation'), 0, lora)
 remove_lora(lora)
 if redis.call('EXISTS', K('loras_stored:' .. weights[1])) == 1 then return {'removed', ''} end
 redis.call('ZADD', K('loras_unused'), now, weights[2])

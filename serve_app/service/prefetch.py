@@ -1,0 +1,68 @@
+"""Prefetches adapters that the fleet's jobs ask for, before a job of this worker needs them."""
+
+import asyncio
+import logging
+from datetime import timedelta
+
+from serve_app.domain import metrics
+from serve_app.domain.errors import AdapterUnavailable
+from serve_app.service.executor import PrefetchesAdapters
+from serve_app.service.resources import Resources
+from serve_app.stores.disk_reserve import free_bytes
+from serve_app.stores.measures import is_cancelled
+from serve_app.stores.storage import in_storage_thread
+
+log = logging.getLogger(__name__)
+
+DRAWS = 8
+"""Adapters that one look considers: among popular ones most are here already."""
+
+
+class AdapterPrefetch:
+    """Reads one adapter at a time into memory that is free.
+
+    No job depends on it: a failure is only logged, and an adapter that failed is not tried again.
+    """
+
+    def __init__(self, resources: Resources, executor: PrefetchesAdapters, *, worker: str) -> None:
+        self._resources = resources
+        self._executor = executor
+        self._worker = worker
+        self._failed: set[str] = set()
+
+    async def run(self, every: timedelta) -> None:
+        """Prefetch until cancelled, through any failure."""
+        while not is_cancelled():
+            try:
+                await self.prefetch_one()
+            except Exception as error:  # noqa: BLE001
+                log.debug("worker %s: prefetching failed, trying again: %r", self._worker, error)
+            await asyncio.sleep(every.total_seconds())
+
+    async def prefetch_one(self) -> str | None:
+        """Prefetch one recent adapter that is not here; return its LoRA, or None. Raises `StoreUnavailable`."""
+        kind = self._executor.kind
+        if await in_storage_thread(self._is_disk_short, doing="look at free space"):
+            return None
+        for lora_id in await self._resources.recent_adapters.sample(kind, DRAWS):
+            group = await self._fetch(lora_id)
+            if group is not None:
+                self._resources.measures.count(metrics.ADAPTER_PREFETCHES, kind)
+                await self._resources.recent_adapters.add_owner(kind, group, self._worker)
+                return lora_id
+        return None
+
+    def _is_disk_short(self) -> bool:
+        """Return whether the disk that weights are stored on has less free than the reserve."""
+        settings = self._resources.settings
+        return free_bytes(settings.data_dir) < settings.disk_reserve
+
+    async def _fetch(self, lora_id: str) -> str | None:
+        if lora_id in self._failed:
+            return None
+        try:
+            return await self._executor.prefetch(lora_id)
+        except AdapterUnavailable as error:
+            self._failed.add(lora_id)
+            log.info("worker %s: %s is not prefetched: %s", self._worker, lora_id, error.message)
+            return None

@@ -1,0 +1,10 @@
+-- Which workers hold a group's adapter, so that its jobs are left to them for a moment.
+local OWNER_LIFE = 600000  -- ms that a worker is remembered as the owner of a group it loaded
+local MAX_OWNERS = 32      -- remembered per group: a popular adapter's latest owners are its busiest ones
+
+local function add_owner(kind, group, worker)
+  local owners = K('owner:' .. kind .. ':' .. group)
+  redis.call('ZADD', owners, now, worker)
+  redis.call('ZREMRANGEBYRANK', owners, 0, -MAX_OWNERS - 1)
+  redis.call('PEXPIRE', owners, OWNER_LIFE)
+end
