@@ -36,8 +36,8 @@ GOAL_S = 30.0
 WAITS_MS = 300_000
 """Waits are drawn over five minutes."""
 HEADER = (
-    "| load | seed | jobs | on a resident adapter | in the second half | GPU-hours | oracle | ratio | wait p50 s | p99 s | over 30 s"
-    " | bursts p50 s | p99 s | cold starts | lost |\n" + "|---" * 15 + "|"
+    "| load | seed | jobs | on a resident adapter | in the second half | prefetched a job | GPU-hours | oracle | ratio | wait p50 s | p99 s | over 30 s"
+    " | bursts p50 s | p99 s | cold starts | lost |\n" + "|---" * 16 + "|"
 )
 
 
@@ -80,6 +80,7 @@ def line(load: float, seed: int, outcome: Outcome, least_hours: float) -> str:
     return (
         f"| {load:.0%} | {seed} | {outcome.claims:,} | {outcome.resident / outcome.claims:.1%}"
         f" | {1 - loads / (outcome.claims - half.claims):.1%}"
+        f" | {outcome.prefetched / outcome.claims:.2f}"
         f" | {outcome.gpu_hours:.1f} | {least_hours:.1f} | {outcome.gpu_hours / least_hours:.2f}"
         f" | {_quantile(waits, 0.5):.1f} | {_quantile(waits, 0.99):.0f} | {late:.1%}"
         f" | {_quantile(burst, 0.5):.0f} | {_quantile(burst, 0.99):.0f} | {outcome.cold_starts} | {outcome.lost} |"
@@ -156,6 +157,12 @@ def main() -> None:
     parser.add_argument("--loras", type=int, default=demand.loras)
     parser.add_argument("--accounts", type=int, default=demand.accounts)
     parser.add_argument("--slots", type=int, default=fleet.engine.slots, help="adapters that one replica holds")
+    parser.add_argument(
+        "--prefetch-s",
+        type=float,
+        default=fleet.engine.prefetch_ms / 1000,
+        help="between two adapters; 0 prefetches none",
+    )
     parser.add_argument("--image-s", type=float, default=fleet.engine.image_ms / 1000, help="of a fully busy replica")
     parser.add_argument("--cold-start-s", type=float, default=fleet.cold_start_ms / 1000)
     parser.add_argument("--target-s", type=float, default=fleet.scale.target_s)
@@ -173,7 +180,13 @@ def main() -> None:
     }
     fleet = Fleet(
         scale=fleet.scale.model_copy(update=scale),
-        engine=replace(fleet.engine, slots=chosen.slots, image_ms=image_ms, alone_ms=1.5 * image_ms),
+        engine=replace(
+            fleet.engine,
+            slots=chosen.slots,
+            image_ms=image_ms,
+            alone_ms=1.5 * image_ms,
+            prefetch_ms=round(1000 * chosen.prefetch_s),
+        ),
         cold_start_ms=round(chosen.cold_start_s * 1000),
         by_demand=not chosen.by_backlog,
         node_losses=chosen.node_losses,

@@ -3,6 +3,7 @@
 import heapq
 import math
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ from deployments.arrival_rate import ArrivalRate
 from deployments.scaling import wanted_replicas
 from serve_app.domain.jobs import CommitReply, JobKind
 from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.service.prefetch import DRAWS
 from serve_app.stores.backlog import ask_backlog, backlog_from
 from serve_app.stores.redis_keys import redis_key
 from tests.stores.logical_queue import LogicalQueue
@@ -25,6 +27,8 @@ KIND = JobKind.GENERATION
 POLL_MS, SCALE_EVERY_MS, SAMPLE_EVERY_MS = 500, 1_000, 60_000
 LEASE_MS, REAP_EVERY_MS = 30_000, 2_000
 REAPED_AT_ONCE = 100
+RECENT_ADAPTERS = 8_192
+"""As `claim.lua` remembers."""
 SHIPPED = ScaleArgs(
     max_replicas=8, target_s=60, upscale_delay_s=5, downscale_delay_s=120, downscale_to_zero_delay_s=900
 )
@@ -76,6 +80,8 @@ class Outcome:
     """Jobs claimed, and how often workers asked for some."""
     resident: int = 0
     """Claims whose adapter the worker held, or was loading for an earlier job."""
+    prefetched: int = 0
+    """Adapters read before a job needed them."""
     cold_starts: int = 0
     gpu_hours: float = 0.0
     samples: list[Sample] = field(default_factory=lambda: list[Sample]())
@@ -107,6 +113,7 @@ class Simulation:
         self._scaling = _serve_config(fleet.scale)
         self._outcome = Outcome()
         self._demand = ArrivalRate()
+        self._recent_adapters = deque[str](maxlen=RECENT_ADAPTERS)
 
     async def run(self) -> Outcome:
         self._at(0, self._scale)
@@ -224,10 +231,25 @@ class Simulation:
                 return
             for claim in claims:
                 self._outcome.resident += replica.take(claim)
+                self._recent_adapters.append(claim.group)
             self._waiting -= len(claims)
             self._idle.pop(replica.name, None)
             self._outcome.claims += len(claims)
             replica.admit()
+
+    async def _prefetch(self, replica: SimulatedReplica) -> None:
+        """Begin to read an adapter of the latest jobs; the next after it is there."""
+        if replica.is_gone or replica.is_draining or replica.is_full:
+            return
+        draws = self._random.choices(self._recent_adapters, k=DRAWS) if self._recent_adapters else []
+        self._at(self._now + round(replica.engine.load_ms), lambda: self._hold(replica, draws))
+        self._at(self._now + replica.engine.prefetch_ms, lambda: self._prefetch(replica))
+
+    async def _hold(self, replica: SimulatedReplica, draws: Sequence[str]) -> None:
+        group = None if replica.is_gone else replica.prefetch(draws)
+        if group is not None:
+            self._outcome.prefetched += 1
+            await self._queue.recent_adapters.add_owner(KIND, group, replica.name)
 
     def _visit_at_next_change(self, replica: SimulatedReplica) -> None:
         at = replica.next_change()
@@ -265,6 +287,8 @@ class Simulation:
             replica = SimulatedReplica(name, self._fleet.engine, started=self._now, ready_at=ready_at)
             self._replicas.append(replica)
             self._at(ready_at, lambda replica=replica: None if replica.is_draining else self._visit(replica))
+            if self._fleet.engine.prefetch_ms:
+                self._at(ready_at, lambda replica=replica: self._prefetch(replica))
         while len(self._replicas) > self._target:
             replica = self._replicas.pop()  # the newest, as Serve does
             replica.is_draining = True

@@ -12,6 +12,7 @@ from serve_app.stores.dead_letters import DeadLetters
 from serve_app.stores.job_queue import JobQueue
 from serve_app.stores.job_reader import JobReader
 from serve_app.stores.queue_stats import QueueStats
+from serve_app.stores.recent_adapters import RecentAdapters
 from serve_app.stores.redis import connect
 from serve_app.stores.redis_keys import PREFIX
 from serve_app.stores.script import Rewrite, Script
@@ -72,6 +73,7 @@ class LogicalQueue(JobQueue):
         super().__init__(self.client, settings, fairness=self.fairness, rewrite=both)
         self.reader = JobReader(self.client, rewrite=both)
         self.stats = QueueStats(self.client)
+        self.recent_adapters = RecentAdapters(self.client, rewrite=both)
         self.dead_letters = DeadLetters(self.client, rewrite=both)
         self.grant = Script(self.client, "grant_lora", both)
         self.now = START_MS
