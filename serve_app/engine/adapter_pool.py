@@ -91,8 +91,8 @@ class AdapterPool:
             read = (id for id, future in self._host.items() if future.done() and not _failed(future))
             return frozenset((*self._slots, *read))
 
-    def has_room(self) -> bool:
-        """Return whether host memory has room for another adapter, as large as the largest there.
+    def has_space(self) -> bool:
+        """Return whether host memory has space for another adapter, as large as the largest there.
 
         While the first is being read nobody knows how large adapters are.
         """
@@ -105,9 +105,9 @@ class AdapterPool:
             return sum(sizes) + (unread + 1) * max(sizes) < self._host_memory
 
     def preload(self, adapter: AdapterFile) -> bool:
-        """Start reading an adapter that no run needs yet, if there is room; return whether it was started."""
+        """Start reading an adapter that no run needs yet, if there is space; return whether it was started."""
         with self._lock:
-            if adapter.id in self._slots or adapter.id in self._host or not self.has_room():
+            if adapter.id in self._slots or adapter.id in self._host or not self.has_space():
                 return False
             self._submit(adapter.id, partial(self._load, adapter))
             return True

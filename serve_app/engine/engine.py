@@ -171,9 +171,9 @@ class Engine:
         """Ids of the adapters in slots or host memory, of every base model."""
         return frozenset[str]().union(*(model.pool.in_memory for model in self.base_models.values()))
 
-    def has_room(self, base_model: str) -> bool:
-        """Return whether host memory has room for another adapter of a base model; False for one not loaded here."""
-        return base_model in self.base_models and self.base_models[base_model].pool.has_room()
+    def has_space(self, base_model: str) -> bool:
+        """Return whether host memory has space for another adapter of a base model; False for one not loaded here."""
+        return base_model in self.base_models and self.base_models[base_model].pool.has_space()
 
     def preload(self, adapter: AdapterFile, base_model: str) -> bool:
         """Start reading an adapter that no run needs yet; return whether it was started.

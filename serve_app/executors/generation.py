@@ -62,7 +62,7 @@ class GenerationExecutor:
 
     async def prefetch(self, lora_id: str) -> str | None:
         adapter = await self._resources.catalog.adapter(lora_id)
-        if adapter is None or adapter.sha256 in self.resident or not self._engine.has_room(adapter.base_model):
+        if adapter is None or adapter.sha256 in self.resident or not self._engine.has_space(adapter.base_model):
             return None
         path = await self._resources.weights.fetch(adapter)
         if not self._engine.preload(AdapterFile(id=adapter.sha256, path=path), adapter.base_model):

@@ -119,7 +119,7 @@ class PrefetchesAdapters(Protocol):
     def kind(self) -> JobKind: ...
 
     async def prefetch(self, lora_id: str) -> str | None:
-        """Read a LoRA into free memory; return its group, or None where it is here, unknown, or has no room.
+        """Read a LoRA into free memory; return its group, or None where it is here, unknown, or has no space.
 
         Raises `AdapterUnavailable` and `StoreUnavailable`.
         """
