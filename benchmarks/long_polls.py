@@ -1,4 +1,4 @@
-"""Holds thousands of polls with `Prefer: wait=N` on one ingress replica, through HAProxy, and checks every answer.
+"""Holds thousands of polls with `Prefer: wait=N` on one ingress replica, and checks every answer.
 
     .venv/bin/python -m benchmarks.long_polls [--polls 2000 5000] [--accounts 10] [--wait 30] [--held 10]
 

@@ -1,4 +1,4 @@
-"""Compares the processor time of a poll and an accept through HAProxy and Serve with bare uvicorn and Serve's own proxy.
+"""Compares processor time through HAProxy and Serve with bare uvicorn and Serve's own proxy.
 
     .venv/bin/python -m benchmarks.serve [--rounds 9] [--seconds 2] [--connections 32]
 
@@ -132,7 +132,7 @@ def roomy_settings(folder: Path) -> Settings:
 def atelier_up(
     settings: Settings, folder: Path, *, config: Path = ROOT / "configs" / "local.yaml", **environment: str
 ) -> Generator[Server]:
-    """`atelier up` until the block ends, with its workers at the lowest priority: they draw what is accepted."""
+    """Run `atelier up` until the block ends, its workers, which draw what is accepted, at low priority."""
     port, ready, log = free_port(), folder / "ready.json", folder / "up.log"
     fields = {f"ATELIER_{name.upper()}": str(getattr(settings, name)) for name in settings.model_fields_set}
     command = [sys.executable, "-c", UP, "up", "--config", str(config), "--port", str(port)]

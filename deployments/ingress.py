@@ -48,7 +48,7 @@ class Hints:
             self._under_way[kind] = asyncio.create_task(self._send_wanted(kind), name=f"hint {job_id}")
 
     async def _send_wanted(self, kind: JobKind) -> None:
-        """Send one, and after a while another if there were more jobs meanwhile: the first may have come too early."""
+        """Send one, and another if there were more jobs meanwhile: the first may have come too early."""
         try:
             while kind in self._wanted:
                 self._wanted.discard(kind)

@@ -145,7 +145,7 @@ class Settings(BaseSettings):
         return self.open_requests + self.waiting_polls
 
     def with_requests_at_once(self, most: int) -> "Settings":
-        """Return the same settings for a replica that takes so many; at most half of them may be waiting polls."""
+        """Return the settings for a replica that takes so many; at most half of them may be waiting polls."""
         waiting = min(self.waiting_polls, most // 2)
         return self.model_copy(update={"open_requests": most - waiting, "waiting_polls": waiting})
 

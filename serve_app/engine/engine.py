@@ -172,7 +172,7 @@ class Engine:
         return frozenset[str]().union(*(model.pool.in_memory for model in self.base_models.values()))
 
     def has_space(self, base_model: str) -> bool:
-        """Return whether host memory has space for another adapter of a base model; False for one not loaded here."""
+        """Return whether another adapter of a base model fits; False for a model not loaded here."""
         return base_model in self.base_models and self.base_models[base_model].pool.has_space()
 
     def preload(self, adapter: AdapterFile, base_model: str) -> bool:

@@ -22,7 +22,7 @@ def freeze_startup_objects() -> None:
 
 
 def allow_connections() -> None:
-    """Raise the process's own limit of open files, often 1,024, to what the system allows: each caller holds one.
+    """Raise the process's limit of open files, often 1,024, to what the system allows: a caller holds one.
 
     HAProxy does so by itself, Ray only in drivers.
     """

@@ -24,7 +24,7 @@ PAUSE_MS = 1_500
 
 @pytest.fixture(scope="module")
 async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TestService]:
-    """A service of few connections, for which a call waits shortly, and without places for polls that wait."""
+    """A service of few connections, for which a call waits shortly; no poll may wait."""
     folder = tmp_path_factory.mktemp("overload")
     async with open_service(folder, redis_connections=CONNECTIONS, redis_wait=WAIT, waiting_polls=0) as opened:
         yield opened
