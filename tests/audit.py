@@ -36,6 +36,7 @@ class Reading:
           if type == 'string' then value = {redis.call('GET', name)}
           elseif type == 'hash' then value = redis.call('HGETALL', name)
           elseif type == 'stream' then value = {}
+          elseif type == 'list' then value = redis.call('LRANGE', name, 0, -1)
           elseif type == 'zset' then value = redis.call('ZRANGE', name, 0, -1, 'WITHSCORES')
           else value = redis.call('SMEMBERS', name) end
           out[#out + 1] = {name, type, redis.call('PTTL', name), value}

@@ -158,6 +158,7 @@ _READ: Mapping[str, Any] = {
     "hash": lambda pipeline, name: pipeline.hgetall(name),
     "zset": lambda pipeline, name: pipeline.zrange(name, 0, -1),
     "set": lambda pipeline, name: pipeline.smembers(name),
+    "list": lambda pipeline, name: pipeline.lrange(name, 0, -1),
     "none": lambda pipeline, name: pipeline.exists(name),
 }
 """How a value is read by its type; a key may have gone since its name was read."""

@@ -370,7 +370,7 @@ def _everything(client: redis.Redis) -> str:
     for name in untyped.scan_iter("*"):
         kind = untyped.type(name)
         read = {"string": untyped.get, "hash": untyped.hgetall, "set": untyped.smembers}.get(
-            kind, lambda key: untyped.zrange(key, 0, -1)
+            kind, lambda key: untyped.lrange(key, 0, -1) if kind == "list" else untyped.zrange(key, 0, -1)
         )
         found.append(f"{name} {read(name)}")
     return "\n".join(found)
