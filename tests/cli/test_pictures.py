@@ -204,7 +204,7 @@ def test_the_command_draws_in_the_terminal(
         app(words)
     shown = terminal.text()
     assert "Drawing 1 × 512², Outline" in shown
-    assert re.search(r"\d+ (s|min) left", shown), "by the service's estimate, before there is progress"
+    assert re.search(r"\d+ (second|minute)s? left", shown), "by the service's estimate, before there is progress"
     assert (DA1.decode() in shown, bool(SIXELS.search(shown))) == (are_shown, are_shown)
 
 

@@ -13,7 +13,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from deployments.one_machine import is_serve_run
 from deployments.protection import TLS_FILES, of_network, of_proxy
-from deployments.proxy import WRAPPER, environment, haproxy_binary
+from deployments.proxy import METRICS, WRAPPER, environment, haproxy_binary
 from tests.support import ROOT, free_port
 
 READ = """
@@ -176,7 +176,7 @@ def test_without_token_encryption_and_the_proxys_protection_nothing_is_deployed(
 CLUSTER = environment()
 
 
-@pytest.mark.parametrize("name", [name for name in CLUSTER if name != "ATELIER_HAPROXY"])
+@pytest.mark.parametrize("name", [name for name in CLUSTER if name not in ("ATELIER_HAPROXY", *METRICS)])
 def test_every_variable_of_the_proxys_protection_is_asked_for(name: str) -> None:
     (finding,) = of_proxy({**CLUSTER, name: ""}, spread=True)
     assert name in finding

@@ -252,7 +252,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "redis.call('ZREVRANGE', K('group:' .. kind .. ':' .. near.group), 0, NEAR - 1)",
     ),
     Mutant("owners are not respected", "claim", "if owner ~= worker and is_alive and", "if false and"),
-    Mutant("few owners are remembered", "claim", "local MAX_OWNERS = 32", "local MAX_OWNERS = 8"),
+    Mutant("few owners are remembered", "owners", "local MAX_OWNERS = 32", "local MAX_OWNERS = 8"),
     Mutant("a saturated owner keeps its claim", "claim", "num(capacity_of[n], 0) > 0", "true"),
     Mutant("a dead owner keeps its claim", "claim", "now - seen[n] < worker_life_ms", "true"),
     Mutant("an owner is waited for without end", "claim", "or now - job.waiting_since >= owner_wait_ms", ""),

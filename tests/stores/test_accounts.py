@@ -3,6 +3,7 @@
 import asyncio
 import re
 import zlib
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -363,17 +364,19 @@ def _well_formed(body: str) -> str:
     return body + digits
 
 
+READ: Mapping[str, Callable[[Any, str], Any]] = {
+    "string": lambda client, name: client.get(name),
+    "hash": lambda client, name: client.hgetall(name),
+    "set": lambda client, name: client.smembers(name),
+    "zset": lambda client, name: client.zrange(name, 0, -1),
+    "list": lambda client, name: client.lrange(name, 0, -1),
+}
+
+
 def _everything(client: redis.Redis) -> str:
     """Every name and value in Redis, as one text."""
     untyped = cast(Any, client)
-    found: list[str] = []
-    for name in untyped.scan_iter("*"):
-        kind = untyped.type(name)
-        read = {"string": untyped.get, "hash": untyped.hgetall, "set": untyped.smembers}.get(
-            kind, lambda key: untyped.lrange(key, 0, -1) if kind == "list" else untyped.zrange(key, 0, -1)
-        )
-        found.append(f"{name} {read(name)}")
-    return "\n".join(found)
+    return "\n".join(f"{name} {READ[untyped.type(name)](untyped, name)}" for name in untyped.scan_iter("*"))
 
 
 async def test_keys_of_an_older_pepper_work_beside_new_ones_until_it_is_no_longer_listed(
