@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.engine import Engine, EngineOptions
 from serve_app.executors.generation import GenerationExecutor
 from serve_app.service.prefetch import AdapterPrefetch
+from serve_app.service.register import remove
 from serve_app.service.resources import Resources
 from serve_app.service.worker import Worker
 from serve_app.service.worker_timing import WorkerTiming
@@ -71,6 +73,21 @@ async def test_an_adapter_of_the_latest_jobs_is_read_and_its_holder_known(
     assert await resources.queue.claim("third", kind=KIND, nonce=new_nonce(), limit=8) == [], "left to its holders"
     (claim,) = await resources.queue.claim("here", kind=KIND, nonce=new_nonce(), resident=executor.resident, limit=8)
     assert claim.lease.job_id == job_id
+
+
+async def test_a_removed_lora_is_no_recent_adapter(resources: Resources) -> None:
+    outline = await resources.catalog.adapter(OUTLINE)
+    assert outline is not None
+    await resources.adapter_registry.register(replace(outline, id="model_mine"))
+    await draw_elsewhere(resources, OUTLINE)
+    await draw_elsewhere(resources, "model_mine")
+    assert await recent_adapters(resources) == {OUTLINE, "model_mine"}
+    assert await remove(resources, "model_mine") == "removed"
+    assert await recent_adapters(resources) == {OUTLINE}
+
+
+async def recent_adapters(resources: Resources) -> set[str]:
+    return set(await resources.recent_adapters.sample(KIND, 64))
 
 
 @pytest.mark.slow
