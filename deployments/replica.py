@@ -62,12 +62,18 @@ async def noting_failure(kind: JobKind, resources: Resources, setting_up: Awaita
     try:
         executor = await setting_up
     except Exception as error:
-        with suppress(StoreUnavailable):
-            await resources.workers.note_failure(kind, f"{type(error).__name__}: {error}")
+        if not _is_of_a_stop(error):
+            with suppress(StoreUnavailable):
+                await resources.workers.note_failure(kind, f"{type(error).__name__}: {error}")
         raise
     with suppress(StoreUnavailable):
         await resources.workers.note_start(kind, timedelta(seconds=time.monotonic() - began))
     return executor
+
+
+def _is_of_a_stop(error: Exception) -> bool:
+    """Return whether Serve stops the replica while it loads: then Python's thread pools take no more work."""
+    return isinstance(error, RuntimeError) and str(error).startswith("cannot schedule new futures after")
 
 
 def _replica_name() -> str:

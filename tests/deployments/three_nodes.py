@@ -230,8 +230,7 @@ def serve_jobs(port: int, kill: Callable[[], None]) -> dict[str, Any]:
         forget_workers()
         unneeded = caller.get("/readyz").json()
         client().deploy_apps(schema(config(port, most=2, least=1)))  # and nobody waits until it has started
-        until(lambda: not caller.get("/readyz").is_success)
-        missing = caller.get("/readyz").json()
+        missing = unready(caller)
     return {
         "idle": idle,
         "kept": kept,
@@ -247,6 +246,18 @@ def serve_jobs(port: int, kill: Callable[[], None]) -> dict[str, Any]:
         "missing": missing,
         "attempts": max(int(attempt) for attempt in field_of(ids, "attempt", state="completed")),
     }
+
+
+def unready(caller: httpx.Client) -> dict[str, Any]:
+    """Return the first answer of `/readyz` that is no success: the one after it may be."""
+    answers: list[httpx.Response] = []
+
+    def is_unready() -> bool:
+        answers.append(caller.get("/readyz"))
+        return not answers[-1].is_success
+
+    until(is_unready)
+    return answers[-1].json()
 
 
 async def new_key() -> tuple[str, str]:

@@ -1,6 +1,8 @@
 """`/readyz` tells whether jobs will be worked on, as far as Redis knows."""
 
+import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 
@@ -66,6 +68,18 @@ async def test_a_generator_that_cannot_start_is_named_with_its_reason(resources:
     assert states["generator"] == "cannot start: FileNotFoundError: no model_index.json"
     await noting_failure(GENERATION, resources, working())
     assert (await readiness(resources))[0]
+
+
+async def test_a_generator_that_is_stopped_while_it_loads_has_not_failed(always_on: Resources) -> None:
+    stopped = ThreadPoolExecutor()
+    stopped.shutdown()
+
+    async def loading() -> Executor:
+        return await asyncio.get_running_loop().run_in_executor(stopped, ScriptedExecutor)
+
+    with pytest.raises(RuntimeError):
+        await noting_failure(GENERATION, always_on, loading())
+    assert (await readiness(always_on))[1]["generator"] == "none has started"
 
 
 async def test_while_no_worker_is_there_an_estimate_has_the_time_of_a_start(
