@@ -28,7 +28,7 @@ POLL_MS, SCALE_EVERY_MS, SAMPLE_EVERY_MS = 500, 1_000, 60_000
 LEASE_MS, REAP_EVERY_MS = 30_000, 2_000
 REAPED_AT_ONCE = 100
 RECENT_ADAPTERS = 8_192
-"""As `claim.lua` remembers."""
+"""As `finish.lua` remembers."""
 SHIPPED = ScaleArgs(
     max_replicas=8, target_s=60, upscale_delay_s=5, downscale_delay_s=120, downscale_to_zero_delay_s=900
 )
@@ -208,6 +208,7 @@ class Simulation:
 
     async def _finish(self, job: ClaimedJob) -> None:
         assert await self._queue.finish(job.claim.lease, [], seconds=job.seconds) is CommitReply.OK
+        self._recent_adapters.append(job.claim.group)
         assert job.began is not None
         arrival = self._arrivals[int(job.claim.lease.job_id.removeprefix("j"))]
         waits = self._outcome.burst_waits if arrival.in_burst else self._outcome.waits
@@ -231,7 +232,6 @@ class Simulation:
                 return
             for claim in claims:
                 self._outcome.resident += replica.take(claim)
-                self._recent_adapters.append(claim.group)
             self._waiting -= len(claims)
             self._idle.pop(replica.name, None)
             self._outcome.claims += len(claims)

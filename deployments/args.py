@@ -126,7 +126,7 @@ class IngressArgs(ReplicaArgs):
 class GeneratorArgs(WorkerArgs):
     engine: EngineOptions = EngineOptions()
     prefetch_s: float = Field(default=2, ge=0)
-    """Seconds between two adapters of the latest jobs that a replica reads into free host memory (`engine.host_memory`) before a
+    """Seconds between two adapters of the latest completed jobs that a replica reads into free host memory (`engine.host_memory`) before a
     job of its own needs them; 0 reads none."""
     warm_up_s: float | None = Field(default=None, ge=0)
     """Before its first job a replica warms up for the image sizes on offer, smallest first, and begins another while less than

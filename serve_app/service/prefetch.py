@@ -1,11 +1,11 @@
-"""Prefetches adapters that the fleet's jobs ask for, before a job of this worker needs them."""
+"""Prefetches adapters that the fleet has drawn with lately, before a job of this worker needs them."""
 
 import asyncio
 import logging
 from datetime import timedelta
 
 from serve_app.domain import metrics
-from serve_app.domain.errors import AdapterUnavailable
+from serve_app.domain.errors import AdapterUnavailable, StoreUnavailable
 from serve_app.service.executor import PrefetchesAdapters
 from serve_app.service.resources import Resources
 from serve_app.stores.disk_reserve import free_bytes
@@ -21,14 +21,14 @@ DRAWS = 8
 class AdapterPrefetch:
     """Reads one adapter at a time into memory that is free.
 
-    No job depends on it: a failure is only logged, and an adapter that failed is not tried again.
+    No job depends on it: a failure is only logged. An adapter that was refused or is gone is not tried again.
     """
 
     def __init__(self, resources: Resources, executor: PrefetchesAdapters, *, worker: str) -> None:
         self._resources = resources
         self._executor = executor
         self._worker = worker
-        self._failed: set[str] = set()
+        self._refused: set[str] = set()
 
     async def run(self, every: timedelta) -> None:
         """Prefetch until cancelled, through any failure."""
@@ -58,11 +58,14 @@ class AdapterPrefetch:
         return free_bytes(settings.data_dir) < settings.disk_reserve
 
     async def _fetch(self, lora_id: str) -> str | None:
-        if lora_id in self._failed:
+        """Raises `StoreUnavailable`."""
+        if lora_id in self._refused:
             return None
         try:
             return await self._executor.prefetch(lora_id)
         except AdapterUnavailable as error:
-            self._failed.add(lora_id)
+            if isinstance(error.__cause__, StoreUnavailable):
+                raise error.__cause__ from error
+            self._refused.add(lora_id)
             log.info("worker %s: %s is not prefetched: %s", self._worker, lora_id, error.message)
             return None

@@ -68,7 +68,7 @@ KEY_MAP: tuple[Key, ...] = (
         "kind → images that each worker can still start after its last claim",
     ),
     Key("owner:*", "zset", "10 minutes after the last claim", "kind:group → workers that loaded the group, by time"),
-    Key("recent_adapters:*", "list", "a day after the last claim", "kind → LoRA ids of the latest 8,192 claimed jobs"),
+    Key("recent_adapters:*", "list", "a day after the last job", "kind → LoRA ids of the latest 8,192 completed jobs"),
     Key("claim:*", "hash", "twice the lease", "worker → nonce of its last claim and what it was given"),
     Key("unfinished", "hash", "permanent: a field per account with unfinished jobs", "account → jobs not yet ended"),
     Key("sequence", "string", "permanent: one number", "order of acceptance"),

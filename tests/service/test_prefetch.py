@@ -1,6 +1,7 @@
-"""Workers read adapters of the fleet's latest jobs before a job of theirs needs them."""
+"""Workers read adapters that others have drawn with lately, before a job of theirs needs them."""
 
 import asyncio
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -9,7 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from serve_app.domain.jobs import JobKind, new_job_id
+from deployments.args import GeneratorArgs
+from serve_app.domain.errors import StoreUnavailable
+from serve_app.domain.jobs import Claim, CommitReply, JobKind, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.engine import Engine, EngineOptions
 from serve_app.executors.generation import GenerationExecutor
@@ -42,14 +45,36 @@ async def digest_of(resources: Resources, lora_id: str) -> str:
     return adapter.sha256
 
 
-async def draw_elsewhere(resources: Resources, lora_id: str, *, worker: str = "elsewhere") -> None:
+async def claim_elsewhere(resources: Resources, lora_id: str) -> Claim:
     """Have another worker claim a job of this LoRA."""
+    await accept(resources, lora_id)
+    (claim,) = await resources.queue.claim("elsewhere", kind=KIND, nonce=new_nonce(), limit=64)
+    return claim
+
+
+async def draw_elsewhere(resources: Resources, lora_id: str) -> None:
+    """Have another worker complete a job of this LoRA."""
+    claim = await claim_elsewhere(resources, lora_id)
+    assert await resources.queue.finish(claim.lease, [], seconds=1) is CommitReply.OK
+
+
+async def accept(resources: Resources, lora_id: str) -> str:
+    job_id = new_job_id(KIND)
     request = GenerationRequest(prompt="a boat", lora_id=lora_id, seeds=(1,))
     group = await digest_of(resources, lora_id)
     await resources.queue.accept(
-        job_id=new_job_id(KIND), variant=Variant.A, account_id="acct", request=request, group=group, adapter_id=lora_id
+        job_id=job_id, variant=Variant.A, account_id="acct", request=request, group=group, adapter_id=lora_id
     )
-    assert len(await resources.queue.claim(worker, kind=KIND, nonce=new_nonce(), limit=64)) == 1
+    return job_id
+
+
+async def add_copy(resources: Resources, name: str, file: str) -> None:
+    """Add a row to the catalog, `model_copy`, with a copy of a LoRA's weights that no test has loaded."""
+    shutil.copyfile(POCKET / "loras" / f"{name}.safetensors", file)
+    catalog = yaml.safe_load(resources.settings.catalog.read_text())
+    catalog["adapters"].append({**catalog["adapters"][0], "id": "model_copy", "file": file})
+    resources.settings.catalog.write_text(yaml.safe_dump(catalog))
+    assert await resources.applied_catalog.apply_file() == []
 
 
 @pytest.mark.slow
@@ -57,19 +82,17 @@ async def test_an_adapter_of_the_latest_jobs_is_read_and_its_holder_known(
     executor: GenerationExecutor, resources: Resources, loaded: Engine
 ) -> None:
     prefetch = AdapterPrefetch(resources, executor, worker="here")
-    assert await prefetch.prefetch_one() is None, "no job was claimed yet"
-    await draw_elsewhere(resources, OUTLINE)
+    assert await prefetch.prefetch_one() is None, "nothing was drawn yet"
+    claim = await claim_elsewhere(resources, OUTLINE)
+    assert await prefetch.prefetch_one() is None, "whether it ends its worker is not known yet"
+    await resources.queue.finish(claim.lease, [], seconds=1)
     assert await prefetch.prefetch_one() == OUTLINE
     group = await digest_of(resources, OUTLINE)
     await wait_until(lambda: group in executor.resident)
     assert await prefetch.prefetch_one() is None, "it is here"
     assert group not in loaded.resident_adapters, "the slots are left to what is drawn"
     await resources.queue.claim("here", kind=KIND, nonce=new_nonce(), resident=executor.resident, limit=8)
-    request = GenerationRequest(prompt="a boat", lora_id=OUTLINE, seeds=(2,))
-    job_id = new_job_id(KIND)
-    await resources.queue.accept(
-        job_id=job_id, variant=Variant.A, account_id="acct", request=request, group=group, adapter_id=OUTLINE
-    )
+    job_id = await accept(resources, OUTLINE)
     assert await resources.queue.claim("third", kind=KIND, nonce=new_nonce(), limit=8) == [], "left to its holders"
     (claim,) = await resources.queue.claim("here", kind=KIND, nonce=new_nonce(), resident=executor.resident, limit=8)
     assert claim.lease.job_id == job_id
@@ -94,11 +117,7 @@ async def recent_adapters(resources: Resources) -> set[str]:
 async def test_an_adapter_whose_weights_are_gone_is_tried_once_and_hurts_nothing(
     executor: GenerationExecutor, resources: Resources, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    catalog = yaml.safe_load(resources.settings.catalog.read_text())
-    catalog["adapters"].append({**catalog["adapters"][0], "id": "model_copy", "file": str(tmp_path / "c.safetensors")})
-    (tmp_path / "c.safetensors").write_bytes((POCKET / "loras" / "stripes.safetensors").read_bytes())
-    resources.settings.catalog.write_text(yaml.safe_dump(catalog))
-    assert await resources.applied_catalog.apply_file() == []
+    await add_copy(resources, "stripes", str(tmp_path / "c.safetensors"))
     await draw_elsewhere(resources, "model_copy")
     (tmp_path / "c.safetensors").unlink()
     prefetch = AdapterPrefetch(resources, executor, worker="here")
@@ -109,6 +128,36 @@ async def test_an_adapter_whose_weights_are_gone_is_tried_once_and_hurts_nothing
     async with asyncio.timeout(60):
         while await prefetch.prefetch_one() != NEON:
             pass  # it is drawn by chance
+
+
+@pytest.mark.slow
+async def test_an_adapter_that_an_outage_hid_is_tried_again(
+    executor: GenerationExecutor, resources: Resources, tmp_path: Path
+) -> None:
+    file = tmp_path / "c.safetensors"
+    await add_copy(resources, "confetti", str(file))
+    await draw_elsewhere(resources, "model_copy")
+    prefetch = AdapterPrefetch(resources, executor, worker="here")
+    file.rename(tmp_path / "away")
+    file.symlink_to(file)  # whoever opens it meets an error of the system
+    with pytest.raises(StoreUnavailable):
+        await prefetch.prefetch_one()
+    (tmp_path / "away").rename(file)
+    assert await prefetch.prefetch_one() == "model_copy"
+
+
+async def test_nothing_is_prefetched_onto_a_disk_that_is_nearly_full(
+    executor: GenerationExecutor, resources: Resources
+) -> None:
+    await draw_elsewhere(resources, adapter_id("sepia"))
+    full = replace(resources, settings=resources.settings.model_copy(update={"disk_reserve": 2**60}))
+    assert await AdapterPrefetch(full, executor, worker="here").prefetch_one() is None
+    assert await AdapterPrefetch(resources, executor, worker="here").prefetch_one() == adapter_id("sepia")
+
+
+@pytest.mark.parametrize(("seconds", "every"), [(0, None), (3, timedelta(seconds=3))])
+def test_an_operator_sets_how_often(seconds: float, every: timedelta | None) -> None:
+    assert GeneratorArgs(prefetch_s=seconds).timing == WorkerTiming(prefetch=every)
 
 
 @pytest.mark.slow

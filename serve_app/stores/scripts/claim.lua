@@ -9,8 +9,6 @@ local CLAIMED_LIFE = 86400000 -- ms; far beyond any attempt
 local NEAR = 4             -- groups, accounts and jobs of each that are read beyond the head: a claim's cost stays flat
 local SEEN_EVERY = 1000    -- ms between two writes of when a worker was seen: idle polls stay reads
 local GROUPS_AT_ONCE = 128
-local RECENT_ADAPTERS = 8192 -- latest jobs whose adapters are remembered, for workers that prefetch
-local RECENT_LIFE = 86400000 -- ms
 local MAX_ENDED = 32       -- jobs that one claim ends because their account may no longer use their adapter
 
 local last_claim = K('claim:' .. kind .. ':' .. worker)
@@ -207,17 +205,10 @@ local function next_quarantined()
   return job, true
 end
 
-local function loads_group(group)
+local function hold_group(group)
   add_owner(kind, group, worker)
   is_resident[group] = true -- from now on this worker holds it
   if first_sequences then first_sequences[group] = tonumber(redis.call('ZSCORE', K('groups:' .. kind), group)) end
-end
-
-local function remember_adapter(adapter)
-  local recent = K('recent_adapters:' .. kind)
-  redis.call('LPUSH', recent, adapter)
-  redis.call('LTRIM', recent, 0, RECENT_ADAPTERS - 1)
-  redis.call('PEXPIRE', recent, RECENT_LIFE)
 end
 
 local function lease_to_worker(job)
@@ -232,8 +223,7 @@ local function lease_to_worker(job)
   redis.call('ZADD', K('lease:' .. kind), now + lease_ms, job.id)
   redis.call('SADD', claimed_key(kind, worker), job.id)
   redis.call('PEXPIRE', claimed_key(kind, worker), CLAIMED_LIFE)
-  if job.group ~= '' then loads_group(job.group) end
-  if job.adapter ~= '' then remember_adapter(job.adapter) end
+  if job.group ~= '' then hold_group(job.group) end
   return attempt
 end
 

@@ -8,6 +8,8 @@ local SMOOTHING = 0.8 -- of the moving average of seconds per work unit: about t
 local BUSY_FALL, BUSY_RISE = 0.1, 0.0005
 local DAY = 86400000
 local USAGE_LIFE = 400 * DAY -- ms that a day's usage is kept: a year and a month to look back
+local RECENT_ADAPTERS = 8192 -- completed jobs whose adapters are remembered, for workers that prefetch
+local RECENT_LIFE = DAY
 local LORA_USE_LIFE = 31 * DAY
 
 local job = read_job(job_id)
@@ -54,8 +56,18 @@ local function count_usage()
   redis.call('PEXPIRE', lora_use, LORA_USE_LIFE)
 end
 
+-- Of completed jobs only: an adapter that ends its worker is never prefetched by others.
+local function remember_adapter()
+  if job.adapter == '' then return end
+  local recent = K('recent_adapters:' .. job.kind)
+  redis.call('LPUSH', recent, job.adapter)
+  redis.call('LTRIM', recent, 0, RECENT_ADAPTERS - 1)
+  redis.call('PEXPIRE', recent, RECENT_LIFE)
+end
+
 measure_speed()
 count_usage()
+remember_adapter()
 charge(job.kind, job.account, (seconds - job.charge) / job.queue_share)
 redis.call('HSET', K('job:' .. job_id), 'images', images, 'progress', 100, 'seconds', string.format('%.17g', seconds))
 for _, image_id in ipairs(image_ids) do redis.call('SET', K('image:' .. image_id), job_id, 'PX', retention_ms) end
