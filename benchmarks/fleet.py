@@ -27,7 +27,8 @@ from pathlib import Path
 
 from benchmarks.fleet_load import HOUR_MS, OfferedLoad
 from benchmarks.fleet_oracle import BIN_MS, Schedule, cheapest_schedule
-from benchmarks.fleet_simulation import Fleet, Outcome, Simulation
+from benchmarks.fleet_outcome import Outcome
+from benchmarks.fleet_simulation import Fleet, Simulation
 from serve_app.settings import ROOT
 from serve_app.stores.embedded import ensure_redis, stop_redis
 from tests.stores.logical_queue import LogicalQueue, model_settings

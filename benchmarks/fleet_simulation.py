@@ -5,13 +5,14 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ray.serve.autoscaling_policy import _apply_delay_logic  # pyright: ignore[reportPrivateUsage]
 from ray.serve.config import AutoscalingConfig
 
 from benchmarks.fleet_load import HOUR_MS, Arrival
+from benchmarks.fleet_outcome import Outcome, Sample
 from benchmarks.fleet_replica import ClaimedJob, Engine, SimulatedReplica
 from deployments.args import ScaleArgs
 from deployments.arrival_rate import ArrivalRate
@@ -52,39 +53,6 @@ class Fleet:
     node_losses: int = 0
     """How often, at even distances, a node dies with all its replicas; Serve starts others elsewhere."""
     node_replicas: int = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    at_ms: int
-    replicas: int
-    waiting: int
-    claims: int
-    loads: int
-    """Of adapters, since the beginning, as the claims."""
-    gpu_hours: float
-    """Since the beginning."""
-
-
-@dataclass
-class Outcome:
-    waits: list[float] = field(default_factory=lambda: list[float]())
-    """Seconds from each job's accept to its first step, in order of their ends; jobs of a burst are in `burst_waits`."""
-    burst_waits: list[float] = field(default_factory=lambda: list[float]())
-    begun_at: list[int] = field(default_factory=lambda: list[int]())
-    """When those of `waits` began."""
-    lost: int = 0
-    """Attempts that ended with their node."""
-    asked: int = 0
-    claims: int = 0
-    """Jobs claimed, and how often workers asked for some."""
-    resident: int = 0
-    """Claims whose adapter the worker held, or was loading for an earlier job."""
-    prefetched: int = 0
-    """Adapters read before a job needed them."""
-    cold_starts: int = 0
-    gpu_hours: float = 0.0
-    samples: list[Sample] = field(default_factory=lambda: list[Sample]())
 
 
 class Simulation:

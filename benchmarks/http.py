@@ -25,13 +25,13 @@ from typing import NamedTuple
 import redis
 import uvicorn
 import uvloop
-import yaml
 
+from benchmarks.limits import roomy_settings
 from serve_app.api.app import create_app
 from serve_app.domain.requests import Variant
 from serve_app.service.process import freeze_startup_objects
 from serve_app.service.resources import open_resources
-from serve_app.settings import ROOT, Settings
+from serve_app.settings import Settings
 from serve_app.stores.embedded import stop_redis
 
 MODES: dict[str, dict[str, str]] = {
@@ -58,24 +58,11 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=32)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="http-") as folder:
-        settings = _settings(Path(folder))
+        settings = roomy_settings(Path(folder))
         try:
             asyncio.run(_measure(settings, options.rounds, options.seconds, options.connections))
         finally:
             stop_redis(settings.data_dir)
-
-
-def _settings(folder: Path) -> Settings:
-    plans = folder / "plans.yaml"
-    plans.write_text(yaml.safe_dump([{"interface": "a", "name": "roomy", "limit": 10**9, "window_s": 3600}]))
-    return Settings(
-        data_dir=folder / "var",
-        plans=plans,
-        max_queued=10**7,
-        max_queued_per_account=10**7,
-        polls_per_second=10**6,
-        catalog=ROOT / "configs" / "catalog.yaml",
-    )
 
 
 async def _measure(settings: Settings, rounds: int, seconds: float, connections: int) -> None:

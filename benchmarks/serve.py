@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil
-import yaml
 
 from benchmarks.http import Callers, Measured, cpu_seconds
+from benchmarks.limits import roomy_settings
 from benchmarks.polls import SERVE, start_server
 from deployments.runtime import kill_all_of, runtime_home
 from serve_app.domain.requests import Variant
@@ -111,21 +111,6 @@ def main() -> None:
         ):
             servers = {"HAProxy and Serve": service, "bare uvicorn": Server(port, [pid]), "empty application": empty}
             asyncio.run(_measure(settings, servers, options))
-
-
-def roomy_settings(folder: Path) -> Settings:
-    """Limits that no caller of a benchmark meets."""
-    plans = folder / "plans.yaml"
-    plans.write_text(yaml.safe_dump([{"interface": "a", "name": "roomy", "limit": 10**9, "window_s": 3600}]))
-    return Settings(
-        data_dir=folder / "var",
-        plans=plans,
-        max_queued=10**7,
-        max_queued_per_account=10**7,
-        polls_per_second=10**9,
-        lora_samples=False,
-        catalog=ROOT / "configs" / "catalog.yaml",
-    )
 
 
 @contextmanager
