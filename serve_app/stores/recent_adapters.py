@@ -18,7 +18,7 @@ class RecentAdapters:
         self._add_owner = Script(redis, "add_owner", rewrite)
 
     async def sample(self, kind: JobKind, count: int) -> list[str]:
-        """Return at most `count` different LoRA ids, drawn from the latest completed jobs: a popular one more likely."""
+        """Return at most `count` LoRA ids of the latest completed jobs, a popular one more likely."""
         draws: list[str | int] = [random.randint(0, _LARGEST_DRAW) for _ in range(count)]
         drawn: list[str] = await self._sample(kind=kind, draws=draws)
         return list(dict.fromkeys(drawn))
