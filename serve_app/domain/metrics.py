@@ -137,6 +137,7 @@ FROM_ZERO = (
     *(field_of(JOB_FAILURES, kind, code) for kind in JobKind for code in _FAILURES),
     *(field_of(STORAGE_ERRORS, operation) for operation in STORAGE_OPERATIONS),
     field_of(ADAPTER_EVICTIONS, JobKind.GENERATION),
+    field_of(ADAPTER_PREFETCHES, JobKind.GENERATION),
 )
 """Counters that are shown before their first count: Prometheus sees no increase in a series that begins with it."""
 
