@@ -18,16 +18,19 @@ s, cold starts included: a lower bound, of fractions of replicas that are always
 
 import argparse
 import asyncio
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from itertools import accumulate, pairwise
 from pathlib import Path
 
+import uvloop
+
 from benchmarks.fleet_load import HOUR_MS, OfferedLoad
 from benchmarks.fleet_oracle import BIN_MS, Schedule, cheapest_schedule
-from benchmarks.fleet_outcome import Outcome
+from benchmarks.fleet_outcome import Outcome, Sample
 from benchmarks.fleet_simulation import Fleet, Simulation
 from serve_app.settings import ROOT
 from serve_app.stores.embedded import ensure_redis, stop_redis
@@ -36,21 +39,39 @@ from tests.stores.logical_queue import LogicalQueue, model_settings
 GOAL_S = 30.0
 WAITS_MS = 300_000
 """Waits are drawn over five minutes."""
+PROGRESS_MS = 600_000
 HEADER = (
     "| load | seed | jobs | on a resident adapter | in the second half | prefetched a job | GPU-hours | oracle | ratio | wait p50 s | p99 s | over 30 s"
     " | bursts p50 s | p99 s | cold starts | lost |\n" + "|---" * 16 + "|"
 )
 
 
-async def simulate(redis_url: str, folder: Path, fleet: Fleet, demand: OfferedLoad, seed: int) -> Outcome:
+async def simulate(
+    redis_url: str,
+    folder: Path,
+    fleet: Fleet,
+    demand: OfferedLoad,
+    seed: int,
+    on_sample: Callable[[Sample], None] = lambda _: None,
+) -> Outcome:
     """Simulate on a Redis that is emptied for it."""
     limits = {"max_queued": 10**9, "max_queued_per_account": 10**9, "queue_age_limit": timedelta(days=30)}
     queue = LogicalQueue(redis_url, model_settings(folder, **limits))
     queue.sync.config_set("appendonly", "no")
     try:
-        return await Simulation(queue, fleet, demand.arrivals(seed), demand.end_ms, seed).run()
+        return await Simulation(queue, fleet, demand.arrivals(seed), demand.end_ms, seed, on_sample).run()
     finally:
         await queue.close()
+
+
+def show_progress(sample: Sample) -> None:
+    """Tell every ten minutes simulated how far it is, on standard error."""
+    if sample.claims and sample.at_ms % PROGRESS_MS == 0:
+        print(
+            f"{sample.at_ms / HOUR_MS:.1f} h: {sample.claims:,} jobs, {1 - sample.loads / sample.claims:.1%} on a resident"
+            f" adapter, {sample.replicas} replicas, {sample.waiting} jobs wait",
+            file=sys.stderr,
+        )
 
 
 def oracle(fleet: Fleet, demand: OfferedLoad, seed: int) -> float:
@@ -99,7 +120,7 @@ async def compare(
             for load in loads:
                 loaded = replace(demand, images_per_hour=images_per_hour(fleet, load))
                 for seed in seeds:
-                    outcome = await simulate(server.url, folder, fleet, loaded, seed)
+                    outcome = await simulate(server.url, folder, fleet, loaded, seed, show_progress)
                     best = schedule(fleet, loaded, seed)
                     print(line(load, seed, outcome, best.hours), flush=True)
                     if plot is not None:
@@ -194,7 +215,8 @@ def main() -> None:
         node_replicas=chosen.node_replicas,
     )
     demand = replace(demand, hours=chosen.hours, loras=chosen.loras, accounts=chosen.accounts)
-    asyncio.run(compare(fleet, demand, chosen.loads, chosen.seeds, chosen.plot))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(compare(fleet, demand, chosen.loads, chosen.seeds, chosen.plot))
 
 
 def _quantile(values: Sequence[float], share: float) -> float:

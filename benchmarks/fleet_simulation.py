@@ -58,11 +58,20 @@ class Fleet:
 class Simulation:
     """Moves the clock from event to event until every job has ended; replica-hours count until `end_ms`."""
 
-    def __init__(self, queue: LogicalQueue, fleet: Fleet, arrivals: Sequence[Arrival], end_ms: int, seed: int) -> None:
+    def __init__(
+        self,
+        queue: LogicalQueue,
+        fleet: Fleet,
+        arrivals: Sequence[Arrival],
+        end_ms: int,
+        seed: int,
+        on_sample: Callable[[Sample], None] = lambda _: None,
+    ) -> None:
         self._queue = queue
         self._fleet = fleet
         self._arrivals = arrivals
         self._end_ms = end_ms
+        self._on_sample = on_sample
         self._random = random.Random(seed)
         self._start = queue.now
         self._now = 0
@@ -108,7 +117,7 @@ class Simulation:
             self._set_clock(at)
 
     async def _accept(self, number: int, arrival: Arrival) -> None:
-        await self._queue.accept(
+        await self._queue_now().accept(
             job_id=f"j{number}",
             variant=Variant.A,
             account_id=arrival.account,
@@ -130,8 +139,8 @@ class Simulation:
         self._signed_in_at = self._now
         if not self._idle:
             return
-        pipeline = self._queue.sync.pipeline(transaction=False)
-        pipeline.zadd(redis_key("workers", KIND), dict.fromkeys(self._idle, self._queue.now))
+        pipeline = self._queue_now().sync.pipeline(transaction=False)
+        pipeline.zadd(redis_key("workers", KIND), dict.fromkeys(self._idle, self._start + self._now))
         pipeline.hset(redis_key("capacity", KIND), mapping={r.name: r.free_runs for r in self._idle.values()})
         pipeline.execute()
 
@@ -175,7 +184,7 @@ class Simulation:
         self._visit_at_next_change(replica)
 
     async def _finish(self, job: ClaimedJob) -> None:
-        assert await self._queue.finish(job.claim.lease, [], seconds=job.seconds) is CommitReply.OK
+        assert await self._queue_now().finish(job.claim.lease, [], seconds=job.seconds) is CommitReply.OK
         self._recent_adapters.append(job.claim.group)
         assert job.began is not None
         arrival = self._arrivals[int(job.claim.lease.job_id.removeprefix("j"))]
@@ -189,7 +198,7 @@ class Simulation:
         """Claim until there is nothing more to get, as a worker does."""
         while replica.free_runs and self._waiting:
             self._outcome.asked += 1
-            claims = await self._queue.claim(
+            claims = await self._queue_now().claim(
                 replica.name,
                 kind=KIND,
                 nonce=str(self._outcome.asked),
@@ -217,7 +226,7 @@ class Simulation:
         group = None if replica.is_gone else replica.prefetch(draws)
         if group is not None:
             self._outcome.prefetched += 1
-            await self._queue.recent_adapters.add_owner(KIND, group, replica.name)
+            await self._queue_now().recent_adapters.add_owner(KIND, group, replica.name)
 
     def _visit_at_next_change(self, replica: SimulatedReplica) -> None:
         at = replica.next_change()
@@ -240,7 +249,7 @@ class Simulation:
         self._at(self._now + SCALE_EVERY_MS, self._scale)
 
     def _wanted(self) -> int:
-        pipeline = self._queue.sync.pipeline(transaction=False)
+        pipeline = self._queue_now().sync.pipeline(transaction=False)
         ask_backlog(pipeline, KIND)
         backlog = backlog_from(KIND, pipeline.execute())
         self._demand.add(self._now / 1000, backlog.accepted)
@@ -290,10 +299,10 @@ class Simulation:
         """Requeue what died. No other heartbeat is simulated: those of the living are made up for first."""
         for replica in [*self._replicas, *self._draining]:
             for job in replica.jobs:
-                await self._queue.heartbeat(job.claim.lease, progress=0)
+                await self._queue_now().heartbeat(job.claim.lease, progress=0)
         moved = 0
         while moved < orphans:
-            moved += await self._queue.reap(REAPED_AT_ONCE)
+            moved += await self._queue_now().reap(REAPED_AT_ONCE)
         assert moved == orphans
         self._waiting += moved
         self._wake_idle()
@@ -306,6 +315,7 @@ class Simulation:
         outcome.samples.append(
             Sample(self._now, replicas, self._waiting, outcome.claims, loads, outcome.gpu_hours + running)
         )
+        self._on_sample(outcome.samples[-1])
         self._at(self._now + SAMPLE_EVERY_MS, self._sample)
 
     def _at(self, at: int, event: Callable[[], Any]) -> None:
@@ -313,9 +323,14 @@ class Simulation:
         heapq.heappush(self._events, (at, self._event_number, event))
 
     def _set_clock(self, at: int) -> None:
-        if at > self._now:
-            self._now = at
-            self._queue.advance(self._start + at - self._queue.now)
+        self._now = max(self._now, at)
+
+    def _queue_now(self) -> LogicalQueue:
+        """The queue at the time simulated: Redis is told only before it is asked, as most events ask nothing."""
+        late = self._start + self._now - self._queue.now
+        if late:
+            self._queue.advance(late)
+        return self._queue
 
 
 def _serve_config(scale: ScaleArgs) -> AutoscalingConfig:
