@@ -31,7 +31,7 @@ from serve_app.domain.requests import GenerationRequest, Request, Variant
 from serve_app.settings import Settings
 from serve_app.stores.acceptance import Acceptance, read_acceptance, read_acceptances
 from serve_app.stores.auth import new_rate_token, plan_cells
-from serve_app.stores.claiming import DAMAGED, NEWER_RECORD_PAUSE, ClaimedRow, Fairness, claimed_rows
+from serve_app.stores.claiming import DAMAGED, NEWER_RECORD_PAUSE, ClaimedRow, Fairness, claimed_rows, named_in_claim
 from serve_app.stores.estimates import DEFAULT_SECONDS_PER_UNIT
 from serve_app.stores.records import (
     RECORD_VERSION,
@@ -199,7 +199,7 @@ class JobQueue:
             worker_life_ms=milliseconds(WORKER_LIFE),
             default_seconds_per_unit=DEFAULT_SECONDS_PER_UNIT[kind],
             retention_ms=self._retention_ms,
-            resident_groups=list(resident),
+            resident_groups=named_in_claim(resident),
         )
         claims: list[Claim] = []
         for row in claimed_rows(answer):

@@ -407,3 +407,10 @@ async def test_a_page_takes_what_its_filter_names_and_goes_on_where_the_last_end
         assert place is None
         assert found == sorted(wanted, reverse=True), only
     assert (await history.page("acct_b", limit=2)).jobs == []
+
+
+async def test_a_worker_that_holds_ten_thousand_adapters_claims_jobs(queue: JobQueue) -> None:
+    accepted = await _accept(queue)
+    held = [f"{number:064x}" for number in range(10_000)]
+    claims = await queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce(), resident=held)
+    assert [claim.lease.job_id for claim in claims] == [accepted.job.id]
