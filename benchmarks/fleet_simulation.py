@@ -326,7 +326,7 @@ class Simulation:
         self._now = max(self._now, at)
 
     def _queue_now(self) -> LogicalQueue:
-        """The queue at the time simulated: Redis is told only before it is asked, as most events ask nothing."""
+        """The queue at the time simulated, which Redis learns only before a question: most events ask nothing."""
         late = self._start + self._now - self._queue.now
         if late:
             self._queue.advance(late)
