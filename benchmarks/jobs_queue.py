@@ -82,13 +82,13 @@ class Server:
         for start in range(0, shape.queued, FILL_STRIDE):
             pipeline = self.client.pipeline(transaction=False)
             for number in range(start, min(start + FILL_STRIDE, shape.queued)):
-                pipeline.evalsha(accept, 1, PREFIX, *_accept_args(number, shape))
+                pipeline.evalsha(accept, 1, PREFIX, *accept_args(number, shape))
             pipeline.execute()
 
     def claims(self, shape: Shape, number: int) -> Cost:
         resident = [_group(index) for index in range(shape.resident)]
         claim = self.client.script_load(CLAIM.text)
-        args = [_claim_args(turn, shape.capacity, resident) for turn in range(number)]
+        args = [claim_args(turn, shape.capacity, resident) for turn in range(number)]
         self.client.config_set("slowlog-log-slower-than", UNMEASURED_US)  # 0 would log the commands inside, too
         self.client.slowlog_reset()
         before = self._processor_seconds
@@ -155,7 +155,7 @@ def _claim_times(client: Any) -> Iterator[float]:
             yield entry["duration"] / 1000
 
 
-def _accept_args(number: int, shape: Shape) -> list[str | int | float]:
+def accept_args(number: int, shape: Shape) -> list[str | int | float]:
     request = GenerationRequest(prompt=PROMPT, lora_id="model_" + "x" * 26, seeds=(number,))
     day, month = 86_400_000, 30 * 86_400_000
     return ACCEPT.encode(
@@ -181,12 +181,13 @@ def _accept_args(number: int, shape: Shape) -> list[str | int | float]:
             "key_id": None,
             "plan": None,
             "request_id": None,
+            "traceparent": None,
             "sample": False,
         }
     )
 
 
-def _claim_args(turn: int, capacity: int, resident: list[str]) -> list[str | int | float]:
+def claim_args(turn: int, capacity: int, resident: list[str]) -> list[str | int | float]:
     fairness, hour = Fairness(), 3_600_000
     return CLAIM.encode(
         {
@@ -201,6 +202,7 @@ def _claim_args(turn: int, capacity: int, resident: list[str]) -> list[str | int
             "owner_wait_ms": milliseconds(fairness.owner_wait),
             "worker_life_ms": milliseconds(WORKER_LIFE),
             "default_seconds_per_unit": DEFAULT_SECONDS_PER_UNIT[JobKind.GENERATION],
+            "retention_ms": 720 * hour,
             "resident_groups": resident,
         }
     )

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import redis
 
+from benchmarks.jobs_queue import Shape, accept_args, claim_args
 from serve_app.stores.redis import connect
 from serve_app.stores.script import Argument, Script, load_script
 
@@ -102,3 +103,9 @@ async def test_arguments_reach_the_script_by_name_in_any_order(redis_url: str, r
     assert found == ["k", "d", "h", "a", "n", "", "7", 7]
     assert (await script(**{**args, "life_ms": None}, digest="d", hint="h", account="a"))[-1] == "nil"
     await client.aclose()
+
+
+def test_the_benchmark_of_the_queue_names_every_argument_of_its_scripts() -> None:
+    shape = Shape(queued=1, accounts=1, adapters=1, resident=1)
+    assert accept_args(1, shape)
+    assert claim_args(1, 8, ["a"])
