@@ -4,7 +4,9 @@ import json
 import shutil
 import socket
 from collections.abc import Iterator
+from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import redis
@@ -174,11 +176,22 @@ def test_a_broken_catalog_fails_and_the_rest_is_still_looked_at(atelier: Atelier
 
 
 @pytest.mark.slow
-def test_a_taken_port_fails_unless_our_own_service_holds_it(atelier: Atelier, live: Live, ready_file: Path) -> None:
+def test_a_port_that_a_service_of_this_program_holds_is_no_failure(
+    atelier: Atelier, live: Live, ready_file: Path
+) -> None:
     own = live.base_url.rpartition(":")[2]
     assert _finding(atelier, "port", "--port", own)["level"] == "ok"
-    ready_file.unlink()
+    ready_file.unlink()  # as `serve run` writes none
     finding = _finding(atelier, "port", "--port", own)
+    assert finding["level"] == "warn"
+    assert "--port" in finding["advice"]
+
+
+def test_a_port_that_another_program_holds_fails(atelier: Atelier) -> None:
+    with HTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as other:
+        Thread(target=other.serve_forever, daemon=True).start()
+        finding = _finding(atelier, "port", "--port", str(other.server_port))
+        other.shutdown()
     assert finding["level"] == "fail"
     assert "--port" in finding["advice"]
 
