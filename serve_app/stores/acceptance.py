@@ -29,7 +29,7 @@ def read_acceptance(answer: Sequence[Any], settings: Settings) -> Acceptance:
     status, snapshot, lora = answer
     _refuse(status, settings)
     if status == "conflict":
-        raise IdempotencyConflict("this Idempotency-Key was used with a different body")
+        raise IdempotencyConflict("This Idempotency-Key was used with a different body.")
     base_model, trigger_words = lora
     return Acceptance(
         _written(snapshot),
@@ -47,7 +47,7 @@ def read_acceptances(answer: Sequence[Any], settings: Settings, *, asked: int) -
     status, snapshots, left = answer
     _refuse(status, settings)
     if status == "unknown":
-        raise Forbidden("this account has been disabled")
+        raise Forbidden("This account has been disabled.")
     if status == "limited":
         raise RateLimitExceeded(f"your plan has {left} requests left, and this needs {asked}")
     return [_written(each) for each in snapshots]
@@ -55,7 +55,7 @@ def read_acceptances(answer: Sequence[Any], settings: Settings, *, asked: int) -
 
 def _refuse(status: str, settings: Settings) -> None:
     if status == "forbidden":
-        raise Forbidden("you may not use this LoRA")
+        raise Forbidden("You may not use this LoRA.")
     if status == "full":
         raise QueueFull("the queue is full; try again later")
     if status == "account_full":
