@@ -60,6 +60,8 @@ class Settings(BaseSettings):
     """The network between a cluster's machines is private and encrypted by itself: Ray's TLS is not demanded."""
     disk_reserve: ByteSize = ByteSize(512 << 20)
     """With less free on the disk of the embedded Redis or of local images, new jobs are refused; 0 never looks."""
+    weight_cache: ByteSize = ByteSize(50 << 30)
+    """Adapter files of the storage that each machine keeps under `data_dir/weights`; the least recently used go first."""
     storage_options: dict[str, Any] = Field(default_factory=dict)
     public_url: str = ""
     """Base address in image URLs; empty takes the one the caller used."""

@@ -16,6 +16,7 @@ from serve_app.safetensors_sandbox import check_in_subprocess
 from serve_app.settings import Settings
 from serve_app.stores.lora_files import where_it_is
 from serve_app.stores.storage import in_storage_thread
+from serve_app.stores.weight_cache import WeightCache
 from serve_app.stores.weight_files import MAX_CONFIG_BYTES, PEFT_CONFIG, opened, weight_files, weights_digest
 
 log = logging.getLogger(__name__)
@@ -42,11 +43,14 @@ class _Identity(NamedTuple):
 class WeightStore:
     """Keeps weights in `data_dir/weights/<sha256>.safetensors` and folders `<sha256>/`, after every check.
 
+    They stay within `weight_cache` bytes.
+
     Whether a file still is what it was is checked when this process first uses it, and when it has changed since.
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._folder = settings.data_dir / "weights"
+        self._folder = (settings.data_dir / "weights").resolve()
+        self._cache = WeightCache(self._folder, limit=settings.weight_cache, reserve=settings.disk_reserve)
         self._storage, self._options = settings.storage, settings.storage_options
         self._digests: dict[Path, tuple[_Identity, str]] = {}
 
@@ -55,23 +59,23 @@ class WeightStore:
 
         Raises `AdapterUnavailable` when they are missing or refused.
         """
-        stored = (self._folder / (adapter.sha256 if adapter.is_folder else f"{adapter.sha256}.safetensors")).resolve()
+        stored = self._folder / (adapter.sha256 if adapter.is_folder else f"{adapter.sha256}.safetensors")
         paths = {name: stored / name for name in weight_files(adapter)}  # of a file, `stored / ""` is itself
         try:
-            if await in_storage_thread(lambda: self._is_intact(adapter, paths), doing="adapter check"):
-                return stored
-            await in_storage_thread(lambda: self._fetch(adapter, paths), doing="adapter download")
+            if not await in_storage_thread(lambda: self._is_intact(adapter, stored, paths), doing="adapter check"):
+                await in_storage_thread(lambda: self._fetch(adapter, paths), doing="adapter download")
         except FileNotFoundError as missing:
             raise AdapterUnavailable(f"the weights of {adapter.id} are not in storage") from missing
         except StoreUnavailable as outage:
             raise AdapterUnavailable(f"the weights of {adapter.id} cannot be fetched") from outage
         return stored
 
-    def _is_intact(self, adapter: Adapter, paths: Mapping[str, Path]) -> bool:
+    def _is_intact(self, adapter: Adapter, stored: Path, paths: Mapping[str, Path]) -> bool:
         """Return whether the files are there with the catalog's digest.
 
         Each is read once per process and version of it.
         """
+        self._cache.note_use(stored)  # before it is looked for, so that it is not removed meanwhile
         try:
             digest = weights_digest({name: self._digest(path) for name, path in paths.items()})
         except FileNotFoundError:
@@ -91,6 +95,7 @@ class WeightStore:
 
     def _fetch(self, adapter: Adapter, paths: Mapping[str, Path]) -> None:
         """Fetch the files into the store; two fetchers at once write the same bytes."""
+        self._cache.make_space()
         with ExitStack() as stack:
             drafts = {name: stack.enter_context(atomic_file(path)) for name, path in paths.items()}
             sources = weight_files(where_it_is(adapter, self._storage))

@@ -379,6 +379,20 @@ PROTECTIONS: tuple[Protection, ...] = (
         "tests/stores/test_disk_reserve.py::test_a_job_is_refused_and_its_caller_asked_to_try_again",
     ),
     Protection(
+        "the adapter files of a machine stay within their limit",
+        "serve_app/stores/weights.py",
+        "        self._cache.make_space()\n",
+        "",
+        "tests/stores/test_weight_cache.py::test_beyond_the_limit_the_files_that_were_used_longest_ago_go",
+    ),
+    Protection(
+        "adapter files in use stay",
+        "serve_app/stores/weight_cache.py",
+        "            if entry.used > until or (",
+        "            if (",
+        "tests/stores/test_weight_cache.py::test_files_in_use_stay_beyond_the_limit",
+    ),
+    Protection(
         "a service whose generator cannot start is not ready",
         "serve_app/service/readiness.py",
         "    if failure is not None:\n",

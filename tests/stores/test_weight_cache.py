@@ -1,0 +1,112 @@
+"""The adapter files of a machine stay within their limit: those that were used longest ago go first."""
+
+import hashlib
+import os
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from serve_app.domain.catalog import Adapter
+from serve_app.settings import Settings
+from serve_app.stores.weight_cache import DRAFTS_LIVE, KEPT_AFTER_USE
+from serve_app.stores.weights import WeightStore
+from tests.support import write_safetensors
+
+LONG_AGO = 2 * KEPT_AFTER_USE.total_seconds()
+
+
+@pytest.fixture
+def adapters(tmp_path: Path) -> list[Adapter]:
+    """Four files of the same size."""
+    return [_adapter(write_safetensors(tmp_path / f"{number}.safetensors", fill=number)) for number in range(1, 5)]
+
+
+async def test_beyond_the_limit_the_files_that_were_used_longest_ago_go(
+    tmp_path: Path, adapters: list[Adapter]
+) -> None:
+    size = _source(adapters[0]).stat().st_size
+    kept = [await _store(tmp_path).fetch(adapter) for adapter in adapters[:3]]
+    for path, seconds in zip(kept, (3 * LONG_AGO, 2 * LONG_AGO, LONG_AGO), strict=True):
+        _used_before(path, seconds)
+    await _store(tmp_path, weight_cache=2 * size).fetch(adapters[0])  # now it is the one that was used last
+    await _store(tmp_path, weight_cache=2 * size).fetch(adapters[3])
+    assert [path.exists() for path in kept] == [True, False, True], "as many as needed"
+    assert not (kept[1].parent / ".used" / kept[1].name).exists()
+
+
+async def test_a_removed_file_is_fetched_again(tmp_path: Path, adapters: list[Adapter]) -> None:
+    store = _store(tmp_path, weight_cache=0)
+    kept = await store.fetch(adapters[0])
+    _used_before(kept, LONG_AGO)
+    await store.fetch(adapters[1])
+    assert not kept.exists()
+    assert (await store.fetch(adapters[0])).read_bytes() == _source(adapters[0]).read_bytes()
+
+
+async def test_files_in_use_stay_beyond_the_limit(tmp_path: Path, adapters: list[Adapter]) -> None:
+    store = _store(tmp_path, weight_cache=0)
+    assert all([(await store.fetch(adapter)).exists() for adapter in adapters])
+    assert len(_stored(tmp_path)) == len(adapters)
+
+
+async def test_a_disk_without_its_reserve_loses_the_files_that_are_not_in_use(
+    tmp_path: Path, adapters: list[Adapter]
+) -> None:
+    kept = await _store(tmp_path).fetch(adapters[0])
+    _used_before(kept, LONG_AGO)
+    await _store(tmp_path, disk_reserve=1 << 60).fetch(adapters[1])
+    assert not kept.exists()
+
+
+async def test_folders_and_drafts_of_dead_processes_go_too(tmp_path: Path, adapters: list[Adapter]) -> None:
+    source = tmp_path / "peft"
+    write_safetensors(source / "adapter_model.safetensors")
+    (source / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 4}')
+    digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(source.iterdir())]
+    store = _store(tmp_path, weight_cache=0)
+    await store.fetch(adapters[0])
+    folder = tmp_path / "var" / "weights" / digests[0]
+    folder.mkdir()
+    (folder / "adapter_model.safetensors").write_bytes(b"x")
+    draft, new_draft = (folder.parent / f".{digests[1]}.safetensors.{end}" for end in ("0a", "0b"))
+    for path, seconds in ((folder, LONG_AGO), (draft, 2 * DRAFTS_LIVE.total_seconds()), (new_draft, LONG_AGO)):
+        path.touch()
+        _used_before(path, seconds)
+    await store.fetch(adapters[1])
+    assert [path.exists() for path in (folder, draft, new_draft)] == [False, False, True]
+
+
+def _store(tmp_path: Path, *, weight_cache: int = 1 << 40, disk_reserve: int = 0) -> WeightStore:
+    limits = {"weight_cache": weight_cache, "disk_reserve": disk_reserve}
+    return WeightStore(Settings(data_dir=tmp_path / "var", redis_url="unix:///unused", **limits))  # pyright: ignore[reportArgumentType]
+
+
+def _source(adapter: Adapter) -> Path:
+    return Path(adapter.file)
+
+
+def _stored(tmp_path: Path) -> list[Path]:
+    return list((tmp_path / "var" / "weights").glob("*.safetensors"))
+
+
+def _used_before(path: Path, seconds: float) -> None:
+    """As if it had been fetched and used so long ago."""
+    then = time.time() - seconds
+    for each in (path, path.parent / ".used" / path.name):
+        if each.exists():
+            os.utime(each, (then, then))
+
+
+def _adapter(file: Path) -> Adapter:
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    return Adapter(
+        id=f"model_{digest[:8]}",
+        name=file.stem,
+        description="",
+        created_at=datetime.now(UTC),
+        file=str(file),
+        sha256=digest,
+        base_model="pocket",
+    )
