@@ -188,6 +188,7 @@ def main() -> None:
     parser.add_argument("--image-s", type=float, default=fleet.engine.image_ms / 1000, help="of a fully busy replica")
     parser.add_argument("--cold-start-s", type=float, default=fleet.cold_start_ms / 1000)
     parser.add_argument("--target-s", type=float, default=fleet.scale.target_s)
+    parser.add_argument("--spare", type=float, default=fleet.scale.spare, help="replicas beyond demand, as a share")
     parser.add_argument("--downscale-delay-s", type=float, default=fleet.scale.downscale_delay_s)
     parser.add_argument("--by-backlog", action="store_true", help="ask for replicas by the backlog alone")
     parser.add_argument("--node-losses", type=int, default=0, help="how often a node dies with its replicas")
@@ -198,6 +199,7 @@ def main() -> None:
     scale = {
         "max_replicas": chosen.replicas,
         "target_s": chosen.target_s,
+        "spare": chosen.spare,
         "downscale_delay_s": chosen.downscale_delay_s,
     }
     fleet = Fleet(

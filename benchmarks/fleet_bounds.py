@@ -78,7 +78,7 @@ def asked_for(arrivals: Sequence[Arrival], image_s: float, end_s: float) -> tupl
         if second < START_S or second % EVERY_S:
             continue
         needed = usual_until(second + READY_TO_S) - usual_until(second + READY_FROM_S)
-        asked = wanted_replicas(_backlog(image_s), rate.units_per_second, SHIPPED.target_s)
+        asked = wanted_replicas(_backlog(image_s), rate.units_per_second, SHIPPED.target_s, SHIPPED.spare)
         share = asked / (needed * image_s / (READY_TO_S - READY_FROM_S))
         (rising if second < end_s / 2 else falling).append(share)
     return fmean(rising), fmean(falling)

@@ -254,7 +254,7 @@ class Simulation:
         backlog = backlog_from(KIND, pipeline.execute())
         self._demand.add(self._now / 1000, backlog.accepted)
         arriving = self._demand.units_per_second if self._fleet.by_demand else None
-        return wanted_replicas(backlog, arriving, self._fleet.scale.target_s)
+        return wanted_replicas(backlog, arriving, self._fleet.scale.target_s, self._fleet.scale.spare)
 
     def _start_and_stop(self) -> None:
         while len(self._replicas) < self._target:

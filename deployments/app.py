@@ -127,9 +127,9 @@ def _replicas(
     chosen = ScaleArgs() if replicas == "auto" else replicas
     policy = AutoscalingPolicy(
         policy_function="deployments.scaling:BacklogPolicy",
-        policy_kwargs={"kind": kind, "target_s": chosen.target_s},
+        policy_kwargs={"kind": kind, "target_s": chosen.target_s, "spare": chosen.spare},
     )
-    bounds = chosen.model_dump(exclude={"target_s"})
+    bounds = chosen.model_dump(exclude={"target_s", "spare"})
     return {"autoscaling_config": AutoscalingConfig(**bounds, policy=policy)}
 
 

@@ -14,15 +14,21 @@ class Args(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+SPARE = 0.15
+"""Replicas beyond those that are needed, as a share: a job whose adapter only full replicas hold costs another load."""
+
+
 class ScaleArgs(Args):
     """Replicas by demand and backlog: as many as do what arrives, and more for what waits.
 
-    One more for each `target_s` seconds of waiting work.     More than a replica's start takes is best: below, more are started than will be needed (`benchmarks/fleet.py`).
+    One more for each `target_s` seconds of waiting work. More than a replica's start takes is best: below, more are started than
+    will be needed (`benchmarks/fleet.py`).
     """
 
     min_replicas: int = Field(default=0, ge=0)
     max_replicas: int = Field(default=1, ge=1)
     target_s: float = Field(default=60, gt=0)
+    spare: float = Field(default=SPARE, ge=0, le=1)
     upscale_delay_s: float = Field(default=2, ge=0)
     downscale_delay_s: float = Field(default=120, ge=0)
     downscale_to_zero_delay_s: float = Field(default=600, ge=0)

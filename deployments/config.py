@@ -7,7 +7,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from deployments.args import AppArgs, HousekeeperArgs, ReplicaArgs, check_bounds
+from deployments.args import SPARE, AppArgs, HousekeeperArgs, ReplicaArgs, check_bounds
 from deployments.pools import Pool, ReplicaDemand, shortfalls
 from serve_app.domain.jobs import JobKind
 
@@ -37,6 +37,7 @@ class RequestRouterConfig(_Strict):
 class PolicyArgs(_Strict):
     kind: JobKind
     target_s: float = Field(default=60, gt=0)
+    spare: float = Field(default=SPARE, ge=0, le=1)
 
 
 class ScalingPolicy(_Strict):

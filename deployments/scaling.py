@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from deployments.args import SPARE
 from deployments.arrival_rate import ArrivalRate
 from serve_app.domain.jobs import Backlog, JobKind
 from serve_app.settings import Settings
@@ -17,9 +18,7 @@ from serve_app.stores.embedded import ensure_redis
 log = logging.getLogger(__name__)
 
 READ_EVERY_S, STALE_AFTER_S = 0.5, 10.0
-SPARE = 1.05
-"""Replicas for each that is needed: a job whose adapter only full replicas hold costs another load. Of ten or fewer, rounding up
-leaves as many."""
+ROUNDING = 1e-9
 
 
 class Reading(NamedTuple):
@@ -39,10 +38,11 @@ class BacklogPolicy:
         kind: str,
         target_s: float,
         *,
+        spare: float = SPARE,
         stale_after_s: float = STALE_AFTER_S,
         read: Callable[[JobKind], Backlog] | None = None,
     ) -> None:
-        self._target_s = target_s
+        self._target_s, self._spare = target_s, spare
         self._stale_after_s = stale_after_s
         self._latest: list[Reading] = []
         """Holds the latest reading; empty before the first."""
@@ -57,12 +57,13 @@ class BacklogPolicy:
         reading = self._latest[-1] if self._latest else None
         if reading is None or time.monotonic() - reading.at > self._stale_after_s:
             return context.target_num_replicas, {}
-        return wanted_replicas(reading.backlog, reading.units_per_second, self._target_s), {}
+        return wanted_replicas(reading.backlog, reading.units_per_second, self._target_s, self._spare), {}
 
 
-def wanted_replicas(backlog: Backlog, units_per_second: float | None, target_s: float) -> int:
+def wanted_replicas(backlog: Backlog, units_per_second: float | None, target_s: float, spare: float = SPARE) -> int:
     """Compute how many replicas do what arrives, and one more for each `target_s` of work that waits.
 
+    `spare` is a share of these, rounded down: in a fleet of six or fewer, rounding the demand up leaves as much.
     With any work at least one; without work none, once less than one is needed: how long the last one stays is then Serve's
     `downscale_to_zero_delay_s`. What arrives counts at the speed of replicas that are fully busy: at their present speed,
     spare replicas would justify themselves, since a forward pass for few images draws each more slowly. While no demand is
@@ -74,7 +75,7 @@ def wanted_replicas(backlog: Backlog, units_per_second: float | None, target_s: 
     needed = units_per_second * backlog.busy_seconds_per_unit + backlog.ready_seconds / target_s
     if needed < 1 and not has_work:
         return 0
-    return max(int(has_work), math.ceil(needed), round(SPARE * needed))
+    return max(int(has_work), math.ceil(needed), math.floor(needed * (1 + spare) + ROUNDING))
 
 
 def _watch(kind: JobKind, read: Callable[[JobKind], Backlog], latest: list[Reading], stop: threading.Event) -> None:

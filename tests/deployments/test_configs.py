@@ -40,7 +40,7 @@ def test_a_shipped_config_is_valid_for_serve_and_for_us(name: str) -> None:
     assert {node._bound_deployment.name for node in deployments_of(built)} == names  # pyright: ignore[reportPrivateUsage]
     for replicas in (args.generator.replicas, args.upscaler.replicas):
         if isinstance(replicas, ScaleArgs):
-            AutoscalingConfig(**replicas.model_dump(exclude={"target_s"}))
+            AutoscalingConfig(**replicas.model_dump(exclude={"target_s", "spare"}))
     assert args.upscaler.weights, "Lanczos alone is for those who ask for it"
     assert schema.logging_config is not None
     assert not schema.logging_config.enable_access_log

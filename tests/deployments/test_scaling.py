@@ -115,14 +115,12 @@ def test_what_may_be_chance_is_no_trend() -> None:
         assert _minutes(*rates).units_per_second == pytest.approx(fmean(rates))
 
 
-def test_a_large_fleet_has_spare_replicas_as_rounding_up_gives_a_small_one() -> None:
-    assert [wanted_replicas(backlog(leased=9, busy=1), units, 60) for units in (0.2, 5.5, 10, 100, 1000)] == [
-        1,
-        6,
-        10,
-        105,
-        1050,
-    ]
+@pytest.mark.parametrize(
+    ("spare", "wanted"), [(0.15, [1, 6, 11, 115, 1150]), (0.05, [1, 6, 10, 105, 1050]), (0.0, [1, 6, 10, 100, 1000])]
+)
+def test_a_large_fleet_has_spare_replicas_as_rounding_up_gives_a_small_one(spare: float, wanted: list[int]) -> None:
+    demands = (0.2, 5.5, 10, 100, 1000)
+    assert [wanted_replicas(backlog(leased=9, busy=1), units, 60, spare) for units in demands] == wanted
 
 
 def test_demand_starts_anew_on_another_redis() -> None:
