@@ -9,6 +9,9 @@
 
     ink = client.loras.add("ink.safetensors", base="pocket", progress=True)
 
+    for job in client.jobs(limit=100):
+        print(job.id, job.status, job.request["prompt"])
+
 `Client(…, interface="b")` uses interface B with the same methods. All errors derive from `AtelierClientError`.
 """
 
@@ -34,7 +37,7 @@ from serve_app.client.errors import (
     WaitTimeout,
 )
 from serve_app.client.progress_bar import upload_bar
-from serve_app.client.records import Lora, Model
+from serve_app.client.records import Lora, Model, Usage
 from serve_app.client.sync_client import Client, Image, Job
 
 __all__ = [
@@ -63,6 +66,7 @@ __all__ = [
     "Unauthorized",
     "Unreachable",
     "UnsupportedOption",
+    "Usage",
     "WaitTimeout",
     "upload_bar",
 ]

@@ -1,9 +1,9 @@
 """The parts of a job and of an image that need no I/O, shared by the sync and the async client."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from io import BytesIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from serve_app.client.records import ImageRecord, Record
 
@@ -48,6 +48,14 @@ class JobState:
     @property
     def completed_at(self) -> datetime | None:
         return self._record.completed_at
+
+    @property
+    def request(self) -> Mapping[str, Any]:
+        """What was asked for, such as `prompt` and `lora_id`.
+
+        Empty unless the job came from `jobs` or `cancel`: a poll does not tell.
+        """
+        return self._record.request
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} {self.status} {self.progress} %>"

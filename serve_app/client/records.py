@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import date, datetime
 from typing import Any, Literal
 from urllib.parse import unquote
 
@@ -99,6 +99,7 @@ class Record:
     estimated_completion_time: datetime | None = None
     completed_at: datetime | None = None
     unknown_words: tuple[str, ...] = ()
+    request: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def is_final(self) -> bool:
@@ -120,6 +121,49 @@ class Record:
             completed_at=_time(body.get("completed_at")),
             unknown_words=tuple(unquote(word) for word in unknown_words.split(", ") if word),
         )
+
+    @classmethod
+    def read_job(cls, row: Mapping[str, Any]) -> "Record":
+        """Read a job of `/v1/jobs`, whose words for its state are finer than those of the interfaces."""
+        status: str = row["status"]
+        status = _STATUS_OF_JOB.get(status, status)
+        error = row.get("error", {})
+        return cls(
+            id=row["id"],
+            interface=row["interface"],
+            status=status,
+            progress=100 if status == "completed" else row["progress"],
+            images=_images(row),
+            error_code=error.get("code", ""),
+            error_message=error.get("message", ""),
+            estimated_completion_time=_time(row.get("estimated_completion_time")),
+            completed_at=_time(row.get("finished_at")) if status == "completed" else None,
+            request=row.get("request", {}),
+        )
+
+
+_STATUS_OF_JOB = {"running": "processing", "canceled": "failed", "expired": "failed"}
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What the jobs that completed on one UTC day used with one key and one LoRA.
+
+    `lora_id` is `upscale` for upscaled images, `key_id` empty for jobs of the console. `megapixel_steps` are width × height ×
+    steps of the images in millions, `worker_seconds` the jobs' share of a GPU or CPU.
+    """
+
+    day: date
+    key_id: str
+    lora_id: str
+    images: int
+    megapixel_steps: float
+    worker_seconds: float
+
+    @classmethod
+    def read(cls, row: Mapping[str, Any]) -> "Usage":
+        amounts = (row["images"], row["megapixel_steps"], row["worker_seconds"])
+        return cls(date.fromisoformat(row["day"]), row["key_id"], row["lora_id"], *amounts)
 
 
 def _images(body: Mapping[str, Any]) -> tuple[ImageRecord, ...]:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 import httpx
 
+from serve_app.client.job_protocol import cancel_job, delete_image, list_jobs, usage
 from serve_app.client.models import ImageInfo, JobState, OnProgress, open_png
 from serve_app.client.protocol import Call, Interface, Operation, Service, Sleep, longest_wait
-from serve_app.client.records import Model, Record
+from serve_app.client.records import Model, Record, Usage
 from serve_app.client.sync_loras import Loras
 from serve_app.client.upload import sent_body, timeout_of
 
@@ -64,6 +65,14 @@ class Job(JobState):
         on_record(self._client.execute(waiting))
         return self
 
+    def cancel(self) -> Self:
+        """Cancel the job: at once while it waits, at its next step while it runs.
+
+        One that has ended stays as it is.
+        """
+        self._record = self._client.execute(cancel_job(self._client.service, self.id))
+        return self
+
     def delete(self) -> None:
         """Delete the job, which must have ended, with its prompt and its images."""
         self._client.delete(self.id)
@@ -115,6 +124,28 @@ class Client:
     def run(self, run_id: str) -> Job:
         """A job started earlier, by its id."""
         return Job(self, self.execute(self.service.record(run_id)))
+
+    def jobs(self, limit: int = 20) -> list[Job]:
+        """The account's newest jobs of both interfaces, newest first.
+
+        `job.request` says what was asked for.
+        """
+        return [Job(self, record) for record in self.execute(list_jobs(self.service, limit))]
+
+    def cancel(self, run_id: str) -> Job:
+        """Cancel a job by its id, as `job.cancel()` does. Raises `NotFound`."""
+        return Job(self, self.execute(cancel_job(self.service, run_id)))
+
+    def usage(self, days: int = 30) -> list[Usage]:
+        """What completed jobs used in the last days (UTC, at most 366), by day, key and LoRA.
+
+        The oldest is first.
+        """
+        return self.execute(usage(self.service, days))
+
+    def delete_image(self, run_id: str, image_id: str) -> None:
+        """Delete one image of a job; with its last image goes the job. Raises `NotFound`."""
+        self.execute(delete_image(self.service, run_id, image_id))
 
     def delete(self, run_id: str) -> None:
         """Delete a job that has ended, with its prompt and its images.

@@ -1,0 +1,88 @@
+"""The account's jobs and usage, through both clients."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from serve_app.client import AsyncClient, Client, JobCanceled, NotFound
+from tests.live import Live
+from tests.support import adapter_id
+
+LORA = adapter_id("neon")
+
+
+def test_jobs_of_both_interfaces_are_listed_newest_first_over_pages(
+    live: Live, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serve_app.client.job_protocol.PAGE", 2)
+    with Client(live.base_url, key) as a, Client(live.base_url, key, interface="b") as b:
+        ids = [
+            client.generate(f"boat {n}", lora_id=LORA).wait(timeout=20).id for n, client in enumerate((a, b, a, b, a))
+        ]
+        assert [job.id for job in a.jobs()] == ids[::-1]
+        newest = b.jobs(limit=3)
+    assert [job.id for job in newest] == ids[:1:-1]
+    assert [(job.status, job.progress, job.request["prompt"]) for job in newest] == [
+        ("completed", 100, "boat 4"),
+        ("completed", 100, "boat 3"),
+        ("completed", 100, "boat 2"),
+    ]
+    assert newest[1].completed_at is not None
+
+
+def test_a_listed_job_of_the_other_interface_is_a_job(live: Live, key: str) -> None:
+    with Client(live.base_url, key) as a, Client(live.base_url, key, interface="b") as b:
+        made = b.generate("a boat", lora_id=LORA).wait(timeout=20)
+        listed = a.jobs()[0]
+        assert listed.images[0].image_id is not None
+        assert listed.images[0].download() == made.images[0].download()
+        assert listed.refresh().status == "completed"
+
+
+def test_a_job_is_canceled_by_itself_and_by_its_id(live: Live, key: str) -> None:
+    live.outcome = "leave"
+    with Client(live.base_url, key, interface="b") as client:
+        first, second = (client.generate("a boat", lora_id=LORA) for _ in range(2))
+        assert first.cancel().status == "failed"
+        assert client.cancel(second.id).done
+        for job in (first, client.run(second.id)):
+            with pytest.raises(JobCanceled):
+                job.wait(timeout=20)
+        assert first.cancel().done, "once more changes nothing"
+        with pytest.raises(NotFound):
+            client.cancel("gen_" + "a" * 26)
+
+
+def test_with_its_last_image_goes_the_job(live: Live, key: str) -> None:
+    with Client(live.base_url, key) as client:
+        job = client.generate("a boat", lora_id=LORA, num_images=2).wait(timeout=20)
+        first, second = (image.image_id or "" for image in job.images)
+        client.delete_image(job.id, first)
+        assert [image.image_id for image in job.refresh().images] == [second]
+        client.delete_image(job.id, second)
+        with pytest.raises(NotFound):
+            job.refresh()
+
+
+def test_usage_is_by_day_key_and_lora(live: Live, key: str) -> None:
+    with Client(live.base_url, key) as client:
+        client.generate("a boat", lora_id=LORA, width=768, steps=20, num_images=2).wait(timeout=20)
+        (row,) = client.usage(days=2)
+    assert datetime.now(UTC).date() - row.day < timedelta(days=2)
+    assert (row.lora_id, row.images) == (LORA, 2)
+    assert row.key_id.startswith("key_")
+    assert row.megapixel_steps == pytest.approx(2 * 768 * 512 * 20 / 1e6, rel=0.01)
+
+
+async def test_the_async_client_does_the_same(live: Live, key: str) -> None:
+    async with AsyncClient(live.base_url, key) as client:
+        job = await (await client.generate("a boat", lora_id=LORA, num_images=2)).wait(timeout=20)
+        await client.delete_image(job.id, job.images[0].image_id or "")
+        (listed,) = await client.jobs()
+        assert len(listed.images) == 1
+        (row,) = await client.usage()
+        assert row.images == 2
+        live.outcome = "leave"
+        waiting = await client.generate("a boat", lora_id=LORA)
+        assert (await waiting.cancel()).done
+        assert (await client.cancel(waiting.id)).id == waiting.id
