@@ -1,4 +1,4 @@
-"""Stores adapters on three levels: slots beside the model, packed rows in host memory, files on disk.
+"""Stores adapters on three levels: slots beside the model, host memory, files on disk.
 
 Each level evicts the least recently used. Reading and packing happen on background threads; only a finished row is copied
 into a slot, between two steps, so that a run which waits for its adapter never delays a run that has its own.
@@ -19,16 +19,23 @@ from serve_app.engine.adapters import AdapterWeights, LayerTable, read_adapter
 from serve_app.engine.measured import Measured
 from serve_app.engine.run import AdapterFile
 
+PADDED = 1.5
+"""Times the size of its weights that the rows of an adapter which no run needs yet may take."""
 LOADERS = 4
 """Adapters read at once: one on a slow disk must not delay the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """An adapter in host memory: its weights as read, and packed for each component's slots."""
+    """An adapter in host memory, in one form of two.
 
-    weights: AdapterWeights
-    rows: dict[str, PackedRow]
+    It is packed for each component's slots, or has its weights as they were read.
+    """
+
+    ranks: Mapping[str, Mapping[str, int]]
+    """By component and layer."""
+    rows: Mapping[str, PackedRow]
+    weights: AdapterWeights | None
     size_bytes: int
 
 
@@ -109,7 +116,7 @@ class AdapterPool:
         with self._lock:
             if adapter.id in self._slots or adapter.id in self._host or not self.has_space():
                 return False
-            self._submit(adapter.id, partial(self._load, adapter))
+            self._submit(adapter.id, partial(self._load, adapter, is_needed=False))
             return True
 
     def prefetch(self, adapter: AdapterFile) -> None:
@@ -179,11 +186,12 @@ class AdapterPool:
             with self._lock:
                 del self._host[adapter.id]  # a later run may try again: the file may have come back
         ready = future.result()
-        for component, weights in ready.weights.items():
-            if not self._component_slots[component].layout.covers(ranks_of(weights)):
-                self.reserve(component, ranks_of(weights))
+        for component, ranks in ready.ranks.items():
+            if not self._component_slots[component].layout.covers(ranks):
+                self.reserve(component, ranks)
         if not self._is_packed(ready):
-            self._submit(adapter.id, partial(self._pack, ready.weights))
+            weights = ready.weights
+            self._submit(adapter.id, partial(self._load, adapter) if weights is None else partial(self._pack, weights))
             return None
         slot = self._free_slot()
         if slot is None:
@@ -203,7 +211,7 @@ class AdapterPool:
         """Return False where slots have grown since. Then a loader thread packs the adapter again."""
         return all(
             component in ready.rows and ready.rows[component].version == self._component_slots[component].layout.version
-            for component in ready.weights
+            for component in ready.ranks
         )
 
     def _free_slot(self) -> int | None:
@@ -222,17 +230,29 @@ class AdapterPool:
             self._host[id] = future
         future.add_done_callback(lambda _: self._on_loaded())
 
-    def _load(self, adapter: AdapterFile) -> _Ready:
+    def _load(self, adapter: AdapterFile, *, is_needed: bool = True) -> _Ready:
         began = time.monotonic()
-        ready = self._pack(read_adapter(adapter.path, self._table, max_rank=self._max_rank, dtype=self._dtype))
+        weights = read_adapter(adapter.path, self._table, max_rank=self._max_rank, dtype=self._dtype)
+        ready = self._pack(weights, is_needed=is_needed)
         self._measured.loads.append(time.monotonic() - began)
         return ready
 
-    def _pack(self, weights: AdapterWeights) -> _Ready:
-        """Pack for the present layouts, as far as those cover the adapter."""
-        rows = {name: self._component_slots[name].pack(parts) for name, parts in weights.items()}
-        packed = {name: row for name, row in rows.items() if row is not None}
-        return _Ready(weights, packed, _size_bytes(weights, packed))
+    def _pack(self, weights: AdapterWeights, *, is_needed: bool = True) -> _Ready:
+        """Pack for the present layouts if those cover the adapter.
+
+        One that no run needs yet stays as it was read where that is much smaller: its rows would be padded to the slots' rank.
+        """
+        ranks = {name: ranks_of(parts) for name, parts in weights.items()}
+        size = _weight_bytes(weights)
+        if is_needed or self._row_bytes(weights) <= PADDED * size:
+            rows = {name: self._component_slots[name].pack(parts) for name, parts in weights.items()}
+            packed = {name: row for name, row in rows.items() if row is not None}
+            if len(packed) == len(rows):
+                return _Ready(ranks, packed, None, _packed_bytes(packed))
+        return _Ready(ranks, {}, weights, size)
+
+    def _row_bytes(self, weights: AdapterWeights) -> int:
+        return sum(self._component_slots[name].layout.size for name in weights) * self._dtype.itemsize
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -251,9 +271,13 @@ class AdapterPool:
                     total -= size
 
 
-def _size_bytes(weights: AdapterWeights, rows: Mapping[str, PackedRow]) -> int:
+def _packed_bytes(rows: Mapping[str, PackedRow]) -> int:
+    return sum(row.flat.nbytes + sum(norms.nbytes for norms in row.norms.values()) for row in rows.values())
+
+
+def _weight_bytes(weights: AdapterWeights) -> int:
     parts = (part for layers in weights.values() for part in layers.values())
-    return sum(row.flat.nbytes for row in rows.values()) + sum(part.down.nbytes + part.up.nbytes for part in parts)
+    return sum(part.down.nbytes + part.up.nbytes for part in parts)
 
 
 def _host_size(future: Future[_Ready]) -> int:

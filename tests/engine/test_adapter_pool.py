@@ -123,6 +123,32 @@ def test_adapters_are_preloaded_into_free_host_memory_only(sd: Path, loras: list
     assert full.pool.in_memory == {loras[0].id}
 
 
+def test_an_adapter_is_in_host_memory_in_one_form(sd: Path, loras: list[AdapterFile]) -> None:
+    model = BaseModel.load("m", sd, EXACT_FLOAT32, lambda: None)
+    start(model, replace(SHORT, adapter=loras[0]))
+    row = sum(slots.layout.size for slots in model.component_slots.values()) * 4
+    assert model.pool.host_bytes == row
+
+
+def test_a_preloaded_adapter_beside_one_of_high_rank_takes_its_own_size(
+    sd: Path, loras: list[AdapterFile], tmp_path: Path
+) -> None:
+    """Packed for the slots it would take that of the largest."""
+    lora = tiny_models.random_lora(sd, rank=60, seed=9, targets=tiny_models.EVERYTHING, text=True)
+    big = tiny_models.write_adapter(tmp_path / "big.safetensors", lora)
+    small = replace(SHORT, run_id="small", adapter=loras[0])
+    with Engine.load(sd, EXACT_FLOAT32) as engine:
+        expected = finish(engine, [small])["small"].image
+    with Engine.load(sd, EXACT_FLOAT32) as engine:
+        finish(engine, [replace(SHORT, adapter=big)])
+        ((name, model),) = engine.base_models.items()
+        packed = model.pool.host_bytes
+        assert engine.preload(loras[0], name)
+        model.pool.wait_for_loader()
+        assert model.pool.host_bytes - packed <= loras[0].path.stat().st_size
+        assert np.array_equal(np.asarray(finish(engine, [small])["small"].image), np.asarray(expected))
+
+
 def test_runs_go_on_while_an_adapter_is_being_read(sd: Path, loras: list[AdapterFile], tmp_path: Path) -> None:
     """The file is a pipe that gives nothing until the test writes."""
     pipe = tmp_path / "slow.safetensors"
@@ -136,7 +162,7 @@ def test_runs_go_on_while_an_adapter_is_being_read(sd: Path, loras: list[Adapter
         assert finish(engine)["slow"].failure is not None
 
 
-def test_adapters_are_packed_again_after_growth_without_the_step_thread(
+def test_adapters_are_read_and_packed_again_after_growth_without_the_step_thread(
     sd: Path, loras: list[AdapterFile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     big = tiny_models.write_adapter(tmp_path / "big.safetensors", tiny_models.random_lora(sd, rank=40, seed=9))
