@@ -20,7 +20,7 @@ import redis
 from serve_app.domain.durations import milliseconds
 from serve_app.domain.jobs import JobKind, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.stores.claiming import Fairness
+from serve_app.stores.claiming import Fairness, named_in_claim
 from serve_app.stores.embedded import ensure_redis, stop_redis
 from serve_app.stores.estimates import DEFAULT_SECONDS_PER_UNIT
 from serve_app.stores.job_queue import WORKER_LIFE
@@ -203,7 +203,7 @@ def claim_args(turn: int, capacity: int, resident: list[str]) -> list[str | int 
             "worker_life_ms": milliseconds(WORKER_LIFE),
             "default_seconds_per_unit": DEFAULT_SECONDS_PER_UNIT[JobKind.GENERATION],
             "retention_ms": 720 * hour,
-            "resident_groups": resident,
+            "resident_groups": named_in_claim(resident),
         }
     )
 

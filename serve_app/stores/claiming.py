@@ -20,7 +20,7 @@ NEWER_RECORD_PAUSE = timedelta(seconds=5)
 """A job that a newer version wrote is offered again after this long, until one of its workers takes it or it has expired."""
 
 MAX_RESIDENT = 1_000
-"""Groups that one claim names: Lua takes no more than some 8,000 arguments as a list, and 1,000 take some 0.6 ms."""
+"""Groups that one claim names: where jobs wait, the script parts them at 0.2 µs each."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,9 +43,9 @@ def new_nonce() -> str:
     return secrets.token_hex(8)
 
 
-def named_in_claim(resident: Sequence[str]) -> list[str]:
-    """Return the groups that a claim names: of very many, other ones at each claim."""
-    return list(resident) if len(resident) <= MAX_RESIDENT else random.sample(resident, MAX_RESIDENT)
+def named_in_claim(resident: Sequence[str]) -> str:
+    """Return the groups that a claim names, one a line: of very many, other ones at each claim."""
+    return "\n".join(resident if len(resident) <= MAX_RESIDENT else random.sample(resident, MAX_RESIDENT))
 
 
 class ClaimedRow(NamedTuple):

@@ -1,9 +1,9 @@
 -- include queue
 -- include owners
 -- args: kind, worker, nonce, capacity:number, lease_ms:number, max_skips:number, max_wait_ms:number, max_lead:number
--- args: owner_wait_ms:number, worker_life_ms:number, default_seconds_per_unit:number, retention_ms:number, resident_groups:list
+-- args: owner_wait_ms:number, worker_life_ms:number, default_seconds_per_unit:number, retention_ms:number, resident_groups
 -- claim: hand waiting jobs to a worker, fairly between accounts, preferring adapters that the worker holds.
--- `capacity` is in images, `max_lead` in average waiting jobs.
+-- `resident_groups` are names, one a line: an idle poll, which looks none up, does not part them. `capacity` is in images, `max_lead` in average waiting jobs.
 -- Returns {id, attempt, version, group, account, request, created, request_id, traceparent} repeated. A repeated nonce gets the same jobs again.
 local CLAIMED_LIFE = 86400000 -- ms; far beyond any attempt
 local NEAR = 4             -- groups, accounts and jobs of each that are read beyond the head: a claim's cost stays flat
@@ -39,32 +39,47 @@ if redis.call('HGET', last_claim, 'nonce') == nonce then return repeat_last_clai
 -- Which resident groups have waiting jobs, by the sequence of their first: read when first needed, then kept up to date.
 -- A worker that holds many adapters reads the groups that have waited longest, and if it holds none of those, another part of
 -- its own at each claim: a claim's cost does not grow with what a worker holds.
-local is_resident, first_sequences = {}, nil
-for _, group in ipairs(resident_groups) do is_resident[group] = true end
+local held, is_held, first_sequences = nil, {}, nil
+
+local function held_groups()
+  if not held then
+    held = {}
+    for group in string.gmatch(resident_groups, '[^\n]+') do
+      held[#held + 1] = group
+      is_held[group] = true
+    end
+  end
+  return held
+end
+
+local function is_resident(group)
+  held_groups()
+  return is_held[group]
+end
 
 local function longest_waiting_groups()
   local found = {}
   local oldest = redis.call('ZRANGE', K('groups:' .. kind), 0, GROUPS_AT_ONCE - 1, 'WITHSCORES')
   for i = 1, #oldest, 2 do
-    if is_resident[oldest[i]] then found[oldest[i]] = tonumber(oldest[i + 1]) end
+    if is_resident(oldest[i]) then found[oldest[i]] = tonumber(oldest[i + 1]) end
   end
   return found
 end
 
 local function part_of_resident_groups(first)
-  local found = {}
-  local last = math.min(first + GROUPS_AT_ONCE - 1, #resident_groups)
+  local found, groups = {}, held_groups()
+  local last = math.min(first + GROUPS_AT_ONCE - 1, #groups)
   if first > last then return found end
-  local scores = redis.call('ZMSCORE', K('groups:' .. kind), unpack(resident_groups, first, last))
+  local scores = redis.call('ZMSCORE', K('groups:' .. kind), unpack(groups, first, last))
   for n, score in ipairs(scores) do
-    if score then found[resident_groups[first + n - 1]] = tonumber(score) end
+    if score then found[groups[first + n - 1]] = tonumber(score) end
   end
   return found
 end
 
 local function waiting_resident_groups()
   if first_sequences then return first_sequences end
-  local parts = math.ceil(#resident_groups / GROUPS_AT_ONCE)
+  local parts = math.ceil(#held_groups() / GROUPS_AT_ONCE)
   if parts > 1 then first_sequences = longest_waiting_groups() end
   if not first_sequences or next(first_sequences) == nil then
     first_sequences = part_of_resident_groups(1 + GROUPS_AT_ONCE * (now % math.max(1, parts)))
@@ -127,7 +142,7 @@ end
 
 -- Such a worker will claim the job, unless the job has waited long enough.
 local function is_left_to_owner(job)
-  if job.group == '' or is_resident[job.group] or now - job.waiting_since >= owner_wait_ms then return false end
+  if job.group == '' or is_resident(job.group) or now - job.waiting_since >= owner_wait_ms then return false end
   return has_free_owner(job.group)
 end
 
@@ -170,7 +185,7 @@ local function next_job()
     set_global_vtime(kind, global)
     redis.call('ZREMRANGEBYSCORE', K('idle_vtime:' .. kind), '-inf', global)
   end
-  if head.group == '' or is_resident[head.group] then return head end
+  if head.group == '' or is_resident(head.group) then return head end
   if head.skips >= max_skips or (head.skipped_at and now - head.skipped_at >= max_wait_ms) then return head end
   local other = job_of_resident_group(global)
   if not other then
@@ -207,7 +222,7 @@ end
 
 local function hold_group(group)
   add_owner(kind, group, worker)
-  is_resident[group] = true -- from now on this worker holds it
+  if not is_resident(group) then is_held[group] = true end -- from now on this worker holds it
   if first_sequences then first_sequences[group] = tonumber(redis.call('ZSCORE', K('groups:' .. kind), group)) end
 end
 
