@@ -62,6 +62,7 @@ SHAPES: dict[str, Sequence[Shape]] = {
     "accounts": [Shape(20_000, accounts, 1_000, 32) for accounts in (1, 100, 10_000)],
     "adapters": [Shape(20_000, 1_000, adapters, 32) for adapters in (1, 100, 10_000)],
     "adapters held": [Shape(20_000, 1_000, 10_000, resident) for resident in (0, 8, 128, 1_000)],
+    "nothing waits": [Shape(0, 1, 1, resident) for resident in (0, 128, 1_000)],
     "images asked for": [Shape(20_000, 1_000, 1_000, 32, capacity) for capacity in (1, 8, 32)],
 }
 
@@ -131,7 +132,7 @@ def main() -> None:
 
 def _report(what: str, shape: Shape, server: Server) -> None:
     server.fill(shape)
-    cost = server.claims(shape, min(CLAIMS, shape.queued // (2 * shape.capacity)))
+    cost = server.claims(shape, min(CLAIMS, shape.queued // (2 * shape.capacity)) if shape.queued else CLAIMS)
     print(
         f"{what:16} | {shape.queued:9,} jobs {shape.accounts:6,} accounts {shape.adapters:6,} adapters"
         f" {shape.resident:5,} held, capacity {shape.capacity:2} | cpu {cost.processor:.3f} p50 {cost.p50:.3f} p99 {cost.p99:.3f} ms",
