@@ -16,6 +16,12 @@ log = logging.getLogger(__name__)
 
 DRAWS = 8
 """Adapters that one look considers: among popular ones most are here already."""
+LONGEST_PAUSE = timedelta(minutes=1)
+
+
+def pause(every: timedelta, failures: int) -> timedelta:
+    """Return the time until the next look: after each failure in a row twice as long, up to `LONGEST_PAUSE`."""
+    return min(every * 2 ** min(failures, 10), max(every, LONGEST_PAUSE))
 
 
 class AdapterPrefetch:
@@ -32,12 +38,15 @@ class AdapterPrefetch:
 
     async def run(self, every: timedelta) -> None:
         """Prefetch until cancelled, through any failure."""
+        failures = 0
         while not is_cancelled():
             try:
                 await self.prefetch_one()
+                failures = 0
             except Exception as error:  # noqa: BLE001
+                failures += 1
                 log.debug("worker %s: prefetching failed, trying again: %r", self._worker, error)
-            await asyncio.sleep(every.total_seconds())
+            await asyncio.sleep(pause(every, failures).total_seconds())
 
     async def prefetch_one(self) -> str | None:
         """Prefetch one recent adapter that is not here; return its LoRA, or None. Raises `StoreUnavailable`."""

@@ -14,10 +14,12 @@ from serve_app.domain.errors import StoreUnavailable
 TIMEOUT_S = 30.0
 """Of one call. A lease is 30 s and heartbeats go on meanwhile; a slower storage counts as down."""
 THREADS = 8
-"""Of a pool apart: blocked storage may delay images, never the event loop's default pool."""
+"""Of each pool: blocked storage may delay images, never the event loop's default pool."""
+STORAGE = ThreadPoolExecutor(THREADS, thread_name_prefix="storage")
+WEIGHTS = ThreadPoolExecutor(THREADS, thread_name_prefix="weights")
+"""For adapters: where they come from may hang while images can be stored."""
 
 _Answer = TypeVar("_Answer")
-_pool = ThreadPoolExecutor(THREADS, thread_name_prefix="storage")
 
 
 def open_filesystem(url: str, options: dict[str, Any]) -> tuple[Any, str]:
@@ -25,15 +27,15 @@ def open_filesystem(url: str, options: dict[str, Any]) -> tuple[Any, str]:
     return cast(tuple[Any, str], fsspec.core.url_to_fs(url, **options))
 
 
-async def in_storage_thread(call: Callable[[], _Answer], *, doing: str) -> _Answer:
+async def in_storage_thread(call: Callable[[], _Answer], *, doing: str, pool: ThreadPoolExecutor = STORAGE) -> _Answer:
     """Run a blocking storage call. Raises `FileNotFoundError`; any other failure is `StoreUnavailable`."""
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            return await asyncio.get_running_loop().run_in_executor(_pool, call)
+            return await asyncio.get_running_loop().run_in_executor(pool, call)
     except FileNotFoundError:
         raise
     except storage_errors() as error:
-        raise StoreUnavailable(f"the image storage failed at {doing} ({type(error).__name__})") from error
+        raise StoreUnavailable(f"the storage failed at {doing} ({type(error).__name__})") from error
 
 
 @cache

@@ -15,7 +15,7 @@ from serve_app.safetensors_file import MAX_FILE_BYTES, UnusableFile
 from serve_app.safetensors_sandbox import check_in_subprocess
 from serve_app.settings import Settings
 from serve_app.stores.lora_files import where_it_is
-from serve_app.stores.storage import in_storage_thread
+from serve_app.stores.storage import WEIGHTS, in_storage_thread
 from serve_app.stores.weight_cache import WeightCache
 from serve_app.stores.weight_files import MAX_CONFIG_BYTES, PEFT_CONFIG, opened, weight_files, weights_digest
 
@@ -62,8 +62,10 @@ class WeightStore:
         stored = self._folder / (adapter.sha256 if adapter.is_folder else f"{adapter.sha256}.safetensors")
         paths = {name: stored / name for name in weight_files(adapter)}  # of a file, `stored / ""` is itself
         try:
-            if not await in_storage_thread(lambda: self._is_intact(adapter, stored, paths), doing="adapter check"):
-                await in_storage_thread(lambda: self._fetch(adapter, paths), doing="adapter download")
+            if not await in_storage_thread(
+                lambda: self._is_intact(adapter, stored, paths), doing="adapter check", pool=WEIGHTS
+            ):
+                await in_storage_thread(lambda: self._fetch(adapter, paths), doing="adapter download", pool=WEIGHTS)
         except FileNotFoundError as missing:
             raise AdapterUnavailable(f"the weights of {adapter.id} are not in storage") from missing
         except StoreUnavailable as outage:

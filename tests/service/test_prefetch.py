@@ -16,7 +16,7 @@ from serve_app.domain.jobs import Claim, CommitReply, JobKind, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.engine import Engine, EngineOptions
 from serve_app.executors.generation import GenerationExecutor
-from serve_app.service.prefetch import AdapterPrefetch
+from serve_app.service.prefetch import AdapterPrefetch, pause
 from serve_app.service.register import remove
 from serve_app.service.resources import Resources
 from serve_app.service.worker import Worker
@@ -158,6 +158,12 @@ async def test_nothing_is_prefetched_onto_a_disk_that_is_nearly_full(
 @pytest.mark.parametrize(("seconds", "every"), [(0, None), (3, timedelta(seconds=3))])
 def test_an_operator_sets_how_often(seconds: float, every: timedelta | None) -> None:
     assert GeneratorArgs(prefetch_s=seconds).timing == WorkerTiming(prefetch=every)
+
+
+def test_after_failures_the_next_look_is_later() -> None:
+    every = timedelta(seconds=2)
+    assert [pause(every, failures).total_seconds() for failures in (0, 1, 4, 5, 10**6)] == [2, 4, 32, 60, 60]
+    assert pause(timedelta(minutes=5), 3) == timedelta(minutes=5), "never sooner than the operator wants"
 
 
 @pytest.mark.slow

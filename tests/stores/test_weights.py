@@ -1,27 +1,32 @@
 """Adapter weights are fetched once, and refused when they are not the catalog's or not a valid file."""
 
+import asyncio
 import hashlib
 import json
 import os
 import struct
+import threading
 import tracemalloc
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import fsspec
 import numpy as np
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import AdapterUnavailable
 from serve_app.safetensors_file import MAX_HEADER_BYTES, UnusableFile, check_safetensors
 from serve_app.settings import Settings
 from serve_app.stores.catalog_digests import add_digests
+from serve_app.stores.images import ImageStore
 from serve_app.stores.lora_files import LoraFiles
+from serve_app.stores.storage import THREADS
 from serve_app.stores.weights import WeightStore
-from tests.support import write_safetensors
+from tests.support import wait_until, write_safetensors
 
 
 @pytest.fixture
@@ -56,6 +61,33 @@ async def test_weights_of_any_storage_are_fetched(store: WeightStore, adapter: A
     fsspec.filesystem("memory").pipe_file("/weights/one.safetensors", content)
     kept = await store.fetch(replace(adapter, file="memory://weights/one.safetensors"))
     assert kept.read_bytes() == content
+
+
+async def test_images_are_stored_while_the_weights_storage_hangs(tmp_path: Path, adapter: Adapter) -> None:
+    settings = Settings(data_dir=tmp_path / "var", redis_url="unix:///unused")
+    fsspec.register_implementation("hanging", cast(Any, HangingFiles), clobber=True)
+    store, hanging = WeightStore(settings), replace(adapter, file=f"hanging://{adapter.file}")
+    fetches = [asyncio.create_task(store.fetch(hanging)) for _ in range(THREADS)]
+    try:
+        await wait_until(lambda: HangingFiles.readers == THREADS)
+        async with asyncio.timeout(20):
+            await ImageStore(settings).put("images/one.png", b"png")
+    finally:
+        HangingFiles.may_go_on.set()
+    assert all([(await fetch).exists() for fetch in fetches])
+
+
+class HangingFiles(LocalFileSystem):
+    """Local files that nobody can open before `may_go_on`."""
+
+    protocol = "hanging"
+    readers = 0
+    may_go_on = threading.Event()
+
+    def open(self, path: str, mode: str = "rb", *args: Any, **kwargs: Any) -> Any:
+        HangingFiles.readers += 1  # one thread of Python at a time
+        HangingFiles.may_go_on.wait()
+        return super().open(path, mode, *args, **kwargs)
 
 
 async def test_weights_in_a_storage_that_has_moved_are_fetched_from_where_it_is(
