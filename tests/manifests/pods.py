@@ -42,7 +42,11 @@ def templates(document: Document) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _ray_template(group: dict[str, Any], cluster: dict[str, Any]) -> dict[str, Any]:
-    """The template as KubeRay completes it: its own labels, and the autoscaler beside the head."""
+    """The template as KubeRay 1.7 completes it.
+
+    It adds labels of its own, the autoscaler beside the head, and to workers an init container that waits for the head: as
+    the ray container, but without its `envFrom`.
+    """
     template = group["template"]
     labels = {**template["metadata"]["labels"], "ray.io/is-ray-node": "yes"}
     spec = template["spec"]
@@ -50,9 +54,16 @@ def _ray_template(group: dict[str, Any], cluster: dict[str, Any]) -> dict[str, A
         options = {key: value for key, value in cluster["autoscalerOptions"].items() if key in _AUTOSCALER_FIELDS}
         autoscaler = {"name": "autoscaler", "image": spec["containers"][0]["image"], **options}
         spec = {**spec, "containers": [*spec["containers"], autoscaler]}
+    if "groupName" in group:
+        copied = {key: value for key, value in spec["containers"][0].items() if key in _WAIT_FIELDS}
+        wait = {**copied, "name": WAIT_FOR_HEAD, "resources": {"requests": _WAIT_SIZE, "limits": _WAIT_SIZE}}
+        spec = {**spec, "initContainers": [*spec.get("initContainers", []), wait]}
     return {"metadata": {"labels": labels}, "spec": spec}
 
 
+WAIT_FOR_HEAD = "wait-gcs-ready"
+_WAIT_SIZE = {"cpu": "200m", "memory": "256Mi"}
+_WAIT_FIELDS = ("image", "imagePullPolicy", "securityContext", "env", "volumeMounts")
 _AUTOSCALER_FIELDS = ("imagePullPolicy", "resources", "securityContext", "volumeMounts", "env", "envFrom")
 
 

@@ -26,7 +26,7 @@ from serve_app.api.multipart import FRAME_BYTES
 from serve_app.settings import Settings
 from serve_app.stores.weight_files import MAX_CONFIG_BYTES
 from tests.manifests.chart import CHART, PROFILES, Document, find, merge, profile_values, render, rendered
-from tests.manifests.pods import Pod, pods
+from tests.manifests.pods import WAIT_FOR_HEAD, Pod, pods
 from tests.manifests.rules import broken_rules
 from tests.manifests.schemas import CRD, excerpt, kuberay, mistakes
 from tests.support import ROOT
@@ -308,29 +308,37 @@ def test_every_ray_pod_has_the_same_proxy_settings() -> None:
 def test_ray_speaks_encrypted_between_pods() -> None:
     """The CA's key is in the container that makes the certificate, and in no other."""
     documents = rendered("production")
-    environment = find(documents, "ConfigMap", "atelier-environment")["data"]
-    assert not list(of_proxy(environment | {"RAY_SERVE_HAPROXY_BINARY_PATH": str(WRAPPER)}, spread=True))
-    assert environment["RAY_USE_TLS"] == "1"
-    folders = {Path(environment[name]).parent for name in TLS_FILES}
+    shared = find(documents, "ConfigMap", "atelier-environment")["data"]
     assert len(ray_pods(documents)) == 4
     for pod in ray_pods(documents).values():
         certificate, *others = pod.containers
         assert certificate["command"][:3] == ["python", "-m", "deployments.node_certificate"]
-        mounted = {Path(mount["mountPath"]): mount["name"] for mount in pod.spec["containers"][0]["volumeMounts"]}
-        assert {mounted.get(folder) for folder in folders} == {"ray-tls"}
+        environment = {name: variable["value"] for name, variable in variables(pod).items() if "value" in variable}
+        assert not list(of_proxy(shared | environment | {"RAY_SERVE_HAPROXY_BINARY_PATH": str(WRAPPER)}, spread=True))
         assert not [mount for other in others for mount in other["volumeMounts"] if mount["name"] == "ray-ca"]
-    autoscaler = find(documents, "RayService")["spec"]["rayClusterConfig"]["autoscalerOptions"]
-    assert {row["name"] for row in autoscaler["env"]} == {"RAY_USE_TLS", *TLS_FILES}
-    assert "ray-tls" in [mount["name"] for mount in autoscaler["volumeMounts"]]
+
+
+def test_whoever_speaks_to_the_head_does_so_encrypted() -> None:
+    """KubeRay's own containers too: the autoscaler, and the one in which a worker waits for the head."""
+    found: list[str] = []
+    for pod in ray_pods(rendered("production")).values():
+        for container in pod.containers:
+            environment = {row["name"]: row.get("value", "") for row in container.get("env", [])}
+            if environment.get("RAY_USE_TLS") == "1":
+                found.append(container["name"])
+                mounted = {Path(mount["mountPath"]): mount["name"] for mount in container["volumeMounts"]}
+                assert {mounted.get(Path(environment[name]).parent) for name in TLS_FILES} == {"ray-tls"}
+    assert sorted(found) == ["autoscaler", "ray-head", *["ray-worker"] * 3, *[WAIT_FOR_HEAD] * 3]
 
 
 def test_without_it_the_operator_says_that_the_network_is_encrypted() -> None:
     documents = render(merge(profile_values("production"), {"ray": {"tls": {"enabled": False, "caSecret": ""}}}))
     environment = find(documents, "ConfigMap", "atelier-environment")["data"]
     assert environment["ATELIER_NETWORK_ENCRYPTED"] == "true"
-    assert "RAY_USE_TLS" not in environment
-    alone = find(rendered("cpu-demo"), "ConfigMap", "atelier-environment")["data"]
-    assert not {"RAY_USE_TLS", "ATELIER_NETWORK_ENCRYPTED"} & set(alone), "one pod has nobody to speak to"
+    assert not _named(documents, "RAY_USE_TLS")
+    alone = rendered("cpu-demo")
+    assert not _named(alone, "RAY_USE_TLS"), "one pod has nobody to speak to"
+    assert "ATELIER_NETWORK_ENCRYPTED" not in find(alone, "ConfigMap", "atelier-environment")["data"]
 
 
 def test_addresses_of_images_begin_with_what_customers_open() -> None:

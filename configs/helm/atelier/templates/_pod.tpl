@@ -94,11 +94,13 @@
 {{- end -}}
 {{- end -}}
 
-{{- define "atelier.tlsVariables" -}}
-RAY_USE_TLS: "1"
-RAY_TLS_SERVER_CERT: /etc/atelier-ray-tls/tls.crt
-RAY_TLS_SERVER_KEY: /etc/atelier-ray-tls/tls.key
-RAY_TLS_CA_CERT: /etc/atelier-ray-tls/ca.crt
+{{- define "atelier.tlsEnvironment" -}}
+{{- if include "atelier.tls" . -}}
+- {name: RAY_USE_TLS, value: "1"}
+- {name: RAY_TLS_SERVER_CERT, value: /etc/atelier-ray-tls/tls.crt}
+- {name: RAY_TLS_SERVER_KEY, value: /etc/atelier-ray-tls/tls.key}
+- {name: RAY_TLS_CA_CERT, value: /etc/atelier-ray-tls/ca.crt}
+{{- end -}}
 {{- end -}}
 
 {{/* The pod's certificate is for its address, and for the names of this namespace's services: workers call the head by one.
