@@ -1,6 +1,7 @@
 """Every shipped installation of the chart renders, is valid, breaks no rule and serves configs/."""
 
 import copy
+import re
 import shutil
 from collections.abc import Iterator
 from functools import cache
@@ -273,6 +274,39 @@ def _redis_user_of_head(documents: list[Document]) -> tuple[str, str]:
     return environment["REDIS_JOBS_PASSWORD"]["valueFrom"]["secretKeyRef"]["key"], user
 
 
+OWN_REDIS = {"redis": {"jobs": {"enabled": False, "urlSecret": {"name": "redis", "key": "url"}}}}
+
+
+def test_the_head_may_have_a_redis_user_of_its_own_elsewhere() -> None:
+    def urls(**jobs: Any) -> dict[str, str]:
+        found = ray_pods(render(merge(profile_values("production"), merge(OWN_REDIS, {"redis": {"jobs": jobs}}))))
+        return {
+            component: variables(pod)["ATELIER_REDIS_URL"]["valueFrom"]["secretKeyRef"]["key"]
+            for component, pod in found.items()
+        }
+
+    assert set(urls().values()) == {"url"}
+    given = urls(scalerUrlSecret={"name": "redis", "key": "scaler"})
+    assert given.pop("head") == "scaler"
+    assert set(given.values()) == {"url"}
+
+
+def test_whoever_asks_redis_reaches_one_elsewhere() -> None:
+    address = {"cidr": "10.9.8.7/32", "ports": [6379]}
+    values = merge(profile_values("production"), {"networkPolicy": {"egress": [address]}})
+
+    def reach_it(**change: Any) -> set[str]:
+        return {
+            policy["metadata"]["name"]
+            for policy in render(merge(values, change))
+            if policy["kind"] == "NetworkPolicy" and "10.9.8.7/32" in str(policy["spec"]["egress"])
+        }
+
+    workers = {"atelier-ingress", "atelier-generation", "atelier-upscaling", "atelier-models-job"}
+    assert reach_it() == workers
+    assert reach_it(**OWN_REDIS) == workers | {"atelier-head", "atelier-account-job"}
+
+
 def test_only_the_edge_and_the_monitoring_reach_the_http_port() -> None:
     documents = rendered("production")
     policy = find(documents, "NetworkPolicy", "atelier-ingress")
@@ -443,6 +477,10 @@ def test_a_changed_environment_makes_a_new_cluster() -> None:
         ({"serve": {"args": {"housekeeper": {"resources": {"housekeeper": 2}}}}}, "a place on the pods meant for it"),
         ({"workerGroups": {"upscaling": None}}, "upscaler: 4 replicas at most"),
         ({"workerGroups": {"upscaling": {"minReplicas": 2}}}, "minReplicas 2 is above maxReplicas 1"),
+        ({"workerGroups": {"generation": {"podDisruptionBudget": {"maxUnavailable": 1}}}}, "podDisruptionBudget"),
+        ({"workerGroups": {"ingress": {"podDisruptionBudget": {"minAvailable": "50%"}}}}, "podDisruptionBudget"),
+        ({"serve": {"args": {"generator": {"drain_s": 170}}}}, "terminationGracePeriodSeconds 180 is less than"),
+        ({"ray": {"clusterDeletionDelaySeconds": 100}}, "clusterDeletionDelaySeconds 100 is less than the 120"),
     ],
 )
 def test_values_that_cannot_work_are_refused_by_name(change: dict[str, Any], message: str) -> None:
@@ -477,10 +515,57 @@ def test_the_chart_refuses_at_least_what_cannot_be_placed(replicas: int, gpus: f
         ServeConfig.model_validate(content)
 
 
+def test_what_is_drained_is_only_what_customers_need_at_once() -> None:
+    """A budget by `maxUnavailable`, or by a share, blocks every drain: Kubernetes asks the pods' owner for its scale."""
+    budgets = [document for document in rendered("production") if document["kind"] == "PodDisruptionBudget"]
+    of_redis = {"atelier-redis-jobs", "atelier-redis-gcs"}  # a StatefulSet has a scale
+    of_ray = {row["metadata"]["name"]: row["spec"] for row in budgets if row["metadata"]["name"] not in of_redis}
+    assert list(of_ray) == ["atelier-ingress"]
+    assert of_ray["atelier-ingress"]["minAvailable"] == 1
+
+
+def test_the_environment_is_written_once_and_the_operators_wins() -> None:
+    def environment(**values: str) -> dict[str, str]:
+        documents = render(merge(profile_values("production"), {"environment": values}))
+        return find(documents, "ConfigMap", "atelier-environment")["data"]
+
+    assert environment()["ATELIER_LOG_FORMAT"] == "json"
+    changed = environment(RAY_SERVE_HAPROXY_MAXCONN="30000", ATELIER_LOG_FORMAT="text")
+    assert (changed["RAY_SERVE_HAPROXY_MAXCONN"], changed["ATELIER_LOG_FORMAT"]) == ("30000", "text")
+    template = (CHART / "templates" / "configmap-environment.yaml").read_text()
+    written = re.findall(r"^  ([A-Z_]+):", template, re.MULTILINE)
+    assert len(written) > 5
+    for name in written:
+        with pytest.raises(helm_python.HelmError, match=name):
+            environment(**{name: "x"})
+
+
+def test_a_generation_pod_asks_for_the_disk_of_its_adapters() -> None:
+    documents = render(merge(profile_values("production"), {"models": {"adapterCache": "20Gi"}}))
+    assert find(documents, "ConfigMap", "atelier-environment")["data"]["ATELIER_WEIGHT_CACHE"] == f"{20 * 1024}MiB"
+    asked = {
+        component: pod.spec["containers"][0]["resources"]["requests"].get("ephemeral-storage")
+        for component, pod in ray_pods(documents).items()
+    }
+    assert asked == {"head": None, "ingress": None, "upscaling": None, "generation": f"{28 * 1024}Mi"}
+
+
+def _notes(profile: str, **values: Any) -> str:
+    rendered = helm_python.Chart.load(CHART).render(
+        merge(profile_values(profile), values), name="atelier", namespace="demo"
+    )
+    return rendered["atelier/templates/NOTES.txt"]
+
+
+def test_the_notes_say_where_customers_addresses_get_lost() -> None:
+    warning = "limits.trustedProxies is empty"
+    assert warning not in _notes("production")
+    assert warning in _notes("production", limits={"trustedProxies": []})
+    assert warning not in _notes("cpu-demo"), "nothing is in front"
+
+
 def test_the_notes_say_how_to_go_on() -> None:
-    def notes(profile: str) -> str:
-        chart = helm_python.Chart.load(CHART)
-        return chart.render(profile_values(profile), name="atelier", namespace="demo")["atelier/templates/NOTES.txt"]
+    notes = _notes
 
     assert "kubectl port-forward -n demo service/atelier-serve-svc 8000:8000" in notes("cpu-demo")
     assert "secret -n demo atelier-first-account" in notes("cpu-demo")
@@ -498,6 +583,8 @@ def test_the_monitoring_has_the_token_that_the_ingress_pods_ask_for() -> None:
     (reference,) = [env["valueFrom"]["secretKeyRef"] for env in environments]
     assert by_port["serve"]["authorization"]["credentials"].items() <= reference.items()
     assert "authorization" not in by_port["metrics"], "Ray's own"
+    (dropped,) = by_port["serve"]["relabelings"]
+    assert (dropped["regex"], dropped["action"]) == ("head", "drop"), "it names the port and serves nothing"
 
 
 def _named(node: Any, name: str) -> list[dict[str, Any]]:

@@ -14,7 +14,8 @@
 {{- else }}
 - name: ATELIER_REDIS_URL
   valueFrom:
-    secretKeyRef: {{ toYaml $root.Values.redis.jobs.urlSecret | nindent 6 }}
+    {{- $ofHead := and (not .places) (not .pepper) $root.Values.redis.jobs.scalerUrlSecret }}
+    secretKeyRef: {{ default $root.Values.redis.jobs.urlSecret $ofHead | toYaml | nindent 6 }}
 {{- end }}
 {{- if or .places .pepper }}
 - name: ATELIER_PEPPER

@@ -18,6 +18,7 @@
 {{- $_ := set $config "proxy_location" (ternary "EveryNode" "HeadOnly" (gt (len .Values.workerGroups) 0)) -}}
 {{- $_ := set $config "pools" (include "atelier.pools" . | fromYamlArray) -}}
 {{- include "atelier.checkPools" (list $args $config.pools $scaled) -}}
+{{- include "atelier.checkDrains" (list $ $args) -}}
 {{- toYaml $config -}}
 {{- end -}}
 
@@ -78,6 +79,23 @@
 {{- end -}}
 {{- if gt $gpus (addf (default 0 (get $pool "gpus")) 0.0001) -}}
 {{- fail (printf "worker group %s: its places ask for %v GPUs, a pod has %v" $pool.name $gpus (default 0 (get $pool "gpus"))) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A pod must outlive the drains of its deployments by the 15 s after Ray's own, and an old cluster those of all. */}}
+{{- define "atelier.checkDrains" -}}
+{{- $root := index . 0 -}}
+{{- $args := index . 1 -}}
+{{- range $name, $group := $root.Values.workerGroups -}}
+{{- range $deployment, $places := $group.places -}}
+{{- $drain := dig $deployment "drain_s" 0 $args -}}
+{{- if gt (addf $drain 15) ($group.terminationGracePeriodSeconds | float64) -}}
+{{- fail (printf "worker group %s: terminationGracePeriodSeconds %v is less than 15 s above the %v of serve.args.%s.drain_s" $name $group.terminationGracePeriodSeconds $drain $deployment) -}}
+{{- end -}}
+{{- if gt ($drain | float64) ($root.Values.ray.clusterDeletionDelaySeconds | float64) -}}
+{{- fail (printf "ray.clusterDeletionDelaySeconds %v is less than the %v of serve.args.%s.drain_s" $root.Values.ray.clusterDeletionDelaySeconds $drain $deployment) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
