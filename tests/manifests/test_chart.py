@@ -480,6 +480,7 @@ def test_a_changed_environment_makes_a_new_cluster() -> None:
         ({"workerGroups": {"generation": {"podDisruptionBudget": {"maxUnavailable": 1}}}}, "podDisruptionBudget"),
         ({"workerGroups": {"ingress": {"podDisruptionBudget": {"minAvailable": "50%"}}}}, "podDisruptionBudget"),
         ({"serve": {"args": {"generator": {"drain_s": 170}}}}, "terminationGracePeriodSeconds 180 is less than"),
+        ({"restore": {"from": "s3://backups/$(date)"}}, "/restore/from"),
         ({"ray": {"clusterDeletionDelaySeconds": 100}}, "clusterDeletionDelaySeconds 100 is less than the 120"),
     ],
 )
@@ -555,6 +556,41 @@ def _notes(profile: str, **values: Any) -> str:
         merge(profile_values(profile), values), name="atelier", namespace="demo"
     )
     return rendered["atelier/templates/NOTES.txt"]
+
+
+RESTORE = {"restore": {"from": "s3://backups/atelier/2026-11-24"}}
+
+
+def test_a_restore_runs_alone_as_the_operator_of_redis() -> None:
+    """Nothing else may run on the Redis that is filled, and no account be made in it before."""
+    values = merge(profile_values("production"), {"storage": {"credentialsSecret": "bucket"}})
+    documents = render(merge(values, RESTORE))
+    assert [mistake for document in documents for mistake in mistakes(document)] == []
+    (pod,) = [pod for pod in pods(documents) if pod.name.startswith("Job/atelier-restore-")]
+    others = {pod.name for pod in pods(documents)} - {pod.name}
+    assert not [name for name in others if not name.startswith(("StatefulSet/", "Job/atelier-models-"))]
+    environment = variables(pod)
+    assert environment["REDIS_JOBS_PASSWORD"]["valueFrom"]["secretKeyRef"]["key"] == "redis-operator-password"
+    assert environment["ATELIER_REDIS_URL"]["value"].startswith("redis://operator:")
+    assert {"ATELIER_PEPPER", "ATELIER_PEPPERS", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} <= set(environment)
+    (container,) = pod.containers
+    mounted = {mount["name"] for mount in container["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in pod.spec["volumes"]} == {"tmp", "data", "catalog"}
+    folder = "'s3://backups/atelier/2026-11-24'"
+    assert container["command"][2] == f"atelier restore {folder} --check && exec atelier restore {folder}"
+    policy = find(documents, "NetworkPolicy", "atelier-redis-jobs")
+    (rule,) = policy["spec"]["ingress"]
+    selected = [peer["podSelector"]["matchLabels"].get("app.kubernetes.io/component") for peer in rule["from"]]
+    assert pod.component in selected
+    allowed = find(documents, "NetworkPolicy", "atelier-restore-job")["spec"]["egress"]
+    assert "redis-jobs" in str(allowed)
+    assert "0.0.0.0/0" in str(allowed), "the bucket"
+    broken = [breach for breach in broken_rules(documents) if not breach.startswith("every_selector_finds_a_pod")]
+    assert broken == []
+    own = variables(
+        next(pod for pod in pods(render(merge(merge(values, RESTORE), OWN_REDIS))) if "restore" in pod.name)
+    )
+    assert own["ATELIER_REDIS_URL"]["valueFrom"]["secretKeyRef"]["key"] == "url"
 
 
 def test_the_notes_say_where_customers_addresses_get_lost() -> None:

@@ -1,23 +1,26 @@
-{{/* Parts of the Ray pods. Each takes (dict "root" $ "places" {deployment: replicas} …). */}}
+{{/* Parts of the pods. Each takes (dict "root" $ "places" {deployment: replicas} …); "alone" is a pod beside no other of Ray. */}}
 
 {{/* Environment of a pod: what is the same everywhere from the ConfigMap, secrets by reference where its deployments need them. */}}
 {{- define "atelier.environment" -}}
 {{- $root := .root -}}
 {{- $secret := include "atelier.secretName" $root -}}
 {{- if $root.Values.redis.jobs.enabled }}
-{{- $scaler := and (not .places) (not .pepper) (include "atelier.redisUsers" $root) }}
+{{- $user := "" }}
+{{- if include "atelier.redisUsers" $root }}
+{{- $user = ternary "operator" (ternary "" "scaler" (or .places .pepper | empty | not)) (hasKey . "restores") }}
+{{- end }}
 - name: REDIS_JOBS_PASSWORD
   valueFrom:
-    secretKeyRef: {name: {{ $secret }}, key: {{ ternary "redis-scaler-password" "redis-password" (not (empty $scaler)) }}}
+    secretKeyRef: {name: {{ $secret }}, key: {{ ternary (printf "redis-%s-password" $user) "redis-password" (ne $user "") }}}
 - name: ATELIER_REDIS_URL
-  value: redis://{{ if $scaler }}scaler{{ end }}:$(REDIS_JOBS_PASSWORD)@{{ include "atelier.fullname" $root }}-redis-jobs:6379/0
+  value: redis://{{ $user }}:$(REDIS_JOBS_PASSWORD)@{{ include "atelier.fullname" $root }}-redis-jobs:6379/0
 {{- else }}
 - name: ATELIER_REDIS_URL
   valueFrom:
-    {{- $ofHead := and (not .places) (not .pepper) $root.Values.redis.jobs.scalerUrlSecret }}
+    {{- $ofHead := and (not (or .places .pepper .restores)) $root.Values.redis.jobs.scalerUrlSecret }}
     secretKeyRef: {{ default $root.Values.redis.jobs.urlSecret $ofHead | toYaml | nindent 6 }}
 {{- end }}
-{{- if or .places .pepper }}
+{{- if or .places .pepper .restores }}
 - name: ATELIER_PEPPER
   valueFrom:
     secretKeyRef: {name: {{ $secret }}, key: pepper}
@@ -25,7 +28,7 @@
   valueFrom:
     secretKeyRef: {name: {{ $secret }}, key: peppers, optional: true}
 {{- end }}
-{{- if .places }}
+{{- if or .places .restores }}
 {{- include "atelier.storageCredentials" $root }}
 {{- end }}
 {{- if hasKey .places "ingress" }}
@@ -52,7 +55,7 @@
 {{- define "atelier.volumeMounts" -}}
 - {name: tmp, mountPath: /tmp}
 - {name: data, mountPath: /var/lib/atelier}
-{{- if include "atelier.tls" .root }}
+{{- if and (include "atelier.tls" .root) (not .alone) }}
 - {name: ray-tls, mountPath: /etc/atelier-ray-tls, readOnly: true}
 {{- end }}
 {{- if or .root.Values.catalog .root.Values.plans }}
@@ -66,7 +69,7 @@
 {{- define "atelier.volumes" -}}
 - name: tmp
   emptyDir: {}
-{{- if include "atelier.tls" .root }}
+{{- if and (include "atelier.tls" .root) (not .alone) }}
 - name: ray-tls
   emptyDir: {medium: Memory}
 - name: ray-ca
