@@ -517,7 +517,7 @@ def test_the_chart_refuses_at_least_what_cannot_be_placed(replicas: int, gpus: f
 
 
 def test_what_is_drained_is_only_what_customers_need_at_once() -> None:
-    """A budget by `maxUnavailable`, or by a share, blocks every drain: Kubernetes asks the pods' owner for its scale."""
+    """A share, or `maxUnavailable`, blocks every drain: Kubernetes asks the pods' owner for its scale."""
     budgets = [document for document in rendered("production") if document["kind"] == "PodDisruptionBudget"]
     of_redis = {"atelier-redis-jobs", "atelier-redis-gcs"}  # a StatefulSet has a scale
     of_ray = {row["metadata"]["name"]: row["spec"] for row in budgets if row["metadata"]["name"] not in of_redis}
@@ -577,7 +577,7 @@ def test_a_restore_runs_alone_as_the_operator_of_redis() -> None:
     mounted = {mount["name"] for mount in container["volumeMounts"]}
     assert mounted == {volume["name"] for volume in pod.spec["volumes"]} == {"tmp", "data", "catalog"}
     folder = "'s3://backups/atelier/2026-11-24'"
-    assert container["command"][2] == f"atelier restore {folder} --check && exec atelier restore {folder}"
+    assert container["command"][2] == f"atelier restore {folder} --check; exec atelier restore {folder}"
     policy = find(documents, "NetworkPolicy", "atelier-redis-jobs")
     (rule,) = policy["spec"]["ingress"]
     selected = [peer["podSelector"]["matchLabels"].get("app.kubernetes.io/component") for peer in rule["from"]]
