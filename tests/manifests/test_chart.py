@@ -607,6 +607,8 @@ def test_the_notes_say_how_to_go_on() -> None:
     assert "secret -n demo atelier-first-account" in notes("cpu-demo")
     assert "https://images.example.com/console" in notes("production")
     assert "atelier accounts create acme" in notes("many-gpus")
+    assert "is being started" not in notes("production", **RESTORE)
+    assert "upgrade again, without restore.from" in notes("production", **RESTORE)
 
 
 def test_the_monitoring_has_the_token_that_the_ingress_pods_ask_for() -> None:
