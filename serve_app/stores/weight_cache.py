@@ -59,8 +59,12 @@ class WeightCache:
         for entry in entries:
             if entry.used > until or (total <= self._limit and free_bytes(self._folder) >= self._reserve):
                 return
-            self._remove(entry.path)
             total -= entry.size
+            with suppress(FileNotFoundError):  # another process removed it
+                if self._last_use(entry.path) > entry.used:  # since the folder was listed, which may be a while ago
+                    total += entry.size
+                    continue
+            self._remove(entry.path)
             log.info("removed %s from the weights of this machine: %d bytes", entry.path.name, entry.size)
 
     def _entries(self) -> Iterator[_Entry]:

@@ -1,6 +1,7 @@
 """The adapter files of a machine stay within their limit: those that were used longest ago go first."""
 
 import hashlib
+import logging
 import os
 import time
 from datetime import UTC, datetime
@@ -10,7 +11,7 @@ import pytest
 
 from serve_app.domain.catalog import Adapter
 from serve_app.settings import Settings
-from serve_app.stores.weight_cache import DRAFTS_LIVE, KEPT_AFTER_USE
+from serve_app.stores.weight_cache import DRAFTS_LIVE, KEPT_AFTER_USE, WeightCache
 from serve_app.stores.weights import WeightStore
 from tests.support import write_safetensors
 
@@ -49,6 +50,28 @@ async def test_files_in_use_stay_beyond_the_limit(tmp_path: Path, adapters: list
     store = _store(tmp_path, weight_cache=0)
     assert all([(await store.fetch(adapter)).exists() for adapter in adapters])
     assert len(_stored(tmp_path)) == len(adapters)
+
+
+async def test_a_file_that_is_used_while_others_are_removed_stays(tmp_path: Path, adapters: list[Adapter]) -> None:
+    first, second = [await _store(tmp_path).fetch(adapter) for adapter in adapters[:2]]
+    _used_before(first, 2 * LONG_AGO)
+    _used_before(second, LONG_AGO)
+
+    class AnotherProcess(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            assert first.name in record.getMessage()
+            WeightCache(second.parent, limit=0, reserve=0).note_use(second)
+
+    log = logging.getLogger("serve_app.stores.weight_cache")
+    handler, level = AnotherProcess(), log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        await _store(tmp_path, weight_cache=0).fetch(adapters[2])
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+    assert [first.exists(), second.exists()] == [False, True]
 
 
 async def test_a_disk_without_its_reserve_loses_the_files_that_are_not_in_use(
