@@ -54,7 +54,7 @@ class AsyncJob(JobState):
 
     async def refresh(self) -> Self:
         """Poll the job once."""
-        self._record = await self._client.execute(self._client.service.record(self.id, self._record.interface))
+        self._update(await self._client.execute(self._client.service.record(self.id, self._record.interface)))
         return self
 
     async def wait(
@@ -73,7 +73,7 @@ class AsyncJob(JobState):
 
         One that has ended stays as it is.
         """
-        self._record = await self._client.execute(cancel_job(self._client.service, self.id))
+        self._update(await self._client.execute(cancel_job(self._client.service, self.id)))
         return self
 
     async def delete(self) -> None:

@@ -1,6 +1,5 @@
 """Calls of `/v1/loras`, without I/O: what the sync and the async client share."""
 
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -8,7 +7,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from serve_app.client.errors import ServiceError
-from serve_app.client.protocol import Call, Operation, Service
+from serve_app.client.protocol import Call, Operation, Service, checked_key
 from serve_app.client.records import Lora
 from serve_app.client.upload import CHECK_S, OnSent, Upload, lora_files, weights_sha256
 
@@ -62,7 +61,7 @@ class LoraService:
 
         Large files are sent only if the account has no LoRA of these weights.
         """
-        headers = {**self._credential, "Idempotency-Key": idempotency_key or str(uuid.uuid4())}
+        headers = {**self._credential, "Idempotency-Key": checked_key(idempotency_key)}
         files = lora_files(path)
         if sum(file.stat().st_size for file in files.values()) >= ASK_FROM_BYTES:
             try:
@@ -76,7 +75,7 @@ class LoraService:
 
     def add_source(self, source: str, fields: dict[str, Any], idempotency_key: str | None) -> Operation[Lora]:
         """The service fetches the file."""
-        headers = {**self._credential, "Idempotency-Key": idempotency_key or str(uuid.uuid4())}
+        headers = {**self._credential, "Idempotency-Key": checked_key(idempotency_key)}
         return self._add_json({**fields, "source": source}, headers)
 
     def _add_json(self, body: dict[str, Any], headers: dict[str, str]) -> Operation[Lora]:

@@ -1,6 +1,7 @@
 """The parts of a job and of an image that need no I/O, shared by the sync and the async client."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
@@ -53,19 +54,25 @@ class JobState:
     def request(self) -> Mapping[str, Any]:
         """What was asked for, such as `prompt` and `lora_id`.
 
-        Empty unless the job came from `jobs` or `cancel`: a poll does not tell.
+        Empty until it came from `jobs` or `cancel` once: a poll does not tell.
         """
         return self._record.request
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} {self.status} {self.progress} %>"
 
+    def _update(self, record: Record) -> None:
+        """Take a newer record; what it does not tell stays."""
+        known = self._record
+        progress = max(known.progress, record.progress)
+        self._record = replace(record, progress=progress, request=record.request or known.request)
+
     def _recorder(self, on_progress: OnProgress | None) -> Callable[[Record], None]:
         """A callback that stores the newest record and calls `on_progress` when the percentage has grown."""
 
         def store(record: Record) -> None:
             has_grown = record.progress > self._record.progress
-            self._record = record
+            self._update(record)
             if has_grown and on_progress is not None:
                 on_progress(record.progress)
 

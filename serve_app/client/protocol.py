@@ -6,6 +6,7 @@ it yields a `Sleep` and is resumed after that many seconds; it returns the resul
 
 import math
 import random
+import re
 import time
 import uuid
 from collections.abc import Callable, Generator
@@ -27,7 +28,7 @@ from serve_app.client.errors import (
     job_failure,
     service_error,
 )
-from serve_app.client.records import Model, Record
+from serve_app.client.records import ImageRecord, Model, Record
 from serve_app.client.upload import Upload
 
 Interface = Literal["a", "b"]
@@ -39,6 +40,9 @@ LONG_POLL_S = 20.0
 POLL_S, POLL_CAP_S = 0.2, 2.0
 """First and longest delay between two polls of a job; polls are not counted against the plan."""
 
+_MAY_HAVE_ACTED = (500, 502, 504)
+"""Errors after which the service may have done what was asked: 429 and 503 say that it has not."""
+_IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _EXPIRED_URL_STATUSES = (403, 404, 410)
 """Answers of storages to a signed URL that has expired; for an image that is gone the fresh URL answers so again."""
 
@@ -103,34 +107,40 @@ class Service:
         return [Model.read(row) for row in response.json()["models"]]
 
     def record(self, job_id: str, interface: Interface | None = None) -> Operation[Record]:
-        interface = interface or self.interface
-        response = yield from self._poll(job_id, interface, 0)
-        return Record.read(response.json(), interface)
+        _, record = yield from self._poll(job_id, interface or self.interface, 0)
+        return record
 
-    def _poll(self, job_id: str, interface: Interface, wait_s: int) -> Operation[httpx.Response]:
-        """Read the record; with `wait_s`, when the job has ended or that time is over."""
-        path = "/v1/generate/" if interface == "a" else "/v1/generations/"
-        headers = self.credential(interface) | ({"Prefer": f"wait={wait_s}"} if wait_s else {})
-        return self.send(Call("GET", self.base_url + path + quote(job_id, safe=""), headers))
+    def _poll(
+        self, job_id: str, interface: Interface, wait_s: int, budget: float | None = None
+    ) -> Operation[tuple[httpx.Response, Record]]:
+        """Read the record; with `wait_s`, when the job has ended or that time is over.
+
+        A job of the other interface is read where both are: the key may be for one of them only.
+        """
+        is_own = interface == self.interface
+        path = ("/v1/generate/" if interface == "a" else "/v1/generations/") if is_own else "/v1/jobs/"
+        headers = self.credential(self.interface) | ({"Prefer": f"wait={wait_s}"} if wait_s else {})
+        response = yield from self.send(Call("GET", self.base_url + path + quote(job_id, safe=""), headers), budget)
+        body = response.json()
+        return response, Record.read(body, interface) if is_own else Record.read_job(body)
 
     def delete(self, job_id: str) -> Operation[None]:
         return self.delete_at("/v1/jobs/" + quote(job_id, safe=""))
 
     def delete_at(self, path: str) -> Operation[None]:
-        """A retry whose first call did delete it is answered 404: it is deleted all the same."""
+        """A 404 after a call that may have deleted it, and whose answer was lost, says that it did."""
         call = Call("DELETE", self.base_url + path, self.credential(self.interface))
-        first = yield from _attempt(call)
-        if isinstance(first, httpx.Response):
-            return
-        delay = _retry_delay(first, 0)
-        if delay is None or delay > self.retry_budget:
-            raise first
-        yield Sleep(delay)
-        try:
-            yield from self.send(call)
-        except NotFound:
-            if isinstance(first, RateLimited):
-                raise
+        budget, may_be_deleted = self.retry_budget, False
+        for attempt in count():
+            outcome = yield from _attempt(call)
+            if isinstance(outcome, httpx.Response) or (isinstance(outcome, NotFound) and may_be_deleted):
+                return
+            delay = _retry_delay(outcome, attempt)
+            if delay is None or delay > budget:
+                raise outcome
+            may_be_deleted |= isinstance(outcome, Unreachable) or outcome.status in _MAY_HAVE_ACTED
+            budget -= delay
+            yield Sleep(delay)
 
     def wait(
         self, record: Record, timeout: float | None, on_record: Callable[[Record], None], *, shows_progress: bool = True
@@ -151,39 +161,54 @@ class Service:
                 yield Sleep(delay)
                 delay = min(POLL_CAP_S, delay * 1.5)
             wait_s = 0 if shows_progress else int(min(self.longest_wait, max(0.0, left - delay)))
-            response = yield from self._poll(record.id, record.interface, wait_s)
+            try:
+                response, record = yield from self._poll(
+                    record.id, record.interface, wait_s, min(left, self.retry_budget)
+                )
+            except (Unreachable, RateLimited, ServiceUnavailable) as outage:
+                if left >= self.retry_budget:
+                    raise
+                raise WaitTimeout(f"{record.id} was {record.status}, and then no poll was answered") from outage
             has_waited = "preference-applied" in response.headers
-            record = Record.read(response.json(), record.interface)
             on_record(record)
         if record.status == "failed":
             raise job_failure(record.id, record.error_code, record.error_message)
         return record
 
     def download(self, record: Record, index: int) -> Operation[bytes]:
-        """The PNG's bytes. The URL is signed, so no key is sent; an expired one is fetched anew once."""
+        """The PNG's bytes. The URL is signed, so no key is sent; an expired one is fetched anew once.
+
+        Raises `NotFound` when the image was deleted.
+        """
         try:
             response = yield from self.send(Call("GET", record.images[index].url, is_image=True))
         except ServiceError as error:
             if error.status not in _EXPIRED_URL_STATUSES:
                 raise
             fresh = yield from self.record(record.id, record.interface)
-            response = yield from self.send(Call("GET", fresh.images[index].url, is_image=True))
+            image = _same_image(fresh, record.images[index], index)
+            if image is None:
+                raise
+            response = yield from self.send(Call("GET", image.url, is_image=True))
         return response.content
 
     def _create(
         self, interface: Interface, path: str, fields: dict[str, Any], idempotency_key: str | None
     ) -> Operation[Record]:
         """Create a job by a POST that is safe to retry: the idempotency key returns the first one's job."""
-        headers = {**self.credential(interface), "Idempotency-Key": idempotency_key or str(uuid.uuid4())}
+        headers = {**self.credential(interface), "Idempotency-Key": checked_key(idempotency_key)}
         response = yield from self.send(Call("POST", self.base_url + path, headers, fields))
         return Record.read(response.json(), interface, unknown_words=response.headers.get("X-Unknown-Words", ""))
 
     def credential(self, interface: Interface) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.key}"} if interface == "a" else {"X-API-Key": self.key}
 
-    def send(self, call: Call) -> Operation[httpx.Response]:
-        """Send one call; retry it without an answer, on 429, on 5xx, and on a 404 of another server."""
-        budget = self.retry_budget
+    def send(self, call: Call, budget: float | None = None) -> Operation[httpx.Response]:
+        """Send one call; retry it without an answer, on 429, on 5xx, and on a 404 of another server.
+
+        `budget` takes the place of `retry_budget`.
+        """
+        budget = self.retry_budget if budget is None else budget
         for attempt in count():
             outcome = yield from _attempt(call)
             if isinstance(outcome, httpx.Response):
@@ -194,6 +219,25 @@ class Service:
             budget -= delay
             yield Sleep(delay)
         raise AssertionError("count() does not end")
+
+
+def _same_image(record: Record, image: ImageRecord, index: int) -> ImageRecord | None:
+    """The image in a newer record: by its id where there is one, since a deletion moves the others up."""
+    if image.image_id is None or any(each.image_id is None for each in record.images):
+        return record.images[index] if index < len(record.images) else None
+    return next((each for each in record.images if each.image_id == image.image_id), None)
+
+
+def checked_key(idempotency_key: str | None) -> str:
+    """The idempotency key, a new one for None.
+
+    Raises `ValueError` for one that no request can carry, which would be retried as a failed connection.
+    """
+    if idempotency_key is None:
+        return str(uuid.uuid4())
+    if not _IDEMPOTENCY_KEY.fullmatch(idempotency_key):
+        raise ValueError("idempotency_key: must be 1 to 255 visible ASCII characters")
+    return idempotency_key
 
 
 def longest_wait(timeout: httpx.Timeout) -> float:

@@ -55,7 +55,7 @@ class Job(JobState):
 
     def refresh(self) -> Self:
         """Poll the job once."""
-        self._record = self._client.execute(self._client.service.record(self.id, self._record.interface))
+        self._update(self._client.execute(self._client.service.record(self.id, self._record.interface)))
         return self
 
     def wait(self, timeout: float | None = 600.0, on_progress: OnProgress | None = None) -> Self:
@@ -70,7 +70,7 @@ class Job(JobState):
 
         One that has ended stays as it is.
         """
-        self._record = self._client.execute(cancel_job(self._client.service, self.id))
+        self._update(self._client.execute(cancel_job(self._client.service, self.id)))
         return self
 
     def delete(self) -> None:

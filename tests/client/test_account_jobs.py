@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from serve_app.client import AsyncClient, Client, JobCanceled, NotFound
+from serve_app.domain.requests import Variant
 from tests.live import Live
 from tests.support import adapter_id
 
@@ -36,6 +37,17 @@ def test_a_listed_job_of_the_other_interface_is_a_job(live: Live, key: str) -> N
         listed = a.jobs()[0]
         assert listed.images[0].image_id is not None
         assert listed.images[0].download() == made.images[0].download()
+        assert listed.refresh().status == "completed"
+        assert listed.request["prompt"] == "a boat", "a poll does not tell, and takes nothing away"
+
+
+def test_a_key_of_one_interface_polls_the_jobs_of_both(live: Live) -> None:
+    account, key = live.member()
+    _, only_b = live.run(live.resources.api_keys.create(account.id, interfaces=frozenset({Variant.B})))
+    with Client(live.base_url, key) as both, Client(live.base_url, only_b, interface="b") as b:
+        made = both.generate("a boat", lora_id=LORA)
+        (listed,) = b.jobs()
+        assert listed.wait(timeout=20).images[0].download() == made.wait(timeout=20).images[0].download()
         assert listed.refresh().status == "completed"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from serve_app.client import Client, NotFound, RateLimited, ServiceError, ServiceUnavailable, Unreachable
+from serve_app.client import Client, NotFound, RateLimited, ServiceError, ServiceUnavailable, Unreachable, WaitTimeout
 from serve_app.client.errors import service_error
 from serve_app.client.protocol import BACKOFF_CAP_S, BACKOFF_S, Call, Operation, Service, Sleep
 from serve_app.client.records import Record
@@ -143,6 +143,74 @@ def test_a_missing_image_is_requested_once_more_under_a_fresh_url() -> None:
     assert _call(operation.send(httpx.Response(200, json=record))).url == url
     with pytest.raises(NotFound):
         operation.send(gone)
+
+
+def test_a_deleted_image_is_not_taken_for_its_neighbour() -> None:
+    url = "http://storage.test/{}.png"
+    images = [{"image_id": each, "url": url.format(each), "width": 1, "height": 1} for each in ("i", "j")]
+    record = {"request_id": "gen_x", "status": "completed", "images": images}
+    gone = httpx.Response(404, text="<Error><Code>NoSuchKey</Code></Error>")
+
+    def fresh_url(index: int) -> str:
+        operation = SERVICE.download(Record.read(record, "a"), index)
+        next(operation)
+        operation.send(gone)
+        return _call(operation.send(httpx.Response(200, json={**record, "images": images[1:]}))).url
+
+    assert fresh_url(1) == url.format("j")
+    with pytest.raises(NotFound):
+        fresh_url(0)
+
+
+def test_a_wait_ends_in_time_though_nobody_answers() -> None:
+    record = Record.read({"request_id": "gen_x", "status": "queued"}, "a")
+    operation = SERVICE.wait(record, 3, lambda _: None)
+    delays: list[float] = []
+
+    def refuse_every_poll() -> None:
+        action = next(operation)
+        while sum(delays) <= 5:
+            if isinstance(action, Sleep):
+                delays.append(action.seconds)
+                action = operation.send(None)
+            else:
+                action = operation.throw(httpx.ConnectError("refused"))
+
+    with pytest.raises(WaitTimeout) as ended:
+        refuse_every_poll()
+    assert isinstance(ended.value.__cause__, Unreachable)
+    assert sum(delays) <= 3.5, "the first delay is that between two polls"
+
+
+@pytest.mark.parametrize(
+    ("before", "is_done"),
+    [
+        ([429], False),
+        ([503], False),
+        ([502], True),
+        ([None], True),
+        ([429, None], True),
+        ([None, 503], True),
+    ],
+)
+def test_a_missing_job_was_deleted_only_if_an_earlier_call_may_have_done_it(
+    before: list[int | None], is_done: bool
+) -> None:
+    operation = SERVICE.delete("gen_x")
+    _call(next(operation))
+    for status in before:
+        action = operation.throw(httpx.ReadError("lost")) if status is None else operation.send(httpx.Response(status))
+        assert isinstance(action, Sleep)
+        _call(operation.send(None))
+    missing = httpx.Response(404, json={"error": {"code": "not_found", "message": "x"}})
+    with pytest.raises(StopIteration if is_done else NotFound):
+        operation.send(missing)
+
+
+@pytest.mark.parametrize("key", ["", "order 1", "order-1\n", "ordér", "x" * 256])
+def test_an_idempotency_key_that_no_request_can_carry_is_refused_at_once(key: str) -> None:
+    with pytest.raises(ValueError, match="idempotency_key"):
+        next(SERVICE.generate(key, {"prompt": "x", "lora_id": "model_x"}))
 
 
 def test_no_answer_is_unreachable_after_the_retry_budget() -> None:
