@@ -103,7 +103,7 @@ async def read_idempotency_key(
         str | None,
         Header(
             alias="Idempotency-Key",
-            description="Makes retries safe: for 24 hours, the same key with the same body returns the first request instead of creating another.",
+            description="Makes retries safe: for 24 hours, unless the operator has set another time, the same key with the same body returns the first request instead of creating another.",
         ),
         WithJsonSchema({"type": "string", "minLength": 1, "maxLength": 255, "pattern": r"^[\x21-\x7e]+$"}),
     ] = None,

@@ -48,15 +48,20 @@ async def answer_poll(
 ) -> Response:
     """Answer with the record that `load` reads, once it has ended or the preferred wait is over."""
     job, applied = await load(), {}
-    seconds = preferred_wait(request.headers.get("prefer", "")) if not job.state.is_terminal else 0
+    seconds = preferred_wait(_joined(request, "prefer")) if not job.state.is_terminal else 0
     if seconds and await resources_of(request).waits.until_ended(job.id, account_id=job.account_id, seconds=seconds):
         job, applied = await load(), {"Preference-Applied": f"wait={seconds}"}
     content = encode(record_of(job, image_signer(request)))
     tag = f'"{hashlib.blake2b(content, digest_size=_TAG_BYTES).hexdigest()}"'
     headers = {"ETag": tag, **poll_headers(job), **applied}
-    if _matches(request.headers.get("if-none-match", ""), tag):
+    if _matches(_joined(request, "if-none-match"), tag):
         return Response(status_code=304, headers=headers)
     return Response(content, headers=headers, media_type="application/json")
+
+
+def _joined(request: Request, name: str) -> str:
+    """Return a header's lines as one list; '' without it."""
+    return ", ".join(request.headers.getlist(name))
 
 
 def preferred_wait(prefer: str) -> int:

@@ -11,13 +11,18 @@ from serve_app.domain.errors import InvalidJson
 MAX_DIGITS = 4300
 """Longest integer read; CPython's own bound on converting text to int, made independent of its settings."""
 
+MAX_DEPTH = 100
+"""Deepest nesting read; no field is deeper than two, and the parser's own bound depends on who calls it."""
+
+TOO_DEEP = "The body is nested too deeply."
+
 _UNWRITABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 def parse(body: bytes) -> Any:
     """Return the value of `body` in UTF-8. Raises `InvalidJson`.
 
-    Refused: other encodings, duplicate keys, trailing data, comments, numbers beyond a float's range, integers over `MAX_DIGITS` digits, nesting beyond the parser's depth, lone surrogates, NUL.
+    Refused: other encodings, duplicate keys, trailing data, comments, numbers beyond a float's range, integers over `MAX_DIGITS` digits, nesting beyond `MAX_DEPTH`, lone surrogates, NUL.
     `NaN` and `Infinity` are left to the model, which takes neither: its error names the field and its range.
     A number that is whole is an `int` however it was spelled: `512`, `512.0` and `5.12e2` are one value.
     """
@@ -38,10 +43,22 @@ def parse(body: bytes) -> Any:
     except json.JSONDecodeError as error:
         raise InvalidJson(f"The body is not valid JSON: line {error.lineno}, column {error.colno}.") from None
     except RecursionError:
-        raise InvalidJson("The body is nested too deeply.") from None
+        raise InvalidJson(TOO_DEEP) from None
+    if text.count("[") + text.count("{") > MAX_DEPTH:
+        _check_depth(value)
     if "\\u" in text:  # nothing else spells what is refused: UTF-8 has no surrogates, JSON no raw NUL
         _check_text(value)
     return value
+
+
+def _check_depth(value: Any) -> None:
+    """Check the nesting level by level, without recursion."""
+    level, depth = [value], 0
+    while level := [item for item in level if isinstance(item, dict | list)]:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise InvalidJson(TOO_DEEP)
+        level = [child for item in level for child in (item.values() if isinstance(item, dict) else item)]
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

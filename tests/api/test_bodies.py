@@ -60,6 +60,7 @@ INVALID_JSON = {
     "the same key twice": b'{"prompt": "a", "prompt": "a"}',
     "the same key twice, once escaped": b'{"prompt": "a", "\\u0070rompt": "b"}',
     "the same key twice, deep inside": around('[{"x": 1, "x": 2}]'),
+    **{f"{depth} arrays in a field": around("[" * depth + "]" * depth) for depth in (100, *range(900, 1000, 7))},
     "60000 opening brackets": b"[" * 60000,
     "30000 nested arrays": b"[" * 30000 + b"]" * 30000,
     "10000 nested objects": b'{"a":' * 10000 + b"1" + b"}" * 10000,

@@ -8,11 +8,13 @@ from typing import Any
 
 import httpx
 import pytest
+import redis
 
 from serve_app.api.jobs.schemas import Job
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Failure
 from serve_app.domain.requests import Variant
+from serve_app.stores.redis_keys import redis_key
 from tests.api.app import BODY_A, LORA, Member, TestService, error_of
 
 A, B = Variant.A, Variant.B
@@ -164,6 +166,22 @@ async def test_jobs_of_one_millisecond_are_all_listed(service: TestService, memb
             query = f"?limit={limit}&cursor={page['next_cursor']}" if "next_cursor" in page else ""
         assert len(seen) == len(set(seen))
         assert set(seen) == made
+
+
+async def test_a_page_with_a_job_that_is_gone_is_followed_by_the_rest(service: TestService, member: Member) -> None:
+    """Its retention was over, or its record is one that this version cannot read."""
+    made = [await service.submit(member) for _ in range(5)]
+    expired, damaged = made[4], made[3]
+    with redis.Redis.from_url(service.resources.redis_url) as client:
+        client.delete(redis_key("job", expired))
+        client.hset(redis_key("job", damaged), "state", "paused")
+    seen: list[str] = []
+    query = "?limit=2"
+    while query:
+        page = await listing(service, member, query)
+        seen += [job["id"] for job in page["jobs"]]
+        query = f"?limit=2&cursor={page['next_cursor']}" if "next_cursor" in page else ""
+    assert seen == made[2::-1]
 
 
 async def test_the_list_is_the_account_s_own(service: TestService, member: Member) -> None:

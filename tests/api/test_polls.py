@@ -41,6 +41,15 @@ async def test_an_unchanged_record_is_not_sent_again(
     assert (await service.client.get(path + job_id, headers=known | other)).status_code == 404
 
 
+async def test_preferences_may_come_on_lines_of_their_own(service: TestService, member: Member) -> None:
+    job_id = await service.submit(member)
+    lines = [*member.a.items(), ("Prefer", "respond-async"), ("Prefer", "wait=1")]
+    answer = await service.client.get(f"/v1/generate/{job_id}", headers=lines)
+    assert answer.headers["preference-applied"] == "wait=1"
+    tags = [*member.a.items(), ("If-None-Match", '"other"'), ("If-None-Match", answer.headers["etag"])]
+    assert (await service.client.get(f"/v1/generate/{job_id}", headers=tags)).status_code == 304
+
+
 @pytest.mark.parametrize(("variant", "path"), PATHS)
 async def test_a_caller_that_prefers_to_wait_is_answered_when_the_job_ends(
     service: TestService, member: Member, variant: Variant, path: str

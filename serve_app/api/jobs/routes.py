@@ -1,8 +1,7 @@
 """Path operations of `/v1/jobs`: list, read, cancel and delete an account's jobs of both interfaces."""
 
 import re
-from datetime import datetime, timedelta
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
@@ -25,17 +24,13 @@ from serve_app.api.routing import ContractRoute
 from serve_app.api.schemas import job_id_schema
 from serve_app.domain import jobs
 from serve_app.domain.audit import api_key
-from serve_app.domain.durations import epoch_ms, from_epoch_ms
 from serve_app.domain.errors import InvalidParameter, JobUnfinished, NotFound
 from serve_app.service import delete
-from serve_app.service.resources import Resources
+from serve_app.stores.job_history import Position
 
 router = APIRouter(route_class=ContractRoute, tags=["Jobs"])
 
 DEFAULT_LIMIT, MAX_LIMIT = 50, 200
-MOST_PER_MS = 32
-"""An accept takes the store at least 50 µs, so an account cannot have more jobs of one millisecond than this."""
-
 _CURSOR = re.compile(r"([0-9]{1,14})-((?:gen|up)_[a-z2-7]{26})")
 
 JobId = Annotated[
@@ -56,13 +51,6 @@ ImageName = Annotated[
 ]
 
 
-class Position(NamedTuple):
-    """A job's position in the list; the newest is the greatest."""
-
-    accepted: datetime
-    job_id: str
-
-
 async def read_cursor(
     cursor: Annotated[Cursor, Query(description="`next_cursor` of the previous page.")] = None,
 ) -> Position | None:
@@ -75,7 +63,7 @@ async def read_cursor(
     parts = _CURSOR.fullmatch(cursor)
     if parts is None:
         raise InvalidParameter("cursor: must be the next_cursor of a previous page")
-    return Position(from_epoch_ms(parts[1]), parts[2])
+    return Position(int(parts[1]), parts[2])
 
 
 @router.get(
@@ -94,10 +82,10 @@ async def list_jobs(
     after: Annotated[Position | None, Depends(read_cursor)],
     limit: Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Page size.")] = DEFAULT_LIMIT,
 ) -> Response:
-    page = await _page(resources_of(request), caller.account_id, limit, after)
-    next_cursor, url_of = _cursor(page[-1]) if len(page) == limit else None, image_signer(request)
-    records = {"jobs": [job_record(job, url_of) for job in page]}
-    return record_response(records if next_cursor is None else {**records, "next_cursor": next_cursor})
+    page = await resources_of(request).job_history.page(caller.account_id, limit=limit, after=after)
+    url_of = image_signer(request)
+    records = {"jobs": [job_record(job, url_of) for job in page.jobs]}
+    return record_response(records if page.next is None else {**records, "next_cursor": _cursor(page.next)})
 
 
 @router.get(
@@ -186,14 +174,5 @@ async def delete_image(request: Request, caller: CallerDep, job_id: JobId, image
     return Response(status_code=204)
 
 
-async def _page(resources: Resources, account_id: str, limit: int, after: Position | None) -> list[jobs.Job]:
-    """Return the jobs older than a position; those of one millisecond in the order of their ids."""
-    if after is None:
-        return await resources.job_history.list(account_id, limit=limit)
-    before = after.accepted + timedelta(milliseconds=1)
-    rows = await resources.job_history.list(account_id, limit=limit + MOST_PER_MS, before=before)
-    return [job for job in rows if Position(job.created_at, job.id) < after][:limit]
-
-
-def _cursor(job: jobs.Job) -> str:
-    return f"{epoch_ms(job.created_at)}-{job.id}"
+def _cursor(position: Position) -> str:
+    return f"{position.accepted_ms}-{position.job_id}"

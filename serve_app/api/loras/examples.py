@@ -23,7 +23,7 @@ _LORA: dict[str, Any] = {
         "algorithm": "LoRA",
         "suggested_trigger_words": ["ink drawing", "paper"],
     },
-    "sample_url": "https://api.example.com/v1/files/images/…/0.png?exp=…&kid=…&sig=…",
+    "sample_url": "https://api.example.com/files/images/…/0.png?exp=…&kid=…&sig=…",
 }
 _METADATA = {"ss_base_model_version": "sdxl_base_v1-0", "ss_num_train_images": "40", "ss_learning_rate": "0.0001"}
 _WHOLE: dict[str, Any] = {**_LORA, "found": {**_LORA["found"], "metadata": _METADATA}}

@@ -150,7 +150,7 @@ async def add_lora(request: Request, by: ActorDep, idempotency_key: IdempotencyK
 
 
 async def _add(request: Request, by: loras.AccountActor, place: ExitStack, idempotency_key: str | None) -> Registered:
-    if media_type(request) == "application/json":
+    if not media_type(request).startswith("multipart/"):
         return await add_reference(request, by, place=place, idempotency_key=idempotency_key)
     upload = await read_upload(request)
     return await loras.add(
@@ -228,7 +228,7 @@ async def share_lora(
 
 
 @router.delete(
-    "/v1/loras/{lora_id}/grants/{account}",
+    "/v1/loras/{lora_id}/grants/{account:path}",
     operation_id="unshareLora",
     summary="Stop sharing a LoRA of your own with another account",
     status_code=204,
