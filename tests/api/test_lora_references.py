@@ -1,6 +1,7 @@
 """LoRAs are added without sending their weights: by a known digest, or from an allowed address."""
 
 import hashlib
+import json
 from typing import Any
 
 import fsspec
@@ -31,6 +32,17 @@ async def test_weights_that_the_account_has_are_not_sent_again_and_a_digest_alon
     elsewhere = await registered(service, member, sha256="1" * 64, base_model="other")
     refused(await add(service, member.a, sha256="1" * 64), 404, "not_found", "send the file")
     assert await service.resources.catalog.owned_ids(member.account.id) == [own, elsewhere]
+
+
+@pytest.mark.parametrize("sent", [None, "application/merge-patch+json", "Application/JSON; charset=utf-8"])
+async def test_a_reference_is_json_by_every_name_that_it_has_elsewhere(
+    service: TestService, member: Member, sent: str | None
+) -> None:
+    own = await registered(service, member, sha256=SHA256)
+    headers = member.a | ({"Content-Type": sent} if sent else {})
+    body = json.dumps(SAID | {"sha256": SHA256})
+    known = await service.client.post("/v1/loras", headers=headers, content=body)
+    assert (known.status_code, known.json()["id"]) == (200, own)
 
 
 async def test_what_the_service_fetches_goes_the_way_of_an_upload(service: TestService, member: Member) -> None:

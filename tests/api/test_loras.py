@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -389,6 +390,15 @@ async def test_a_lora_of_ones_own_is_changed_by_the_fields_that_are_sent(service
         answer = await service.client.patch(f"/v1/loras/{lora_id}", headers=member.a, json=body)
         refused(answer, 400, "invalid_parameter", text)
     assert (await service.client.patch(f"/v1/loras/{lora_id}", headers=member.a, json={})).json() == found
+
+
+async def test_sharing_ends_by_any_name_that_an_account_may_have(service: TestService, member: Member) -> None:
+    other = await service.member(name="acme/eu west")
+    path = f"/v1/loras/{await registered(service, member)}"
+    await service.client.post(f"{path}/grants", headers=member.a, json={"account": other.account.name})
+    answer = await service.client.delete(f"{path}/grants/{quote(other.account.name, safe='')}", headers=member.a)
+    assert answer.status_code == 204
+    assert (await service.client.get(path, headers=other.b)).status_code == 404
 
 
 async def test_a_lora_is_shared_with_another_account_until_that_ends(service: TestService, member: Member) -> None:
