@@ -490,6 +490,12 @@ def test_values_that_cannot_work_are_refused_by_name(change: dict[str, Any], mes
     assert message in str(refused.value)
 
 
+def test_a_drain_of_the_head_is_refused_by_name() -> None:
+    with pytest.raises(helm_python.HelmError, match="head: terminationGracePeriodSeconds 60 is less than"):
+        render(merge(profile_values("cpu-demo"), {"serve": {"args": {"generator": {"drain_s": 50}}}}))
+    find(render(merge(profile_values("cpu-demo"), {"serve": {"args": {"generator": {"drain_s": 45}}}})), "RayService")
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     replicas=st.integers(1, 10),

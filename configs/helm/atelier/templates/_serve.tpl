@@ -83,15 +83,21 @@
 {{- end -}}
 {{- end -}}
 
+{{/* How long the head may take to end, in seconds. */}}
+{{- define "atelier.headGrace" -}}
+60
+{{- end -}}
+
 {{/* A pod must outlive the drains of its deployments by the 15 s after Ray's own, and an old cluster those of all. */}}
 {{- define "atelier.checkDrains" -}}
 {{- $root := index . 0 -}}
 {{- $args := index . 1 -}}
-{{- range $name, $group := $root.Values.workerGroups -}}
+{{- $head := dict "places" $root.Values.head.places "terminationGracePeriodSeconds" (include "atelier.headGrace" $root) -}}
+{{- range $name, $group := merge (dict "head" $head) $root.Values.workerGroups -}}
 {{- range $deployment, $places := $group.places -}}
 {{- $drain := dig $deployment "drain_s" 0 $args -}}
 {{- if gt (addf $drain 15) ($group.terminationGracePeriodSeconds | float64) -}}
-{{- fail (printf "worker group %s: terminationGracePeriodSeconds %v is less than 15 s above the %v of serve.args.%s.drain_s" $name $group.terminationGracePeriodSeconds $drain $deployment) -}}
+{{- fail (printf "%s: terminationGracePeriodSeconds %v is less than 15 s above the %v of serve.args.%s.drain_s" (ternary "head" (printf "worker group %s" $name) (eq $name "head")) $group.terminationGracePeriodSeconds $drain $deployment) -}}
 {{- end -}}
 {{- if gt ($drain | float64) ($root.Values.ray.clusterDeletionDelaySeconds | float64) -}}
 {{- fail (printf "ray.clusterDeletionDelaySeconds %v is less than the %v of serve.args.%s.drain_s" $root.Values.ray.clusterDeletionDelaySeconds $drain $deployment) -}}
