@@ -490,6 +490,19 @@ def test_values_that_cannot_work_are_refused_by_name(change: dict[str, Any], mes
     assert message in str(refused.value)
 
 
+def test_no_worker_group_takes_the_name_of_other_pods() -> None:
+    """Network policies select by it: a group named like the job would be let in as the job."""
+    values = profile_values("production")
+    spare = {**yaml.safe_load((CHART / "values.yaml").read_text())["workerGroups"]["ingress"], "minReplicas": 0}
+    others = {pod.component for pod in [*pods(render(values)), *pods(render(merge(values, RESTORE)))]}
+    others -= worker_groups(rendered("production")).keys()
+    assert others == {"head", "redis-jobs", "redis-gcs", "models-job", "account-job", "restore-job"}
+    render(merge(values, {"workerGroups": {"more": spare}}))
+    for name in others:
+        with pytest.raises(helm_python.HelmError, match=f"invalid propertyName '{name}'"):
+            render(merge(values, {"workerGroups": {name: spare}}))
+
+
 def test_a_drain_of_the_head_is_refused_by_name() -> None:
     with pytest.raises(helm_python.HelmError, match="head: terminationGracePeriodSeconds 60 is less than"):
         render(merge(profile_values("cpu-demo"), {"serve": {"args": {"generator": {"drain_s": 50}}}}))
