@@ -40,8 +40,6 @@ LONG_POLL_S = 20.0
 POLL_S, POLL_CAP_S = 0.2, 2.0
 """First and longest delay between two polls of a job; polls are not counted against the plan."""
 
-_MAY_HAVE_ACTED = (500, 502, 504)
-"""Errors after which the service may have done what was asked: 429 and 503 say that it has not."""
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _EXPIRED_URL_STATUSES = (403, 404, 410)
 """Answers of storages to a signed URL that has expired; for an image that is gone the fresh URL answers so again."""
@@ -138,7 +136,7 @@ class Service:
             delay = _retry_delay(outcome, attempt)
             if delay is None or delay > budget:
                 raise outcome
-            may_be_deleted |= isinstance(outcome, Unreachable) or outcome.status in _MAY_HAVE_ACTED
+            may_be_deleted |= _may_have_acted(outcome)
             budget -= delay
             yield Sleep(delay)
 
@@ -219,6 +217,11 @@ class Service:
             budget -= delay
             yield Sleep(delay)
         raise AssertionError("count() does not end")
+
+
+def _may_have_acted(error: ServiceError | Unreachable) -> bool:
+    """Whether the service may have done what was asked: an outage of its store may come after the change."""
+    return isinstance(error, Unreachable) or (error.status >= 500 and error.code != "overloaded")
 
 
 def _same_image(record: Record, image: ImageRecord, index: int) -> ImageRecord | None:

@@ -186,7 +186,7 @@ def test_a_wait_ends_in_time_though_nobody_answers() -> None:
     ("before", "is_done"),
     [
         ([429], False),
-        ([503], False),
+        ([503], True),
         ([502], True),
         ([None], True),
         ([429, None], True),

@@ -31,6 +31,8 @@ from serve_app.stores.job_history import Position
 router = APIRouter(route_class=ContractRoute, tags=["Jobs"])
 
 DEFAULT_LIMIT, MAX_LIMIT = 50, 200
+LOOKED_AT = 10_000
+"""Entries of the index that one page looks at: those of jobs long gone may be many."""
 _CURSOR = re.compile(r"([0-9]{1,14})-((?:gen|up)_[a-z2-7]{26})")
 
 JobId = Annotated[
@@ -82,7 +84,7 @@ async def list_jobs(
     after: Annotated[Position | None, Depends(read_cursor)],
     limit: Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Page size.")] = DEFAULT_LIMIT,
 ) -> Response:
-    page = await resources_of(request).job_history.page(caller.account_id, limit=limit, after=after)
+    page = await resources_of(request).job_history.page(caller.account_id, limit=limit, after=after, among=LOOKED_AT)
     url_of = image_signer(request)
     records = {"jobs": [job_record(job, url_of) for job in page.jobs]}
     return record_response(records if page.next is None else {**records, "next_cursor": _cursor(page.next)})
