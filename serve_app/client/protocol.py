@@ -37,6 +37,7 @@ T = TypeVar("T")
 BACKOFF_S, BACKOFF_CAP_S = 0.5, 8.0
 """First and longest delay before a retry; each doubles the one before, and half of it is random."""
 LONG_POLL_S = 20.0
+SHORTEST_POLL_S = 1.0
 POLL_S, POLL_CAP_S = 0.2, 2.0
 """First and longest delay between two polls of a job; polls are not counted against the plan."""
 
@@ -56,6 +57,8 @@ class Call:
     upload: Upload | None = None
     timeout: float | None = None
     """Seconds that an answer may take by its nature, where that is more than the client's own."""
+    most: float | None = None
+    """Seconds after which its answer is of no use, where that is less than the client's own."""
     is_image: bool = False
     """Whether the URL is an image's, which an object storage may answer instead of the service."""
 
@@ -109,16 +112,19 @@ class Service:
         return record
 
     def _poll(
-        self, job_id: str, interface: Interface, wait_s: int, budget: float | None = None
+        self, job_id: str, interface: Interface, wait_s: int, left: float = math.inf
     ) -> Operation[tuple[httpx.Response, Record]]:
         """Read the record; with `wait_s`, when the job has ended or that time is over.
 
+        All its attempts together end after the `left` seconds, but for one that takes up to `SHORTEST_POLL_S`.
         A job of the other interface is read where both are: the key may be for one of them only.
         """
         is_own = interface == self.interface
         path = ("/v1/generate/" if interface == "a" else "/v1/generations/") if is_own else "/v1/jobs/"
         headers = self.credential(self.interface) | ({"Prefer": f"wait={wait_s}"} if wait_s else {})
-        response = yield from self.send(Call("GET", self.base_url + path + quote(job_id, safe=""), headers), budget)
+        most = None if left == math.inf else max(left, SHORTEST_POLL_S)
+        call = Call("GET", self.base_url + path + quote(job_id, safe=""), headers, most=most)
+        response = yield from self.send(call)
         body = response.json()
         return response, Record.read(body, interface) if is_own else Record.read_job(body)
 
@@ -128,17 +134,12 @@ class Service:
     def delete_at(self, path: str) -> Operation[None]:
         """A 404 after a call that may have deleted it, and whose answer was lost, says that it did."""
         call = Call("DELETE", self.base_url + path, self.credential(self.interface))
-        budget, may_be_deleted = self.retry_budget, False
-        for attempt in count():
-            outcome = yield from _attempt(call)
-            if isinstance(outcome, httpx.Response) or (isinstance(outcome, NotFound) and may_be_deleted):
-                return
-            delay = _retry_delay(outcome, attempt)
-            if delay is None or delay > budget:
-                raise outcome
-            may_be_deleted |= _may_have_acted(outcome)
-            budget -= delay
-            yield Sleep(delay)
+        failures: list[ServiceError | Unreachable] = []
+        try:
+            yield from self.send(call, failures)
+        except NotFound:
+            if not any(map(_may_have_acted, failures)):
+                raise
 
     def wait(
         self, record: Record, timeout: float | None, on_record: Callable[[Record], None], *, shows_progress: bool = True
@@ -160,9 +161,7 @@ class Service:
                 delay = min(POLL_CAP_S, delay * 1.5)
             wait_s = 0 if shows_progress else int(min(self.longest_wait, max(0.0, left - delay)))
             try:
-                response, record = yield from self._poll(
-                    record.id, record.interface, wait_s, min(left, self.retry_budget)
-                )
+                response, record = yield from self._poll(record.id, record.interface, wait_s, left)
             except (Unreachable, RateLimited, ServiceUnavailable) as outage:
                 if left >= self.retry_budget:
                     raise
@@ -201,20 +200,25 @@ class Service:
     def credential(self, interface: Interface) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.key}"} if interface == "a" else {"X-API-Key": self.key}
 
-    def send(self, call: Call, budget: float | None = None) -> Operation[httpx.Response]:
+    def send(self, call: Call, failures: list[ServiceError | Unreachable] | None = None) -> Operation[httpx.Response]:
         """Send one call; retry it without an answer, on 429, on 5xx, and on a 404 of another server.
 
-        `budget` takes the place of `retry_budget`.
+        What was retried is added to `failures`.
         """
-        budget = self.retry_budget if budget is None else budget
+        budget, left = self.retry_budget, math.inf if call.most is None else call.most
         for attempt in count():
+            began = time.monotonic()
             outcome = yield from _attempt(call)
             if isinstance(outcome, httpx.Response):
                 return outcome
+            left -= time.monotonic() - began
             delay = _retry_delay(outcome, attempt)
-            if delay is None or delay > budget:
+            if delay is None or delay > min(budget, left):
                 raise outcome
+            if failures is not None:
+                failures.append(outcome)
             budget -= delay
+            left -= delay
             yield Sleep(delay)
         raise AssertionError("count() does not end")
 

@@ -174,7 +174,7 @@ class Client:
 
     def _send(self, call: Call) -> httpx.Response:
         with sent_body(call.upload) as body:
-            timeout = timeout_of(call.timeout, self._http.timeout)
+            timeout = timeout_of(call.timeout, call.most, self._http.timeout)
             return self._http.request(
                 call.method, call.url, headers=call.headers, json=call.json, timeout=timeout, **body
             )

@@ -70,11 +70,14 @@ def sent_body(upload: Upload | None) -> Generator[dict[str, Any]]:
         yield {"data": dict(upload.fields), "files": {name: (file.shown_name, file) for name, file in files.items()}}
 
 
-def timeout_of(seconds: float | None, timeout: httpx.Timeout) -> httpx.Timeout:
-    """The client's own, and for an answer that takes longer by nature at least `seconds`."""
-    if seconds is None or timeout.read is None or timeout.read >= seconds:
-        return timeout
-    return httpx.Timeout(connect=timeout.connect, read=seconds, write=timeout.write, pool=timeout.pool)
+def timeout_of(least: float | None, most: float | None, timeout: httpx.Timeout) -> httpx.Timeout:
+    """The client's own, with at least and at most so many seconds for an answer."""
+    read = timeout.read
+    if least is not None and read is not None:
+        read = max(read, least)
+    if most is not None:
+        read = most if read is None else min(read, most)
+    return httpx.Timeout(connect=timeout.connect, read=read, write=timeout.write, pool=timeout.pool)
 
 
 class _CountedFile(io.FileIO):

@@ -1,5 +1,7 @@
 """Retries: which errors are retried, after which delay, and that a retry never creates a second job."""
 
+import socket
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -12,6 +14,7 @@ from serve_app.client import Client, NotFound, RateLimited, ServiceError, Servic
 from serve_app.client.errors import service_error
 from serve_app.client.protocol import BACKOFF_CAP_S, BACKOFF_S, Call, Operation, Service, Sleep
 from serve_app.client.records import Record
+from serve_app.client.sync_client import Job
 from tests.live import Live
 from tests.support import adapter_id
 
@@ -180,6 +183,20 @@ def test_a_wait_ends_in_time_though_nobody_answers() -> None:
         refuse_every_poll()
     assert isinstance(ended.value.__cause__, Unreachable)
     assert sum(delays) <= 3.5, "the first delay is that between two polls"
+
+
+def test_a_wait_ends_in_time_though_the_service_is_silent() -> None:
+    """It accepts the connection, and says nothing."""
+    record = Record.read({"request_id": "gen_x", "status": "queued"}, "a")
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        Client(f"http://127.0.0.1:{silent.getsockname()[1]}", "atl_key") as client,
+    ):
+        began = time.monotonic()
+        with pytest.raises(WaitTimeout) as ended:
+            Job(client, record).wait(timeout=2)
+    assert isinstance(ended.value.__cause__, Unreachable)
+    assert time.monotonic() - began < 20, "30 s are the client's own limit of one answer"
 
 
 @pytest.mark.parametrize(
