@@ -65,8 +65,11 @@ class AdapterPrefetch:
         return None
 
     def _is_disk_short(self) -> bool:
-        """Return whether the disk that weights are stored on has less free than the reserve."""
+        """Return whether the disk that weights are stored on has less free than the reserve, whatever can go."""
         settings = self._resources.settings
+        if free_bytes(settings.data_dir) >= settings.disk_reserve:
+            return False
+        self._resources.weights.make_space()
         return free_bytes(settings.data_dir) < settings.disk_reserve
 
     async def _fetch(self, lora_id: str) -> str | None:

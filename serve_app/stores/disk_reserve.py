@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,12 +24,16 @@ class Disk(NamedTuple):
 class DiskReserve:
     """Reports whether enough disk is free.
 
-    It looks at most once a second, when asked; in between it answers from memory.
+    It looks at most once a second, when asked; in between it answers from memory. Before it reports a short disk it calls
+    `make_space`, in a thread.
     """
 
-    def __init__(self, settings: Settings, storage_folder: Path | None) -> None:
+    def __init__(
+        self, settings: Settings, storage_folder: Path | None, make_space: Callable[[], None] = lambda: None
+    ) -> None:
         self._folders = local_folders(settings, storage_folder)
         self._reserve = settings.disk_reserve
+        self._make_space = make_space
         self._checked = -CHECK_EVERY_S
         self._short: Path | None = None
 
@@ -39,7 +43,7 @@ class DiskReserve:
             return
         if time.monotonic() - self._checked >= CHECK_EVERY_S:
             self._checked = time.monotonic()  # whoever asks meanwhile gets the last answer
-            self._short = await in_storage_thread(self._first_short, doing="look at free space")
+            self._short = await in_storage_thread(self._short_for_good, doing="look at free space")
         if self._short is not None:
             raise StoreUnavailable(f"the disk of {self._short} has less than {self._reserve} bytes free")
 
@@ -49,6 +53,12 @@ class DiskReserve:
 
     def _disks(self) -> list[Disk]:
         return [Disk(folder, free_bytes(folder), self._reserve) for folder in self._folders]
+
+    def _short_for_good(self) -> Path | None:
+        if self._first_short() is None:
+            return None
+        self._make_space()
+        return self._first_short()
 
     def _first_short(self) -> Path | None:
         return next((folder for folder in self._folders if free_bytes(folder) < self._reserve), None)

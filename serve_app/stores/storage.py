@@ -17,7 +17,7 @@ THREADS = 8
 """Of each pool: blocked storage may delay images, never the event loop's default pool."""
 STORAGE = ThreadPoolExecutor(THREADS, thread_name_prefix="storage")
 WEIGHTS = ThreadPoolExecutor(THREADS, thread_name_prefix="weights")
-"""For adapters: where they come from may hang while images can be stored."""
+"""For downloads of adapters: where they come from may hang while images are stored and local files are read."""
 
 _Answer = TypeVar("_Answer")
 

@@ -52,12 +52,13 @@ class WeightCache:
             (self._uses / stored.name).touch(PRIVATE)
             self._noted[stored.name] = now
 
-    def make_space(self) -> None:
-        """Remove what was used longest ago until the rest is within the limits."""
+    def make_space(self, incoming: int = 0) -> None:
+        """Remove what was used longest ago until the rest, and so many bytes to come, are within the limits."""
         entries = sorted(self._entries())
-        total, until = sum(entry.size for entry in entries), time.time() - KEPT_AFTER_USE.total_seconds()
+        total = incoming + sum(entry.size for entry in entries)
+        until = time.time() - KEPT_AFTER_USE.total_seconds()
         for entry in entries:
-            if entry.used > until or (total <= self._limit and free_bytes(self._folder) >= self._reserve):
+            if entry.used > until or (total <= self._limit and free_bytes(self._folder) - incoming >= self._reserve):
                 return
             total -= entry.size
             with suppress(FileNotFoundError):  # another process removed it

@@ -54,6 +54,10 @@ class WeightStore:
         self._storage, self._options = settings.storage, settings.storage_options
         self._digests: dict[Path, tuple[_Identity, str]] = {}
 
+    def make_space(self) -> None:
+        """Remove weights of this machine that are beyond the limit, or for which the disk is too full."""
+        self._cache.make_space()
+
     async def fetch(self, adapter: Adapter) -> Path:
         """Return the adapter's weights as a local file or folder.
 
@@ -62,9 +66,7 @@ class WeightStore:
         stored = self._folder / (adapter.sha256 if adapter.is_folder else f"{adapter.sha256}.safetensors")
         paths = {name: stored / name for name in weight_files(adapter)}  # of a file, `stored / ""` is itself
         try:
-            if not await in_storage_thread(
-                lambda: self._is_intact(adapter, stored, paths), doing="adapter check", pool=WEIGHTS
-            ):
+            if not await in_storage_thread(lambda: self._is_intact(adapter, stored, paths), doing="adapter check"):
                 await in_storage_thread(lambda: self._fetch(adapter, paths), doing="adapter download", pool=WEIGHTS)
         except FileNotFoundError as missing:
             raise AdapterUnavailable(f"the weights of {adapter.id} are not in storage") from missing
@@ -97,7 +99,7 @@ class WeightStore:
 
     def _fetch(self, adapter: Adapter, paths: Mapping[str, Path]) -> None:
         """Fetch the files into the store; two fetchers at once write the same bytes."""
-        self._cache.make_space()
+        self._cache.make_space(adapter.size_bytes)
         with ExitStack() as stack:
             drafts = {name: stack.enter_context(atomic_file(path)) for name, path in paths.items()}
             sources = weight_files(where_it_is(adapter, self._storage))

@@ -167,6 +167,23 @@ def test_after_failures_the_next_look_is_later() -> None:
 
 
 @pytest.mark.slow
+async def test_an_outage_is_not_asked_again_and_again(
+    executor: GenerationExecutor, resources: Resources, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "c.safetensors"
+    await add_copy(resources, "shadow", str(file))
+    await draw_elsewhere(resources, "model_copy")
+    file.unlink()
+    file.symlink_to(file)  # whoever opens it meets an error of the system
+    with caplog.at_level("DEBUG", logger="serve_app.service.prefetch"):
+        running = asyncio.create_task(AdapterPrefetch(resources, executor, worker="here").run(timedelta(seconds=0.05)))
+        await wait_until(lambda: len(caplog.records) >= 4)
+        running.cancel()
+    times = [record.created for record in caplog.records]
+    assert times[3] - times[2] > 0.35, "eight times as long as without failures"
+
+
+@pytest.mark.slow
 async def test_a_worker_prefetches_until_it_drains(executor: GenerationExecutor, resources: Resources) -> None:
     mosaic = adapter_id("mosaic")
     await draw_elsewhere(resources, mosaic)

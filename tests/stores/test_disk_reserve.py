@@ -4,6 +4,7 @@ The disk is not asked for each request.
 """
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from serve_app.settings import Settings
 from serve_app.stores.disk_reserve import CHECK_EVERY_S, DiskReserve, free_bytes
 from serve_app.stores.embedded import ensure_redis
 from serve_app.stores.images import ImageStore
+from serve_app.stores.weight_cache import KEPT_AFTER_USE
 from tests.api.app import BODY_A, TestService, client_of, error_of, open_service, service_settings
 from tests.support import mounted_disk, wait_until
 
@@ -59,6 +61,24 @@ async def test_what_is_not_on_a_disk_of_this_machine_is_not_looked_at(tmp_path: 
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     with mounted_disk(tmp_path / "disk", megabytes=8) as disk:
         yield disk
+
+
+@pytest.mark.slow
+async def test_weights_that_can_go_close_no_service(small_disk: Path) -> None:
+    reserve = ByteSize(5 << 20)
+    settings = service_settings(small_disk / "var", (), disk_reserve=reserve)
+    ensure_redis(settings.data_dir)
+    async with open_resources(settings) as resources, client_of(create_app(resources)) as client:
+        service = TestService(resources, client)
+        member = await service.member()
+        unused = settings.data_dir / "weights" / f"{'a' * 64}.safetensors"
+        unused.parent.mkdir(exist_ok=True)
+        unused.write_bytes(bytes(free_bytes(small_disk) - reserve + 100_000))
+        long_ago = time.time() - 2 * KEPT_AFTER_USE.total_seconds()
+        os.utime(unused, (long_ago, long_ago))
+        assert free_bytes(small_disk) < reserve
+        await service.submit(member)
+        assert not unused.exists()
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import hashlib
 import logging
 import os
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -35,6 +36,15 @@ async def test_beyond_the_limit_the_files_that_were_used_longest_ago_go(
     await _store(tmp_path, weight_cache=2 * size).fetch(adapters[3])
     assert [path.exists() for path in kept] == [True, False, True], "as many as needed"
     assert not (kept[1].parent / ".used" / kept[1].name).exists()
+
+
+async def test_space_is_made_for_what_is_to_come(tmp_path: Path, adapters: list[Adapter]) -> None:
+    size = _source(adapters[0]).stat().st_size
+    kept = [await _store(tmp_path).fetch(adapter) for adapter in adapters[:2]]
+    for path, seconds in zip(kept, (2 * LONG_AGO, LONG_AGO), strict=True):
+        _used_before(path, seconds)
+    await _store(tmp_path, weight_cache=2 * size).fetch(replace(adapters[2], size_bytes=size))
+    assert [path.exists() for path in kept] == [False, True]
 
 
 async def test_a_removed_file_is_fetched_again(tmp_path: Path, adapters: list[Adapter]) -> None:

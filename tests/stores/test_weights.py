@@ -63,15 +63,21 @@ async def test_weights_of_any_storage_are_fetched(store: WeightStore, adapter: A
     assert kept.read_bytes() == content
 
 
-async def test_images_are_stored_while_the_weights_storage_hangs(tmp_path: Path, adapter: Adapter) -> None:
+async def test_a_storage_of_weights_that_hangs_stops_neither_images_nor_weights_that_are_here(
+    tmp_path: Path, adapter: Adapter
+) -> None:
     settings = Settings(data_dir=tmp_path / "var", redis_url="unix:///unused")
     fsspec.register_implementation("hanging", cast(Any, HangingFiles), clobber=True)
-    store, hanging = WeightStore(settings), replace(adapter, file=f"hanging://{adapter.file}")
+    store = WeightStore(settings)
+    other = write_safetensors(tmp_path / "other.safetensors", fill=2)
+    here = replace(adapter, file=str(other), sha256=hashlib.sha256(other.read_bytes()).hexdigest())
+    kept, hanging = await store.fetch(here), replace(adapter, file=f"hanging://{adapter.file}")
     fetches = [asyncio.create_task(store.fetch(hanging)) for _ in range(THREADS)]
     try:
         await wait_until(lambda: HangingFiles.readers == THREADS)
         async with asyncio.timeout(20):
             await ImageStore(settings).put("images/one.png", b"png")
+            assert await store.fetch(here) == kept
     finally:
         HangingFiles.may_go_on.set()
     assert all([(await fetch).exists() for fetch in fetches])
