@@ -35,8 +35,12 @@ def failure_outcome(run_id: str, added_at: float, error: BaseException) -> Finis
 def _failure(error: BaseException) -> Failure:
     if is_out_of_memory(error):
         return Failure(code=FailureCode.OUT_OF_MEMORY, message=OUT_OF_MEMORY_MESSAGE)
-    if isinstance(error, (UnusableAdapter, OSError)):
+    if isinstance(error, UnusableAdapter):
         return Failure(code=FailureCode.LORA_UNAVAILABLE, message=str(error))
+    if isinstance(error, OSError):  # its own text has the path
+        return Failure(
+            code=FailureCode.LORA_UNAVAILABLE, message=f"the adapter's weights cannot be read: {error.strerror}"
+        )
     if isinstance(error, (ValueError, FloatingPointError)):
         return Failure(code=FailureCode.GENERATION_FAILED, message=str(error))
     return Failure(code=FailureCode.GENERATION_FAILED, message=f"making the image failed: {type(error).__name__}")

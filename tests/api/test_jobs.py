@@ -134,16 +134,21 @@ async def listing(service: TestService, member: Member, query: str = "") -> dict
     return answer.json()
 
 
-async def test_jobs_are_listed_newest_first_page_by_page(service: TestService, member: Member) -> None:
-    made = [await service.submit(member, variant) for variant in (A, B, A, B, A)]
-    assert [job["id"] for job in (await listing(service, member))["jobs"]] == made[::-1]
+async def pages(service: TestService, member: Member, *, limit: int) -> list[str]:
+    """The ids on all pages."""
     seen: list[str] = []
-    query = "?limit=2"
+    query = f"?limit={limit}"
     while query:
         page = await listing(service, member, query)
         seen += [job["id"] for job in page["jobs"]]
-        query = f"?limit=2&cursor={page['next_cursor']}" if "next_cursor" in page else ""
-    assert seen == made[::-1]
+        query = f"?limit={limit}&cursor={page['next_cursor']}" if "next_cursor" in page else ""
+    return seen
+
+
+async def test_jobs_are_listed_newest_first_page_by_page(service: TestService, member: Member) -> None:
+    made = [await service.submit(member, variant) for variant in (A, B, A, B, A)]
+    assert [job["id"] for job in (await listing(service, member))["jobs"]] == made[::-1]
+    assert await pages(service, member, limit=2) == made[::-1]
 
 
 @pytest.mark.slow
@@ -158,12 +163,7 @@ async def test_jobs_of_one_millisecond_are_all_listed(service: TestService, memb
 
     made = set(await asyncio.gather(*(submit() for _ in range(60))))
     for limit in (1, 3, 7):
-        seen: list[str] = []
-        query = f"?limit={limit}"
-        while query:
-            page = await listing(service, member, query)
-            seen += [job["id"] for job in page["jobs"]]
-            query = f"?limit={limit}&cursor={page['next_cursor']}" if "next_cursor" in page else ""
+        seen = await pages(service, member, limit=limit)
         assert len(seen) == len(set(seen))
         assert set(seen) == made
 
@@ -175,13 +175,7 @@ async def test_a_page_with_a_job_that_is_gone_is_followed_by_the_rest(service: T
     with redis.Redis.from_url(service.resources.redis_url) as client:
         client.delete(redis_key("job", expired))
         client.hset(redis_key("job", damaged), "state", "paused")
-    seen: list[str] = []
-    query = "?limit=2"
-    while query:
-        page = await listing(service, member, query)
-        seen += [job["id"] for job in page["jobs"]]
-        query = f"?limit=2&cursor={page['next_cursor']}" if "next_cursor" in page else ""
-    assert seen == made[2::-1]
+    assert await pages(service, member, limit=2) == made[2::-1]
 
 
 async def test_the_list_is_the_account_s_own(service: TestService, member: Member) -> None:

@@ -124,6 +124,7 @@ def test_what_cannot_be_made_fails_by_name_and_alone(
     assert failure is not None
     assert failure.code is code
     assert reason in failure.message
+    assert "/no/such" not in failure.message, "a customer reads it"
     assert same(ended["short"], alone)
 
 

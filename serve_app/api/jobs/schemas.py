@@ -105,7 +105,10 @@ class Jobs(ResponseBody):
 
     jobs: list[Job]
     next_cursor: Annotated[
-        Cursor, Field(description="Pass it as `cursor` for the next page; absent on the last page.")
+        Cursor,
+        Field(
+            description="Pass it as `cursor` for the next page, also of one with fewer jobs than `limit`; absent on the last."
+        ),
     ] = None
 
 
