@@ -2,9 +2,9 @@
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from pathlib import Path
-from typing import BinaryIO
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
@@ -59,24 +59,21 @@ async def read_multipart(
         await asyncio.to_thread(form.write)
     except FormParserError:
         raise InvalidParameter("body: is not a multipart form") from None
-    finally:
-        form.close()
     if not form.is_whole:
         raise InvalidParameter("body: the multipart form is incomplete")
     return form.fields
 
 
 class _Form:
-    """Receives the parser's events, and keeps blocks of files in `_blocks` until `write`."""
+    """Receives the parser's events, and keeps what came of each file in `_blocks` until `write`."""
 
     def __init__(self, folder: Path, texts: Collection[str], files: Mapping[str, int]) -> None:
         self.fields: dict[str, str] = {}
         self.unwritten = 0
         self.is_whole = False
         self._folder, self._texts, self._limits = folder, texts, files
-        self._files: dict[str, BinaryIO] = {}
         self._sizes: dict[str, int] = {}
-        self._blocks: list[tuple[str, bytes]] = []
+        self._blocks: defaultdict[str, bytearray] = defaultdict(bytearray)
         self._name = ""
         self._text = bytearray()
         self._header, self._value, self._disposition = b"", b"", b""
@@ -100,11 +97,10 @@ class _Form:
         name = parse_options_header(self._disposition)[1].get(b"name", b"").decode("utf-8", "replace")
         if name not in self._texts and name not in self._limits:
             raise InvalidParameter(f"body: unknown field; the fields are {', '.join((*self._texts, *self._limits))}")
-        if name in self.fields or name in self._files:
+        if name in self.fields or name in self._sizes:
             raise InvalidParameter(f"{name}: must be sent once")
         self._name = name
         if name in self._limits:
-            self._files[name] = (self._folder / name).open("xb", buffering=0)
             self._sizes[name] = 0
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
@@ -113,7 +109,7 @@ class _Form:
             self._sizes[self._name] += len(block)
             if self._sizes[self._name] > self._limits[self._name]:
                 raise _too_large(self._limits[self._name], self._name)
-            self._blocks.append((self._name, block))
+            self._blocks[self._name] += block
             self.unwritten += len(block)
             return
         self._text += block
@@ -131,14 +127,15 @@ class _Form:
         self.is_whole = True
 
     def write(self) -> None:
-        """Write what has been collected; in a thread."""
-        blocks, self._blocks, self.unwritten = self._blocks, [], 0
-        for name, block in blocks:
-            self._files[name].write(block)
+        """Write what has been collected; in a thread.
 
-    def close(self) -> None:
-        for file in self._files.values():
-            file.close()
+        Each call opens its files anew: a thread goes on when its upload is cancelled, and the number of a descriptor that
+        somebody else closed may by then be another client's.
+        """
+        blocks, self._blocks, self.unwritten = self._blocks, defaultdict(bytearray), 0
+        for name, block in blocks.items():
+            with (self._folder / name).open("ab") as file:
+                file.write(block)
 
 
 def _parser(request: Request, form: _Form) -> MultipartParser:

@@ -1,11 +1,9 @@
 """Use cases of an account's LoRAs: add, change, share, remove; each goes to the audit log."""
 
-import asyncio
 import json
 import re
-import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -51,32 +49,34 @@ def require_all_loras(caller: Caller) -> None:
 async def add(
     resources: Resources,
     by: AccountActor,
-    uploaded: Path,
+    path: Path,
     offer: Offer,
     *,
-    folder: Path,
-    place: ExitStack,
+    place: AsyncExitStack,
     idempotency_key: str | None,
 ) -> Registered:
-    """Register what was uploaded, and remove `folder`, which holds it.
+    """Register the file or folder at `path`.
 
-    A client that disconnects does not stop it, nor free its `place` for another upload before it ends. Raises
+    A client that disconnects does not stop it, nor ends its `place`, which holds the files, before it does. Raises
     `InvalidParameter`, `IdempotencyConflict`, `LoraQuotaExceeded`, `StoreUnavailable`.
     """
     held = place.pop_all()
 
     async def work() -> Registered:
-        with held:
-            try:
-                return await _register(resources, by, uploaded, offer, idempotency_key)
-            finally:
-                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        async with held:
+            return await _register(resources, by, path, offer, idempotency_key)
 
     return await resources.run_to_end(work())
 
 
 async def add_known(
-    resources: Resources, by: AccountActor, sha256: str, offer: Offer, *, place: ExitStack, idempotency_key: str | None
+    resources: Resources,
+    by: AccountActor,
+    sha256: str,
+    offer: Offer,
+    *,
+    place: AsyncExitStack,
+    idempotency_key: str | None,
 ) -> Registered:
     """Register weights that a LoRA of the account's own has.
 
@@ -91,13 +91,7 @@ async def add_known(
         path = await resources.weights.fetch(known[0])
     except (IndexError, AdapterUnavailable):
         raise NotFound("No LoRA of your account has these weights: send the file.") from None
-    held = place.pop_all()
-
-    async def work() -> Registered:
-        with held:
-            return await _register(resources, by, path, offer, idempotency_key)
-
-    return await resources.run_to_end(work())
+    return await add(resources, by, path, offer, place=place, idempotency_key=idempotency_key)
 
 
 async def _register(

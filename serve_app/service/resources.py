@@ -112,6 +112,7 @@ class Resources:
     images: ImageStore
     disk: DiskReserve
     weights: WeightStore
+    uploads: UploadPlaces
     lora_weights: LoraWeights
     lora_samples: LoraSamples
     sweep_lock: SweepLock
@@ -133,7 +134,6 @@ class Resources:
     """Asks every machine of the deployment what the doctor compares; blocks. None where there is only this one."""
     inspections: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(INSPECTIONS_AT_ONCE))
     """Places for processes that read customers' files, each with limits of its own."""
-    uploads: UploadPlaces = field(default_factory=UploadPlaces)
     background: set[asyncio.Task[Any]] = field(default_factory=lambda: set[asyncio.Task[Any]]())
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
@@ -179,6 +179,7 @@ async def open_resources(
     try:
         measures = Measures(client)
         images = ImageStore(settings, measures)
+        uploads, weights = UploadPlaces(settings.data_dir), WeightStore(settings)
         resources = Resources(
             settings=settings,
             redis_url=redis_url,
@@ -211,8 +212,9 @@ async def open_resources(
             adapter_grants=AdapterGrants(client),
             vocabulary=Vocabulary(applied_catalog),
             images=images,
-            disk=DiskReserve(settings, images.local_folder, (weights := WeightStore(settings)).make_space),
+            disk=DiskReserve(settings, images.local_folder, uploads.sweep, weights.make_space),
             weights=weights,
+            uploads=uploads,
             lora_weights=LoraWeights(client),
             lora_samples=LoraSamples(client),
             sweep_lock=SweepLock(client),
@@ -232,11 +234,13 @@ async def open_resources(
         )
         await _seed_once(applied_catalog)
         sending = asyncio.create_task(measures.send_forever())
+        sweeping = asyncio.create_task(uploads.sweep_forever())
         try:
             yield resources
         finally:
             await asyncio.gather(*resources.background, return_exceptions=True)
             sending.cancel()
+            sweeping.cancel()
             await measures.send_last()
             if traces.is_on:
                 await asyncio.to_thread(traces.close)

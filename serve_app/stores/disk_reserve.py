@@ -25,12 +25,10 @@ class DiskReserve:
     """Reports whether enough disk is free.
 
     It looks at most once a second, when asked; in between it answers from memory. Before it reports a short disk it calls
-    `make_space`, in a thread.
+    each of `make_space` in turn until there is enough, in a thread.
     """
 
-    def __init__(
-        self, settings: Settings, storage_folder: Path | None, make_space: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, settings: Settings, storage_folder: Path | None, *make_space: Callable[[], None]) -> None:
         self._folders = local_folders(settings, storage_folder)
         self._reserve = settings.disk_reserve
         self._make_space = make_space
@@ -55,9 +53,10 @@ class DiskReserve:
         return [Disk(folder, free_bytes(folder), self._reserve) for folder in self._folders]
 
     def _short_for_good(self) -> Path | None:
-        if self._first_short() is None:
-            return None
-        self._make_space()
+        for make_space in self._make_space:
+            if self._first_short() is None:
+                return None
+            make_space()
         return self._first_short()
 
     def _first_short(self) -> Path | None:

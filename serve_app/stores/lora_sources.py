@@ -6,7 +6,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from serve_app.domain.errors import InvalidParameter, PayloadTooLarge
 from serve_app.settings import Settings
@@ -61,13 +61,13 @@ class LoraSources:
         received = 0
         source = await _ask(uri, lambda: self._open(uri))
         try:
-            with target.open("xb", buffering=0) as file:
-                while block := await _ask(uri, lambda: source.read(BLOCK_BYTES)):
-                    received += len(block)
-                    if received > limit:
-                        raise PayloadTooLarge(f"The source must be at most {limit} bytes.")
-                    await before_block()
-                    await asyncio.to_thread(_write, file, block)
+            await asyncio.to_thread(_append, target, b"")
+            while block := await _ask(uri, lambda: source.read(BLOCK_BYTES)):
+                received += len(block)
+                if received > limit:
+                    raise PayloadTooLarge(f"The source must be at most {limit} bytes.")
+                await before_block()
+                await asyncio.to_thread(_append, target, block)
         finally:
             _pool.submit(source.close)  # of a storage that no longer answers, even this may take long
 
@@ -100,5 +100,7 @@ def _scheme(url: str) -> str:
     return url.partition("://")[0]
 
 
-def _write(file: BinaryIO, block: bytes) -> None:
-    file.write(block)
+def _append(target: Path, block: bytes) -> None:
+    """Append to a file that the call itself opens: its thread goes on when the fetch is cancelled."""
+    with target.open("ab") as file:
+        file.write(block)

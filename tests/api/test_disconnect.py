@@ -1,12 +1,16 @@
-"""A caller that disconnects: its request is accepted whole or not at all."""
+"""A caller that disconnects: its request is accepted whole or not at all; its upload leaves nothing."""
 
 import asyncio
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import pytest
 
+from serve_app.api.multipart import BLOCK_BYTES
 from tests.api.app import BODY_A, Member, TestService
+from tests.api.test_loras import FILE_PART, uploads
 from tests.support import wait_until
 
 
@@ -40,6 +44,53 @@ async def test_a_request_whose_caller_left_after_its_body_is_accepted_whole(
     assert calling.cancelled()
     assert sent == []
     await wait_until(lambda: _accepted(service, member))
+
+
+@pytest.mark.parametrize("cancels", [1, 2, 3])
+async def test_an_upload_whose_caller_left_leaves_no_folder_however_often_it_is_cancelled(
+    service: TestService, member: Member, cancels: int
+) -> None:
+    """Ray Serve cancels the handler, more than once.
+
+    Here that comes in the turn of the loop that shows the folder, or some turns later.
+    """
+    transport = service.client._transport  # pyright: ignore[reportPrivateUsage] # the application is in it
+    assert isinstance(transport, httpx.ASGITransport)
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/loras",
+        "scheme": "http",
+        "query_string": b"",
+        "headers": [
+            (b"authorization", member.a["Authorization"].encode()),
+            (b"content-type", b"multipart/form-data; boundary=b"),
+        ],
+        "server": ("service.test", 80),
+    }
+    for turns in range(0, 40, 2):
+        blocks = iter((FILE_PART + bytes(BLOCK_BYTES), bytes(BLOCK_BYTES)))
+
+        async def receive(blocks: Iterator[bytes] = blocks) -> dict[str, Any]:
+            if (block := next(blocks, None)) is None:
+                await asyncio.Event().wait()
+            return {"type": "http.request", "body": block, "more_body": True}
+
+        async def send(message: dict[str, Any]) -> None:
+            raise AssertionError(message)
+
+        uploading = asyncio.ensure_future(transport.app(scope, receive, send))  # pyright: ignore[reportArgumentType]
+        async with asyncio.timeout(10):
+            while not uploads(service):  # noqa: ASYNC110 - it is looked at in each turn of the loop
+                await asyncio.sleep(0)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        for _ in range(cancels):
+            uploading.cancel()
+            await asyncio.sleep(0)
+        await asyncio.wait([uploading])
+        assert uploading.cancelled()
+        await wait_until(lambda: not uploads(service), timeout=10)
 
 
 async def _accepted(service: TestService, member: Member) -> bool:

@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import itertools
-import os
 import tracemalloc
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -213,21 +212,10 @@ async def test_an_upload_that_stops_arriving_is_given_up(
     assert uploads(service) == []
 
 
-async def test_uploads_leave_nothing_and_what_a_killed_process_left_goes_after_a_day(
-    service: TestService, regular: Member
-) -> None:
-    """A folder of PEFT is refused here before it is looked at."""
-    folder = service.resources.settings.data_dir / "uploads"
-    left, new, vanished = folder / "left", folder / "new", folder / "vanished"
-    for each in (left, new):
-        each.mkdir(parents=True)
-    os.utime(left, (0, 0))
-    vanished.symlink_to(folder / "nothing")
+async def test_a_refused_folder_of_peft_leaves_nothing(service: TestService, regular: Member) -> None:
     answer = await post(service, regular.a, SAID | {"base_model": "none"}, file=b"x", adapter_config=b"{}")
     refused(answer, 400, "invalid_parameter", "base_model: there is no base model")
-    assert set(uploads(service)) == {new, vanished}
-    new.rmdir()
-    vanished.unlink()
+    assert uploads(service) == []
 
 
 async def test_an_upload_that_cannot_be_kept_is_refused_as_a_store_that_is_away(

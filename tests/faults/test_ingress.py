@@ -15,12 +15,14 @@ import httpx
 import pytest
 
 from serve_app.api.app import create_app
+from serve_app.api.multipart import BLOCK_BYTES
 from serve_app.domain.jobs import JobState
 from serve_app.domain.requests import Variant
 from serve_app.service.resources import Resources, open_resources
 from serve_app.settings import Settings
 from serve_app.stores.embedded import ensure_redis, stop_redis
 from tests.api.app import BODY_A, Member, TestService, client_of, service_settings
+from tests.api.test_loras import FILE_PART, FORM
 from tests.faults.hostile import Hostile, send
 from tests.faults.ingress import Fault, start_ingress
 from tests.faults.reconciliation import AcknowledgedJobs, audit_service
@@ -127,6 +129,32 @@ async def test_an_ingress_killed_around_its_accept_costs_the_caller_one_repeat(i
     assert ("Idempotency-Replayed" in again.headers) == (fault == "dies after accept")
     assert (await ingress.resources.queue_stats.counts())["accepted"] == 1
     assert not await ingress.audit()
+
+
+async def test_an_upload_of_another_ingress_is_let_alone_until_that_ingress_is_killed(ingress: Ingress) -> None:
+    folder = ingress.settings.data_dir / "uploads"
+
+    def left() -> list[Path]:
+        return list(folder.glob("*/file"))
+
+    async def endless() -> AsyncIterator[bytes]:
+        yield FILE_PART + bytes(2 * BLOCK_BYTES)
+        await asyncio.Event().wait()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        other = start_ingress(ingress.settings, listening.fileno(), "dies before accept")
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        async with httpx.AsyncClient(base_url=address, timeout=60) as client:
+            sending = client.post("/v1/loras", headers=FORM | ingress.member.a, content=endless())
+            uploading = asyncio.create_task(sending)
+            await wait_until(lambda: bool(left()), timeout=30)
+            ingress.resources.uploads.sweep()
+            assert left()
+            other.kill()
+            other.join(10)
+            uploading.cancel()
+    ingress.resources.uploads.sweep()
+    assert not list(folder.iterdir())
 
 
 async def test_an_ingress_whose_log_disk_is_full_refuses_and_accepts_as_ever(ingress: Ingress) -> None:

@@ -64,7 +64,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.slow
-async def test_weights_that_can_go_close_no_service(small_disk: Path) -> None:
+async def test_weights_that_can_go_and_what_uploads_left_close_no_service(small_disk: Path) -> None:
     reserve = ByteSize(5 << 20)
     settings = service_settings(small_disk / "var", (), disk_reserve=reserve)
     ensure_redis(settings.data_dir)
@@ -73,12 +73,22 @@ async def test_weights_that_can_go_close_no_service(small_disk: Path) -> None:
         member = await service.member()
         unused = settings.data_dir / "weights" / f"{'a' * 64}.safetensors"
         unused.parent.mkdir(exist_ok=True)
-        unused.write_bytes(bytes(free_bytes(small_disk) - reserve + 100_000))
+        unused.write_bytes(bytes((free_bytes(small_disk) - reserve) // 2))
         long_ago = time.time() - 2 * KEPT_AFTER_USE.total_seconds()
         os.utime(unused, (long_ago, long_ago))
+        left = settings.data_dir / "uploads" / "left"
+        left.mkdir(parents=True)
+        (left / "file").write_bytes(bytes(free_bytes(small_disk) - reserve + 100_000))
         assert free_bytes(small_disk) < reserve
         await service.submit(member)
-        assert not unused.exists()
+        assert (left.exists(), unused.exists()) == (False, True), "no more goes than must"
+        (small_disk / "ballast").write_bytes(bytes(free_bytes(small_disk) - reserve + 100_000))
+
+        async def goes() -> bool:
+            assert (await client.post("/v1/generate", json=BODY_A, headers=member.a)).status_code == 202
+            return not unused.exists()
+
+        await wait_until(goes)
 
 
 @pytest.mark.slow

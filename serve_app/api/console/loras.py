@@ -1,7 +1,5 @@
 """The console's pages of LoRAs: the list, the page of each, upload, change, sharing and removal."""
 
-import asyncio
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from math import ceil
@@ -132,17 +130,11 @@ async def upload(request: Request, session: FormSession, by: ActorDep) -> Respon
     resources, form = resources_of(request), None
     await _check_tries(request, session)
     try:
-        with resources.uploads.hold(session.account.id) as place:
-            sent = await read_upload(request, extra=("form_token",))
+        async with resources.uploads.hold(session.account.id) as place:
+            sent = await read_upload(request, place, extra=("form_token",))
             form = sent.form
-            try:
-                check_form(session, sent.extra, "upload lora")
-            except HTTPException:
-                await asyncio.to_thread(shutil.rmtree, sent.folder, ignore_errors=True)
-                raise
-            registered = await loras.add(
-                resources, by, sent.path, form.to_offer(), folder=sent.folder, place=place, idempotency_key=None
-            )
+            check_form(session, sent.extra, "upload lora")
+            registered = await loras.add(resources, by, sent.path, form.to_offer(), place=place, idempotency_key=None)
     except TooManyUploads as error:
         raise HTTPException(429, error.message, _CLOSE) from None
     except FORM_ERRORS as error:

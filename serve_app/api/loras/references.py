@@ -1,6 +1,6 @@
 """Reads the JSON body of `POST /v1/loras`, which refers to weights instead of sending them."""
 
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 
 from starlette.requests import Request
 
@@ -15,7 +15,7 @@ from serve_app.service.register import Registered
 
 
 async def add_reference(
-    request: Request, by: loras.AccountActor, *, place: ExitStack, idempotency_key: str | None
+    request: Request, by: loras.AccountActor, *, place: AsyncExitStack, idempotency_key: str | None
 ) -> Registered:
     """Register weights that the account has sent before, or at an address that the operator allows."""
     resources, reference = resources_of(request), await _read(request)
@@ -23,10 +23,8 @@ async def add_reference(
         return await loras.add_known(
             resources, by, reference.sha256, reference.to_offer(), place=place, idempotency_key=idempotency_key
         )
-    path, folder = await fetch_source(request, reference.source or "")
-    return await loras.add(
-        resources, by, path, reference.to_offer(), folder=folder, place=place, idempotency_key=idempotency_key
-    )
+    path = await fetch_source(request, reference.source or "", place)
+    return await loras.add(resources, by, path, reference.to_offer(), place=place, idempotency_key=idempotency_key)
 
 
 async def _read(request: Request) -> LoraReference:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from typing import Annotated
 
 from fastapi import APIRouter, Body, Depends, Path, Query, Request, Response
@@ -137,7 +137,7 @@ async def get_lora(request: Request, caller: CallerDep, lora_id: LoraId) -> Resp
 )
 async def add_lora(request: Request, by: ActorDep, idempotency_key: IdempotencyKeyDep) -> Response:
     loras.require_all_loras(by.caller)
-    with resources_of(request).uploads.hold(by.caller.account_id) as place:
+    async with resources_of(request).uploads.hold(by.caller.account_id) as place:
         registered = await _add(request, by, place, idempotency_key)
     warning = await loras.base_warning(resources_of(request), registered.adapter.base_model)
     body = await _record(request, by.caller.account_id, SharedAdapter(registered.adapter, {}), warning=warning)
@@ -149,19 +149,14 @@ async def add_lora(request: Request, by: ActorDep, idempotency_key: IdempotencyK
     return json_response(body, status=201, headers=headers)
 
 
-async def _add(request: Request, by: loras.AccountActor, place: ExitStack, idempotency_key: str | None) -> Registered:
+async def _add(
+    request: Request, by: loras.AccountActor, place: AsyncExitStack, idempotency_key: str | None
+) -> Registered:
     if not media_type(request).startswith("multipart/"):
         return await add_reference(request, by, place=place, idempotency_key=idempotency_key)
-    upload = await read_upload(request)
-    return await loras.add(
-        resources_of(request),
-        by,
-        upload.path,
-        upload.form.to_offer(),
-        folder=upload.folder,
-        place=place,
-        idempotency_key=idempotency_key,
-    )
+    upload = await read_upload(request, place)
+    resources, offer = resources_of(request), upload.form.to_offer()
+    return await loras.add(resources, by, upload.path, offer, place=place, idempotency_key=idempotency_key)
 
 
 @router.patch(
