@@ -118,12 +118,13 @@ def _wait_until_ready(base_url: str) -> None:
     deadline = time.monotonic() + READY_LIMIT_S
     while True:
         try:
-            if httpx.get(f"{base_url}/readyz", timeout=5).is_success:
+            answer = httpx.get(f"{base_url}/readyz", timeout=5)
+            if answer.is_success and answer.json()["status"] == "ready":
                 return
         except httpx.TransportError:
             pass
         if time.monotonic() > deadline:
-            raise RuntimeError(f"{base_url}/readyz does not answer after {READY_LIMIT_S:g} s")
+            raise RuntimeError(f"{base_url}/readyz does not say that it is ready after {READY_LIMIT_S:g} s")
         time.sleep(0.1)
 
 

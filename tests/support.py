@@ -16,6 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import httpx
 import pytest
 import redis
 
@@ -99,6 +100,12 @@ def mounted_disk(place: Path, *, megabytes: int) -> Generator[Path]:
     finally:
         stop_redis(place / "var")
         subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def says_ready(base_url: str) -> bool:
+    """Return whether a service answers polls, and its generator lives or will start."""
+    answer = httpx.get(f"{base_url}/readyz", timeout=5)
+    return answer.is_success and answer.json()["status"] == "ready"
 
 
 async def end_tasks(tasks: Collection[asyncio.Task[Any] | None]) -> None:

@@ -45,9 +45,11 @@ async def alive() -> dict[str, str]:
 
 @router.get("/readyz")
 async def ready(request: Request) -> JSONResponse:
-    is_ready, states = await readiness(resources_of(request))
-    details = states if _is_operator(request) else {}
-    return JSONResponse({"status": "ready" if is_ready else "not ready", **details}, 200 if is_ready else 503)
+    """Answer 503 only where polls cannot be answered: a balancer would take them from their callers."""
+    found = await readiness(resources_of(request))
+    status = {"status": "ready" if found.is_ready else "not ready", "accepting": not found.reason}
+    details = {**({"reason": found.reason} if found.reason else {}), **found.states}
+    return JSONResponse(status | (details if _is_operator(request) else {}), 200 if found.answers_polls else 503)
 
 
 @router.get("/metrics", dependencies=OPERATOR_ONLY)

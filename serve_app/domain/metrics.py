@@ -80,6 +80,7 @@ JOBS_WAITING = _gauge("jobs_waiting", "Jobs ready or delayed, by plan.", "kind",
 OLDEST_WAITING = _gauge("oldest_waiting_seconds", "Age of the oldest of them.", "kind", "interface", "plan")
 DEAD_JOBS = _gauge("dead_jobs", "Failed jobs that an operator may queue again.")
 WORKERS = _gauge("workers", "Workers seen in the last minute.", "kind")
+ACCEPTING = _gauge("accepting", "1 while the ingress replica that answers accepts new jobs, else 0.")
 REDIS_MEMORY = _gauge("redis_memory_bytes", "Memory that Redis uses.")
 REDIS_MEMORY_LIMIT = _gauge("redis_memory_limit_bytes", "Its maxmemory; 0 is none.")
 

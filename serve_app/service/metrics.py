@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 from serve_app.domain import metrics
 from serve_app.domain.jobs import JobKind
 from serve_app.domain.metrics import METRICS, PREFIX, Metric, MetricType
+from serve_app.service.readiness import what_keeps_jobs_out
 from serve_app.service.resources import Resources
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -86,6 +87,7 @@ async def _read(resources: Resources) -> Samples:
         **await _workers(resources),
         metrics.JOBS: [Sample((event,), counts.get(event, 0)) for event in metrics.EVENTS],
         metrics.DEAD_JOBS: [Sample((), await resources.queue_stats.dead())],
+        metrics.ACCEPTING: [Sample((), float(not await what_keeps_jobs_out(resources)))],
         metrics.REDIS_MEMORY: [Sample((), memory.used)] if memory else [],
         metrics.REDIS_MEMORY_LIMIT: [Sample((), memory.limit)] if memory else [],
     }

@@ -1,11 +1,14 @@
 """Stores PNGs in object storage, and signs the URLs that open them in a browser."""
 
+import asyncio
 import hashlib
 import hmac
 import re
+import secrets
 import stat
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,11 +19,14 @@ from serve_app.domain.errors import NotFound, StoreUnavailable
 from serve_app.domain.metrics import STORAGE_ERRORS, STORAGE_SECONDS
 from serve_app.settings import Settings
 from serve_app.stores.measures import Measures
-from serve_app.stores.storage import in_storage_thread, open_filesystem
+from serve_app.stores.storage import PROBES, in_storage_thread, open_filesystem
 
 _Answer = TypeVar("_Answer")
 
 SAME_URL_S, MOST_URLS = 300, 10_000
+
+PROBE_EVERY_S, PROBE_WAIT_S = 15.0, 3.0
+"""The storage is asked at most so often whether it can be written, and an answer is awaited for so long."""
 
 IMAGES = "images"
 _STEM = r"images/[0-9a-z]{1,64}/\d{4}/\d{2}/\d{2}/[A-Za-z0-9_]{1,64}/a\d{1,9}-\d{1,3}"
@@ -45,6 +51,8 @@ class ImageStore:
         self._root = root.rstrip("/")
         self._is_local = "file" in _protocols(self._files)
         self._urls: dict[tuple[str, str], tuple[int, str]] = {}
+        self._probed = 0.0
+        self._probe: asyncio.Task[bool] | None = None
         self._is_presigned = not self._is_local and "memory" not in _protocols(self._files)
 
     @property
@@ -120,6 +128,17 @@ class ImageStore:
         path = self._path(self.name(image_uri))
         return await self._in_thread(lambda: bool(self._files.exists(path)), doing="lookup")
 
+    async def is_writable(self) -> bool:
+        """Return whether an object can be written and removed now, or could when that was tried last.
+
+        One try at a time is under way. A storage that does not answer in time counts as one that cannot be written.
+        """
+        now, probe = time.monotonic(), self._probe
+        if probe is None or (probe.done() and now - self._probed >= PROBE_EVERY_S):
+            self._probed, self._probe = now, (probe := asyncio.create_task(self._try_to_write()))
+        answered, _ = await asyncio.wait({probe}, timeout=PROBE_WAIT_S)
+        return bool(answered) and probe.result()
+
     async def names(self, folder: str = IMAGES) -> list[str]:
         """List every object under `folder`, by name."""
         path = self._path(folder)
@@ -189,6 +208,20 @@ class ImageStore:
         finally:
             if self._measures is not None:
                 self._measures.observe(STORAGE_SECONDS, time.perf_counter() - began, doing)
+
+    async def _try_to_write(self) -> bool:
+        path = self._path(f"{IMAGES}/0/1970/01/01/probe/a{secrets.randbelow(10**9)}-0.png")  # a name that no job has
+
+        def write_and_remove() -> None:
+            (self._write_local if self._is_local else self._write_object)(path, b"probe")
+            with suppress(FileNotFoundError):  # a sweep was first
+                self._files.rm_file(path)
+
+        try:
+            await in_storage_thread(write_and_remove, doing="probe", pool=PROBES)
+        except (StoreUnavailable, FileNotFoundError):
+            return False
+        return True
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"

@@ -37,6 +37,16 @@ class RedisMemory(NamedTuple):
     used: int
     limit: int
 
+    @property
+    def is_short(self) -> bool:
+        """Whether less than the reserve is left, so that no new job may be accepted."""
+        return bool(self.limit) and self.used > self.limit - memory_reserve(self.limit)
+
+
+def memory_reserve(limit: int) -> int:
+    """Return how many bytes of a `maxmemory` new jobs leave free, for what ends and deletes others."""
+    return limit // 10
+
 
 class ShownWorker(NamedTuple):
     """What a live worker has last shown; empty for one that has shown nothing."""

@@ -19,6 +19,9 @@ STORAGE = ThreadPoolExecutor(THREADS, thread_name_prefix="storage")
 WEIGHTS = ThreadPoolExecutor(THREADS, thread_name_prefix="weights")
 """For downloads of adapters: where they come from may hang while images are stored and local files are read."""
 
+PROBES = ThreadPoolExecutor(1, thread_name_prefix="storage-probe")
+"""For tries whether the storage can be written: one that hangs takes no thread from those who read and write."""
+
 _Answer = TypeVar("_Answer")
 
 

@@ -324,7 +324,13 @@ async def test_without_redis_the_process_is_alive_and_not_ready(without_redis: h
     assert (await without_redis.get("/healthz")).status_code == 200
     answer = await without_redis.get("/readyz")
     assert answer.status_code == 503
-    assert answer.json() == {"status": "not ready", "redis": "down", "storage": "ok"}
+    assert answer.json() == {
+        "status": "not ready",
+        "accepting": False,
+        "reason": "Redis does not answer",
+        "redis": "down",
+        "storage": "ok",
+    }
 
 
 async def test_without_redis_credentials_and_routes_are_still_checked(without_redis: httpx.AsyncClient) -> None:

@@ -1,17 +1,22 @@
 """Health, readiness, metrics and the landing page."""
 
 import re
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import httpx
 import pytest
-from pydantic import SecretStr, ValidationError
+import redis
+from pydantic import ByteSize, SecretStr, ValidationError
 
 from serve_app.api.app import create_app
+from serve_app.domain.jobs import JobKind
 from serve_app.settings import Settings
-from tests.api.app import BASE, LORA, Member, TestService, error_of, open_service
+from serve_app.stores import images
+from tests.api.app import BASE, LORA, Member, TestService, client_of, error_of, open_service
+from tests.support import mounted_disk, wait_until
 
 
 async def test_the_process_says_it_is_alive(service: TestService) -> None:
@@ -23,7 +28,64 @@ async def test_the_service_says_it_is_ready(tmp_path: Path) -> None:
     async with open_service(tmp_path) as service:
         answer = await service.client.get("/readyz")
     assert answer.status_code == 200
-    assert answer.json() == {"status": "ready", "redis": "ok", "storage": "ok", "generator": "scaled to zero"}
+    states = {"redis": "ok", "storage": "ok", "generator": "scaled to zero"}
+    assert answer.json() == {"status": "ready", "accepting": True, **states}
+
+
+@pytest.mark.slow
+async def test_it_says_what_keeps_new_jobs_out_and_polls_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk of the images is short and then read-only, and Redis is at its limit, each one really."""
+    monkeypatch.setattr(images, "PROBE_EVERY_S", 0.0)
+    with mounted_disk(tmp_path / "disk", megabytes=8) as disk:
+        reserve = ByteSize(5 << 20)
+        async with open_service(tmp_path / "service", storage_url=disk.as_uri(), disk_reserve=reserve) as service:
+            member = await service.member()
+            done = await service.submit(member)
+            await service.complete(done)
+
+            async def says(reason: str) -> bool:
+                answer, poll = [
+                    await service.client.get(path, headers=member.a) for path in ("/readyz", f"/v1/generate/{done}")
+                ]
+                assert (answer.status_code, poll.status_code) == (200, 200)
+                said = answer.json()
+                assert (said["status"], said["accepting"]) == ("ready", "reason" not in said)
+                numbers = (await service.client.get("/metrics")).text
+                return said.get("reason", "") == reason and f"atelier_accepting {float(not reason)}" in numbers
+
+            assert await says("")
+            ballast = disk / "ballast"
+            ballast.write_bytes(bytes(4 << 20))
+            await wait_until(lambda: says("disk below its reserve"))
+            ballast.unlink()
+            await wait_until(lambda: says(""))
+            _remount(disk, "ro")
+            await wait_until(lambda: says("storage cannot be written"))
+            _remount(disk, "rw")
+            await wait_until(lambda: says(""))
+            with redis.Redis.from_url(service.resources.redis_url) as client:
+                client.config_set("maxmemory", int(client.info("memory")["used_memory"] * 1.05))
+                await wait_until(lambda: says("Redis at its memory limit"))
+                client.config_set("maxmemory", 0)
+            await wait_until(lambda: says(""))
+
+
+def _remount(disk: Path, mode: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{mode}", disk], check=True)
+
+
+async def test_while_a_generator_is_missing_polls_are_answered_and_jobs_accepted(tmp_path: Path) -> None:
+    async def always(_kind: JobKind) -> bool:
+        return True
+
+    async with (
+        open_service(tmp_path) as service,
+        client_of(create_app(replace(service.resources, keeps_worker=always))) as client,
+    ):
+        answer = await client.get("/readyz")
+    assert answer.status_code == 200
+    states = {"redis": "ok", "storage": "ok", "generator": "none has started"}
+    assert answer.json() == {"status": "not ready", "accepting": True, **states}
 
 
 async def test_metrics_are_prometheus_text_with_the_queue_s_depth(service: TestService, member: Member) -> None:
@@ -85,7 +147,7 @@ async def test_what_tells_of_other_tenants_is_the_operators(service: TestService
         assert (await client.get("/healthz")).status_code == 200
     assert ready.status_code == 200
     assert ("redis" in ready.json()) is asked.sees
-    assert ready.json()["status"] == "ready"
+    assert (ready.json()["status"], ready.json()["accepting"]) == ("ready", True)
     if asked.sees:
         assert "atelier_jobs_ready" in metrics.text
     else:

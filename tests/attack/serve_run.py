@@ -20,7 +20,7 @@ from serve_app.service.resources import open_resources
 from serve_app.settings import Settings
 from serve_app.stores.embedded import stop_redis
 from tests.deployments.service import ENVIRONMENT, START_LIMIT_S
-from tests.support import ROOT, free_port
+from tests.support import ROOT, free_port, says_ready
 
 SERVE = str(Path(sys.executable).with_name("serve"))
 
@@ -74,7 +74,7 @@ class ServeRun:
     def is_ready(self) -> bool:
         assert self.process.poll() is None, self.output.read_text()
         try:
-            answers = httpx.get(f"http://127.0.0.1:{self.port}/readyz", timeout=5).is_success
+            answers = says_ready(f"http://127.0.0.1:{self.port}")
         except httpx.TransportError:
             return False
         return answers and not any(call in title for title in self._titles() for call in (".__init__", ".initialize"))

@@ -76,9 +76,12 @@ def test_memory_that_fills_up_is_named_by_its_share_and_by_what_retention_needs(
     assert _finding(atelier, "redis memory")["level"] == "ok"
     used = redis_db.info("memory")["used_memory"]  # now that the write's own buffers are free again
     try:
-        redis_db.config_set("maxmemory", int(used * 1.1))
+        redis_db.config_set("maxmemory", int(used * 1.15))
         full = _finding(atelier, "redis memory")
         assert full["level"] == "warn", full
+        redis_db.config_set("maxmemory", int(used * 1.05))
+        full = _finding(atelier, "redis memory")
+        assert (full["level"], "new jobs are refused" in full["found"]) == ("fail", True), full
         redis_db.config_set("maxmemory", limit)
         retention_s = int(atelier.settings.retention.total_seconds())
         for number in range(200):  # ended jobs of the last two days, evenly

@@ -307,7 +307,7 @@ def subjects(page: Page) -> list[str]:
 
 
 async def test_a_base_model_and_a_lora_show_where_they_are_loaded(
-    alice: Browser, service: TestService, member: Member
+    alice: Browser, service: TestService, member: Member, redis_db: redis.Redis
 ) -> None:
     resources, lora = service.resources, adapter_id("outline")
     await service.complete(await service.submit(member, lora_id=lora))
@@ -320,6 +320,12 @@ async def test_a_base_model_and_a_lora_show_where_they_are_loaded(
     page = await alice.open("/operators/")
     assert "1 of 8" in page.text
     assert " free, 537 MB in reserve" in page.text
+    assert "new jobs are refused" not in page.text
+    redis_db.config_set("maxmemory", int(redis_db.info("memory")["used_memory"] * 1.05))
+    try:
+        assert "new jobs are refused" in (await alice.open("/operators/")).text
+    finally:
+        redis_db.config_set("maxmemory", 0)
 
 
 async def test_the_checks_run_on_a_button(alice: Browser, resources: Resources) -> None:

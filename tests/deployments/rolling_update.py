@@ -22,7 +22,7 @@ from serve_app.domain.requests import Variant
 from serve_app.service.resources import open_resources
 from serve_app.settings import Settings
 from serve_app.stores.embedded import ensure_redis, stop_redis
-from tests.support import free_port
+from tests.support import free_port, says_ready
 
 CALLERS = 4
 BEFORE_S, AFTER_S = 20.0, 10.0
@@ -112,7 +112,7 @@ def main(home: Path, report: Path, old: str, new: str) -> None:
     try:
         deploy(config(port, old))
         base_url = f"http://127.0.0.1:{port}"
-        until(lambda: httpx.get(f"{base_url}/readyz").is_success)
+        until(lambda: says_ready(base_url))
         was_old = httpx.get(base_url + NEW_PAGE).status_code
         secret, lora_id = asyncio.run(new_key())
         load = Load(base_url, secret, lora_id)

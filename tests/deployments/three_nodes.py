@@ -32,7 +32,7 @@ from serve_app.settings import Settings
 from serve_app.stores.redis import connect_sync
 from serve_app.stores.redis_binary import server_binary
 from serve_app.stores.redis_keys import redis_key
-from tests.support import free_port
+from tests.support import free_port, says_ready
 
 JOBS = 4
 REDIS_HOST, SECOND, THIRD = "127.0.0.9", "127.0.0.2", "127.0.0.3"
@@ -198,7 +198,7 @@ def replicas() -> list[int]:
 def serve_jobs(port: int, kill: Callable[[], None]) -> dict[str, Any]:
     secret, lora_id = asyncio.run(new_key())
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {secret}"}) as caller:
-        until(lambda: caller.get("/readyz").is_success)
+        until(lambda: says_ready(f"http://127.0.0.1:{port}"))
         before, idle = sorted(replicas()), len(pids_of("ServeReplica:atelier:generator"))
         deploy(config(port, most=2))  # a changed bound, and nothing else
         kept = before == sorted(replicas())
@@ -249,12 +249,12 @@ def serve_jobs(port: int, kill: Callable[[], None]) -> dict[str, Any]:
 
 
 def unready(caller: httpx.Client) -> dict[str, Any]:
-    """Return the first answer of `/readyz` that is no success: the one after it may be."""
+    """Return the first answer of `/readyz` that says `not ready`: the one after it may be."""
     answers: list[httpx.Response] = []
 
     def is_unready() -> bool:
         answers.append(caller.get("/readyz"))
-        return not answers[-1].is_success
+        return answers[-1].json()["status"] == "not ready"
 
     until(is_unready)
     return answers[-1].json()

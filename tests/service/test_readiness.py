@@ -1,10 +1,12 @@
 """`/readyz` tells whether jobs will be worked on, as far as Redis knows."""
 
 import asyncio
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import redis
@@ -18,10 +20,15 @@ from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.service.executor import Executor
 from serve_app.service.readiness import LONGEST_START_S, readiness
 from serve_app.service.resources import Resources
+from serve_app.settings import Settings
+from serve_app.stores import images
 from serve_app.stores.claiming import new_nonce
+from serve_app.stores.images import ImageStore
 from serve_app.stores.job_queue import WORKER_LIFE
 from serve_app.stores.redis_keys import redis_key
+from tests.faults.storage import ERROR, SLOW, register_faulty, set_fault
 from tests.service.scripted_executor import ScriptedExecutor
+from tests.support import wait_until
 
 GENERATION = JobKind.GENERATION
 
@@ -49,25 +56,29 @@ async def failing() -> Executor:
 
 
 async def test_it_is_not_ready_until_the_first_generator_asks_for_work(always_on: Resources) -> None:
-    assert await readiness(always_on) == (False, {"redis": "ok", "storage": "ok", "generator": "none has started"})
+    found = await readiness(always_on)
+    assert found == ({"redis": "ok", "storage": "ok", "generator": "none has started"}, "")
+    assert (found.answers_polls, found.is_ready) == (True, False)
     await ask_for_work(always_on)
-    assert await readiness(always_on) == (True, {"redis": "ok", "storage": "ok", "generator": "ok"})
+    found = await readiness(always_on)
+    assert found == ({"redis": "ok", "storage": "ok", "generator": "ok"}, "")
+    assert found.is_ready
 
 
 async def test_a_generator_that_was_seen_last_long_ago_is_gone(always_on: Resources, redis_db: redis.Redis) -> None:
     last_seen = time.time() - WORKER_LIFE.total_seconds() - 1
     redis_db.zadd(redis_key("workers", GENERATION), {"worker": last_seen * 1000})
-    assert not (await readiness(always_on))[0]
+    assert not (await readiness(always_on)).is_ready
 
 
 async def test_a_generator_that_cannot_start_is_named_with_its_reason(resources: Resources) -> None:
     with pytest.raises(FileNotFoundError):
         await noting_failure(GENERATION, resources, failing())
-    is_ready, states = await readiness(resources)
-    assert not is_ready
-    assert states["generator"] == "cannot start: FileNotFoundError: no model_index.json"
+    found = await readiness(resources)
+    assert not found.is_ready
+    assert found.states["generator"] == "cannot start: FileNotFoundError: no model_index.json"
     await noting_failure(GENERATION, resources, working())
-    assert (await readiness(resources))[0]
+    assert (await readiness(resources)).is_ready
 
 
 async def test_a_generator_that_is_stopped_while_it_loads_has_not_failed(always_on: Resources) -> None:
@@ -79,7 +90,7 @@ async def test_a_generator_that_is_stopped_while_it_loads_has_not_failed(always_
 
     with pytest.raises(RuntimeError):
         await noting_failure(GENERATION, always_on, loading())
-    assert (await readiness(always_on))[1]["generator"] == "none has started"
+    assert (await readiness(always_on)).states["generator"] == "none has started"
 
 
 async def test_while_no_worker_is_there_an_estimate_has_the_time_of_a_start(
@@ -108,15 +119,49 @@ async def test_one_of_several_that_cannot_start_does_not_matter(resources: Resou
     await ask_for_work(resources)
     with pytest.raises(FileNotFoundError):
         await noting_failure(GENERATION, resources, failing())
-    assert (await readiness(resources))[1]["generator"] == "ok"
+    assert (await readiness(resources)).states["generator"] == "ok"
 
 
 async def test_scaled_to_zero_is_ready_while_no_work_waits_in_vain(resources: Resources, redis_db: redis.Redis) -> None:
-    assert (await readiness(resources))[1]["generator"] == "scaled to zero"
+    assert (await readiness(resources)).states["generator"] == "scaled to zero"
     redis_db.zadd(redis_key("age", GENERATION), {"job": (time.time() - LONGEST_START_S + 60) * 1000})
-    assert (await readiness(resources))[0]
+    assert (await readiness(resources)).is_ready
     redis_db.zadd(redis_key("age", GENERATION), {"job": (time.time() - LONGEST_START_S - 60) * 1000})
-    assert (await readiness(resources))[1]["generator"] == "none has started"
+    assert (await readiness(resources)).states["generator"] == "none has started"
+
+
+async def test_a_storage_that_fails_or_hangs_is_found_by_few_tries(
+    resources: Resources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register_faulty()
+    bucket = tmp_path / "bucket"
+    set_fault(bucket, None)
+    settings = Settings.model_validate(resources.settings.model_dump() | {"storage_url": f"faulty://{bucket}"})
+    there = replace(resources, images=ImageStore(settings))
+    assert not (await readiness(there)).reason
+    set_fault(bucket, ERROR)
+    assert not (await readiness(there)).reason, "it is tried once in a while"
+    monkeypatch.setattr(images, "PROBE_EVERY_S", 0.0)
+    found = await readiness(there)
+    assert (found.reason, found.states["storage"]) == ("storage cannot be written", "cannot be written")
+    assert found.is_ready, "polls are answered"
+    set_fault(bucket, None)
+    assert not (await readiness(there)).reason
+    monkeypatch.setattr(images, "PROBE_WAIT_S", 0.05)
+    set_fault(bucket, SLOW)
+    try:
+        for _ in range(5):
+            assert (await readiness(there)).reason == "storage cannot be written"
+        trying = [thread for thread in threading.enumerate() if thread.name.startswith("storage-probe")]
+        assert len(trying) == 1
+    finally:
+        set_fault(bucket, None)
+
+    async def recovers() -> bool:
+        return not (await readiness(there)).reason
+
+    await wait_until(recovers)
+    assert not [path for path in bucket.rglob("*") if path.is_file()]
 
 
 @pytest.mark.parametrize(

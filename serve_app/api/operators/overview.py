@@ -59,7 +59,6 @@ async def open_live(request: Request, session: LiveSession) -> Response:
 
 async def _facts(resources: Resources) -> dict[str, Any]:
     reader = resources.operator_reader
-    _, states = await readiness(resources)
     backlogs: dict[JobKind, Backlog] = {kind: await resources.queue_stats.backlog(kind) for kind in JobKind}
     by_plan = await resources.queue_stats.waiting([":".join(plan) for plan in resources.settings.plan_table])
     queues = [queue for kind in JobKind for queue in await reader.queues(kind, MOST_ROWS)]
@@ -72,7 +71,7 @@ async def _facts(resources: Resources) -> dict[str, Any]:
         "running": running[:MOST_ROWS],
         "dead": await resources.queue_stats.dead(),
         "workers": workers,
-        "states": states,
+        "states": (await readiness(resources)).states,
         "memory": await resources.measures.memory(),
         "disks": await resources.disk.disks(),
         "names": await reader.account_names([*(q.account_id for q in queues), *(job.account_id for job in running)]),

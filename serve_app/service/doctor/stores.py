@@ -19,6 +19,7 @@ from serve_app.stores.catalog_digests import add_digests
 from serve_app.stores.catalog_file import CatalogError, read_catalog
 from serve_app.stores.embedded import running_redis
 from serve_app.stores.images import ImageStore
+from serve_app.stores.measures import RedisMemory
 from serve_app.stores.redis_address import KINDS
 from serve_app.stores.redis_binary import server_binary, version_of
 from serve_app.stores.redis_inspection import DURABLE, RedisFacts, inspect_redis, keys_by_pepper, span_of_records
@@ -98,7 +99,9 @@ def _memory(settings: Settings, url: str, facts: RedisFacts) -> Iterable[Check]:
     found = f"{used / 1e6:.0f} of {limit / 1e6:.0f} MB in use ({used / limit:.0%})"
     more = "give it more memory and maxmemory, or shorten ATELIER_RETENTION: when it is full, new jobs are refused"
     span = span_of_records(url, settings.retention)
-    if used > limit * MEMORY_WARNING:
+    if RedisMemory(used, limit).is_short:
+        yield fail("redis memory", f"{found}: new jobs are refused", more)
+    elif used > limit * MEMORY_WARNING:
         yield warn("redis memory", found, more)
     elif span and span >= LEAST_SPAN and used * (settings.retention / span) > limit:
         needed = used * (settings.retention / span)
