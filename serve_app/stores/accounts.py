@@ -104,13 +104,13 @@ class AccountStore:
             raise NotFound(f"no account {account_id!r} with this user")
         return credential_version
 
-    async def check_password(self, name: str, password: str) -> SignIn | None:
+    async def check_password(self, name: str, password: str, *, within: str = "") -> SignIn | None:
         """Return who signs in, if the password is right.
 
         `name` is the account's name or id, or an invited user's name. An unknown name takes as long as a wrong
-        password: one round trip, one hash.
+        password: one round trip, one hash. With `within`, whoever does not belong to that account is unknown.
         """
-        account_id, user_id, credential_version, *cells = await self._find_user(id_or_name=name)
+        account_id, user_id, credential_version, *cells = await self._find_user(id_or_name=name, within=within)
         row, own = pairs(cells[0]), pairs(cells[1])
         matches = await self._passwords.matches((own if user_id else row).get("password"), password)
         if not matches or "disabled" in row:

@@ -3,12 +3,10 @@
 import hashlib
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, cast
 
 from redis.asyncio import Redis
 
 from serve_app.domain.durations import milliseconds
-from serve_app.stores.redis_keys import redis_key
 from serve_app.stores.script import Script
 
 NAME_LENGTH = 100
@@ -60,16 +58,17 @@ class SignIns:
     """
 
     def __init__(self, redis: Redis) -> None:
-        self._redis = cast(Any, redis)
         self._count = Script(redis, "sign_in")
+        self._forget = Script(redis, "forget_sign_in")
 
-    async def count(self, name: str, address: str, device: KnownDevice | None) -> Try:
+    async def count(self, name: str, address: str, device: KnownDevice | None, *, within: str = "") -> Try:
         """Count a try, in one round trip whether there is such an account or not.
 
-        `name` may be its id or its name.
+        `name` may be its id or its name. With `within`, whoever does not belong to that account is counted as unknown.
         """
         wait_ms, counted_at = await self._count(
             name=name if len(name) <= NAME_LENGTH else "",
+            within=within,
             name_digest=_digest(name),
             source=f"address_{_digest(address)}",
             device=f"device_{_digest(device.device_id)}" if device else "",
@@ -85,8 +84,8 @@ class SignIns:
         return Try(timedelta(milliseconds=wait_ms), counted_at)
 
     async def forget(self, counted: Try) -> None:
-        """Forget the tries from this try's address, after the right password."""
-        await self._redis.delete(redis_key(counted.counted_at))
+        """Forget the tries from this try's source, after the right password, and no others."""
+        await self._forget(counted_at=counted.counted_at)
 
 
 def _digest(text: str) -> str:

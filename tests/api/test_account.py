@@ -13,6 +13,7 @@ from serve_app.domain.audit import OWNER, Act, api_key
 from serve_app.domain.audit import user as user_actor
 from serve_app.domain.requests import Variant
 from serve_app.service.delete_account import finish_removals
+from serve_app.stores.sign_ins import HERE
 from tests.api.app import Member, TestService, error_of, open_service
 from tests.audit import Reading
 from tests.faults.storage import ERROR, register_faulty, set_fault
@@ -113,6 +114,38 @@ async def test_passwords_are_not_guessed_with_a_key(service: TestService, leavin
     answer = await delete(service, leaving.a, account=leaving.account.name, password=PASSWORD)
     assert (answer.status_code, error_of(answer)["code"]) == (429, "rate_limit_exceeded")
     assert 0 < int(answer.headers["retry-after"]) <= 15
+
+
+async def test_a_user_of_another_account_is_answered_and_counted_as_an_unknown_one(
+    service: TestService, leaving: Member
+) -> None:
+    """Nothing is learned of their passwords, and nothing of theirs is changed."""
+    other, resources, theirs = await service.member(), service.resources, "another good password"
+    await resources.accounts.set_password(other.account.id, theirs)
+    invited = await resources.users.create(other.account.id, f"eve@{other.account.id}", Role.OWNER)
+    await resources.accounts.set_password(other.account.id, theirs, user_id=invited.id)
+    for _ in range(HERE.free):
+        await resources.sign_ins.count(invited.name, "127.0.0.1", None)
+    names = (other.account.name, other.account.id, invited.name, f"nobody@{other.account.id}")
+    answers: dict[str, list[tuple[int, str]]] = {name: [] for name in names}
+    for name in names:
+        for _ in range(HERE.free + 1):
+            answer = await delete(service, leaving.a, account=leaving.account.name, user=name, password=theirs)
+            answers[name].append((answer.status_code, error_of(answer)["code"]))
+    assert list(answers.values()) == [[(403, "forbidden")] * HERE.free + [(429, "rate_limit_exceeded")]] * len(names)
+    assert (await resources.sign_ins.count(invited.name, "127.0.0.1", None)).wait, "their own tries still count"
+    assert not (await resources.sign_ins.count(other.account.id, "127.0.0.1", None)).wait, "and none was added"
+    assert await resources.audit.rows(other.account.id) == []
+    assert len(await resources.audit.rows(leaving.account.id)) == HERE.free * len(names)
+
+
+async def test_a_right_password_that_deletes_nothing_takes_back_no_try(service: TestService, leaving: Member) -> None:
+    account = leaving.account
+    user = await service.resources.users.create(account.id, f"joe@{account.id}", Role.MEMBER)
+    await service.resources.accounts.set_password(account.id, PASSWORD, user_id=user.id)
+    body = {"account": account.name, "user": user.name, "password": PASSWORD}
+    statuses = [(await delete(service, leaving.a, **body)).status_code for _ in range(HERE.free + 1)]
+    assert statuses == [403] * HERE.free + [429]
 
 
 async def test_what_the_storage_does_not_remove_now_goes_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,10 @@ async def test_every_act_in_the_console_leaves_exactly_one_row(
     [key] = await resources.api_keys.list(owner.id)
     page = await browser.open("/console/settings/api")
     await browser.send(page.form("Revoke this key"))
+    page = await browser.open("/console/settings/password")
+    await browser.send(
+        page.form("Change password"), password="wrong", new_password="n" * 12, new_password_again="n" * 12
+    )
     page = await browser.open("/console/settings")
     await browser.send(page.form("Sign out"))
     rows = await resources.audit.rows(owner.id)
@@ -32,6 +36,7 @@ async def test_every_act_in_the_console_leaves_exactly_one_row(
         ("owner", Act.SIGNED_IN, ""),
         ("owner", Act.KEY_CREATED, key.id),
         ("owner", Act.KEY_REVOKED, key.id),
+        ("owner", Act.SIGN_IN_FAILED, ""),
         ("owner", Act.SIGNED_OUT, ""),
     ]
     assert {row.address for row in rows} == {ADDRESS}

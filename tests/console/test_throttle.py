@@ -115,6 +115,21 @@ async def test_a_device_that_was_not_made_known_is_unknown(
     assert await _status(attacker, "owner") == 429
 
 
+async def test_right_passwords_use_up_no_tries_and_forgive_those_of_no_other_address(
+    browsers: Browsers, owner: Account
+) -> None:
+    await _guess_from_many_addresses(browsers, "owner", count=EVERYWHERE.free - 2)
+    home = browsers.new()
+    assert (await home.sign_in("owner", WRONG)).status == 403
+    for _ in range(2):
+        home.http.cookies.clear()  # an unknown device each time
+        assert (await home.sign_in("owner", PASSWORD)).status == 200
+    last, waiting = browsers.new(), browsers.new()
+    assert (await last.sign_in("owner", WRONG)).status == 403
+    assert (await last.sign_in("owner", WRONG)).status == 403, "the twentieth"
+    assert (await waiting.sign_in("owner", WRONG)).status == 429, "the others' guesses are still counted"
+
+
 async def test_a_signed_device_passes(browsers: Browsers, resources: Resources, owner: Account) -> None:
     """The control of the test above."""
     await _guess_from_many_addresses(browsers, "owner")

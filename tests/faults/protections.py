@@ -298,13 +298,6 @@ PROTECTIONS: tuple[Protection, ...] = (
         IN_CONSOLE + "test_throttle.py::test_a_forged_client_address_changes_nothing",
     ),
     Protection(
-        "the sixth guess waits",
-        "serve_app/api/console/routes.py",
-        "    if counted.wait:\n",
-        "    if False:\n",
-        IN_CONSOLE + "test_throttle.py::test_the_sixth_guess_waits_even_if_it_is_right",
-    ),
-    Protection(
         "a known device is signed",
         "serve_app/api/console/known_device.py",
         'return hmac.digest(key, content.encode(errors="replace"), "sha256").hex()',
@@ -346,13 +339,6 @@ PROTECTIONS: tuple[Protection, ...] = (
         "    set_session(request, response, token)\n",
         '    if "atelier_session" not in request.cookies:\n        set_session(request, response, token)\n',
         IN_BROWSER + "test_signing_in_replaces_a_session_that_was_set_beforehand",
-    ),
-    Protection(
-        "the sixth guess waits in a browser",
-        "serve_app/api/console/routes.py",
-        "    if counted.wait:\n",
-        "    if False:\n",
-        IN_BROWSER + "test_the_sixth_guess_of_a_password_waits",
     ),
     # 7. what a job may and shows
     Protection(
@@ -575,20 +561,6 @@ PROTECTIONS: tuple[Protection, ...] = (
         "left=[*left, *images]",
         "left=[]",
         "tests/service/test_delete_account.py::test_what_still_names_the_account_is_reported",
-    ),
-    Protection(
-        "an account's deletion takes the password of an owner",
-        "serve_app/api/jobs/account.py",
-        " or who.user.role is not Role.OWNER:",
-        ":",
-        IN_API + "test_account.py::test_only_an_owner_with_the_password_and_the_name_deletes",
-    ),
-    Protection(
-        "nor of an owner of another",
-        "serve_app/api/jobs/account.py",
-        " or who.account.id != caller.account_id",
-        "",
-        IN_API + "test_account.py::test_only_an_owner_with_the_password_and_the_name_deletes",
     ),
     Protection(
         "its password is not guessed with a key",

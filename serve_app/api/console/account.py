@@ -113,6 +113,7 @@ async def check_own_password(request: Request, session: SignedIn, form: Form) ->
         resources_of(request),
         session.user.name if session.user.id else session.account.id,
         form.get("password", ""),
+        actor=session.actor,
         address=caller_address(request),
         device=read_device(request),
     )

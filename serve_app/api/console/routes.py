@@ -1,24 +1,23 @@
 """The console's path operations: sign in and out, and account settings."""
 
-from math import ceil
+from datetime import timedelta
 
 from fastapi import APIRouter, Request, Response
 
 from serve_app.api.console.account import open_session
 from serve_app.api.console.guards import FormSession, PageSession
 from serve_app.api.console.known_device import read_device
-from serve_app.api.console.pages import NAME_LENGTH, settings_page, sign_in_page
+from serve_app.api.console.pages import settings_page, sign_in_page
 from serve_app.api.console.roles import home_of
 from serve_app.api.console.session import SESSION, anonymous_token, drop_cookie, read_session
 from serve_app.api.dependencies import caller_address, resources_of
 from serve_app.api.site.addresses import redirect
 from serve_app.api.site.form_tokens import check_form, is_form_token
 from serve_app.api.site.forms import Form
-from serve_app.domain.accounts import SignIn
 from serve_app.domain.audit import ANYONE, Act
 from serve_app.domain.durations import wait_text
-
-PASSWORD_LENGTH = 128
+from serve_app.domain.errors import TooManyTries
+from serve_app.service.password_check import check_password
 
 router = APIRouter()
 
@@ -41,17 +40,17 @@ async def sign_in(request: Request, form: Form) -> Response:
     name, password = form.get("name", "").strip(), form.get("password", "")
     if not is_form_token(anonymous_token(request), "sign in", form.get("form_token", "")):
         return sign_in_page(request, status=403, problem="The page has expired. Please try again.", name=name)
-    resources = resources_of(request)
-    counted = await resources.sign_ins.count(name, caller_address(request), read_device(request))
-    if counted.wait:
-        wait_s = ceil(counted.wait.total_seconds())
-        problem = f"Too many attempts for this account. Try again in {wait_text(counted.wait)}."
+    address, device = caller_address(request), read_device(request)
+    try:
+        signed_in = await check_password(
+            resources_of(request), name, password, actor=ANYONE, address=address, device=device
+        )
+    except TooManyTries as error:
+        wait_s = error.retry_after_s
+        problem = f"Too many attempts for this account. Try again in {wait_text(timedelta(seconds=wait_s))}."
         return sign_in_page(request, status=429, problem=problem, name=name, retry_after_s=wait_s)
-    signed_in = await _check_password(request, name, password)
     if signed_in is None:
-        await _record(request, counted.account_id, Act.SIGN_IN_FAILED, actor=ANYONE)
         return sign_in_page(request, status=403, problem="Wrong account name or password.", name=name)
-    await resources.sign_ins.forget(counted)
     page = "playground" if form.get("next") == "playground" else "settings"
     return await open_session(request, signed_in, page)
 
@@ -73,13 +72,6 @@ async def sign_out(request: Request, session: FormSession, form: Form) -> Respon
 @router.get("/settings")
 async def open_settings(request: Request, session: PageSession) -> Response:
     return await settings_page(request, session)
-
-
-async def _check_password(request: Request, name: str, password: str) -> SignIn | None:
-    """Who has the right password. What is too long for one costs the same and is never right."""
-    is_possible = len(name) <= NAME_LENGTH and len(password) <= PASSWORD_LENGTH
-    accounts = resources_of(request).accounts
-    return await accounts.check_password(name if is_possible else "", password[:PASSWORD_LENGTH])
 
 
 async def _record(request: Request, account_id: str, act: Act, *, actor: str) -> None:

@@ -13,8 +13,8 @@ from serve_app.api.openapi import named, success
 from serve_app.api.responses import json_response
 from serve_app.api.routing import ContractRoute
 from serve_app.api.schemas import NOT_NULL, RequestBody, ResponseBody, line
-from serve_app.domain.accounts import Caller, Role, SignIn
-from serve_app.domain.audit import OWNER, Act, api_key, user
+from serve_app.domain.accounts import Caller, SignIn
+from serve_app.domain.audit import OWNER, api_key, user
 from serve_app.domain.errors import Forbidden, InvalidParameter
 from serve_app.service.delete_account import DeletedAccount, delete_own_account
 from serve_app.service.operate import Actor
@@ -94,12 +94,15 @@ async def delete_account(
 
 async def _owner(request: Request, caller: Caller, body: AccountDeletion) -> SignIn:
     """The owner whose password was sent. Raises `Forbidden`, `TooManyTries`."""
-    resources, address = resources_of(request), caller_address(request)
-    who = await check_password(resources, body.user or caller.account_id, body.password, address=address)
-    if who is None or who.account.id != caller.account_id or who.user.role is not Role.OWNER:
-        await resources.audit.record(
-            caller.account_id, Act.SIGN_IN_FAILED, actor=api_key(caller.key_id), address=address
-        )
+    who = await check_password(
+        resources_of(request),
+        body.user or caller.account_id,
+        body.password,
+        actor=api_key(caller.key_id),
+        address=caller_address(request),
+        owner_of=caller.account_id,
+    )
+    if who is None:
         raise Forbidden("The password is not that of an owner of this account.")
     return who
 
