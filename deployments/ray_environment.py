@@ -11,7 +11,7 @@ from deployments.proxy import environment as proxy_environment
 from deployments.ray_internals import LOOPBACK_ENVIRONMENT
 from serve_app.atomic_files import PRIVATE_FOLDER
 
-PROXY_PORTS = 4
+PROXY_PORTS = 2
 REPLICA_PORTS = 100
 """Ports for ingress replicas: Serve reuses the port of a replaced replica only after minutes."""
 
@@ -21,7 +21,7 @@ def ray_environment(home: Path) -> dict[str, str]:
     proxy = home / "p"
     proxy.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
     first = _free_block(PROXY_PORTS + REPLICA_PORTS)
-    stats, metrics, fallback_http, fallback_grpc = range(first, first + PROXY_PORTS)
+    fallback_http, fallback_grpc = range(first, first + PROXY_PORTS)
     replicas = first + PROXY_PORTS
     wanted = {
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -35,8 +35,6 @@ def ray_environment(home: Path) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(proxy / "metrics.sock"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(proxy),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(proxy / "server-state"),
-        "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
-        "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback_http),
         "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(fallback_grpc),
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(replicas),

@@ -79,7 +79,7 @@ class Settings(BaseSettings):
     plans: Path | None = None
     """A YAML list of {interface, name, limit, window_s, loras, lora_bytes}, merged over the six plans of the documents."""
     operator_token: SecretStr | None = Field(default=None, min_length=16)
-    """Opens `/metrics` and the details of `/readyz` from other machines (`Authorization: Bearer`); unset, only this one sees them."""
+    """Opens `/metrics` and the details of `/readyz`. Unset: made once as `data_dir/operator-token` (0600)."""
     pepper: SecretStr | None = None
     """Secret that keys API-key digests: version 1 of it. Unset: made once in `data_dir/secrets.json` (0600)."""
     peppers: dict[Annotated[int, Field(ge=1)], SecretStr] = Field(default_factory=dict)
@@ -198,6 +198,17 @@ class Settings(BaseSettings):
         if self.signing_keys:
             return {kid: secret.get_secret_value().encode() for kid, secret in self.signing_keys.items()}
         return {"local": self._local_secrets["signing_key"].encode()}
+
+    @property
+    def operator_secret(self) -> bytes:
+        """Return the operator's token; one that is not set is made at first use, for this machine alone."""
+        if self.operator_token is not None:
+            return self.operator_token.get_secret_value().encode()
+        path = self.data_dir / "operator-token"
+        if not path.exists():
+            with suppress(FileExistsError):
+                write_atomically(path, secrets.token_urlsafe(32), overwrite=False)
+        return path.read_bytes().strip()
 
     @cached_property
     def _local_secrets(self) -> dict[str, str]:

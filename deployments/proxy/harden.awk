@@ -29,9 +29,8 @@ section ~ /^defaults/ {
     if ($1 == "mode") { print; insert("defaults.cfg"); defaults++; next }
 }
 
-section == "frontend prometheus" || section == "listen stats" {
-    if ($1 == "bind") statistics += sub(/bind [^ ]*:/, "bind 127.0.0.1:")
-}
+# Statistics over HTTP would be open to every user of the machine; Serve reads its own from the socket
+section == "frontend prometheus" || section == "listen stats" { statistics += $1 == "bind"; next }
 
 section == "frontend http_frontend" && $1 == "bind" {
     if (host) sub(/bind [^ ]*:/, "bind " host ":")

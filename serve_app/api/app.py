@@ -26,6 +26,7 @@ def create_app(resources: Resources) -> ASGIApp:
     loras_app = loras.create_app(resources)
     site = json_app(resources)
     answer_browsers_with_pages(site)
+    site.state.operator_secret = resources.settings.operator_secret
     site.include_router(files.router)
     site.include_router(ops.router)
     site.include_router(docs_router({"a": a, "b": b, "jobs": jobs_app, "loras": loras_app}, resources))

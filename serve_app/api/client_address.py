@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 
 from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve_app.settings import Network
@@ -13,6 +14,9 @@ UNKNOWN = "unknown"
 """One address for all callers of whom nothing can be believed."""
 _LOOPBACK = "127.0.0.1"
 _OF_PROXIES = (b"x-atelier-proxy", b"x-forwarded-for", b"x-forwarded-proto")
+_REFUSED = JSONResponse(
+    {"error": {"code": "forbidden", "message": "Call the service's HTTP port: this one is its proxy's alone."}}, 403
+)
 _Address = IPv4Address | IPv6Address
 
 
@@ -40,24 +44,21 @@ def client_address(scope: Scope, trusted: Sequence[Network]) -> str:
 def with_forwarded_address(app: ASGIApp, secret: str) -> ASGIApp:
     """Wrap the app for HAProxy, which forwards the caller's address beside a secret header.
 
-    Requests without it came straight to this replica's port: nothing that they say of themselves is believed.
+    Requests without it came straight to this replica's port, past the proxy's limits: they are answered with 403.
     """
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            scope = _as_forwarded(scope, secret)
+            given = Headers(scope=scope)
+            if not hmac.compare_digest(given.get("x-atelier-proxy", "").encode(), secret.encode()):
+                await _REFUSED(scope, receive, send)
+                return
+            forwarded, scheme = given.getlist("x-forwarded-for"), given.get("x-forwarded-proto", "http")
+            kept = [pair for pair in scope["headers"] if pair[0] not in _OF_PROXIES]
+            scope = {**scope, "client": (forwarded[0], 0), "scheme": scheme, "headers": kept}
         await app(scope, receive, send)
 
     return answer
-
-
-def _as_forwarded(scope: Scope, secret: str) -> Scope:
-    given = Headers(scope=scope)
-    addresses = given.getlist("x-forwarded-for")
-    plain = {**scope, "scheme": "http", "headers": [pair for pair in scope["headers"] if pair[0] not in _OF_PROXIES]}
-    if not hmac.compare_digest(given.get("x-atelier-proxy", "").encode(), secret.encode()):
-        return {**plain, "client": None} if addresses else plain  # the server may have believed them already
-    return {**plain, "client": (addresses[0], 0), "scheme": given.get("x-forwarded-proto", "http")}
 
 
 def _nearest(forwarded: Sequence[str]) -> str:

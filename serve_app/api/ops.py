@@ -9,7 +9,6 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from serve_app.api.client_address import client_address
 from serve_app.api.dependencies import resources_of
 from serve_app.api.routing import ContractRoute
 from serve_app.domain.errors import Unauthorized
@@ -17,10 +16,7 @@ from serve_app.service.metrics import CONTENT_TYPE, render_metrics
 from serve_app.service.readiness import readiness
 from serve_app.service.tenant_report import account_report, adapter_report
 
-THIS_MACHINE = ("127.0.0.1", "::/64")
-FOR_OPERATORS = (
-    "This endpoint is for the operator: call it from the service's own machine, or with the operator's token."
-)
+FOR_OPERATORS = "This endpoint is for the operator: send the operator's token as `Authorization: Bearer`."
 
 MOST_DAYS, MOST_ROWS = 31, 500
 Start = Annotated[int, Query(ge=0, le=1_000_000_000)]
@@ -72,14 +68,10 @@ async def adapter_metrics(request: Request, start: Start = 0, limit: Limit = 100
 
 
 def _is_operator(request: Request) -> bool:
-    """Return whether the caller has the operator's token, or is on this machine.
+    """Return whether the caller has the operator's token.
 
-    With a public address the service stands behind a proxy, whose callers may all look local: then only the token counts.
+    A call from this machine proves nothing: it has other users.
     """
-    settings = resources_of(request).settings
-    if settings.operator_token is not None:
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        token = settings.operator_token.get_secret_value().encode()
-        if scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token):
-            return True
-    return not settings.public_url and client_address(request.scope, settings.trusted_proxies) in THIS_MACHINE
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    token: bytes = request.app.state.operator_secret
+    return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token)

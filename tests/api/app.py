@@ -67,6 +67,11 @@ class TestService:
     _leases: dict[str, Claim] = field(default_factory=dict[str, Claim])
     _claiming: asyncio.Lock = field(default_factory=asyncio.Lock)
 
+    @property
+    def operator(self) -> dict[str, str]:
+        """The header that presents the operator's token."""
+        return {"Authorization": f"Bearer {self.resources.settings.operator_secret.decode()}"}
+
     async def member(
         self,
         *,

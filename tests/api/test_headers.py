@@ -67,7 +67,7 @@ def assert_headers(answer: httpx.Response, policy: str | None = None) -> None:
         ("GET", "/docs/a", 200),
         ("GET", "/docs", 200),
         ("GET", "/", 200),
-        ("GET", "/metrics", 200),
+        ("GET", "/metrics", 401),
         ("GET", "/files/nothing", 404),
         ("HEAD", "/v1/jobs", 200),
     ],
@@ -320,17 +320,18 @@ async def test_without_redis_the_answer_is_503_with_retry_after(
 
 
 @pytest.mark.slow
-async def test_without_redis_the_process_is_alive_and_not_ready(without_redis: httpx.AsyncClient) -> None:
+async def test_without_redis_the_process_is_alive_and_not_ready(
+    service: TestService, without_redis: httpx.AsyncClient
+) -> None:
     assert (await without_redis.get("/healthz")).status_code == 200
-    answer = await without_redis.get("/readyz")
-    assert answer.status_code == 503
-    assert answer.json() == {
-        "status": "not ready",
-        "accepting": False,
-        "reason": "Redis does not answer",
-        "redis": "down",
-        "storage": "ok",
-    }
+    seen = {"status": "not ready", "accepting": False}
+    for headers, details in (
+        ({}, {}),
+        (service.operator, {"reason": "Redis does not answer", "redis": "down", "storage": "ok"}),
+    ):
+        answer = await without_redis.get("/readyz", headers=headers)
+        assert answer.status_code == 503
+        assert answer.json() == {**seen, **details}
 
 
 async def test_without_redis_credentials_and_routes_are_still_checked(without_redis: httpx.AsyncClient) -> None:

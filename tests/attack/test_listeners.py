@@ -1,5 +1,6 @@
 """Other machines reach the HTTP port of a service alone, and other users of its machine nothing more."""
 
+import contextlib
 import ipaddress
 import os
 import socket
@@ -7,6 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
+import httpx
 import psutil
 import pytest
 
@@ -76,6 +78,23 @@ def test_another_user_of_the_machine_cannot_call_ray(service: Service) -> None:
     assert all(answer.startswith("UNAVAILABLE") for answer in answers.values()), answers
     assert service.client.get("/readyz").is_success
     assert {one.port for one in found} <= {one.port for one in listeners(service.pid)}, "both live"
+
+
+def test_another_user_of_the_machine_reads_no_numbers_at_any_port(service: Service) -> None:
+    """HAProxy has no statistics, and the ingress replica answers HAProxy alone."""
+    found = [one for one in listeners(service.pid) if one.kind == "SOCK_STREAM"]
+    assert {one.port for one in found if one.process == "haproxy"} == {service.port}, "no statistics"
+    statuses: dict[Listener, int] = {}
+    for one in found:
+        if one.process.startswith("ray::") and any(word in one.process for word in ("ingress", "Proxy")):
+            with contextlib.suppress(httpx.HTTPError):
+                statuses[one] = httpx.get(f"http://127.0.0.1:{one.port}/metrics/accounts", timeout=5).status_code
+    assert 403 in {status for one, status in statuses.items() if "ingress" in one.process}, found
+    assert max(statuses.values()) < 500
+    assert min(statuses.values()) >= 400, statuses
+    assert service.client.get("/metrics/accounts").status_code == 401
+    headers = {"Authorization": f"Bearer {(service.data_dir / 'operator-token').read_text()}"}
+    assert service.client.get("/metrics/accounts", headers=headers).json()["total"] >= 1
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")

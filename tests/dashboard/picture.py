@@ -36,7 +36,8 @@ def record(site: Site, folder: Path, seconds: float) -> tuple[Drawn, float, dict
     broken = site.run(break_lora(site.resources, folder / "no such folder"))
     callers = site.run(open_accounts(site))
     loras = [lora.id for lora in site.run(site.resources.catalog.all()) if lora.id != broken.id]
-    with scraping(site.base_url, folder) as prometheus:
+    token_file = site.resources.settings.data_dir / "operator-token"
+    with scraping(site.base_url, token_file, folder) as prometheus:
         begin = time.time()
         asyncio.run(load(site.base_url, callers, loras, broken, seconds))
         return series_of_panels(prometheus, begin, time.time()), begin, prometheus.rules()

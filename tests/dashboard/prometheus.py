@@ -63,13 +63,13 @@ def _series(legend: str, row: dict[str, Any]) -> Series:
 
 
 @contextmanager
-def scraping(base_url: str, folder: Path) -> Generator[Prometheus]:
+def scraping(base_url: str, token_file: Path, folder: Path) -> Generator[Prometheus]:
     """Scrape a service of this machine, with the repository's configuration and alerts."""
     program = shutil.which("prometheus")
     if program is None:
         raise SystemExit("no prometheus on PATH (Debian: apt-get install prometheus)")
     address = f"127.0.0.1:{_free_port()}"
-    (folder / "prometheus.yaml").write_text(yaml.safe_dump(_configuration(base_url)))
+    (folder / "prometheus.yaml").write_text(yaml.safe_dump(_configuration(base_url, token_file)))
     words = ("--config.file", folder / "prometheus.yaml", "--storage.tsdb.path", folder / "data")
     with subprocess.Popen([program, *words, "--web.listen-address", address, "--log.level", "error"]) as server:
         try:
@@ -90,12 +90,12 @@ def _wait_until_ready(http: httpx.Client) -> None:
     raise SystemExit(f"Prometheus did not start within {START_S} seconds")
 
 
-def _configuration(base_url: str) -> dict[str, Any]:
+def _configuration(base_url: str, token_file: Path) -> dict[str, Any]:
     configuration = yaml.safe_load((MONITORING / "prometheus.yaml").read_text())
     configuration["rule_files"] = [str(MONITORING / name) for name in configuration["rule_files"]]
     configuration["global"] = {"evaluation_interval": f"{SCRAPE_S}s"}
     [scrape] = configuration["scrape_configs"]
-    del scrape["authorization"]  # asked from the service's own machine
+    scrape["authorization"]["credentials_file"] = str(token_file.resolve())
     scrape |= {"scrape_interval": f"{SCRAPE_S}s", "static_configs": [{"targets": [base_url.partition("://")[2]]}]}
     return configuration
 

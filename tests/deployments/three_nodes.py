@@ -37,6 +37,8 @@ from tests.support import free_port, says_ready
 JOBS = 4
 REDIS_HOST, SECOND, THIRD = "127.0.0.9", "127.0.0.2", "127.0.0.3"
 PEPPER = "p" * 32
+OPERATOR_TOKEN = "the token of an operator"
+OPERATOR = {"Authorization": f"Bearer {OPERATOR_TOKEN}"}
 POLICY = "deployments.scaling:BacklogPolicy"
 SCALING: dict[str, Any] = {
     "upscale_delay_s": 0,
@@ -89,6 +91,7 @@ def main(home: Path, report: Path) -> None:
             "ATELIER_REDIS_URL": redis_url,
             "ATELIER_STORAGE_URL": (home / "images").as_uri(),
             "ATELIER_STORAGE_SHARED": "true",
+            "ATELIER_OPERATOR_TOKEN": OPERATOR_TOKEN,
             "ATELIER_NETWORK_ENCRYPTED": "true",  # all addresses are of this machine
         }
         os.environ.update(shared)
@@ -228,7 +231,7 @@ def serve_jobs(port: int, kill: Callable[[], None]) -> dict[str, Any]:
         until(lambda: not pids_of("ServeReplica:atelier:generator"), limit=240, why=what_runs)
         shrunk = time.monotonic() - done
         forget_workers()
-        unneeded = caller.get("/readyz").json()
+        unneeded = caller.get("/readyz", headers=OPERATOR).json()
         client().deploy_apps(schema(config(port, most=2, least=1)))  # and nobody waits until it has started
         missing = unready(caller)
     return {
@@ -253,7 +256,7 @@ def unready(caller: httpx.Client) -> dict[str, Any]:
     answers: list[httpx.Response] = []
 
     def is_unready() -> bool:
-        answers.append(caller.get("/readyz"))
+        answers.append(caller.get("/readyz", headers=OPERATOR))
         return answers[-1].json()["status"] == "not ready"
 
     until(is_unready)

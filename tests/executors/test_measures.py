@@ -55,7 +55,7 @@ async def _after_a_job(service: TestService, engine: Engine) -> Exported:
     ):
         await service.client.get(path, headers=member.b)
     await service.client.post("/v1/generate")
-    text = (await service.client.get("/metrics")).text
+    text = (await service.client.get("/metrics", headers=service.operator)).text
     found: Exported = {}
     for family in text_string_to_metric_families(text):
         found[family.name + ("_total" if family.type == "counter" else "")] = {}

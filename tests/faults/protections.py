@@ -269,25 +269,11 @@ PROTECTIONS: tuple[Protection, ...] = (
         HELD_IN_PROXY + "test_a_request_without_a_host_is_refused",
     ),
     Protection(
-        "statistics are on loopback",
-        "deployments/proxy/harden.awk",
-        '"bind 127.0.0.1:"',
-        '"bind 0.0.0.0:"',
-        HELD_IN_PROXY + "test_what_belongs_to_operators_is_closed_to_others",
-    ),
-    Protection(
         "HAProxy proves itself to replicas",
         FRONTEND,
         "    http-request set-header X-Atelier-Proxy @SECRET@\n",
         "",
         HELD_IN_PROXY + "test_every_request_carries_what_replicas_believe_haproxy_by",
-    ),
-    Protection(
-        "who calls a replica's own port is not believed",
-        "serve_app/api/client_address.py",
-        '    if not hmac.compare_digest(given.get("x-atelier-proxy", "").encode(), secret.encode()):\n',
-        "    if not addresses:\n",
-        IN_API + "test_client_address.py::test_who_calls_a_replica_s_own_port_is_not_believed",
     ),
     # 6. sign-in
     Protection(
