@@ -106,11 +106,11 @@ def _must_be_safetensors(prefix: bytes) -> None:
 
 def _parse(text: bytes) -> Header:
     try:
-        parsed = json.loads(text, object_pairs_hook=_no_duplicates)
+        parsed = json.loads(text.decode(), object_pairs_hook=_no_duplicates)
     except UnusableFile:
         raise
     except (ValueError, RecursionError) as error:
-        raise UnusableFile("the file's header is not JSON: it is no safetensors file, or damaged") from error
+        raise UnusableFile("the file's header is not JSON in UTF-8: it is no safetensors file, or damaged") from error
     _must(isinstance(parsed, dict), "has a header that is no object")
     tensors = cast(dict[str, Any], parsed)
     metadata = tensors.pop("__metadata__", {})

@@ -102,6 +102,33 @@ async def test_a_key_for_some_loras_sees_and_changes_these_alone_and_adds_none(
     assert (await service.client.post("/v1/loras", headers=kept.a)).status_code == 403
 
 
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "{job}/cancel"), ("DELETE", "{job}"), ("DELETE", "{job}/images/{image}")]
+)
+async def test_a_key_for_some_loras_changes_jobs_of_these_and_its_own_alone(
+    service: TestService, member: Member, method: str, path: str
+) -> None:
+    kept = await key(service, member, adapters=frozenset({LORA}))
+    of_another = await service.complete(await service.submit(member, lora_id=adapter_id("neon")))
+    mine = await service.complete(await service.submit(member))
+    enlarged = [
+        await service.client.post("/v1/upscale", json={"image_id": of_another.images[0].image_id}, headers=who.a)
+        for who in (member, kept)
+    ]
+    others, own = [await service.complete(answer.json()["request_id"]) for answer in enlarged]
+    statuses: list[int] = []
+    for job in (of_another, others, mine, own):
+        way = (A, method, "/v1/jobs/" + path.format(job=job.id, image=job.images[0].image_id))
+        statuses.append((await use(service, kept, way)).status_code)
+    assert statuses[:2] == [403, 403]
+    assert set(statuses[2:]) <= {200, 204}
+    assert (
+        await use(service, kept, (A, method, "/v1/jobs/" + path.format(job=UNKNOWN, image="img_x")))
+    ).is_client_error
+    for job in (of_another, others):
+        assert (await use(service, kept, (A, "GET", f"/v1/jobs/{job.id}"))).status_code == 200
+
+
 @pytest.mark.parametrize(("variant", "path"), POLL_PATHS)
 async def test_a_job_that_exists_and_one_that_does_not_are_refused_alike(
     service: TestService, member: Member, variant: Variant, path: str

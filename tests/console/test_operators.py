@@ -255,6 +255,18 @@ async def test_accounts_that_wait_are_listed_page_by_page(
     assert "No account waits on this page." in (await alice.open("/operators/queue?page=2")).text
 
 
+async def test_prompts_are_shown_of_running_and_failed_jobs_alone(
+    alice: Browser, service: TestService, member: Member
+) -> None:
+    jobs = {name: await service.submit(member, prompt="a secret island") for name in ("running", "done")}
+    await service.lease(jobs["running"])
+    await service.complete(jobs["done"])
+    jobs["failed"] = await fail(service, member, FailureCode.GENERATION_FAILED, prompt="a secret island")
+    jobs["waiting"] = await service.submit(member, prompt="a secret island")
+    shown = {name: "a secret island" in (await alice.open(f"/operators/jobs/{job}")).text for name, job in jobs.items()}
+    assert shown == {"running": True, "done": False, "waiting": False, "failed": True}
+
+
 async def test_what_customers_write_is_escaped_on_every_page(
     alice: Browser, service: TestService, resources: Resources
 ) -> None:

@@ -24,7 +24,8 @@ from serve_app.api.routing import ContractRoute
 from serve_app.api.schemas import job_id_schema
 from serve_app.domain import jobs
 from serve_app.domain.audit import api_key
-from serve_app.domain.errors import InvalidParameter, JobUnfinished, NotFound
+from serve_app.domain.errors import Forbidden, InvalidParameter, JobUnfinished, NotFound
+from serve_app.domain.requests import GenerationRequest
 from serve_app.service import delete
 from serve_app.stores.job_history import Position
 
@@ -66,6 +67,23 @@ async def read_cursor(
     if parts is None:
         raise InvalidParameter("cursor: must be the next_cursor of a previous page")
     return Position(int(parts[1]), parts[2])
+
+
+async def read_changed_job(request: Request, caller: CallerDep, job_id: JobId) -> str:
+    """Return the id of a job that the key may change.
+
+    A key that is kept to some LoRAs may change jobs of these, and those that it asked for itself. Raises `NotFound`, `Forbidden`.
+    """
+    valid_id = valid_job_id(job_id, "gen", "up")
+    if caller.adapters is not None:
+        job = found(await resources_of(request).jobs.get(valid_id, account_id=caller.account_id), "job")
+        lora_id = job.request.lora_id if isinstance(job.request, GenerationRequest) else ""
+        if not caller.may_use(lora_id) and job.key_id != caller.key_id:
+            raise Forbidden(f"This API key may only change jobs of {', '.join(sorted(caller.adapters))}.")
+    return valid_id
+
+
+ChangedJob = Annotated[str, Depends(read_changed_job)]
 
 
 @router.get(
@@ -119,10 +137,10 @@ async def get_job(request: Request, job_id: JobId) -> Response:
         **error_responses(*COUNTED_ERRORS, NotFound),
     },
 )
-async def cancel_job(request: Request, caller: CallerDep, job_id: JobId) -> Response:
-    resources, valid_id = resources_of(request), valid_job_id(job_id, "gen", "up")
-    await resources.queue.cancel(valid_id, account_id=caller.account_id)
-    job = found(await resources.jobs.get(valid_id, account_id=caller.account_id), "job")
+async def cancel_job(request: Request, caller: CallerDep, job_id: ChangedJob) -> Response:
+    resources = resources_of(request)
+    await resources.queue.cancel(job_id, account_id=caller.account_id)
+    job = found(await resources.jobs.get(job_id, account_id=caller.account_id), "job")
     return record_response(job_record(job, image_signer(request)))
 
 
@@ -142,10 +160,10 @@ async def cancel_job(request: Request, caller: CallerDep, job_id: JobId) -> Resp
         ),
     },
 )
-async def delete_job(request: Request, caller: CallerDep, job_id: JobId) -> Response:
+async def delete_job(request: Request, caller: CallerDep, job_id: ChangedJob) -> Response:
     await delete.delete_job(
         resources_of(request),
-        valid_job_id(job_id, "gen", "up"),
+        job_id,
         account_id=caller.account_id,
         actor=api_key(caller.key_id),
         address=caller_address(request),
@@ -164,10 +182,10 @@ async def delete_job(request: Request, caller: CallerDep, job_id: JobId) -> Resp
         **error_responses(*COUNTED_ERRORS, NotFound),
     },
 )
-async def delete_image(request: Request, caller: CallerDep, job_id: JobId, image_id: ImageName) -> Response:
+async def delete_image(request: Request, caller: CallerDep, job_id: ChangedJob, image_id: ImageName) -> Response:
     await delete.delete_image(
         resources_of(request),
-        valid_job_id(job_id, "gen", "up"),
+        job_id,
         image_id,
         account_id=caller.account_id,
         actor=api_key(caller.key_id),

@@ -11,11 +11,13 @@ from serve_app.api.site.addresses import redirect
 from serve_app.api.site.form_tokens import check_form, form_token
 from serve_app.api.site.forms import Form
 from serve_app.api.site.job_text import STATES, failure_text, parameters, timeline, title
-from serve_app.domain.jobs import Job
+from serve_app.domain.jobs import Job, JobState
 from serve_app.domain.requests import GenerationRequest
 from serve_app.service import operate
 
 _CANCEL = "cancel any job"
+_SHOW_PROMPT = (JobState.RUNNING, JobState.FAILED)
+"""An operator may have to see what was asked for in these states; prompts of other jobs are their customers' alone."""
 
 router = APIRouter()
 
@@ -42,7 +44,7 @@ async def open_job(request: Request, session: PageSession, job: ChosenJob) -> Re
         account=(await reader.account_names([job.account_id])).get(job.account_id, "a deleted account"),
         state=STATES[job.state],
         failure=failure_text(job),
-        prompt=title(job),
+        prompt=title(job) if job.state in _SHOW_PROMPT else "",
         parameters=parameters(job, loras),
         timeline=timeline(job),
         requeue_token=form_token(session.token, "requeue jobs"),
