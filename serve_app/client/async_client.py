@@ -12,8 +12,8 @@ from serve_app.client.job_protocol import cancel_job, delete_image, list_jobs, u
 from serve_app.client.models import ImageInfo, JobState, OnProgress, open_png
 from serve_app.client.protocol import Call, Interface, Operation, Service, Sleep, longest_wait
 from serve_app.client.records import Model, Record, Usage
-from serve_app.client.sync_client import RETRY_BUDGET_S, TIMEOUT
-from serve_app.client.upload import sent_body, timeout_of
+from serve_app.client.sync_client import RETRY_BUDGET_S
+from serve_app.client.upload import TIMEOUT, Timeout, read_timeout, sent_body, timeout_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PilImage
@@ -86,10 +86,11 @@ class AsyncClient:
 
     def __init__(
         self, base_url: str, key: str, *, interface: Interface = "a", retry_budget: float = RETRY_BUDGET_S,
-        timeout: httpx.Timeout = TIMEOUT, transport: httpx.AsyncBaseTransport | None = None,
+        timeout: Timeout = TIMEOUT, transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:  # fmt: skip
+        timeout = read_timeout(timeout)
         self.service = Service(
-            base_url=base_url.rstrip("/"), key=key, interface=interface, retry_budget=retry_budget, longest_wait=longest_wait(timeout),
+            base_url=base_url, key=key, interface=interface, retry_budget=retry_budget, longest_wait=longest_wait(timeout),
         )  # fmt: skip
         self._http = httpx.AsyncClient(timeout=timeout, transport=transport)
         self.loras = AsyncLoras(self.service, self.execute)

@@ -10,6 +10,7 @@ AtelierClientError
 │   ├── NotFound             404
 │   ├── Conflict             409: the idempotency key was used with another body; the job to delete has not ended; the quota of LoRAs is used up
 │   ├── RateLimited          429: over the plan, or the queue is full
+│   ├── UnexpectedAnswer     2xx or 3xx that is not the service's: the message has the address, and its first words
 │   └── ServiceUnavailable   5xx, or a 404 that is not the service's own: a proxy without the service
 ├── WaitTimeout              the job had not ended after `timeout`; it goes on, and wait() may be called again
 └── JobFailed                the job ended without images: .job_id .code .message
@@ -19,6 +20,7 @@ AtelierClientError
 `RunFailed`, `RunCanceled` and `RunExpired` are the former names of the last three, and `.run_id` that of `.job_id`.
 """
 
+import re
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, cast
@@ -71,6 +73,9 @@ class Conflict(ServiceError): ...
 class RateLimited(ServiceError): ...
 
 
+class UnexpectedAnswer(ServiceError): ...
+
+
 class ServiceUnavailable(ServiceError): ...
 
 
@@ -113,16 +118,20 @@ _BY_STATUS: dict[int, type[ServiceError]] = {
 _BY_CODE: dict[str, type[JobFailed]] = {"canceled": JobCanceled, "expired": JobExpired}
 
 
-def service_error(response: httpx.Response, *, from_storage: bool = False) -> ServiceError:
-    """The error for an answer of 400 or more.
+def service_error(response: httpx.Response, url: str = "", *, from_storage: bool = False) -> ServiceError:
+    """The error for an answer of `url` that is no success, or not the service's.
 
     `from_storage`: the answer is to an image's URL, where an object storage has its own body for a missing file.
     """
     error, status = _error_object(response), response.status_code
-    message = error.get("message") or response.reason_phrase or "error"
+    message = (
+        error.get("message") or f"the answer of {url or 'the address'} is not the service's: {_first_words(response)}"
+    )
     kind = _BY_STATUS.get(status, ServiceUnavailable if status >= 500 else InvalidRequest)
+    if status < 400:
+        kind = UnexpectedAnswer
     if status == 404 and not error and not from_storage:
-        kind, message = ServiceUnavailable, f"the answer is not from the service: {message}"
+        kind = ServiceUnavailable
     return kind(
         str(message),
         status=status,
@@ -137,14 +146,33 @@ def job_failure(job_id: str, code: str, message: str) -> JobFailed:
     return _BY_CODE.get(code, JobFailed)(job_id, code, message)
 
 
+def is_expected(response: httpx.Response, *, is_image: bool) -> bool:
+    """Whether a success is what the service or its storage sends: a PNG; nothing, or a JSON object."""
+    if is_image:
+        return response.content.startswith(b"\x89PNG")
+    return response.status_code == 204 or _json_object(response) is not None
+
+
 def _error_object(response: httpx.Response) -> dict[str, Any]:
     """The `error` object of the body; empty when a proxy or a storage answered instead of the service."""
+    inner = (_json_object(response) or {}).get("error")
+    return cast("dict[str, Any]", inner) if isinstance(inner, dict) else {}
+
+
+def _json_object(response: httpx.Response) -> dict[str, Any] | None:
     try:
         body = response.json()
     except ValueError:
-        return {}
-    inner = cast("dict[str, Any]", body).get("error") if isinstance(body, dict) else None
-    return cast("dict[str, Any]", inner) if isinstance(inner, dict) else {}
+        return None
+    return cast("dict[str, Any]", body) if isinstance(body, dict) else None
+
+
+def _first_words(response: httpx.Response) -> str:
+    """Where a redirect leads, or the beginning of the text without its tags."""
+    if location := response.headers.get("location"):
+        return f"it leads to {location}"
+    words = " ".join(re.sub(r"<[^>]*>", " ", response.text[:2000]).split())
+    return f"{words[:80]!r}" if words else response.reason_phrase or "it is empty"
 
 
 def _seconds(retry_after: str | None) -> float | None:

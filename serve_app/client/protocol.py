@@ -25,6 +25,7 @@ from serve_app.client.errors import (
     Unreachable,
     UnsupportedOption,
     WaitTimeout,
+    is_expected,
     job_failure,
     service_error,
 )
@@ -36,6 +37,8 @@ T = TypeVar("T")
 
 BACKOFF_S, BACKOFF_CAP_S = 0.5, 8.0
 """First and longest delay before a retry; each doubles the one before, and half of it is random."""
+FIRST_CONTACT_S = 3.0
+"""How long a client retries where it finds no server and has never had an answer: the address is probably wrong."""
 LONG_POLL_S = 20.0
 SHORTEST_POLL_S = 1.0
 POLL_S, POLL_CAP_S = 0.2, 2.0
@@ -73,12 +76,15 @@ class Sleep:
 Operation = Generator[Call | Sleep, httpx.Response | None, T]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Service:
     """The operations of one service with one key on one interface.
 
     `retry_budget` is the most seconds that one call may spend in delays before retries.
     """
+
+    has_answered: bool = field(default=False, init=False)
+    """Whether the client has ever had an answer: a server that goes away then is probably being started anew."""
 
     base_url: str
     key: str = field(repr=False)
@@ -88,7 +94,11 @@ class Service:
     """Seconds for which the service may hold an answer back."""
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` for a bad address or key here, not as a failed connection that is retried."""
+        """Raise `ValueError` for a bad address or key here, not as a failed connection that is retried.
+
+        A `/v1` at the end of the address, which settings of other clients often have, is left out.
+        """
+        self.base_url = self.base_url.rstrip("/").removesuffix("/v1").rstrip("/")
         address = httpx.URL(self.base_url)
         if address.scheme not in ("http", "https") or not address.host:
             raise ValueError(f"base_url: must be an http:// or https:// address, not {self.base_url!r}")
@@ -209,8 +219,11 @@ class Service:
         for attempt in count():
             began = time.monotonic()
             outcome = yield from _attempt(call)
+            self.has_answered |= not isinstance(outcome, Unreachable)
             if isinstance(outcome, httpx.Response):
                 return outcome
+            if not self.has_answered and isinstance(outcome.__cause__, httpx.ConnectError | httpx.ConnectTimeout):
+                budget = min(budget, FIRST_CONTACT_S)
             left -= time.monotonic() - began
             delay = _retry_delay(outcome, attempt)
             if delay is None or delay > min(budget, left):
@@ -253,12 +266,18 @@ def longest_wait(timeout: httpx.Timeout) -> float:
 
 
 def _attempt(call: Call) -> Operation[httpx.Response | ServiceError | Unreachable]:
+    url = httpx.URL(call.url)
     try:
         response = yield call
     except httpx.TransportError as error:
-        return Unreachable(f"no answer from {httpx.URL(call.url).host}: {error or type(error).__name__}")
+        server = f"{url.scheme}://{url.host}:{url.port or (443 if url.scheme == 'https' else 80)}"
+        unreachable = Unreachable(f"no answer from {server}: {error or type(error).__name__}")
+        unreachable.__cause__ = error
+        return unreachable
     assert response is not None, "a Call is answered with a Response"
-    return response if response.is_success else service_error(response, from_storage=call.is_image)
+    if response.is_success and is_expected(response, is_image=call.is_image):
+        return response
+    return service_error(response, str(url.copy_with(query=None)), from_storage=call.is_image)
 
 
 def _retry_delay(error: ServiceError | Unreachable, attempt: int) -> float | None:

@@ -12,13 +12,12 @@ from serve_app.client.models import ImageInfo, JobState, OnProgress, open_png
 from serve_app.client.protocol import Call, Interface, Operation, Service, Sleep, longest_wait
 from serve_app.client.records import Model, Record, Usage
 from serve_app.client.sync_loras import Loras
-from serve_app.client.upload import sent_body, timeout_of
+from serve_app.client.upload import TIMEOUT, Timeout, read_timeout, sent_body, timeout_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PilImage
 
 T = TypeVar("T")
-TIMEOUT = httpx.Timeout(30.0, connect=5.0)
 RETRY_BUDGET_S = 30.0
 
 
@@ -82,16 +81,19 @@ class Client:
     """Client of one service with one key, on interface "a" (bearer key) or "b" (X-API-Key).
 
     A call without an answer, or answered with 429, 5xx or a proxy's own 404, is retried, honouring `Retry-After`, while
-    the delays add up to at most `retry_budget` seconds. Every creating call sends an idempotency key, so a retry never
-    creates a second job. Errors: see `errors.py`.
+    the delays add up to at most `retry_budget` seconds; of those, an address at which nothing has ever answered gets
+    three. Every creating call sends an idempotency key, so a retry never creates a second job. `timeout` is how long an
+    answer may take: seconds, a `timedelta`, or httpx's own. A `/v1` at the end of `base_url` is left out. Errors: see
+    `errors.py`.
     """
 
     def __init__(
         self, base_url: str, key: str, *, interface: Interface = "a", retry_budget: float = RETRY_BUDGET_S,
-        timeout: httpx.Timeout = TIMEOUT, transport: httpx.BaseTransport | None = None,
+        timeout: Timeout = TIMEOUT, transport: httpx.BaseTransport | None = None,
     ) -> None:  # fmt: skip
+        timeout = read_timeout(timeout)
         self.service = Service(
-            base_url=base_url.rstrip("/"), key=key, interface=interface, retry_budget=retry_budget, longest_wait=longest_wait(timeout),
+            base_url=base_url, key=key, interface=interface, retry_budget=retry_budget, longest_wait=longest_wait(timeout),
         )  # fmt: skip
         self._http = httpx.Client(timeout=timeout, transport=transport)
         self.loras = Loras(self.service, self.execute)

@@ -5,6 +5,7 @@ import io
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,10 @@ import httpx
 PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 CHECK_S = 180.0
 """How long an answer may take: the service checks the file before it answers, at most two minutes, after those before it."""
+
+CONNECT_S = 5.0
+Timeout = float | timedelta | httpx.Timeout
+TIMEOUT = httpx.Timeout(30.0, connect=CONNECT_S)
 
 OnSent = Callable[[int, int], object]
 """Called with the bytes sent and the bytes in all, as they are sent; from 0 again when a try is repeated."""
@@ -68,6 +73,14 @@ def sent_body(upload: Upload | None) -> Generator[dict[str, Any]]:
     with ExitStack() as opened:
         files = {name: opened.enter_context(_CountedFile(path, count)) for name, path in upload.files.items()}
         yield {"data": dict(upload.fields), "files": {name: (file.shown_name, file) for name, file in files.items()}}
+
+
+def read_timeout(timeout: Timeout) -> httpx.Timeout:
+    """Return how long the parts of a call may take, connecting at most `CONNECT_S`."""
+    if isinstance(timeout, httpx.Timeout):
+        return timeout
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    return httpx.Timeout(seconds, connect=min(seconds, CONNECT_S))
 
 
 def timeout_of(least: float | None, most: float | None, timeout: httpx.Timeout) -> httpx.Timeout:

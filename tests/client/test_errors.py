@@ -1,9 +1,16 @@
 """Every error of the real service raises its own class, with a message that says what to change."""
 
 import inspect
+import socket
 import subprocess
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import httpx
 import pytest
@@ -16,10 +23,12 @@ from serve_app.client import (
     Client,
     Conflict,
     Forbidden,
+    Image,
     InvalidRequest,
     NotFound,
     RateLimited,
     Unauthorized,
+    UnexpectedAnswer,
     Unreachable,
 )
 from serve_app.client.errors import service_error
@@ -86,9 +95,103 @@ def test_over_the_plan_is_rate_limited_with_retry_after(
             assert job.wait(timeout=20).done, "polls are not counted"
 
 
-def test_no_server_at_the_address_is_unreachable(key: str) -> None:
-    with Client("http://127.0.0.1:9", key, retry_budget=0) as client, pytest.raises(Unreachable, match=r"127\.0\.0\.1"):
-        client.models()
+def test_no_server_at_the_address_is_unreachable_by_its_port(key: str) -> None:
+    for address, server in (
+        ("http://127.0.0.1:9", r"//127\.0\.0\.1:9: "),
+        ("https://127.0.0.1/x/v1", r"//127\.0\.0\.1:443: "),
+    ):
+        with Client(address, key, retry_budget=0) as client, pytest.raises(Unreachable, match=server):
+            client.models()
+
+
+@contextmanager
+def web_server(status: int, body: str, **headers: str) -> Generator[str]:
+    """A server that gives one answer to everything; its address."""
+
+    class Page(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            self.send_response(status)
+            for name, value in {"Content-Length": str(len(body)), **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        do_GET = do_POST = do_DELETE = answer
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+LOGIN = "<html><title>Corporate proxy</title><body>Please  sign in</body></html>"
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "headers", "words"),
+    [
+        (200, LOGIN, {}, "'Corporate proxy Please sign in'"),
+        (200, "[]", {}, r"'\[\]'"),
+        (200, "", {}, "OK"),
+        (302, "", {"Location": "https://sso.test/login"}, "it leads to https://sso.test/login"),
+    ],
+    ids=["a page", "another service", "nothing", "a redirect"],
+)
+def test_an_answer_that_is_not_the_services_is_named(
+    status: int, body: str, headers: dict[str, str], words: str
+) -> None:
+    with web_server(status, body, **headers) as address, Client(address, "atl_key") as client:
+        for call, path in (
+            (client.models, "/v1/models"),
+            (client.jobs, "/v1/jobs"),
+            (lambda: client.generate(PROMPT, lora_id=LORA), "/v1/generate"),
+            (lambda: client.delete("gen_x"), "/v1/jobs/gen_x"),
+        ):
+            with pytest.raises(UnexpectedAnswer, match=f"{address}{path} .*{words}") as error:
+                call()
+            assert error.value.status == status
+
+
+def test_a_page_in_place_of_an_image_is_not_taken_for_it(live: Live, key: str, tmp_path: Path) -> None:
+    with Client(live.base_url, key) as client, web_server(200, LOGIN) as proxy:
+        job = client.generate(PROMPT, lora_id=LORA).wait(timeout=20)
+        record = job._record  # pyright: ignore[reportPrivateUsage]
+        record = replace(record, images=[replace(record.images[0], url=f"{proxy}/x.png?signature=secret")])
+        with pytest.raises(UnexpectedAnswer, match=r"/x\.png is not the service's") as error:
+            Image(client, record, 0).download(tmp_path / "x.png")
+    assert "secret" not in str(error.value)
+    assert not (tmp_path / "x.png").exists()
+
+
+@pytest.mark.parametrize("timeout", [5, 5.0, timedelta(seconds=5), httpx.Timeout(5)], ids=repr)
+async def test_a_timeout_is_given_in_seconds_or_as_a_duration(
+    live: Live,
+    key: str,
+    timeout: float | timedelta | httpx.Timeout,  # noqa: ASYNC109 — what is tested
+) -> None:
+    with Client(live.base_url, key, timeout=timeout) as client:
+        assert client.models()
+    async with AsyncClient(live.base_url, key, timeout=timeout) as other:
+        assert await other.models()
+
+
+def test_a_timeout_is_how_long_an_answer_may_take() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with Client(address, "atl_key", timeout=0.2, retry_budget=0) as client, pytest.raises(Unreachable):
+            client.models()
+
+
+@pytest.mark.parametrize("end", ["/", "/v1", "/v1/"])
+def test_an_address_with_the_version_in_it_is_the_same(live: Live, key: str, end: str) -> None:
+    with Client(live.base_url + end, key) as client:
+        assert client.models()
 
 
 async def test_the_async_client_raises_the_same(live: Live, key: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from serve_app.client import Client, NotFound, RateLimited, ServiceError, ServiceUnavailable, Unreachable, WaitTimeout
 from serve_app.client.errors import service_error
-from serve_app.client.protocol import BACKOFF_CAP_S, BACKOFF_S, Call, Operation, Service, Sleep
+from serve_app.client.protocol import BACKOFF_CAP_S, BACKOFF_S, FIRST_CONTACT_S, Call, Operation, Service, Sleep
 from serve_app.client.records import Record
 from serve_app.client.sync_client import Job
 from tests.live import Live
@@ -230,13 +230,30 @@ def test_an_idempotency_key_that_no_request_can_carry_is_refused_at_once(key: st
         next(SERVICE.generate(key, {"prompt": "x", "lora_id": "model_x"}))
 
 
-def test_no_answer_is_unreachable_after_the_retry_budget() -> None:
+@pytest.mark.parametrize("has_answered", [False, True])
+def test_a_server_that_was_never_there_is_given_up_soon_and_one_that_went_away_is_waited_for(
+    has_answered: bool,
+) -> None:
+    answers = [httpx.Response(503)] if has_answered else []
+
     def refuse() -> httpx.Response:
+        if answers:
+            return answers.pop()
         raise httpx.ConnectError("refused")
 
-    delays, error = _outcome_of(refuse, retry_budget=5)
-    assert len(delays) >= 2
+    delays, error = _outcome_of(refuse, retry_budget=30)
     assert isinstance(error, Unreachable)
+    assert len(delays) >= 2
+    assert sum(delays) > 20 if has_answered else sum(delays) <= FIRST_CONTACT_S
+
+
+def test_a_connection_that_is_lost_is_retried_for_the_whole_budget() -> None:
+    def lose() -> httpx.Response:
+        raise httpx.ReadError("reset")
+
+    delays, error = _outcome_of(lose, retry_budget=30)
+    assert isinstance(error, Unreachable)
+    assert sum(delays) > FIRST_CONTACT_S
 
 
 def test_a_retry_sends_the_same_idempotency_key() -> None:
