@@ -44,6 +44,13 @@ _PREFIX = re.compile(r"(?:file:///|memory://|[a-z][a-z0-9]*://[^/:\s]+(?::\d+)?/
 SourcePrefix = Annotated[str, AfterValidator(_check_prefix)]
 
 
+def _check_storage(url: str) -> str:
+    """Refuse what fsspec takes for a folder of the working directory: `s3//bucket`, `file://images`."""
+    if url and not re.match(r"(?!(?:file|local)://[^/])[a-z][a-z0-9+.-]*://", url):
+        raise ValueError("must be an address like s3://bucket/prefix or file:///srv/images")
+    return url
+
+
 class Settings(BaseSettings):
     """`ATELIER_*` environment variables. An unknown value stops the process with the variable's name."""
 
@@ -52,7 +59,7 @@ class Settings(BaseSettings):
     data_dir: Path = Path("var")
     redis_url: str = Field(default="", validation_alias=AliasChoices("ATELIER_REDIS_URL", "REDIS_URL", "redis_url"))
     """A real server; empty starts the embedded one under `data_dir`."""
-    storage_url: str = ""
+    storage_url: Annotated[str, AfterValidator(_check_storage)] = ""
     """fsspec URL of the image bucket; empty means `data_dir/images`."""
     storage_shared: bool = False
     """A local folder that every machine of a cluster has mounted."""
@@ -204,21 +211,21 @@ class Settings(BaseSettings):
         """Return the operator's token; one that is not set is made at first use, for this machine alone."""
         if self.operator_token is not None:
             return self.operator_token.get_secret_value().encode()
-        path = self.data_dir / "operator-token"
-        if not path.exists():
-            with suppress(FileExistsError):
-                write_atomically(path, secrets.token_urlsafe(32), overwrite=False)
-        return path.read_bytes().strip()
+        return self._made_once("operator-token", secrets.token_urlsafe(32)).strip().encode()
 
     @cached_property
     def _local_secrets(self) -> dict[str, str]:
-        """Return the secrets of one machine, made at first use and stored in a 0600 file."""
-        path = self.data_dir / "secrets.json"
+        """Return the secrets of one machine."""
+        new = {"pepper": secrets.token_urlsafe(32), "signing_key": secrets.token_urlsafe(32)}
+        return json.loads(self._made_once("secrets.json", json.dumps(new)))
+
+    def _made_once(self, name: str, new: str) -> str:
+        """Return what a 0600 file of the data directory holds, which is made at first use."""
+        path = self.data_dir / name
         if not path.exists():
-            new = {"pepper": secrets.token_urlsafe(32), "signing_key": secrets.token_urlsafe(32)}
             with suppress(FileExistsError):  # the first of several starters wins; the others read its file
-                write_atomically(path, json.dumps(new), overwrite=False)
-        return json.loads(path.read_text())
+                write_atomically(path, new, overwrite=False)
+        return path.read_text()
 
 
 def _plan(row: dict[str, Any]) -> Plan:

@@ -162,11 +162,17 @@ async def sign_in_link(
     return Result(facts={**account_facts(found), "url": url}, shown=url)
 
 
-async def find_account(resources: Resources, id_or_name: str) -> Account:
-    """Raises `Failed` when there is no such account."""
+async def find_account(resources: Resources, id_or_name: str, *, reads_plans: bool = False) -> Account:
+    """Raises `Failed` when there is no such account.
+
+    With `reads_plans`, raises `BadUsage` for a plan that is not known here: its limits would be misread.
+    """
     account = await resources.accounts.get(id_or_name)
     if account is None:
         raise Failed(f"no account {id_or_name!r} (see: atelier accounts list)")
+    for plan in ((Variant.A, account.plan_a), (Variant.B, account.plan_b)):
+        if reads_plans and plan not in resources.settings.plan_table:
+            raise BadUsage(f"{account.name} has the plan {plan[1]!r}: set ATELIER_PLANS here as for the service")
     return account
 
 

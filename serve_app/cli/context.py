@@ -22,7 +22,8 @@ def read_settings(**given: Any) -> Settings:
         settings = Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
         first = error.errors()[0]
-        raise BadUsage(f"{_setting_name(first['loc'])}: {first['msg'][:1].lower()}{first['msg'][1:]}") from None
+        message = first["msg"].removeprefix("Value error, ")
+        raise BadUsage(f"{_setting_name(first['loc'])}: {message[:1].lower()}{message[1:]}") from None
     except SettingsError as error:
         raise BadUsage(f"{error}: must be JSON") from None
     if settings.redis_url and not is_redis_address(settings.redis_url):

@@ -53,7 +53,8 @@ async def show(resources: Resources, job_id: JobId) -> Result:
     job = await _find(resources, job_id)
     facts = {**_facts(job), "request": _request_facts(job)}
     lines = Table(box=None, show_header=False, pad_edge=False)
-    for name, value in facts.items():
+    names = await resources.operator_reader.account_names([job.account_id])
+    for name, value in {**facts, "account": names.get(job.account_id, job.account_id)}.items():
         if name not in ("request", "images") and value is not None:
             lines.add_row(name.replace("_", " "), str(value))
     for image in job.images:

@@ -48,7 +48,7 @@ async def create(
     life = None if expires_in is None else _duration("--expires-in", expires_in)
     if life == timedelta():
         raise BadUsage("--expires-in: must be longer than zero")
-    found = await find_account(resources, account)
+    found = await find_account(resources, account, reads_plans=limit is not None)
     adapters = frozenset([(await find_adapter(resources, each)).id for each in lora]) if lora else None
     try:
         key, secret = await resources.api_keys.create(
@@ -93,6 +93,8 @@ async def edit(
     ],
 ) -> Result:
     """Change a key's limit, effective from its next use."""
+    if limit and (account_id := await resources.api_keys.account_of(key_id)):
+        await find_account(resources, account_id, reads_plans=True)
     try:
         key = await resources.api_keys.set_limit(key_id, limit or None)
     except InvalidParameter as error:

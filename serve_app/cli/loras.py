@@ -1,7 +1,7 @@
 """`atelier loras`: add, list, show and remove adapters, grant or revoke their use."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -58,7 +58,7 @@ async def add(
     """
     if account is not None and everyone:
         raise BadUsage("loras add: give --account or --everyone, not both")
-    owner = "" if account is None else (await find_account(resources, account)).id
+    owner = "" if account is None else (await find_account(resources, account, reads_plans=True)).id
     words = tuple(word.strip() for word in trigger_words.split(",") if word.strip())
     offer = Offer(name=name or Path(file).stem, description=description, base_model=base, trigger_words=words)
     allowing = replace(resources, max_rank=max_rank)
@@ -121,7 +121,8 @@ async def list_loras(
         adapters = await resources.catalog.all()
     else:
         adapters = await resources.catalog.adapters((await find_account(resources, account)).id)
-    rows = [(adapter.name, adapter.id, adapter.base_model, _offered_to(adapter)) for adapter in adapters]
+    names = await _account_names(resources, adapters)
+    rows = [(adapter.name, adapter.id, adapter.base_model, _offered_to(adapter, names)) for adapter in adapters]
     set_aside = await resources.applied_catalog.set_aside()
     listed = table(("NAME", "ID", "BASE MODEL", "OFFERED TO"), rows, empty="No adapters in the catalog.")
     reported = "\n".join(f"Set aside: {row.reason}" for row in set_aside)
@@ -141,7 +142,7 @@ async def show(resources: Resources, lora: Lora) -> Result:
         ("id", adapter.id),
         ("description", adapter.description),
         ("base model", adapter.base_model),
-        ("offered to", _offered_to(adapter)),
+        ("offered to", _offered_to(adapter, await _account_names(resources, [adapter]))),
         ("trigger words", ", ".join(adapter.trigger_words)),
         ("suggested by its file", ", ".join(found.get("suggested_trigger_words", ()))),
         ("found", found.get("summary", "")),
@@ -204,7 +205,15 @@ def _facts(adapter: Adapter) -> dict[str, object]:
     }
 
 
-def _offered_to(adapter: Adapter) -> str:
+async def _account_names(resources: Resources, adapters: Sequence[Adapter]) -> Mapping[str, str]:
+    """Name the accounts that own these adapters, and those to which they are offered, by id."""
+    ids = [account for adapter in adapters for account in (adapter.owner, *(adapter.accounts or ()))]
+    return await resources.operator_reader.account_names(ids)
+
+
+def _offered_to(adapter: Adapter, names: Mapping[str, str]) -> str:
+    """Name the owner first; an account that no longer exists by its id."""
     if adapter.accounts is None:
         return "everyone"
-    return ", ".join(filter(None, [adapter.owner, *sorted(adapter.accounts)])) or "nobody"
+    others = sorted(names.get(account, account) for account in adapter.accounts - {adapter.owner})
+    return ", ".join(filter(None, [names.get(adapter.owner, adapter.owner), *others])) or "nobody"

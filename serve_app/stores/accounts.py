@@ -123,7 +123,8 @@ class AccountStore:
         for variant, name in ((Variant.A, plan_a), (Variant.B, plan_b)):
             if name is not None and (variant, name) not in self._settings.plan_table:
                 known = ", ".join(plan.name for plan in self._settings.plans_of(variant))
-                raise InvalidParameter(f"plan_{variant}: must be one of {known}")
+                own = "" if self._settings.plans else " (plans of your own: set ATELIER_PLANS here as for the service)"
+                raise InvalidParameter(f"plan_{variant}: must be one of {known}{own}")
 
     async def _existing(self, account_id: str) -> Account:
         found = await self._read(account_id)

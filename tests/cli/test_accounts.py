@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import datetime, timedelta
+from pathlib import Path
 
 import pytest
 import yaml
@@ -24,6 +25,30 @@ def test_an_account_is_created_listed_and_moved_to_other_plans(atelier: Atelier)
     table = atelier("accounts", "list").out.splitlines()
     assert table[0].split()[:2] == ["NAME", "ID"]
     assert made["id"] in table[1]
+
+
+@pytest.mark.slow
+def test_a_plan_that_the_command_does_not_know_is_not_misread(atelier: Atelier, tmp_path: Path) -> None:
+    """The service was given `ATELIER_PLANS`, and this shell was not."""
+    rows = [{"interface": "a", "name": "huge", "limit": 9000, "window_s": 3600, "loras": 900}]
+    plans = tmp_path / "plans.yaml"
+    plans.write_text(yaml.safe_dump(rows))
+    with_plans = {"ATELIER_PLANS": str(plans)}
+    assert atelier("accounts", "create", "acme", "--plan-a", "huge", env=with_plans).code == 0
+    words = ("keys", "create", "acme", "--interfaces", "a", "--limit", "8000", "--json")
+    key_id = atelier(*words, env=with_plans).facts["id"]
+    lora = str(POCKET / "loras" / "outline.safetensors")
+    for refused in (
+        words,
+        ("keys", "edit", key_id, "--limit", "8500"),
+        ("loras", "add", lora, "--base", "pocket", "--account", "acme"),
+        ("accounts", "set-plan", "acme", "--plan-a", "huge"),
+        ("accounts", "create", "zeta", "--plan-a", "huge"),
+    ):
+        ended = atelier(*refused)
+        assert (ended.code, "ATELIER_PLANS" in ended.err) == (2, True), refused
+    assert atelier("keys", "edit", key_id, "--limit", "0").code == 0
+    assert atelier("accounts", "set-plan", "acme", "--plan-a", "basic").code == 0
 
 
 def test_an_account_is_found_by_its_name_and_its_id(atelier: Atelier) -> None:
@@ -200,6 +225,9 @@ def test_an_adapter_is_added_for_an_account_and_removed(atelier: Atelier) -> Non
     assert added["owner"] == account["id"]
     assert added["found"]["rank"] == 8
     assert added["id"] in _usable(atelier)
+    for words in (("loras", "show", "mine"), ("loras", "list")):
+        shown = atelier(*words).out
+        assert ("acme" in shown, account["id"] in shown) == (True, False), words
     assert atelier("loras", "remove", "mine").code == 0
     assert added["id"] not in _usable(atelier)
     refused = atelier("loras", "remove", PRIVATE_ADAPTER)

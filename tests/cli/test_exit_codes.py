@@ -78,14 +78,24 @@ def test_a_mistake_is_one_line_on_stderr(atelier: Atelier, words: str, code: int
         ("ATELIER_MAX_QUEUED", "0"),
         ("ATELIER_STORAGE_OPTIONS", "not json"),
         ("ATELIER_STORAGE_URL", "carrier-pigeon://images"),
+        ("ATELIER_STORAGE_URL", "s3//bucket/images"),
+        ("ATELIER_STORAGE_URL", "s3:/bucket/images"),
+        ("ATELIER_STORAGE_URL", "file://images"),
         ("ATELIER_PLANS", "/nowhere/plans.yaml"),
         ("ATELIER_CATALOG", "/nowhere/catalog.yaml"),
     ],
 )
-def test_a_bad_setting_is_named(atelier: Atelier, name: str, value: str) -> None:
+def test_a_bad_setting_is_named_and_nothing_is_written(
+    atelier: Atelier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    place = tmp_path / "working directory"
+    place.mkdir()
+    monkeypatch.chdir(place)
     ended = atelier("accounts", "list", env={name: value})
     assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)
     assert name.removeprefix("ATELIER_").lower() in ended.err.lower()
+    atelier("doctor", env={name: value})
+    assert list(place.iterdir()) == []
 
 
 def test_two_accounts_of_one_name_are_a_mistake(atelier: Atelier) -> None:

@@ -36,6 +36,7 @@ def test_a_job_is_shown_whole_and_its_prompt_only_in_json(atelier: Atelier) -> N
     for human in (atelier("jobs", "show", job_id).out, atelier("jobs", "list").out):
         assert job_id in human
         assert PROMPT not in human
+        assert ("acme" in human, shown["account"] in human) == (True, False)
 
 
 @pytest.mark.slow
