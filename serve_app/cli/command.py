@@ -3,8 +3,6 @@
 import asyncio
 import inspect
 import json
-import os
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,14 +24,10 @@ UNLIMITED_COLUMNS = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A command's result: `facts` for `--json`, `shown` for a person; with `failed` the exit code is 1.
-
-    `pictures` are PNG files that a terminal shows below it, if it can.
-    """
+    """A command's result: `facts` for `--json`, `shown` for a person; with `failed` the exit code is 1."""
 
     facts: Any
     shown: RenderableType
-    pictures: Sequence[Path] = ()
     failed: bool = False
 
 
@@ -122,8 +116,3 @@ def _print(result: Result, as_json: bool) -> None:
         console if console.is_terminal else Console(highlight=False, markup=False, emoji=False, width=UNLIMITED_COLUMNS)
     )
     console.print(result.shown, soft_wrap=True)
-    if result.pictures and sys.stdout.isatty():
-        # imported here: numpy and Pillow take a while, for which other commands need not wait
-        from serve_app.cli.pictures import show_pictures
-
-        show_pictures(result.pictures, os.environ)

@@ -34,7 +34,6 @@ Out = Annotated[
     Path | None, typer.Option(help="File to write; several images get -1, -2, … By default ID.png in this directory.")
 ]
 Timeout = Annotated[float, typer.Option(help="Seconds to wait for the images.")]
-Inline = Annotated[bool, typer.Option(help="Show the images in the terminal, if it can: kitty, iTerm2, sixel.")]
 Open = Annotated[bool, typer.Option("--open", help="Open the images in the viewer of this machine.")]
 SIZE = 512
 """Width and height by default, on both interfaces."""
@@ -59,7 +58,6 @@ def _generate(
     negative_prompt: Annotated[str | None, typer.Option(help="What to avoid (interface b).")] = None,
     interface: Annotated[Literal["a", "b"], typer.Option(help="a: bearer key. b: X-API-Key, other sizes.")] = "a",
     out: Out = None,
-    inline: Inline = True,
     open_images: Open = False,
     base_url: BaseUrl = None,
     key: Key = None,
@@ -78,7 +76,7 @@ def _generate(
             raise BadUsage(f"--{str(error).replace('_', '-')}") from None
         warn_of(job.unknown_words)
         doing = drawing(num_images or 1, width or SIZE, height or SIZE, found.name)
-        return wait_and_save(job, out, timeout, doing=doing, inline=inline, open_images=open_images)
+        return wait_and_save(job, out, timeout, doing=doing, open_images=open_images)
 
 
 def _upscale(
@@ -86,7 +84,6 @@ def _upscale(
     image_id: Annotated[str, typer.Argument(help="Id of an image of this account: img_…", show_default=False)],
     factor: Annotated[int | None, typer.Option(help="2 or 4; 2 by default.")] = None,
     out: Out = None,
-    inline: Inline = True,
     open_images: Open = False,
     base_url: BaseUrl = None,
     key: Key = None,
@@ -96,7 +93,7 @@ def _upscale(
     must_be_writable(out)
     with open_client(settings, base_url, key, "a") as client:
         job, doing = client.upscale(image_id, factor), f"Enlarging {factor or 2}×"
-        return wait_and_save(job, out, timeout, doing=doing, inline=inline, open_images=open_images)
+        return wait_and_save(job, out, timeout, doing=doing, open_images=open_images)
 
 
 @contextmanager
@@ -144,7 +141,7 @@ def drawing(images: int, width: int, height: int, lora: str) -> str:
     return f"Drawing {images} × {size}, {lora}"
 
 
-def wait_and_save(job: Job, out: Path | None, timeout: float, *, doing: str, inline: bool, open_images: bool) -> Result:
+def wait_and_save(job: Job, out: Path | None, timeout: float, *, doing: str, open_images: bool) -> Result:
     """`doing` labels the bar."""
     began = time.monotonic()
     try:
@@ -163,11 +160,7 @@ def wait_and_save(job: Job, out: Path | None, timeout: float, *, doing: str, inl
         for image, file in zip(images, files, strict=True)
     ]
     lines = [f"{file}  {image.image_id or ''}".rstrip() for image, file in zip(images, files, strict=True)]
-    return Result(
-        facts={"id": job.id, "seconds": round(seconds, 2), "images": facts},
-        shown="\n".join(lines),
-        pictures=tuple(files) if inline else (),
-    )
+    return Result(facts={"id": job.id, "seconds": round(seconds, 2), "images": facts}, shown="\n".join(lines))
 
 
 def must_be_writable(out: Path | None) -> None:

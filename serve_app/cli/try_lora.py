@@ -7,7 +7,6 @@ import typer
 from serve_app.cli.command import Result, command
 from serve_app.cli.images import (
     BaseUrl,
-    Inline,
     Key,
     Open,
     Out,
@@ -36,7 +35,6 @@ def _try(
     weight: Annotated[float | None, typer.Option(help="Strength of the adapter: 0.1 to 1.")] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same image.")] = 1,
     out: Out = None,
-    inline: Inline = True,
     open_images: Open = False,
     base_url: BaseUrl = None,
     key: Key = None,
@@ -51,4 +49,4 @@ def _try(
             words, lora_id=found.id, seed=seed, steps=STEPS, lora_weight=weight, width=SIZE, height=SIZE
         )
         doing = drawing(1, SIZE, SIZE, found.name)
-        return wait_and_save(job, out, timeout, doing=doing, inline=inline, open_images=open_images)
+        return wait_and_save(job, out, timeout, doing=doing, open_images=open_images)
