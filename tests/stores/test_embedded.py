@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from serve_app.domain.errors import StoreUnavailable
-from serve_app.stores.embedded import EmbeddedRedis, ensure_redis, memory_bound, stop_redis
+from serve_app.stores.embedded import EmbeddedRedis, embedded_release, ensure_redis, memory_bound, stop_redis
 from serve_app.stores.redis_binary import server_binary
 
 
@@ -32,6 +32,7 @@ def test_asking_again_finds_the_same_server(home: Path) -> None:
     first = ensure_redis(home)
     assert ensure_redis(home) == first
     assert first.server in ("redis", "valkey")
+    assert embedded_release(home) == f"{first.server} {first.version}", "what the start shows"
     assert psutil.pid_exists(first.pid)
 
 

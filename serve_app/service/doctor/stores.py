@@ -23,7 +23,6 @@ from serve_app.stores.measures import RedisMemory
 from serve_app.stores.redis_address import KINDS
 from serve_app.stores.redis_binary import server_binary, version_of
 from serve_app.stores.redis_inspection import DURABLE, RedisFacts, inspect_redis, keys_by_pepper, span_of_records
-from serve_app.stores.redis_releases import patched_release
 from serve_app.stores.weights import WeightStore
 
 MEMORY_WARNING = 0.8
@@ -73,7 +72,6 @@ def check_redis(settings: Settings) -> Iterable[Check]:
         return
     yield ok("redis", f"{facts.server} {facts.version}")
     yield from _memory(settings, url, facts)
-    yield from _release(facts.server, facts.version)
     if facts.settings is None:
         yield warn(
             "redis durability", "this Redis user may not read CONFIG", f"make sure that it has {_wanted(DURABLE)}"
@@ -139,15 +137,6 @@ def _embedded_binary() -> Iterable[Check]:
         return
     version = ".".join(map(str, version_of(binary)))
     yield ok("redis", f"not running; starts with the service from {binary} ({version})")
-    yield from _release("valkey" if "valkey" in binary.name else "redis", version)
-
-
-def _release(server: str, version: str) -> Iterable[Check]:
-    newer = patched_release(server, version)
-    if newer is not None:
-        found = f"{server} {version} lacks fixes of known vulnerabilities; {newer} and later have them"
-        advice = "install a newer valkey-server or redis-server: on PATH it is taken instead of the bundled one"
-        yield warn("redis release", found, f"{advice}; a distribution may have put the fixes into an older number")
 
 
 def is_service_up(settings: Settings) -> bool:
