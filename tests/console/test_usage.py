@@ -1,14 +1,12 @@
-"""The usage page: both plans' windows, images by day and LoRA as a chart, a table and CSV."""
+"""The usage page: both plans' windows, images by LoRA, key and day in tables with bars and in the CSV."""
 
 import csv
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from io import StringIO
 
 import pytest
 import redis
 
-from serve_app.api.console.usage_chart import draw
-from serve_app.domain.usage import Usage
 from serve_app.service.resources import Resources
 from serve_app.stores.redis_keys import redis_key
 from tests.api.app import LORA, Member, TestService
@@ -39,16 +37,8 @@ async def test_completed_images_are_shown_by_lora_and_key_and_in_the_csv(
     job = await service.complete(await service.submit(member, num_images=3, steps=20))
     page = await browser.open("/console/usage")
     assert "=HYPERLINK(1)<b> 3 15.7 0.5" in page.text, "images, megapixel-steps and seconds in the table"
-    assert "=HYPERLINK(1)<b> 3" in page.text
-    for query, words in (
-        ("?show=seconds&by=lora", "=HYPERLINK(1)<b> 0.5"),
-        ("?show=images&by=key", f"{member.key[:8]}…{member.key[-4:]} 3"),
-        ("?show=seconds&by=key", f"{member.key[:8]}…{member.key[-4:]} 0.5"),
-        ("?show=nonsense&by=<b>", "=HYPERLINK(1)<b> 3"),
-    ):
-        page = await browser.open(f"/console/usage{query}")
-        titles = page.text[page.text.index("the table below has the sums") :]
-        assert f": {words}" in titles, query
+    assert f"{member.key[:8]}…{member.key[-4:]} 3 15.7 0.5" in page.text
+    assert f"{(await resources.usage.today()).isoformat()} 3 15.7 0.5" in page.text
     answer = (await browser.open("/console/usage.csv")).answer
     assert answer.headers["content-type"].startswith("text/csv")
     [row] = csv.DictReader(StringIO(answer.text))
@@ -63,29 +53,6 @@ async def test_another_accounts_usage_is_not_shown(service: TestService, browser
     await service.complete(await service.submit(other))
     assert "No image was completed" in (await browser.open("/console/usage")).text
     assert len((await browser.open("/console/usage.csv")).answer.text.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("most", "top"), [(1, "4"), (4, "4"), (5, "8"), (110, "120"), (201, "400"), (10**7, "12000000")]
-)
-def test_the_axis_ends_with_a_whole_number_above_the_most(most: int, top: str) -> None:
-    chart = draw([_usage("model_a", most)], date(2026, 11, 23), 30, {"model_a": "A"})
-    assert chart.ticks[-1].label == top
-    assert chart.days[-1].text == f"23 Nov: A {most:,}"
-    assert chart.days[0].text == "25 Oct: no images"
-    assert all(bar.height > 0 for day in chart.days for bar in day.bars)
-
-
-def test_loras_beyond_the_colours_are_one_series() -> None:
-    rows = [_usage(f"model_{number}", 10 - number) for number in range(9)]
-    chart = draw(rows, date(2026, 11, 23), 30, {})
-    assert [(each.name, each.amount) for each in chart.series][-2:] == [("model_5", 5), ("Others", 9)]
-    assert sum(bar.height for bar in chart.days[-1].bars) == pytest.approx(198 * 54 / 80, abs=1)
-
-
-def _usage(lora_id: str, images: int) -> Usage:
-    day = date(2026, 11, 23)
-    return Usage(day=day, key_id="", lora_id=lora_id, images=images, megapixel_steps=1, seconds=1)
 
 
 def _bars(page: Page) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The usage page: both plans' windows, and the last days by LoRA and key as chart, tables and CSV."""
+"""The usage page shows both plans' windows, and the last days by LoRA, key and day as tables and CSV."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -10,7 +10,6 @@ from fastapi import APIRouter, Request, Response
 from serve_app.api.console.guards import PageSession
 from serve_app.api.console.key_page import KEY_PAGES
 from serve_app.api.console.rendering import render
-from serve_app.api.console.usage_chart import draw, in_short
 from serve_app.api.dependencies import resources_of
 from serve_app.domain.usage import UPSCALES, Usage
 from serve_app.service.resources import Resources
@@ -21,14 +20,11 @@ router = APIRouter()
 DAYS = 30
 MOST_ROWS = 50
 """Rows of a table; the CSV has all."""
-SHOWS: Mapping[str, str] = {"images": "Images", "seconds": "Worker seconds"}
-GROUPS: Mapping[str, str] = {"lora": "LoRA", "key": "key"}
-"""What the chart shows, and by what."""
 _COLUMNS = ("day", "key", "key_id", "lora", "lora_id", "images", "megapixel_steps", "worker_seconds")
 
 
 class Sum(NamedTuple):
-    """A row of a table: what the images of one LoRA or key used."""
+    """A row of a table: what the images of one LoRA, key or day used."""
 
     name: str
     images: int
@@ -49,8 +45,7 @@ class Month(NamedTuple):
 async def open_usage(request: Request, session: PageSession) -> Response:
     resources, account_id = resources_of(request), session.account.id
     month = await _month(resources, account_id)
-    shows = "seconds" if request.query_params.get("show") == "seconds" else "images"
-    by = "key" if request.query_params.get("by") == "key" else "lora"
+    by_day = _sums(month.rows, lambda row: row.day.isoformat())
     return render(
         request,
         "usage.html",
@@ -58,23 +53,11 @@ async def open_usage(request: Request, session: PageSession) -> Response:
         here="usage",
         windows=[(page, await resources.auth.window(account_id, page.variant)) for page in KEY_PAGES],
         days=DAYS,
-        chart=draw(
-            month.rows,
-            month.last,
-            DAYS,
-            month.keys if by == "key" else month.loras,
-            group=(lambda row: row.key_id) if by == "key" else (lambda row: row.lora_id),
-            amount=(lambda row: row.seconds) if shows == "seconds" else (lambda row: row.images),
-            unit=SHOWS[shows].lower(),
-        ),
-        in_short=in_short,
-        shows=shows,
-        by=by,
-        choices=[(show, each, f"{name} by {text}") for show, name in SHOWS.items() for each, text in GROUPS.items()],
         most=MOST_ROWS,
         tables=[
             ("LoRA", _sums(month.rows, lambda row: month.loras[row.lora_id])),
             ("Key", _sums(month.rows, lambda row: month.keys[row.key_id])),
+            ("Day", sorted(by_day, key=lambda each: each.name, reverse=True)),
         ],
     )
 
