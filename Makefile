@@ -12,7 +12,7 @@ export HF_HUB_OFFLINE := 1
 export RAY_USAGE_STATS_ENABLED := 0
 unexport PYTHONDONTWRITEBYTECODE  # or each of some hundred processes of the tests would compile the sources again
 
-.PHONY: help setup run quick test check lint types imports tests manifests rayservice coverage soak image pin-image sbom audit screenshots dashboard pocket-model pocket-report clean
+.PHONY: help setup run quick test check lint types imports tests manifests rayservice coverage soak image pin-image sbom audit screenshots pocket-model pocket-report clean
 
 WORKERS ?= auto
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup
@@ -77,9 +77,6 @@ coverage: setup ## the tests with branch coverage of serve_app, deployments and 
 
 screenshots: setup ## pictures of every page by Chromium, into var/screenshots; ARGS=--docs also those of the README
 	@$(BIN)/python -m tests.browser.screenshots $(ARGS)
-
-dashboard: setup ## draw docs/images/dashboard.png by the dashboard's own queries, from a service under load; needs Prometheus on PATH
-	@$(BIN)/python -m tests.dashboard.picture $(ARGS)
 
 soak: setup ## the long tests: chaos, fuzzing, mutants, big simulations, training
 	@$(BIN)/python -m pytest -m soak --timeout 7200 $(ARGS)
