@@ -7,9 +7,11 @@ from typing import Any, NamedTuple, cast
 from redis.asyncio import Redis
 
 from serve_app.domain.durations import epoch_ms
+from serve_app.domain.errors import UnreadableRecord
 from serve_app.domain.jobs import Job, JobState
 from serve_app.stores.compact_form import short_digest
 from serve_app.stores.job_reader import find_jobs
+from serve_app.stores.records import RECORD_VERSION, read_job, record_version
 from serve_app.stores.redis_keys import redis_key
 from serve_app.stores.script import Rewrite, Script
 
@@ -49,6 +51,14 @@ class JobPage(NamedTuple):
 
     jobs: list[Job]
     next: Position | None
+
+
+class NewestRecords(NamedTuple):
+    """Jobs, newest first; ids of unreadable records; how many records a newer version wrote."""
+
+    jobs: list[Job]
+    unreadable: list[str]
+    newer: int
 
 
 class JobHistory:
@@ -114,3 +124,19 @@ class JobHistory:
             if len(found) >= limit or len(ids) < LIST_STRIDE:
                 break
         return found[:limit]
+
+    async def newest_records(self, limit: int) -> NewestRecords:
+        """Read the newest jobs of all accounts, and tell which records cannot be read."""
+        jobs, unreadable, newer = Jobs(), list[str](), 0
+        for start in range(0, limit, LIST_STRIDE):
+            ids = await self._redis.zrevrange(redis_key("recent"), start, min(start + LIST_STRIDE, limit) - 1)
+            pipeline = self._redis.pipeline(transaction=False)
+            for job_id in ids:
+                pipeline.hgetall(redis_key("job", job_id))
+            for job_id, fields in zip(ids, await pipeline.execute(), strict=True):
+                newer += record_version(fields.get("version")) > RECORD_VERSION
+                try:
+                    jobs += [read_job(job_id, fields)] if fields else []
+                except UnreadableRecord:
+                    unreadable.append(job_id)
+        return NewestRecords(jobs, unreadable, newer)

@@ -37,13 +37,21 @@ class LoraFiles:
             await in_storage_thread(lambda source=source, path=path: self._write(source, path), doing="write")
         return self.uri(sha256, files)
 
+    async def exists(self, uri: str) -> bool:
+        """Return whether what `put` stored is there, wherever the storage was then. Raises `StoreUnavailable`."""
+        path = self._path(uri)
+        return await in_storage_thread(lambda: bool(self._files.exists(path)), doing="lookup")
+
     async def delete(self, uri: str) -> None:
         """Remove what `put` stored, wherever the storage was then; nothing happens when it is not there."""
-        path = f"{self._root}/{LORAS}/{uri.rpartition(f'/{LORAS}/')[2]}"
+        path = self._path(uri)
         try:
             await in_storage_thread(lambda: self._files.rm(path, recursive=True), doing="delete")
         except FileNotFoundError:
             return
+
+    def _path(self, uri: str) -> str:
+        return f"{self._root}/{LORAS}/{uri.rpartition(f'/{LORAS}/')[2]}"
 
     def _write(self, source: Path, path: str) -> None:
         """Upload, and check the stored size: some storages report a truncated upload as a success."""

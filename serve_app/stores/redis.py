@@ -51,16 +51,16 @@ def connect(url: str, *, connections: int = MAX_CONNECTIONS, wait: timedelta = M
     return client
 
 
-def connect_sync(url: str, *, decode: bool = True, reply_timeout_s: float = REPLY_TIMEOUT_S) -> redis_py.Redis:
-    """Open a blocking client, for the autoscaling thread, the doctor and backups.
+def connect_sync(url: str) -> redis_py.Redis:
+    """Open a blocking client, for the autoscaling thread and the doctor.
 
     Use it inside `redis_errors()`.
     """
     return blocking_client(
         url,
-        decode_responses=decode,
+        decode_responses=True,
         socket_connect_timeout=CONNECT_TIMEOUT_S,
-        socket_timeout=reply_timeout_s,
+        socket_timeout=REPLY_TIMEOUT_S,
         retry=SyncRetry(ExponentialWithJitterBackoff(RETRY_CAP_S, RETRY_BASE_S), RETRIES, (RedisConnectionError,)),
     )
 

@@ -83,7 +83,6 @@ KEY_MAP: tuple[Key, ...] = (
         "permanent: trimmed by retention",
         "completed jobs whose record is still whole, by end (ms)",
     ),
-    Key("restoring", "string", "permanent: until a restore has ended", "digest of the manifest that is being restored"),
     Key("migrations", "hash", "permanent: a field per migration", "name of a migration that was applied → when (ms)"),
     Key("dead", "zset", "permanent: trimmed by retention", "failed job ids by time, for the operator"),
     Key("recent", "zset", "permanent: newest 10,000", "job ids by accept time (ms), for the operator"),

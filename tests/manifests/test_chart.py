@@ -480,7 +480,6 @@ def test_a_changed_environment_makes_a_new_cluster() -> None:
         ({"workerGroups": {"generation": {"podDisruptionBudget": {"maxUnavailable": 1}}}}, "podDisruptionBudget"),
         ({"workerGroups": {"ingress": {"podDisruptionBudget": {"minAvailable": "50%"}}}}, "podDisruptionBudget"),
         ({"serve": {"args": {"generator": {"drain_s": 170}}}}, "terminationGracePeriodSeconds 180 is less than"),
-        ({"restore": {"from": "s3://backups/$(date)"}}, "/restore/from"),
         ({"ray": {"clusterDeletionDelaySeconds": 100}}, "clusterDeletionDelaySeconds 100 is less than the 120"),
     ],
 )
@@ -494,9 +493,8 @@ def test_no_worker_group_takes_the_name_of_other_pods() -> None:
     """Network policies select by it: a group named like the job would be let in as the job."""
     values = profile_values("production")
     spare = {**yaml.safe_load((CHART / "values.yaml").read_text())["workerGroups"]["ingress"], "minReplicas": 0}
-    others = {pod.component for pod in [*pods(render(values)), *pods(render(merge(values, RESTORE)))]}
-    others -= worker_groups(rendered("production")).keys()
-    assert others == {"head", "redis-jobs", "redis-gcs", "models-job", "account-job", "restore-job"}
+    others = {pod.component for pod in pods(render(values))} - worker_groups(rendered("production")).keys()
+    assert others == {"head", "redis-jobs", "redis-gcs", "models-job", "account-job"}
     render(merge(values, {"workerGroups": {"more": spare}}))
     for name in others:
         with pytest.raises(helm_python.HelmError, match=f"invalid propertyName '{name}'"):
@@ -577,41 +575,6 @@ def _notes(profile: str, **values: Any) -> str:
     return rendered["atelier/templates/NOTES.txt"]
 
 
-RESTORE = {"restore": {"from": "s3://backups/atelier/2026-11-24"}}
-
-
-def test_a_restore_runs_alone_as_the_operator_of_redis() -> None:
-    """Nothing else may run on the Redis that is filled, and no account be made in it before."""
-    values = merge(profile_values("production"), {"storage": {"credentialsSecret": "bucket"}})
-    documents = render(merge(values, RESTORE))
-    assert [mistake for document in documents for mistake in mistakes(document)] == []
-    (pod,) = [pod for pod in pods(documents) if pod.name.startswith("Job/atelier-restore-")]
-    others = {pod.name for pod in pods(documents)} - {pod.name}
-    assert not [name for name in others if not name.startswith(("StatefulSet/", "Job/atelier-models-"))]
-    environment = variables(pod)
-    assert environment["REDIS_JOBS_PASSWORD"]["valueFrom"]["secretKeyRef"]["key"] == "redis-operator-password"
-    assert environment["ATELIER_REDIS_URL"]["value"].startswith("redis://operator:")
-    assert {"ATELIER_PEPPER", "ATELIER_PEPPERS", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} <= set(environment)
-    (container,) = pod.containers
-    mounted = {mount["name"] for mount in container["volumeMounts"]}
-    assert mounted == {volume["name"] for volume in pod.spec["volumes"]} == {"tmp", "data", "catalog"}
-    folder = "'s3://backups/atelier/2026-11-24'"
-    assert container["command"][2] == f"atelier restore {folder} --check; exec atelier restore {folder}"
-    policy = find(documents, "NetworkPolicy", "atelier-redis-jobs")
-    (rule,) = policy["spec"]["ingress"]
-    selected = [peer["podSelector"]["matchLabels"].get("app.kubernetes.io/component") for peer in rule["from"]]
-    assert pod.component in selected
-    allowed = find(documents, "NetworkPolicy", "atelier-restore-job")["spec"]["egress"]
-    assert "redis-jobs" in str(allowed)
-    assert "0.0.0.0/0" in str(allowed), "the bucket"
-    broken = [breach for breach in broken_rules(documents) if not breach.startswith("every_selector_finds_a_pod")]
-    assert broken == []
-    own = variables(
-        next(pod for pod in pods(render(merge(merge(values, RESTORE), OWN_REDIS))) if "restore" in pod.name)
-    )
-    assert own["ATELIER_REDIS_URL"]["valueFrom"]["secretKeyRef"]["key"] == "url"
-
-
 def test_the_notes_say_where_customers_addresses_get_lost() -> None:
     warning = "limits.trustedProxies is empty"
     assert warning not in _notes("production")
@@ -626,8 +589,6 @@ def test_the_notes_say_how_to_go_on() -> None:
     assert "secret -n demo atelier-first-account" in notes("cpu-demo")
     assert "https://images.example.com/console" in notes("production")
     assert "atelier accounts create acme" in notes("many-gpus")
-    assert "is being started" not in notes("production", **RESTORE)
-    assert "upgrade again, without restore.from" in notes("production", **RESTORE)
 
 
 def test_the_monitoring_has_the_token_that_the_ingress_pods_ask_for() -> None:

@@ -7,7 +7,7 @@
 {{- if $root.Values.redis.jobs.enabled }}
 {{- $user := "" }}
 {{- if include "atelier.redisUsers" $root }}
-{{- $user = ternary "operator" (ternary "" "scaler" (or .places .pepper | empty | not)) (hasKey . "restores") }}
+{{- $user = ternary "" "scaler" (or .places .pepper | empty | not) }}
 {{- end }}
 - name: REDIS_JOBS_PASSWORD
   valueFrom:
@@ -17,10 +17,10 @@
 {{- else }}
 - name: ATELIER_REDIS_URL
   valueFrom:
-    {{- $ofHead := and (not (or .places .pepper .restores)) $root.Values.redis.jobs.scalerUrlSecret }}
+    {{- $ofHead := and (not (or .places .pepper)) $root.Values.redis.jobs.scalerUrlSecret }}
     secretKeyRef: {{ default $root.Values.redis.jobs.urlSecret $ofHead | toYaml | nindent 6 }}
 {{- end }}
-{{- if or .places .pepper .restores }}
+{{- if or .places .pepper }}
 - name: ATELIER_PEPPER
   valueFrom:
     secretKeyRef: {name: {{ $secret }}, key: pepper}
@@ -28,7 +28,7 @@
   valueFrom:
     secretKeyRef: {name: {{ $secret }}, key: peppers, optional: true}
 {{- end }}
-{{- if or .places .restores }}
+{{- if .places }}
 {{- include "atelier.storageCredentials" $root }}
 {{- end }}
 {{- if hasKey .places "ingress" }}

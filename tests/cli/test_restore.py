@@ -1,0 +1,190 @@
+"""A service that was put back from copies goes on; `restore --check` names what does not fit."""
+
+import hashlib
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import pytest
+import redis
+
+from serve_app.domain.catalog import Adapter
+from serve_app.domain.errors import FailureCode
+from serve_app.domain.jobs import Failure, JobKind, JobState, StoredImage, new_image_id, new_job_id
+from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.service.resources import Resources
+from serve_app.settings import Settings
+from serve_app.stores.claiming import new_nonce
+from serve_app.stores.embedded import ensure_redis, running_redis, stop_redis
+from serve_app.stores.lora_files import LoraFiles
+from serve_app.stores.records import RECORD_VERSION
+from serve_app.stores.redis_binary import server_binary
+from serve_app.stores.redis_keys import redis_key
+from tests.audit import audit
+from tests.cli.conftest import Atelier
+from tests.support import adapter_id
+
+POISON = Failure(code=FailureCode.OUT_OF_MEMORY, message="too large for this device")
+
+
+class Made(NamedTuple):
+    secret: str
+    jobs: dict[str, str]
+
+
+async def _job(resources: Resources, account_id: str) -> str:
+    request = GenerationRequest(prompt="a boat", lora_id=adapter_id("neon"), seeds=(7,))
+    job_id = new_job_id(JobKind.GENERATION)
+    kind: dict[str, Any] = {"job_id": job_id, "variant": Variant.A, "group": "g"}
+    await resources.queue.accept(account_id=account_id, request=request, **kind)
+    return job_id
+
+
+async def _finish(resources: Resources, claim: Any) -> None:
+    name = resources.images.object_name(claim.account_id, claim.lease.job_id, claim.lease.attempt, 0, claim.created_at)
+    uri = await resources.images.put(name, b"png")
+    image = StoredImage(image_id=new_image_id(), image_uri=uri, width=512, height=512, sha256="0" * 64, size_bytes=3)
+    await resources.queue.finish(claim.lease, [image], seconds=1)
+
+
+async def _fill(resources: Resources) -> Made:
+    """Make an account with a key, a stored LoRA, and a job in every state."""
+    account = await resources.accounts.create("acme")
+    _, secret = await resources.api_keys.create(account.id, interfaces=frozenset(Variant))
+    await _register_lora(resources)
+    jobs: dict[str, str] = {}
+    for state in ("compact", "completed", "failed", "delayed", "running"):
+        jobs[state] = await _job(resources, account.id)
+        (claim,) = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce())
+        if state in ("compact", "completed"):
+            await _finish(resources, claim)
+        if state == "compact":
+            await resources.compaction.compact(timedelta())
+        if state == "failed":
+            await resources.queue.fail(claim.lease, POISON, retry=False)
+        if state == "delayed":
+            await resources.queue.release(claim.lease, pause=timedelta(hours=1))
+    jobs["canceled"] = await _job(resources, account.id)
+    await resources.queue.cancel(jobs["canceled"], account_id=account.id)
+    jobs["queued"] = await _job(resources, account.id)
+    return Made(secret, jobs)
+
+
+async def _register_lora(resources: Resources) -> None:
+    source = resources.settings.data_dir / "lora.safetensors"
+    source.write_bytes(b"weights")
+    sha256 = hashlib.sha256(b"weights").hexdigest()
+    file = await LoraFiles(resources.settings).put(sha256, {"": source})
+    lora = Adapter(
+        id="model_" + "ab" * 13, name="Ink", description="", created_at=datetime.now(UTC), file=file, sha256=sha256,
+        base_model="pocket", owner="", accounts=None,
+    )  # fmt: skip
+    assert await resources.adapter_registry.register(lora)
+
+
+@pytest.fixture
+def embedded(atelier: Atelier, tmp_path: Path) -> Iterator[Atelier]:
+    """A service with an embedded Redis."""
+    yield _service(atelier, tmp_path / "var")
+    stop_redis(tmp_path / "var")
+
+
+def _service(atelier: Atelier, data_dir: Path) -> Atelier:
+    settings = Settings(data_dir=data_dir, redis_url="", catalog=atelier.settings.catalog)
+    return Atelier(settings, {**atelier.env, "ATELIER_DATA_DIR": str(data_dir), "ATELIER_REDIS_URL": ""})
+
+
+@pytest.fixture
+def moved(atelier: Atelier, tmp_path: Path) -> Iterator[Atelier]:
+    """The same service on another machine: another data directory, where its copies are put."""
+    yield _service(atelier, tmp_path / "elsewhere")
+    stop_redis(tmp_path / "elsewhere")
+
+
+def _copy(service: Atelier, into: Path) -> None:
+    """Copy a service while it runs, by the commands of the guide."""
+    server = ensure_redis(service.settings.data_dir)
+    program = server_binary()
+    command = program.with_name(program.name.replace("-server", "-cli"))
+    into.mkdir()
+    socket = server.url.removeprefix("unix://")
+    subprocess.run([command, "-s", socket, "--rdb", into / "redis.rdb"], check=True, capture_output=True)
+    shutil.copy(service.settings.data_dir / "secrets.json", into)
+    shutil.copytree(service.settings.data_dir / "images", into / "images")
+
+
+def _put_back(copies: Path, service: Atelier) -> None:
+    home = service.settings.data_dir
+    (home / "redis").mkdir(parents=True)
+    shutil.copy(copies / "redis.rdb", home / "redis" / "appendonly.aof")
+    shutil.copy(copies / "secrets.json", home)
+    shutil.copytree(copies / "images", home / "images")
+
+
+def test_a_service_put_back_elsewhere_knows_its_keys_and_runs_what_waits_once(
+    embedded: Atelier, moved: Atelier, tmp_path: Path
+) -> None:
+    made = embedded.stores(_fill)
+    _copy(embedded, tmp_path / "copies")
+    embedded.stores(lambda resources: resources.accounts.create("later"))
+    _put_back(tmp_path / "copies", moved)
+    found = moved.json("restore", "--check")
+    assert (found["accounts"], found["keys"], found["jobs"], found["images"], found["loras"]) == (1, 1, 7, 2, 1)
+    assert found["missing"] == found["problems"] == []
+    assert running_redis(moved.settings.data_dir) is None, "it was started for the command alone"
+
+    async def look(resources: Resources) -> None:
+        for state, job_id in made.jobs.items():
+            poll = await resources.poller.poll(made.secret, Variant.A, job_id, of=None)
+            assert poll.job is not None
+            assert poll.job.state == {"compact": "completed", "delayed": "queued"}.get(state, state)
+            for image in poll.job.images:
+                assert await resources.images.get(image.image_uri) == b"png"
+        (claim,) = await resources.queue.claim("later", kind=JobKind.GENERATION, nonce=new_nonce(), limit=8)
+        assert claim.lease.job_id == made.jobs["queued"]
+        await _finish(resources, claim)
+        running = await resources.jobs.find(made.jobs["running"])
+        assert running is not None
+        assert running.state is JobState.RUNNING, "until its lease runs out"
+
+    moved.stores(look)
+    with redis.Redis.from_url(ensure_redis(moved.settings.data_dir).url, decode_responses=True) as client:
+        assert audit(client, max_attempts=5) == []
+
+
+def test_what_is_missing_or_does_not_fit_is_named(atelier: Atelier, redis_db: redis.Redis) -> None:
+    assert "put it back first" in atelier("restore", "--check").err
+    atelier.settings.data_dir.mkdir(parents=True, exist_ok=True)
+    made = atelier.stores(_fill)
+    assert "(Backup)" in atelier("restore").err
+    assert atelier.json("restore", "--check")["problems"] == []
+    assert "the pepper is another one" in _problem(atelier, ATELIER_PEPPER="another")
+    assert "1 API keys use a version" in _problem(atelier, ATELIER_PEPPERS='{"2": "another"}')
+    storage = atelier.settings.data_dir / "images"
+    for path in storage.rglob("*.safetensors"):
+        path.unlink()
+    shutil.rmtree(next(storage.rglob(made.jobs["completed"])))
+    found = atelier("restore", "--check", "--json")
+    image, weights = json.loads(found.out)["missing"]
+    assert found.code == 1
+    assert made.jobs["completed"] in image
+    assert weights.endswith(".safetensors")
+    assert "2 images and 1 LoRA files looked for, 2 not in the storage" in atelier("restore", "--check").out
+    record = redis_key("job", made.jobs["queued"])
+    untyped = cast(Any, redis_db)
+    untyped.hset(record, "version", RECORD_VERSION + 1)
+    assert "1 job records were written by a newer version" in _problem(atelier)
+    untyped.hset(record, "state", "unheard of")
+    assert f"1 job records cannot be read, such as {made.jobs['queued']}" in _problem(atelier)
+    redis_db.flushall()
+    assert "holds no account" in _problem(atelier)
+
+
+def _problem(atelier: Atelier, **env: str) -> str:
+    ended = atelier("restore", "--check", env=env)
+    assert ended.code == 1, ended.out
+    return ended.out
