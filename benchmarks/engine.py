@@ -1,7 +1,7 @@
 """Compares the engine with three ways of serving many adapters.
 
     python -m benchmarks.engine --model pocket
-    python -m benchmarks.engine --distinct --checks batch-invariance      # one check alone, with its progress
+    python -m benchmarks.engine --distinct --checks late-arrival          # one check alone
     python -m benchmarks.engine --device cuda --model sdxl --random-weights
 
 Every comparison is made in one process and one run, rounds interleaved, warm-up excluded, medians given with their

@@ -1,4 +1,8 @@
-"""Measures other properties of the engine, as latency, loading, invariance, aborts and bad adapters."""
+"""Measures what else the engine promises: latency, the wait for a first step, the cost and the loading of adapters.
+
+That a batch changes no image, that aborts and bad adapters harm nobody, and that images are those of diffusers, is asserted
+by tests/engine.
+"""
 
 import argparse
 import statistics
@@ -13,7 +17,6 @@ import numpy as np
 from safetensors.torch import load_file, save_file
 
 from benchmarks.engine_models import BenchmarkModel
-from benchmarks.engine_parity import parity
 from benchmarks.engine_policies import ours, set_adapters_per_job, with_threads
 from serve_app.engine import AdapterFile, Engine, RunRequest
 
@@ -118,81 +121,11 @@ def _stall(benchmark: BenchmarkModel, engine: Engine, number: int) -> dict[str, 
     return {"quiet_ms": _percentiles(quiet), "while_loading_ms": _percentiles(busy)}
 
 
-def same_bytes_in_random_batches(benchmark: BenchmarkModel, _: argparse.Namespace, jobs: int = 200) -> dict[str, Any]:
-    """Compare runs in random batches with each run alone on a second engine.
-
-    Steps, guidance, weights and adapters are random, and so are the steps at which runs join.
-    """
-    import random
-
-    chance, small = random.Random(1), benchmark._replace(side=min(benchmark.side, SMALL))
-    requests = [
-        replace(one, steps=chance.randint(2, 6), guidance=chance.choice([1.0, 5.0, 9.0]), scale=chance.choice([0.1, 0.75, 2.0]), adapter=chance.choice([None, *benchmark.adapters]))
-        for one in small.requests(jobs, adapters=1, steps=2)
-    ]  # fmt: skip
-    together: dict[str, np.ndarray] = {}
-    engine, waiting = small.engine(), list(requests)
-    while waiting or engine.has_work:
-        for _joins in range(min(len(waiting), chance.randint(0, 3))):
-            engine.add(waiting.pop())
-        for ended in engine.step():
-            assert ended.image is not None, ended.failure
-            together[ended.run_id] = ended.image
-            _report("batch-invariance: together", len(together), jobs)
-    alone, same = ours(small), 0
-    for i, one in enumerate(requests, start=1):
-        same += np.array_equal(together[one.run_id], alone([one]).images[one.run_id])
-        _report(f"batch-invariance: alone, {same} identical", i, jobs)
-    return {"identical": f"{same}/{jobs}"}
-
-
-def cancel_to_freed_row(benchmark: BenchmarkModel, _: argparse.Namespace) -> dict[str, Any]:
-    """Steps from `abort` until the run is out of the forward pass."""
-    small = benchmark._replace(side=min(benchmark.side, SMALL))
-    engine = _loaded(small, runs=8)
-    rows: list[int] = []
-    (model,) = engine.base_models.values()
-    model.denoiser.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].shape[0]))
-    engine.step()
-    engine.abort("0")
-    engine.step()
-    return {"rows_before": rows[0], "rows_in_next_step": rows[1], "steps": 1 if rows[1] < rows[0] else "more"}
-
-
-def failing_neighbours(benchmark: BenchmarkModel, _: argparse.Namespace) -> dict[str, Any]:
-    """An exploding adapter and one of NaN beside six good jobs."""
-    small = benchmark._replace(side=min(benchmark.side, SMALL))
-    good = small.requests(6, adapters=6, steps=6)
-    alone = ours(small)
-    expected = {one.run_id: alone([one]).images[one.run_id] for one in good}
-    with TemporaryDirectory() as folder:
-        bad = [
-            replace(
-                good[0],
-                run_id=f"bad{i}",
-                adapter=_copy_of(benchmark.adapters[0], Path(folder) / f"{i}.safetensors", factor),
-            )
-            for i, factor in enumerate((1e20, float("nan")))
-        ]
-        engine = small.engine()
-        ended = {one.run_id: one for one in _finish(engine, bad + good)}
-    touched = sum(not np.array_equal(expected[key], np.asarray(ended[key].image)) for key in expected)
-    failures = {key: ended[key].failure for key in ("bad0", "bad1")}
-    return {
-        "neighbours_affected": touched,
-        "failures": {key: failure.code if failure else "none" for key, failure in failures.items()},
-    }
-
-
 CHECKS: dict[str, Callable[[BenchmarkModel, argparse.Namespace], dict[str, Any]]] = {
     "late-arrival": short_job_behind_long_ones,
     "first-step": enqueue_to_first_step,
     "adapter-cost": mixed_over_bare,
     "adapter-loading": loading_during_steps,
-    "batch-invariance": same_bytes_in_random_batches,
-    "abort": cancel_to_freed_row,
-    "parity": parity,
-    "isolation": failing_neighbours,
 }
 
 
@@ -208,24 +141,10 @@ def _loaded(benchmark: BenchmarkModel, *, runs: int, adapters: int = 8) -> Engin
     return engine
 
 
-def _finish(engine: Engine, requests: list[RunRequest]) -> list[Any]:
-    for request in requests:
-        engine.add(request)
-    ended: list[Any] = []
-    while engine.has_work:
-        ended += engine.step()
-    return ended
-
-
 def _copy_of(adapter: AdapterFile, path: Path, factor: float) -> AdapterFile:
     """The same adapter with its numbers times `factor`: another identity."""
     save_file({name: (tensor.float() * factor).contiguous() for name, tensor in load_file(adapter.path).items()}, path)
     return AdapterFile(f"{adapter.id}*{factor}", path)
-
-
-def _report(what: str, done: int, total: int) -> None:
-    if done % 20 == 0 or done == total:
-        print(f"{what} {done}/{total}", flush=True)
 
 
 def _percentiles(seconds: list[float]) -> dict[str, float]:
