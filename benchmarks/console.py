@@ -30,7 +30,7 @@ import httpx
 from PIL import Image
 
 from benchmarks.http import Callers, cpu_seconds
-from benchmarks.polls import SERVE, start_server
+from benchmarks.servers import SERVE, start_server
 from serve_app.domain.accounts import Account
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.jobs import JobKind, StoredImage, new_adapter_id, new_image_id, new_job_id

@@ -26,7 +26,7 @@ import redis
 import uvicorn
 import uvloop
 
-from benchmarks.limits import roomy_settings
+from benchmarks.servers import roomy_settings
 from serve_app.api.app import create_app
 from serve_app.domain.requests import Variant
 from serve_app.service.process import freeze_startup_objects

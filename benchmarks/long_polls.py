@@ -27,9 +27,8 @@ import psutil
 import redis
 
 from benchmarks.http import cpu_seconds
-from benchmarks.limits import roomy_settings
-from benchmarks.polls import finish
 from benchmarks.serve import Server, atelier_up, title_of
+from benchmarks.servers import finish, roomy_settings
 from serve_app.domain.accounts import Caller
 from serve_app.domain.jobs import JobKind, Lease
 from serve_app.domain.requests import GenerationRequest, Variant

@@ -24,8 +24,7 @@ from typing import NamedTuple
 import psutil
 
 from benchmarks.http import Callers, Measured, cpu_seconds
-from benchmarks.limits import roomy_settings
-from benchmarks.polls import SERVE, start_server
+from benchmarks.servers import SERVE, roomy_settings, start_server
 from deployments.runtime import kill_all_of, runtime_home
 from serve_app.domain.requests import Variant
 from serve_app.service.resources import open_resources
