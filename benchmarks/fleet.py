@@ -2,9 +2,8 @@
 
     python -m benchmarks.fleet                               # 8 replicas at 70 % load, six hours: some 90 s
     python -m benchmarks.fleet --loads 0.3 0.5 0.7 0.85      # other loads
-    python -m benchmarks.fleet --node-losses 6 --plot        # a node of four replicas dies six times; benchmarks/plots/fleet.png
-    python -m benchmarks.fleet --replicas 1000 --loras 10000 --accounts 1000 --image-s 8 --hours 1 --node-losses 4 --plot
-    python -m benchmarks.fleet --by-backlog --target-s 30 --downscale-delay-s 300    # as before demand was counted
+    python -m benchmarks.fleet --node-losses 6               # a node of four replicas dies six times
+    python -m benchmarks.fleet --replicas 1000 --loras 10000 --accounts 1000 --image-s 8 --hours 1 --node-losses 4
 
 Real are the Redis scripts that accept, order, claim and finish jobs, the scaling decision, and Serve's delays; the
 replicas, their adapter slots and the clock are simulated. The load is what arrives, as a share of what all replicas
@@ -23,22 +22,18 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from itertools import accumulate, pairwise
 from pathlib import Path
 
 import uvloop
 
 from benchmarks.fleet_load import HOUR_MS, OfferedLoad
-from benchmarks.fleet_oracle import BIN_MS, Schedule, cheapest_schedule
+from benchmarks.fleet_oracle import oracle_hours
 from benchmarks.fleet_outcome import Outcome, Sample
 from benchmarks.fleet_simulation import Fleet, Simulation
-from serve_app.settings import ROOT
 from serve_app.stores.embedded import ensure_redis, stop_redis
 from tests.stores.logical_queue import LogicalQueue, model_settings
 
 GOAL_S = 30.0
-WAITS_MS = 300_000
-"""Waits are drawn over five minutes."""
 PROGRESS_MS = 600_000
 HEADER = (
     "| load | seed | jobs | on a resident adapter | in the second half | prefetched a job | GPU-hours | oracle | ratio | wait p50 s | p99 s | over 30 s"
@@ -75,13 +70,9 @@ def show_progress(sample: Sample) -> None:
 
 
 def oracle(fleet: Fleet, demand: OfferedLoad, seed: int) -> float:
-    return schedule(fleet, demand, seed).hours
-
-
-def schedule(fleet: Fleet, demand: OfferedLoad, seed: int) -> Schedule:
-    """What the oracle would have run."""
+    """Return the replica-hours that the oracle would have needed."""
     engine = fleet.engine
-    return cheapest_schedule(
+    return oracle_hours(
         demand.arrivals(seed),
         demand.end_ms,
         image_ms=engine.image_ms,
@@ -109,9 +100,7 @@ def line(load: float, seed: int, outcome: Outcome, least_hours: float) -> str:
     )
 
 
-async def compare(
-    fleet: Fleet, demand: OfferedLoad, loads: Sequence[float], seeds: Sequence[int], plot: Path | None
-) -> None:
+async def compare(fleet: Fleet, demand: OfferedLoad, loads: Sequence[float], seeds: Sequence[int]) -> None:
     print(HEADER, flush=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -121,52 +110,9 @@ async def compare(
                 loaded = replace(demand, images_per_hour=images_per_hour(fleet, load))
                 for seed in seeds:
                     outcome = await simulate(server.url, folder, fleet, loaded, seed, show_progress)
-                    best = schedule(fleet, loaded, seed)
-                    print(line(load, seed, outcome, best.hours), flush=True)
-                    if plot is not None:
-                        draw(plot, fleet, outcome, best, f"{load:.0%} load, seed {seed}")
+                    print(line(load, seed, outcome, oracle(fleet, loaded, seed)), flush=True)
         finally:
             stop_redis(folder)
-
-
-def draw(path: Path, fleet: Fleet, outcome: Outcome, best: Schedule, title: str) -> None:
-    """Draw replicas, waits, loads of adapters and GPU-hours over the time simulated."""
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(2, 2, figsize=(11, 6.5), sharex=True)
-    samples = outcome.samples
-    hours = [sample.at_ms / HOUR_MS for sample in samples]
-    bins = [number * BIN_MS / HOUR_MS for number in range(len(best.replicas))]
-    replicas, waits, loads, spent = axes.flat
-    replicas.step(bins, best.replicas, where="post", color="tab:grey", linewidth=0.8, label="oracle")
-    replicas.step(hours, [sample.replicas for sample in samples], where="post", label="replicas")
-    replicas.set(ylabel="replicas", ylim=(0, 1.05 * fleet.scale.max_replicas))
-    begun: dict[int, list[float]] = {}
-    for at, wait in zip(outcome.begun_at, outcome.waits, strict=True):
-        begun.setdefault(at // WAITS_MS, []).append(wait)
-    times = [(number + 0.5) * WAITS_MS / HOUR_MS for number in sorted(begun)]
-    for share, name in ((0.5, "p50"), (0.99, "p99")):
-        waits.plot(times, [_quantile(sorted(begun[number]), share) for number in sorted(begun)], label=name)
-    waits.axhline(GOAL_S, color="tab:grey", linestyle=":", label="goal")
-    waits.set(ylabel="wait for the first step, s", yscale="symlog", ylim=(0, None))
-    swaps = [after.loads - before.loads for before, after in pairwise(samples)]
-    loads.plot(hours[1:], swaps, label="loads of adapters")
-    loads.set(ylabel="a minute", xlabel="hours", ylim=(0, None))
-    spent.plot(hours, [sample.gpu_hours for sample in samples], label="GPU-hours")
-    spent.plot(
-        bins, list(accumulate(number * BIN_MS / HOUR_MS for number in best.replicas)), "tab:grey", label="oracle"
-    )
-    spent.set(ylabel="GPU-hours", xlabel="hours", ylim=(0, None))
-    for loss in range(1, fleet.node_losses + 1):
-        at = loss * len(bins) * BIN_MS / HOUR_MS / (fleet.node_losses + 1)
-        for axis in axes.flat:
-            axis.axvline(at, color="tab:red", linewidth=0.6, label="node lost" if loss == 1 else None)
-    for axis in axes.flat:
-        axis.legend(fontsize=8)
-    figure.suptitle(title)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=90)
 
 
 def main() -> None:
@@ -190,10 +136,8 @@ def main() -> None:
     parser.add_argument("--target-s", type=float, default=fleet.scale.target_s)
     parser.add_argument("--spare", type=float, default=fleet.scale.spare, help="replicas beyond demand, as a share")
     parser.add_argument("--downscale-delay-s", type=float, default=fleet.scale.downscale_delay_s)
-    parser.add_argument("--by-backlog", action="store_true", help="ask for replicas by the backlog alone")
     parser.add_argument("--node-losses", type=int, default=0, help="how often a node dies with its replicas")
     parser.add_argument("--node-replicas", type=int, default=fleet.node_replicas)
-    parser.add_argument("--plot", type=Path, nargs="?", const=ROOT / "benchmarks" / "plots" / "fleet.png")
     chosen = parser.parse_args()
     image_ms = chosen.image_s * 1000
     scale = {
@@ -212,13 +156,12 @@ def main() -> None:
             prefetch_ms=round(1000 * chosen.prefetch_s),
         ),
         cold_start_ms=round(chosen.cold_start_s * 1000),
-        by_demand=not chosen.by_backlog,
         node_losses=chosen.node_losses,
         node_replicas=chosen.node_replicas,
     )
     demand = replace(demand, hours=chosen.hours, loras=chosen.loras, accounts=chosen.accounts)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(compare(fleet, demand, chosen.loads, chosen.seeds, chosen.plot))
+        runner.run(compare(fleet, demand, chosen.loads, chosen.seeds))
 
 
 def _quantile(values: Sequence[float], share: float) -> float:

@@ -1,7 +1,7 @@
 """The fewest replica-hours that could have served known arrivals within the latency goal."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from scipy.optimize import linprog
@@ -12,24 +12,9 @@ from benchmarks.fleet_load import HOUR_MS, Arrival
 BIN_MS = 20_000
 
 
-class Schedule(NamedTuple):
-    hours: float
-    """Of replicas, starts included."""
-    replicas: list[float]
-    """In each bin."""
-
-
 def oracle_hours(
     arrivals: Sequence[Arrival], end_ms: int, *, image_ms: float, deadline_ms: float, cold_start_ms: float
 ) -> float:
-    return cheapest_schedule(
-        arrivals, end_ms, image_ms=image_ms, deadline_ms=deadline_ms, cold_start_ms=cold_start_ms
-    ).hours
-
-
-def cheapest_schedule(
-    arrivals: Sequence[Arrival], end_ms: int, *, image_ms: float, deadline_ms: float, cold_start_ms: float
-) -> Schedule:
     """Solve the linear program for the cheapest schedule: replicas n(t), work S(t) done, starts u(t).
 
     It minimises the sum of n and of u times a cold start. S rises by at most n, is never ahead of what has arrived, and
@@ -59,4 +44,4 @@ def cheapest_schedule(
         method="highs",
     )
     assert solved.success, solved.message
-    return Schedule(float(solved.fun) * BIN_MS / HOUR_MS, [float(number) for number in solved.x[:bins]])
+    return float(solved.fun) * BIN_MS / HOUR_MS

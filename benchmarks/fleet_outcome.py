@@ -20,8 +20,6 @@ class Outcome:
     waits: list[float] = field(default_factory=lambda: list[float]())
     """Seconds from each job's accept to its first step, in order of their ends; jobs of a burst are in `burst_waits`."""
     burst_waits: list[float] = field(default_factory=lambda: list[float]())
-    begun_at: list[int] = field(default_factory=lambda: list[int]())
-    """When those of `waits` began."""
     lost: int = 0
     """Attempts that ended with their node."""
     asked: int = 0

@@ -48,8 +48,6 @@ class Fleet:
     scale: ScaleArgs = SHIPPED
     engine: Engine = ENGINE
     cold_start_ms: int = 60_000
-    by_demand: bool = True
-    """False: by the backlog alone, as the policy does while it knows no demand, and once always did."""
     node_losses: int = 0
     """How often, at even distances, a node dies with all its replicas; Serve starts others elsewhere."""
     node_replicas: int = 4
@@ -190,8 +188,6 @@ class Simulation:
         arrival = self._arrivals[int(job.claim.lease.job_id.removeprefix("j"))]
         waits = self._outcome.burst_waits if arrival.in_burst else self._outcome.waits
         waits.append((job.began - arrival.at) / 1000)
-        if not arrival.in_burst:
-            self._outcome.begun_at.append(round(job.began))
         self._unfinished -= 1
 
     async def _claim(self, replica: SimulatedReplica) -> None:
@@ -253,7 +249,7 @@ class Simulation:
         ask_backlog(pipeline, KIND)
         backlog = backlog_from(KIND, pipeline.execute())
         self._demand.add(self._now / 1000, backlog.accepted)
-        arriving = self._demand.units_per_second if self._fleet.by_demand else None
+        arriving = self._demand.units_per_second
         return wanted_replicas(backlog, arriving, self._fleet.scale.target_s, self._fleet.scale.spare)
 
     def _start_and_stop(self) -> None:

@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 from serve_app.domain.jobs import CommitReply, JobKind
 from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.stores.claiming import Fairness
 from serve_app.stores.embedded import ensure_redis, stop_redis
 from serve_app.stores.redis_keys import PREFIX
 from tests.stores.logical_queue import LogicalQueue, model_settings
@@ -163,17 +162,11 @@ async def _compare(plan: Plan, seeds: Sequence[int]) -> None:
         server = ensure_redis(Path(folder))
         limits = {"max_queued": 10**9, "max_queued_per_account": 10**9, "queue_age_limit": timedelta(days=30)}
         settings = model_settings(Path(folder), **limits)
-        many = Fairness(max_skips=4 * plan.workers)
-        policies: dict[str, tuple[bool, bool, Fairness]] = {
-            "fifo": (False, False, Fairness()),
-            "fair": (True, False, Fairness()),
-            "fair + grouped": (True, True, Fairness()),
-            "... K=4/worker": (True, True, many),
-        }
+        policies = {"fifo": (False, False), "fair": (True, False), "fair + grouped": (True, True)}
         try:
             for seed in seeds:
-                for name, (fair, grouped, fairness) in policies.items():
-                    queue = LogicalQueue(server.url, settings, fairness=fairness)
+                for name, (fair, grouped) in policies.items():
+                    queue = LogicalQueue(server.url, settings)
                     queue.sync.config_set("appendonly", "no")
                     outcome = await simulate(queue, plan, fair=fair, grouped=grouped, seed=seed)
                     print(outcome.line(name), flush=True)
