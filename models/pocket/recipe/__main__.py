@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from .adopt import adopt_published
 from .agreement import train_agreement
-from .autoencoder import train_autoencoder, train_decoder
+from .autoencoder import train_autoencoder
 from .lora import train_loras
-from .plan import BRIEF, Plan
+from .plan import Plan
 from .publish import publish
 from .text import train_text_encoder
 from .unet import train_unet
@@ -26,11 +26,8 @@ STAGES: dict[str, Callable[[Plan], None]] = {
     "publish": publish,
 }
 
-ON_REQUEST: dict[str, Callable[[Plan], None]] = {
-    "adopt": adopt_published,
-    "decoder": train_decoder,
-}
-"""Not part of a whole run: go on from the published folder; sharpen the decoder for the same latents."""
+ON_REQUEST: dict[str, Callable[[Plan], None]] = {"adopt": adopt_published}
+"""No part of a whole run: it makes the others go on from the published folder."""
 
 
 def main() -> None:
@@ -39,14 +36,11 @@ def main() -> None:
         "stages",
         nargs="*",
         metavar="stage",
-        help=f"any of: {', '.join((*STAGES, *ON_REQUEST))} (all but the last two when none is named)",
+        help=f"any of: {', '.join((*STAGES, *ON_REQUEST))} (all but the last when none is named)",
     )
     parser.add_argument("--share", type=float, default=1.0, help="scale every length of the plan, for trials")
-    parser.add_argument("--brief", action="store_true", help="the short plan: some three hours on two cores")
     options = parser.parse_args()
-    plan = BRIEF if options.brief else Plan()
-    if options.share != 1.0:
-        plan = plan.shortened(options.share)
+    plan = Plan() if options.share == 1.0 else Plan().shortened(options.share)
     for stage in options.stages or STAGES:
         (STAGES | ON_REQUEST)[stage](plan)
 

@@ -68,35 +68,25 @@ class Standardiser(nn.Module):
 
 def train_autoencoder(plan: Plan) -> None:
     """Encoder and decoder together."""
-    _train(plan, plan.autoencoder_steps, "step", encoder_learns=True)
-
-
-def train_decoder(plan: Plan) -> None:
-    """The decoder alone: sharper pictures from the same latents, so that the UNet stays as it is."""
-    _train(plan, plan.decoder_steps, "decoder_step", encoder_learns=False)
-
-
-def _train(plan: Plan, steps: int, counter: str, encoder_learns: bool) -> None:
-    device = pick_device(plan.threads)
+    steps, device = plan.autoencoder_steps, pick_device(plan.threads)
     torch.manual_seed(plan.seed)
     model = build_autoencoder().to(device, memory_format=torch.channels_last)
     standardiser = Standardiser(LATENT_CHANNELS).to(device)
-    model.encoder.requires_grad_(encoder_learns)
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    parameters = list(model.parameters())
     optimiser = torch.optim.AdamW(parameters, lr=plan.autoencoder_rate, betas=(0.9, 0.99), weight_decay=1e-3)
     checkpoint = Checkpoint("autoencoder")
     state = checkpoint.load() or {}
     if state:
         model.load_state_dict(state["model"])
         standardiser.load_state_dict(state["standardiser"])
-    start = state.get(counter, 0)
+    start = state.get("step", 0)
     if start and state.get("optimiser"):
         optimiser.load_state_dict(state["optimiser"])
-    progress = Progress(counter.replace("step", "autoencoder"), steps, start)
-    for step, batch in _batches(plan, counter, start, steps):
+    progress = Progress("autoencoder", steps, start)
+    for step, batch in _batches(plan, start, steps):
         for group in optimiser.param_groups:
-            group["lr"] = warm_then_cosine(step, steps, plan.autoencoder_rate * (1.0 if encoder_learns else 0.5))
-        pull = (0.05 if step < steps // 2 else 0.005) if encoder_learns else 0.0
+            group["lr"] = warm_then_cosine(step, steps, plan.autoencoder_rate)
+        pull = 0.05 if step < steps // 2 else 0.005
         loss = _loss(model, standardiser, batch.to(device), pull)
         optimiser.zero_grad()
         loss.backward()
@@ -105,12 +95,12 @@ def _train(plan: Plan, steps: int, counter: str, encoder_learns: bool) -> None:
         progress.report(step, loss.item())
         if (step + 1) % plan.save_every == 0 or step + 1 == steps:
             learned = {"model": model.state_dict(), "standardiser": standardiser.state_dict()}
-            checkpoint.save(**state | learned | {"optimiser": optimiser.state_dict(), counter: step + 1})
+            checkpoint.save(**state | learned | {"optimiser": optimiser.state_dict(), "step": step + 1})
 
 
-def _batches(plan: Plan, counter: str, start: int, steps: int) -> Iterator[tuple[int, Tensor]]:
+def _batches(plan: Plan, start: int, steps: int) -> Iterator[tuple[int, Tensor]]:
     def draw(number: int) -> Tensor:
-        rng = random.Random(f"{plan.seed} {counter} {number}")
+        rng = random.Random(f"{plan.seed} step {number}")
         return as_tensor(random_picture(rng, rng.choice(PICTURE_SIDES), STYLED_SHARE))
 
     for step, pictures in renewed_pool(draw, plan.pool, start, steps):

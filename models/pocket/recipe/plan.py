@@ -50,7 +50,6 @@ class Plan:
     """Phases of at least so many steps fuse small operators by torch.compile: twice as fast a step on 2 cores, after
     minutes of compiling (measured); it needs a C++ compiler."""
     autoencoder_steps: int = 8000
-    decoder_steps: int = 3000
     autoencoder_batch: int = 16
     autoencoder_crop: int = 128
     autoencoder_rate: float = 1.5e-3
@@ -93,21 +92,3 @@ class Plan:
             lora_pictures=max(self.lora_batch, cut(self.lora_pictures)),
             upscaler_steps=cut(self.upscaler_steps),
         )
-
-
-BRIEF = replace(
-    Plan(),
-    autoencoder_steps=7500,
-    phases=(
-        Phase("tiny", ((128, 128),), pictures=16000, steps=1500, batch=128, rate=1.2e-3, middle=2.0),
-        Phase("small", ((256, 256),), pictures=12000, steps=4000, batch=32, rate=1e-3, middle=1.0),
-        Phase("base", ((512, 512),), pictures=6000, steps=3000, batch=16, rate=1e-3, middle=1.2),
-        Phase("fine", ((512, 512),), pictures=2000, steps=1300, batch=16, rate=5e-4, middle=0.2),
-        Phase("wide", SIDES, pictures=400, steps=300, batch=12, rate=4e-4, middle=0.3),
-    ),
-    lora_pictures=160,
-    lora_steps=140,
-    upscaler_steps=2500,
-)
-"""A short plan, of some three hours on two cores. The present weights began with one like it, by other optimisers:
-`TRAINING_LOG.md` has how, and what followed."""

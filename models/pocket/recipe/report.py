@@ -1,7 +1,4 @@
-"""Measures the published folder: `python -m models.pocket.recipe.report`.
-
-Writes `report.json` and the model card's tables.
-"""
+"""Measures the published folder and writes `report.json`: `python -m models.pocket.recipe.report`."""
 
 import argparse
 import json
@@ -18,9 +15,7 @@ from diffusers import StableDiffusionPipeline
 from PIL import Image
 
 from .captions import plain_caption
-from .card import write_card
 from .checker import Verdict, check, colour_share, palette_distance
-from .contact_sheet import write_contact_sheet
 from .drawing import draw_scene, pixels
 from .plan import ROOT
 from .sampling import generate, load_pipeline
@@ -71,7 +66,6 @@ def main() -> None:
         report[name] = SECTIONS[name](sample)
         print(f"{name} ({time.monotonic() - began:.0f} s): {json.dumps(report[name])}", flush=True)
         REPORT.write_text(json.dumps(report, indent=2) + "\n")
-    write_card(report)
 
 
 def measure_speed(sample: Sample) -> Figures:
@@ -248,11 +242,6 @@ def _psnr(picture: Image.Image, truth: Image.Image) -> float:
     return float(10 * np.log10(255**2 / max(error, 1e-9)))
 
 
-def measure_sheet(sample: Sample) -> Figures:
-    path = write_contact_sheet(load_pipeline())
-    return {"path": path.name, "kilobytes": round(path.stat().st_size / 1024)}
-
-
 def _resident_mb() -> float:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() / 2**20
@@ -268,7 +257,6 @@ SECTIONS = {
     "loras": measure_loras,
     "guidance": measure_guidance,
     "upscalers": measure_upscalers,
-    "sheet": measure_sheet,
 }
 
 
