@@ -1,4 +1,4 @@
-"""Measures what else the engine promises: latency, the wait for a first step, the cost and the loading of adapters.
+"""Measures latency, the wait for a first step, and what adapters cost and their loading delays.
 
 That a batch changes no image, that aborts and bad adapters harm nobody, and that images are those of diffusers, is asserted
 by tests/engine.

@@ -1,10 +1,9 @@
-"""Compares processor time through HAProxy and Serve with bare uvicorn and Serve's own proxy.
+"""Compares processor time through HAProxy and Serve with that of bare uvicorn.
 
     .venv/bin/python -m benchmarks.serve [--rounds 9] [--seconds 2] [--connections 32]
 
-Measured in turn, in one run: `atelier up` as it is shipped, the same application on one uvicorn process over the same
-Redis and jobs, and a FastAPI application of two empty routes on Ray Serve with its defaults (its proxy in Python). Each
-figure is the processor time of every process that a request passes: HAProxy, the proxy actor, the ingress replica.
+Measured in turn, in one run: `atelier up` as it is shipped, and the same application on one uvicorn process over the same
+Redis and jobs. Each figure is the processor time of every process that a request passes.
 """
 
 import argparse
@@ -40,7 +39,6 @@ ON_THE_WAY = (
     "ray::ProxyActor",
     "ray::HAProxy",
     "ray::ServeReplica:atelier:ingress",
-    "ray::ServeReplica:empty",
 )
 WORKERS = ("ray::ServeReplica:atelier:generator", "ray::ServeReplica:atelier:upscaler")
 OF_RAY = {
@@ -54,33 +52,6 @@ from serve_app.log import configure_logging
 configure_logging(stream=open("/dev/null", "w"))  # a replica logs each accept, too
 {SERVE}"""
 UP = "from deployments.local import main; main()"
-EMPTY = """
-import os, sys, threading
-from pathlib import Path
-from deployments.ray_environment import ray_environment
-home, port, ready = Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "0"
-os.environ.update({name: value for name, value in ray_environment(home).items() if name != "RAY_SERVE_LOG_TO_STDERR"})
-import ray
-from fastapi import FastAPI
-from ray import serve
-app = FastAPI(openapi_url=None)
-@app.get("/v1/generate/{request_id}")
-async def poll(request_id: str):
-    return {"request_id": request_id, "status": "processing", "progress": 0, "estimated_completion_time": "2026-11-24T00:00:00Z"}
-@app.post("/v1/generate", status_code=202)
-async def accept(body: dict):
-    return {"request_id": "gen_0", "status": "processing", "estimated_completion_time": "2026-11-24T00:00:00Z"}
-@serve.deployment(name="empty", max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0.1})
-@serve.ingress(app)
-class Empty:
-    pass
-ray.init(address="local", include_dashboard=False, log_to_driver=False, _temp_dir=str(home / "ray"))
-serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
-serve.run(Empty.bind(), name="empty", route_prefix="/")
-ready.write_text("ready")
-threading.Event().wait()
-"""
 
 
 class Server(NamedTuple):
@@ -106,9 +77,8 @@ def main() -> None:
         with (
             atelier_up(settings, Path(folder)) as service,
             start_server(BARE, [str(ROOT)], settings) as (port, pid),
-            _empty_application(Path(folder)) as empty,
         ):
-            servers = {"HAProxy and Serve": service, "bare uvicorn": Server(port, [pid]), "empty application": empty}
+            servers = {"HAProxy and Serve": service, "bare uvicorn": Server(port, [pid])}
             asyncio.run(_measure(settings, servers, options))
 
 
@@ -137,24 +107,6 @@ def atelier_up(
         _stop(process)
         kill_all_of(runtime_home(settings.data_dir))
         stop_redis(settings.data_dir)
-
-
-@contextmanager
-def _empty_application(folder: Path) -> Generator[Server]:
-    home, port, ready, log = runtime_home(folder / "empty"), free_port(), folder / "empty.ready", folder / "empty.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-c", EMPTY, str(home), str(port), str(ready)],
-            env={**os.environ, "PYTHONPATH": str(ROOT), **OF_RAY},
-            stdout=output,
-            stderr=output,
-        )
-    try:
-        _until(process, log, ready.exists)
-        yield Server(port, _processes(process.pid, ON_THE_WAY))
-    finally:
-        _stop(process)
-        kill_all_of(home)
 
 
 def _until(process: subprocess.Popen[bytes], log: Path, condition: Callable[[], bool]) -> None:

@@ -1,4 +1,4 @@
-"""Servers of the application in processes of their own, and settings whose limits no caller of a benchmark meets."""
+"""Servers in processes of their own, and settings whose limits no caller of a benchmark meets."""
 
 import json
 import os

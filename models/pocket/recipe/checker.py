@@ -86,10 +86,6 @@ def check(picture: Image.Image, scene: Scene) -> Verdict:
     )
 
 
-def background_of(picture: Image.Image) -> str:
-    return nearest_colour(_frame_colour(lab_of(_without_light(_small(picture)))))
-
-
 def colour_share(picture: Image.Image, colour: str) -> float:
     """The share of pixels that are nearest to the colour, 0..1."""
     lab = lab_of(_without_light(_small(picture)))

@@ -150,10 +150,6 @@ class AveragedWeights:
         decay = min(self.decay, (1 + step) / (10 + step))
         torch._foreach_lerp_(self.average, self.parameters, 1 - decay)
 
-    @torch.no_grad()
-    def write_to_parameters(self) -> None:
-        torch._foreach_copy_(self.parameters, self.average)
-
 
 class Checkpoint:
     """One training stage's state on disk, replaced atomically."""
