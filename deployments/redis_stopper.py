@@ -17,7 +17,8 @@ from serve_app.stores.redis import connect_sync, redis_errors
 QUIET_S = 1.0
 """So long nobody may be connected: a replica that is still ending would start the server again."""
 LEFT_TO_OTHERS_S = 30.0
-"""Whoever is connected after that belongs to another service on this data directory."""
+"""Whoever is connected after that belongs to another service on this data directory. A server that is silent all that time
+serves nobody."""
 POLL_S = 0.1
 
 
@@ -46,9 +47,15 @@ def _is_unused(data_dir: Path) -> bool:
     deadline = quiet_since = time.monotonic()
     deadline += LEFT_TO_OTHERS_S
     while time.monotonic() - quiet_since < QUIET_S:
-        clients = _other_clients(data_dir)
-        if clients is None or time.monotonic() > deadline:
-            return False
+        is_late = time.monotonic() > deadline
+        try:
+            clients = _other_clients(data_dir)
+            if clients is None or is_late:
+                return False
+        except StoreUnavailable:
+            if is_late:
+                break
+            clients = 1
         if clients:
             quiet_since = time.monotonic()
         time.sleep(POLL_S)
@@ -56,16 +63,16 @@ def _is_unused(data_dir: Path) -> bool:
 
 
 def _other_clients(data_dir: Path) -> int | None:
-    """How many connections the server has beside this one; None without a server."""
+    """How many connections the server has beside this one; None without a server.
+
+    Raises `StoreUnavailable` when it does not answer.
+    """
     server = running_redis(data_dir)
     if server is None:
         return None
-    try:
-        with redis_errors(), connect_sync(server.url) as client:
-            connected: list[dict[str, str]] = client.client_list()  # pyright: ignore[reportAssignmentType]
-            return len(connected) - 1
-    except StoreUnavailable:
-        return None
+    with redis_errors(), connect_sync(server.url) as client:
+        connected: list[dict[str, str]] = client.client_list()  # pyright: ignore[reportAssignmentType]
+        return len(connected) - 1
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from serve_app.cli.exit_codes import BadUsage, Failed
 from serve_app.service.resources import Resources, open_resources
 from serve_app.settings import Settings
 from serve_app.stores.catalog_file import CatalogError
-from serve_app.stores.embedded import running_redis, stop_redis
+from serve_app.stores.embedded import redis_left_as_it_was
 from serve_app.stores.redis_address import KINDS, is_redis_address
 
 
@@ -50,13 +50,9 @@ async def open_stores(settings: Settings, *, creates_data: bool = False) -> Asyn
             f"no service has its data in {settings.data_dir.resolve()}: "
             "start one with `atelier up`, or give --data-dir or --redis-url"
         )
-    was_running = running_redis(settings.data_dir) is not None
-    try:
+    with redis_left_as_it_was(settings.data_dir):
         async with _open(settings) as resources:
             yield resources
-    finally:
-        if not was_running:
-            stop_redis(settings.data_dir)
 
 
 @asynccontextmanager

@@ -1,7 +1,9 @@
 """`atelier doctor`: every check passes on a healthy service; each defect is one finding with advice."""
 
 import json
+import os
 import shutil
+import signal
 import socket
 from collections.abc import Iterator
 from http.server import HTTPServer, SimpleHTTPRequestHandler
@@ -248,6 +250,18 @@ def test_an_embedded_redis_that_ended_under_the_service_fails(atelier: Atelier, 
     shutil.rmtree(runtime_home(place))
     assert str(place / "redis" / "redis.log") in finding["advice"]
     assert _finding(atelier, "redis", *words, env=env)["level"] != "fail"
+
+
+@pytest.mark.slow
+def test_an_embedded_redis_that_does_not_answer_is_named_by_its_process(atelier: Atelier, tmp_path: Path) -> None:
+    pid = ensure_redis(tmp_path).pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        finding = _finding(atelier, "redis", "--data-dir", str(tmp_path), env={"ATELIER_REDIS_URL": ""})
+    finally:
+        assert stop_redis(tmp_path, timeout=0.1)
+    assert finding["level"] == "fail"
+    assert f"does not answer (process {pid})" in finding["found"]
 
 
 @pytest.mark.slow

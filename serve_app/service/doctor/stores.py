@@ -60,7 +60,11 @@ def check_secrets(settings: Settings) -> Iterable[Check]:
 def check_redis(settings: Settings) -> Iterable[Check]:
     url = settings.redis_url
     if not url:
-        embedded = running_redis(settings.data_dir)
+        try:
+            embedded = running_redis(settings.data_dir)
+        except StoreUnavailable as error:
+            yield fail("redis", error.message, "look at its disk; whoever uses it replaces it after 30 s of silence")
+            return
         if embedded is None:
             yield from _embedded_binary() if not is_service_up(settings) else _ended_under_the_service(settings)
             return

@@ -1,0 +1,72 @@
+"""The process of the embedded Redis: at most one for a data directory, whatever freezes or dies.
+
+The server holds a POSIX record lock from before its first instruction until it has ended (`locked_exec.py`). Such a lock
+belongs to one process: it survives `exec`, the child that rewrites the append-only file does not inherit it, and the
+kernel tells who holds it, also when the holder answers nothing.
+"""
+
+import fcntl
+import os
+import signal
+import struct
+import time
+from contextlib import suppress
+from pathlib import Path
+
+PID_FILE = "redis.pid"
+LOCK_FILE = "server.lock"
+_FLOCK = "hhqqi4x"
+"""The layout of `struct flock` on 64-bit Linux: type, whence, start, length, process id."""
+_SERVERS = ("redis-", "valkey-")
+"""How the names of server programs begin. Debian's `redis-server` is a link to `redis-check-rdb`."""
+_KILL_LIMIT_S = 5.0
+"""A killed process ends within milliseconds, unless it waits for a disk that does not answer."""
+_POLL_S = 0.02
+
+
+def server_process(home: Path) -> int | None:
+    """Return the id of the server's process, whether it answers or not; None without a server.
+
+    A server of an older version of Atelier holds no lock: its PID file names it. The id is 0 in a container that does
+    not see the process.
+    """
+    holder = _lock_holder(home)
+    return _server_without_lock(home) if holder is None else holder
+
+
+def end_server(home: Path) -> bool:
+    """Kill the server of `home`, and return whether none is left.
+
+    A process that is not seen to be a server with this working directory is left alone.
+    """
+    pid = server_process(home)
+    if pid is not None and _is_server_in(pid, home):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + _KILL_LIMIT_S
+        while server_process(home) == pid and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+    return server_process(home) is None
+
+
+def _lock_holder(home: Path) -> int | None:
+    wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    with suppress(FileNotFoundError, PermissionError), (home / LOCK_FILE).open("rb") as file:
+        kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, wanted))
+        return None if kind == fcntl.F_UNLCK else pid
+    return None
+
+
+def _server_without_lock(home: Path) -> int | None:
+    with suppress(FileNotFoundError, PermissionError, ValueError):
+        pid = int((home / PID_FILE).read_text())
+        return pid if _is_server_in(pid, home) else None
+    return None
+
+
+def _is_server_in(pid: int, home: Path) -> bool:
+    """Return whether a living process is a server program with this working directory."""
+    process = Path(f"/proc/{pid}")
+    with suppress(OSError):
+        return (process / "exe").readlink().name.startswith(_SERVERS) and (process / "cwd").samefile(home)
+    return False

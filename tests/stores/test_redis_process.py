@@ -1,0 +1,196 @@
+"""One server works on a data directory, whatever freezes, and no other process is killed."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, cast
+
+import psutil
+import pytest
+import redis
+
+from serve_app.domain.errors import StoreUnavailable
+from serve_app.stores.embedded import ensure_redis, running_redis, stop_redis
+from serve_app.stores.locked_exec import locked_command
+from serve_app.stores.redis_binary import server_binary
+from serve_app.stores.redis_process import LOCK_FILE, PID_FILE, server_process
+from tests.support import wait_until
+
+OURS, OLDER = "of this version", "of an older version"
+PROMPTLY_S = 15.0
+"""A silent server is one for five seconds; the rest is for a crowded machine."""
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    for pid in servers_in(tmp_path):
+        os.kill(pid, signal.SIGKILL)
+
+
+def servers_in(data_dir: Path) -> list[int]:
+    folder = str(data_dir / "redis")
+    return [process.pid for process in psutil.process_iter(["cwd"]) if process.info["cwd"] == folder]
+
+
+def client_in(data_dir: Path) -> Any:
+    return cast(Any, redis.Redis(unix_socket_path=str(data_dir / "redis" / "redis.sock"), decode_responses=True))
+
+
+def start_as_older_versions_did(data_dir: Path, **options: str) -> int:
+    """Start a server that holds no lock; return its process id as soon as it listens."""
+    home = data_dir / "redis"
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    own = {"port": "0", "unixsocket": f"{home}/redis.sock", "dir": str(home), "logfile": f"{home}/redis.log"}
+    own |= {"appendonly": "yes", "appendfsync": "always", "pidfile": f"{home}/{PID_FILE}", "daemonize": "yes"}
+    arguments = [word for name, value in (own | options).items() for word in (f"--{name}", value)]
+    subprocess.run([server_binary(), *arguments], cwd=home, check=True)
+    deadline = time.monotonic() + PROMPTLY_S
+    while not (home / PID_FILE).exists() or not (home / PID_FILE).read_text().strip():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return int((home / PID_FILE).read_text())
+
+
+def start_now(data_dir: Path) -> int:
+    return ensure_redis(data_dir).pid
+
+
+def keep_something(data_dir: Path) -> None:
+    with client_in(data_dir) as client:
+        client.set("kept", "yes")
+
+
+def is_kept(data_dir: Path) -> bool:
+    with client_in(data_dir) as client:
+        return client.get("kept") == "yes"
+
+
+@pytest.fixture(params=[OURS, OLDER])
+async def server(data_dir: Path, request: pytest.FixtureRequest) -> int:
+    """The process id of a running server that holds one key."""
+    pid = ensure_redis(data_dir).pid if request.param == OURS else start_as_older_versions_did(data_dir)
+    assert ensure_redis(data_dir).pid == pid
+    keep_something(data_dir)
+    return pid
+
+
+@pytest.mark.parametrize("server", [OURS], indirect=True)
+async def test_a_frozen_server_is_waited_for_by_one_caller_and_the_others_get_an_error(
+    data_dir: Path, server: int
+) -> None:
+    os.kill(server, signal.SIGSTOP)
+    with ThreadPoolExecutor() as pool:
+        calls = [pool.submit(ask, data_dir) for ask in (ensure_redis, ensure_redis, ensure_redis, running_redis)]
+        await wait_until(lambda: sum(call.done() for call in calls) == 3, timeout=PROMPTLY_S)
+        (waiting,) = [call for call in calls if not call.done()]
+        for call in calls:
+            if call is not waiting:
+                with pytest.raises(StoreUnavailable, match="does not answer"):
+                    call.result()
+        assert servers_in(data_dir) == [server]
+        os.kill(server, signal.SIGCONT)
+        found = waiting.result(timeout=PROMPTLY_S)
+    assert found is not None
+    assert found.pid == server
+    assert servers_in(data_dir) == [server]
+
+
+@pytest.mark.parametrize("server", [OLDER], indirect=True)
+async def test_a_server_that_stays_silent_is_killed_and_then_replaced(data_dir: Path, server: int) -> None:
+    os.kill(server, signal.SIGSTOP)
+    began = time.monotonic()
+    replacement = ensure_redis(data_dir, silence_s=2.5)
+    assert time.monotonic() - began >= 2.5
+    assert servers_in(data_dir) == [replacement.pid] != [server]
+    assert is_kept(data_dir)
+
+
+def test_a_frozen_server_is_stopped_in_time(data_dir: Path, server: int) -> None:
+    os.kill(server, signal.SIGSTOP)
+    assert stop_redis(data_dir, timeout=0.5)
+    assert servers_in(data_dir) == []
+    ensure_redis(data_dir)
+    assert is_kept(data_dir)
+
+
+@pytest.mark.parametrize("where", ["in the same directory", "in another"])
+def test_a_process_that_got_the_number_of_a_killed_server_lives(data_dir: Path, tmp_path: Path, where: str) -> None:
+    pid = start_as_older_versions_did(data_dir)
+    os.kill(pid, signal.SIGKILL)
+    if where == "in another":
+        foreign = start_as_older_versions_did(tmp_path / "other")
+    else:
+        foreign = subprocess.Popen(["sleep", "600"], cwd=data_dir / "redis").pid
+    try:
+        (data_dir / "redis" / PID_FILE).write_text(f"{foreign}\n")
+        assert server_process(data_dir / "redis") is None
+        assert not stop_redis(data_dir)
+        assert ensure_redis(data_dir, silence_s=0.1).pid != foreign
+        assert psutil.Process(foreign).status() != psutil.STATUS_ZOMBIE
+    finally:
+        os.kill(foreign, signal.SIGKILL)
+
+
+def test_whoever_holds_the_lock_and_is_no_server_is_not_killed_and_no_server_starts(data_dir: Path) -> None:
+    home = data_dir / "redis"
+    home.mkdir(mode=0o700)
+    with (home / LOCK_FILE).open("wb") as lock:
+        subprocess.run(locked_command(lock.fileno(), ["/bin/sleep", "600"]), pass_fds=[lock.fileno()], check=True)
+    holder = server_process(home)
+    assert holder
+    try:
+        with pytest.raises(StoreUnavailable, match="cannot be ended"):
+            ensure_redis(data_dir, silence_s=0.1)
+        assert psutil.Process(holder).name() == "sleep"
+    finally:
+        os.kill(holder, signal.SIGKILL)
+
+
+def test_a_second_server_cannot_be_launched_beside_the_first(data_dir: Path) -> None:
+    home, pid = data_dir / "redis", ensure_redis(data_dir).pid
+    with (home / LOCK_FILE).open("ab") as lock:
+        subprocess.run(
+            locked_command(lock.fileno(), ["/bin/sleep", "600"]),
+            cwd=home,
+            pass_fds=[lock.fileno()],
+            stderr=subprocess.DEVNULL,
+            check=True,
+        )
+    assert server_process(home) == pid
+    assert servers_in(data_dir) == [pid]
+
+
+@pytest.mark.slow
+async def test_a_server_killed_while_its_child_rewrites_the_file_comes_back_at_once(data_dir: Path) -> None:
+    """The child outlives it, and must not hold its lock."""
+    pid = ensure_redis(data_dir).pid
+    keep_something(data_dir)
+    with client_in(data_dir) as client:
+        client.config_set("rdb-key-save-delay", 60_000_000)  # microseconds
+        client.bgrewriteaof()
+        await wait_until(lambda: len(servers_in(data_dir)) == 2)
+    os.kill(pid, signal.SIGKILL)
+    (child,) = set(servers_in(data_dir)) - {pid}
+    assert ensure_redis(data_dir).pid not in (pid, child)
+    assert psutil.pid_exists(child)
+    assert is_kept(data_dir)
+
+
+@pytest.mark.slow
+def test_a_server_that_still_replays_its_file_is_not_killed(data_dir: Path) -> None:
+    ensure_redis(data_dir)
+    keep_something(data_dir)
+    with client_in(data_dir) as client, client.pipeline(transaction=False) as pipeline:
+        for number in range(10_000):
+            pipeline.set("busy", number)
+        pipeline.execute()
+    assert stop_redis(data_dir)
+    pid = start_as_older_versions_did(data_dir, **{"key-load-delay": "250"})  # microseconds for each command
+    assert ensure_redis(data_dir, silence_s=1).pid == pid
+    with client_in(data_dir) as client:
+        assert client.info("persistence")["loading"] == 1
