@@ -36,16 +36,6 @@ def of_part(root: int, part: str) -> list[int]:
     return sorted(pid for pid, line in descendants(root).items() if VICTIMS[part] in line)
 
 
-def embedded_redis(data_dir: Path) -> int | None:
-    """Return the server of this data directory by its pid file, if that process still is that server."""
-    try:
-        pid = int((data_dir / "redis" / "redis.pid").read_text())
-    except (FileNotFoundError, ValueError):
-        return None
-    line = command_line(pid)
-    return pid if "redis-server" in line and str(data_dir.resolve()) in line else None
-
-
 def kill(pid: int) -> bool:
     """`kill -9`; False when it was gone already."""
     try:
@@ -58,6 +48,14 @@ def kill(pid: int) -> bool:
 def command_line(pid: int) -> str:
     try:
         return (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def program(pid: int) -> str:
+    """The name of the program that a process runs; empty for one that has ended."""
+    try:
+        return (PROC / str(pid) / "exe").readlink().name
     except OSError:
         return ""
 

@@ -12,6 +12,7 @@ import yaml
 
 from deployments.runtime import kill_all_of, runtime_home
 from serve_app.settings import ROOT, Settings
+from serve_app.stores.redis_process import server_process
 from tests.faults import processes
 from tests.support import free_port, wait_until
 
@@ -78,7 +79,7 @@ class Service:
     def kill_everything(self) -> None:
         """What a machine's sudden end leaves: nothing of Ray, of the replicas, of Redis."""
         victims = [self.pid, *processes.descendants(self.pid)]
-        redis_pid = processes.embedded_redis(self.data_dir)
+        redis_pid = server_process(self.data_dir / "redis")
         for pid in victims + ([redis_pid] if redis_pid else []):
             processes.kill(pid)
         kill_all_of(self.runtime_home)

@@ -24,6 +24,7 @@ from serve_app.domain.jobs import Job
 from serve_app.domain.requests import Variant
 from serve_app.service.resources import Resources, open_resources
 from serve_app.stores.embedded import stop_redis
+from serve_app.stores.redis_process import server_process
 from tests.faults import processes
 from tests.faults.load import Callers
 from tests.faults.reconciliation import audit_service, records_of, states
@@ -43,6 +44,7 @@ FAULTS = (
     *["ingress"] * 3,
     *["redis"] * 3,
     *["frozen generator"] * 2,
+    *["frozen redis"] * 2,
     *("upscaler", "housekeeper", "controller", "proxy", "haproxy", "haproxy manager"),
 )
 
@@ -90,7 +92,7 @@ class Chaos:
         if not pids:
             return
         pid = self._rnd.choice(pids)
-        if part == "frozen generator":
+        if part.startswith("frozen "):
             os.kill(pid, signal.SIGSTOP)
             self._thaws.add(asyncio.create_task(_thaw(pid)))
         elif not processes.kill(pid):
@@ -99,8 +101,8 @@ class Chaos:
         await self._until_accepting(part)
 
     def _pids(self, part: str) -> list[int]:
-        if part == "redis":
-            pid = processes.embedded_redis(self._service.data_dir)
+        if part.removeprefix("frozen ") == "redis":
+            pid = server_process(self._service.data_dir / "redis")
             return [pid] if pid else []
         return processes.of_part(self._service.pid, part.removeprefix("frozen "))
 
