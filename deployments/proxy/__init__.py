@@ -10,6 +10,8 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from serve_app.service.process import drop_trailers
+
 WRAPPER = Path(__file__).parent / "haproxy"
 LIMITS = {
     "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "60",
@@ -20,6 +22,15 @@ LIMITS = {
 """Of Ray's defaults: an idle client or replica 1 h, 4,096 connections, headers up to 16 KB."""
 METRICS = {"RAY_SERVE_HAPROXY_METRICS_ENABLED": "0"}
 """Serve's count of requests is then the replicas' own. Else HAProxy writes a line for each, which a process in Python reads."""
+
+HTTP_SERVERS = {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deployments.proxy:prepare_http_server"}
+"""Serve calls that function in every process in which it starts an HTTP server: replicas, and its own proxies."""
+
+
+def prepare_http_server() -> list[None]:
+    """Keep trailers out of the headers; return no middleware, which is what Serve asks for."""
+    drop_trailers()
+    return []
 
 
 def haproxy_binary() -> Path | None:
@@ -40,24 +51,26 @@ def environment() -> dict[str, str]:
     """
     binary = haproxy_binary()
     if binary is None:
-        return {"RAY_SERVE_ENABLE_HA_PROXY": "0"}
+        return {"RAY_SERVE_ENABLE_HA_PROXY": "0", **HTTP_SERVERS}
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(WRAPPER),
         "ATELIER_HAPROXY": str(binary),
+        **HTTP_SERVERS,
         **METRICS,
         **LIMITS,
     }
 
 
 def missing_variables(given: Mapping[str, str], *, everywhere: bool) -> list[str]:
-    """The variables without which Serve's proxy runs unprotected. The limits may have other values.
+    """The variables without which Serve's HTTP servers run unprotected. The limits may have other values.
 
     Where there is no HAProxy, Serve's own proxy may serve one machine; `everywhere` asks for HAProxy all the same.
     """
+    missing = [f"{name}={value}" for name, value in HTTP_SERVERS.items() if given.get(name) != value]
     if haproxy_binary() is None and not everywhere:
-        return []
-    missing = [name for name in LIMITS if not given.get(name)]
+        return missing
+    missing += [name for name in LIMITS if not given.get(name)]
     if Path(given.get("RAY_SERVE_HAPROXY_BINARY_PATH", "")).resolve() != WRAPPER.resolve():
         missing.insert(0, f"RAY_SERVE_HAPROXY_BINARY_PATH={WRAPPER}")
     if given.get("RAY_SERVE_ENABLE_HA_PROXY") != "1":

@@ -15,13 +15,18 @@ from serve_app.api.middleware import RequestContextMiddleware
 from serve_app.api.operators import operators_app
 from serve_app.api.request_measures import RequestMeasures
 from serve_app.api.site import SiteFiles
+from serve_app.service.process import drop_trailers
 from serve_app.service.resources import Resources
 
 console_redirect = APIRouter()
 
 
 def create_app(resources: Resources) -> ASGIApp:
-    """Build the ASGI application over opened resources, which it neither opens nor closes."""
+    """Build the ASGI application over opened resources, which it neither opens nor closes.
+
+    Whatever serves it in this process takes no trailer for a header.
+    """
+    drop_trailers()
     a, b, jobs_app = variant_a.create_app(resources), variant_b.create_app(resources), jobs.create_app(resources)
     loras_app = loras.create_app(resources)
     site = json_app(resources)

@@ -1,13 +1,31 @@
-"""Adjusts a process that serves requests: Python's garbage collector, and how many files it may open."""
+"""Adjusts a process that serves requests: garbage collector, open files, what counts as a header."""
 
 import gc
 import resource
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 THRESHOLDS = (10_000, 20, 50)
 """Python's own, (700, 10, 10) or (2000, 10, 10), let collections take a seventh of the ingress' processor time (`benchmarks/RESULTS.md`)."""
 
 OPEN_FILES = 65_536
 """As many as Ray gives its drivers."""
+
+_on_header = HttpToolsProtocol.on_header
+
+
+def drop_trailers() -> None:
+    """Keep every HTTP server of this process from adding a request's trailers to its headers.
+
+    uvicorn 0.54 appends them to the list that the application reads, where they pass for headers that nobody in front has
+    seen: a credential, or what a proxy removes. Its other parser, h11, keeps them apart.
+    """
+    HttpToolsProtocol.on_header = _on_header_alone
+
+
+def _on_header_alone(self: HttpToolsProtocol, name: bytes, value: bytes) -> None:
+    if "method" not in self.scope:  # it is set when the headers are complete
+        _on_header(self, name, value)
 
 
 def freeze_startup_objects() -> None:

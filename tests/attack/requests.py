@@ -1,5 +1,6 @@
 """A hostile request of one kind, and how its bytes are put together."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -40,3 +41,11 @@ class Requests:
 
     def json(self, body: bytes, *rows: str | bytes, path: str = "/v1/generate") -> bytes:
         return self.post(self.key.strip(), f"Content-Length: {len(body)}", *rows, body=body, path=path)
+
+
+def trailed(host: str, rows: Sequence[str], trailer: str) -> tuple[bytes, bytes]:
+    """Return a chunked generation with a trailer, of an unknown LoRA: its head, and what follows."""
+    body = b'{"prompt":"a boat","lora_id":"model_x"}'
+    lines = ("POST /v1/generate HTTP/1.1", f"Host: {host}", *rows, "Transfer-Encoding: chunked", "Connection: close")
+    head = "\r\n".join(lines).encode() + b"\r\n\r\n"
+    return head, b"%x\r\n%s\r\n0\r\n%s\r\n\r\n" % (len(body), body, trailer.encode())

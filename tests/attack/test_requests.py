@@ -7,7 +7,8 @@ from contextlib import suppress
 import pytest
 
 from tests.attack.kinds import Kind, kinds
-from tests.attack.raw import breach, exchange
+from tests.attack.raw import Answer, breach, exchange
+from tests.attack.requests import trailed
 from tests.attack.test_listeners import listeners
 from tests.deployments.service import Service
 
@@ -82,3 +83,48 @@ def test_a_replica_s_own_port_believes_nobody(service: Service) -> None:
             bodies += [answer.body for answer in exchange(port, request, timeout=5) if answer.status == 200]
     assert bodies, ports
     assert all(b'"http://a.example"' in body for body in bodies)
+
+
+SERVERS = {"a replica": "ServeReplica:atelier:ingress", "Serve's own proxy": "ProxyActor"}
+"""What takes requests beside HAProxy, by its process."""
+CREDENTIALS = ("Authorization: Bearer {key}", "X-API-Key: {key}")
+OBEYED = (
+    *(
+        "Idempotency-Key: a b",
+        "Content-Encoding: gzip",
+        "Content-Type: text/plain",
+        "X-Request-Timeout-Seconds: 0.000001",
+    ),
+    *("X-API-Key: a", "Authorization: Bearer a"),
+)
+"""As headers each would change the answer."""
+FRAMING = ("Transfer-Encoding: gzip", "Content-Length: 0")
+"""HAProxy and uvicorn's parser may refuse these."""
+
+
+@pytest.mark.parametrize("server", ["HAProxy", *SERVERS])
+def test_a_trailer_is_no_header(service: Service, server: str) -> None:
+    """In one packet with its request, and after it."""
+    key = service.ready["keys"]["both"]
+    ports = [service.port]
+    if server in SERVERS:
+        ports = [one.port for one in listeners(service.pid) if SERVERS[server] in one.process]
+    found: dict[str, set[int]] = {}
+    for rows, trailers in (((), CREDENTIALS), ((f"Authorization: Bearer {key}",), (*OBEYED, *FRAMING))):
+        for trailer in trailers:
+            head, body = trailed("127.0.0.1", rows, trailer.format(key=key))
+            answers = [
+                answer for port in ports for parts in ((head + body,), (head, body)) for answer in http(port, parts)
+            ]
+            found[trailer] = {answer.status for answer in answers}
+    assert [found[trailer] for trailer in CREDENTIALS] == [{401}] * len(CREDENTIALS), found
+    assert all(found[trailer] == {403} for trailer in OBEYED if trailer not in FRAMING), found
+    assert all(found[trailer] <= {400, 403} for trailer in FRAMING), found
+
+
+def http(port: int, parts: tuple[bytes, ...]) -> list[Answer]:
+    """What a port answers that may not speak HTTP."""
+    try:
+        return exchange(port, *parts, timeout=5)
+    except (AssertionError, OSError):
+        return []
