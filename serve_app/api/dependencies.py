@@ -11,7 +11,6 @@ from pydantic import WithJsonSchema
 from serve_app.api.client_address import client_address
 from serve_app.api.context import RequestContext
 from serve_app.api.credentials import Credential, CredentialScheme
-from serve_app.api.json_body import digest
 from serve_app.api.responses import base_url
 from serve_app.domain.accounts import AuthResult, Caller, Scope
 from serve_app.domain.durations import period_text
@@ -120,8 +119,9 @@ IdempotencyKeyDep = Annotated[str | None, Depends(read_idempotency_key)]
 
 
 async def read_call(request: Request, idempotency_key: IdempotencyKeyDep) -> Call:
+    seed_is_given = "seed" in await request.json()
     request_id = RequestContext.of(request).request_id
-    return Call(request_id=request_id, idempotency_key=idempotency_key, body_sha256=digest(await request.json()))
+    return Call(request_id=request_id, idempotency_key=idempotency_key, seed_is_given=seed_is_given)
 
 
 def caller_address(request: Request) -> str:

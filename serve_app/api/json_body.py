@@ -1,7 +1,5 @@
 """Reads a request's JSON body in the contract's order: size, media type, strict JSON."""
 
-import hashlib
-import json
 import re
 from typing import Any
 
@@ -47,15 +45,6 @@ async def read_json(request: Request) -> JsonRequest:
     if not isinstance(document, dict):
         raise InvalidParameter("body: must be a JSON object")
     return JsonRequest(request, raw, document)
-
-
-def digest(document: dict[str, Any]) -> str:
-    """Return the SHA-256 (hex) of a parsed body.
-
-    Key order, spacing and the spelling of whole numbers make no difference.
-    """
-    canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 async def _read_bytes(request: Request) -> bytes:

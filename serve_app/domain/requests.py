@@ -1,7 +1,8 @@
 """Requests: immutable, already valid, the same for both variants."""
 
 import hashlib
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from decimal import Decimal
 from enum import StrEnum
 
@@ -72,6 +73,17 @@ class UpscaleRequest:
 
 
 Request = GenerationRequest | UpscaleRequest
+
+
+def fingerprint(request: Request, *, seed_is_given: bool) -> str:
+    """Return the SHA-256 (hex) of what a caller asked for, with defaults filled in and texts trimmed.
+
+    A seed that the service drew is no part of it.
+    """
+    asked = {"kind": type(request).__name__, **asdict(request)}
+    if isinstance(request, GenerationRequest) and not seed_is_given:
+        asked["seeds"] = request.num_images
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
 
 def image_seeds(seed: int, num_images: int) -> tuple[int, ...]:

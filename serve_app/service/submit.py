@@ -9,7 +9,7 @@ from serve_app import tracing
 from serve_app.domain.accounts import Caller, Plan
 from serve_app.domain.errors import Forbidden, InvalidParameter, NotFound
 from serve_app.domain.jobs import Job, JobKind, new_job_id
-from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest, Variant
+from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest, Variant, fingerprint
 from serve_app.log import log_ids
 from serve_app.service.resources import Resources
 from serve_app.stores.acceptance import Acceptance
@@ -29,8 +29,8 @@ class Call:
 
     request_id: str = ""
     idempotency_key: str | None = None
-    body_sha256: str = ""
-    """The body that the idempotency key stands for."""
+    seed_is_given: bool = False
+    """Whether the idempotency key stands for the request's seeds too, or for any that the service draws."""
 
 
 NO_CALL = Call()
@@ -165,7 +165,7 @@ async def _accept(
         account_id=caller.account_id,
         request=request,
         idempotency_key=call.idempotency_key,
-        body_sha256=call.body_sha256,
+        body_sha256=fingerprint(request, seed_is_given=call.seed_is_given),
         queue_share=plan_queue_share(caller.plan, resources.settings.plan_table.values()),
         rate_token=caller.rate_token,
         adapter_id=adapter_id,

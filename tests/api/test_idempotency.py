@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from serve_app.domain.requests import Variant
+from serve_app.domain.requests import GenerationRequest, Variant
 from tests.api.app import BODY_A, BODY_B, Member, TestService, error_of
 
 A, B = Variant.A, Variant.B
@@ -73,11 +73,41 @@ async def test_the_same_body_spelled_otherwise_is_the_same_body(
     assert again.json()[ID[variant]] == first.json()[ID[variant]]
 
 
+WRITTEN_OUT: dict[Variant, dict[str, Any]] = {
+    A: {"lora_weight": 0.75, "width": 512, "height": 512, "num_images": 1, "guidance_scale": 7.5, "steps": 30},
+    B: {"negative_prompt": " ", "lora_weight": 0.75, "guidance": 7.5, "width": 512, "height": 512},
+}
+
+
+@pytest.mark.parametrize("seed", [{}, {"seed": 7}], ids=["no seed", "a seed"])
+@pytest.mark.parametrize("variant", Variant)
+async def test_what_asks_for_the_same_is_the_same_request(
+    service: TestService, member: Member, variant: Variant, seed: dict[str, int]
+) -> None:
+    """Defaults that are written out and white space around a prompt ask for nothing else."""
+    body = BODIES[variant] | seed
+    prompt = "prompt" if variant is A else "positive_prompt"
+    first = await post(service, member, variant, "k1", body)
+    spaced = body | WRITTEN_OUT[variant] | {prompt: f"\n {body[prompt]} "}
+    again = await post(service, member, variant, "k1", spaced)
+    assert again.headers.get("idempotency-replayed") == "true", again.text
+    assert again.json()[ID[variant]] == first.json()[ID[variant]]
+
+
+async def test_no_seed_is_another_request_than_the_seed_that_was_drawn(service: TestService, member: Member) -> None:
+    first = await post(service, member, A, "k1")
+    job = await service.resources.jobs.find(first.json()["request_id"])
+    assert job is not None
+    assert isinstance(job.request, GenerationRequest)
+    assert (await post(service, member, A, "k1", BODY_A | {"seed": job.request.seeds[0]})).status_code == 409
+
+
 async def test_an_upscale_can_be_retried_and_is_not_a_generation(service: TestService, member: Member) -> None:
     image_id = await service.completed_image(member)
-    body = {"image_id": image_id}
-    first = await post(service, member, A, "k1", body, "/v1/upscale")
-    again = await post(service, member, A, "k1", body, "/v1/upscale")
+    first = await post(service, member, A, "k1", {"image_id": image_id}, "/v1/upscale")
+    again = await post(service, member, A, "k1", {"image_id": image_id, "scale_factor": 2}, "/v1/upscale")
+    larger = await post(service, member, A, "k1", {"image_id": image_id, "scale_factor": 4}, "/v1/upscale")
+    assert larger.status_code == 409
     assert again.json()["request_id"] == first.json()["request_id"]
     assert again.headers["idempotency-replayed"] == "true"
     assert (await post(service, member, A, "k1")).status_code == 409
