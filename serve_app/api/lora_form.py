@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
 
 from serve_app.api.schemas import NOT_NULL, CatalogId, RequestBody, line
@@ -38,6 +38,8 @@ Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$", min_length=64, max_lengt
 
 class LoraReference(RequestBody):
     """Weights that are not sent: those of a LoRA that the account has, or at an allowed address."""
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["sha256"]}, {"required": ["source"]}]})
 
     name: Annotated[Name, Field(description="Display name.")]
     base_model: Annotated[CatalogId, Field(description="The base model it was trained for.")]

@@ -55,12 +55,15 @@ def job_id_schema(*prefixes: str) -> dict[str, str]:
     return {"type": "string", "pattern": f"^(?:{'|'.join(prefixes)})_[a-z2-7]{{26}}$"}
 
 
+NO_NUL = Field(json_schema_extra={"pattern": r"^[^\u0000]*$"})
+"""Of a text that has no other pattern: the reader of JSON refuses NUL, and the documents say so."""
 Prompt = Annotated[
     str,
     StringConstraints(strip_whitespace=True, min_length=1, max_length=MAX_PROMPT),
-    Field(json_schema_extra={"pattern": r"\S"}),
+    Field(json_schema_extra={"pattern": r"^[^\u0000]*[^\u0000\u0085\s][^\u0000]*$"}),
 ]
-OptionalPrompt = Annotated[str, StringConstraints(strip_whitespace=True, max_length=MAX_PROMPT)]
+"""U+0085 is white space to the service, but not to every reader of patterns."""
+OptionalPrompt = Annotated[str, StringConstraints(strip_whitespace=True, max_length=MAX_PROMPT), NO_NUL]
 LINE_PATTERN = r"^[^\u0000-\u001f\u007f-\u009f]*$"
 """What is shown in one line, in a terminal too."""
 
@@ -70,7 +73,7 @@ def line(shortest: int, longest: int) -> StringConstraints:
     return StringConstraints(strip_whitespace=True, min_length=shortest, max_length=longest, pattern=LINE_PATTERN)
 
 
-CatalogId = Annotated[str, Field(min_length=1, max_length=128)]
+CatalogId = Annotated[str, Field(min_length=1, max_length=128), NO_NUL]
 Seed = Annotated[int | None, NOT_NULL, WithJsonSchema({"type": "integer"})]
 
 JobId = Annotated[str, WithJsonSchema(job_id_schema("gen", "up"))]

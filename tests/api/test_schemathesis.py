@@ -53,7 +53,7 @@ def schemathesis(served: Served, document: str, variant: Variant, folder: Path, 
     command = [
         *(sys.executable, "-m", "schemathesis.cli", "run", document),
         *("--url", served.base_url, "--header", served.header(variant)),
-        *("--checks", "all", "--seed", "1", "--no-color", "--generation-allow-x00", "false"),
+        *("--checks", "all", "--seed", "1", "--no-color"),
         *("--generation-database", "none", "--request-timeout", "30"),
         *options,
     ]

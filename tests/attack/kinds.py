@@ -372,7 +372,10 @@ class _Kinds(Requests):
         )
         yield Kind("a long name", (self.request("GET /healthz HTTP/1.1", "X" * 10_000 + ": a"),), is_http=False)
         yield Kind("cookies of 10 KB", (self.request("GET /console/sign-in HTTP/1.1", "Cookie: " + "a=b; " * 2_000),))
-        yield Kind("a target of 60 KB", (self.request(f"GET /{'a' * 60_000} HTTP/1.1"),), statuses=(400,))
+        yield Kind("a target of 60 KB", (self.request(f"GET /{'a' * 60_000} HTTP/1.1"),), statuses=(404,))
+        for path in ("generate", "upscale", "jobs", "loras"):
+            line = f"GET /v1/{path}/{'a' * 60_000} HTTP/1.1"
+            yield Kind(f"an id of 60 KB in {path}", (self.request(line, self.key.strip()),), statuses=(404,))
         yield Kind("a body of 70 KB", (self.json(b" " * 70_000),), statuses=(413,))
         yield Kind(
             "a body of 70 KB in chunks",

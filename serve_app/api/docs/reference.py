@@ -159,7 +159,8 @@ def _examples(content: Mapping[str, Any]) -> list[Example]:
 def _shapes(schema: Schema, schemas: Schema) -> list[Shape]:
     """Return the schema's shape, or one for each alternative."""
     found = _resolved(schema, schemas)
-    alternatives = [_resolved(each, schemas) for each in found.get("oneOf", found.get("anyOf", ()))] or [found]
+    choices = () if "properties" in found else found.get("oneOf", found.get("anyOf", ()))
+    alternatives = [_resolved(each, schemas) for each in choices] or [found]
     return [Shape(each.get("description", ""), list(_fields(each, schemas, ""))) for each in alternatives]
 
 

@@ -12,7 +12,7 @@ from serve_app.api.jobs.schemas import Count
 from serve_app.api.openapi import named, success
 from serve_app.api.responses import json_response
 from serve_app.api.routing import ContractRoute
-from serve_app.api.schemas import NOT_NULL, RequestBody, ResponseBody, line
+from serve_app.api.schemas import NO_NUL, NOT_NULL, RequestBody, ResponseBody, line
 from serve_app.domain.accounts import Caller, SignIn
 from serve_app.domain.audit import OWNER, api_key, user
 from serve_app.domain.errors import Forbidden, InvalidParameter
@@ -43,7 +43,7 @@ class AccountDeletion(RequestBody):
         NOT_NULL,
         Field(description="Name of an invited user with the role owner; by default the account's own user."),
     ] = None
-    password: Annotated[str, Field(min_length=1, max_length=128, description="That user's console password.")]
+    password: Annotated[str, NO_NUL, Field(min_length=1, max_length=128, description="That user's console password.")]
 
 
 class AccountDeleted(ResponseBody):
