@@ -21,6 +21,7 @@ from deployments.ray_internals import is_spread
 from deployments.start_checks import check_start
 from deployments.upscaler import Upscaler
 from serve_app.domain.jobs import JobKind
+from serve_app.service.process import OPEN_FILES
 from serve_app.settings import Settings
 
 HINTS_AT_ONCE = 100
@@ -54,8 +55,7 @@ def assemble(args: AppArgs, scaling: Mapping[str, Autoscaling]) -> Application:
     )(Housekeeper).bind(args.housekeeper)
     ingress = serve.deployment(
         name="ingress",
-        max_ongoing_requests=args.ingress.max_ongoing_requests or settings.requests_at_once,
-        max_queued_requests=args.ingress.max_queued_requests,
+        max_ongoing_requests=OPEN_FILES,  # `Ingress` bounds them itself: Serve would count half-sent requests too
         ray_actor_options=_actor_options(args.ingress) | {"runtime_env": {"env_vars": ONE_EVENT_LOOP}},
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=args.ingress.drain_s,
@@ -68,6 +68,7 @@ def assemble(args: AppArgs, scaling: Mapping[str, Autoscaling]) -> Application:
         housekeeper,
         always_on=always_on(args),
         requests_at_once=args.ingress.max_ongoing_requests,
+        requests_waiting=args.ingress.max_queued_requests,
         max_rank=args.generator.engine.max_rank,
     )
 

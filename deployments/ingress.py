@@ -113,6 +113,7 @@ class Ingress:
         *_beside: DeploymentHandle[Any],
         always_on: frozenset[JobKind] = frozenset(),
         requests_at_once: int | None = None,
+        requests_waiting: int,
         max_rank: int = DEFAULT_MAX_RANK,
     ) -> None:
         prepare_replica()
@@ -125,6 +126,7 @@ class Ingress:
         handles = {JobKind.GENERATION: generator, JobKind.UPSCALE: upscaler}
         names = {kind: handle.deployment_name for kind, handle in handles.items()}
         kept = KeptWorkers(always_on, names, serve.get_replica_context().app_name)
+        self._requests_waiting = requests_waiting
         self._stack = AsyncExitStack()
         self._resources = await self._stack.enter_async_context(
             open_resources(
@@ -138,7 +140,7 @@ class Ingress:
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Serve's hook: builds the app on the replica, so that nothing of it is pickled."""
-        app = without_request_id(create_app(self._resources))
+        app = without_request_id(create_app(self._resources, requests_waiting=self._requests_waiting))
         freeze_startup_objects()
         return with_forwarded_address(app, proxy_secret()) if has_haproxy() else app
 

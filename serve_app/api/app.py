@@ -12,6 +12,7 @@ from serve_app.api.dispatch import Dispatcher
 from serve_app.api.docs import STATIC, docs_router
 from serve_app.api.docs.problems import answer_browsers_with_pages
 from serve_app.api.middleware import RequestContextMiddleware
+from serve_app.api.open_requests import OpenRequests
 from serve_app.api.operators import operators_app
 from serve_app.api.request_measures import RequestMeasures
 from serve_app.api.site import SiteFiles
@@ -21,10 +22,10 @@ from serve_app.service.resources import Resources
 console_redirect = APIRouter()
 
 
-def create_app(resources: Resources) -> ASGIApp:
+def create_app(resources: Resources, *, requests_waiting: int = 1_000) -> ASGIApp:
     """Build the ASGI application over opened resources, which it neither opens nor closes.
 
-    Whatever serves it in this process takes no trailer for a header.
+    Beside the requests in progress (`requests_at_once` of the settings) so many wait. Whatever serves it in this process takes no trailer for a header.
     """
     drop_trailers()
     a, b, jobs_app = variant_a.create_app(resources), variant_b.create_app(resources), jobs.create_app(resources)
@@ -42,7 +43,8 @@ def create_app(resources: Resources) -> ASGIApp:
     site.mount("/operators", operators_app(resources))
     dispatcher = Dispatcher(a=a, b=b, others=[jobs_app, loras_app], site=site)
     measures = RequestMeasures(resources.measures)
-    return RequestContextMiddleware(dispatcher, resources.settings.plan_table, measures, resources.auth)
+    bounded = OpenRequests(dispatcher, at_once=resources.settings.requests_at_once, waiting=requests_waiting)
+    return RequestContextMiddleware(bounded, resources.settings.plan_table, measures, resources.auth)
 
 
 @console_redirect.get("/console")

@@ -1,22 +1,15 @@
-"""Reads the bytes of a request's body within limits of size and time, and its headers."""
-
-import asyncio
+"""Reads the bytes of a request's body up to a limit, and its headers."""
 
 from starlette.requests import Request
 
-
-class BodyTooLarge(Exception):
-    """The body's declared or counted size is over the limit."""
+from serve_app.domain.errors import PayloadTooLarge
 
 
-class BodyTooSlow(Exception):
-    """The body did not arrive in time."""
-
-
-def declares_more(request: Request, limit: int) -> bool:
-    """Return whether the body's declared length is over the limit."""
+def check_length(request: Request, limit: int) -> None:
+    """Raise `PayloadTooLarge` where the body's declared length is over the limit."""
     declared = request.headers.get("content-length", "")
-    return declared.isdecimal() and len(declared) < 20 and int(declared) > limit
+    if declared.isdecimal() and len(declared) < 20 and int(declared) > limit:
+        raise too_large(limit)
 
 
 def media_type(request: Request) -> str:
@@ -29,20 +22,15 @@ def is_encoded(request: Request) -> bool:
     return request.headers.get("content-encoding", "").strip().lower() not in ("", "identity")
 
 
-async def read_bytes(request: Request, *, limit: int, seconds: float) -> bytes:
-    """Read the whole body. Raises `BodyTooLarge` and `BodyTooSlow`.
-
-    Where the body's declared length is too large, no byte is read.
-    """
-    if declares_more(request, limit):
-        raise BodyTooLarge
+async def read_bytes(request: Request, *, limit: int) -> bytes:
+    """Read the whole body. Raises `PayloadTooLarge` and `RequestTimeout`."""
     raw = bytearray()
-    try:
-        async with asyncio.timeout(seconds):
-            async for chunk in request.stream():
-                raw += chunk
-                if len(raw) > limit:
-                    raise BodyTooLarge
-    except TimeoutError:
-        raise BodyTooSlow from None
+    async for chunk in request.stream():
+        raw += chunk
+        if len(raw) > limit:
+            raise too_large(limit)
     return bytes(raw)
+
+
+def too_large(limit: int, name: str = "body") -> PayloadTooLarge:
+    return PayloadTooLarge(f"The {name} must be at most {limit} bytes.")

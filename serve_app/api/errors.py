@@ -20,6 +20,7 @@ from serve_app.domain.errors import (
     PollLimitExceeded,
     QueueFull,
     RateLimitExceeded,
+    RequestTimeout,
     StoreUnavailable,
     TooManyTries,
     TooManyUploads,
@@ -50,6 +51,7 @@ ANSWERS: Mapping[type[AtelierError], ErrorAnswer] = {
     errors.Forbidden: ErrorAnswer(403, "You have no permission to use this LoRA."),
     errors.NotFound: ErrorAnswer(404, "There is no such request."),
     errors.MethodNotAllowed: ErrorAnswer(405, "This address does not support that method."),
+    RequestTimeout: ErrorAnswer(408, "The body must arrive within 10 seconds, or at 32 KiB a second."),
     errors.IdempotencyConflict: ErrorAnswer(409, "This Idempotency-Key was used before with another body."),
     errors.JobUnfinished: ErrorAnswer(409, "The job has not ended; cancel it first."),
     errors.LoraQuotaExceeded: ErrorAnswer(409, "Your plan allows 10 LoRAs of your own; delete one first."),
@@ -65,6 +67,7 @@ DESCRIPTIONS: Mapping[int, str] = {
     401: "The API key is missing or not valid.",
     403: "You may not use this LoRA, or it does not exist; or the API key lacks the required scope.",
     404: "Not found in your account, or its retention period has ended.",
+    408: "The body did not arrive in time.",
     409: "The `Idempotency-Key` was used before with another body.",
     413: "The body is over 64 KiB.",
     415: "The `Content-Type` is not JSON.",
@@ -88,7 +91,13 @@ class ErrorResponse(ResponseBody):
     error: Error
 
 
-BODY_ERRORS = (errors.InvalidParameter, errors.InvalidJson, errors.PayloadTooLarge, errors.UnsupportedMediaType)
+BODY_ERRORS = (
+    errors.InvalidParameter,
+    errors.InvalidJson,
+    RequestTimeout,
+    errors.PayloadTooLarge,
+    errors.UnsupportedMediaType,
+)
 """Of every path operation that takes a JSON body."""
 SUBMIT_ERRORS = (*BODY_ERRORS, Unauthorized, errors.IdempotencyConflict, RateLimitExceeded, QueueFull)
 """Of every path operation that creates a job."""
@@ -173,6 +182,8 @@ async def answer_unexpected_error(request: Request, _error: Exception) -> Respon
 def _headers(error: AtelierError, context: RequestContext, challenge: str) -> dict[str, str]:
     if isinstance(error, Unauthorized):
         return {"WWW-Authenticate": challenge}
+    if isinstance(error, RequestTimeout):  # the rest of the body is not waited for
+        return {"Connection": "close"}
     retry_s = _retry_after_s(error, context)
     return {} if retry_s is None else {"Retry-After": str(retry_s)}
 

@@ -6,12 +6,10 @@ from typing import Any
 from starlette.requests import Request
 
 from serve_app.api import strict_json
-from serve_app.api.body import BodyTooLarge, BodyTooSlow, is_encoded, media_type, read_bytes
-from serve_app.domain.errors import InvalidJson, InvalidParameter, PayloadTooLarge, UnsupportedMediaType
+from serve_app.api.body import check_length, is_encoded, media_type, read_bytes
+from serve_app.domain.errors import InvalidParameter, UnsupportedMediaType
 
 MAX_BODY_BYTES = 64 * 1024
-ARRIVAL_LIMIT_S = 30
-"""A body that takes longer holds a connection for nothing: 64 KiB pass in a second on a slow line."""
 
 _JSON_TYPE = re.compile(r"application/json|[!#$&^_.+\-\w]+/[!#$&^_.+\-\w]+\+json", re.ASCII)
 
@@ -37,23 +35,16 @@ class JsonRequest(Request):
 async def read_json(request: Request) -> JsonRequest:
     """Read and parse the body.
 
-    Raises `PayloadTooLarge`, `UnsupportedMediaType`, `InvalidJson`, `InvalidParameter`, in that order.
+    Raises `PayloadTooLarge`, `UnsupportedMediaType`, both before a byte is read where the headers tell, `RequestTimeout`,
+    `InvalidJson`, `InvalidParameter`, in that order.
     """
-    raw = await _read_bytes(request)
+    check_length(request, MAX_BODY_BYTES)
     _check_media_type(request)
+    raw = await read_bytes(request, limit=MAX_BODY_BYTES)
     document = strict_json.parse(raw)
     if not isinstance(document, dict):
         raise InvalidParameter("body: must be a JSON object")
     return JsonRequest(request, raw, document)
-
-
-async def _read_bytes(request: Request) -> bytes:
-    try:
-        return await read_bytes(request, limit=MAX_BODY_BYTES, seconds=ARRIVAL_LIMIT_S)
-    except BodyTooLarge:
-        raise PayloadTooLarge(f"The body must be at most {MAX_BODY_BYTES} bytes.") from None
-    except BodyTooSlow:
-        raise InvalidJson(f"The body did not arrive within {ARRIVAL_LIMIT_S} seconds.") from None
 
 
 def _check_media_type(request: Request) -> None:

@@ -1,17 +1,16 @@
 """Reads multipart forms, writing files to disk as they arrive: a block at a time is in memory."""
 
 import asyncio
-import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
-from serve_app.api.body import declares_more, is_encoded, media_type
-from serve_app.domain.errors import InvalidParameter, PayloadTooLarge, UnsupportedMediaType
+from serve_app.api.body import check_length, is_encoded, media_type, too_large
+from serve_app.domain.errors import InvalidParameter, UnsupportedMediaType
 
 MEDIA_TYPE = "multipart/form-data"
 FIELD_BYTES = 16 << 10
@@ -19,8 +18,6 @@ FRAME_BYTES = 64 << 10
 """For boundaries, the parts' headers, and all text fields together."""
 BLOCK_BYTES = 1 << 20
 """Collected before a thread writes it."""
-GRACE_S, SLOWEST_BYTES_PER_S = 30.0, 32 << 10
-"""A body that arrives slower than this after the first seconds holds a connection for nothing."""
 
 
 async def read_multipart(
@@ -34,24 +31,19 @@ async def read_multipart(
     """Return the text fields; write each file to `folder` under its field's name.
 
     `files` are the most bytes of each. `before_block` is called before each block is written. Raises `PayloadTooLarge`
-    (before a byte is read, where the declared length is too large), `UnsupportedMediaType`, `InvalidParameter`, in that
-    order, and what `before_block` raises.
+    (before a byte is read, where the declared length is too large), `UnsupportedMediaType`, `RequestTimeout`,
+    `InvalidParameter`, in that order, and what `before_block` raises.
     """
     limit = sum(files.values()) + FRAME_BYTES
-    if declares_more(request, limit):
-        raise _too_large(limit)
+    check_length(request, limit)
     form = _Form(folder, texts, files)
     parser = _parser(request, form)
-    received, started = 0, time.monotonic()
-    chunks = aiter(request.stream())
+    received = 0
     try:
-        while True:
-            chunk = await _next(chunks, started + GRACE_S + received / SLOWEST_BYTES_PER_S)
-            if chunk is None:
-                break
+        async for chunk in request.stream():
             received += len(chunk)
             if received > limit:
-                raise _too_large(limit)
+                raise too_large(limit)
             parser.write(chunk)
             if form.unwritten >= BLOCK_BYTES:
                 await before_block()
@@ -108,7 +100,7 @@ class _Form:
         if self._name in self._limits:
             self._sizes[self._name] += len(block)
             if self._sizes[self._name] > self._limits[self._name]:
-                raise _too_large(self._limits[self._name], self._name)
+                raise too_large(self._limits[self._name], self._name)
             self._blocks[self._name] += block
             self.unwritten += len(block)
             return
@@ -160,16 +152,3 @@ def _parser(request: Request, form: _Form) -> MultipartParser:
         )
     except FormParserError:
         raise InvalidParameter("Content-Type: its boundary is too long") from None
-
-
-async def _next(chunks: AsyncIterator[bytes], deadline: float) -> bytes | None:
-    """Return the next block; None at the end."""
-    try:
-        async with asyncio.timeout(deadline - time.monotonic()):
-            return await anext(chunks, None)
-    except TimeoutError:
-        raise InvalidParameter(f"body: must arrive at {SLOWEST_BYTES_PER_S >> 10} KiB a second or faster") from None
-
-
-def _too_large(limit: int, name: str = "") -> PayloadTooLarge:
-    return PayloadTooLarge(f"The {name or 'body'} must be at most {limit} bytes.")

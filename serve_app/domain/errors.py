@@ -54,6 +54,10 @@ class JobUnfinished(AtelierError):
     code = "job_unfinished"
 
 
+class RequestTimeout(AtelierError):
+    code = "request_timeout"
+
+
 class PayloadTooLarge(AtelierError):
     code = "payload_too_large"
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from serve_app.api import json_body
+from serve_app.api import open_requests
 from serve_app.api.json_body import MAX_BODY_BYTES
 from serve_app.domain.requests import Variant
 from tests.api.app import BODY_A, BODY_B, Member, TestService, error_of
@@ -283,13 +283,28 @@ async def test_no_byte_is_read_for_a_caller_over_the_limit(service: TestService)
 async def test_a_body_that_never_arrives_is_given_up(
     service: TestService, regular: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(json_body, "ARRIVAL_LIMIT_S", 0.05)
+    monkeypatch.setattr(open_requests, "GRACE_S", 0.05)
 
     async def stalled() -> AsyncIterator[bytes]:
         yield b"{"
         await asyncio.Event().wait()
 
-    assert await _raw_post(service, regular.a, stalled()) == 400
+    assert await _raw_post(service, regular.a, stalled()) == 408
+
+
+@pytest.mark.parametrize("headers", [{"Content-Type": "text/plain"}, {"Content-Encoding": "gzip"}])
+async def test_no_byte_is_read_of_a_body_of_another_type(
+    service: TestService, regular: Member, headers: dict[str, str]
+) -> None:
+    read = 0
+
+    async def watched() -> AsyncIterator[bytes]:
+        nonlocal read
+        read += 1
+        yield b"{}"
+
+    assert await _raw_post(service, regular.a | headers, watched()) == 415
+    assert read == 0
 
 
 async def test_no_byte_is_read_of_a_body_declared_too_large(service: TestService, regular: Member) -> None:

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from serve_app.api import multipart
+from serve_app.api import open_requests
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.jobs import JobKind, JobState
 from serve_app.domain.requests import Variant
@@ -201,14 +201,14 @@ async def test_an_account_has_few_uploads_under_way_at_once(service: TestService
 async def test_an_upload_that_stops_arriving_is_given_up(
     service: TestService, regular: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(multipart, "GRACE_S", 0.02)
+    monkeypatch.setattr(open_requests, "GRACE_S", 0.02)
 
     async def stuck() -> AsyncIterator[bytes]:
         yield b"--b\r\n"
         await asyncio.Event().wait()
 
     answer = await service.client.post("/v1/loras", headers=FORM | regular.a, content=stuck())
-    refused(answer, 400, "invalid_parameter", "body: must arrive at 32 KiB a second")
+    refused(answer, 408, "request_timeout", "or at 32 KiB a second")
     assert uploads(service) == []
 
 

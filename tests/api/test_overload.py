@@ -4,17 +4,20 @@ Redis answers meanwhile.
 """
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, cast
 
 import httpx
 import pytest
 import redis
 
+from serve_app.api.app import create_app
 from serve_app.domain.requests import Variant
 from serve_app.service.readiness import readiness
-from tests.api.app import Member, TestService, error_of, open_service
+from tests.api.app import BODY_A, Member, TestService, client_of, error_of, open_service
 
 CONNECTIONS = 2
 WAIT = timedelta(milliseconds=100)
@@ -48,8 +51,8 @@ async def test_a_call_that_waits_too_long_for_a_connection_is_overloaded(
     assert refused.status_code == 503
     assert error_of(refused)["code"] == "overloaded"
     assert int(refused.headers["retry-after"]) >= 1
-    assert ready[1]["redis"] == "busy"
-    assert ready[0], "a replica that is only busy stays in the balance"
+    assert ready.states["redis"] == "busy"
+    assert ready.is_ready, "a replica that is only busy stays in the balance"
     assert [answer.status_code for answer in await asyncio.gather(*held)] == [200] * CONNECTIONS
 
 
@@ -67,3 +70,40 @@ def test_the_wait_fits_the_requests_that_may_be_open(service: TestService) -> No
     assert sized.model_copy(update={"waiting_polls": 9_000}).longest_redis_wait == timedelta(seconds=20)
     few = sized.model_copy(update={"waiting_polls": 9_000}).with_requests_at_once(9)
     assert (few.open_requests, few.waiting_polls, few.requests_at_once) == (5, 4, 9)
+
+
+async def test_half_a_body_takes_no_place_from_others(tmp_path: Path) -> None:
+    """One request at a time is in progress, and none may wait."""
+    async with open_service(tmp_path, open_requests=1, waiting_polls=0) as small:
+        member = await small.member()
+        may_end, halves = asyncio.Event(), list[asyncio.Task[httpx.Response]]()
+        async with client_of(create_app(small.resources, requests_waiting=1)) as client:
+
+            async def in_halves() -> AsyncIterator[bytes]:
+                content = json.dumps(BODY_A).encode()
+                yield content[:9]
+                started.set()
+                await may_end.wait()
+                yield content[9:]
+
+            for _ in range(8):
+                started = asyncio.Event()
+                halves.append(asyncio.create_task(client.post("/v1/generate", content=in_halves(), headers=member.a)))
+                await started.wait()
+            whole = await client.post("/v1/generate", json=BODY_A, headers=member.a)
+            may_end.set()
+            statuses = [(await half).status_code for half in halves]
+    assert (whole.status_code, statuses) == (202, [202] * 8)
+
+
+async def test_requests_beyond_those_that_may_wait_are_overloaded(tmp_path: Path) -> None:
+    async with open_service(tmp_path, open_requests=1, waiting_polls=0) as small:
+        member = await small.member()
+        path = f"/v1/generate/{await small.submit(member)}"
+        async with client_of(create_app(small.resources, requests_waiting=2)) as client:
+            with redis.Redis.from_url(small.resources.redis_url) as admin:
+                cast(Any, admin).client_pause(PAUSE_MS)
+            answers = await asyncio.gather(*(client.get(path, headers=member.a) for _ in range(6)))
+    refused = [answer for answer in answers if answer.status_code != 200]
+    assert [(answer.status_code, error_of(answer)["code"]) for answer in refused] == [(503, "overloaded")] * 3
+    assert all(answer.headers["retry-after"] and answer.headers["x-ratelimit-limit"] for answer in refused)

@@ -477,12 +477,13 @@ class _Kinds(Requests):
         yield Kind("silence", (b"",), is_http=False, waits=True)
         yield Kind("half a line", (b"GET /heal",), is_http=False, waits=True)
         yield Kind("half the headers", (b"GET /healthz HTTP/1.1\r\nHo",), is_http=False, waits=True)
-        for name, path in {"the API": "/v1/generate", "sign-in": "/console/sign-in", "nothing": "/nowhere"}.items():
-            yield Kind(
-                f"half a body for {name}",
-                (self.post("Content-Length: 100", body=b"a", path=path),),
-                waits=True,
-                statuses=(408,),
-            )
-            chunk = self.post("Transfer-Encoding: chunked", body=b"5\r\nab", path=path)
-            yield Kind(f"half a chunk for {name}", (chunk,), waits=True, statuses=(408,))
+        for name, path, row, status in (
+            ("the API", "/v1/generate", self.key.strip(), 408),
+            ("the API from nobody", "/v1/generate", "X-A: b", 401),
+            ("sign-in", "/console/sign-in", f"Origin: http://{self.host[6:-2].decode()}", 408),
+            ("nothing", "/nowhere", "X-A: b", 404),
+        ):
+            half = self.post(row, "Content-Length: 100", body=b"a", path=path)
+            yield Kind(f"half a body for {name}", (half,), waits=True, statuses=(status,))
+            chunk = self.post(row, "Transfer-Encoding: chunked", body=b"5\r\nab", path=path)
+            yield Kind(f"half a chunk for {name}", (chunk,), waits=True, statuses=(status,))

@@ -49,6 +49,13 @@ def exchange(port: int, *parts: bytes, timeout: float = 15, host: str = "127.0.0
         return parse(received)
 
 
+def first_line(port: int, head: bytes, timeout: float = 5) -> bytes:
+    """Send a head without its body; return the first line that comes. Raises `TimeoutError`."""
+    with socket.create_connection(("127.0.0.1", port), timeout) as connection:
+        connection.sendall(head)
+        return connection.recv(65_536).partition(b"\r\n")[0]
+
+
 def _what_is_left(connection: socket.socket) -> bytes:
     try:
         return connection.recv(65_536)

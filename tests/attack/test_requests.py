@@ -1,5 +1,7 @@
 """Hostile requests to the real port: every answer keeps the contract, and nothing fails inside."""
 
+import json
+import subprocess
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -7,10 +9,10 @@ from contextlib import suppress
 import pytest
 
 from tests.attack.kinds import Kind, kinds
-from tests.attack.raw import Answer, breach, exchange
+from tests.attack.raw import Answer, breach, exchange, first_line
 from tests.attack.requests import trailed
 from tests.attack.test_listeners import listeners
-from tests.deployments.service import Service
+from tests.deployments.service import ATELIER, Service
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.timeout(400)]
 
@@ -128,3 +130,38 @@ def http(port: int, parts: tuple[bytes, ...]) -> list[Answer]:
         return exchange(port, *parts, timeout=5)
     except (AssertionError, OSError):
         return []
+
+
+def test_what_the_headers_tell_is_answered_before_the_body(service: Service) -> None:
+    """Also where the caller waits for `100 Continue`, which it does not hear then."""
+    key = f"Authorization: Bearer {service.ready['keys']['both']}"
+    command = [ATELIER, "accounts", "create", "over", "--plan-b", "free", "--json", "--data-dir", str(service.data_dir)]
+    over = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)["key"]
+    for _ in range(10):
+        service.client.get("/v1/models", headers={"X-API-Key": over})
+    withheld: dict[int, list[tuple[str, str]]] = {
+        401: [("/v1/generate", "Authorization: Bearer a"), ("/v1/upscale", "X-A: b"), ("/v1/loras", "X-API-Key: a")],
+        404: [("/nowhere", key), ("/v1/nothing", "X-A: b")],
+        405: [("/v1/models", key), ("/healthz", "X-A: b")],
+        413: [
+            ("/v1/generate", f"{key}\r\nContent-Length: 70000"),
+            ("/v1/loras", f"{key}\r\nContent-Length: {1 << 40}"),
+        ],
+        415: [("/v1/generate", f"{key}\r\nContent-Type: text/plain"), ("/v1/loras", f"{key}\r\nContent-Encoding: br")],
+        429: [("/v1/generate", f"X-API-Key: {over}")],
+    }
+    found: list[tuple[int, bytes]] = []
+    for status, requests in withheld.items():
+        for path, rows in requests:
+            length = "" if "Content-Length" in rows else "Content-Length: 500\r\n"
+            for expect in ("", "Expect: 100-continue\r\n"):
+                head = f"POST {path} HTTP/1.1\r\nHost: a\r\n{rows}\r\n{length}{expect}\r\n"
+                found.append((status, first_line(service.port, head.encode())))
+    wrong = [(status, line) for status, line in found if not line.startswith(b"HTTP/1.1 %d " % status)]
+    assert not wrong, wrong
+
+
+def test_a_body_that_is_wanted_is_asked_for(service: Service) -> None:
+    key = service.ready["keys"]["both"]
+    head = f"POST /v1/generate HTTP/1.1\r\nHost: a\r\nX-API-Key: {key}\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n"
+    assert first_line(service.port, head.encode()) == b"HTTP/1.1 100 Continue"

@@ -117,15 +117,17 @@ class Callers:
 def test_slow_clients_are_shown_out_while_others_are_served(service: Service) -> None:
     """Also one whose headers trickle in: a byte now and then is no reason to wait longer."""
     half = sign_in(service.port)
+    posted = f"POST /v1/generate HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {service.ready['keys']['both']}\r\nContent-Length: 9"
     with (
         Callers(service.port, service.ready["keys"]["both"]) as others,
         Trickle(service.port) as trickle,
         held(service.port, 200) as silent,
-        held(service.port, 200, half) as unfinished,
+        held(service.port, 400, half) as unfinished,
+        held(service.port, 100, posted.encode() + b"\r\n\r\n{") as half_posted,
         held(service.port, 50, b"GET /healthz HTTP/1.1\r\nHos") as heads,
     ):
         service.until(lambda: open_ones([*silent, *heads]) == 0, limit=HEADERS_LIMIT_S + 5)
-        for connection in unfinished:
+        for connection in (*unfinished, *half_posted):
             (answer,) = parse(receive_all(connection))
             assert answer.status == 408
     assert HEADERS_LIMIT_S - 1 < trickle.seconds < HEADERS_LIMIT_S + 5

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
+from serve_app.api import open_requests
 from serve_app.api.site import forms
 from serve_app.settings import Settings
 from tests.attack.raw import Answer, exchange
@@ -22,15 +23,15 @@ def port(settings: Settings, redis_db: redis.Redis) -> Iterator[int]:
 
 
 def test_a_form_of_which_only_a_part_arrives_is_given_up(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forms, "ARRIVAL_LIMIT_S", 0.2)
+    monkeypatch.setattr(open_requests, "GRACE_S", 0.2)
     (answer,) = exchange(port, _post(port, length=100) + b"name=a")
     assert answer.status == 408
-    assert "did not arrive within" in _page(answer)
+    assert "did not arrive in time" in _page(answer)
 
 
 def test_a_form_that_trickles_in_is_given_up(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte now and then is no reason to wait longer."""
-    monkeypatch.setattr(forms, "ARRIVAL_LIMIT_S", 0.2)
+    monkeypatch.setattr(open_requests, "GRACE_S", 0.2)
     (answer,) = exchange(port, _post(port, length=10_000) + b"name=", *[b"a"] * 40)
     assert answer.status == 408
 

@@ -68,16 +68,15 @@ def test_the_ingress_of_a_cluster_follows_its_load() -> None:
         AppArgs.model_validate({"ingress": {"replicas": {"min_replicas": 3, "max_replicas": 2}}})
 
 
-def test_the_requests_that_an_ingress_takes_are_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ATELIER_OPEN_REQUESTS", "77")
-    monkeypatch.setenv("ATELIER_WAITING_POLLS", "700")
-    for asked, expected in (None, 777), (5, 5):
+def test_the_ingress_itself_bounds_the_requests_that_it_takes() -> None:
+    for asked in None, 5:
         words = {"ingress": {"max_ongoing_requests": asked}, "generator": {"engine": {"max_rank": 200}}}
         built: Any = build(AppArgs.model_validate(words))
-        assert built._bound_deployment._deployment_config.max_ongoing_requests == expected
+        assert built._bound_deployment._deployment_config.max_ongoing_requests > 10_000, "half-sent bodies are open too"
         assert built._bound_deployment.init_kwargs == {
             "always_on": ALL_KINDS,
             "requests_at_once": asked,
+            "requests_waiting": 1000,
             "max_rank": 200,
         }
 
@@ -151,13 +150,6 @@ def test_a_wrong_engine_option_stops_the_builder_by_name(option: str, value: obj
     """As `serve run` and `serve deploy` call it: nothing is built, no replica starts."""
     with pytest.raises(ValidationError, match=option):
         call_user_app_builder_with_args_if_necessary(build, {"generator": {"engine": {option: value}}})
-
-
-def test_the_requests_that_wait_at_one_ingress_are_bounded() -> None:
-    """Serve's own default is no bound: the next one is answered 503 `overloaded` (`test_proxy.py`)."""
-    for args, expected in ((AppArgs(), 1000), (AppArgs.model_validate({"ingress": {"max_queued_requests": 3}}), 3)):
-        application: Any = build(args)
-        assert application._bound_deployment._deployment_config.max_queued_requests == expected
 
 
 def test_bounds_out_of_order_are_refused() -> None:

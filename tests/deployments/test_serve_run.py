@@ -4,19 +4,22 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 import pytest
 
 from deployments.runtime import processes_in, runtime_home
-from tests.attack.raw import breach, parse
+from tests.attack.raw import breach, exchange, parse
+from tests.attack.requests import trailed
 from tests.attack.serve_run import ServeRun
-from tests.attack.test_slow_clients import held, receive_all
+from tests.attack.test_slow_clients import held, open_ones, receive_all
 from tests.support import ROOT
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.timeout(400)]
@@ -47,6 +50,8 @@ def test_two_commands_to_a_key_that_works_and_nothing_left_at_the_end(run: Serve
     models = httpx.get(f"http://127.0.0.1:{run.port}/v1/models", headers={"X-API-Key": key})
     assert models.is_success
     assert_requests_beyond_the_bound_are_refused(run.port, key, models.json()["models"][0]["id"])
+    assert_half_sent_bodies_take_no_place(run.port, key)
+    assert_trailers_are_no_headers(run.port, key)
     assert "GET /v1/models" not in run.output.read_text(), "no access log"
     redis = run.data_dir / "redis"
     assert processes_in(redis)
@@ -58,6 +63,32 @@ def test_two_commands_to_a_key_that_works_and_nothing_left_at_the_end(run: Serve
 def test_a_gpu_that_is_not_there_is_named_in_time(run: ServeRun) -> None:
     run.begin()
     run.until(lambda: "GPUs are asked for (generator 0.7, upscaler 0.3)" in run.output.read_text(), NAMED_WITHIN_S)
+
+
+def assert_half_sent_bodies_take_no_place(port: int, key: str) -> None:
+    """Ten times as many as the ingress takes, each of which it has asked for its body."""
+    rows = f"Host: a\r\nAuthorization: Bearer {key}\r\nContent-Length: 100\r\nExpect: 100-continue"
+    with ExitStack() as stack:
+        halves: list[socket.socket] = []
+        for _ in range(20):
+            halves += stack.enter_context(held(port, 1, f"POST /v1/generate HTTP/1.1\r\n{rows}\r\n\r\n".encode()))
+            assert halves[-1].recv(1024) == b"HTTP/1.1 100 Continue\r\n\r\n"
+            halves[-1].sendall(b"{")
+        answers = [httpx.get(f"http://127.0.0.1:{port}/v1/models", headers={"X-API-Key": key}) for _ in range(5)]
+        assert [answer.status_code for answer in answers] == [200] * 5
+        assert open_ones(halves) == len(halves)
+
+
+def assert_trailers_are_no_headers(port: int, key: str) -> None:
+    statuses = [
+        [answer.status for answer in exchange(port, head + body)]
+        for head, body in (
+            trailed("a", [], f"X-API-Key: {key}"),
+            trailed("a", [], f"Authorization: Bearer {key}"),
+            trailed("a", [f"Authorization: Bearer {key}"], "Content-Encoding: gzip"),
+        )
+    ]
+    assert statuses == [[401], [401], [403]]
 
 
 def assert_requests_beyond_the_bound_are_refused(port: int, key: str, lora_id: str) -> None:

@@ -134,13 +134,6 @@ PROTECTIONS: tuple[Protection, ...] = (
     ),
     # 3. half-sent forms
     Protection(
-        "a form has to arrive in time",
-        "serve_app/api/site/forms.py",
-        "seconds=ARRIVAL_LIMIT_S",
-        "seconds=600",
-        IN_CONSOLE + "test_forms.py::test_a_form_of_which_only_a_part_arrives_is_given_up",
-    ),
-    Protection(
         "a form has a size",
         "serve_app/api/site/forms.py",
         "limit=FORM_BYTES",
@@ -156,13 +149,6 @@ PROTECTIONS: tuple[Protection, ...] = (
     ),
     # 4. slow clients
     Protection(
-        "a half-sent body takes no place in a replica",
-        DEFAULTS,
-        "    option http-buffer-request\n",
-        "",
-        HELD_IN_PROXY + "test_a_half_sent_body_takes_no_place_behind",
-    ),
-    Protection(
         "one address has a share of the connections",
         FRONTEND,
         "    tcp-request connection reject if { sc0_conn_cur gt @CONNECTIONS_PER_ADDRESS@ } !from_this_machine !from_trusted_proxy\n",
@@ -175,13 +161,6 @@ PROTECTIONS: tuple[Protection, ...] = (
         "    timeout http-request 10s\n",
         "",
         HELD_IN_PROXY + "test_headers_have_to_arrive_in_time",
-    ),
-    Protection(
-        "the requests that wait at one ingress have a bound",
-        "deployments/app.py",
-        "        max_queued_requests=args.ingress.max_queued_requests,\n",
-        "",
-        "tests/deployments/test_configs.py::test_the_requests_that_wait_at_one_ingress_are_bounded",
     ),
     # 5. answers that are not the application's
     Protection(
@@ -476,13 +455,6 @@ PROTECTIONS: tuple[Protection, ...] = (
         "context.window = await caller_window(self._authenticator, inner, context, status)",
         "pass",
         IN_API + "test_headers.py::test_a_known_caller_sees_its_own_plan_where_nothing_asks_for_a_key",
-    ),
-    Protection(
-        "nothing of a body is read before the key is known",
-        "serve_app/api/body.py",
-        "    if declares_more(request, limit):\n        raise BodyTooLarge\n",
-        "",
-        IN_API + "test_bodies.py::test_no_byte_is_read_of_a_body_declared_too_large",
     ),
     Protection(
         "a key reads only within its scope",

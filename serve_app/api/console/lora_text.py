@@ -12,13 +12,14 @@ from serve_app.domain.errors import (
     LoraQuotaExceeded,
     NotFound,
     PayloadTooLarge,
+    RequestTimeout,
     UnsupportedMediaType,
 )
 from serve_app.domain.jobs import Job
 from serve_app.domain.requests import GenerationRequest
 
-FORM_ERRORS = (InvalidParameter, IdempotencyConflict, LoraQuotaExceeded, PayloadTooLarge, UnsupportedMediaType)
-_STATUSES: Mapping[type[AtelierError], int] = {LoraQuotaExceeded: 409, IdempotencyConflict: 409, PayloadTooLarge: 413}
+_STATUSES = {LoraQuotaExceeded: 409, IdempotencyConflict: 409, PayloadTooLarge: 413, RequestTimeout: 408}
+FORM_ERRORS = (InvalidParameter, UnsupportedMediaType, *_STATUSES)
 _FIELDS = {
     "file": "The file was refused",
     "adapter_config": "adapter_config.json was refused",

@@ -7,11 +7,11 @@ from urllib.parse import parse_qsl
 from fastapi import Depends, HTTPException
 from starlette.requests import Request
 
-from serve_app.api.body import BodyTooLarge, BodyTooSlow, read_bytes
+from serve_app.api.body import check_length, read_bytes
+from serve_app.domain.errors import PayloadTooLarge, RequestTimeout
 
 FORM_BYTES = 64 * 1024
 """Two prompts of the most characters, percent-encoded; no other form of ours is larger than a few hundred bytes."""
-ARRIVAL_LIMIT_S = 10.0
 MAX_FIELDS = 90
 MEDIA_TYPE = "application/x-www-form-urlencoded"
 _CLOSE = {"Connection": "close"}
@@ -21,12 +21,12 @@ _CLOSE = {"Connection": "close"}
 async def read_form(request: Request) -> Mapping[str, str]:
     """Read a form's fields, the first of each name. Raises `HTTPException`: 413, 408, 415, 400."""
     try:
-        raw = await read_bytes(request, limit=FORM_BYTES, seconds=ARRIVAL_LIMIT_S)
-    except BodyTooLarge:
+        check_length(request, FORM_BYTES)
+        raw = await read_bytes(request, limit=FORM_BYTES)
+    except PayloadTooLarge:
         raise HTTPException(413, "The form is too large.", _CLOSE) from None
-    except BodyTooSlow:
-        text = f"The form did not arrive within {ARRIVAL_LIMIT_S:g} seconds. Try again."
-        raise HTTPException(408, text, _CLOSE) from None
+    except RequestTimeout:
+        raise HTTPException(408, "The form did not arrive in time. Try again.", _CLOSE) from None
     if not raw:  # without fields, and browsers then name no media type
         return {}
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
