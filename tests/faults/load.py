@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import itertools
 import random
 import time
 from collections import Counter
@@ -16,9 +17,29 @@ from serve_app.domain.jobs import JobState
 from tests.faults.reconciliation import AcknowledgedJobs
 
 AGAIN_S, POLL_S, CALL_LIMIT_S = 0.25, 0.5, 10.0
+STEADY_S, POLLS_PER_ACCEPT = 0.05, 6
+"""Between two polls of steady callers; how many they make for each accept."""
+USUAL_S = 1.0
+"""A call that takes longer has met a fault, not load."""
 MOST_UNFINISHED = 12
 UNIMAGINABLE = 10_000
 """Tries of one request before the run is called broken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a steady caller: its method, its begin by the monotonic clock, its time, its answer."""
+
+    method: str
+    begun: float
+    seconds: float
+    status: int | None
+    """None when the connection ended, or the caller's patience, without an answer."""
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether the caller noticed nothing of a fault."""
+        return self.status is not None and self.status < 400 and self.seconds < USUAL_S
 
 
 @dataclass(slots=True)
@@ -33,6 +54,10 @@ class Seen:
     ends: dict[str, str] = field(default_factory=dict[str, str])
     digests: dict[str, str] = field(default_factory=dict[str, str])
     """Object name → SHA-256 of what was downloaded."""
+    calls: list[Call] = field(default_factory=list[Call])
+    """Those of steady callers, in the order of their ends."""
+    open: set[float] = field(default_factory=set[float])
+    """When those were made that have not ended."""
     double: list[str] = field(default_factory=list[str])
 
 
@@ -40,9 +65,18 @@ class Callers:
     """Makes requests until `stop` is set; then polls what is unfinished to its end."""
 
     def __init__(
-        self, base_url: str, account: Account, key: str, *, lora_ids: list[str], prompt: str, seed: int
+        self,
+        base_url: str,
+        account: Account,
+        key: str,
+        *,
+        lora_ids: list[str],
+        prompt: str,
+        seed: int,
+        call_limit_s: float = CALL_LIMIT_S,
     ) -> None:
-        self._client = httpx.AsyncClient(base_url=base_url, timeout=CALL_LIMIT_S)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
+        self._client = httpx.AsyncClient(base_url=base_url, timeout=call_limit_s, limits=limits)
         self._base_url = base_url
         self._account = account
         self._headers = {"a": {"Authorization": f"Bearer {key}"}, "b": {"X-API-Key": key}}
@@ -62,6 +96,33 @@ class Callers:
                 group.create_task(self._submit_until_stopped())
             group.create_task(self._poll_until_done())
         await self._client.aclose()
+
+    async def run_steadily(self) -> None:
+        """Poll one job and accept others, which are cancelled, at a steady pace, however long a call takes."""
+        polled = await self._ask("/v1/generate", self._body("b"), self._headers["b"])
+        async with asyncio.TaskGroup() as group:
+            for number in itertools.count():
+                if self.stop.is_set():
+                    break
+                group.create_task(self._timed("GET", f"/v1/generations/{polled}"))
+                if number % POLLS_PER_ACCEPT == 0:
+                    group.create_task(self._accept_and_cancel())
+                await asyncio.sleep(STEADY_S)
+        await self._client.aclose()
+
+    async def _accept_and_cancel(self) -> None:
+        answer = await self._timed("POST", "/v1/generate", self._body("b"))
+        if answer is not None and answer.is_success:
+            await self._call("POST", f"/v1/jobs/{answer.json()['run_id']}/cancel", self._headers["b"])
+
+    async def _timed(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> httpx.Response | None:
+        begun = time.monotonic()
+        self.seen.open.add(begun)
+        answer = await self._call(method, path, self._headers["b"], body)
+        self.seen.open.discard(begun)
+        status = answer.status_code if answer is not None else None
+        self.seen.calls.append(Call(method, begun, time.monotonic() - begun, status))
+        return answer
 
     @property
     def unfinished(self) -> int:

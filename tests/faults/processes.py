@@ -18,6 +18,8 @@ VICTIMS: Mapping[str, str] = {
     "haproxy": "/haproxy -db",
 }
 """What a process of each part shows in its command line."""
+CONSTRUCTORS = (".__init__", ".initialize")
+"""What Ray adds to it meanwhile."""
 
 
 def descendants(root: int) -> dict[int, str]:
@@ -34,6 +36,22 @@ def descendants(root: int) -> dict[int, str]:
 def of_part(root: int, part: str) -> list[int]:
     """The pids of one part of the service that `root` runs."""
     return sorted(pid for pid, line in descendants(root).items() if VICTIMS[part] in line)
+
+
+def started_of_part(root: int, part: str) -> list[int]:
+    """Those that are at work: Ray shows in the title of a process that its constructor runs."""
+    lines = descendants(root)
+    return sorted(
+        pid for pid, line in lines.items() if VICTIMS[part] in line and not any(call in line for call in CONSTRUCTORS)
+    )
+
+
+def is_alive(pid: int) -> bool:
+    """False for a zombie too."""
+    try:
+        return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def kill(pid: int) -> bool:

@@ -1,4 +1,4 @@
-"""Processes of the whole service are killed under load; every acknowledged job is accounted for.
+"""Processes of the whole service are killed and frozen under load; every acknowledged job is accounted for.
 
 `ATELIER_CHAOS_SECONDS=90 .venv/bin/python -m pytest -m soak tests/faults/test_chaos.py -s` shows a short one.
 """
@@ -8,27 +8,25 @@ import json
 import os
 import random
 import secrets
-import shutil
 import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from tempfile import mkdtemp
 
 import pytest
 
 from serve_app.domain.jobs import Job
 from serve_app.domain.requests import Variant
 from serve_app.service.resources import Resources, open_resources
-from serve_app.stores.embedded import stop_redis
 from serve_app.stores.redis_process import server_process
 from tests.faults import processes
 from tests.faults.load import Callers
 from tests.faults.reconciliation import audit_service, records_of, states
 from tests.faults.service import Service
+from tests.support import wait_until
 
 SECONDS = float(os.environ.get("ATELIER_CHAOS_SECONDS", "600"))
 SEED = int(os.environ.get("ATELIER_CHAOS_SEED", "20261121"))
@@ -39,27 +37,19 @@ ACCEPTING_LIMIT_S = 120.0
 """After any one fault, requests must be accepted again by then; on a quiet machine it is seconds."""
 NODE_FAULT_FROM_S = 300.0
 """In runs this long, everything is killed once and started again, as by a power cut."""
+FROZEN = ("frozen generator", "frozen ingress", "frozen upscaler", "frozen housekeeper")
+"""They stay so, until Serve replaces them."""
+REPLACED_LIMIT_S = 75.0
+"""For a frozen replica: a controller that is killed meanwhile counts failed checks anew."""
 FAULTS = (
     *["generator"] * 4,
     *["ingress"] * 3,
     *["redis"] * 3,
-    *["frozen generator"] * 2,
-    *["frozen redis"] * 2,
+    *["paused generator"] * 2,
+    *["paused redis"] * 2,
+    *FROZEN,
     *("upscaler", "housekeeper", "controller", "proxy", "haproxy", "haproxy manager"),
 )
-
-
-@pytest.fixture
-async def service() -> AsyncIterator[Service]:
-    folder = Path(mkdtemp(prefix="chaos-", dir="/tmp"))  # short: sockets live below it
-    running = Service(folder, lease_s=LEASE_S)
-    try:
-        yield running
-    finally:
-        await running.stop()
-        stop_redis(running.data_dir)
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.rmtree(running.runtime_home, ignore_errors=True)
 
 
 class Chaos:
@@ -72,7 +62,8 @@ class Chaos:
         self.killed: Counter[str] = Counter()
         self.recovery: dict[str, list[float]] = {}
         self.hits: list[str] = []
-        self._thaws: set[asyncio.Task[None]] = set()
+        self.replaced: dict[str, list[float]] = {}
+        self._frozen: set[asyncio.Task[None]] = set()
 
     async def run(self, seconds: float) -> None:
         began = time.monotonic()
@@ -85,26 +76,32 @@ class Chaos:
             else:
                 await self._fault(self._rnd.choice(FAULTS))
             self._show(passed, seconds)
-        await asyncio.gather(*self._thaws)
+        await asyncio.gather(*self._frozen)
 
     async def _fault(self, part: str) -> None:
         pids = self._pids(part)
         if not pids:
             return
         pid = self._rnd.choice(pids)
-        if part.startswith("frozen "):
+        if part.startswith(("frozen ", "paused ")):
             os.kill(pid, signal.SIGSTOP)
-            self._thaws.add(asyncio.create_task(_thaw(pid)))
+            self._frozen.add(asyncio.create_task(self._replaced(part, pid) if part in FROZEN else _thaw(pid)))
         elif not processes.kill(pid):
             return
         self.killed[part] += 1
         await self._until_accepting(part)
 
     def _pids(self, part: str) -> list[int]:
-        if part.removeprefix("frozen ") == "redis":
+        name = part.removeprefix("frozen ").removeprefix("paused ")
+        if name == "redis":
             pid = server_process(self._service.data_dir / "redis")
             return [pid] if pid else []
-        return processes.of_part(self._service.pid, part.removeprefix("frozen "))
+        return processes.of_part(self._service.pid, name)
+
+    async def _replaced(self, part: str, pid: int) -> None:
+        began = time.monotonic()
+        await wait_until(lambda: not processes.is_alive(pid), timeout=REPLACED_LIMIT_S)
+        self.replaced.setdefault(part, []).append(time.monotonic() - began)
 
     async def _power_cut(self) -> None:
         self.hits += canary_hits(self._service, self._callers)  # a new start clears the logs
@@ -134,7 +131,7 @@ async def _thaw(pid: int) -> None:
 
 @pytest.mark.soak
 @pytest.mark.ray
-async def test_nothing_accepted_is_lost_while_processes_are_killed(service: Service) -> None:
+async def test_nothing_accepted_is_lost_while_processes_are_killed_and_frozen(service: Service) -> None:
     await service.start()
     callers = await _callers(service)
     chaos = Chaos(service, callers, random.Random(SEED))
@@ -162,6 +159,7 @@ async def test_nothing_accepted_is_lost_while_processes_are_killed(service: Serv
         "downloaded": len(callers.seen.digests),
         "killed": dict(chaos.killed),
         "accepting_after_s": {part: _spread(times) for part, times in chaos.recovery.items()},
+        "replaced_after_s": {part: _spread(times) for part, times in chaos.replaced.items()},
         "settled_s": round(settled, 1),
         "answers": dict(callers.seen.answers),
         "count": count,
