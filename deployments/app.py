@@ -27,6 +27,9 @@ from serve_app.settings import Settings
 HINTS_AT_ONCE = 100
 ONE_EVENT_LOOP = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
 """For the ingress, which blocks nowhere: Serve's default passes each request to another thread and back."""
+HEALTH_CHECKS = {"health_check_period_s": 3.0, "health_check_timeout_s": 7.0}
+"""Serve replaces a replica that misses three checks in a row, so a frozen one after 24 s at most. A check is answered between the
+threads that compute: a machine with a load of 100 delayed two in a row by more (`tests/faults/test_recovery.py`)."""
 STOP_MARGIN_S = 5.0
 """Time between the end of a replica's own drain and its kill by Serve."""
 
@@ -52,6 +55,7 @@ def assemble(args: AppArgs, scaling: Mapping[str, Autoscaling]) -> Application:
         ray_actor_options={"num_cpus": args.housekeeper.num_cpus, "resources": args.housekeeper.resources},
         graceful_shutdown_wait_loop_s=0.1,
         logging_config=log,
+        **HEALTH_CHECKS,
     )(Housekeeper).bind(args.housekeeper)
     ingress = serve.deployment(
         name="ingress",
@@ -60,6 +64,7 @@ def assemble(args: AppArgs, scaling: Mapping[str, Autoscaling]) -> Application:
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=args.ingress.drain_s,
         logging_config=log,
+        **HEALTH_CHECKS,
         **_ingress_replicas(args.ingress.replicas, scaling.get("ingress")),
     )(Ingress)
     return ingress.bind(
@@ -100,6 +105,7 @@ def _worker(
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=args.drain_s + STOP_MARGIN_S,
         logging_config=log,
+        **HEALTH_CHECKS,
         **_replicas(kind, args.replicas, scaling.get(name)),
     )(deployment)
 

@@ -7,6 +7,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
+from ray.serve._private.constants import REPLICA_HEALTH_CHECK_UNHEALTHY_THRESHOLD
 from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import ServeDeploySchema
 
@@ -86,6 +87,14 @@ def test_an_ingress_passes_no_request_to_another_thread() -> None:
     options = built._bound_deployment.ray_actor_options
     assert options["runtime_env"] == {"env_vars": {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}}
     assert options["num_cpus"] == IngressArgs().num_cpus
+
+
+def test_a_frozen_replica_of_any_deployment_is_replaced_within_30_s() -> None:
+    """By Serve's own count; `tests/faults/test_recovery.py` sees it happen, and none replaced on a busy machine."""
+    for node in deployments_of(build(AppArgs())):
+        config = node._bound_deployment._deployment_config
+        missed = REPLICA_HEALTH_CHECK_UNHEALTHY_THRESHOLD * config.health_check_timeout_s
+        assert config.health_check_period_s + missed < 26, "the rest is the time until its process has ended"
 
 
 def deployments_of(node: Any) -> list[Any]:

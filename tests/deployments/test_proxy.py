@@ -19,6 +19,7 @@ import yaml
 from starlette.types import Receive, Scope, Send
 
 from deployments.proxy import HTTP_SERVERS, LIMITS, METRICS, WRAPPER, environment, haproxy_binary, proxy_secret
+from deployments.ray_environment import RECOVERY
 from serve_app.domain.accounts import BUILTIN_PLANS
 from serve_app.domain.requests import Variant
 from tests.attack.raw import Answer, breach, exchange, first_line
@@ -29,13 +30,18 @@ ENVIRONMENT = {**os.environ, **environment(), "RAY_AUTH_TOKEN": "a token"}
 pytestmark = pytest.mark.skipif(haproxy_binary() is None, reason="HAProxy comes with ray[serve] on Linux")
 
 
-def generated_config(home: Path, *, port: int, replica_port: int, has_application: bool = True) -> Path:
+def generated_config(
+    home: Path, *, port: int, replica_port: int, fallback_port: int | None = None, has_application: bool = True
+) -> Path:
     """The configuration that this version of Serve generates for one application, or before there is one."""
     from ray.serve._private import haproxy
     from ray.serve.config import HTTPOptions
 
     replica = haproxy.ServerConfig(name="replica", host="127.0.0.1", port=replica_port)
-    backend = haproxy.BackendConfig(name="http-atelier", path_prefix="/", app_name="atelier", servers=[replica])
+    fallback = haproxy.ServerConfig(name="fallback", host="127.0.0.1", port=fallback_port) if fallback_port else None
+    backend = haproxy.BackendConfig(
+        name="http-atelier", path_prefix="/", app_name="atelier", servers=[replica], fallback_server=fallback
+    )
     config = haproxy.HAProxyConfig(
         http_options=HTTPOptions(host="127.0.0.1", port=port, keep_alive_timeout_s=5),
         socket_path=str(home / "node" / "admin.sock"),
@@ -59,15 +65,21 @@ def generated_config(home: Path, *, port: int, replica_port: int, has_applicatio
 
 
 class Proxy:
-    """A running HAProxy and the server behind it.
+    """A running HAProxy and the server behind it, or that of another as the proxy of last resort.
 
     The server repeats each request as JSON, or answers as `X-Answer` says.
     """
 
-    def __init__(self, home: Path, *, has_application: bool = True, **variables: str) -> None:
+    def __init__(
+        self, home: Path, *, has_application: bool = True, fallback: "Proxy | None" = None, **variables: str
+    ) -> None:
         self.home, self.port, self.replica_port = home, free_port(), free_port()
         self.config = generated_config(
-            home, port=self.port, replica_port=self.replica_port, has_application=has_application
+            home,
+            port=self.port,
+            replica_port=self.replica_port,
+            fallback_port=fallback and fallback.replica_port,
+            has_application=has_application,
         )
         self.process = subprocess.Popen(
             [str(WRAPPER), "-db", "-f", str(self.config)],
@@ -381,18 +393,19 @@ def test_one_address_can_neither_take_all_connections_nor_read_the_routes(tmp_pa
         proxy.stop()
 
 
-def test_without_a_replica_the_answer_is_503(tmp_path: Path) -> None:
-    proxy = Proxy(tmp_path)
+def test_without_a_replica_the_answer_is_503(tmp_path: Path, proxy: Proxy) -> None:
+    """Serve's proxy of last resort, which is there, would hold the request until a replica is."""
+    alone = Proxy(tmp_path, fallback=proxy)
     try:
-        proxy.wait()
-        proxy.stop_server()
-        answer = proxy.get()
+        alone.wait()
+        alone.stop_server()
+        answer = alone.get()
         assert (answer.status, code(answer)) == (503, "unavailable")
-        health = proxy.get(path="/-/healthz")
+        health = alone.get(path="/-/healthz")
         assert health.status in (200, 503)
         assert breach(health) is None
     finally:
-        proxy.stop()
+        alone.stop()
 
 
 @pytest.mark.parametrize("path", ["/", "/v1/models", "/-/healthz", "/-/routes"])
@@ -482,8 +495,8 @@ def ways_of_starting() -> dict[str, dict[str, str]]:
 @pytest.mark.parametrize("way", ["cluster.env", "chart", "manifest"])
 def test_every_way_of_starting_sets_the_same(way: str) -> None:
     found = ways_of_starting()[way]
-    wanted = environment()
-    same = (*HTTP_SERVERS, *LIMITS, *METRICS, "RAY_SERVE_ENABLE_HA_PROXY")
+    wanted = environment() | RECOVERY
+    same = (*HTTP_SERVERS, *LIMITS, *METRICS, *RECOVERY, "RAY_SERVE_ENABLE_HA_PROXY")
     assert {name: found[name] for name in same} == {name: wanted[name] for name in same}
     assert Path(found["RAY_SERVE_HAPROXY_BINARY_PATH"]).parts[-3:] == WRAPPER.parts[-3:]
     assert "FORWARDED_ALLOW_IPS" not in found, "uvicorn would believe whoever reaches a replica's port"
