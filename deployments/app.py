@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from ray import serve
 from ray.serve import Application
@@ -27,7 +27,14 @@ from serve_app.settings import Settings
 HINTS_AT_ONCE = 100
 ONE_EVENT_LOOP = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
 """For the ingress, which blocks nowhere: Serve's default passes each request to another thread and back."""
-HEALTH_CHECKS = {"health_check_period_s": 3.0, "health_check_timeout_s": 7.0}
+
+
+class HealthChecks(TypedDict):
+    health_check_period_s: float
+    health_check_timeout_s: float
+
+
+HEALTH_CHECKS = HealthChecks(health_check_period_s=3, health_check_timeout_s=7)
 """Serve replaces a replica that misses three checks in a row, so a frozen one after 24 s at most. A check is answered between the
 threads that compute: a machine with a load of 100 delayed two in a row by more (`tests/faults/test_recovery.py`)."""
 STOP_MARGIN_S = 5.0

@@ -44,7 +44,7 @@ section == "frontend http_frontend" && $1 == "bind" {
 # requests: with `safe` a caller's first request never goes there.
 $1 == "http-reuse" { sub(/http-reuse .*/, "http-reuse safe") }
 
-# A caller is told at once that no ingress serves: Serve's proxy of last resort would hold the request until one does.
+# A caller gets 503 at once while no ingress serves: Serve's proxy of last resort would hold the request until one does.
 section ~ /^backend/ && $1 == "server" && $NF == "backup" { next }
 
 # Serve's own error texts

@@ -1,4 +1,4 @@
-"""Processes of the whole service are killed and frozen under load; every acknowledged job is accounted for.
+"""Processes of the service are killed and frozen under load; every acknowledged job is accounted for.
 
 `ATELIER_CHAOS_SECONDS=90 .venv/bin/python -m pytest -m soak tests/faults/test_chaos.py -s` shows a short one.
 """

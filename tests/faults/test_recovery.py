@@ -1,4 +1,4 @@
-"""Tells what other callers notice while one process of the service is killed or frozen, and when it is replaced.
+"""Shows what callers notice of a killed or frozen process, and when it is replaced.
 
 `.venv/bin/python -m pytest -m soak -n 0 -s --timeout 3600 tests/faults/test_recovery.py` prints a row for each fault.
 """
@@ -35,6 +35,7 @@ PATIENCE_S = float(os.environ.get("ATELIER_RECOVERY_PATIENCE", "60"))
 """For so long the end and the successor of a process are waited for; a frozen one then goes on."""
 QUIET_S = 6.0
 """For so long before and after a fault, callers notice nothing."""
+MOMENT_S = 2.0
 SETTLE_LIMIT_S = 180.0
 HEAD = (
     "| fault | replacement begun after s | gone after s | successor at work after s | last call that noticed after s "
@@ -129,7 +130,7 @@ async def _row(service: Service, callers: Callers, part: str, fault: str, number
         since=began,
     )
     gone_s = await _seconds_until(lambda: not processes.is_alive(known[0]), since=began)
-    back_s = await _seconds_until(lambda: bool(set(_pids(service, part)) - set(known)), since=began)
+    back_s = await _successor_after(service, part, known, since=began)
     if gone_s is None:
         os.kill(known[0], signal.SIGCONT)
     ended = time.monotonic()
@@ -160,6 +161,15 @@ def _pids(service: Service, part: str, *, at_work: bool = True) -> list[int]:
         pid = server_process(service.data_dir / "redis")
         return [pid] if pid else []
     return (processes.started_of_part if at_work else processes.of_part)(service.pid, part)
+
+
+async def _successor_after(service: Service, part: str, known: Sequence[int], *, since: float) -> float | None:
+    """Between two calls of a starting replica's constructors its title is that of one at work: for less than a moment."""
+    while True:
+        found_s = await _seconds_until(lambda: not set(known).issuperset(_pids(service, part)), since=since)
+        await asyncio.sleep(MOMENT_S)
+        if found_s is None or not set(known).issuperset(_pids(service, part)):
+            return found_s
 
 
 async def _seconds_until(condition: Callable[[], bool], *, since: float) -> float | None:
