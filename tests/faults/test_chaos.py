@@ -63,6 +63,8 @@ class Chaos:
         self.recovery: dict[str, list[float]] = {}
         self.hits: list[str] = []
         self.replaced: dict[str, list[float]] = {}
+        self._next: list[str] = []
+        """Each of the faults once, in whatever order, then again."""
         self._frozen: set[asyncio.Task[None]] = set()
 
     async def run(self, seconds: float) -> None:
@@ -74,7 +76,8 @@ class Chaos:
                 is_whole = True
                 await self._power_cut()
             else:
-                await self._fault(self._rnd.choice(FAULTS))
+                self._next = self._next or self._rnd.sample(FAULTS, len(FAULTS))
+                await self._fault(self._next.pop())
             self._show(passed, seconds)
         await asyncio.gather(*self._frozen)
 
