@@ -35,8 +35,8 @@ class HealthChecks(TypedDict):
 
 
 HEALTH_CHECKS = HealthChecks(health_check_period_s=3, health_check_timeout_s=7)
-"""Serve replaces a replica that misses three checks in a row, so a frozen one after 24 s at most. A check is answered between the
-threads that compute: a machine with a load of 100 delayed two in a row by more (`tests/faults/test_recovery.py`)."""
+"""Serve replaces a replica that misses three checks in a row, so a frozen one after 24 s at most. A check is answered
+between the threads that compute: on a machine with a load of 73 a generator missed two (`tests/faults/test_recovery.py`)."""
 STOP_MARGIN_S = 5.0
 """Time between the end of a replica's own drain and its kill by Serve."""
 

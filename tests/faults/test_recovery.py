@@ -164,7 +164,7 @@ def _pids(service: Service, part: str, *, at_work: bool = True) -> list[int]:
 
 
 async def _successor_after(service: Service, part: str, known: Sequence[int], *, since: float) -> float | None:
-    """Between two calls of a starting replica's constructors its title is that of one at work: for less than a moment."""
+    """A starting replica has the title of one at work for less than a moment, between two calls."""
     while True:
         found_s = await _seconds_until(lambda: not set(known).issuperset(_pids(service, part)), since=since)
         await asyncio.sleep(MOMENT_S)
