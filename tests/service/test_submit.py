@@ -137,11 +137,11 @@ async def test_a_denial_holds_from_the_next_accept_for_a_caller_who_is_authentic
     resources: Resources, caller: Caller
 ) -> None:
     """Permission is decided at the accept: nothing that was read before it counts."""
-    await generate(resources, caller, REQUEST, Call(idempotency_key="k", body_sha256="b"))
+    await generate(resources, caller, REQUEST, Call(idempotency_key="k"))
     await resources.adapter_grants.revoke(REQUEST.lora_id, caller.account_id)
     for key in (None, "k"):
         with pytest.raises(Forbidden):
-            await generate(resources, caller, REQUEST, Call(idempotency_key=key, body_sha256="b"))
+            await generate(resources, caller, REQUEST, Call(idempotency_key=key))
     assert len(await resources.job_history.list(caller.account_id)) == 1
 
 
@@ -198,8 +198,8 @@ async def test_the_hint_is_sent_once_and_may_fail(settings: Settings, resources:
         raise RuntimeError("no replica there")
 
     async with open_resources(settings, hint=hint) as hinting:
-        accepted = await generate(hinting, caller, REQUEST, Call(idempotency_key="k", body_sha256="b"))
-        again = await generate(hinting, caller, REQUEST, Call(idempotency_key="k", body_sha256="b"))
+        accepted = await generate(hinting, caller, REQUEST, Call(idempotency_key="k"))
+        again = await generate(hinting, caller, REQUEST, Call(idempotency_key="k"))
         await wait_until(lambda: hints)
     assert again.replayed
     assert hints == [(JobKind.GENERATION, accepted.job.id)]
