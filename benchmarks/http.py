@@ -70,7 +70,7 @@ async def _measure(settings: Settings, rounds: int, seconds: float, connections:
         account = await resources.accounts.create("benchmark", plan_a="roomy")
         _, secret = await resources.api_keys.create(account.id, interfaces=frozenset({Variant.A}))
         lora_id = (await resources.catalog.all())[0].id
-        plain = redis.Redis.from_url(resources.redis_url, decode_responses=True)
+        plain = redis.Redis.from_url(resources.redis_url, decode_responses=True, encoding_errors="surrogateescape")
     with socket.create_server(("127.0.0.1", 0), backlog=256) as listening:
         server = _start_server(settings, listening)
         port = listening.getsockname()[1]

@@ -72,7 +72,10 @@ class Server:
 
     def __init__(self, folder: Path) -> None:
         self.client = cast(
-            Any, redis.Redis.from_url(ensure_redis(folder).url, decode_responses=True, socket_timeout=600)
+            Any,
+            redis.Redis.from_url(
+                ensure_redis(folder).url, decode_responses=True, encoding_errors="surrogateescape", socket_timeout=600
+            ),
         )
         self.client.config_set("appendonly", "no")
         self.client.config_set("slowlog-max-len", 2 * CLAIMS)
@@ -156,7 +159,7 @@ def _claim_times(client: Any) -> Iterator[float]:
             yield entry["duration"] / 1000
 
 
-def accept_args(number: int, shape: Shape) -> list[str | int | float]:
+def accept_args(number: int, shape: Shape) -> list[str | bytes | int | float]:
     request = GenerationRequest(prompt=PROMPT, lora_id="model_" + "x" * 26, seeds=(number,))
     day, month = 86_400_000, 30 * 86_400_000
     return ACCEPT.encode(
@@ -169,12 +172,14 @@ def accept_args(number: int, shape: Shape) -> list[str | int | float]:
             "work": work_of(request),
             "queue_share": 1.0,
             "num_images": request.num_images,
-            "request": write_request(request),
+            "request": write_request(request, ""),
             "rate_token": "r" * 16,
             "idempotency_digest": None,
             "body_digest": None,
             "max_queued": 10**9,
             "max_unfinished": 10**9,
+            "max_stored": 10**12,
+            "job_bytes": 1_100,
             "idempotency_ms": day,
             "index_ms": month,
             "adapter": None,
@@ -188,7 +193,7 @@ def accept_args(number: int, shape: Shape) -> list[str | int | float]:
     )
 
 
-def claim_args(turn: int, capacity: int, resident: list[str]) -> list[str | int | float]:
+def claim_args(turn: int, capacity: int, resident: list[str]) -> list[str | bytes | int | float]:
     fairness, hour = Fairness(), 3_600_000
     return CLAIM.encode(
         {

@@ -98,11 +98,11 @@ class Settings(BaseSettings):
     """Write the job's id into each PNG. Off, the same request gives the same file, byte for byte; the address names the job."""
     retention: timedelta = timedelta(days=30)
     """How long records and images stay readable after a job ends."""
-    compact_after: timedelta = timedelta(days=1)
-    """How long a completed job's record stays whole; then a compact one takes its place."""
     idempotency_life: timedelta = timedelta(hours=24)
     max_queued: int = Field(default=100_000, ge=1)
     max_queued_per_account: int = Field(default=1_000, ge=1)
+    account_share: float = Field(default=0.25, gt=0, le=1)
+    """Of Redis's `maxmemory`, for the stored jobs of one account on one interface; never less than its plan admits."""
     queue_age_limit: timedelta = timedelta(hours=24)
     max_attempts: int = Field(default=5, ge=1)
     lease: timedelta = timedelta(seconds=30)
@@ -161,6 +161,11 @@ class Settings(BaseSettings):
     @property
     def longest_redis_wait(self) -> timedelta:
         return self.redis_wait or max(LEAST_REDIS_WAIT, timedelta(seconds=self.open_requests / SLOWEST_RATE))
+
+    @property
+    def longest_record_life(self) -> timedelta:
+        """Return how long a job's record can live, from its accept on."""
+        return self.retention + 2 * self.queue_age_limit
 
     @cached_property
     def plan_table(self) -> dict[tuple[Variant, str], Plan]:

@@ -12,11 +12,27 @@ import redis
 
 from serve_app.domain.errors import UnreadableRecord
 from serve_app.domain.jobs import JobKind, JobState
-from serve_app.stores.compact_form import unpack
-from serve_app.stores.records import read_images, read_job
+from serve_app.stores.compact_form import request_bytes
+from serve_app.stores.records import JOB_BYTES, read_job
 from serve_app.stores.redis_keys import KEY_MAP, PREFIX, Key
 
+DAY_MS = 86_400_000
 LIVE = {"queued", "running"}
+OF_ATTEMPTS = ("waiting_since", "rate_token", "tries", "losses", "skips", "skipped_at", "charge", "worker", "cancel")
+OF_WAITING = (
+    "version",
+    "kind",
+    "group",
+    "work",
+    "queue_share",
+    "num_images",
+    "sequence",
+    "plan",
+    "sample",
+    "request_id",
+    "traceparent",
+)
+"""Fields that nobody reads of an ended job, and of one that did not fail."""
 ENDED = ("completed", "failed", "canceled", "expired")
 
 
@@ -74,6 +90,7 @@ def audit(client: redis.Redis, *, max_attempts: int, max_skips: int = 4) -> list
         *_keys(reading),
         *_places(reading),
         *_totals(reading),
+        *_stored(reading),
         *_vtimes(reading),
         *_records(reading, max_attempts=max_attempts, max_skips=max_skips),
     ]
@@ -104,7 +121,11 @@ def _entry(name: str) -> Key | None:
 
 
 def _jobs(reading: Reading) -> Mapping[str, dict[str, str]]:
-    return {job_id: dict(unpack(job_id, reading.row(f"job:{job_id}"))) for job_id in reading.names("job")}
+    """Every record, with its kind, which an ended one leaves to its id."""
+    rows = {job_id: reading.row(f"job:{job_id}") for job_id in reading.names("job")}
+    return {
+        job_id: {"kind": "upscale" if job_id.startswith("up_") else "generation", **row} for job_id, row in rows.items()
+    }
 
 
 def _places(reading: Reading) -> Iterator[str]:
@@ -213,6 +234,29 @@ def _totals(reading: Reading) -> Iterator[str]:
         yield f"accepted {count.get('accepted')} jobs, but {ended} ended and {sum(live.values())} live"
 
 
+def _stored(reading: Reading) -> Iterator[str]:
+    """Each stored job's bytes are counted once; those of a damaged request are not known."""
+    wanted: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    damaged: set[str] = set()
+    for job_id, row in _jobs(reading).items():
+        name = f"{row['account']}:{row['variant']}"
+        try:
+            is_whole = read_job(job_id, row).request is not None
+        except UnreadableRecord:
+            is_whole = False
+        if is_whole:
+            wanted[name][str(int(row["created"]) // DAY_MS)] += JOB_BYTES + request_bytes(row)
+        else:
+            damaged.add(name)
+    found = {
+        name: {day: int(number) for day, number in reading.row(f"stored:{name}").items()}
+        for name in reading.names("stored")
+    }
+    for name in (found.keys() | wanted.keys()) - damaged:
+        if found.get(name, {}) != wanted[name]:
+            yield f"stored bytes of {name}: {found.get(name)}, its jobs have {dict(wanted[name])}"
+
+
 def _vtimes(reading: Reading) -> Iterator[str]:
     """Check that an account has a virtual time exactly while it has something ready.
 
@@ -240,21 +284,27 @@ def _records(reading: Reading, *, max_attempts: int, max_skips: int) -> Iterator
         except UnreadableRecord:
             yield f"{job_id}: its record cannot be read"
             continue
-        progress = int(row.get("progress", 0))
         if int(row.get("tries", 0)) > max_attempts:
             yield f"{job_id}: tried {row['tries']} times"
         if int(row.get("skips", 0)) > max_skips:
             yield f"{job_id}: passed over {row['skips']} times"
-        if (progress == 100) != (job.state is JobState.COMPLETED) or not 0 <= progress <= 100:
-            yield f"{job_id}: {job.state} at {progress} %"
+        if (job.progress == 100) != (job.state is JobState.COMPLETED) or not 0 <= job.progress <= 100:
+            yield f"{job_id}: {job.state} at {job.progress} %"
         if (reading.ttl[f"{PREFIX}job:{job_id}"] == -1) != (row["state"] in LIVE):
             yield f"{job_id}: {job.state}, with ttl {reading.ttl[f'{PREFIX}job:{job_id}']}"
         if (job_id in dead) != (job.state is JobState.FAILED):
             yield f"{job_id}: {job.state}, {'' if job_id in dead else 'not '}a dead letter"
         if (job.failure is None) != (job.state in (JobState.QUEUED, JobState.RUNNING, JobState.COMPLETED)):
             yield f"{job_id}: {job.state} with failure {job.failure}"
-        if "images" in row and job.state is not JobState.COMPLETED:
-            yield f"{job_id}: {job.state} with images"
-        for image in read_images(row.get("images", "[]")):
+        if "r0" in row and job.state is not JobState.COMPLETED:
+            yield f"{job_id}: {job.state} with a result"
+        over = (
+            {*OF_ATTEMPTS, *(OF_WAITING if job.state is not JobState.FAILED else ())}
+            if job.state.is_terminal
+            else set()
+        )
+        if left := over & reading.row(f"job:{job_id}").keys():
+            yield f"{job_id}: {job.state} with {sorted(left)}"
+        for image in job.images:
             if reading.text(f"image:{image.image_id}") != job_id:
                 yield f"{job_id}: its image {image.image_id} leads elsewhere"

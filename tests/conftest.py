@@ -64,7 +64,7 @@ def redis_url() -> Iterator[str]:
 @pytest.fixture
 def redis_db(redis_url: str) -> Iterator[redis.Redis]:
     """The session's server, emptied, through a plain blocking client."""
-    with redis.Redis.from_url(redis_url, decode_responses=True) as client:
+    with redis.Redis.from_url(redis_url, decode_responses=True, encoding_errors="surrogateescape") as client:
         client.flushall()
         yield client
 

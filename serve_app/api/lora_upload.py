@@ -33,7 +33,7 @@ async def read_upload(request: Request, place: AsyncExitStack, *, extra: Sequenc
     `StoreUnavailable`.
     """
     resources = resources_of(request)
-    await resources.disk.check()
+    await resources.check_space()
     with _disk_errors():
         folder = await place.enter_async_context(resources.uploads.folder())
         files = {_FILE: int(resources.settings.max_lora_size), _CONFIG: MAX_CONFIG_BYTES}
@@ -51,7 +51,7 @@ async def fetch_source(request: Request, source: str, place: AsyncExitStack) -> 
     resources = resources_of(request)
     sources = LoraSources(resources.settings)
     sources.check(source)
-    await resources.disk.check()
+    await resources.check_space()
     with _disk_errors():
         folder = await place.enter_async_context(resources.uploads.folder())
         return await sources.fetch(source, folder, before_block=resources.disk.check)

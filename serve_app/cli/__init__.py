@@ -12,7 +12,6 @@ from serve_app.cli import accounts, jobs, keys, loras, operators
 from serve_app.cli.audit import add_audit
 from serve_app.cli.exit_codes import OneLineErrors
 from serve_app.cli.images import add_image_commands
-from serve_app.cli.migrate import add_migrate
 from serve_app.cli.restore import add_restore
 from serve_app.cli.top import add_top
 from serve_app.cli.usage import add_usage
@@ -47,7 +46,6 @@ app.add_typer(jobs.app, name="jobs")
 app.add_typer(operators.app, name="operators")
 add_audit(app)
 add_image_commands(app)
-add_migrate(app)
 add_restore(app)
 add_top(app)
 add_usage(app)

@@ -27,6 +27,10 @@ class Plan:
     lora_bytes: int = 2 * GIB
     """Of the LoRAs' files together."""
 
+    def requests_in(self, period: timedelta) -> int:
+        """Return how many requests the plan admits in a period, which it begins with an unopened window."""
+        return self.limit * ceil(period / self.window)
+
     @property
     def policy_name(self) -> str:
         """Return the window's name in the `RateLimit-Policy` header: `a-hourly`, `b-minute`."""

@@ -47,7 +47,7 @@ async def draw_sample(resources: Resources, *, every: timedelta = EVERY) -> str:
     if not verdict.allowed:
         return ""
     try:
-        await resources.disk.check()
+        await resources.check_space()
         await resources.queue.accept(
             job_id=job_id,
             variant=Variant.A,

@@ -81,7 +81,7 @@ def _histogram(metric: Metric, rows: Iterable[tuple[list[str], float]]) -> Famil
 
 async def _read(resources: Resources) -> Samples:
     counts = await resources.queue_stats.counts()
-    memory = await resources.measures.memory()
+    memory = await resources.memory.read()
     return {
         **await _queue(resources),
         **await _workers(resources),

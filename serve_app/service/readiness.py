@@ -60,7 +60,7 @@ async def what_keeps_jobs_out(resources: Resources) -> list[str]:
 
 async def _is_redis_full(resources: Resources) -> bool:
     try:
-        memory = await resources.measures.memory()
+        memory = await resources.memory.read()
     except (Overloaded, StoreUnavailable):
         return False
     return memory is not None and memory.is_short

@@ -20,8 +20,6 @@ _log = logging.getLogger(__name__)
 BATCH = 100
 """Jobs moved per list and script: a few milliseconds, so that nobody waits behind the reaper."""
 SWEEP_EVERY = timedelta(hours=1)
-COMPACT_EVERY = timedelta(minutes=10)
-"""The first time so long after the start: by then no replica of a version that cannot read compact records is left."""
 REMOVE_EVERY = timedelta(seconds=30)
 """Objects of deleted jobs that could not be removed at once, those that a worker wrote meanwhile, and accounts whose deletion was
 cut short."""
@@ -34,7 +32,6 @@ async def reap_forever(
     sweep_every: timedelta = SWEEP_EVERY,
     look_every: timedelta = timedelta(seconds=1),
     remove_every: timedelta = REMOVE_EVERY,
-    compact_every: timedelta = COMPACT_EVERY,
 ) -> None:
     """Reap, sweep, follow the catalog file and draw samples until cancelled, through any outage.
 
@@ -46,7 +43,6 @@ async def reap_forever(
         group.create_task(_removal_loop(resources, remove_every))
         group.create_task(_catalog_loop(resources, look_every))
         group.create_task(_sample_loop(resources, look_every))
-        group.create_task(_compaction_loop(resources, compact_every))
 
 
 async def _reap_loop(resources: Resources, every: timedelta) -> None:
@@ -103,17 +99,6 @@ async def _catalog_loop(resources: Resources, every: timedelta) -> None:
         except Exception as error:  # noqa: BLE001 - the file is looked at again, whatever this failure was
             _log.warning("following the catalog file failed, trying again: %s", error)
         await _pause(every)
-
-
-async def _compaction_loop(resources: Resources, every: timedelta) -> None:
-    while True:
-        await _pause(every)
-        try:
-            await resources.compaction.apply_migrations()
-            compacted = await resources.compaction.compact(resources.settings.compact_after)
-            _log.info("%d records were compacted", compacted)
-        except Exception as error:  # noqa: BLE001 - what is not compacted now is in the next round
-            _log.warning("compacting records failed, trying again in %s: %s", every, error)
 
 
 async def _sample_loop(resources: Resources, every: timedelta) -> None:

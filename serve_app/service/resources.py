@@ -26,7 +26,6 @@ from serve_app.stores.audit_log import AuditLog
 from serve_app.stores.audit_reader import AuditReader
 from serve_app.stores.auth import Authenticator
 from serve_app.stores.catalog_reader import CatalogReader
-from serve_app.stores.compaction import Compaction
 from serve_app.stores.data_directory import close_to_others
 from serve_app.stores.dead_letters import DeadLetters
 from serve_app.stores.deletions import Deletions
@@ -48,6 +47,8 @@ from serve_app.stores.previews import PreviewStore
 from serve_app.stores.queue_stats import QueueStats
 from serve_app.stores.recent_adapters import RecentAdapters
 from serve_app.stores.redis import connect
+from serve_app.stores.redis_keys import redis_key
+from serve_app.stores.redis_memory import MemoryReserve, RedisMemory
 from serve_app.stores.sessions import SessionStore
 from serve_app.stores.sign_in_links import SignInLinks
 from serve_app.stores.sign_ins import SignIns
@@ -111,6 +112,7 @@ class Resources:
     vocabulary: Vocabulary
     images: ImageStore
     disk: DiskReserve
+    memory: MemoryReserve
     weights: WeightStore
     uploads: UploadPlaces
     lora_weights: LoraWeights
@@ -118,7 +120,6 @@ class Resources:
     sweep_lock: SweepLock
     audit: AuditLog
     deletions: Deletions
-    compaction: Compaction
     account_records: AccountRecords
     moderation: Moderation
     previews: PreviewStore
@@ -146,6 +147,14 @@ class Resources:
     async def run_to_end(self, work: Coroutine[Any, Any, T]) -> T:
         """Run work to its end, even when the caller is canceled: its client may disconnect."""
         return await asyncio.shield(self.spawn(work))
+
+    async def check_space(self) -> RedisMemory | None:
+        """Return Redis's memory, if known.
+
+        Raises `StoreUnavailable` while a disk or Redis has only its reserve left.
+        """
+        await self.disk.check()
+        return await self.memory.check()
 
     async def ensure_redis(self) -> None:
         """Start the embedded Redis if it is not running; never a server that the settings name."""
@@ -213,6 +222,7 @@ async def open_resources(
             vocabulary=Vocabulary(applied_catalog),
             images=images,
             disk=DiskReserve(settings, images.local_folder, uploads.sweep, weights.make_space),
+            memory=MemoryReserve(client),
             weights=weights,
             uploads=uploads,
             lora_weights=LoraWeights(client),
@@ -220,7 +230,6 @@ async def open_resources(
             sweep_lock=SweepLock(client),
             audit=AuditLog(client, settings),
             deletions=Deletions(client, images),
-            compaction=Compaction(client),
             account_records=AccountRecords(client),
             moderation=Moderation(settings),
             previews=PreviewStore(client),
@@ -232,6 +241,7 @@ async def open_resources(
             hint=hint,
             check_machines=check_machines,
         )
+        await _refuse_older_jobs(client)
         await _seed_once(applied_catalog)
         sending = asyncio.create_task(measures.send_forever())
         sweeping = asyncio.create_task(uploads.sweep_forever())
@@ -246,6 +256,16 @@ async def open_resources(
                 await asyncio.to_thread(traces.close)
     finally:
         await client.aclose()
+
+
+async def _refuse_older_jobs(client: Any) -> None:
+    """Raise `StoreUnavailable` for a Redis with jobs of a version whose records this one does not read."""
+    try:
+        has_older_jobs = await client.exists(redis_key("sequence"))
+    except StoreUnavailable:
+        return
+    if has_older_jobs:
+        raise StoreUnavailable("this Redis holds jobs of an earlier version of the service: begin with an empty one")
 
 
 async def _seed_once(catalog: AppliedCatalog) -> None:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from math import sqrt
 
 from serve_app import tracing
@@ -13,12 +14,18 @@ from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest
 from serve_app.log import log_ids
 from serve_app.service.resources import Resources
 from serve_app.stores.acceptance import Acceptance
+from serve_app.stores.records import JOB_BYTES
+from serve_app.stores.redis_memory import RedisMemory
 
 log = logging.getLogger(__name__)
 
 ADAPTER_PREFIX = "model_"
 """Of the ids in a catalog, by convention."""
 MAX_OUTPUT_PIXELS = 16_000_000
+USUAL_JOB_BYTES = JOB_BYTES + 512
+"""Of Redis, for a job whose prompts have a thousand characters together."""
+ONE_DAY = timedelta(days=1)
+"""The bytes of stored jobs are counted by days: the last of one go a day after its first could."""
 MAX_QUEUE_SHARE = 8.0
 """A plan's share of a busy queue is the root of its rate against the lowest plan's, at most this: ahead, never alone."""
 
@@ -89,7 +96,7 @@ async def _generate_all(
     named = {new_job_id(JobKind.GENERATION): request for request in requests}
     first_id = next(iter(named))
     await _check_prompt(resources, caller, named[first_id], first_id)
-    await resources.disk.check()
+    memory = await resources.check_space()
     spans = {job_id: _span(resources, caller, job_id) for job_id in named}
     jobs = await resources.queue.accept_all(
         named,
@@ -98,6 +105,7 @@ async def _generate_all(
         queue_share=plan_queue_share(caller.plan, resources.settings.plan_table.values()),
         request_id=request_id,
         traceparents={job_id: span.traceparent for job_id, span in spans.items()},
+        max_stored=_most_stored(resources, caller.plan, memory),
     )
     for job in jobs:
         spans[job.id].end()
@@ -157,7 +165,7 @@ async def _upscale(resources: Resources, caller: Caller, image_id: str, scale_fa
 async def _accept(
     resources: Resources, caller: Caller, request: Request, call: Call, *, job_id: str, adapter_id: str = ""
 ) -> Acceptance:
-    await resources.disk.check()
+    memory = await resources.check_space()
     span = _span(resources, caller, job_id)
     acceptance = await resources.queue.accept(
         job_id=job_id,
@@ -173,10 +181,23 @@ async def _accept(
         plan=caller.plan.name,
         request_id=call.request_id,
         traceparent=span.traceparent,
+        max_stored=_most_stored(resources, caller.plan, memory),
     )
     span.end()
     _announce(resources, caller, acceptance.job, call.request_id, replayed=acceptance.replayed)
     return acceptance
+
+
+def _most_stored(resources: Resources, plan: Plan, memory: RedisMemory | None) -> int | None:
+    """Return how many bytes an account's stored jobs may take on the plan's interface.
+
+    That is its share of Redis, or, where that is less, what the plan admits until the first of them expire. None where
+    Redis has no limit.
+    """
+    if memory is None or not memory.limit:
+        return None
+    admitted = plan.requests_in(resources.settings.longest_record_life + ONE_DAY)
+    return max(round(resources.settings.account_share * memory.limit), admitted * USUAL_JOB_BYTES)
 
 
 def _span(resources: Resources, caller: Caller, job_id: str) -> tracing.Span:

@@ -10,6 +10,9 @@ from serve_app.domain.jobs import Job
 from serve_app.settings import Settings
 from serve_app.stores.records import read_snapshot
 
+STORED_RETRY_S = 3_600
+"""Jobs expire over days; who deletes some need not wait."""
+
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
@@ -60,6 +63,11 @@ def _refuse(status: str, settings: Settings) -> None:
         raise QueueFull("the queue is full; try again later")
     if status == "account_full":
         raise QueueFull(f"at most {settings.max_queued_per_account} unfinished jobs per account")
+    if status == "account_stored":
+        message = (
+            "the account's stored jobs take its share of the service's memory; delete jobs, or wait until some expire"
+        )
+        raise QueueFull(message, retry_after_s=STORED_RETRY_S)
 
 
 def _written(snapshot: Sequence[Any]) -> Job:

@@ -30,6 +30,7 @@ class AccountStore:
         self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"
         self._settings = settings
         self._create = Script(redis, "create_account")
+        self._disable = Script(redis, "disable_account")
         self._find = Script(redis, "find_account")
         self._find_user = Script(redis, "find_user")
         self._set_password = Script(redis, "set_password")
@@ -85,10 +86,7 @@ class AccountStore:
         """
         await self._existing(account_id)
         if disabled:
-            pipeline = self._redis.pipeline()
-            pipeline.hset(redis_key("account", account_id), "disabled", "1")
-            pipeline.hincrby(redis_key("account", account_id), "closures", 1)
-            await pipeline.execute()
+            await self._disable(account=account_id)
         else:
             await self._redis.hdel(redis_key("account", account_id), "disabled")
         return await self._existing(account_id)

@@ -2,7 +2,7 @@
 
 import random
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from serve_app.domain.durations import from_epoch_ms
 from serve_app.domain.errors import FailureCode, UnreadableRecord
 from serve_app.domain.jobs import Claim, Failure, JobKind, Lease
-from serve_app.stores.records import UNREADABLE, read_request
+from serve_app.stores.records import UNREADABLE, pairs, read_request
 
 DAMAGED = Failure(
     code=FailureCode.GENERATION_FAILED, message="The job's record cannot be read by this version of the service."
@@ -49,17 +49,11 @@ def named_in_claim(resident: Sequence[str]) -> str:
 
 
 class ClaimedRow(NamedTuple):
-    """What `claim.lua` answers for one job; None for a field that its record lacks."""
+    """What `claim.lua` answers for one job."""
 
     job_id: str
     attempt: int
-    version: str | None
-    group: str | None
-    account_id: str | None
-    request: str | None
-    created: str | None
-    request_id: str | None
-    traceparent: str | None
+    fields: Mapping[str, str]
 
     @property
     def lease(self) -> Lease:
@@ -67,22 +61,21 @@ class ClaimedRow(NamedTuple):
 
     def read(self, kind: JobKind) -> Claim:
         """Read a row of the script's answer. Raises `UnreadableRecord`."""
-        request = read_request(kind, self.request)
+        request = read_request(kind, self.fields)
         try:
-            created_at = from_epoch_ms(self.created or "")
+            created_at = from_epoch_ms(self.fields["created"])
         except UNREADABLE as error:
             raise UnreadableRecord(f"created: {type(error).__name__}") from error
         return Claim(
             lease=self.lease,
-            group=self.group or "",
-            account_id=self.account_id or "",
+            group=self.fields.get("group", ""),
+            account_id=self.fields.get("account", ""),
             request=request,
             created_at=created_at,
-            request_id=self.request_id or "",
-            traceparent=self.traceparent or "",
+            request_id=self.fields.get("request_id", ""),
+            traceparent=self.fields.get("traceparent", ""),
         )
 
 
 def claimed_rows(answer: Sequence[Any]) -> list[ClaimedRow]:
-    width = len(ClaimedRow._fields)
-    return [ClaimedRow(*answer[start : start + width]) for start in range(0, len(answer), width)]
+    return [ClaimedRow(job_id, attempt, pairs(fields)) for job_id, attempt, fields in answer]

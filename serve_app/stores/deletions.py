@@ -3,6 +3,7 @@
 import json
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple, cast
@@ -11,12 +12,15 @@ from redis.asyncio import Redis
 
 from serve_app.domain.durations import from_epoch_ms
 from serve_app.domain.errors import JobUnfinished, UnreadableRecord
-from serve_app.stores.compact_form import is_packed
-from serve_app.stores.compaction import Compaction
+from serve_app.domain.jobs import StoredImage
+from serve_app.stores.compact_form import RESULT, Result, pack_result, request_bytes, unpack_result
 from serve_app.stores.images import ImageStore
-from serve_app.stores.records import UNREADABLE, read_images
+from serve_app.stores.records import JOB_BYTES, UNREADABLE
 from serve_app.stores.redis_keys import redis_key
-from serve_app.stores.script import Rewrite, Script
+from serve_app.stores.script import Argument, Rewrite, Script
+
+CHANGED = "changed"
+"""A script's answer to a caller that has read another result of the job."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +46,6 @@ class Deletions:
     def __init__(self, redis: Redis, images: ImageStore, *, rewrite: Rewrite | None = None) -> None:
         self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"
         self._images = images
-        self._compaction = Compaction(redis)
         self._delete_job = Script(redis, "delete_job", rewrite)
         self._delete_image = Script(redis, "delete_image", rewrite)
 
@@ -51,24 +54,34 @@ class Deletions:
 
         None when the account has no such job (any more); `account_id=None` is the operator. Raises `JobUnfinished`.
         """
-        owner, folder = await self._place(job_id)
-        name = await self._delete_job(
-            job_id=job_id, account=account_id, folder=folder, call=secrets.token_hex(8), force=force
-        )
-        if name == "unfinished":
-            raise JobUnfinished("The job has not ended; cancel it first.")
-        return Deleted(owner, name) if name else None
+        call = secrets.token_hex(8)
+        while True:
+            found = await self._find(job_id)
+            images = found.result.images
+            image_ids = [image.image_id for image in images]
+            name = await self._delete_job(**found.args(account_id, call, images), force=force, image_ids=image_ids)
+            if name == "unfinished":
+                raise JobUnfinished("The job has not ended; cancel it first.")
+            if name != CHANGED:
+                return Deleted(found.owner, name) if name else None
 
     async def delete_image(self, job_id: str, image_id: str, *, account_id: str | None) -> Deleted | None:
         """Delete one image of a completed job, and the job with its last one.
 
         None when the account has no such job, or the job no such image (any more).
         """
-        owner, folder = await self._place(job_id)
-        name = await self._delete_image(
-            job_id=job_id, account=account_id, folder=folder, call=secrets.token_hex(8), image_id=image_id
-        )
-        return Deleted(owner, name) if name else None
+        call = secrets.token_hex(8)
+        while True:
+            found = await self._find(job_id)
+            images = found.result.images
+            deleted = [image for image in images if image.image_id == image_id]
+            if not deleted:
+                return None
+            kept = tuple(image for image in images if image.image_id != image_id)
+            rest = pack_result(job_id, found.result._replace(images=kept)) if kept else None
+            name = await self._delete_image(**found.args(account_id, call, deleted), image_id=image_id, rest=rest)
+            if name != CHANGED:
+                return Deleted(found.owner, name) if name else None
 
     async def objects(self, name: str) -> DeletedObjects | None:
         """The objects of one deleted job or image, while they are on the list."""
@@ -84,26 +97,41 @@ class Deletions:
         """Take a deleted job or image off the list: its objects are gone."""
         await self._redis.hdel(redis_key("deletions"), name)
 
-    async def _place(self, job_id: str) -> tuple[str, str]:
-        """Return a job's account and folder, which never change, '' for what is missing.
-
-        The job's record is whole afterwards (see `compaction.py`).
-        """
+    async def _find(self, job_id: str) -> "_Found":
+        """Read what never changes of a job, '' for what is missing, and its result as it is now."""
         fields: dict[str, str] = await self._redis.hgetall(redis_key("job", job_id))
-        owner, created = fields.get("account"), fields.get("created", "")
-        try:
-            if is_packed(fields):
-                created = (await self._compaction.expand(job_id, fields))["created"]
-            return owner or "", self._images.job_folder(owner, job_id, from_epoch_ms(created)) if owner else ""
-        except (UnreadableRecord, *UNREADABLE):
-            return owner or "", ""
+        owner, folder, result = fields.get("account", ""), "", Result()
+        size = JOB_BYTES + request_bytes(fields)
+        with suppress(*UNREADABLE):
+            created_at = from_epoch_ms(fields["created"])
+            folder = self._images.job_folder(owner, job_id, created_at) if owner else ""
+        with suppress(UnreadableRecord):
+            result = unpack_result(job_id, fields)
+        return _Found(job_id, owner, folder, result, fields.get(f"{RESULT}0", ""), size)
+
+
+class _Found(NamedTuple):
+    job_id: str
+    owner: str
+    folder: str
+    result: Result
+    first: str
+    bytes: int
+
+    def args(self, account_id: str | None, call: str, images: Sequence[StoredImage]) -> dict[str, Argument]:
+        """Return the arguments of `deletion.lua` for a deletion of these images."""
+        return {
+            "job_id": self.job_id,
+            "account": account_id,
+            "folder": self.folder,
+            "call": call,
+            "uris": json.dumps([image.image_uri for image in images]),
+            "first": self.first.encode(errors="surrogateescape"),
+            "bytes": self.bytes,
+        }
 
 
 def _read(name: str, text: str) -> DeletedObjects:
     row = json.loads(text)
-    try:
-        images = read_images(row["images"])
-    except UnreadableRecord:  # what remains is the folder, which holds them all
-        images = ()
-    uris = [image.image_uri for image in images]
+    uris: list[str] = json.loads(row["uris"])
     return DeletedObjects(name=name, folder=row["folder"], image_uris=uris, deleted_at=from_epoch_ms(row["at"]))

@@ -34,11 +34,11 @@ LOG_FILE = "redis.log"
 NEWER_FILES, NEWER_FILES_SINCE = "appendonlydir", (7,)
 """Where servers since Redis 7 keep the append-only file; they take over the one of older servers, which do not look there."""
 COMPACT_HASHES = {"hash-max-ziplist-value": "4096"}
-"""A job's record stays one list of bytes, in half the memory of a table, although its prompt has more than 64 bytes."""
+"""Records of LoRAs and accounts stay lists of bytes, in half the memory of a table, although a value has more than 64 bytes."""
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 MEMORY_SHARE, LEAST_MEMORY_BYTES = 0.25, 256 << 20
 """Of the machine's memory: the models need the rest. Full, new jobs are refused and running ones finish; without a bound
-the kernel would end a process of its choice. The least holds 230,000 compact jobs."""
+the kernel would end a process of its choice. The least holds 220,000 completed jobs."""
 START_TIMEOUT_S = 60.0
 """Replaying an append-only file takes about 1 s per 100,000 jobs; a minute is far beyond any local queue."""
 TRY_S, ANSWER_LIMIT_S = 1.0, 5.0

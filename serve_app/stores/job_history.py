@@ -9,7 +9,6 @@ from redis.asyncio import Redis
 from serve_app.domain.durations import epoch_ms
 from serve_app.domain.errors import UnreadableRecord
 from serve_app.domain.jobs import Job, JobState
-from serve_app.stores.compact_form import short_digest
 from serve_app.stores.job_reader import find_jobs
 from serve_app.stores.records import RECORD_VERSION, read_job, record_version
 from serve_app.stores.redis_keys import redis_key
@@ -98,8 +97,6 @@ class JobHistory:
                 state=only.state,
                 adapter=only.lora_id,
                 key_id=only.key_id,
-                adapter_digest=short_digest(only.lora_id),
-                key_digest=short_digest(only.key_id),
                 since=None if only.since is None else epoch_ms(only.since),
                 until_ms=None if only.until is None else epoch_ms(only.until),
                 after_ms=None if place is None else place.accepted_ms,

@@ -32,16 +32,9 @@ from serve_app.settings import Settings
 from serve_app.stores.acceptance import Acceptance, read_acceptance, read_acceptances
 from serve_app.stores.auth import new_rate_token, plan_cells
 from serve_app.stores.claiming import DAMAGED, NEWER_RECORD_PAUSE, ClaimedRow, Fairness, claimed_rows, named_in_claim
+from serve_app.stores.compact_form import Result, as_text, pack_result
 from serve_app.stores.estimates import DEFAULT_SECONDS_PER_UNIT
-from serve_app.stores.records import (
-    RECORD_VERSION,
-    read_state,
-    record_version,
-    work_of,
-    write_images,
-    write_request,
-    write_timings,
-)
+from serve_app.stores.records import JOB_BYTES, RECORD_VERSION, read_state, record_version, work_of, write_request
 from serve_app.stores.script import Argument, Rewrite, Script
 
 log = logging.getLogger(__name__)
@@ -87,6 +80,7 @@ class JobQueue:
         request_id: str = "",
         is_sample: bool = False,
         traceparent: str = "",
+        max_stored: int | None = None,
     ) -> Acceptance:
         """Make a job of a request, whole or not at all.
 
@@ -94,7 +88,8 @@ class JobQueue:
         refunded if the job fails by our fault. The account must be allowed to use the adapter `adapter_id`, whose weights are then the job's group.
         `key_id` is the API key that asked, for the account's history and usage; `plan` the name under which metrics count it;
         `request_id` the HTTP request's, for the lines that workers log; `traceparent` the span that workers' spans belong to.
-        A sample of the service's own is no usage.
+        A sample of the service's own is no usage. `max_stored` bounds the bytes of Redis that the account's jobs of this
+        interface take.
 
         Raises `Forbidden`; `QueueFull`; `IdempotencyConflict` when the key came with another body before.
         """
@@ -106,15 +101,15 @@ class JobQueue:
             work=work_of(request),
             queue_share=queue_share,
             num_images=request.num_images,
-            request=write_request(request),
+            request=write_request(request, adapter_id),
             rate_token=rate_token,
-            idempotency_digest=None if idempotency_key is None else _sha256(idempotency_key),
+            idempotency_digest=None if idempotency_key is None else _digest(idempotency_key),
             body_digest=body_sha256,
             idempotency_ms=milliseconds(self._settings.idempotency_life),
             adapter=adapter_id,
             sample=is_sample,
             traceparent=traceparent,
-            **self._shared(variant, account_id, key_id=key_id, plan=plan, request_id=request_id),
+            **self._shared(variant, account_id, key_id=key_id, plan=plan, request_id=request_id, max_stored=max_stored),
         )
         return read_acceptance(answer, self._settings)
 
@@ -127,6 +122,7 @@ class JobQueue:
         queue_share: float = 1.0,
         request_id: str = "",
         traceparents: Mapping[str, str] | None = None,
+        max_stored: int | None = None,
     ) -> list[Job]:
         """Make a job of each request, by its job id, all or none.
 
@@ -140,7 +136,7 @@ class JobQueue:
                 "work": work_of(request),
                 "queue_share": queue_share,
                 "num_images": request.num_images,
-                "request": write_request(request),
+                "request": as_text(write_request(request, request.lora_id)),
                 "rate_token": new_rate_token(),
                 "adapter": request.lora_id,
                 "traceparent": traceparents.get(job_id, ""),
@@ -149,10 +145,12 @@ class JobQueue:
         ]
         answer = await self._accept(
             "accept_all",
-            jobs=json.dumps(rows),
+            jobs=json.dumps(rows, ensure_ascii=False).encode(errors="surrogateescape"),
             interface=plan.variant,
             plans=plan_cells(self._settings.plans_of(plan.variant)),
-            **self._shared(plan.variant, account_id, key_id="", plan=plan.name, request_id=request_id),
+            **self._shared(
+                plan.variant, account_id, key_id="", plan=plan.name, request_id=request_id, max_stored=max_stored
+            ),
         )
         return read_acceptances(answer, self._settings, asked=len(rows))
 
@@ -161,7 +159,7 @@ class JobQueue:
         return await (accept.on_replicas(replicas, **args) if replicas else accept(**args))
 
     def _shared(
-        self, variant: Variant, account_id: str, *, key_id: str, plan: str, request_id: str
+        self, variant: Variant, account_id: str, *, key_id: str, plan: str, request_id: str, max_stored: int | None
     ) -> Mapping[str, Argument]:
         """Arguments of `acceptance.lua`."""
         return {
@@ -169,7 +167,9 @@ class JobQueue:
             "account": account_id,
             "max_queued": self._settings.max_queued,
             "max_unfinished": self._settings.max_queued_per_account,
-            "index_ms": self._index_ms,
+            "max_stored": max_stored,
+            "job_bytes": JOB_BYTES,
+            "index_ms": milliseconds(self._settings.longest_record_life),
             "version": RECORD_VERSION,
             "key_id": key_id,
             "plan": f"{variant}:{plan}" if plan else "",
@@ -210,7 +210,7 @@ class JobQueue:
         return claims
 
     async def _give_up(self, row: ClaimedRow, error: UnreadableRecord) -> None:
-        version = record_version(row.version)
+        version = record_version(row.fields.get("version"))
         log.error("job %s: attempt %s: its record (version %d) cannot be read: %s", *row[:2], version, error.message)
         if version > RECORD_VERSION:
             await self.release(row.lease, pause=NEWER_RECORD_PAUSE)
@@ -241,8 +241,7 @@ class JobQueue:
             job_id=lease.job_id,
             attempt=lease.attempt,
             seconds=seconds,
-            images=write_images(images),
-            timings=write_timings(timings),
+            result=pack_result(lease.job_id, Result(tuple(images), seconds, timings)),
             retention_ms=self._retention_ms,
             image_ids=[image.image_id for image in images],
         )
@@ -279,7 +278,6 @@ class JobQueue:
             queue_age_ms=milliseconds(self._settings.queue_age_limit),
             retention_ms=self._retention_ms,
             worker_life_ms=milliseconds(WORKER_LIFE),
-            plans=[f"{variant}:{name}" for variant, name in self._settings.plan_table],
         )
 
     async def cancel(self, job_id: str, *, account_id: str | None) -> JobState | None:
@@ -291,11 +289,7 @@ class JobQueue:
         state = await self.scripts["cancel"](job_id=job_id, account=account_id, retention_ms=self._retention_ms)
         return read_state(state) if state else None
 
-    @property
-    def _index_ms(self) -> int:
-        """How long a record can live at most, from accept."""
-        return milliseconds(self._settings.retention + 2 * self._settings.queue_age_limit)
 
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+def _digest(text: str) -> str:
+    """Return 128 bits of a text's digest, which each job with an idempotency key keeps."""
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

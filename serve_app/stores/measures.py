@@ -11,7 +11,6 @@ from datetime import timedelta
 from typing import Any, NamedTuple, cast
 
 from redis.asyncio import Redis
-from redis.exceptions import ResponseError
 
 from serve_app.domain.durations import milliseconds
 from serve_app.domain.errors import StoreUnavailable
@@ -29,23 +28,6 @@ SEQUENCE_LIFE = timedelta(hours=1)
 """Far longer than a call is repeated for."""
 GAUGES_LIFE = timedelta(minutes=10)
 _BASE_MODELS, _LORAS = "base_models", "loras"
-
-
-class RedisMemory(NamedTuple):
-    """Memory of Redis in bytes; a limit of 0 is none."""
-
-    used: int
-    limit: int
-
-    @property
-    def is_short(self) -> bool:
-        """Whether less than the reserve is left, so that no new job may be accepted."""
-        return bool(self.limit) and self.used > self.limit - memory_reserve(self.limit)
-
-
-def memory_reserve(limit: int) -> int:
-    """Return how many bytes of a `maxmemory` new jobs leave free, for what ends and deletes others."""
-    return limit // 10
 
 
 class ShownWorker(NamedTuple):
@@ -132,14 +114,6 @@ class Measures:
         pipeline.hset(redis_key("gauges", kind), worker, json.dumps(shown))
         pipeline.pexpire(redis_key("gauges", kind), GAUGES_LIFE)
         await pipeline.execute()
-
-    async def memory(self) -> "RedisMemory | None":
-        """Return the memory of Redis; None where this user may not ask."""
-        try:
-            info: dict[str, int] = await self._redis.info("memory")
-        except ResponseError:
-            return None
-        return RedisMemory(info["used_memory"], info.get("maxmemory", 0))
 
     async def measured(self) -> Mapping[str, float]:
         """Return every number of all processes, by its field."""

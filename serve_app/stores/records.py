@@ -1,4 +1,4 @@
-"""Job records in Redis: text fields, JSON for the request and the images, never pickle.
+"""Job records in Redis: text, request and result packed (`compact_form.py`), never pickle.
 
 Two versions of the code may run at once. A record carries the version of its format; a reader ignores fields that it does
 not know, and raises `UnreadableRecord` for what it cannot read.
@@ -8,22 +8,24 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from serve_app.domain.durations import from_epoch_ms
 from serve_app.domain.errors import FailureCode, UnreadableRecord
-from serve_app.domain.jobs import Failure, Job, JobKind, JobState, StoredImage, Timings
+from serve_app.domain.jobs import Failure, Job, JobKind, JobState
 from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest, Variant
-from serve_app.stores.compact_form import unpack
+from serve_app.stores.compact_form import Result, pack_request, unpack_request, unpack_result
 from serve_app.stores.estimates import MILLI, QueuePosition, estimate_finish, read_position, waits_for_worker
 
 log = logging.getLogger(__name__)
 
-RECORD_VERSION = 1
-"""Of the records that this code writes; 0 are those from before records carried one. Raise it with a change that a reader of
-the version before would misread; a field more needs no new version."""
+RECORD_VERSION = 2
+"""Of the records that this code writes. Raise it with a change that a reader of the version before would misread; a field more
+needs no new version. A record that an ended job leaves has none: nobody works on it."""
+JOB_BYTES = 1_100
+"""What a job takes of Redis besides its packed request, with its indexes and one image (`benchmarks/job_memory.py`)."""
 UNREADABLE = (KeyError, TypeError, ValueError, OverflowError, OSError)
 """What reading a damaged field raises; the last two are `datetime`'s for a time out of range."""
 
@@ -33,13 +35,19 @@ def work_of(request: Request) -> int:
     return max(1, round(request.work * MILLI))
 
 
-def write_request(request: Request) -> str:
-    return json.dumps(asdict(request), separators=(",", ":"))
+def write_request(request: Request, adapter_id: str) -> bytes:
+    """Pack a request; `adapter_id` is what the record names as its adapter."""
+    return pack_request(json.dumps(asdict(request), separators=(",", ":"), ensure_ascii=False), adapter_id)
 
 
-def read_request(kind: JobKind, text: str | None) -> Request:
+def read_request(kind: JobKind, fields: Mapping[str, str]) -> Request:
     """Read a request. Raises `UnreadableRecord`, which names the field and nothing of the request."""
-    return _parse(_REQUESTS[kind], text, "request")
+    try:
+        return _REQUESTS[kind].validate_json(unpack_request(fields), strict=True)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False, include_context=False)[0]
+        place = ".".join(str(part) for part in ("request", *first["loc"]))
+    raise UnreadableRecord(f"{place}: {first['type']}")  # outside the handler: the library's error holds the prompt
 
 
 def read_state(text: str) -> JobState:
@@ -52,19 +60,6 @@ def read_state(text: str) -> JobState:
 
 def record_version(text: str | None) -> int:
     return int(text) if text is not None and text.isdecimal() else 0
-
-
-def write_images(images: Sequence[StoredImage]) -> str:
-    return json.dumps([asdict(image) for image in images], separators=(",", ":"))
-
-
-def read_images(text: str | None) -> tuple[StoredImage, ...]:
-    """Read the images. Raises `UnreadableRecord`."""
-    return _parse(_IMAGES, text, "images")
-
-
-def write_timings(timings: Timings | None) -> str:
-    return "" if timings is None else json.dumps(asdict(timings), separators=(",", ":"))
 
 
 def read_snapshot(answer: Sequence[Any]) -> Job | None:
@@ -92,18 +87,19 @@ def read_jobs(rows: Mapping[str, Mapping[str, str]]) -> list[Job]:
 def read_job(job_id: str, fields: Mapping[str, str], position: QueuePosition | None = None) -> Job:
     """Read a job, without its request if that is unreadable.
 
-    Raises `UnreadableRecord` when its kind, state, times or images cannot be read.
+    Raises `UnreadableRecord` when its state, times or result cannot be read.
     """
     try:
         return _read_job(job_id, fields, position)
     except (UnreadableRecord, *UNREADABLE) as error:
-        log.warning("job %s: its record (version %s) cannot be read: %s", job_id, fields.get("version", 0), error)
+        log.warning("job %s: its record (version %s) cannot be read: %s", job_id, fields.get("version", "-"), error)
         raise UnreadableRecord from error
 
 
 def _read_job(job_id: str, fields: Mapping[str, str], position: QueuePosition | None) -> Job:
-    fields = unpack(job_id, fields)
-    state, kind = read_state(fields["state"]), JobKind(fields["kind"])
+    state, kind, created = read_state(fields["state"]), kind_in(job_id, fields), int(fields["created"])
+    is_completed = state is JobState.COMPLETED
+    result = unpack_result(job_id, fields) if is_completed else Result()
     return Job(
         id=job_id,
         kind=kind,
@@ -111,57 +107,54 @@ def _read_job(job_id: str, fields: Mapping[str, str], position: QueuePosition | 
         account_id=fields["account"],
         request=_request_if_readable(job_id, kind, fields),
         state=state,
-        progress=int(fields.get("progress", 0)),
+        progress=100 if is_completed else int(fields.get("progress", 0)),
         attempt=int(fields.get("attempt", 0)),
-        created_at=from_epoch_ms(fields["created"]),
-        started_at=from_epoch_ms(fields["started"]) if "started" in fields else None,
-        finished_at=from_epoch_ms(fields["finished"]) if state.is_terminal else None,
+        created_at=from_epoch_ms(created),
+        started_at=from_epoch_ms(created + int(fields["started"])) if "started" in fields else None,
+        finished_at=from_epoch_ms(created + int(fields["finished"])) if state.is_terminal else None,
         read_at=None if position is None else position.now,
         finish_estimate=None
         if state.is_terminal or position is None
         else estimate_finish(kind, state, fields, position),
         jobs_ahead=position.place if position and state is JobState.QUEUED and position.place >= 0 else None,
         waits_for_worker=position is not None and waits_for_worker(state, position),
-        images=read_images(fields.get("images")) if state is JobState.COMPLETED else (),
-        failure=Failure(code=_failure_code(fields["code"]), message=fields["message"]) if "code" in fields else None,
+        images=result.images,
+        failure=_failure(state, fields),
         key_id=fields.get("key", ""),
-        seconds=float(fields["seconds"]) if "seconds" in fields else None,
-        timings=_timings_if_readable(fields.get("timings")),
+        seconds=result.seconds,
+        timings=result.timings,
     )
 
 
-_Parsed = TypeVar("_Parsed")
+def kind_in(job_id: str, fields: Mapping[str, str]) -> JobKind:
+    """Return a job's kind, which an ended one's id alone tells."""
+    return JobKind(fields.get("kind") or (JobKind.UPSCALE if job_id.startswith("up_") else JobKind.GENERATION))
+
+
 _REQUESTS: Mapping[JobKind, TypeAdapter[Any]] = {
     JobKind.GENERATION: TypeAdapter(GenerationRequest),
     JobKind.UPSCALE: TypeAdapter(UpscaleRequest),
 }
-_IMAGES = TypeAdapter(tuple[StoredImage, ...])
-_TIMINGS = TypeAdapter(Timings)
-
-
-def _parse(adapter: TypeAdapter[_Parsed], text: str | None, name: str) -> _Parsed:
-    try:
-        return adapter.validate_json(text or "", strict=True)
-    except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False, include_context=False)[0]
-        place = ".".join(str(part) for part in (name, *first["loc"]))
-    raise UnreadableRecord(f"{place}: {first['type']}")  # outside the handler: the library's error holds the prompt
 
 
 def _request_if_readable(job_id: str, kind: JobKind, fields: Mapping[str, str]) -> Request | None:
     try:
-        return read_request(kind, fields.get("request"))
+        return read_request(kind, fields)
     except UnreadableRecord as error:
-        log.warning("job %s: its request (version %s) cannot be read: %s", job_id, fields.get("version", 0), error)
+        log.warning("job %s: its request (version %s) cannot be read: %s", job_id, fields.get("version", "-"), error)
         return None
 
 
-def _timings_if_readable(text: str | None) -> Timings | None:
-    """Read the timings of a completed attempt, which only pages show."""
-    try:
-        return _parse(_TIMINGS, text, "timings") if text else None
-    except UnreadableRecord:
-        return None
+_ENDED = {
+    JobState.CANCELED: Failure(code=FailureCode.CANCELED, message="canceled on request"),
+    JobState.EXPIRED: Failure(code=FailureCode.EXPIRED, message="the job waited longer than the limit"),
+}
+
+
+def _failure(state: JobState, fields: Mapping[str, str]) -> Failure | None:
+    if "code" in fields:
+        return Failure(code=_failure_code(fields["code"]), message=fields["message"])
+    return _ENDED.get(state)
 
 
 def _failure_code(text: str) -> FailureCode:

@@ -1,7 +1,7 @@
 """Redis clients. Every failure to be served is `StoreUnavailable`."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -26,6 +26,8 @@ during the handshake for a broken connection. Two seconds to connect: while this
 time of every connection that it is opening runs out together (a stall of 1 s failed 41 to 64 of 100 calls at a limit of 1 s)."""
 RETRIES, RETRY_BASE_S, RETRY_CAP_S = 5, 0.05, 0.5
 """A refused or broken connection is tried again for about a second: a killed server is back in 0.13 s."""
+TEXT: Mapping[str, Any] = {"decode_responses": True, "encoding_errors": "surrogateescape"}
+"""Options of a client that reads text; packed fields of a job's record are bytes, and come with surrogate escapes."""
 MAX_CONNECTIONS, MAX_WAIT = 64, timedelta(seconds=5)
 """Of a process that is no ingress; `Settings` sizes both for the requests that one may have open."""
 
@@ -38,7 +40,7 @@ def connect(url: str, *, connections: int = MAX_CONNECTIONS, wait: timedelta = M
     """
     pool = connection_pool(
         url,
-        decode_responses=True,
+        **TEXT,
         socket_connect_timeout=CONNECT_TIMEOUT_S,
         socket_timeout=REPLY_TIMEOUT_S,
         max_connections=connections + 2,  # the shared ones
@@ -58,7 +60,7 @@ def connect_sync(url: str) -> redis_py.Redis:
     """
     return blocking_client(
         url,
-        decode_responses=True,
+        **TEXT,
         socket_connect_timeout=CONNECT_TIMEOUT_S,
         socket_timeout=REPLY_TIMEOUT_S,
         retry=SyncRetry(ExponentialWithJitterBackoff(RETRY_CAP_S, RETRY_BASE_S), RETRIES, (RedisConnectionError,)),
@@ -143,21 +145,21 @@ class _Client(redis_async.Redis):
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         return await self.turns.take(super().execute_command, *args, **options)
 
-    async def execute_read(self, *args: str | int | float) -> Any:
+    async def execute_read(self, *args: str | bytes | int | float) -> Any:
         """Send a command that writes nothing on the connection that all reads share.
 
         If that breaks, send it again on a connection of its own.
         """
         return await self.turns.take(self._execute_shared, self.reads, args)
 
-    async def execute_write(self, *args: str | int | float) -> Any:
+    async def execute_write(self, *args: str | bytes | int | float) -> Any:
         """Send a command on the connection that all scripts which write share.
 
         If that breaks, send it once more on a connection of its own.
         """
         return await self.turns.take(self._execute_shared, self.writes, args)
 
-    async def _execute_shared(self, shared: SharedConnection, args: Sequence[str | int | float]) -> Any:
+    async def _execute_shared(self, shared: SharedConnection, args: Sequence[str | bytes | int | float]) -> Any:
         await shared.open()
         try:
             return await shared.call(*args)

@@ -15,7 +15,7 @@ from serve_app.stores.redis_keys import PREFIX
 
 REPLICA_TIMEOUT_MS = 1_000
 
-Argument = str | int | float | bool | list[str] | list[str | int] | None
+Argument = str | bytes | int | float | bool | list[str] | list[str | int] | None
 Rewrite = Callable[[str, str], str]
 """(script name, text) → text. Tests move the clock with it and plant the defects that they must catch."""
 
@@ -24,7 +24,7 @@ _INCLUDE, _ARGS = "-- include ", "-- args: "
 
 
 _TYPES: Mapping[str, tuple[type, ...]] = {
-    "text": (str, NoneType),
+    "text": (str, bytes, NoneType),
     "number": (int, float, NoneType),
     "flag": (bool,),
     "list": (list,),
@@ -59,7 +59,7 @@ class ScriptSource(NamedTuple):
     parameters: tuple[Parameter, ...]
     names: frozenset[str]
 
-    def encode(self, args: Mapping[str, Argument]) -> list[str | int | float]:
+    def encode(self, args: Mapping[str, Argument]) -> list[str | bytes | int | float]:
         """Return the arguments in the script's order.
 
         Raises `TypeError` for one that is missing, unknown or of another type.
@@ -67,7 +67,7 @@ class ScriptSource(NamedTuple):
         if self.names.symmetric_difference(args):
             missing, unknown = self.names.difference(args), set(args).difference(self.names)
             raise TypeError(f"{self.name}.lua: missing {sorted(missing)}, unknown {sorted(unknown)}")
-        encoded: list[str | int | float] = []
+        encoded: list[str | bytes | int | float] = []
         for parameter in self.parameters:
             value = args[parameter.name]
             parameter.check(value)

@@ -42,7 +42,7 @@ class SharedConnection:
                 await self._connection.connect()
             self._reading = asyncio.create_task(self._read(), name="answers of Redis")
 
-    async def call(self, *command: str | int | float) -> Any:
+    async def call(self, *command: str | bytes | int | float) -> Any:
         """Send a command on the open connection and return its answer.
 
         Raises `RedisConnectionError` without one.
@@ -94,4 +94,6 @@ class SharedConnection:
                 answer.set_exception(RedisConnectionError("the connection was lost before the answer"))
 
 
-_pack = cast(Callable[[tuple[str | int | float, ...]], bytes], hiredis.pack_command)  # its stub knows tuples of one
+_pack = cast(
+    Callable[[tuple[str | bytes | int | float, ...]], bytes], hiredis.pack_command
+)  # its stub knows tuples of one

@@ -41,7 +41,9 @@ async def delete(service: TestService, headers: dict[str, str], **body: Any) -> 
 
 
 def keys_naming(service: TestService, *texts: str) -> list[str]:
-    with redis.Redis.from_url(service.resources.redis_url, decode_responses=True) as client:
+    with redis.Redis.from_url(
+        service.resources.redis_url, decode_responses=True, encoding_errors="surrogateescape"
+    ) as client:
         values: Any = Reading(client)._values  # pyright: ignore[reportPrivateUsage]
     return [name for name, value in values.items() if any(text in name or text in str(value) for text in texts)]
 

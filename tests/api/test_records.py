@@ -290,7 +290,7 @@ async def test_a_job_whose_request_only_a_newer_version_can_read_is_shown_withou
 ) -> None:
     job_id = await service.submit(member)
     with redis.Redis.from_url(service.resources.redis_url) as server:
-        server.hset(redis_key("job", job_id), "request", "{}")
+        server.hset(redis_key("job", job_id), "0", "{}")
     record = await poll(service, member, A, job_id, "/v1/jobs/")
     assert record["status"] == "queued"
     assert "request" not in record

@@ -210,7 +210,9 @@ async def _sent(page: Page, button: str, **fields: str) -> list[str]:
 @contextmanager
 def _written_by_a_newer_version(site: Site, job_id: str) -> Generator[None]:
     """A job whose state this version does not know, until the block ends."""
-    with redis.Redis.from_url(site.resources.settings.redis_url, decode_responses=True) as records:
+    with redis.Redis.from_url(
+        site.resources.settings.redis_url, decode_responses=True, encoding_errors="surrogateescape"
+    ) as records:
         records.hset(redis_key("job", job_id), "state", "a new one")
         yield
         records.hset(redis_key("job", job_id), "state", JobState.FAILED)

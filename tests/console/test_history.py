@@ -2,7 +2,6 @@
 
 import json
 import shlex
-from datetime import timedelta
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -110,20 +109,6 @@ async def test_a_jobs_page_shows_its_images_parameters_and_times(
     assert disposition == f'attachment; filename="{job.id}-1.png"'
     [playground] = [link for link in page.links if "/playground?" in link]
     assert parse_qs(urlsplit(playground).query)["seed"] == ["7"]
-
-
-async def test_the_pages_show_the_same_of_a_compact_record(
-    service: TestService, member: Member, browser: Browser
-) -> None:
-    job = await _done(service, member, prompt="a boat", num_images=2)
-    paths = [f"/console/history/{job.id}"]
-    paths += [f"/console/history?{query}" for query in ("", f"lora={LORA}", f"key={job.key_id}", "key=-", "lora=x")]
-    before = [(await browser.open(path)).text for path in paths]
-    assert ["a boat" in text for text in before] == [True, True, True, True, False, False]
-    await service.resources.compaction.compact(timedelta())
-    assert [(await browser.open(path)).text for path in paths] == before
-    (image, _) = job.images
-    assert (await browser.open(f"/console/history/{job.id}/{image.image_id}/thumbnail")).answer.status_code == 200
 
 
 async def test_the_list_shows_thumbnails_in_a_place_of_their_size(

@@ -149,7 +149,7 @@ class Environment:
 
     def redis(self) -> redis.Redis:
         """A plain client, to break the server with."""
-        return redis.Redis.from_url(self.redis_url, decode_responses=True)
+        return redis.Redis.from_url(self.redis_url, decode_responses=True, encoding_errors="surrogateescape")
 
     @property
     def redis_url(self) -> str:

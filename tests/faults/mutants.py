@@ -103,8 +103,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("the account's index never goes", "acceptance", "redis.call('PEXPIRE', account_jobs, index_ms)", ""),
     Mutant("accept forgets the rate_token", "acceptance", "if rate_token ~= ''", "if false"),
     Mutant("accept forgets the version", "acceptance", "'version', version, ", ""),
-    Mutant("claim hides the version", "claim", "'version', 'group'", "'no version', 'group'"),
-    Mutant("accept does not queue", "acceptance", "enqueue(read_job(job_id))", ""),
+    Mutant("accept does not queue", "acceptance", "enqueue(written)", ""),
     # the queue
     Mutant(
         "the group index is not kept",
@@ -308,7 +307,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "redis.call('PEXPIRE', claimed_key(kind, worker), CLAIMED_LIFE)",
         "",
     ),
-    Mutant("a requeued job is quarantined", "requeue_dead", "'losses', ", ""),
+    Mutant("a requeued job is quarantined", "queue", "'losses', 'skips'", "'skips'"),
     # finish, fail, release, reap, cancel, requeue
     Mutant("finish ignores a cancel", "finish", "if job.cancel then", "if false then"),
     Mutant("a repeated finish is not known", "finish", "if job.state == 'completed' then return 'duplicate' end", ""),
@@ -379,7 +378,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant("any job can be requeued", "requeue_dead", "job.state ~= 'failed'", "false"),
     Mutant("a requeued job still expires from Redis", "requeue_dead", "redis.call('PERSIST', K('job:' .. job_id))", ""),
-    Mutant("a requeued job has no tries left", "requeue_dead", "'finished', 'tries',", "'finished',"),
+    Mutant("a requeued job has no tries left", "queue", "'rate_token', 'tries',", "'rate_token',"),
     Mutant(
         "a requeued job is not counted unfinished",
         "requeue_dead",

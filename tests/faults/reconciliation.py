@@ -10,12 +10,12 @@ from math import floor
 import redis
 from PIL import Image
 
+from serve_app.domain.durations import epoch_ms
 from serve_app.domain.errors import NotFound
 from serve_app.domain.jobs import Job, JobState, StoredImage
 from serve_app.service.reap import sweep
 from serve_app.service.resources import Resources
-from serve_app.stores.compact_form import unpack
-from serve_app.stores.records import read_images
+from serve_app.stores.records import read_job, work_of
 from tests.audit import Reading, audit
 
 STRIDE = 500
@@ -45,7 +45,9 @@ class AcknowledgedJobs:
 async def audit_service(resources: Resources, acknowledged: AcknowledgedJobs, *, max_skips: int = 4) -> list[str]:
     """Everything that is wrong with a service that has come to rest, in words. Sweeps the storage first."""
     await sweep(resources)
-    with redis.Redis.from_url(resources.redis_url, decode_responses=True, socket_timeout=READ_LIMIT_S) as client:
+    with redis.Redis.from_url(
+        resources.redis_url, decode_responses=True, encoding_errors="surrogateescape", socket_timeout=READ_LIMIT_S
+    ) as client:
         problems = audit(client, max_attempts=resources.settings.max_attempts, max_skips=max_skips)
         reading = Reading(client)
     records = await records_of(resources, reading.names("job"))
@@ -91,16 +93,21 @@ def _usage(reading: Reading) -> Iterator[str]:
     counted = {
         f"usage:{name}": {k: int(n) for k, n in reading.row(f"usage:{name}").items()} for name in reading.names("usage")
     }
+    samples = set(reading.row("loras_samples").values())
     wanted: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for job_id in reading.names("job"):
-        job = unpack(job_id, reading.row(f"job:{job_id}"))
-        if job["state"] != JobState.COMPLETED or job.get("sample"):
+        row = reading.row(f"job:{job_id}")
+        job = read_job(job_id, row)
+        if job.state is not JobState.COMPLETED or job_id in samples:
             continue
-        source = f"{job.get('key', '')}:{job.get('adapter') or job['kind']}"
-        day = wanted[f"usage:{job['account']}:{int(job['finished']) // DAY_MS}"]
-        day[f"images:{source}"] += len(read_images(job["images"]))
-        day[f"work:{source}"] += int(job["work"])
-        day[f"ms:{source}"] += floor(float(job["seconds"]) * 1000 + 0.5)
+        assert job.request is not None
+        assert job.finished_at is not None
+        assert job.seconds is not None
+        day = wanted[f"usage:{job.account_id}:{epoch_ms(job.finished_at) // DAY_MS}"]
+        source = f"{job.key_id}:{row.get('adapter', job.kind)}"
+        day[f"images:{source}"] += len(job.images)
+        day[f"work:{source}"] += work_of(job.request)
+        day[f"ms:{source}"] += floor(job.seconds * 1000 + 0.5)
     for name in sorted(counted.keys() | wanted.keys()):
         if counted.get(name, {}) != wanted[name]:
             yield f"{name}: counted {counted.get(name, {})}, its completed jobs make {dict(wanted[name])}"

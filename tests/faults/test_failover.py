@@ -31,7 +31,9 @@ class Cluster:
         self.env = env
         self.proxy = proxy
         self._replica_url = replica_url
-        self._replica: Any = cast(Any, redis.Redis.from_url(replica_url, decode_responses=True))
+        self._replica: Any = cast(
+            Any, redis.Redis.from_url(replica_url, decode_responses=True, encoding_errors="surrogateescape")
+        )
 
     async def replicate(self) -> None:
         host, port = self.proxy.url.removeprefix("redis://").split(":")

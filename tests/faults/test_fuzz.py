@@ -52,7 +52,9 @@ async def _fuzz(resources: Resources, number: int) -> Counter[int]:
         statuses[status] += 1
         if count % 10_000 == 0:
             sys.stdout.write(f"\r{count} of {number} in {time.monotonic() - began:.0f} s: {dict(statuses)}   ")
-    with redis.Redis.from_url(resources.redis_url, decode_responses=True, socket_timeout=600) as plain:
+    with redis.Redis.from_url(
+        resources.redis_url, decode_responses=True, encoding_errors="surrogateescape", socket_timeout=600
+    ) as plain:
         assert not audit(plain, max_attempts=resources.settings.max_attempts)
     return statuses
 

@@ -139,7 +139,9 @@ async def _until_all_run(
     env: Environment, job_ids: Sequence[str], workers: Collection[str], *, progress: int = 1
 ) -> None:
     """Until each of the workers has claimed one of the jobs, and come so far with it."""
-    client = cast(Any, redis.Redis.from_url(env.resources.redis_url, decode_responses=True))
+    client = cast(
+        Any, redis.Redis.from_url(env.resources.redis_url, decode_responses=True, encoding_errors="surrogateescape")
+    )
 
     def running() -> set[str]:
         rows = [client.hmget(redis_key("job", job_id), "worker", "progress") for job_id in job_ids]

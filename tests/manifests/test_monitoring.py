@@ -15,6 +15,8 @@ import pytest
 import yaml
 
 from serve_app.domain.metrics import METRICS, MetricType
+from serve_app.service.doctor.stores import MEMORY_WARNING
+from serve_app.stores.redis_memory import RedisMemory
 from tests.manifests.chart import find, rendered
 from tests.support import ROOT
 
@@ -52,6 +54,13 @@ def queries() -> Iterator[tuple[str, str]]:
     for panel in panels():
         for target in panel.get("targets", []):
             yield panel["title"], target["expr"]
+
+
+def test_the_alert_of_redis_memory_comes_before_new_jobs_are_refused() -> None:
+    (expression,) = [rule["expr"] for rule in rules() if rule["alert"] == "AtelierRedisMemory"]
+    share = float(expression.rpartition(" > ")[2])
+    assert RedisMemory(used=int(share * 1_000), limit=1_000).is_short is False
+    assert share == MEMORY_WARNING
 
 
 @pytest.mark.parametrize(("place", "query"), list(queries()))

@@ -168,7 +168,7 @@ async def test_an_image_that_cannot_be_deleted_is_left_to_the_sweeper(
 
 @pytest.mark.script_text
 async def test_a_heartbeat_that_is_not_answered_is_sent_again(resources: Resources, redis_db: redis.Redis) -> None:
-    full = "if redis.call('INCR', K('sequence')) < 4 then return redis.error_reply('OOM command not allowed') end\n"
+    full = "if redis.call('INCR', K('job_sequence')) < 4 then return redis.error_reply('OOM command not allowed') end\n"
     refusing = _with_queue(
         resources, replacing("heartbeat", "local job = read_job(job_id)\n", f"{full}local job = read_job(job_id)\n")
     )

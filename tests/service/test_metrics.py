@@ -83,16 +83,6 @@ async def test_waiting_jobs_are_counted_by_plan(resources: Resources) -> None:
     assert sum((await waiting()).values()) == 2
 
 
-async def test_what_a_version_without_plans_took_is_forgotten(resources: Resources, redis_db: redis.Redis) -> None:
-    gone, stays = await accept(resources, "basic"), await accept(resources, "basic")
-    for family in ("age", "queue"):  # as it claims
-        key = redis_key(family, "generation", *(["acct_a"] if family == "queue" else []))
-        redis_db.zrem(key, gone)
-    redis_db.zadd(redis_key("plan_age", "generation", "a", "basic"), {gone: 1})  # both may be of one millisecond
-    await resources.queue.reap()
-    assert redis_db.zrange(redis_key("plan_age", "generation", "a", "basic"), 0, -1) == [stays]
-
-
 async def test_waits_ends_and_failures_are_counted_by_the_scripts_once(resources: Resources) -> None:
     for _ in range(2):
         await accept(resources)

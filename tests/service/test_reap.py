@@ -9,7 +9,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-import redis
 
 from serve_app.domain.jobs import JobKind, JobState, StoredImage, new_image_id, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
@@ -19,7 +18,6 @@ from serve_app.service.resources import Resources, open_resources
 from serve_app.settings import Settings
 from serve_app.stores.embedded import ensure_redis, stop_redis
 from serve_app.stores.images import thumbnail_uri
-from serve_app.stores.redis_keys import redis_key
 from tests.support import wait_until, write_catalog
 
 REQUEST = GenerationRequest(prompt="a boat", lora_id="model_x", seeds=(1,))
@@ -34,9 +32,7 @@ async def _accept(resources: Resources) -> str:
 
 @asynccontextmanager
 async def _reaping(resources: Resources) -> AsyncGenerator[asyncio.Task[None]]:
-    task = asyncio.create_task(
-        reap_forever(resources, every=OFTEN, sweep_every=OFTEN, remove_every=OFTEN, compact_every=OFTEN)
-    )
+    task = asyncio.create_task(reap_forever(resources, every=OFTEN, sweep_every=OFTEN, remove_every=OFTEN))
     try:
         yield task
     finally:
@@ -249,21 +245,6 @@ async def test_a_deletion_waits_for_a_storage_that_is_down(
             return not await resources.images.exists(uri)
 
         await wait_until(is_gone)
-
-
-async def test_records_are_compacted_again_after_a_round_that_failed(
-    settings: Settings, resources: Resources, redis_db: redis.Redis, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with open_resources(settings.model_copy(update={"compact_after": timedelta()})) as eager:
-        job_id, _ = await _completed(eager)
-        listed = redis_db.dump(redis_key("uncompacted"))
-        assert listed is not None
-        redis_db.set(redis_key("uncompacted"), "another type")
-        async with _reaping(eager):
-            await wait_until(lambda: "compacting records failed, trying again" in caplog.text)
-            redis_db.restore(redis_key("uncompacted"), 0, listed, replace=True)
-            await wait_until(lambda: not redis_db.exists(redis_key("uncompacted")))
-        assert await _state(eager, job_id) is JobState.COMPLETED
 
 
 async def _is_forgotten(resources: Resources) -> bool:

@@ -1,18 +1,30 @@
 """Taking requests in: permission, one durable accept, a hint that may fail."""
 
 import asyncio
+import time
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 import redis
 
 from serve_app.domain.accounts import BUILTIN_PLANS, Caller, Plan
-from serve_app.domain.errors import AtelierError, FailureCode, Forbidden, InvalidParameter, NotFound, StoreUnavailable
+from serve_app.domain.errors import (
+    AtelierError,
+    FailureCode,
+    Forbidden,
+    InvalidParameter,
+    NotFound,
+    QueueFull,
+    StoreUnavailable,
+)
 from serve_app.domain.jobs import Failure, JobKind, StoredImage, new_image_id, new_job_id
 from serve_app.domain.requests import GenerationRequest, UpscaleRequest, Variant
 from serve_app.service.resources import Resources, open_resources
-from serve_app.service.submit import Call, generate, generate_all, plan_queue_share, upscale
+from serve_app.service.submit import ONE_DAY, USUAL_JOB_BYTES, Call, generate, generate_all, plan_queue_share, upscale
 from serve_app.settings import Settings
+from serve_app.stores import redis_memory
+from serve_app.stores.redis_keys import redis_key
 from tests.support import PRIVATE_ADAPTER, adapter_id, wait_until
 
 REQUEST = GenerationRequest(prompt="a boat", lora_id=adapter_id("neon"), seeds=(7,))
@@ -241,3 +253,25 @@ async def test_a_store_that_is_down_is_reported_as_such(
     finally:
         redis_db.config_set("maxmemory", "0")
     assert await resources.job_history.list(caller.account_id) == []
+
+
+async def test_an_account_may_store_its_share_of_redis_and_never_less_than_its_plan_admits(
+    resources: Resources, caller: Caller, redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_memory, "CHECK_EVERY_S", 0.0)
+    life = resources.settings.longest_record_life + ONE_DAY
+    admitted = caller.plan.requests_in(life) * USUAL_JOB_BYTES
+    assert admitted == 50 * 24 * 33 * USUAL_JOB_BYTES
+    stored, day = redis_key("stored", caller.account_id, Variant.A), str(int(time.time() // 86_400))
+    untyped = cast(Any, redis_db)
+    for share, most in ((0.001, admitted), (0.5, 4 << 30)):
+        service = replace(resources, settings=resources.settings.model_copy(update={"account_share": share}))
+        untyped.config_set("maxmemory", 8 << 30)
+        try:
+            untyped.hset(stored, day, most - 1)
+            await generate(service, caller, REQUEST)
+            with pytest.raises(QueueFull, match="share of the service's memory"):
+                await generate(service, caller, REQUEST)
+        finally:
+            untyped.config_set("maxmemory", 0)
+    await generate(resources, caller, REQUEST)  # of a Redis without a limit, nobody has a share

@@ -344,18 +344,19 @@ async def test_a_drain_releases_what_it_cannot_finish(
 
 
 def _next_format(name: str, text: str) -> str:
-    """Rewrite a script as a later version would, with another field for the LoRA in a record.
+    """Rewrite a script as a later version would, with other fields for the request in a record.
 
     Its own workers can read it.
     """
-    write, read = (
-        "string.gsub(job.request, '\"lora_id\":', '\"lora\":')",
-        "string.gsub(job[4], '\"lora\":', '\"lora_id\":')",
-    )
+    read = "for n = 1, #job, 2 do job[n] = string.gsub(job[n], '^q(%d+)$', '%1') end"
     for rewrite in (
         replacing("accept", "'version', version", "'version', 99"),
-        replacing("accept", "'request', job.request,", f"'request', {write},"),
-        replacing("claim", "unpack(job, 1, 7)", f"job[1], job[2], job[3], ({read}), job[5], job[6], job[7]"),
+        replacing("accept", "write_packed(job_id, '', job.request)", "write_packed(job_id, 'q', job.request)"),
+        replacing(
+            "claim",
+            "return {id, attempt, redis.call('HGETALL', K('job:' .. id))}",
+            f"local job = redis.call('HGETALL', K('job:' .. id)) {read} return {{id, attempt, job}}",
+        ),
     ):
         text = rewrite(name, text)
     return text
@@ -371,7 +372,7 @@ async def test_two_versions_of_the_code_work_on_one_queue(
     """
     newer = replace(resources, queue=JobQueue(connect(resources.redis_url), resources.settings, rewrite=_next_format))
     damaged = await accept(resources, picture(seed=1))
-    cast(Any, redis_db).hset(redis_key("job", damaged), "request", "{}")
+    cast(Any, redis_db).hset(redis_key("job", damaged), "0", "{}")
     async with working(resources, executor) as worker:
         foreign = [await accept(newer, picture(seed=seed)) for seed in range(2, 5)]
         own = [await accept(resources, picture(seed=seed)) for seed in range(5, 8)]

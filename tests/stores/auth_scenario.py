@@ -42,7 +42,10 @@ class Stores:
 async def run_auth_scenario(url: str, folder: Path, rewrite: Rewrite | None = None) -> None:
     """Raises `AssertionError` at the first thing that is not as promised."""
     settings = Settings(data_dir=folder, redis_url=url)
-    client, sync = connect(url), cast(Any, redis.Redis.from_url(url, decode_responses=True))
+    client, sync = (
+        connect(url),
+        cast(Any, redis.Redis.from_url(url, decode_responses=True, encoding_errors="surrogateescape")),
+    )
     sync.flushdb()
     stores = Stores(
         accounts=AccountStore(client, settings),

@@ -69,7 +69,9 @@ class LogicalQueue(JobQueue):
         self.settings = settings
         self.fairness = fairness or Fairness()
         self.client = connect(f"{url}?db={database}")
-        self.sync = cast(Any, redis.Redis.from_url(f"{url}?db={database}", decode_responses=True))
+        self.sync = cast(
+            Any, redis.Redis.from_url(f"{url}?db={database}", decode_responses=True, encoding_errors="surrogateescape")
+        )
         super().__init__(self.client, settings, fairness=self.fairness, rewrite=both)
         self.reader = JobReader(self.client, rewrite=both)
         self.stats = QueueStats(self.client)

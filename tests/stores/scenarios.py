@@ -492,7 +492,7 @@ async def a_vanished_queue_does_not_block_the_others(open_queue: OpenQueue) -> N
 async def a_damaged_record_fails_alone(open_queue: OpenQueue) -> None:
     queue = open_queue()
     first, second = await _accept(queue, "ann", 2)
-    queue.sync.hset(redis_key("job", first.id), "request", "{}")
+    queue.sync.hset(redis_key("job", first.id), "0", "{}")
     assert [lease.job_id for lease in await _claim(queue, "w1", limit=4)] == [second.id]
     assert [dead.id for dead in await queue.dead_letters.list()] == [first.id]
 
@@ -501,7 +501,7 @@ async def a_newer_record_waits_for_a_newer_worker(open_queue: OpenQueue) -> None
     queue = open_queue()
     (job,) = await _accept(queue, "ann", 1)
     assert int(queue.sync.hget(redis_key("job", job.id), "version")) == RECORD_VERSION
-    queue.sync.hset(redis_key("job", job.id), mapping={"request": "{}", "version": RECORD_VERSION + 1})
+    queue.sync.hset(redis_key("job", job.id), mapping={"0": "{}", "version": RECORD_VERSION + 1})
     for _ in range(queue.settings.max_attempts + 1):
         assert await _claim(queue, "w1") == []
         queue.advance(5_000)

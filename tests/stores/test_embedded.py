@@ -25,7 +25,7 @@ def home(tmp_path: Path) -> Iterator[Path]:
 
 
 def _client(server: EmbeddedRedis) -> Any:
-    return cast(Any, redis.Redis.from_url(server.url, decode_responses=True))
+    return cast(Any, redis.Redis.from_url(server.url, decode_responses=True, encoding_errors="surrogateescape"))
 
 
 def test_asking_again_finds_the_same_server(home: Path) -> None:

@@ -27,7 +27,7 @@ from serve_app.service.retrying import retry_until_available
 from serve_app.settings import Settings
 from serve_app.stores import dead_letters as dead_letters_module
 from serve_app.stores import job_history
-from serve_app.stores.acceptance import Acceptance
+from serve_app.stores.acceptance import STORED_RETRY_S, Acceptance
 from serve_app.stores.backlog import read_backlog
 from serve_app.stores.claiming import new_nonce
 from serve_app.stores.dead_letters import DeadLetters
@@ -35,6 +35,7 @@ from serve_app.stores.job_history import LIST_LIMIT, NO_KEY, JobFilter, JobHisto
 from serve_app.stores.job_queue import JobQueue
 from serve_app.stores.job_reader import JobReader
 from serve_app.stores.queue_stats import QueueStats
+from serve_app.stores.records import JOB_BYTES
 from serve_app.stores.redis import connect
 from serve_app.stores.redis_keys import redis_key
 from tests.audit import audit
@@ -325,7 +326,7 @@ async def test_a_job_whose_images_cannot_be_read_is_deleted_with_its_folder(
     job_id = (await _accept(queue)).job.id
     (lease,) = await _claim(queue)
     await queue.finish(lease, [_image(job_id)], seconds=1)
-    cast(Any, redis_db).hset(redis_key("job", job_id), "images", "[{")
+    cast(Any, redis_db).hset(redis_key("job", job_id), "r0", "[{")
     assert await resources.deletions.delete_job(job_id, account_id="acct_a")
     objects = await resources.deletions.objects(job_id)
     assert objects is not None
@@ -349,10 +350,34 @@ async def test_a_server_with_no_memory_left_refuses_new_jobs_and_lets_running_on
         assert await queue.fail(leases[1], POISON, retry=True) is CommitReply.REQUEUED
         assert await queue.release(leases[2]) is CommitReply.REQUEUED
         assert len(await _claim(queue, limit=1)) == 1
+        assert await queue.cancel(job_ids[1], account_id=None)
+        assert await queue.cancel(job_ids[2], account_id=None)
         assert await queue.reap() == 0
     finally:
         admin.config_set("maxmemory", "0")
     assert (await stats.counts())["accepted"] == before["accepted"], "a refused accept left nothing behind"
+    assert audit(redis_db, max_attempts=5) == []
+
+
+async def test_an_account_over_its_stored_bytes_is_refused_until_jobs_are_deleted_or_gone(
+    queue: JobQueue, resources: Resources, redis_db: redis.Redis
+) -> None:
+    admin, stored = cast(Any, redis_db), redis_key("stored", "acct_a", Variant.A)
+    job_ids = [(await _accept(queue)).job.id for _ in range(2)]
+    (whole,) = map(int, admin.hvals(stored))
+    assert whole > 2 * JOB_BYTES
+    await queue.cancel(job_ids[0], account_id=None)
+    with pytest.raises(QueueFull, match="delete jobs") as refused:
+        await _accept(queue, max_stored=whole)
+    assert refused.value.retry_after_s == STORED_RETRY_S
+    await _accept(queue, max_stored=whole, variant=Variant.B)
+    await _accept(queue, max_stored=whole, account="acct_b")
+    assert await resources.deletions.delete_job(job_ids[0], account_id="acct_a")
+    job_ids[0] = (await _accept(queue, max_stored=whole)).job.id
+    (day,) = admin.hkeys(stored)
+    admin.hset(stored, str(int(day) - 33), 10**9)
+    await _accept(queue, max_stored=10 * whole)
+    assert admin.hkeys(stored) == [day], "a day of which no job can be left"
     assert audit(redis_db, max_attempts=5) == []
 
 
@@ -365,7 +390,10 @@ async def test_the_audit_can_fail(queue: JobQueue, redis_db: redis.Redis) -> Non
     assert "running, but in ['queue:generation:acct_a']" in problems
     untyped.hset(redis_key("job", job_id), "state", "queued")
     untyped.hincrby(redis_key("unfinished"), "acct_a", 1)
-    assert "live jobs per account" in "\n".join(audit(redis_db, max_attempts=5))
+    untyped.hincrby(redis_key("stored", "acct_a", "a"), "20000", 1)
+    problems = "\n".join(audit(redis_db, max_attempts=5))
+    assert "live jobs per account" in problems
+    assert "stored bytes of acct_a:a" in problems
 
 
 async def _get(jobs: JobReader, job_id: str) -> Job:

@@ -38,7 +38,14 @@ def servers_in(data_dir: Path) -> list[int]:
 
 
 def client_in(data_dir: Path) -> Any:
-    return cast(Any, redis.Redis(unix_socket_path=str(data_dir / "redis" / "redis.sock"), decode_responses=True))
+    return cast(
+        Any,
+        redis.Redis(
+            unix_socket_path=str(data_dir / "redis" / "redis.sock"),
+            decode_responses=True,
+            encoding_errors="surrogateescape",
+        ),
+    )
 
 
 def start_as_older_versions_did(data_dir: Path, **options: str) -> int:

@@ -32,7 +32,10 @@ class Pair:
         self.ports = (free_port(), free_port())
         self._processes = [_serve(port, folder / str(port)) for port in self.ports]
         self.primary, self.replica = (
-            cast(Any, redis.Redis(port=port, decode_responses=True, socket_timeout=5)) for port in self.ports
+            cast(
+                Any, redis.Redis(port=port, decode_responses=True, encoding_errors="surrogateescape", socket_timeout=5)
+            )
+            for port in self.ports
         )
 
     async def replicate(self) -> None:

@@ -56,6 +56,7 @@ async def create_key(request: Request, page: ChosenKeyPage, session: FormSession
         return await keys_page(
             request, session, page, status=400, notice="Choose what the key may do, and for how long."
         )
+    await resources_of(request).check_space()
     try:
         lora_id = await _lora(request, session, form.get("lora", "").strip())
         key, secret = await resources_of(request).api_keys.create(

@@ -44,6 +44,7 @@ async def invite(request: Request, session: FormSession, form: Form) -> Response
         raise HTTPException(429, f"At most {TRIES.tries} invitations per {period_text(TRIES.per)}. Try again later.")
     if role not in set(Role):
         return await _users_page(request, session, status=400, problem="Choose a role.")
+    await resources.check_space()
     try:
         user = await resources.users.create(session.account.id, form.get("name", ""), Role(role))
     except InvalidParameter as error:

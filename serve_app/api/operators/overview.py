@@ -72,7 +72,7 @@ async def _facts(resources: Resources) -> dict[str, Any]:
         "dead": await resources.queue_stats.dead(),
         "workers": workers,
         "states": (await readiness(resources)).states,
-        "memory": await resources.measures.memory(),
+        "memory": await resources.memory.read(),
         "disks": await resources.disk.disks(),
         "names": await reader.account_names([*(q.account_id for q in queues), *(job.account_id for job in running)]),
         "loras": await reader.lora_names(lora for row in workers for lora in row.worker.loras),

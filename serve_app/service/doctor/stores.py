@@ -19,14 +19,14 @@ from serve_app.stores.catalog_digests import add_digests
 from serve_app.stores.catalog_file import CatalogError, read_catalog
 from serve_app.stores.embedded import running_redis
 from serve_app.stores.images import ImageStore
-from serve_app.stores.measures import RedisMemory
 from serve_app.stores.redis_address import KINDS
 from serve_app.stores.redis_binary import server_binary, version_of
 from serve_app.stores.redis_inspection import DURABLE, RedisFacts, inspect_redis, keys_by_pepper, span_of_records
+from serve_app.stores.redis_memory import RedisMemory
 from serve_app.stores.weights import WeightStore
 
 MEMORY_WARNING = 0.8
-"""Share of maxmemory from which on the doctor warns, as the alert rule does."""
+"""Share of maxmemory from which on the doctor warns, as the alert rule does: before new jobs are refused."""
 ONE_DAY, LEAST_SPAN = timedelta(days=1), timedelta(hours=12)
 """After less than that, the rate of a first hour would be taken for that of every day."""
 STORAGE_ADVICE = (
@@ -95,17 +95,17 @@ def _memory(settings: Settings, url: str, facts: RedisFacts) -> Iterable[Check]:
     """
     used, limit = facts.used_bytes, facts.limit_bytes
     if not limit:
-        advice = "set maxmemory (70 % of what it may use): full, it refuses new jobs, in place of being killed"
+        advice = "set maxmemory (70 % of what it may use): near it new jobs are refused, in place of Redis being killed"
         yield warn("redis memory", f"{used / 1e6:.0f} MB in use, without a limit", advice)
         return
     found = f"{used / 1e6:.0f} of {limit / 1e6:.0f} MB in use ({used / limit:.0%})"
-    more = "give it more memory and maxmemory, or shorten ATELIER_RETENTION: when it is full, new jobs are refused"
+    more = "give it more memory and maxmemory, or shorten ATELIER_RETENTION: from 90 % on new jobs are refused"
     span = span_of_records(url, settings.retention)
     if RedisMemory(used, limit).is_short:
         yield fail("redis memory", f"{found}: new jobs are refused", more)
     elif used > limit * MEMORY_WARNING:
         yield warn("redis memory", found, more)
-    elif span and span >= LEAST_SPAN and used * (settings.retention / span) > limit:
+    elif span and span >= LEAST_SPAN and RedisMemory(round(used * (settings.retention / span)), limit).is_short:
         needed = used * (settings.retention / span)
         days = f"{span / ONE_DAY:.0f} of {settings.retention / ONE_DAY:.0f} days of retention"
         yield warn("redis memory", f"{found} by {days}: all of it needs about {needed / 1e6:.0f} MB", more)

@@ -7,7 +7,8 @@
 -- A call is repeated with its job id. `key_id`: the API key that asked, or ''. `plan`: its interface
 -- and plan, or ''. `request_id`: of the HTTP request, for logs, or ''. `traceparent`: the span of the accept, or ''.
 -- `sample`: the service's own picture for the account: no usage.
--- Returns {status, snapshot, {base model, trigger words}}; status: ok, forbidden, replay, conflict, full, account_full.
+-- Returns {status, snapshot, {base model, trigger words}}; status: ok, forbidden, replay, conflict, full, account_full,
+-- account_stored.
 
 -- the same call again, because its reply was lost: the caller made the id, so it is the caller's own job
 if redis.call('EXISTS', K('job:' .. job_id)) == 1 then return {'ok', snapshot(job_id), lora_facts(adapter)} end

@@ -1,12 +1,24 @@
--- args: variant, account, max_queued:number, max_unfinished:number, index_ms:number, version:number, key_id, plan, request_id
+-- args: variant, account, max_queued:number, max_unfinished:number, max_stored:number, job_bytes:number
+-- args: index_ms:number, version:number, key_id, plan, request_id
 -- What `accept.lua` and `accept_all.lua` share: whether there is space for more jobs, and how one is written.
 
--- full or account_full where so many more jobs are too many; else nil.
+local over = {} -- days whose stored bytes no longer count
+
+local function stored_bytes()
+  local bytes, days, oldest = 0, redis.call('HGETALL', stored_of(account, variant)), math.floor((now - index_ms) / DAY)
+  for i = 1, #days, 2 do
+    if tonumber(days[i]) < oldest then over[#over + 1] = days[i] else bytes = bytes + days[i + 1] end
+  end
+  return bytes
+end
+
+-- full, account_full or account_stored where so many more jobs are too many; else nil.
 local function no_space(more)
   local waiting = more - 1
   for _, each in ipairs(KINDS) do waiting = waiting + redis.call('ZCARD', K('age:' .. each)) end
   if waiting >= max_queued then return 'full' end
   if more - 1 + num(redis.call('HGET', K('unfinished'), account), 0) >= max_unfinished then return 'account_full' end
+  if stored_bytes() >= (max_stored or math.huge) then return 'account_stored' end
 end
 
 -- What the answer says of a job's LoRA: its base model, and its trigger words as JSON.
@@ -18,10 +30,11 @@ end
 
 local function write_job(job)
   local job_id, kind, work, adapter, rate_token = job.id, job.kind, job.work, job.adapter, job.rate_token
-  local sequence = redis.call('INCR', K('sequence'))
+  local sequence = redis.call('INCR', K('job_sequence'))
   redis.call('HSET', K('job:' .. job_id), 'version', version, 'state', 'queued', 'kind', kind, 'variant', variant,
     'account', account, 'group', job.group, 'work', work, 'queue_share', job.queue_share, 'num_images', job.num_images,
-    'request', job.request, 'created', now, 'waiting_since', now, 'sequence', sequence)
+    'created', now, 'waiting_since', now, 'sequence', sequence)
+  write_packed(job_id, '', job.request)
   if rate_token ~= '' then redis.call('HSET', K('job:' .. job_id), 'rate_token', rate_token) end
   if adapter ~= '' then redis.call('HSET', K('job:' .. job_id), 'adapter', adapter) end
   if job.sample then redis.call('HSET', K('job:' .. job_id), 'sample', '1') end
@@ -33,7 +46,11 @@ local function write_job(job)
   redis.call('HINCRBY', K('load:' .. kind), 'work', work)
   redis.call('HINCRBY', K('load:' .. kind), 'accepted_work', work)
   redis.call('HINCRBY', K('count'), 'accepted', 1)
-  enqueue(read_job(job_id))
+  local written = read_job(job_id)
+  enqueue(written)
+  count_stored(written, job_bytes + #job.request)
+  if #over > 0 then redis.call('HDEL', stored_of(account, variant), unpack(over)) end
+  redis.call('PEXPIRE', stored_of(account, variant), index_ms + DAY)
 
   local account_jobs = K('jobs:' .. account)
   redis.call('ZADD', account_jobs, now, job_id)

@@ -9,6 +9,7 @@ local name = K('audit:' .. log)
 for _, row in ipairs(redis.call('XREVRANGE', name, '+', '-', 'COUNT', REPEATS)) do
   if row[2][2] == entry then return 0 end
 end
+write_also_when_full()
 redis.call('XADD', name, 'MAXLEN', max_rows, '*', 'entry', entry, 'actor', actor, 'action', action, 'subject', subject,
   'address', address)
 redis.call('XTRIM', name, 'MINID', string.format('%.0f', math.max(0, now - life_ms)))

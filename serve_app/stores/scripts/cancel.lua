@@ -9,5 +9,8 @@ if job.state == 'queued' then
   end_canceled(job, retention_ms)
   return 'canceled'
 end
-if job.state == 'running' then redis.call('HSETNX', K('job:' .. job_id), 'cancel', now) end
+if job.state == 'running' then
+  write_also_when_full()
+  redis.call('HSETNX', K('job:' .. job_id), 'cancel', now)
+end
 return job.state

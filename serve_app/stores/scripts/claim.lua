@@ -4,7 +4,7 @@
 -- args: owner_wait_ms:number, worker_life_ms:number, default_seconds_per_unit:number, retention_ms:number, resident_groups
 -- claim: hand waiting jobs to a worker, fairly between accounts, preferring adapters that the worker holds.
 -- `resident_groups` are names, one a line: an idle poll, which looks none up, does not part them. `capacity` is in images, `max_lead` in average waiting jobs.
--- Returns {id, attempt, version, group, account, request, created, request_id, traceparent} repeated. A repeated nonce gets the same jobs again.
+-- Returns {id, attempt, record} of each. A repeated nonce gets the same jobs again.
 local CLAIMED_LIFE = 86400000 -- ms; far beyond any attempt
 local NEAR = 4             -- groups, accounts and jobs of each that are read beyond the head: a claim's cost stays flat
 local SEEN_EVERY = 1000    -- ms between two writes of when a worker was seen: idle polls stay reads
@@ -15,21 +15,13 @@ local last_claim = K('claim:' .. kind .. ':' .. worker)
 local load, workers, capacities = K('load:' .. kind), K('workers:' .. kind), K('capacity:' .. kind)
 local seconds_per_unit = num(redis.call('HGET', load, 'seconds_per_unit'), default_seconds_per_unit)
 
-local function claimed_fields(id, attempt)
-  local job = redis.call('HMGET', K('job:' .. id), 'version', 'group', 'account', 'request', 'created',
-    'request_id', 'traceparent')
-  return id, attempt, unpack(job, 1, 7)
-end
-
-local function append(out, ...)
-  for _, value in ipairs({...}) do out[#out + 1] = value end
-end
+local function claimed_job(id, attempt) return {id, attempt, redis.call('HGETALL', K('job:' .. id))} end
 
 local function repeat_last_claim()
   local out = {}
   for _, claimed in ipairs(cjson.decode(redis.call('HGET', last_claim, 'jobs'))) do
     local job = read_job(claimed[1])
-    if holds_lease(job, claimed[2]) and job.worker == worker then append(out, claimed_fields(claimed[1], claimed[2])) end
+    if holds_lease(job, claimed[2]) and job.worker == worker then out[#out + 1] = claimed_job(claimed[1], claimed[2]) end
   end
   return out
 end
@@ -233,7 +225,7 @@ local function lease_to_worker(job)
   local attempt = redis.call('HINCRBY', K('job:' .. job.id), 'attempt', 1)
   redis.call('HINCRBY', K('job:' .. job.id), 'tries', 1)
   if attempt == 1 then observe_job('job_wait_seconds', job.kind, now - job.waiting_since) end
-  redis.call('HSET', K('job:' .. job.id), 'state', 'running', 'worker', worker, 'started', now,
+  redis.call('HSET', K('job:' .. job.id), 'state', 'running', 'worker', worker, 'started', now - job.created,
     'charge', string.format('%.17g', cost))
   redis.call('ZADD', K('lease:' .. kind), now + lease_ms, job.id)
   redis.call('SADD', claimed_key(kind, worker), job.id)
@@ -242,7 +234,7 @@ local function lease_to_worker(job)
   return attempt
 end
 
-redis.call('ZREM', K('delay:' .. kind), '') -- a first write that frees memory: the rest is then allowed on a full server
+write_also_when_full()
 promote_due(kind, 32)
 local out, claimed, ended = {}, {}, 0
 local quarantined, is_quarantine_worker = next_quarantined()
@@ -253,7 +245,7 @@ while capacity > 0 and not (is_quarantine_worker and #claimed > 0) do
   if keeps_adapter(job) then
     local attempt = lease_to_worker(job)
     claimed[#claimed + 1] = {job.id, attempt}
-    append(out, claimed_fields(job.id, attempt))
+    out[#out + 1] = claimed_job(job.id, attempt)
     capacity = capacity - job.num_images
   else
     dequeue(job)

@@ -1,24 +1,21 @@
 -- include queue
 -- include deletion
--- args: image_id
--- delete_image: one image of a completed job; with its last image the job goes, too.
--- Returns the name of the objects on the list, or '' when the account has no such job or the job no such image (any more).
+-- args: image_id, rest
+-- delete_image: one image of a completed job, of which `rest` remains, the packed result without it; where that is '', the job goes.
+-- Returns the name of the objects on the list, 'changed' (read the job again), or '' when the account has no such job (any more).
 for _, name in ipairs({image_id, job_id}) do
   if was_deleted_by_this_call(name) then return name end
 end
 local job = read_job(job_id)
 if not job or (account ~= '' and job.account ~= account) then return '' end
-local images = read_images(redis.call('HGET', K('job:' .. job_id), 'images'))
-local deleted, kept = nil, {}
-for _, image in ipairs(images or {}) do
-  if image.image_id == image_id then deleted = image else kept[#kept + 1] = image end
-end
-if not deleted then return '' end
-if #kept == 0 then
-  delete_record(job, folder)
+if has_changed() then return 'changed' end
+if rest == '' then
+  delete_record(job, {image_id})
   return job_id
 end
 redis.call('DEL', K('image:' .. image_id))
-list_objects(image_id, '', cjson.encode({deleted}))
-redis.call('HSET', K('job:' .. job_id), 'images', cjson.encode(kept))
+list_objects(image_id, '')
+local number = 0
+while redis.call('HDEL', K('job:' .. job_id), 'r' .. number) == 1 do number = number + 1 end
+write_packed(job_id, 'r', rest)
 return image_id

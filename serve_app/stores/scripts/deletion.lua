@@ -1,9 +1,11 @@
--- args: job_id, account, folder, call
+-- args: job_id, account, folder, call, uris, first, bytes:number
 -- Removal of what Redis holds of a job. Its objects are listed in `deletions` in the same script, for whoever removes them next:
 -- a process that dies between the two leaves them on the list. `account` '' is the operator; `folder` holds the job's objects;
--- `call` names the call, whose repeat gets the same answer.
-local function list_objects(name, folder, images)
-  redis.call('HSET', K('deletions'), name, cjson.encode({folder = folder, images = images, at = now, call = call}))
+-- `call` names the call, whose repeat gets the same answer; `uris` (JSON) are its objects, wherever they are. `first` is the
+-- first field of the result that the caller has read: while there is another, the call changes nothing. `bytes` were counted
+-- at the accept.
+local function list_objects(name, folder)
+  redis.call('HSET', K('deletions'), name, cjson.encode({folder = folder, uris = uris, at = now, call = call}))
 end
 
 local function was_deleted_by_this_call(name)
@@ -11,22 +13,19 @@ local function was_deleted_by_this_call(name)
   return listed and cjson.decode(listed).call == call
 end
 
--- The job's images as a table, or nil where they cannot be read.
-local function read_images(text)
-  local is_read, images = pcall(cjson.decode, text or '[]')
-  if is_read and type(images) == 'table' then return images end
-end
+local function has_changed() return (redis.call('HGET', K('job:' .. job_id), 'r0') or '') ~= first end
 
--- An ended job. The first writes free memory, so that a full server can be emptied.
-local function delete_record(job, folder)
+-- An ended job and its images. The first writes free memory, so that a full server can be emptied.
+local function delete_record(job, image_ids)
   local name = K('job:' .. job.id)
-  local stored = redis.call('HMGET', name, 'images', 'idempotency')
-  for _, index in ipairs({'recent', 'dead', 'uncompacted', 'jobs:' .. job.account}) do redis.call('ZREM', K(index), job.id) end
-  for _, image in ipairs(read_images(stored[1]) or {}) do redis.call('DEL', K('image:' .. tostring(image.image_id))) end
-  if stored[2] then
-    local idempotency_key = K('idempotency:' .. job.account .. ':' .. job.variant .. ':' .. stored[2])
+  local idempotency = redis.call('HGET', name, 'idempotency')
+  for _, index in ipairs({'recent', 'dead', 'jobs:' .. job.account}) do redis.call('ZREM', K(index), job.id) end
+  for _, image_id in ipairs(image_ids) do redis.call('DEL', K('image:' .. image_id)) end
+  if idempotency then
+    local idempotency_key = K('idempotency:' .. job.account .. ':' .. job.variant .. ':' .. idempotency)
     if redis.call('HGET', idempotency_key, 'job') == job.id then redis.call('DEL', idempotency_key) end
   end
-  list_objects(job.id, folder, stored[1] or '[]')
+  count_stored(job, -bytes)
+  list_objects(job.id, folder)
   redis.call('DEL', name)
 end

@@ -1,4 +1,4 @@
--- args: account, state, adapter, key_id, adapter_digest, key_digest, since:number, until_ms:number, after_ms:number, after_id, limit:number, most:number
+-- args: account, state, adapter, key_id, since:number, until_ms:number, after_ms:number, after_id, limit:number, most:number
 -- list_jobs: an account's jobs, newest first, that are in a state, use an adapter, were asked for with a key ('' takes any; '-': without one), and
 -- were accepted from `since` and before `until_ms`. It begins after a position (time and id), looks at `most` records, finds at
 -- most `limit`.
@@ -14,12 +14,8 @@ local asked = most + SAME_MS
 local rows = redis.call('ZREVRANGEBYSCORE', index, latest, since or '-inf', 'WITHSCORES', 'LIMIT', 0, asked)
 
 local function is_wanted(id)
-  local job = redis.call('HMGET', K('job:' .. id), 'state', 'adapter', 'key', '0', 'a', 'k')
+  local job = redis.call('HMGET', K('job:' .. id), 'state', 'adapter', 'key')
   if not job[1] then return false end -- its retention is over
-  if job[4] then -- compact: digests in place of ids
-    return (state == '' or job[1] == state) and (adapter == '' or job[5] == adapter_digest)
-      and (key_id == '' or (job[6] or NO_KEY) == (key_id == NO_KEY and NO_KEY or key_digest))
-  end
   return (state == '' or job[1] == state) and (adapter == '' or job[2] == adapter) and (key_id == '' or (job[3] or NO_KEY) == key_id)
 end
 

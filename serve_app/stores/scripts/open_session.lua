@@ -4,6 +4,7 @@
 -- with, '' for the user's own of now. Repeating the call changes nothing but when it ends.
 local session = K('session:' .. token_digest)
 if credential_version == '' then credential_version = user_credential_version(account, user) end
+write_also_when_full()
 redis.call('HSET', session, 'account', account, 'user', user, 'credential_version', credential_version,
   'browser', browser, 'address', address, 'opened', now, 'seen', now, 'ends', now + life_ms)
 redis.call('PEXPIRE', session, idle_ms)

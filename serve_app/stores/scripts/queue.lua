@@ -9,19 +9,46 @@ local function global_vtime(kind) return num(redis.call('GET', K('global_vtime:'
 
 local function set_global_vtime(kind, vtime) redis.call('SET', K('global_vtime:' .. kind), string.format('%.17g', vtime)) end
 
+-- Fields that nobody reads once a job has ended; and those without which it cannot be queued again, as a failed one may be.
+local OF_ATTEMPTS = {'waiting_since', 'rate_token', 'tries', 'losses', 'skips', 'skipped_at', 'charge', 'worker', 'cancel'}
+local OF_WAITING = {'version', 'kind', 'group', 'work', 'queue_share', 'num_images', 'sequence', 'plan', 'sample',
+  'request_id', 'traceparent'}
+local PART, LONGEST_IN_PARTS = 63, 1024 -- bytes: beyond, the table that Redis makes of the hash costs less than many fields
+
+-- What the code packs of a job (serve_app/stores/compact_form.py), as fields `prefix` and a number.
+local function write_packed(id, prefix, packed)
+  local size, cells = #packed <= LONGEST_IN_PARTS and PART or #packed, {}
+  for start = 1, #packed, size do
+    cells[#cells + 1] = prefix .. (start - 1) / size
+    cells[#cells + 1] = string.sub(packed, start, start + size - 1)
+  end
+  redis.call('HSET', K('job:' .. id), unpack(cells))
+end
+
+-- Bytes of Redis that an account's jobs of one interface take, by the day of their accept: the accept adds a job's, a deletion
+-- subtracts them, and those of a day go when none of its jobs can be left.
+local DAY = 86400000 -- ms
+
+local function stored_of(account, variant) return K('stored:' .. account .. ':' .. variant) end
+
+local function count_stored(job, bytes)
+  local stored, day = stored_of(job.account, job.variant), math.floor(job.created / DAY)
+  if redis.call('HINCRBY', stored, day, bytes) <= 0 then redis.call('HDEL', stored, day) end
+end
+
 local function read_job(id)
   local field = redis.call('HMGET', K('job:' .. id), 'state', 'kind', 'account', 'group', 'attempt', 'tries', 'work',
     'queue_share', 'sequence', 'waiting_since', 'charge', 'cancel', 'variant', 'rate_token', 'skips', 'skipped_at',
-    'num_images', 'worker', 'losses', 'adapter', 'plan')
+    'num_images', 'worker', 'losses', 'adapter', 'plan', 'created')
   if not field[1] then return nil end
-  local kind = field[2] or (string.sub(id, 1, 3) == 'up_' and 'upscale' or 'generation') -- a compact record names none
+  local kind = field[2] or (string.sub(id, 1, 3) == 'up_' and 'upscale' or 'generation') -- that of an ended job names none
   return {
     id = id, state = field[1], kind = kind, account = field[3], group = field[4], attempt = num(field[5], 0),
     tries = num(field[6], 0), work = num(field[7], 0), queue_share = num(field[8], 1), sequence = num(field[9], 0),
     waiting_since = num(field[10], 0), charge = num(field[11], 0), cancel = field[12], variant = field[13],
     rate_token = field[14] or '', skips = num(field[15], 0), skipped_at = tonumber(field[16]),
     num_images = num(field[17], 1), worker = field[18], losses = num(field[19], 0),
-    adapter = field[20] or '', plan = field[21] or '',
+    adapter = field[20] or '', plan = field[21] or '', created = num(field[22], 0),
   }
 end
 
@@ -37,7 +64,7 @@ local function observe_job(metric, kind, ms)
   redis.call('HINCRBYFLOAT', MEASURES, metric .. '|' .. kind .. '|sum', string.format('%.3f', ms / 1000))
 end
 
--- The part of a plan in `age`; records of earlier versions name no plan.
+-- The part of a plan in `age`; a sample of the service's own is of none.
 local function age_in_plan(job)
   if job.plan ~= '' then
     redis.call('ZADD', K('plan_age:' .. job.kind .. ':' .. job.plan), job.waiting_since, job.id)
@@ -223,7 +250,9 @@ local function refund_request(job)
 end
 
 local function end_job(job, state, retention_ms)
-  redis.call('HSET', K('job:' .. job.id), 'state', state, 'finished', now)
+  redis.call('HDEL', K('job:' .. job.id), unpack(OF_ATTEMPTS))
+  if state ~= 'failed' then redis.call('HDEL', K('job:' .. job.id), unpack(OF_WAITING)) end
+  redis.call('HSET', K('job:' .. job.id), 'state', state, 'finished', now - job.created)
   redis.call('PEXPIRE', K('job:' .. job.id), retention_ms)
   if redis.call('HINCRBY', K('unfinished'), job.account, -1) <= 0 then redis.call('HDEL', K('unfinished'), job.account) end
   redis.call('HINCRBY', K('load:' .. job.kind), 'work', -job.work)
@@ -242,7 +271,6 @@ end
 
 local function end_canceled(job, retention_ms)
   if job.state == 'running' then refund_charge(job) end
-  redis.call('HSET', K('job:' .. job.id), 'code', 'canceled', 'message', 'canceled on request')
   end_job(job, 'canceled', retention_ms)
 end
 

@@ -1,5 +1,5 @@
 -- include queue
--- args: limit:number, max_attempts:number, queue_age_ms:number, retention_ms:number, worker_life_ms:number, plans:list
+-- args: limit:number, max_attempts:number, queue_age_ms:number, retention_ms:number, worker_life_ms:number
 -- reap: everything whose time is over: leases, pauses, jobs that waited too long, workers not seen, old dead letters, waiting jobs
 -- of LoRAs that were withdrawn; `limit` of each. Returns how many jobs were looked at: below `limit`, nothing is left.
 local function lose_lease(job)
@@ -16,7 +16,6 @@ end
 
 local function expire(job)
   remove_waiting(job)
-  redis.call('HSET', K('job:' .. job.id), 'code', 'expired', 'message', 'the job waited longer than the limit')
   refund_request(job)
   end_job(job, 'expired', retention_ms)
 end
@@ -51,16 +50,6 @@ local function remove_dead_workers(kind)
     redis.call('ZREM', K('workers:' .. kind), worker)
     redis.call('HDEL', K('capacity:' .. kind), worker)
     redis.call('HDEL', K('gauges:' .. kind), worker)
-  end
-end
-
--- What a version that knows no plans has taken from `age` alone, while both were running.
-local function forget_taken(kind, plan)
-  local ages = K('plan_age:' .. kind .. ':' .. plan)
-  for _ = 1, limit do
-    local oldest = redis.call('ZRANGE', ages, 0, 0)[1]
-    if not oldest or redis.call('ZSCORE', K('age:' .. kind), oldest) then return end
-    redis.call('ZREM', ages, oldest)
   end
 end
 
@@ -100,8 +89,6 @@ local moved = 0
 for _, kind in ipairs(KINDS) do
   moved = moved + reap_leases(kind) + promote_due(kind, limit) + expire_waiting(kind)
   remove_dead_workers(kind)
-  for _, plan in ipairs(plans) do forget_taken(kind, plan) end
 end
 redis.call('ZREMRANGEBYSCORE', K('dead'), '-inf', now - retention_ms)
-redis.call('ZREMRANGEBYSCORE', K('uncompacted'), '-inf', now - retention_ms)
 return moved + end_withdrawn() -- last: after a write that frees memory its own are allowed on a full server

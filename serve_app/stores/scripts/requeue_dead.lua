@@ -5,7 +5,7 @@ local job = read_job(job_id)
 if not job or job.state ~= 'failed' then return 0 end
 redis.call('ZREM', K('dead'), job_id)
 redis.call('PERSIST', K('job:' .. job_id))
-redis.call('HDEL', K('job:' .. job_id), 'code', 'message', 'finished', 'tries', 'losses', 'skips', 'skipped_at', 'rate_token')
+redis.call('HDEL', K('job:' .. job_id), 'code', 'message', 'finished')
 redis.call('HSET', K('job:' .. job_id), 'state', 'queued', 'waiting_since', now)
 redis.call('HINCRBY', K('unfinished'), job.account, 1)
 redis.call('HINCRBY', K('load:' .. job.kind), 'work', job.work)

@@ -12,6 +12,7 @@ if left <= 0 or (fields[4] or '0.0') ~= user_credential_version(account, user) t
   redis.call('SREM', K('sessions:' .. account), token_digest)
   return {}
 end
+write_also_when_full()
 redis.call('HSET', session, 'seen', now)
 redis.call('PEXPIRE', session, math.min(left, idle_ms))
 if user == '' then return {account, '', '', ''} end

@@ -27,6 +27,7 @@ local function wait_until(time_ms)
   redis.call('PEXPIRE', K(here), life_ms)
 end
 
+write_also_when_full()
 local next_at = tonumber(redis.call('HGET', K(here), 'next'))
 if next_at and next_at > now then return {next_at - now, here} end
 if not next_at and wait_for_all() > 0 then
