@@ -25,15 +25,15 @@ from PIL import Image
 
 from benchmarks.http import cpu_seconds
 from benchmarks.servers import SERVE, start_server
+from serve_app.accounts.sign_in import LinkPurpose
 from serve_app.domain.accounts import Account
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.jobs import JobKind, StoredImage, new_adapter_id, new_image_id, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.service.resources import Resources, open_resources
+from serve_app.jobs.queue import new_nonce
+from serve_app.resources import Resources, open_resources
 from serve_app.settings import ROOT, Settings
-from serve_app.stores.claiming import new_nonce
-from serve_app.stores.embedded import stop_redis
-from serve_app.stores.sign_in_links import LinkPurpose
+from serve_app.store.embedded_redis import stop_redis
 from tests.browser import pages
 
 ORIGIN = {"Sec-Fetch-Site": "same-origin"}

@@ -30,7 +30,7 @@ from benchmarks.fleet_load import HOUR_MS, OfferedLoad
 from benchmarks.fleet_oracle import oracle_hours
 from benchmarks.fleet_outcome import Outcome, Sample
 from benchmarks.fleet_simulation import Fleet, Simulation
-from serve_app.stores.embedded import ensure_redis, stop_redis
+from serve_app.store.embedded_redis import ensure_redis, stop_redis
 from tests.stores.logical_queue import LogicalQueue, model_settings
 
 GOAL_S = 30.0

@@ -15,13 +15,12 @@ from benchmarks.fleet_load import HOUR_MS, Arrival
 from benchmarks.fleet_outcome import Outcome, Sample
 from benchmarks.fleet_replica import ClaimedJob, Engine, SimulatedReplica
 from deployments.args import ScaleArgs
-from deployments.arrival_rate import ArrivalRate
-from deployments.scaling import wanted_replicas
+from deployments.scaling import ArrivalRate, wanted_replicas
 from serve_app.domain.jobs import CommitReply, JobKind
 from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.service.prefetch import DRAWS
-from serve_app.stores.backlog import ask_backlog, backlog_from
-from serve_app.stores.redis_keys import redis_key
+from serve_app.jobs.backlog import ask_backlog, backlog_from
+from serve_app.store.keys import redis_key
+from serve_app.worker.prefetch import DRAWS
 from tests.stores.logical_queue import LogicalQueue
 
 KIND = JobKind.GENERATION

@@ -27,12 +27,12 @@ import uvicorn
 import uvloop
 
 from benchmarks.servers import roomy_settings
-from serve_app.api.app import create_app
+from serve_app.api.process import freeze_startup_objects
+from serve_app.app import create_app
 from serve_app.domain.requests import Variant
-from serve_app.service.process import freeze_startup_objects
-from serve_app.service.resources import open_resources
+from serve_app.resources import open_resources
 from serve_app.settings import Settings
-from serve_app.stores.embedded import stop_redis
+from serve_app.store.embedded_redis import stop_redis
 
 MODES: dict[str, dict[str, str]] = {
     "always": {"appendonly": "yes", "appendfsync": "always"},

@@ -22,12 +22,11 @@ import redis
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Claim, Failure, JobKind, StoredImage, Timings, new_image_id, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.jobs.queue import JobQueue, new_nonce
 from serve_app.settings import Settings
-from serve_app.stores.claiming import new_nonce
-from serve_app.stores.embedded import COMPACT_HASHES, ensure_redis, stop_redis
-from serve_app.stores.job_queue import JobQueue
-from serve_app.stores.redis import connect
-from serve_app.stores.redis_keys import redis_key
+from serve_app.store.embedded_redis import COMPACT_HASHES, ensure_redis, stop_redis
+from serve_app.store.keys import redis_key
+from serve_app.store.redis_client import connect
 
 ACCOUNTS, LORAS = 10, 50
 FAMILIES = ("job", "image", "jobs")

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 from serve_app.domain.jobs import CommitReply, JobKind
 from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.stores.embedded import ensure_redis, stop_redis
-from serve_app.stores.redis_keys import PREFIX
+from serve_app.store.embedded_redis import ensure_redis, stop_redis
+from serve_app.store.keys import PREFIX
 from tests.stores.logical_queue import LogicalQueue, model_settings
 
 RUN_MS, SWAP_MS = 4_000, 1_500

@@ -18,17 +18,16 @@ from typing import Any, NamedTuple, cast
 import redis
 
 from serve_app.domain.durations import milliseconds
-from serve_app.domain.jobs import JobKind, new_job_id
+from serve_app.domain.jobs import WORKER_LIFE, JobKind, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.stores.claiming import Fairness, named_in_claim
-from serve_app.stores.embedded import ensure_redis, stop_redis
-from serve_app.stores.estimates import DEFAULT_SECONDS_PER_UNIT
-from serve_app.stores.job_queue import WORKER_LIFE
-from serve_app.stores.records import RECORD_VERSION, work_of, write_request
-from serve_app.stores.redis_keys import PREFIX, redis_key
-from serve_app.stores.script import load_script
+from serve_app.jobs.backlog import DEFAULT_SECONDS_PER_UNIT
+from serve_app.jobs.queue import Fairness, named_in_claim
+from serve_app.jobs.records import RECORD_VERSION, work_of, write_request
+from serve_app.store.embedded_redis import ensure_redis, stop_redis
+from serve_app.store.keys import PREFIX, redis_key
+from serve_app.store.script import load_script
 
-ACCEPT, CLAIM = load_script("accept"), load_script("claim")
+ACCEPT, CLAIM = load_script("jobs/accept"), load_script("jobs/claim")
 CLAIMS = 2_000
 PROMPT = "a lighthouse on a cliff at dusk, waves below, gulls in the wind, long exposure, film grain, " * 4
 """About 370 characters: a long ordinary prompt."""

@@ -32,10 +32,10 @@ from benchmarks.servers import finish, roomy_settings
 from serve_app.domain.accounts import Caller
 from serve_app.domain.jobs import JobKind, Lease
 from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.service import submit
-from serve_app.service.resources import Resources, open_resources
+from serve_app.jobs import submit
+from serve_app.jobs.queue import new_nonce
+from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
-from serve_app.stores.claiming import new_nonce
 from tests.support import wait_until
 
 AT_ONCE = 64

@@ -14,14 +14,14 @@ from pathlib import Path
 import yaml
 
 from serve_app.domain.jobs import Lease, StoredImage, new_image_id
-from serve_app.service.resources import Resources
+from serve_app.resources import Resources
 from serve_app.settings import ROOT, Settings
 
 SERVE = """
 import json, socket, sys, uvicorn, uvloop
-from serve_app.api.app import create_app
-from serve_app.service import submit
-from serve_app.service.resources import open_resources
+from serve_app.app import create_app
+from serve_app.jobs import submit
+from serve_app.resources import open_resources
 from serve_app.settings import Settings
 async def serve():
     async with open_resources(Settings.model_validate(json.loads(sys.argv[2]))) as resources:

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from serve_app.engine_options import EngineOptions
-from serve_app.service.worker_timing import WorkerTiming
+from serve_app.worker.attempt import WorkerTiming
 
 
 class Args(BaseModel):

@@ -12,11 +12,10 @@ import typer
 from deployments.config import ConfigError, ServeConfig, read_config
 from deployments.nodes import check_nodes, check_running_nodes, living_nodes, node_pool
 from deployments.pools import ReplicaDemand, fits_alone, shortfalls
-from deployments.shared_settings import of_one_machine
-from serve_app.cli.command import Result, command
+from deployments.requirements import of_one_machine
+from serve_app.cli.command import BadUsage, Failed, Result, command
 from serve_app.cli.doctor import checks_result
-from serve_app.cli.exit_codes import BadUsage, Failed
-from serve_app.service.doctor.checks import Check, fail, ok, warn
+from serve_app.operations.checks import Check, fail, ok, warn
 from serve_app.settings import Settings
 
 CONNECT_LIMIT_S = 30.0

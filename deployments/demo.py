@@ -12,14 +12,14 @@ from typing import Any
 import httpx
 from PIL import Image
 
+from serve_app.accounts.sign_in import LinkPurpose
 from serve_app.atomic_files import write_atomically
 from serve_app.cli.audit import record_act
 from serve_app.cli.local import READY_FILE
 from serve_app.domain.accounts import Plan
 from serve_app.domain.audit import Act
 from serve_app.domain.requests import Variant
-from serve_app.service.resources import Resources
-from serve_app.stores.sign_in_links import LinkPurpose
+from serve_app.resources import Resources
 
 ACCOUNT = "demo"
 INTERFACES = {"a": frozenset({Variant.A}), "b": frozenset({Variant.B}), "both": frozenset(Variant)}

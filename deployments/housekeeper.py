@@ -5,11 +5,10 @@ from contextlib import AsyncExitStack
 from datetime import timedelta
 
 from deployments.args import HousekeeperArgs
-from deployments.ray_internals import on_several_machines, prepare_replica
-from deployments.replica_log import configure_replica_log
-from deployments.shared_settings import require_shared
-from serve_app.service.reap import reap_forever
-from serve_app.service.resources import open_resources
+from deployments.ray_internals import configure_replica_log, on_several_machines, prepare_replica
+from deployments.requirements import require_shared
+from serve_app.operations.housekeeping import reap_forever
+from serve_app.resources import open_resources
 from serve_app.settings import Settings
 
 

@@ -12,15 +12,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.nodes import check_running_nodes
 from deployments.proxy import proxy_secret
-from deployments.ray_internals import has_haproxy, least_replicas, on_several_machines, prepare_replica
-from deployments.replica_log import configure_replica_log
-from deployments.shared_settings import require_shared
-from serve_app.api.app import create_app
-from serve_app.api.client_address import with_forwarded_address
+from deployments.ray_internals import (
+    configure_replica_log,
+    has_haproxy,
+    least_replicas,
+    on_several_machines,
+    prepare_replica,
+)
+from deployments.requirements import require_shared
+from serve_app.api.process import allow_connections, freeze_startup_objects
+from serve_app.api.request_context import with_forwarded_address
+from serve_app.app import create_app
 from serve_app.domain.jobs import JobKind
 from serve_app.engine_options import DEFAULT_MAX_RANK
-from serve_app.service.process import allow_connections, freeze_startup_objects
-from serve_app.service.resources import open_resources
+from serve_app.resources import open_resources
 from serve_app.settings import Settings
 
 log = logging.getLogger(__name__)

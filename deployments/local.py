@@ -16,15 +16,14 @@ from deployments.one_machine_start import Start, run_service
 from deployments.output import Reporter
 from deployments.ray_environment import cannot_listen
 from deployments.runtime import Runtime, kill_all_of, processes_in, runtime_home
+from deployments.start_checks import check_this_machine, config_for_this_machine
 from deployments.supervisor import Child, supervise
-from deployments.this_machine import check_this_machine, config_for_this_machine
 from serve_app.atomic_files import PRIVATE_UMASK, make_folder, write_atomically
 from serve_app.cli import app
-from serve_app.cli.context import read_settings
+from serve_app.cli.command import BadUsage, read_settings
 from serve_app.cli.doctor import add_doctor
-from serve_app.cli.exit_codes import BadUsage
 from serve_app.settings import Settings
-from serve_app.stores.embedded import stop_redis
+from serve_app.store.embedded_redis import stop_redis
 
 START_LIMIT_S = 900.0
 """Time for all replicas to start: large models take minutes to load and to warm up."""

@@ -9,9 +9,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from deployments.pools import Pool, ReplicaDemand, fits_alone
-from deployments.shared_settings import SECRETS, Secret, of_one_machine
-from serve_app.service.doctor.checks import Check, fail, ok, warn
-from serve_app.service.doctor.fingerprints import differences, fingerprints
+from deployments.requirements import SECRETS, Secret, of_one_machine
+from serve_app.operations.checks import Check, fail, ok, warn
+from serve_app.operations.fingerprints import differences, fingerprints
 from serve_app.settings import Settings
 
 ANSWER_LIMIT_S = 60.0

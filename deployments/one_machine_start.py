@@ -16,10 +16,10 @@ from deployments.runtime import Runtime, last_line
 from deployments.supervisor import Child
 from serve_app.atomic_files import write_atomically
 from serve_app.domain.errors import AtelierError
-from serve_app.service.resources import Resources, open_resources
+from serve_app.loras.catalog_file import CatalogError
+from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
-from serve_app.stores.catalog_file import CatalogError
-from serve_app.stores.embedded import embedded_release
+from serve_app.store.embedded_redis import embedded_release
 
 READY_LIMIT_S = 60.0
 DEPLOYMENT_STAGES = {

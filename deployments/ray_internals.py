@@ -1,4 +1,7 @@
-"""Sets and reads what Ray has no public interface for: addresses, callers, logs, living processes."""
+"""Sets and reads what Ray has no public interface for: addresses, callers, logs, living processes.
+
+Where a replica logs to.
+"""
 
 import logging
 import os
@@ -9,8 +12,10 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 from deployments.proxy import missing_variables
-from deployments.shared_settings import machines
+from deployments.requirements import machines
 from serve_app.atomic_files import PRIVATE_FOLDER, PRIVATE_UMASK
+from serve_app.log import configure_logging
+from serve_app.settings import Settings
 
 LOOPBACK = "127.0.0.1"
 LOOPBACK_ENVIRONMENT = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
@@ -150,3 +155,12 @@ def serve_controller() -> Any:
 
     constants: Any = import_module("ray.serve._private.constants")
     return ray.get_actor(constants.SERVE_CONTROLLER_NAME, namespace=constants.SERVE_NAMESPACE)
+
+
+def configure_replica_log(settings: Settings) -> None:
+    """Log JSON lines to the process's own standard error, a file of Ray's, and text to Serve's log.
+
+    In the place of `sys.stderr` Serve may have put a stream that makes each line a part of one of its own.
+    """
+    stream = sys.__stderr__ if settings.log_format == "json" else serve_log()
+    configure_logging(settings.log_level, settings.log_format, stream=stream)

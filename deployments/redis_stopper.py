@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 from serve_app.domain.errors import StoreUnavailable
-from serve_app.service.doctor.stores import is_service_up
+from serve_app.operations.store_checks import is_service_up
 from serve_app.settings import Settings
-from serve_app.stores.embedded import running_redis, stop_redis
-from serve_app.stores.redis import connect_sync, redis_errors
+from serve_app.store.embedded_redis import running_redis, stop_redis
+from serve_app.store.redis_client import connect_sync, redis_errors
 
 QUIET_S = 1.0
 """So long nobody may be connected: a replica that is still ending would start the server again."""

@@ -9,15 +9,14 @@ from datetime import timedelta
 from ray import serve
 
 from deployments.args import WorkerArgs
-from deployments.ray_internals import on_several_machines, prepare_replica
-from deployments.replica_log import configure_replica_log
-from deployments.shared_settings import require_shared
+from deployments.ray_internals import configure_replica_log, on_several_machines, prepare_replica
+from deployments.requirements import require_shared
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import JobKind
-from serve_app.service.executor import Executor
-from serve_app.service.resources import Resources, open_resources
-from serve_app.service.worker import Worker
+from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
+from serve_app.worker.executor import Executor
+from serve_app.worker.worker import Worker
 
 
 class WorkReplica:

@@ -1,16 +1,101 @@
-"""Checks that a start can succeed before Serve starts a replica, and names what is missing."""
+"""Checks that a start can succeed before Serve starts a replica, and names what is missing.
 
+Chooses and checks the configuration of `atelier up` for this machine, before anything starts.
+"""
+
+import ctypes
 import logging
-from collections.abc import Mapping
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
 
 from deployments.args import AppArgs
-from deployments.config import Autoscaling, demands
+from deployments.config import Autoscaling, ConfigError, ServeConfig, demands
 from deployments.nodes import check_nodes, living_nodes, node_pool
-from deployments.pools import ReplicaDemand, fits_alone
-from deployments.shared_settings import require_shared
-from deployments.this_machine import missing_on
-from serve_app.service.doctor.checks import Level
-from serve_app.settings import Settings
+from deployments.pools import Pool, ReplicaDemand, fits_alone, shortfalls
+from deployments.requirements import require_shared
+from serve_app.operations.checks import Level
+from serve_app.settings import ROOT, Settings
+
+GPU_HELP = "look at nvidia-smi and CUDA_VISIBLE_DEVICES, or start configs/local.yaml, which needs no GPU"
+CPU_CONFIG, GPU_CONFIG = ROOT / "configs" / "local.yaml", ROOT / "configs" / "one_gpu.yaml"
+NVML = "libnvidia-ml.so.1"
+COUNT_LIMIT_S = 60.0
+_COUNT_GPUS = """
+from ray._private.accelerators import get_accelerator_manager_for_resource
+manager = get_accelerator_manager_for_resource("GPU")
+visible, found = manager.get_current_process_visible_accelerator_ids(), manager.get_current_node_num_accelerators()
+print(found if visible is None else min(found, len(visible)))
+"""
+
+
+def check_this_machine(config: Path, service: ServeConfig, settings: Settings) -> None:
+    """Raises `ConfigError` for replicas without a place, and for missing settings of a cluster."""
+    try:
+        require_shared(settings, spread=service.proxy_location == "EveryNode")
+    except RuntimeError as error:
+        raise ConfigError(f"{config}: {error}") from None
+    asks_for_gpus = any(demand.gpus for demand in service.demands)
+    gpus = gpus_here() if asks_for_gpus else 0
+    if missing := missing_on(service.demands, [Pool(name="this machine", nodes=1, gpus=gpus)]):
+        raise ConfigError(f"{config}: {missing}")
+
+
+def config_for_this_machine() -> tuple[Path, str]:
+    """The file that suits this machine, and what to say about it."""
+    return chosen_config(gpus_here() if has_gpu_driver() else 0, version("torch"))
+
+
+def chosen_config(gpus: int, torch: str) -> tuple[Path, str]:
+    """Choose the file when none is named, and say which GPUs were found; nothing without one."""
+    if not gpus:
+        return CPU_CONFIG, ""
+    found = "1 GPU" if gpus == 1 else f"{gpus} GPUs"
+    if "+cpu" in torch:
+        return CPU_CONFIG, f"Found {found}, but torch {torch} is built without CUDA: starting configs/{CPU_CONFIG.name}"
+    use = "it" if gpus == 1 else "the first; --config names a file for more"
+    return GPU_CONFIG, f"Found {found}: the generator and the upscaler share {use} (configs/{GPU_CONFIG.name})"
+
+
+def gpus_here() -> int:
+    """Count the GPUs that Ray would find here.
+
+    A process of its own asks: Ray reads its environment when it is imported.
+    """
+    done = subprocess.run([sys.executable, "-c", _COUNT_GPUS], capture_output=True, text=True, timeout=COUNT_LIMIT_S)
+    return int(done.stdout.split()[-1]) if done.returncode == 0 else 0
+
+
+def has_gpu_driver() -> bool:
+    """Whether it is worth asking, which takes a second: NVIDIA's library for management, or AMD's device."""
+    try:
+        ctypes.CDLL(NVML)
+    except OSError:
+        return Path("/dev/kfd").exists()
+    return True
+
+
+def missing_on(asked: Sequence[ReplicaDemand], pools: Sequence[Pool]) -> str | None:
+    """What this machine's nodes lack for the replicas at their largest number; None when they all fit."""
+    found = shortfalls(asked, pools)
+    if not found:
+        return None
+    declared = {name for pool in pools for name in pool.resources}
+    for_cluster = sorted({name for demand in asked for name in demand.resources} - declared)
+    if for_cluster:
+        return f"the resources {', '.join(for_cluster)} are a cluster's: start it with `serve deploy`"
+    gpus = sum(pool.gpus * pool.nodes for pool in pools)
+    wanted = ", ".join(f"{demand.deployment} {_gpus(demand)}" for demand in asked if demand.gpus)
+    if not any(demand.gpus for demand in asked if demand.deployment in {short.deployment for short in found}):
+        return "; ".join(map(str, found))
+    return f"GPUs are asked for ({wanted}), and Ray finds {gpus or 'none'} on this machine: {GPU_HELP}"
+
+
+def _gpus(demand: ReplicaDemand) -> str:
+    return f"{demand.gpus:g}" if demand.replicas == 1 else f"{demand.replicas} × {demand.gpus:g}"
+
 
 log = logging.getLogger("ray.serve")
 

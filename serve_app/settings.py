@@ -122,7 +122,7 @@ class Settings(BaseSettings):
     previews: bool = True
     """Show images in the console before they are finished, while somebody watches and no moderation is set."""
     moderation_url: str = ""
-    """Asked by POST about each prompt and each image; empty asks nobody. See `serve_app/service/moderation.py`."""
+    """Asked by POST about each prompt and each image; empty asks nobody. See `serve_app/jobs/moderation.py`."""
     moderation_callable: str = ""
     """`package.module:function` in its place."""
     moderation_timeout: timedelta = Field(default=timedelta(seconds=5), gt=timedelta())

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import Span as OtelSpan
 
+
 Kind = Literal["internal", "server", "consumer"]
 Attributes = Mapping[str, str | int]
 

@@ -12,9 +12,9 @@ import redis
 
 from serve_app.domain.errors import UnreadableRecord
 from serve_app.domain.jobs import JobKind, JobState
-from serve_app.stores.compact_form import request_bytes
-from serve_app.stores.records import JOB_BYTES, read_job
-from serve_app.stores.redis_keys import KEY_MAP, PREFIX, Key
+from serve_app.jobs.compact_form import request_bytes
+from serve_app.jobs.records import JOB_BYTES, read_job
+from serve_app.store.keys import KEY_MAP, PREFIX, Key
 
 DAY_MS = 86_400_000
 LIVE = {"queued", "running"}

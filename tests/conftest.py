@@ -12,8 +12,8 @@ import pytest
 import redis
 
 from deployments.runtime import runtime_home
-from serve_app.service.register import LAYER_TABLES
-from serve_app.service.resources import Resources, open_resources
+from serve_app.loras.weights import LAYER_TABLES
+from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
 from tests.deployments.service import Service
 from tests.support import POCKET, end_tasks, volatile_redis, write_catalog
@@ -50,7 +50,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def _passwords_cost_little() -> Iterator[None]:
     """A hash as it is shipped takes 47 ms of a core, and the console's tests sign in hundreds of times."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("serve_app.stores.passwords.MEMORY_KIB", 256)
+        patch.setattr("serve_app.accounts.sign_in.MEMORY_KIB", 256)
         yield
 
 
@@ -81,7 +81,7 @@ def layer_tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     Making the bundled model's takes a process of its own 5 s, and the first worker that asks, which has the libraries, one.
     """
-    from serve_app.engine.layer_outline import outlined_table
+    from serve_app.engine.adapters.layer_table import outlined_table
 
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "layer_tables"

@@ -13,8 +13,8 @@ from serve_app.domain.accounts import Account
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Claim, Failure, JobKind, StoredImage, new_image_id
 from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.jobs.queue import new_nonce
 from serve_app.settings import Settings
-from serve_app.stores.claiming import new_nonce
 from tests.served import Served, served
 
 Outcome = Literal["complete", "fail", "leave"]

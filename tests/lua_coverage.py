@@ -82,7 +82,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 def _load_scripts_from(folder: Path) -> None:
-    from serve_app.stores import script  # here, once coverage.py measures imports
+    from serve_app.store import script  # here, once coverage.py measures imports
 
     script._FOLDER = folder  # pyright: ignore[reportPrivateUsage]
     script.load_script.cache_clear()

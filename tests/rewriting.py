@@ -1,6 +1,6 @@
 """Scripts with a part replaced: a planted defect, or another version of the code."""
 
-from serve_app.stores.script import Rewrite
+from serve_app.store.script import Rewrite
 
 
 def replacing(script: str, old: str, new: str) -> Rewrite:

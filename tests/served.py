@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import uvicorn
 import uvloop
 
-from serve_app.api.app import create_app
+from serve_app.app import create_app
 from serve_app.domain.jobs import JobKind
-from serve_app.service.resources import Resources, open_resources
+from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
 
 T = TypeVar("T")

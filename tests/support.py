@@ -21,8 +21,8 @@ import pytest
 import redis
 
 from serve_app.domain.errors import StoreUnavailable
-from serve_app.stores.embedded import stop_redis
-from serve_app.stores.redis_binary import server_binary
+from serve_app.store.embedded_redis import stop_redis
+from serve_app.store.redis_process import server_binary
 from tests.lua_coverage import REDIS_LOG_FOLDER
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -42,13 +42,13 @@ def test_the_engine_and_the_upscaler_run_alone() -> None:
 
 @pytest.mark.slow
 def test_the_executors_load_neither_ray_nor_http() -> None:
-    loaded = loaded_by("serve_app.executors.generation", "serve_app.executors.upscale")
+    loaded = loaded_by("serve_app.worker.generation", "serve_app.worker.upscale")
     assert not loaded & {"ray", "fastapi", "starlette"}
 
 
 @pytest.mark.slow
 def test_an_upscaler_replica_loads_no_diffusion_library() -> None:
-    assert not loaded_by("deployments.upscaler_loader") & {"diffusers", "transformers", "peft"}
+    assert not loaded_by("serve_app.worker.upscale") & {"diffusers", "transformers", "peft"}
 
 
 @pytest.mark.slow

@@ -8,9 +8,8 @@ from typing import Annotated
 from fastapi import Depends, Header, Request
 from pydantic import WithJsonSchema
 
-from serve_app.api.client_address import client_address
-from serve_app.api.context import RequestContext
 from serve_app.api.credentials import Credential, CredentialScheme
+from serve_app.api.request_context import RequestContext, client_address
 from serve_app.api.responses import base_url
 from serve_app.domain.accounts import AuthResult, Caller, Scope
 from serve_app.domain.durations import period_text
@@ -24,9 +23,9 @@ from serve_app.domain.errors import (
 )
 from serve_app.domain.jobs import Job
 from serve_app.domain.requests import Variant
+from serve_app.jobs.submit import Call
 from serve_app.log import add_log_id
-from serve_app.service.resources import Resources
-from serve_app.service.submit import Call
+from serve_app.resources import Resources
 
 _KEY_TEXT = re.compile(r"[\x21-\x7e]{1,255}")
 _JOB_NAME = re.compile(r"[a-z2-7]{26}")

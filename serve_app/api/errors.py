@@ -4,14 +4,13 @@ from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from typing import Annotated, Any, NamedTuple
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from pydantic import Field, WithJsonSchema
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 
-from serve_app.api.context import RequestContext
+from serve_app.api.request_context import RequestContext
 from serve_app.api.schemas import ResponseBody
 from serve_app.domain import errors
 from serve_app.domain.errors import (

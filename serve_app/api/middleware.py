@@ -1,4 +1,13 @@
-"""The outermost ASGI layer: adds common headers to every response and answers unexpected errors."""
+"""The outermost ASGI layer: adds common headers to every response and answers unexpected errors.
+
+Finds the rate window of a caller whom no check has identified.
+
+So it is at a path that does not exist, and at an image's address.
+
+Counts requests for `/metrics`, by the pattern of their route.
+
+An address would be a label for each job.
+"""
 
 import logging
 import re
@@ -7,21 +16,78 @@ import string
 import time
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from http import HTTPStatus
 from urllib.parse import quote_from_bytes
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve_app.api.caller_window import caller_window
-from serve_app.api.context import RequestContext
-from serve_app.api.credentials import presumed_variant
+from serve_app.accounts.auth import Authenticator
+from serve_app.api.credentials import SHARED_PATH, presumed_variant, read_api_key, read_bearer, read_either
 from serve_app.api.errors import internal_error
-from serve_app.api.request_measures import RequestMeasures
+from serve_app.api.ops import FILES
+from serve_app.api.request_context import RequestContext
+from serve_app.domain import metrics
 from serve_app.domain.accounts import Plan, Window
+from serve_app.domain.errors import AmbiguousCredentials, StoreUnavailable, Unauthorized
 from serve_app.domain.requests import Variant
 from serve_app.log import log_ids
-from serve_app.stores.auth import Authenticator
+from serve_app.store.measures import Measures
+
+_READERS = {Variant.A: read_bearer, Variant.B: read_api_key, None: read_either}
+
+
+async def caller_window(
+    authenticator: Authenticator, scope: Scope, context: RequestContext, status: int
+) -> Window | None:
+    """Return the window of a valid key, counting nothing; None without one, or where none is needed.
+
+    Only text in the form of a key costs a round trip; an anonymous request costs none.
+    """
+    is_missing = status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)
+    path = scope["path"].removeprefix(scope.get("root_path", ""))
+    if not is_missing and not path.startswith(FILES):
+        return None
+    read = _READERS[None if path == SHARED_PATH else context.variant]
+    try:
+        key, variant = read(Headers(scope=scope))
+        return (await authenticator.authenticate(key, variant, counted=False)).window
+    except (Unauthorized, AmbiguousCredentials, StoreUnavailable):
+        return None
+
+
+METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+OTHER_METHOD, NO_ROUTE, NO_INTERFACE = "other", "unmatched", "none"
+
+
+class RequestMeasures:
+    def __init__(self, measures: Measures) -> None:
+        self._measures = measures
+
+    def add(self, scope: Scope, context: RequestContext, *, status: int, seconds: float) -> None:
+        """Count a request after its answer; `scope` is the applications' own, which names the route."""
+        route = context.route or route_pattern(scope)
+        variant = context.caller.variant if context.caller else context.variant
+        interface = variant or NO_INTERFACE
+        method = scope["method"] if scope["method"] in METHODS else OTHER_METHOD
+        self._measures.count(metrics.HTTP_REQUESTS, interface, method, route, str(status))
+        self._measures.observe(metrics.HTTP_SECONDS, seconds, route)
+        if context.error_code:
+            self._measures.count(metrics.HTTP_ERRORS, interface, context.error_code)
+
+
+def route_pattern(scope: Scope) -> str:
+    """Return a request's pattern, as `/v1/jobs/{job_id}`, with the prefix of the application that has it.
+
+    Of files, and of paths that no application has, it is the prefix alone.
+    """
+    root: str = scope.get("root_path", "")
+    mounted = root.removeprefix(scope.get("app_root_path", root))
+    route = scope.get("route")
+    return mounted + route.path if isinstance(route, Route) else mounted or NO_ROUTE
+
 
 log = logging.getLogger(__name__)
 

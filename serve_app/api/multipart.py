@@ -5,9 +5,9 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 
+from fastapi import Request
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
-from starlette.requests import Request
 
 from serve_app.api.body import check_length, is_encoded, media_type, too_large
 from serve_app.domain.errors import InvalidParameter, UnsupportedMediaType

@@ -5,8 +5,8 @@ import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve_app.api.context import RequestContext
 from serve_app.api.errors import domain_error_response
+from serve_app.api.request_context import RequestContext
 from serve_app.domain.errors import Overloaded, RequestTimeout
 
 GRACE_S, SLOWEST_BYTES_PER_S = 10.0, 32 << 10

@@ -1,9 +1,12 @@
 """Path operations of health, readiness and metrics, for operators and their tools.
 
 What tells one tenant of the others is the operator's: `/metrics` and what is below it, and what is wrong when `/readyz` says that something is.
+
+Serves image files to everybody who has their signed address.
 """
 
 import hmac
+import re
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -11,10 +14,10 @@ from fastapi.responses import JSONResponse
 
 from serve_app.api.dependencies import resources_of
 from serve_app.api.routing import ContractRoute
-from serve_app.domain.errors import Unauthorized
-from serve_app.service.metrics import CONTENT_TYPE, render_metrics
-from serve_app.service.readiness import readiness
-from serve_app.service.tenant_report import account_report, adapter_report
+from serve_app.domain.errors import NotFound, Unauthorized
+from serve_app.operations.metrics_page import CONTENT_TYPE, render_metrics
+from serve_app.operations.overview import readiness
+from serve_app.operations.reports import account_report, adapter_report
 
 FOR_OPERATORS = "This endpoint is for the operator: send the operator's token as `Authorization: Bearer`."
 
@@ -75,3 +78,33 @@ def _is_operator(request: Request) -> bool:
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     token: bytes = request.app.state.operator_secret
     return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token)
+
+
+_UNIX_TIME = re.compile(r"[0-9]{1,12}")
+_HEADERS = {
+    "Cache-Control": "private, max-age=86400, immutable",
+    "Content-Security-Policy": "default-src 'none'; sandbox",
+    "Content-Disposition": "inline",
+    "Cross-Origin-Resource-Policy": "cross-origin",
+    "Referrer-Policy": "no-referrer",
+}
+"""An image's name is never used twice, so its bytes never change; a page of any origin may show it."""
+
+FILES = "/files/"
+
+files_router = APIRouter()
+
+
+@files_router.get(FILES + "{name:path}", response_class=Response)
+async def open_file(request: Request, name: str, exp: str = "", kid: str = "", sig: str = "") -> Response:
+    resources = resources_of(request)
+    images = resources.images
+    try:
+        if not _UNIX_TIME.fullmatch(exp) or not images.verify(name, exp, kid, sig):
+            raise NotFound("There is no such image.")
+        if not await resources.image_access.is_open(name.split("/")[-2]):
+            raise NotFound("There is no such image.")
+        png = await images.get(images.uri(name))
+    except NotFound:
+        raise NotFound("There is no such image, or its address is no longer valid.") from None
+    return Response(png, media_type="image/png", headers=_HEADERS)

@@ -1,17 +1,22 @@
-"""Answers polls: with an entity tag for unchanged jobs, and later under `Prefer: wait=N`."""
+"""Answers polls: with an entity tag for unchanged jobs, and later under `Prefer: wait=N`.
+
+Writes `X-Unknown-Words`: the prompt's words that its base model has never read.
+"""
 
 import hashlib
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
+from urllib.parse import quote
 
-from starlette.requests import Request
+from fastapi import Request
 from starlette.responses import Response
 
 from serve_app.api.dependencies import image_signer, resources_of
 from serve_app.api.openapi import Schema
 from serve_app.api.responses import encode, poll_headers
 from serve_app.domain.jobs import Job
+from serve_app.jobs.acceptance import Acceptance
 
 LONGEST_WAIT_S = 30
 """Below the time limits that proxies and clients usually have."""
@@ -77,3 +82,27 @@ def _matches(if_none_match: str, tag: str) -> bool:
     return bool(if_none_match) and any(
         each.strip().removeprefix("W/") in (tag, "*") for each in if_none_match.split(",")
     )
+
+
+NAME = "X-Unknown-Words"
+MOST_WORDS, LONGEST = 20, 500
+"""Words and characters of the header's value."""
+
+
+async def unknown_words_header(request: Request, acceptance: Acceptance, prompt: str) -> dict[str, str]:
+    """Return the header, where the prompt of an accepted generation has such words."""
+    vocabulary = resources_of(request).vocabulary
+    words = await vocabulary.unknown_words(prompt, acceptance.base_model, acceptance.trigger_words)
+    value = header_value(words)
+    return {NAME: value} if value else {}
+
+
+def header_value(words: Iterable[str]) -> str:
+    """Join words by commas, percent-encoded beyond ASCII; of too many the first."""
+    value = ""
+    for word in list(words)[:MOST_WORDS]:
+        longer = f"{value}, {quote(word)}" if value else quote(word)
+        if len(longer) > LONGEST:
+            break
+        value = longer
+    return value

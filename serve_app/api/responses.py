@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
+from fastapi import Request
 from pydantic import BaseModel
-from starlette.requests import Request
 from starlette.responses import Response
 
 from serve_app.domain.errors import FailureCode

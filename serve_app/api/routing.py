@@ -4,14 +4,14 @@ from collections.abc import Callable, Coroutine, Mapping
 from difflib import get_close_matches
 from typing import Any, NamedTuple, TypeVar
 
+from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError, create_model
-from starlette.requests import Request
 from starlette.responses import Response
 
+from serve_app.api.body import read_json
 from serve_app.api.dependencies import authenticate
-from serve_app.api.json_body import read_json
 from serve_app.api.schemas import LINE_PATTERN, RequestBody
 from serve_app.api.strict_json import MAX_DIGITS
 from serve_app.domain.errors import InvalidParameter

@@ -9,12 +9,12 @@ from typing import Annotated
 import typer
 
 from serve_app.cli import accounts, jobs, keys, loras, operators
+from serve_app.cli.accounts import add_usage
 from serve_app.cli.audit import add_audit
-from serve_app.cli.exit_codes import OneLineErrors
+from serve_app.cli.command import OneLineErrors
 from serve_app.cli.images import add_image_commands
 from serve_app.cli.restore import add_restore
 from serve_app.cli.top import add_top
-from serve_app.cli.usage import add_usage
 
 app = typer.Typer(
     cls=OneLineErrors,

@@ -1,4 +1,7 @@
-"""`atelier accounts`: create and delete accounts, change their plans and console passwords."""
+"""`atelier accounts`: create and delete accounts, change their plans and console passwords.
+
+`atelier usage`: what accounts used, by day, key and LoRA.
+"""
 
 import asyncio
 import shlex
@@ -7,19 +10,18 @@ from typing import Annotated
 
 import typer
 
+from serve_app.accounts.sign_in import LinkPurpose
 from serve_app.cli.audit import record_act, this_operator
-from serve_app.cli.command import Result, store_command, table
-from serve_app.cli.exit_codes import BadUsage, Failed
+from serve_app.cli.command import BadUsage, Failed, Result, store_command, table
 from serve_app.cli.local import local_base_url
 from serve_app.domain.accounts import Account
-from serve_app.domain.audit import Act
+from serve_app.domain.audit import Act, Actor
 from serve_app.domain.errors import InvalidParameter
 from serve_app.domain.requests import Variant
-from serve_app.service import operate
-from serve_app.service.delete_account import delete_account
-from serve_app.service.operate import Actor
-from serve_app.service.resources import Resources
-from serve_app.stores.sign_in_links import LinkPurpose
+from serve_app.operations import operator_acts as operate
+from serve_app.operations.account_deletion import delete_account
+from serve_app.operations.usage_report import UsageRow, usage_csv, usage_report
+from serve_app.resources import Resources
 
 app = typer.Typer(no_args_is_help=True, help="Create accounts, change their plans and console passwords.")
 
@@ -205,3 +207,35 @@ def password_from_terminal() -> str:
     if not sys.stdin.isatty():
         raise BadUsage("set-password: standard input is not a terminal; use --password-stdin")
     return typer.prompt("New password (12 to 128 characters)", hide_input=True, confirmation_prompt=True)
+
+
+MOST_DAYS = 400
+"""As long as a day's counters are kept."""
+
+
+def add_usage(app: typer.Typer) -> None:
+    store_command(app, "usage")(_usage)
+
+
+async def _usage(
+    resources: Resources,
+    account: Annotated[str | None, typer.Option(help="Only this account.")] = None,
+    days: Annotated[int, typer.Option(min=1, max=MOST_DAYS, help="How many days (UTC), today's included.")] = 30,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Result in CSV.")] = False,
+) -> Result:
+    """List what completed jobs used, by account, day, key and LoRA.
+
+    Images, megapixel-steps and worker seconds are listed.
+    """
+    accounts = await resources.accounts.list() if account is None else [await find_account(resources, account)]
+    rows = await usage_report(resources, accounts, days)
+    shown = usage_csv(rows).rstrip() if as_csv else table(_COLUMNS, [_cells(row) for row in rows], empty="No usage.")
+    return Result(facts={"usage": [row.facts for row in rows]}, shown=shown)
+
+
+_COLUMNS = ("DAY", "ACCOUNT", "KEY", "LORA", "IMAGES", "MEGAPIXEL-STEPS", "SECONDS")
+
+
+def _cells(row: UsageRow) -> tuple[str, ...]:
+    names = (row.day, row.account, row.key or row.key_id, row.lora or row.lora_id)
+    return *names, str(row.images), f"{row.megapixel_steps:.3f}", f"{row.worker_seconds:.1f}"

@@ -8,12 +8,11 @@ from typing import Annotated
 
 import typer
 
-from serve_app.cli.command import Result, store_command, table
-from serve_app.cli.exit_codes import BadUsage, Failed
+from serve_app.cli.command import BadUsage, Failed, Result, store_command, table
 from serve_app.domain.audit import Act, AuditRow, operator
 from serve_app.domain.durations import parse_duration
-from serve_app.service.audit_names import log_names
-from serve_app.service.resources import Resources
+from serve_app.operations.usage_report import log_names
+from serve_app.resources import Resources
 
 
 def add_audit(app: typer.Typer) -> None:

@@ -1,21 +1,142 @@
-"""Registers commands: the three shared options, the opened stores and the printed result."""
+"""Registers commands: the three shared options, the opened stores and the printed result.
+
+Exit codes: 0 success, 1 failure, 2 bad usage or a bad setting. The error is one line on stderr.
+
+Opens settings and stores for a command, reports bad settings by name, and starts no service.
+"""
 
 import asyncio
 import inspect
 import json
-from collections.abc import Awaitable, Callable, Sequence
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Concatenate, ParamSpec
+from typing import Annotated, Any, Concatenate, Never, ParamSpec
 
 import typer
+import yaml
+from pydantic import ValidationError
+from pydantic_settings import SettingsError
 from rich.console import Console, RenderableType
 from rich.table import Table
+from typer.core import TyperGroup
+from typer.exceptions import TyperException
 
-from serve_app.cli.context import open_stores, read_settings
+from serve_app.client import AtelierClientError
+from serve_app.domain.errors import AtelierError
 from serve_app.log import configure_logging
-from serve_app.service.resources import Resources
+from serve_app.loras.catalog_file import CatalogError
+from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
+from serve_app.store.embedded_redis import redis_left_as_it_was
+from serve_app.store.redis_address import KINDS, is_redis_address
+
+INTERRUPTED = 130
+
+
+class Failed(TyperException):
+    """The command is valid and could not be carried out."""
+
+
+class BadUsage(TyperException):
+    """The command or a setting is wrong."""
+
+    exit_code = 2
+
+
+class OneLineErrors(TyperGroup):
+    """The `atelier` command group. Prints every error in one line."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Never:
+        try:
+            code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
+        except TyperException as error:
+            _print_error(error.format_message())
+            sys.exit(error.exit_code)
+        except (AtelierError, AtelierClientError, OSError) as error:
+            _print_error(str(error))
+            sys.exit(1)
+        except typer.Abort:
+            _print_error("interrupted")
+            sys.exit(INTERRUPTED)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _print_error(message: str) -> None:
+    """Print one line; nothing when the message is empty, as after the help text."""
+    if message:
+        typer.echo(f"atelier: {' '.join(message.split())}", err=True)
+
+
+def read_settings(**given: Any) -> Settings:
+    """Settings from the environment, overridden by the command line. Raises `BadUsage` naming the bad one."""
+    try:
+        settings = Settings(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors()[0]
+        message = first["msg"].removeprefix("Value error, ")
+        raise BadUsage(f"{_setting_name(first['loc'])}: {message[:1].lower()}{message[1:]}") from None
+    except SettingsError as error:
+        raise BadUsage(f"{error}: must be JSON") from None
+    if settings.redis_url and not is_redis_address(settings.redis_url):
+        raise BadUsage(f"REDIS_URL: must be {KINDS}")
+    try:
+        _ = settings.plan_table
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+        raise BadUsage(f"ATELIER_PLANS: {settings.plans}: {error}") from None
+    return settings
+
+
+@asynccontextmanager
+async def open_stores(settings: Settings, *, creates_data: bool = False) -> AsyncGenerator[Resources]:
+    """Open the stores of a service, running or not. A Redis started for the command is stopped after it.
+
+    Raises `Failed` when the data directory holds no service, unless the command `creates_data`.
+    """
+    if settings.redis_url:
+        async with _open(settings) as resources:
+            yield resources
+        return
+    if not creates_data and not (settings.data_dir / "redis").is_dir():
+        raise Failed(
+            f"no service has its data in {settings.data_dir.resolve()}: "
+            "start one with `atelier up`, or give --data-dir or --redis-url"
+        )
+    with redis_left_as_it_was(settings.data_dir):
+        async with _open(settings) as resources:
+            yield resources
+
+
+@asynccontextmanager
+async def _open(settings: Settings) -> AsyncGenerator[Resources]:
+    """Raises `BadUsage` when the stores cannot open because of a setting."""
+    opening = open_resources(settings)
+    try:
+        resources = await opening.__aenter__()
+    except CatalogError as error:
+        raise BadUsage(f"catalog: {error}") from None
+    except (ValueError, ImportError) as error:  # what fsspec raises for a protocol it does not know or cannot load
+        raise BadUsage(f"ATELIER_STORAGE_URL: {error}") from None
+    try:
+        yield resources
+    finally:
+        await opening.__aexit__(None, None, None)
+
+
+def _setting_name(loc: tuple[int | str, ...]) -> str:
+    name = str(loc[0]) if loc else "settings"
+    return name if name.isupper() else f"ATELIER_{name.upper()}"
+
 
 P = ParamSpec("P")
 UNLIMITED_COLUMNS = 10_000

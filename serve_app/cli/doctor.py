@@ -10,17 +10,18 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from serve_app.cli.check_port import check_port
 from serve_app.cli.command import Result, command
-from serve_app.service.doctor.checks import Check, Level
-from serve_app.service.doctor.machine import (
+from serve_app.cli.local import check_port
+from serve_app.operations.checks import (
+    Check,
+    Level,
     check_data_directory,
     check_disks,
     check_gpu,
     check_privacy,
     check_versions,
 )
-from serve_app.service.doctor.stores import check_catalog, check_redis, check_secrets, check_storage
+from serve_app.operations.store_checks import check_catalog, check_redis, check_secrets, check_storage
 from serve_app.settings import Settings
 
 _MARKS = {Level.OK: ("ok", "green"), Level.WARN: ("warn", "yellow"), Level.FAIL: ("FAIL", "bold red")}

@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from serve_app.cli.command import Result, command
-from serve_app.cli.exit_codes import BadUsage, Failed
+from serve_app.cli.command import BadUsage, Failed, Result, command
 from serve_app.cli.local import access
 from serve_app.client import Client, Job, Lora, Model, Unauthorized, UnsupportedOption
 from serve_app.domain.durations import wait_text

@@ -9,15 +9,14 @@ from rich.table import Table
 
 from serve_app.cli.accounts import find_account
 from serve_app.cli.audit import this_operator
-from serve_app.cli.command import Result, store_command, table
-from serve_app.cli.exit_codes import Failed
+from serve_app.cli.command import Failed, Result, store_command, table
+from serve_app.domain.audit import Actor
 from serve_app.domain.errors import NotFound
 from serve_app.domain.jobs import Job, JobState
 from serve_app.domain.requests import GenerationRequest
-from serve_app.service import operate
-from serve_app.service.delete import delete_image, delete_job
-from serve_app.service.operate import Actor
-from serve_app.service.resources import Resources
+from serve_app.jobs.deletion import delete_image, delete_job
+from serve_app.operations import operator_acts as operate
+from serve_app.resources import Resources
 
 app = typer.Typer(no_args_is_help=True, help="List, show, cancel, requeue, drop and delete jobs of every account.")
 

@@ -8,15 +8,14 @@ import typer
 
 from serve_app.cli.accounts import AccountName, find_account
 from serve_app.cli.audit import record_act
-from serve_app.cli.command import Result, store_command, table
-from serve_app.cli.exit_codes import BadUsage, Failed
+from serve_app.cli.command import BadUsage, Failed, Result, store_command, table
 from serve_app.cli.loras import find_adapter
 from serve_app.domain.accounts import ALL_SCOPES, ApiKey, Scope
 from serve_app.domain.audit import Act
 from serve_app.domain.durations import parse_duration
 from serve_app.domain.errors import InvalidParameter, NotFound, TooManyKeys
 from serve_app.domain.requests import Variant
-from serve_app.service.resources import Resources
+from serve_app.resources import Resources
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, roll and revoke API keys. The key itself is shown once.")
 

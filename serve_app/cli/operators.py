@@ -5,16 +5,15 @@ from typing import Annotated
 
 import typer
 
+from serve_app.accounts.sign_in import LinkPurpose
 from serve_app.cli.accounts import PasswordStdin, password_from_stdin, password_from_terminal
 from serve_app.cli.audit import record_act
-from serve_app.cli.command import Result, store_command, table
-from serve_app.cli.exit_codes import BadUsage, Failed
+from serve_app.cli.command import BadUsage, Failed, Result, store_command, table
 from serve_app.cli.local import local_base_url
+from serve_app.domain.accounts import Operator
 from serve_app.domain.audit import Act, operator
 from serve_app.domain.errors import InvalidParameter
-from serve_app.domain.operators import Operator
-from serve_app.service.resources import Resources
-from serve_app.stores.sign_in_links import LinkPurpose
+from serve_app.resources import Resources
 
 app = typer.Typer(no_args_is_help=True, help="Create operators of the web pages, and change their passwords.")
 

@@ -6,10 +6,8 @@ from typing import Annotated
 
 import typer
 
-from serve_app.cli.command import Result, command
-from serve_app.cli.context import open_stores
-from serve_app.cli.exit_codes import BadUsage, Failed
-from serve_app.service.restore_check import RestoreFacts, check_restored
+from serve_app.cli.command import BadUsage, Failed, Result, command, open_stores
+from serve_app.operations.restore_check import RestoreFacts, check_restored
 from serve_app.settings import Settings
 
 SHOWN = 5

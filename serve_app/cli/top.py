@@ -12,8 +12,8 @@ from rich.text import Text
 
 from serve_app.cli.command import Result, store_command, table
 from serve_app.domain.durations import rounded_duration
-from serve_app.service.overview import adapter_names, overview
-from serve_app.service.resources import Resources
+from serve_app.operations.overview import adapter_names, overview
+from serve_app.resources import Resources
 
 _GIB = 1 << 30
 _USES = {"weights": "weights", "adapters": "slots", "adapter_cache": "cache"}

@@ -37,9 +37,9 @@ from serve_app.client.errors import (
     UnsupportedOption,
     WaitTimeout,
 )
-from serve_app.client.progress_bar import upload_bar
 from serve_app.client.records import Lora, Model, Usage
 from serve_app.client.sync_client import Client, Image, Job
+from serve_app.client.upload import upload_bar
 
 __all__ = [
     "AsyncClient",

@@ -80,3 +80,11 @@ class AuditRow:
     act: Act | str
     subject: str
     address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """Who acts, as the audit log names them, and from where, if that is known."""
+
+    name: str
+    address: str = ""

@@ -41,3 +41,23 @@ class Adapter:
     """What its owner says a prompt should hold for it to act."""
     found: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """What validation saw in the file; empty for a row of the catalog file."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Terms:
+    """What an account that registers a LoRA by itself is held to."""
+
+    max_loras: int
+    max_bytes: int
+    idempotency_key: str | None = None
+    body_sha256: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Offer:
+    """What an account says of a LoRA that it registers."""
+
+    name: str
+    base_model: str
+    description: str = ""
+    trigger_words: tuple[str, ...] = ()

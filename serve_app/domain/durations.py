@@ -73,3 +73,7 @@ def measured_duration(duration: timedelta) -> str:
 
 def _counted(count: int, unit: str) -> str:
     return f"{count} {unit}" if count == 1 else f"{count} {unit}s"
+
+
+MILLI = 1000
+"""Work is stored in whole thousandths of a unit, so that running totals never drift."""

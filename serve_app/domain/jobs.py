@@ -3,7 +3,7 @@
 import base64
 import secrets
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 
 from serve_app.domain.errors import FailureCode
@@ -182,3 +182,7 @@ def new_adapter_id() -> str:
 def _random_name() -> str:
     """Return 26 lower-case base32 characters of 128 random bits."""
     return base64.b32encode(secrets.token_bytes(16)).decode().rstrip("=").lower()
+
+
+WORKER_LIFE = timedelta(seconds=60)
+"""A worker not seen for this long counts neither for estimates nor as the owner of an adapter."""

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from serve_app.engine.run import AdapterFile, Finished, RunRequest
     from serve_app.engine_options import EngineOptions
 
+
 __all__ = ["AdapterFile", "Checkpoint", "Engine", "EngineOptions", "Finished", "RunRequest"]
 
 _HOMES = {

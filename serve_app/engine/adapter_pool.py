@@ -16,8 +16,7 @@ import torch
 
 from serve_app.engine.adapter_slots import NO_SLOT, AdapterSlots, PackedRow, ranks_of
 from serve_app.engine.adapters import AdapterWeights, LayerTable, read_adapter
-from serve_app.engine.measured import Measured
-from serve_app.engine.run import AdapterFile
+from serve_app.engine.run import AdapterFile, Measured
 
 PADDED = 1.5
 """Times the size of its weights that the rows of an adapter which no run needs yet may take."""

@@ -10,15 +10,13 @@ from torch import nn
 from serve_app.engine.adapter_pool import AdapterPool
 from serve_app.engine.adapter_slots import AdapterSlots
 from serve_app.engine.adapters import LayerTable
+from serve_app.engine.device import is_out_of_memory, module_bytes, spare_memory
 from serve_app.engine.families.checkpoint import Source
 from serve_app.engine.families.family import Family
 from serve_app.engine.families.registry import load_family
-from serve_app.engine.measured import Measured
-from serve_app.engine.memory import is_out_of_memory, module_bytes, spare_memory
-from serve_app.engine.run import BatchKey, Run, RunRequest
-from serve_app.engine.runner import Runner, draw_noise
+from serve_app.engine.run import BatchKey, Measured, Run, RunRequest
+from serve_app.engine.runner import Runner, draw_noise, seeded_generator
 from serve_app.engine.sampler import Schedule
-from serve_app.engine.seeds import seeded_generator
 from serve_app.engine_options import EngineOptions
 
 COMPILED_RANK = 32

@@ -10,10 +10,9 @@ the device's memory is halved: then bits may differ from those of a larger devic
 import torch
 from torch import Tensor
 
-from serve_app.engine.adapter_slots import AdapterSlots
+from serve_app.engine.adapter_slots import AdapterSlots, Layout
+from serve_app.engine.device import is_out_of_memory
 from serve_app.engine.families.family import Family
-from serve_app.engine.layout import Layout
-from serve_app.engine.memory import is_out_of_memory
 from serve_app.engine.run import BatchKey, Conditioning
 
 ROW_COUNTS = {1: (1, 3), 2: (2, 6), 4: (4, 12), 8: (8, 24)}

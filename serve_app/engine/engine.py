@@ -19,10 +19,8 @@ from serve_app.engine.adapter_slots import NO_SLOT
 from serve_app.engine.base_model import BaseModel
 from serve_app.engine.device import torch_device
 from serve_app.engine.families.checkpoint import Source, name_of
-from serve_app.engine.live_runs import LiveRuns, PendingRun
-from serve_app.engine.measured import Measured, StepTiming
-from serve_app.engine.outcomes import failure_outcome, outcome_of_decoding
-from serve_app.engine.run import AdapterFile, Finished, Run, RunRequest
+from serve_app.engine.live_runs import LiveRuns, PendingRun, failure_outcome, outcome_of_decoding
+from serve_app.engine.run import AdapterFile, Finished, Measured, Run, RunRequest, StepTiming
 from serve_app.engine.scheduler import Scheduler
 from serve_app.engine_options import EngineOptions
 

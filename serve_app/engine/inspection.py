@@ -2,25 +2,87 @@
 
 `python -m serve_app.engine.inspection FOLDER BASE PATH MAX_RANK KEPT SECONDS` prints one line of JSON: {"found": …} or
 {"refused": reason}. The base model is known by its layer table, which the folder `KEPT` holds from the second time on.
+
+Chooses fields of a file's training metadata, cuts them, and suggests trigger words.
 """
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from serve_app.engine.adapters import AdapterWeights, UnusableAdapter
 from serve_app.engine.adapters.explain import FAMILIES, base_name
-from serve_app.engine.adapters.layer_table import LayerTable
-from serve_app.engine.adapters.reader import read_source
+from serve_app.engine.adapters.layer_table import LayerTable, outlined_table
+from serve_app.engine.adapters.reader import algorithm_of, read_source
 from serve_app.engine.adapters.source import Source, open_source
-from serve_app.engine.adapters.tensor_names import algorithm_of
-from serve_app.engine.adapters.training import suggested_trigger_words, training_metadata
-from serve_app.engine.layer_outline import outlined_table
-from serve_app.process_limits import limit_memory, limit_processor_time
+from serve_app.safetensors_file import limit_memory, limit_processor_time
+
+KEPT: Sequence[str] = (
+    *(f"modelspec.{field}" for field in (
+        "title", "architecture", "implementation", "author", "date", "description", "trigger_phrase", "usage_hint",
+        "tags", "license", "resolution", "prediction_type",
+    )),
+    *(f"ss_{field}" for field in (
+        "output_name", "base_model_version", "sd_model_name", "network_module", "network_dim", "network_alpha",
+        "num_train_images", "steps", "max_train_steps", "epoch", "num_epochs", "learning_rate", "unet_lr",
+        "text_encoder_lr", "optimizer", "lr_scheduler", "resolution", "clip_skip", "mixed_precision", "seed",
+        "training_started_at", "training_comment",
+    )),
+    "base_model_name_or_path",
+)  # fmt: skip
+"""Fields of the model metadata standard (modelspec), of sd-scripts' `train_network.py`, and one of PEFT's configuration."""
+MAX_VALUE = 200
+"""Characters of a value; a thumbnail or a data set's captions are no value."""
+MAX_SUGGESTED, MAX_WORD = 5, 64
+"""Suggested trigger words, and the characters of each: an account may set words of this length."""
+TAGS = "ss_tag_frequency"
+
+
+def training_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
+    """The fields that say something, as one line of printable text each."""
+    values = {name: _line(metadata[name])[:MAX_VALUE].rstrip() for name in KEPT if name in metadata}
+    return {name: value for name, value in values.items() if value not in ("", "None")}
+
+
+def suggested_trigger_words(metadata: Mapping[str, str]) -> list[str]:
+    """The phrase that the file names, then the tags that most of its training images had."""
+    named = _line(metadata.get("modelspec.trigger_phrase", "")[: MAX_SUGGESTED * MAX_WORD]).split(",")
+    tags = (_line(tag) for tag, _ in _tag_counts(metadata.get(TAGS, "")).most_common(MAX_SUGGESTED))
+    words = dict.fromkeys(word for word in map(str.strip, (*named, *tags)) if 0 < len(word) <= MAX_WORD)
+    return [*words][:MAX_SUGGESTED]
+
+
+def _tag_counts(text: str) -> Counter[str]:
+    """Count tags over all folders of the data set, as sd-scripts writes: `{"3_ink": {"a cat": 1}}`."""
+    try:
+        folders = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return Counter()
+    counts = Counter[str]()
+    for tags in _objects(_values(folders)):
+        for tag, count in tags.items():
+            if type(count) is int and len(tag) <= MAX_WORD:
+                counts[tag] += count
+    return counts
+
+
+def _values(document: Any) -> Iterable[Any]:
+    return cast(Mapping[str, Any], document).values() if isinstance(document, dict) else ()
+
+
+def _objects(values: Iterable[Any]) -> Iterable[Mapping[str, Any]]:
+    return (cast(Mapping[str, Any], value) for value in values if isinstance(value, dict))
+
+
+def _line(text: str) -> str:
+    """Remove line breaks, control characters and lone surrogates, which a log or database refuses."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * MAX_VALUE]).split())
+
 
 MEMORY = 2 << 30
 """Bytes that reading an adapter may take beyond what the libraries take."""

@@ -1,9 +1,14 @@
-"""Data of one image: the request, the run while it is denoised, and the result."""
+"""Data of one image: the request, the run while it is denoised, and the result.
+
+What an engine has done, for whoever measures it.
+"""
 
 import math
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -112,3 +117,34 @@ class Run:
     @property
     def is_done(self) -> bool:
         return self.step >= self.request.steps
+
+
+MOST_KEPT = 4096
+"""Of each, while nobody takes them."""
+
+_Item = TypeVar("_Item")
+
+
+class StepTiming(NamedTuple):
+    """One step of one batch: how long, rows of the forward pass, distinct adapters in it."""
+
+    seconds: float
+    rows: int
+    adapters: int
+
+
+class Measured:
+    """Steps, loads of adapters and evictions since they were last taken. Any thread adds, and one takes."""
+
+    def __init__(self) -> None:
+        self.steps: deque[StepTiming] = deque(maxlen=MOST_KEPT)
+        self.loads: deque[float] = deque(maxlen=MOST_KEPT)
+        """Seconds that reading and packing each adapter took."""
+        self.evictions: deque[str] = deque(maxlen=MOST_KEPT)
+        """Adapters that lost their slot."""
+
+
+def take(items: deque[_Item]) -> Iterator[_Item]:
+    """Remove and yield what is there."""
+    for _ in range(len(items)):
+        yield items.popleft()

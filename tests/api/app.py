@@ -14,13 +14,13 @@ import httpx
 import yaml
 from PIL import Image
 
-from serve_app.api.app import create_app
+from serve_app.app import create_app
 from serve_app.domain.accounts import Account
 from serve_app.domain.jobs import Claim, Job, JobKind, Lease, StoredImage, new_image_id
 from serve_app.domain.requests import Variant
-from serve_app.service.resources import Resources, open_resources
+from serve_app.jobs.queue import new_nonce
+from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
-from serve_app.stores.claiming import new_nonce
 from tests.support import adapter_id, volatile_redis, write_catalog
 
 BASE = "http://service.test"

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from serve_app.service.register import LAYER_TABLES
+from serve_app.loras.weights import LAYER_TABLES
 from tests.api.app import Member, TestService, open_service
 
 MAX_LORA_SIZE = 48 << 20

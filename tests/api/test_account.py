@@ -8,12 +8,12 @@ import httpx
 import pytest
 import redis
 
+from serve_app.accounts.sign_in import HERE
 from serve_app.domain.accounts import Role
 from serve_app.domain.audit import OWNER, Act, api_key
 from serve_app.domain.audit import user as user_actor
 from serve_app.domain.requests import Variant
-from serve_app.service.delete_account import finish_removals
-from serve_app.stores.sign_ins import HERE
+from serve_app.operations.account_deletion import finish_removals
 from tests.api.app import Member, TestService, error_of, open_service
 from tests.audit import Reading
 from tests.faults.storage import ERROR, register_faulty, set_fault
@@ -162,7 +162,7 @@ async def test_what_the_storage_does_not_remove_now_goes_later(tmp_path: Path, m
         assert (await service.client.get("/v1/jobs", headers=member.a)).status_code == 401
         assert list(bucket.rglob("*.png"))
         set_fault(bucket, None)
-        monkeypatch.setattr("serve_app.service.delete_account.CUT_SHORT_AFTER", timedelta())
+        monkeypatch.setattr("serve_app.operations.account_deletion.CUT_SHORT_AFTER", timedelta())
         assert await finish_removals(service.resources) == 1
         assert list(bucket.rglob("*.png")) == []
         assert keys_naming(service, member.account.id) == []

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from serve_app.api import open_requests
-from serve_app.api.json_body import MAX_BODY_BYTES
+from serve_app.api.body import MAX_BODY_BYTES
 from serve_app.domain.requests import Variant
 from tests.api.app import BODY_A, BODY_B, Member, TestService, error_of
 

@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 from starlette.types import Message, Receive, Scope, Send
 
-from serve_app.api.client_address import UNKNOWN, client_address, with_forwarded_address
+from serve_app.api.request_context import UNKNOWN, client_address, with_forwarded_address
 from serve_app.settings import Network, Settings
 from tests.attack.raw import exchange
 

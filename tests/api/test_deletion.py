@@ -12,10 +12,10 @@ from serve_app.domain.audit import Act
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Failure
 from serve_app.domain.requests import Variant
-from serve_app.stores.deletions import Deletions
-from serve_app.stores.redis import connect
-from serve_app.stores.redis_keys import redis_key
-from serve_app.stores.script import Script
+from serve_app.jobs.deletion import Deletions
+from serve_app.store.keys import redis_key
+from serve_app.store.redis_client import connect
+from serve_app.store.script import Script
 from tests.api.app import BODY_A, Member, TestService, error_of
 from tests.audit import Reading, audit
 

@@ -16,15 +16,15 @@ import pytest
 import redis
 from openapi_spec_validator import validate
 
-from serve_app.api.app import create_app
-from serve_app.api.docs.reference import kind_of
-from serve_app.api.site import PAGE_HEADERS
+from serve_app.app import create_app
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.requests import Variant
-from serve_app.service.resources import Resources
-from serve_app.stores.catalog_reader import CatalogReader
-from serve_app.stores.redis import connect
-from serve_app.stores.redis_keys import redis_key
+from serve_app.loras.catalog import CatalogReader
+from serve_app.resources import Resources
+from serve_app.store.keys import redis_key
+from serve_app.store.redis_client import connect
+from serve_app.web.docs.reference import kind_of
+from serve_app.web.site import PAGE_HEADERS
 from tests.api.app import Member, TestService, error_of
 
 A, B = Variant.A, Variant.B

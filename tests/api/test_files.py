@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from serve_app.stores import image_access
+from serve_app.jobs import images as image_access
 from tests.api.app import Member, TestService, error_of, open_service, png_of
 from tests.support import wait_until
 

@@ -9,17 +9,16 @@ from datetime import UTC, datetime
 import httpx
 import pytest
 
-from serve_app.api.app import create_app
-from serve_app.api.prompt_warnings import LONGEST, MOST_WORDS, header_value
+from serve_app.accounts.auth import Authenticator
+from serve_app.api.polls import LONGEST, MOST_WORDS, header_value
+from serve_app.app import create_app
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.requests import Variant
-from serve_app.stores.auth import Authenticator
-from serve_app.stores.job_history import JobHistory
-from serve_app.stores.job_queue import JobQueue
-from serve_app.stores.job_reader import JobReader
-from serve_app.stores.polling import Poller
-from serve_app.stores.queue_stats import QueueStats
-from serve_app.stores.redis import connect
+from serve_app.jobs.backlog import QueueStats
+from serve_app.jobs.history import JobHistory, JobReader
+from serve_app.jobs.polling import Poller
+from serve_app.jobs.queue import JobQueue
+from serve_app.store.redis_client import connect
 from tests.api.app import BODY_A, BODY_B, Member, TestService, client_of, error_of
 
 A, B = Variant.A, Variant.B

@@ -14,7 +14,7 @@ from serve_app.api.jobs.schemas import Job
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Failure
 from serve_app.domain.requests import Variant
-from serve_app.stores.redis_keys import redis_key
+from serve_app.store.keys import redis_key
 from tests.api.app import BODY_A, LORA, Member, TestService, error_of
 
 A, B = Variant.A, Variant.B

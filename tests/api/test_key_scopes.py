@@ -6,12 +6,12 @@ from typing import Any
 import httpx
 import pytest
 
+from serve_app.accounts.api_keys import MAX_ADAPTERS
 from serve_app.domain.accounts import Scope
 from serve_app.domain.errors import InvalidParameter
 from serve_app.domain.requests import Variant
-from serve_app.stores.key_scopes import MAX_ADAPTERS
-from serve_app.stores.redis import connect
-from serve_app.stores.redis_keys import redis_key
+from serve_app.store.keys import redis_key
+from serve_app.store.redis_client import connect
 from tests.api.app import ALL, BODY_A, BODY_B, LORA, Member, TestService, error_of
 from tests.support import PRIVATE_ADAPTER, adapter_id
 

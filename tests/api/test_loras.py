@@ -17,7 +17,7 @@ from serve_app.api import open_requests
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.jobs import JobKind, JobState
 from serve_app.domain.requests import Variant
-from serve_app.service.upload_places import UPLOADS_AT_ONCE
+from serve_app.loras.registration import UPLOADS_AT_ONCE
 from tests.api.app import LORA, Member, TestService, error_of
 from tests.api.conftest import MAX_LORA_SIZE
 from tests.support import POCKET, PRIVATE_ADAPTER, wait_until

@@ -10,12 +10,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve_app.api.app import create_app
-from serve_app.api.applications import json_app
-from serve_app.api.middleware import RequestContextMiddleware
-from serve_app.api.request_measures import RequestMeasures
+from serve_app.api.middleware import RequestContextMiddleware, RequestMeasures
+from serve_app.api.openapi import json_app
+from serve_app.app import create_app
 from serve_app.domain.errors import TooManyKeys
-from serve_app.service.resources import Resources
+from serve_app.resources import Resources
 
 Wrap = Callable[[ASGIApp], ASGIApp]
 

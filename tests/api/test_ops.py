@@ -11,10 +11,10 @@ import pytest
 import redis
 from pydantic import ByteSize, SecretStr, ValidationError
 
-from serve_app.api.app import create_app
+from serve_app.app import create_app
 from serve_app.domain.jobs import JobKind
+from serve_app.jobs import images
 from serve_app.settings import Settings
-from serve_app.stores import images
 from tests.api.app import BASE, LORA, Member, TestService, client_of, error_of, open_service
 from tests.support import mounted_disk, wait_until
 

@@ -14,9 +14,9 @@ import httpx
 import pytest
 import redis
 
-from serve_app.api.app import create_app
+from serve_app.app import create_app
 from serve_app.domain.requests import Variant
-from serve_app.service.readiness import readiness
+from serve_app.operations.overview import readiness
 from tests.api.app import BODY_A, Member, TestService, client_of, error_of, open_service
 
 CONNECTIONS = 2

@@ -6,11 +6,11 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from serve_app.api.app import create_app
+from serve_app.app import create_app
 from serve_app.domain.requests import Variant
+from serve_app.jobs.polling import Poller
 from serve_app.settings import Settings
-from serve_app.stores.polling import Poller
-from serve_app.stores.redis import connect
+from serve_app.store.redis_client import connect
 from tests.api.app import Member, TestService, client_of, error_of
 
 PATHS = [(Variant.A, "/v1/generate/"), (Variant.A, "/v1/jobs/"), (Variant.B, "/v1/generations/")]

@@ -9,13 +9,13 @@ from datetime import timedelta
 import httpx
 import pytest
 
-from serve_app.api.app import create_app
 from serve_app.api.polls import LONGEST_WAIT_S, preferred_wait
+from serve_app.app import create_app
 from serve_app.domain.requests import Variant
-from serve_app.service import job_waits
-from serve_app.service.job_waits import JobWaits
-from serve_app.stores import redis as stores_redis
-from serve_app.stores.job_reader import JobReader
+from serve_app.jobs import polling as job_waits
+from serve_app.jobs.history import JobReader
+from serve_app.jobs.polling import JobWaits
+from serve_app.store import redis_client as stores_redis
 from tests.api.app import Member, TestService, client_of
 from tests.support import wait_until
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from serve_app.api.app import create_app
+from serve_app.app import create_app
 from tests.api.app import BASE, BODY_A, BODY_B, Member, TestService, png_of
 
 

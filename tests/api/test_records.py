@@ -12,7 +12,7 @@ from PIL import Image
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Failure
 from serve_app.domain.requests import Variant
-from serve_app.stores.redis_keys import redis_key
+from serve_app.store.keys import redis_key
 from tests.api.app import BODY_A, BODY_B, Member, TestService, png_of
 
 A, B = Variant.A, Variant.B

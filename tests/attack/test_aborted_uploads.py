@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from serve_app.cli.local import READY_FILE
-from serve_app.service.upload_places import UPLOADS_AT_ONCE
+from serve_app.loras.registration import UPLOADS_AT_ONCE
 from tests.attack.upload_kinds import BOUNDARY, FORM_TYPE
 from tests.console.browser import Page
 from tests.deployments.service import Service

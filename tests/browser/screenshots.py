@@ -16,9 +16,9 @@ from urllib.parse import urlencode
 from PIL import Image
 from playwright.async_api import Page, async_playwright
 
+from serve_app.accounts.sign_in import LinkPurpose
 from serve_app.domain.accounts import Account
 from serve_app.settings import Settings
-from serve_app.stores.sign_in_links import LinkPurpose
 from tests.browser import pages
 from tests.browser.broken_lora import ask_for_images, break_lora, fail_job
 from tests.browser.conftest import CHROMIUM

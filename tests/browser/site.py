@@ -5,15 +5,15 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+from serve_app.accounts.sign_in import LinkPurpose
 from serve_app.domain.accounts import Account
 from serve_app.domain.jobs import JobKind
 from serve_app.engine import Engine, EngineOptions
-from serve_app.executors.generation import GenerationExecutor
-from serve_app.executors.upscale import UpscaleExecutor
-from serve_app.service.worker import Worker
 from serve_app.settings import Settings
-from serve_app.stores.sign_in_links import LinkPurpose
 from serve_app.upscale.upscaler import Upscaler
+from serve_app.worker.generation import GenerationExecutor
+from serve_app.worker.upscale import UpscaleExecutor
+from serve_app.worker.worker import Worker
 from tests.served import Served, served
 from tests.support import POCKET
 

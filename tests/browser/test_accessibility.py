@@ -10,14 +10,13 @@ import redis
 from fastapi.routing import APIRoute
 from playwright.async_api import Browser, BrowserContext, Page, expect
 
-from serve_app.api import console, operators
-from serve_app.api.console.users import TRIES
-from serve_app.api.docs import docs_router
+from serve_app.accounts.sign_in import HERE, LinkPurpose
 from serve_app.domain.accounts import Account, Role
 from serve_app.domain.jobs import JobState
-from serve_app.stores.redis_keys import redis_key
-from serve_app.stores.sign_in_links import LinkPurpose
-from serve_app.stores.sign_ins import HERE
+from serve_app.store.keys import redis_key
+from serve_app.web import console, operators
+from serve_app.web.console.users import TRIES
+from serve_app.web.docs import docs_router
 from tests.browser import pages
 from tests.browser.broken_lora import break_lora, fail_job
 from tests.browser.checks import findings

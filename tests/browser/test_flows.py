@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser, BrowserContext, Page, Route, expect
 
-from serve_app.stores.sign_in_links import LinkPurpose
+from serve_app.accounts.sign_in import LinkPurpose
 from tests.browser.broken_lora import draw_small
 from tests.browser.checks import findings, layout_shift, watch_layout
 from tests.browser.site import PASSWORD, Site

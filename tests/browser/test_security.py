@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 import pytest
 from playwright.async_api import Browser, BrowserContext, Page, Route, expect
 
+from serve_app.accounts.sign_in import LinkPurpose
 from serve_app.domain.accounts import Role
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.jobs import new_adapter_id
-from serve_app.stores.sign_in_links import LinkPurpose
 from tests.browser.checks import findings
 from tests.browser.site import Site
 

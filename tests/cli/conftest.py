@@ -12,7 +12,7 @@ import redis
 from typer.testing import CliRunner
 
 from deployments.local import app
-from serve_app.service.resources import Resources, open_resources
+from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
 from tests.live import Live, live_service
 

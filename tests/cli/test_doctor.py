@@ -16,9 +16,9 @@ import yaml
 
 from deployments.local import only_one
 from deployments.runtime import runtime_home
-from serve_app.stores.embedded import ensure_redis, stop_redis
-from serve_app.stores.redis_inspection import DURABLE
-from serve_app.stores.redis_keys import redis_key
+from serve_app.store.embedded_redis import ensure_redis, stop_redis
+from serve_app.store.keys import redis_key
+from serve_app.store.redis_inspection import DURABLE
 from tests.cli.conftest import Atelier
 from tests.live import Live
 

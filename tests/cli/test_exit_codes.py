@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.stores.embedded import running_redis
+from serve_app.store.embedded_redis import running_redis
 from tests.cli.conftest import Atelier
 from tests.support import write_catalog
 

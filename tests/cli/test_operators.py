@@ -1,6 +1,6 @@
 """`atelier operators`."""
 
-from serve_app.service.resources import Resources
+from serve_app.resources import Resources
 from tests.cli.conftest import Atelier
 
 PASSWORD = "correct horse battery"

@@ -16,14 +16,14 @@ from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Failure, JobKind, JobState, StoredImage, new_image_id, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.service.resources import Resources
+from serve_app.jobs.queue import new_nonce
+from serve_app.jobs.records import RECORD_VERSION
+from serve_app.loras.stored_weights import LoraFiles
+from serve_app.resources import Resources
 from serve_app.settings import Settings
-from serve_app.stores.claiming import new_nonce
-from serve_app.stores.embedded import ensure_redis, running_redis, stop_redis
-from serve_app.stores.lora_files import LoraFiles
-from serve_app.stores.records import RECORD_VERSION
-from serve_app.stores.redis_binary import server_binary
-from serve_app.stores.redis_keys import redis_key
+from serve_app.store.embedded_redis import ensure_redis, running_redis, stop_redis
+from serve_app.store.keys import redis_key
+from serve_app.store.redis_process import server_binary
 from tests.audit import audit
 from tests.cli.conftest import Atelier
 from tests.support import adapter_id

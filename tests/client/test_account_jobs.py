@@ -15,7 +15,7 @@ LORA = adapter_id("neon")
 def test_jobs_of_both_interfaces_are_listed_newest_first_over_pages(
     live: Live, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serve_app.client.job_protocol.PAGE", 2)
+    monkeypatch.setattr("serve_app.client.calls.PAGE", 2)
     with Client(live.base_url, key) as a, Client(live.base_url, key, interface="b") as b:
         ids = [
             client.generate(f"boat {n}", lora_id=LORA).wait(timeout=20).id for n, client in enumerate((a, b, a, b, a))

@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from serve_app.client import AsyncClient, Client, InvalidRequest, Lora, NotFound, upload_bar
-from serve_app.client import lora_protocol as protocol
+from serve_app.client import calls as protocol
 from serve_app.domain.catalog import Adapter
-from serve_app.stores.catalog_digests import add_digests
+from serve_app.loras.catalog_file import add_digests
 from tests.live import Live
 from tests.support import POCKET, adapter_id
 

@@ -7,9 +7,9 @@ from itertools import count
 import pytest
 from starlette.types import ASGIApp
 
-from serve_app.api.app import create_app
+from serve_app.app import create_app
 from serve_app.domain.accounts import Account
-from serve_app.service.resources import Resources
+from serve_app.resources import Resources
 from tests.api.app import Member, TestService, client_of
 from tests.console.browser import ORIGIN, Browser
 

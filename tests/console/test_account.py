@@ -3,12 +3,12 @@
 import pytest
 import redis
 
+from serve_app.accounts.sessions import digest_of
+from serve_app.accounts.sign_in import LinkPurpose
 from serve_app.domain.accounts import Account
 from serve_app.domain.audit import OWNER, Act
-from serve_app.service.resources import Resources
-from serve_app.stores.redis_keys import redis_key
-from serve_app.stores.sessions import digest_of
-from serve_app.stores.sign_in_links import LinkPurpose
+from serve_app.resources import Resources
+from serve_app.store.keys import redis_key
 from tests.api.app import Member, TestService
 from tests.console.browser import Browser
 from tests.console.conftest import PASSWORD, Browsers

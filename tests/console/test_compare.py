@@ -4,7 +4,7 @@ import pytest
 
 from serve_app.domain.accounts import Account
 from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.service.resources import Resources
+from serve_app.resources import Resources
 from tests.api.app import LORA, Member, TestService
 from tests.console.browser import Browser
 from tests.console.conftest import PASSWORD, Browsers

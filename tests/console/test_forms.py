@@ -8,8 +8,8 @@ import pytest
 import redis
 
 from serve_app.api import open_requests
-from serve_app.api.site import forms
 from serve_app.settings import Settings
+from serve_app.web.site import forms
 from tests.attack.raw import Answer, exchange
 from tests.live import Live, live_service
 

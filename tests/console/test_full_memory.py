@@ -8,9 +8,9 @@ import redis
 
 from serve_app.domain.accounts import Account
 from serve_app.domain.jobs import HeartbeatReply, JobKind, JobState
-from serve_app.service.resources import Resources
-from serve_app.stores import redis_memory
-from serve_app.stores.claiming import new_nonce
+from serve_app.jobs.queue import new_nonce
+from serve_app.resources import Resources
+from serve_app.store import measures as redis_memory
 from tests.api.app import LORA, Member, TestService, error_of
 from tests.audit import audit
 from tests.console.conftest import PASSWORD, Browsers

@@ -7,15 +7,15 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 import redis
 
-from serve_app.api.console import history
 from serve_app.domain.audit import OWNER, Act
 from serve_app.domain.durations import epoch_ms
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Failure, Job, JobKind, JobState, new_job_id
 from serve_app.domain.requests import Variant
-from serve_app.service.resources import Resources
-from serve_app.stores import job_history
-from serve_app.stores.redis_keys import redis_key
+from serve_app.jobs import history as job_history
+from serve_app.resources import Resources
+from serve_app.store.keys import redis_key
+from serve_app.web.console import history
 from tests.api.app import LORA, Member, TestService
 from tests.console.browser import Browser
 from tests.console.conftest import Browsers

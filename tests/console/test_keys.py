@@ -8,12 +8,12 @@ import httpx
 import pytest
 import redis
 
-from serve_app.api.app import create_app
-from serve_app.api.console import pages
+from serve_app.app import create_app
 from serve_app.domain.accounts import ALL_SCOPES, Account, Scope
 from serve_app.domain.requests import Variant
-from serve_app.service.resources import Resources, open_resources
+from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
+from serve_app.web.console import keys as pages
 from tests.api.app import Member
 from tests.console.browser import Browser, Page
 from tests.console.conftest import PASSWORD, Browsers

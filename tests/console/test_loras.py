@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from serve_app.api.console import lora_cards, loras
+from serve_app.accounts.sign_in import Limit
 from serve_app.domain.accounts import Account
 from serve_app.domain.audit import OWNER, Act
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.jobs import JobKind
 from serve_app.domain.requests import Variant
-from serve_app.service.lora_samples import draw_sample
-from serve_app.service.resources import Resources
-from serve_app.stores.claiming import new_nonce
-from serve_app.stores.throttle import Limit
+from serve_app.jobs.queue import new_nonce
+from serve_app.jobs.samples import draw_sample
+from serve_app.resources import Resources
+from serve_app.web.console import lora_cards, loras
 from tests.api.app import LORA, Member, TestService
 from tests.console.browser import Browser, Page
 from tests.console.conftest import PASSWORD, Browsers

@@ -7,14 +7,14 @@ from typing import Any, cast
 import pytest
 import redis
 
+from serve_app.accounts.sign_in import LinkPurpose
 from serve_app.domain.accounts import Account
 from serve_app.domain.audit import Act, operator
 from serve_app.domain.errors import FailureCode, NotFound
 from serve_app.domain.jobs import Failure, JobKind
-from serve_app.service.doctor.stores import check_catalog
-from serve_app.service.resources import Resources
-from serve_app.stores.redis_keys import redis_key
-from serve_app.stores.sign_in_links import LinkPurpose
+from serve_app.operations.store_checks import check_catalog
+from serve_app.resources import Resources
+from serve_app.store.keys import redis_key
 from tests.api.app import Member, TestService
 from tests.console.browser import ORIGIN, Browser, Form, Page
 from tests.console.conftest import PASSWORD, Browsers

@@ -2,15 +2,15 @@
 
 import pytest
 
-from serve_app.api.console.playground_form import read_playground_form, values_of
 from serve_app.domain.accounts import Account
 from serve_app.domain.catalog import BaseModel
 from serve_app.domain.errors import InvalidParameter
 from serve_app.domain.jobs import Job, JobState
 from serve_app.domain.requests import GenerationRequest, UpscaleRequest, Variant
-from serve_app.service.resources import Resources
-from serve_app.service.vocabulary import known_words, unknown_words
-from serve_app.stores.previews import Preview
+from serve_app.jobs.previews import Preview
+from serve_app.loras.vocabulary import known_words, unknown_words
+from serve_app.resources import Resources
+from serve_app.web.console.playground_form import read_playground_form, values_of
 from tests.api.app import LORA, TestService
 from tests.console.browser import Browser, Page
 from tests.console.conftest import PASSWORD, Browsers

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import redis
 
-from serve_app.api.app import create_app
-from serve_app.api.site import STATIC
+from serve_app.app import create_app
 from serve_app.domain.accounts import Account
-from serve_app.service.resources import Resources, open_resources
+from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
-from serve_app.stores.redis_keys import redis_key
+from serve_app.store.keys import redis_key
+from serve_app.web.site import STATIC
 from tests.console.browser import ORIGIN, Browser, Form
 from tests.console.conftest import PASSWORD, Browsers
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from jinja2 import Environment, StrictUndefined, UndefinedError
 
-from serve_app.api.site.page import YIELDS_AFTER_S, PageResponse
+from serve_app.web.site.pages import YIELDS_AFTER_S, PageResponse
 
 ROWS = 20
 TEMPLATES = Environment(autoescape=True, undefined=StrictUndefined)

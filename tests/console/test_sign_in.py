@@ -3,7 +3,7 @@
 import pytest
 
 from serve_app.domain.accounts import Account
-from serve_app.service.resources import Resources
+from serve_app.resources import Resources
 from tests.console.browser import Browser, Page
 from tests.console.conftest import PASSWORD, Browsers
 

@@ -7,11 +7,11 @@ from typing import Any, cast
 import pytest
 import redis
 
-from serve_app.api.console.known_device import COOKIE, LIFE, signed
+from serve_app.accounts.sign_in import EVERYWHERE, HERE, KnownDevice
 from serve_app.domain.accounts import Account
-from serve_app.service.resources import Resources
-from serve_app.stores.redis_keys import redis_key
-from serve_app.stores.sign_ins import EVERYWHERE, HERE, KnownDevice
+from serve_app.resources import Resources
+from serve_app.store.keys import redis_key
+from serve_app.web.console.session import COOKIE, LIFE, signed
 from tests.audit import key_problems
 from tests.console.browser import Browser, Page
 from tests.console.conftest import PASSWORD, Browsers

@@ -7,8 +7,8 @@ from io import StringIO
 import pytest
 import redis
 
-from serve_app.service.resources import Resources
-from serve_app.stores.redis_keys import redis_key
+from serve_app.resources import Resources
+from serve_app.store.keys import redis_key
 from tests.api.app import LORA, Member, TestService
 from tests.console.browser import Browser, Page
 

@@ -2,14 +2,13 @@
 
 import pytest
 
-from serve_app.api.console.roles import ROLES, may_open
+from serve_app.accounts.sign_in import LinkPurpose
 from serve_app.domain.accounts import Account, Role, User
-from serve_app.domain.audit import Act
+from serve_app.domain.audit import Act, Actor
 from serve_app.domain.errors import InvalidParameter
-from serve_app.service.delete_account import delete_account
-from serve_app.service.operate import Actor
-from serve_app.service.resources import Resources
-from serve_app.stores.sign_in_links import LinkPurpose
+from serve_app.operations.account_deletion import delete_account
+from serve_app.resources import Resources
+from serve_app.web.console.navigation import ROLES, may_open
 from tests.console.browser import Browser
 from tests.console.conftest import PASSWORD, Browsers
 

@@ -14,7 +14,7 @@ import httpx
 import psutil
 
 from deployments.runtime import kill_all_of, runtime_home
-from serve_app.stores.embedded import stop_redis
+from serve_app.store.embedded_redis import stop_redis
 from tests.support import ROOT, free_port
 
 ATELIER = str(Path(sys.executable).with_name("atelier"))

@@ -16,8 +16,8 @@ from deployments.args import AppArgs, IngressArgs, ScaleArgs
 from deployments.config import ConfigError, ServeConfig, read_config
 from serve_app.domain.jobs import JobKind
 from serve_app.domain.requests import Variant
+from serve_app.loras.catalog_file import read_catalog
 from serve_app.settings import Settings
-from serve_app.stores.catalog_file import read_catalog
 from tests.support import ROOT
 
 CONFIGS = ROOT / "configs"

@@ -17,7 +17,7 @@ from deployments.demo import Demo, demo_account
 from deployments.output import Reporter
 from serve_app.cli.local import READY_FILE
 from serve_app.domain.requests import Variant
-from serve_app.service.resources import Resources
+from serve_app.resources import Resources
 from tests.support import ROOT
 
 BASE = "http://127.0.0.1:8000"

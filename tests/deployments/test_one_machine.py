@@ -12,8 +12,8 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from deployments.one_machine import is_serve_run
-from deployments.protection import TLS_FILES, of_network, of_proxy
 from deployments.proxy import METRICS, WRAPPER, environment, haproxy_binary
+from deployments.requirements import TLS_FILES, of_network, of_proxy
 from tests.support import ROOT, free_port
 
 READ = """

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from ray.serve._private.logging_utils import StreamToLogger
 
-from deployments.replica_log import configure_replica_log
+from deployments.ray_internals import configure_replica_log
 from serve_app.settings import Settings
 
 

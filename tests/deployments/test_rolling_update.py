@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from deployments.runtime import kill_all_of, runtime_home
-from serve_app.stores.embedded import stop_redis
+from serve_app.store.embedded_redis import stop_redis
 from tests.deployments.service import ENVIRONMENT
 from tests.support import ROOT
 

@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
-from deployments.arrival_rate import AHEAD, ArrivalRate
-from deployments.scaling import BacklogPolicy, wanted_replicas
+from deployments.scaling import AHEAD, ArrivalRate, BacklogPolicy, wanted_replicas
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import Backlog, JobKind, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.service.resources import Resources
+from serve_app.resources import Resources
 from tests.support import adapter_id, wait_until
 
 

@@ -14,10 +14,10 @@ import pytest
 from PIL import Image
 
 from deployments.runtime import runtime_home
-from serve_app.service.resources import open_resources
+from serve_app.accounts.sign_in import LinkPurpose
+from serve_app.resources import open_resources
 from serve_app.settings import Settings
-from serve_app.stores.embedded import ensure_redis
-from serve_app.stores.sign_in_links import LinkPurpose
+from serve_app.store.embedded_redis import ensure_redis
 from tests.deployments.service import STOP_LIMIT_S, Service
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.timeout(400)]

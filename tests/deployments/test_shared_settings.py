@@ -9,8 +9,8 @@ from pydantic import SecretStr
 
 from deployments.config import ConfigError, ServeConfig, demands, read_config
 from deployments.pools import Pool
-from deployments.shared_settings import machines, require_shared
-from deployments.this_machine import check_this_machine, missing_on
+from deployments.requirements import machines, require_shared
+from deployments.start_checks import check_this_machine, missing_on
 from serve_app.settings import Settings
 from tests.support import ROOT
 

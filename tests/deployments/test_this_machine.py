@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from deployments.config import read_config
-from deployments.this_machine import CPU_CONFIG, GPU_CONFIG, chosen_config
+from deployments.start_checks import CPU_CONFIG, GPU_CONFIG, chosen_config
 from tests.support import ROOT
 
-CHOOSE = "from deployments.this_machine import config_for_this_machine as choose; print(*choose(), sep='\\n')"
+CHOOSE = "from deployments.start_checks import config_for_this_machine as choose; print(*choose(), sep='\\n')"
 CUDA, CPU = "2.13.0", "2.13.0+cpu"
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="a driver's library is compiled")
 

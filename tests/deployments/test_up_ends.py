@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from deployments.runtime import kill_all_of, processes_in, runtime_home
-from serve_app.stores.embedded import stop_redis
+from serve_app.store.embedded_redis import stop_redis
 from tests.attack.start_sync import start_sync
 from tests.attack.test_listeners import listeners_of
 from tests.deployments.service import START_LIMIT_S, STOP_LIMIT_S, start_up

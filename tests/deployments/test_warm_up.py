@@ -9,13 +9,13 @@ import torch
 from pydantic import ValidationError
 
 from deployments.args import GeneratorArgs
-from deployments.engine_loader import SIZES, keep_layer_tables, load_engine, warm_up
 from serve_app.api.variant_a.schemas import Side
 from serve_app.domain.catalog import BaseModel
 from serve_app.engine import Engine, EngineOptions
-from serve_app.engine.layer_outline import outlined_table
-from serve_app.service.register import LAYER_TABLES
-from serve_app.service.resources import Resources
+from serve_app.engine.adapters.layer_table import outlined_table
+from serve_app.loras.weights import LAYER_TABLES
+from serve_app.resources import Resources
+from serve_app.worker.generation import SIZES, keep_layer_tables, load_engine, warm_up
 from tests.support import POCKET
 
 

@@ -26,12 +26,12 @@ from deployments.config import ServeConfig
 from deployments.nodes import check_nodes, living_nodes
 from deployments.ray_environment import ray_environment
 from serve_app.domain.requests import Variant
-from serve_app.service.doctor.checks import Check, Level
-from serve_app.service.resources import open_resources
+from serve_app.operations.checks import Check, Level
+from serve_app.resources import open_resources
 from serve_app.settings import Settings
-from serve_app.stores.redis import connect_sync
-from serve_app.stores.redis_binary import server_binary
-from serve_app.stores.redis_keys import redis_key
+from serve_app.store.keys import redis_key
+from serve_app.store.redis_client import connect_sync
+from serve_app.store.redis_process import server_binary
 from tests.support import free_port, says_ready
 
 JOBS = 4

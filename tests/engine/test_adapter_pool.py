@@ -88,7 +88,7 @@ def test_base_models_share_the_devices_memory(
     sd: Path, loras: list[AdapterFile], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = 4 * 2**20
-    monkeypatch.setattr("serve_app.engine.memory.CPU_ADAPTER_MEMORY", memory)
+    monkeypatch.setattr("serve_app.engine.device.CPU_ADAPTER_MEMORY", memory)
     with Engine.load({"a": sd, "b": sd}, replace(EXACT_FLOAT32, max_runs=1)) as engine:
         for name in "ab":
             finish(engine, [replace(SHORT, base_model=name, adapter=loras[0])])

@@ -12,9 +12,9 @@ from peft.utils.other import get_pattern_key
 from safetensors.torch import save_file
 
 from serve_app.engine.adapters import AdapterWeights, LayerTable, UnusableAdapter, read_adapter
+from serve_app.engine.adapters.layer_table import outlined_table
 from serve_app.engine.adapters.scaling import scaling_rules
 from serve_app.engine.families.registry import load_family
-from serve_app.engine.layer_outline import outlined_table
 from tests.engine import tiny_models
 from tests.engine.conftest import EXACT_FLOAT32
 

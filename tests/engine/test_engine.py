@@ -12,8 +12,8 @@ import torch
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Failure
 from serve_app.engine import AdapterFile, Engine, EngineOptions, Finished, RunRequest
+from serve_app.engine.device import OUT_OF_MEMORY_MESSAGE
 from serve_app.engine.families.unet import UNetFamily
-from serve_app.engine.memory import OUT_OF_MEMORY_MESSAGE
 from tests.engine import tiny_models
 from tests.engine.conftest import EXACT_FLOAT32
 from tests.engine.run_engine import finish

@@ -10,9 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 from serve_app.engine.adapters import LayerTable
-from serve_app.engine.adapters.training import MAX_VALUE, suggested_trigger_words, training_metadata
-from serve_app.engine.inspection import inspect_adapter
-from serve_app.engine.layer_outline import outlined_table
+from serve_app.engine.adapters.layer_table import outlined_table
+from serve_app.engine.inspection import MAX_VALUE, inspect_adapter, suggested_trigger_words, training_metadata
 
 SD_SCRIPTS = Path(__file__).with_name("sd_scripts")
 STEM = "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q"

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from serve_app.engine import Engine, EngineOptions, RunRequest
-from serve_app.engine.families.latent_rgb import latent_rgb
+from serve_app.engine.families.family import latent_rgb
 from tests.engine.run_engine import finish
 from tests.support import POCKET
 

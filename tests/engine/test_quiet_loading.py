@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from serve_app.engine.families.quiet_loading import quiet_loading
+from serve_app.engine.families.checkpoint import quiet_loading
 
 
 def test_other_warnings_pass_and_everything_is_restored(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from serve_app.engine import RunRequest
 from serve_app.engine.base_model import BaseModel
-from serve_app.engine.seeds import seeded_generator
+from serve_app.engine.runner import seeded_generator
 from tests.engine.conftest import WIDE_FLOAT32
 
 SMALL_SEEDS = (0, 1, 2**31, 2**32 - 1)

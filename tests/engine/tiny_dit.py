@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from serve_app.engine.device import torch_device, torch_dtype
 from serve_app.engine.families.checkpoint import Source
 from serve_app.engine.families.clip_text import TextEncoder, clip_aliases, encode_prompt, tokenize
-from serve_app.engine.families.family import Component
-from serve_app.engine.families.latent_rgb import LatentRGB
+from serve_app.engine.families.family import Component, LatentRGB
 from serve_app.engine.lora_layers import wrap_layers
 from serve_app.engine.run import Conditioning, RunRequest
 from serve_app.engine.sampler import Schedule, make_schedule

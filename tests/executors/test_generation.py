@@ -16,10 +16,10 @@ from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Claim, JobKind, Lease, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.engine import Engine, EngineOptions
-from serve_app.executors.generation import GenerationExecutor
-from serve_app.service.executor import Pixels, StartError
-from serve_app.service.resources import Resources
-from serve_app.stores.claiming import new_nonce
+from serve_app.jobs.queue import new_nonce
+from serve_app.resources import Resources
+from serve_app.worker.executor import Pixels, StartError
+from serve_app.worker.generation import GenerationExecutor
 from tests.api.app import BODY_A, BODY_B, TestService, open_service
 from tests.support import POCKET, adapter_id
 

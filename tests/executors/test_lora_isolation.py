@@ -16,12 +16,12 @@ from serve_app.domain.catalog import Adapter
 from serve_app.domain.jobs import JobState
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.engine import Engine, EngineOptions
-from serve_app.executors.generation import GenerationExecutor
-from serve_app.service.attempt import WorkerTiming
-from serve_app.service.png import encode_png
-from serve_app.service.resources import Resources
-from serve_app.service.submit import generate
-from serve_app.service.worker import Worker
+from serve_app.jobs.submit import generate
+from serve_app.resources import Resources
+from serve_app.worker.attempt import WorkerTiming
+from serve_app.worker.generation import GenerationExecutor
+from serve_app.worker.png import encode_png
+from serve_app.worker.worker import Worker
 from tests.support import POCKET, wait_until
 
 QUICK = WorkerTiming(poll=timedelta(milliseconds=20))

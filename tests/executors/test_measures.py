@@ -11,10 +11,10 @@ from safetensors.numpy import load_file
 from serve_app.domain.jobs import JobKind, JobState
 from serve_app.domain.metrics import METRICS
 from serve_app.engine import Engine, EngineOptions
-from serve_app.executors.generation import GenerationExecutor
-from serve_app.service.report import report
-from serve_app.service.worker import Worker
-from serve_app.service.worker_timing import WorkerTiming
+from serve_app.worker.attempt import WorkerTiming
+from serve_app.worker.generation import GenerationExecutor
+from serve_app.worker.reports import report
+from serve_app.worker.worker import Worker
 from tests.api.app import BODY_B, TestService, open_service
 from tests.support import POCKET, ROOT, wait_until
 

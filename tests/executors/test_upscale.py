@@ -13,10 +13,10 @@ from PIL import Image
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Claim, JobKind, Lease, new_job_id
 from serve_app.domain.requests import UpscaleRequest
-from serve_app.executors.upscale import UpscaleExecutor
-from serve_app.service.executor import Pixels, StartError
-from serve_app.service.resources import Resources
+from serve_app.resources import Resources
 from serve_app.upscale.upscaler import Upscaler
+from serve_app.worker.executor import Pixels, StartError
+from serve_app.worker.upscale import UpscaleExecutor
 
 
 async def stored(resources: Resources, color: tuple[int, int, int]) -> str:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from serve_app.domain.metrics import MemoryUse
 from serve_app.engine import Engine, EngineOptions
-from serve_app.executors.worker_memory import CardMemory, HeldMemory, card_uses, memory_parts
+from serve_app.worker.memory import CardMemory, HeldMemory, card_uses, memory_parts
 from tests.support import POCKET
 
 GIB = 2**30

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import time_machine
 
-from serve_app.stores.script import Rewrite
+from serve_app.store.script import Rewrite
 
 
 def clock_off_by(error: timedelta) -> AbstractContextManager[Any]:

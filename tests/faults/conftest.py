@@ -7,7 +7,7 @@ from tempfile import mkdtemp
 
 import pytest
 
-from serve_app.stores.embedded import stop_redis
+from serve_app.store.embedded_redis import stop_redis
 from tests.faults.environment import Environment, open_environment
 from tests.faults.service import Service
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message
 
-from serve_app.api.json_body import MAX_BODY_BYTES
+from serve_app.api.body import MAX_BODY_BYTES
 
 Headers = list[tuple[bytes, bytes]]
 

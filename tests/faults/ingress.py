@@ -11,11 +11,11 @@ from typing import Any, Literal, cast
 
 import uvicorn
 
-from serve_app.api.app import create_app
-from serve_app.service.resources import open_resources
+from serve_app.app import create_app
+from serve_app.jobs.acceptance import Acceptance
+from serve_app.jobs.queue import JobQueue
+from serve_app.resources import open_resources
 from serve_app.settings import Settings
-from serve_app.stores.acceptance import Acceptance
-from serve_app.stores.job_queue import JobQueue
 from tests.faults.log_disk import log_to_a_full_disk
 
 Fault = Literal["dies before accept", "dies after accept", "log disk full"]

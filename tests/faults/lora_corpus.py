@@ -17,9 +17,9 @@ from typing import Any
 
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import AdapterUnavailable
+from serve_app.loras.weights import WeightStore
 from serve_app.safetensors_file import MAX_FILE_BYTES
 from serve_app.settings import Settings
-from serve_app.stores.weights import WeightStore
 
 PAIR = {"dtype": "F32", "shape": [4, 8], "data_offsets": [0, 128]}
 BODY = b"\0" * 128

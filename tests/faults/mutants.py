@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 from redis.exceptions import ResponseError
 
-from serve_app.stores.claiming import Fairness
+from serve_app.jobs.queue import Fairness
 from tests.stores.auth_scenario import run_auth_scenario
 from tests.stores.job_model import run_model
 from tests.stores.logical_queue import LogicalQueue, model_settings, roomy_settings

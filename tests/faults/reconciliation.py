@@ -13,9 +13,9 @@ from PIL import Image
 from serve_app.domain.durations import epoch_ms
 from serve_app.domain.errors import NotFound
 from serve_app.domain.jobs import Job, JobState, StoredImage
-from serve_app.service.reap import sweep
-from serve_app.service.resources import Resources
-from serve_app.stores.records import read_job, work_of
+from serve_app.jobs.records import read_job, work_of
+from serve_app.operations.housekeeping import sweep
+from serve_app.resources import Resources
 from tests.audit import Reading, audit
 
 STRIDE = 500

@@ -12,7 +12,7 @@ import yaml
 
 from deployments.runtime import kill_all_of, runtime_home
 from serve_app.settings import ROOT, Settings
-from serve_app.stores.redis_process import server_process
+from serve_app.store.redis_process import server_process
 from tests.faults import processes
 from tests.support import free_port, wait_until
 

@@ -11,14 +11,13 @@ from typing import Any
 import httpx
 import pytest
 
-from serve_app.api.app import create_app
+from serve_app.accounts.sessions import Opened
+from serve_app.app import create_app
 from serve_app.domain.jobs import CommitReply, HeartbeatReply, JobKind, JobState, Lease
 from serve_app.domain.requests import Variant
-from serve_app.service.resources import open_resources
-from serve_app.stores.claiming import new_nonce
-from serve_app.stores.job_queue import JobQueue
-from serve_app.stores.redis import connect
-from serve_app.stores.sessions import Opened
+from serve_app.jobs.queue import JobQueue, new_nonce
+from serve_app.resources import open_resources
+from serve_app.store.redis_client import connect
 from tests.api.app import ALL, BODY_A, BODY_B, Member, TestService, client_of, service_settings
 from tests.faults.clock import by_the_callers_clock, clock_off_by
 from tests.faults.environment import Environment, open_environment

@@ -10,7 +10,7 @@ import pytest
 
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import JobState
-from serve_app.stores.embedded import ensure_redis
+from serve_app.store.embedded_redis import ensure_redis
 from tests.faults.environment import Environment, open_environment
 from tests.support import mounted_disk, wait_until
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from serve_app.api.app import create_app
-from serve_app.service.resources import Resources, open_resources
-from serve_app.stores.embedded import stop_redis
+from serve_app.app import create_app
+from serve_app.resources import Resources, open_resources
+from serve_app.store.embedded_redis import stop_redis
 from tests.api.app import LORA, TestService, client_of, service_settings
 from tests.audit import audit
 from tests.faults.hostile import Hostile, hostile_requests, send

@@ -14,13 +14,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from serve_app.api.app import create_app
 from serve_app.api.multipart import BLOCK_BYTES
+from serve_app.app import create_app
 from serve_app.domain.jobs import JobState
 from serve_app.domain.requests import Variant
-from serve_app.service.resources import Resources, open_resources
+from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
-from serve_app.stores.embedded import ensure_redis, stop_redis
+from serve_app.store.embedded_redis import ensure_redis, stop_redis
 from tests.api.app import BODY_A, Member, TestService, client_of, service_settings
 from tests.api.test_loras import FILE_PART, FORM
 from tests.faults.hostile import Hostile, send

@@ -12,15 +12,14 @@ from typing import Any
 import httpx
 import pytest
 
-from serve_app.api.app import create_app
+from serve_app.app import create_app
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Claim, CommitReply, Failure, JobKind, JobState, StoredImage, new_image_id
-from serve_app.service.resources import open_resources
+from serve_app.jobs.queue import JobQueue, new_nonce
+from serve_app.resources import open_resources
 from serve_app.settings import Settings
-from serve_app.stores.claiming import new_nonce
-from serve_app.stores.job_queue import JobQueue
-from serve_app.stores.redis import connect
-from serve_app.stores.script import Rewrite
+from serve_app.store.redis_client import connect
+from serve_app.store.script import Rewrite
 from tests.api.app import Member, TestService, client_of, png_of, service_settings
 from tests.faults.environment import HASTY, LONG, Environment
 from tests.faults.redis_proxy import RedisProxy, proxy_to

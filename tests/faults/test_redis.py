@@ -13,10 +13,9 @@ from redis.exceptions import NoScriptError
 
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import CommitReply, JobKind, JobState
-from serve_app.stores.claiming import new_nonce
-from serve_app.stores.embedded import ensure_redis
-from serve_app.stores.job_queue import JobQueue
-from serve_app.stores.redis import connect
+from serve_app.jobs.queue import JobQueue, new_nonce
+from serve_app.store.embedded_redis import ensure_redis
+from serve_app.store.redis_client import connect
 from tests.faults.environment import LONG, Environment, open_environment
 from tests.faults.worker import FORKED_WORKERS, WorkerBehavior
 from tests.rewriting import replacing

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from serve_app.domain.jobs import JobState
-from serve_app.stores.redis_keys import redis_key
+from serve_app.store.keys import redis_key
 from tests.faults.environment import HASTY, Environment, open_environment
 from tests.faults.storage import ERROR, FLIP, FULL, SLOW, TRUNCATE, set_fault
 from tests.faults.worker import FORKED_WORKERS, WorkerBehavior

@@ -18,9 +18,9 @@ import redis
 
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import JobState
-from serve_app.service.reap import reap_forever
-from serve_app.service.worker_timing import WorkerTiming
-from serve_app.stores.redis_keys import redis_key
+from serve_app.operations.housekeeping import reap_forever
+from serve_app.store.keys import redis_key
+from serve_app.worker.attempt import WorkerTiming
 from tests.faults.environment import ACCOUNT, ENDLESS, HASTY, LONG, Environment, open_environment
 from tests.faults.worker import FORKED_WORKERS, POISON, QUICK, UNHEALTHY, Point, WorkerBehavior
 from tests.support import adapter_id, wait_until

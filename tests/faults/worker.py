@@ -16,13 +16,13 @@ import pytest
 
 from serve_app.domain.jobs import Claim, HeartbeatReply, Lease
 from serve_app.domain.requests import GenerationRequest
-from serve_app.service.reap import reap_forever
-from serve_app.service.resources import Resources, open_resources
-from serve_app.service.worker import Unhealthy, Worker
-from serve_app.service.worker_timing import WorkerTiming
+from serve_app.jobs.queue import JobQueue
+from serve_app.operations.housekeeping import reap_forever
+from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
-from serve_app.stores.job_queue import JobQueue
-from serve_app.stores.redis import connect
+from serve_app.store.redis_client import connect
+from serve_app.worker.attempt import WorkerTiming
+from serve_app.worker.worker import Unhealthy, Worker
 from tests.faults.clock import clock_off_by
 from tests.faults.log_disk import log_to_a_full_disk
 from tests.faults.storage import register_faulty
@@ -103,9 +103,7 @@ def _main(fields: dict[str, Any], name: str, behavior: WorkerBehavior) -> None:
 
 
 async def _work(settings: Settings, name: str, behavior: WorkerBehavior) -> None:
-    from serve_app.executors.generation import (
-        GenerationExecutor,  # the forked process has it; the test that forks need not
-    )
+    from serve_app.worker.generation import GenerationExecutor
     from tests.faults.device import limit_memory, lose_device, spoil_decoder
     from tests.faults.preloaded_engine import ENGINE
 

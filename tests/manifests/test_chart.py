@@ -18,14 +18,14 @@ from ray.serve.schema import ServeDeploySchema
 
 from deployments.app import build
 from deployments.config import ServeConfig
-from deployments.protection import TLS_FILES, of_proxy
 from deployments.proxy import LIMITS, WRAPPER
-from serve_app.api.console import loras as console_loras
-from serve_app.api.json_body import MAX_BODY_BYTES
+from deployments.requirements import TLS_FILES, of_proxy
+from serve_app.api.body import MAX_BODY_BYTES
 from serve_app.api.loras import routes as loras
 from serve_app.api.multipart import FRAME_BYTES
+from serve_app.loras.sources import MAX_CONFIG_BYTES
 from serve_app.settings import Settings
-from serve_app.stores.weight_files import MAX_CONFIG_BYTES
+from serve_app.web.console import loras as console_loras
 from tests.manifests.chart import CHART, PROFILES, Document, find, merge, profile_values, render, rendered
 from tests.manifests.pods import WAIT_FOR_HEAD, Pod, pods
 from tests.manifests.rules import broken_rules

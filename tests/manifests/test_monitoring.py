@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from serve_app.domain.metrics import METRICS, MetricType
-from serve_app.service.doctor.stores import MEMORY_WARNING
-from serve_app.stores.redis_memory import RedisMemory
+from serve_app.operations.store_checks import MEMORY_WARNING
+from serve_app.store.measures import RedisMemory
 from tests.manifests.chart import find, rendered
 from tests.support import ROOT
 

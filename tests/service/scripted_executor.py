@@ -11,11 +11,11 @@ import numpy as np
 from serve_app.domain.jobs import Claim, Failure, JobKind, JobState, new_job_id
 from serve_app.domain.metrics import Metric
 from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.service.executor import Pixels
-from serve_app.service.resources import Resources
-from serve_app.service.worker import Worker
-from serve_app.service.worker_timing import WorkerTiming
-from serve_app.stores.measures import Measures
+from serve_app.resources import Resources
+from serve_app.store.measures import Measures
+from serve_app.worker.attempt import WorkerTiming
+from serve_app.worker.executor import Pixels
+from serve_app.worker.worker import Worker
 from tests.support import wait_until
 
 ACCOUNT = "acct_worker"

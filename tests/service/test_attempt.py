@@ -11,14 +11,14 @@ import redis
 
 from serve_app.domain.errors import FailureCode, StoreUnavailable
 from serve_app.domain.jobs import Failure, Job, JobState
-from serve_app.service.executor import StartError
-from serve_app.service.resources import Resources, open_resources
-from serve_app.service.retrying import retry_until_available
+from serve_app.jobs.queue import JobQueue
+from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
-from serve_app.stores.job_queue import JobQueue
-from serve_app.stores.redis import connect
-from serve_app.stores.redis_keys import redis_key
-from serve_app.stores.script import Rewrite
+from serve_app.store.keys import redis_key
+from serve_app.store.redis_client import connect
+from serve_app.store.script import Rewrite
+from serve_app.worker.attempt import retry_until_available
+from serve_app.worker.executor import StartError
 from tests.audit import audit
 from tests.rewriting import replacing
 from tests.service.scripted_executor import ACCOUNT, Result, ScriptedExecutor, accept, until, working

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from serve_app.service.catalog_follower import CatalogFollower
-from serve_app.service.reap import reap_forever
-from serve_app.service.resources import Resources, open_resources
+from serve_app.loras.applied_catalog import CatalogFollower
+from serve_app.operations.housekeeping import reap_forever
+from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
 from tests.support import adapter_id, end_tasks, wait_until, write_safetensors
 

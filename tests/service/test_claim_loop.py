@@ -8,10 +8,10 @@ from datetime import timedelta
 import pytest
 
 from serve_app.domain.jobs import Claim, JobState
-from serve_app.service.resources import Resources
-from serve_app.service.worker import MAX_CLAIM_FAILURES, Unhealthy, Worker
-from serve_app.stores.job_queue import JobQueue
-from serve_app.stores.redis import connect
+from serve_app.jobs.queue import JobQueue
+from serve_app.resources import Resources
+from serve_app.store.redis_client import connect
+from serve_app.worker.worker import MAX_CLAIM_FAILURES, Unhealthy, Worker
 from tests.rewriting import replacing
 from tests.service.scripted_executor import QUICK, ScriptedExecutor, accept, until, working
 from tests.support import wait_until

@@ -12,17 +12,16 @@ import pytest
 import redis
 
 from serve_app.domain.accounts import Account
-from serve_app.domain.audit import OWNER, Act
+from serve_app.domain.audit import OWNER, Act, Actor
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import HeartbeatReply, JobKind, StoredImage, new_image_id, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.service.delete_account import CUT_SHORT_AFTER, delete_account, finish_removals
-from serve_app.service.operate import Actor
-from serve_app.service.reap import reap_forever
-from serve_app.service.resources import Resources, open_resources
-from serve_app.stores import redis as stores_redis
-from serve_app.stores.redis_keys import redis_key
-from serve_app.stores.script import load_script
+from serve_app.operations.account_deletion import CUT_SHORT_AFTER, delete_account, finish_removals
+from serve_app.operations.housekeeping import reap_forever
+from serve_app.resources import Resources, open_resources
+from serve_app.store import redis_client as stores_redis
+from serve_app.store.keys import redis_key
+from serve_app.store.script import load_script
 from tests.audit import audit
 from tests.faults.redis_proxy import proxy_to
 from tests.support import PRIVATE_ADAPTER, wait_until

@@ -2,10 +2,10 @@
 
 import json
 
-from serve_app.api.app import create_app
+from serve_app.app import create_app
 from serve_app.domain.jobs import JobState
 from serve_app.domain.requests import Variant
-from serve_app.service.resources import Resources
+from serve_app.resources import Resources
 from tests.api.app import BODY_A, client_of
 from tests.service.scripted_executor import ScriptedExecutor, until, working
 from tests.test_log import logging_to_stderr
@@ -23,7 +23,7 @@ async def test_the_lines_of_a_worker_name_the_request_that_asked(resources: Reso
             await until(resources, job_id, JobState.COMPLETED)
         lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     ids = {"request_id": "the-callers-own-id", "account_id": account.id, "job_id": job_id}
-    (accepted,) = [line for line in lines if line["logger"] == "serve_app.service.submit"]
-    (worked,) = [line for line in lines if line["logger"] == "serve_app.service.attempt"]
+    (accepted,) = [line for line in lines if line["logger"] == "serve_app.jobs.submit"]
+    (worked,) = [line for line in lines if line["logger"] == "serve_app.worker.attempt"]
     assert accepted | ids == accepted
     assert worked | ids | {"attempt": "1"} == worked

@@ -8,9 +8,10 @@ import pytest
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.jobs import JobKind, StoredImage, new_image_id
 from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.service.lora_samples import ask_for_sample, draw_sample
-from serve_app.service.resources import Resources
-from serve_app.stores.claiming import new_nonce
+from serve_app.jobs.queue import new_nonce
+from serve_app.jobs.samples import draw_sample
+from serve_app.loras.registration import ask_for_sample
+from serve_app.resources import Resources
 from tests.support import adapter_id
 
 AT_ONCE = timedelta(milliseconds=1)

@@ -8,11 +8,10 @@ import pytest
 import redis
 
 from serve_app.domain.catalog import Adapter
-from serve_app.service.lora_weights import held_weights, remove_unused_weights
-from serve_app.service.register import remove
-from serve_app.service.resources import Resources
-from serve_app.stores.lora_files import LoraFiles
-from serve_app.stores.redis_keys import redis_key
+from serve_app.loras.registration import remove
+from serve_app.loras.stored_weights import LoraFiles, held_weights, remove_unused_weights
+from serve_app.resources import Resources
+from serve_app.store.keys import redis_key
 from tests.support import wait_until, write_safetensors
 
 SHA256 = "0a" * 32

@@ -12,9 +12,9 @@ from serve_app.domain.accounts import Caller
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.jobs import JobKind
 from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.service.resources import Resources
-from serve_app.service.submit import generate
-from serve_app.stores.claiming import new_nonce
+from serve_app.jobs.queue import new_nonce
+from serve_app.jobs.submit import generate
+from serve_app.resources import Resources
 from tests.support import adapter_id
 
 REQUEST = GenerationRequest(prompt="a boat", lora_id=adapter_id("neon"), seeds=(7,))

@@ -11,13 +11,13 @@ from serve_app.domain import metrics
 from serve_app.domain.errors import FailureCode, StoreUnavailable
 from serve_app.domain.jobs import Failure, JobKind, Lease, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.service.metrics import render_metrics
-from serve_app.service.resources import Resources, open_resources
+from serve_app.jobs.queue import new_nonce
+from serve_app.operations.metrics_page import render_metrics
+from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
-from serve_app.stores.claiming import new_nonce
-from serve_app.stores.measures import Measures, gauge_field
-from serve_app.stores.redis import connect
-from serve_app.stores.redis_keys import redis_key
+from serve_app.store.keys import redis_key
+from serve_app.store.measures import Measures, gauge_field
+from serve_app.store.redis_client import connect
 from tests.audit import key_problems
 from tests.support import wait_until
 

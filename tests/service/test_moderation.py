@@ -16,9 +16,9 @@ from serve_app.domain.accounts import BUILTIN_PLANS, Caller
 from serve_app.domain.errors import FailureCode, InvalidParameter, StoreUnavailable
 from serve_app.domain.jobs import JobState
 from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.service import submit
-from serve_app.service.moderation import BadModeration, Moderation
-from serve_app.service.resources import Resources, open_resources
+from serve_app.jobs import submit
+from serve_app.jobs.moderation import BadModeration, Moderation
+from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
 from tests.service.scripted_executor import ScriptedExecutor, accept, until, working
 from tests.support import adapter_id, free_port

@@ -15,13 +15,13 @@ from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import Claim, CommitReply, JobKind, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.engine import Engine, EngineOptions
-from serve_app.executors.generation import GenerationExecutor
-from serve_app.service.prefetch import AdapterPrefetch, pause
-from serve_app.service.register import remove
-from serve_app.service.resources import Resources
-from serve_app.service.worker import Worker
-from serve_app.service.worker_timing import WorkerTiming
-from serve_app.stores.claiming import new_nonce
+from serve_app.jobs.queue import new_nonce
+from serve_app.loras.registration import remove
+from serve_app.resources import Resources
+from serve_app.worker.attempt import WorkerTiming
+from serve_app.worker.generation import GenerationExecutor
+from serve_app.worker.prefetch import AdapterPrefetch, pause
+from serve_app.worker.worker import Worker
 from tests.support import POCKET, adapter_id, wait_until
 
 OUTLINE, NEON = adapter_id("outline"), adapter_id("neon")
@@ -121,7 +121,7 @@ async def test_an_adapter_whose_weights_are_gone_is_tried_once_and_hurts_nothing
     await draw_elsewhere(resources, "model_copy")
     (tmp_path / "c.safetensors").unlink()
     prefetch = AdapterPrefetch(resources, executor, worker="here")
-    with caplog.at_level("INFO", logger="serve_app.service.prefetch"):
+    with caplog.at_level("INFO", logger="serve_app.worker.prefetch"):
         assert [await prefetch.prefetch_one() for _ in range(2)] == [None, None]
     assert len(caplog.records) == 1
     await draw_elsewhere(resources, NEON)
@@ -175,7 +175,7 @@ async def test_an_outage_is_not_asked_again_and_again(
     await draw_elsewhere(resources, "model_copy")
     file.unlink()
     file.symlink_to(file)  # whoever opens it meets an error of the system
-    with caplog.at_level("DEBUG", logger="serve_app.service.prefetch"):
+    with caplog.at_level("DEBUG", logger="serve_app.worker.prefetch"):
         running = asyncio.create_task(AdapterPrefetch(resources, executor, worker="here").run(timedelta(seconds=0.05)))
         await wait_until(lambda: len(caplog.records) >= 4)
         running.cancel()

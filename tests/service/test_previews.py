@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from serve_app.service import previews
-from serve_app.service.executor import Pixels
-from serve_app.service.resources import Resources
+from serve_app.resources import Resources
+from serve_app.worker import png as previews
+from serve_app.worker.executor import Pixels
 from tests.service.scripted_executor import ScriptedExecutor, accept, working
 from tests.support import wait_until
 

@@ -15,17 +15,16 @@ from deployments.app import always_on as always_on_kinds
 from deployments.args import AppArgs, GeneratorArgs, ScaleArgs
 from deployments.replica import noting_failure
 from serve_app.api.responses import time_left
-from serve_app.domain.jobs import JobKind, new_job_id
+from serve_app.domain.jobs import WORKER_LIFE, JobKind, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.service.executor import Executor
-from serve_app.service.readiness import LONGEST_START_S, readiness
-from serve_app.service.resources import Resources
+from serve_app.jobs import images
+from serve_app.jobs.images import ImageStore
+from serve_app.jobs.queue import new_nonce
+from serve_app.operations.overview import LONGEST_START_S, readiness
+from serve_app.resources import Resources
 from serve_app.settings import Settings
-from serve_app.stores import images
-from serve_app.stores.claiming import new_nonce
-from serve_app.stores.images import ImageStore
-from serve_app.stores.job_queue import WORKER_LIFE
-from serve_app.stores.redis_keys import redis_key
+from serve_app.store.keys import redis_key
+from serve_app.worker.executor import Executor
 from tests.faults.storage import ERROR, SLOW, register_faulty, set_fault
 from tests.service.scripted_executor import ScriptedExecutor
 from tests.support import wait_until

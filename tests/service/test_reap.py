@@ -12,12 +12,12 @@ import pytest
 
 from serve_app.domain.jobs import JobKind, JobState, StoredImage, new_image_id, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.service.delete import delete_job
-from serve_app.service.reap import reap_forever, sweep
-from serve_app.service.resources import Resources, open_resources
+from serve_app.jobs.deletion import delete_job
+from serve_app.jobs.images import thumbnail_uri
+from serve_app.operations.housekeeping import reap_forever, sweep
+from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
-from serve_app.stores.embedded import ensure_redis, stop_redis
-from serve_app.stores.images import thumbnail_uri
+from serve_app.store.embedded_redis import ensure_redis, stop_redis
 from tests.support import wait_until, write_catalog
 
 REQUEST = GenerationRequest(prompt="a boat", lora_id="model_x", seeds=(1,))

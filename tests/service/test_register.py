@@ -11,17 +11,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from serve_app.domain.catalog import Adapter
+from serve_app.domain.audit import Actor
+from serve_app.domain.catalog import Adapter, Offer
 from serve_app.domain.errors import FailureCode, Forbidden, InvalidParameter
 from serve_app.domain.jobs import JobKind
 from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.jobs.submit import generate
+from serve_app.loras import registration
+from serve_app.loras.registration import register, remove
+from serve_app.operations.account_deletion import delete_account
+from serve_app.resources import Resources, open_resources
 from serve_app.safetensors_file import MAX_FILE_BYTES
-from serve_app.service import register as registration
-from serve_app.service.delete_account import delete_account
-from serve_app.service.operate import Actor
-from serve_app.service.register import Offer, register, remove
-from serve_app.service.resources import Resources, open_resources
-from serve_app.service.submit import generate
 from serve_app.settings import Settings
 from tests.support import POCKET
 

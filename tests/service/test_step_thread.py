@@ -11,9 +11,9 @@ import pytest
 
 from serve_app.domain.jobs import Claim, Failure, JobKind
 from serve_app.domain.metrics import Metric
-from serve_app.service.executor import Pixels
-from serve_app.service.step_thread import MAX_FAILED_STEPS, StepFailed, StepThread
-from serve_app.stores.measures import Measures
+from serve_app.store.measures import Measures
+from serve_app.worker.executor import Pixels
+from serve_app.worker.step_thread import MAX_FAILED_STEPS, StepFailed, StepThread
 from tests.support import wait_until
 
 

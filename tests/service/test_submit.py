@@ -20,11 +20,11 @@ from serve_app.domain.errors import (
 )
 from serve_app.domain.jobs import Failure, JobKind, StoredImage, new_image_id, new_job_id
 from serve_app.domain.requests import GenerationRequest, UpscaleRequest, Variant
-from serve_app.service.resources import Resources, open_resources
-from serve_app.service.submit import ONE_DAY, USUAL_JOB_BYTES, Call, generate, generate_all, plan_queue_share, upscale
+from serve_app.jobs.submit import ONE_DAY, USUAL_JOB_BYTES, Call, generate, generate_all, plan_queue_share, upscale
+from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
-from serve_app.stores import redis_memory
-from serve_app.stores.redis_keys import redis_key
+from serve_app.store import measures as redis_memory
+from serve_app.store.keys import redis_key
 from tests.support import PRIVATE_ADAPTER, adapter_id, wait_until
 
 REQUEST = GenerationRequest(prompt="a boat", lora_id=adapter_id("neon"), seeds=(7,))

@@ -7,10 +7,10 @@ import pytest
 from PIL import Image
 
 from serve_app.domain.errors import NotFound
-from serve_app.service.resources import Resources, open_resources
-from serve_app.service.thumbnails import thumbnail, thumbnail_size
+from serve_app.jobs.images import thumbnail_uri
+from serve_app.jobs.previews import thumbnail, thumbnail_size
+from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
-from serve_app.stores.images import thumbnail_uri
 from tests.api.app import png_of
 
 

@@ -10,10 +10,10 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from serve_app.api.app import create_app
+from serve_app.app import create_app
 from serve_app.domain.jobs import JobState
 from serve_app.domain.requests import Variant
-from serve_app.service.resources import open_resources
+from serve_app.resources import open_resources
 from serve_app.settings import Settings
 from serve_app.tracing import set_caller
 from tests.api.app import BODY_A, client_of

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.service import upload_places
-from serve_app.service.upload_places import UploadPlaces
+from serve_app.loras import registration as upload_places
+from serve_app.loras.registration import UploadPlaces
 from tests.support import wait_until
 
 

@@ -22,21 +22,21 @@ from serve_app.domain.jobs import Claim, Job, JobKind, JobState, new_job_id
 from serve_app.domain.metrics import Metric
 from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest, Variant, image_seeds
 from serve_app.engine import Engine, EngineOptions
-from serve_app.engine.measured import StepTiming, take
-from serve_app.executors.generation import GenerationExecutor
-from serve_app.executors.upscale import UpscaleExecutor
-from serve_app.service.executor import Executor, FinishedRun
-from serve_app.service.resources import Resources, open_resources
-from serve_app.service.submit import generate_all
-from serve_app.service.worker import Unhealthy, Worker
-from serve_app.service.worker_timing import WorkerTiming
+from serve_app.engine.run import StepTiming, take
+from serve_app.jobs.queue import JobQueue
+from serve_app.jobs.submit import generate_all
+from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
-from serve_app.stores.embedded import ensure_redis, stop_redis
-from serve_app.stores.job_queue import JobQueue
-from serve_app.stores.measures import Measures
-from serve_app.stores.redis import connect
-from serve_app.stores.redis_keys import redis_key
+from serve_app.store.embedded_redis import ensure_redis, stop_redis
+from serve_app.store.keys import redis_key
+from serve_app.store.measures import Measures
+from serve_app.store.redis_client import connect
 from serve_app.upscale.upscaler import Upscaler
+from serve_app.worker.attempt import WorkerTiming
+from serve_app.worker.executor import Executor, FinishedRun
+from serve_app.worker.generation import GenerationExecutor
+from serve_app.worker.upscale import UpscaleExecutor
+from serve_app.worker.worker import Unhealthy, Worker
 from tests.audit import audit
 from tests.rewriting import replacing
 from tests.support import POCKET, adapter_id, wait_until, write_catalog

@@ -10,18 +10,18 @@ from typing import Any, cast
 
 import redis
 
+from serve_app.accounts.accounts import AccountStore
+from serve_app.accounts.api_keys import ApiKeyStore
+from serve_app.accounts.auth import Authenticator
 from serve_app.domain.accounts import Scope
 from serve_app.domain.errors import InvalidParameter, NotFound
 from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.jobs.polling import Poller
+from serve_app.jobs.queue import JobQueue
 from serve_app.settings import Settings
-from serve_app.stores.accounts import AccountStore
-from serve_app.stores.api_keys import ApiKeyStore
-from serve_app.stores.auth import Authenticator
-from serve_app.stores.job_queue import JobQueue
-from serve_app.stores.polling import Poller
-from serve_app.stores.redis import connect
-from serve_app.stores.redis_keys import redis_key
-from serve_app.stores.script import Argument, Rewrite, Script
+from serve_app.store.keys import redis_key
+from serve_app.store.redis_client import connect
+from serve_app.store.script import Argument, Rewrite, Script
 from tests.audit import key_problems
 
 BOTH = frozenset(Variant)
@@ -62,9 +62,9 @@ async def run_auth_scenario(url: str, folder: Path, rewrite: Rewrite | None = No
         await _check_scopes(stores)
         await _check_limits(stores, sync)
         await _check_repeated_creation(
-            stores, sync, Script(client, "create_key", rewrite), Script(client, "roll_key", rewrite)
+            stores, sync, Script(client, "accounts/create_key", rewrite), Script(client, "accounts/roll_key", rewrite)
         )
-        await _check_repeated_requests(stores, sync, Script(client, "authenticate", rewrite))
+        await _check_repeated_requests(stores, sync, Script(client, "accounts/authenticate", rewrite))
         assert key_problems(sync) == []
     finally:
         sync.close()

@@ -24,8 +24,8 @@ from serve_app.domain.jobs import (
     kind_of,
 )
 from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest, Variant
-from serve_app.stores.job_queue import FIRST_PAUSE, LONGEST_PAUSE
-from serve_app.stores.redis_keys import redis_key
+from serve_app.jobs.queue import FIRST_PAUSE, LONGEST_PAUSE
+from serve_app.store.keys import redis_key
 from tests.audit import audit
 from tests.stores.logical_queue import LogicalQueue
 

@@ -6,16 +6,14 @@ from typing import Any, cast
 
 import redis
 
+from serve_app.jobs.backlog import QueueStats
+from serve_app.jobs.history import DeadLetters, JobReader
+from serve_app.jobs.queue import Fairness, JobQueue
+from serve_app.jobs.workers import RecentAdapters
 from serve_app.settings import Settings
-from serve_app.stores.claiming import Fairness
-from serve_app.stores.dead_letters import DeadLetters
-from serve_app.stores.job_queue import JobQueue
-from serve_app.stores.job_reader import JobReader
-from serve_app.stores.queue_stats import QueueStats
-from serve_app.stores.recent_adapters import RecentAdapters
-from serve_app.stores.redis import connect
-from serve_app.stores.redis_keys import PREFIX
-from serve_app.stores.script import Rewrite, Script
+from serve_app.store.keys import PREFIX
+from serve_app.store.redis_client import connect
+from serve_app.store.script import Rewrite, Script
 
 CLOCK = PREFIX + "test-clock"
 _REAL = """local time = redis.call('TIME')
@@ -77,7 +75,7 @@ class LogicalQueue(JobQueue):
         self.stats = QueueStats(self.client)
         self.recent_adapters = RecentAdapters(self.client, rewrite=both)
         self.dead_letters = DeadLetters(self.client, rewrite=both)
-        self.grant = Script(self.client, "grant_lora", both)
+        self.grant = Script(self.client, "loras/grant_lora", both)
         self.now = START_MS
         self.sync.flushdb()
         self.advance(0)

@@ -14,7 +14,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from serve_app.stores.redis_binary import server_binary
+from serve_app.store.redis_process import server_binary
 from tests.support import wait_until
 
 

@@ -10,13 +10,12 @@ from datetime import timedelta
 from typing import Protocol
 
 from serve_app.domain.errors import FailureCode, Forbidden
-from serve_app.domain.jobs import CommitReply, HeartbeatReply, Job, JobKind, Lease, StoredImage
+from serve_app.domain.jobs import WORKER_LIFE, CommitReply, HeartbeatReply, Job, JobKind, Lease, StoredImage
 from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.stores.claiming import Fairness
-from serve_app.stores.estimates import DEFAULT_SECONDS_PER_UNIT
-from serve_app.stores.job_queue import WORKER_LIFE
-from serve_app.stores.records import RECORD_VERSION
-from serve_app.stores.redis_keys import redis_key
+from serve_app.jobs.backlog import DEFAULT_SECONDS_PER_UNIT
+from serve_app.jobs.queue import Fairness
+from serve_app.jobs.records import RECORD_VERSION
+from serve_app.store.keys import redis_key
 from tests.stores.job_model import FAILURE
 from tests.stores.logical_queue import LogicalQueue
 

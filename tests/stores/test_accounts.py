@@ -12,17 +12,17 @@ import pytest
 import redis
 from pydantic import SecretStr
 
+from serve_app.accounts.api_keys import BASE62
+from serve_app.accounts.sessions import Opened
 from serve_app.domain.accounts import Account, ApiKey
 from serve_app.domain.errors import InvalidParameter, NotFound, TooManyKeys
 from serve_app.domain.requests import Variant
-from serve_app.service.resources import Resources, open_resources
+from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
-from serve_app.stores.api_key_format import BASE62
-from serve_app.stores.redis import connect
-from serve_app.stores.redis_inspection import keys_by_pepper
-from serve_app.stores.redis_keys import redis_key
-from serve_app.stores.script import Script
-from serve_app.stores.sessions import Opened
+from serve_app.store.keys import redis_key
+from serve_app.store.redis_client import connect
+from serve_app.store.redis_inspection import keys_by_pepper
+from serve_app.store.script import Script
 from tests.audit import key_problems
 from tests.stores.auth_scenario import run_auth_scenario
 from tests.support import wait_until
@@ -53,7 +53,7 @@ async def test_a_name_belongs_to_one_account(resources: Resources, acme: Account
 
 async def test_a_creation_whose_reply_was_lost_may_be_repeated(resources: Resources) -> None:
     client = connect(resources.redis_url)
-    create = Script(client, "create_account")
+    create = Script(client, "accounts/create_account")
     plans = {"plan_a": "basic", "plan_b": "free"}
     for name in ("acme", "acme", "another name"):
         assert await create(account="acct_one", name=name, password_hash="", **plans) == "ok"

@@ -10,13 +10,13 @@ from typing import Any, cast
 import pytest
 import redis
 
+from serve_app.accounts import audit as audit_log
+from serve_app.accounts.audit import AuditLog
 from serve_app.domain.audit import ANYONE, OWNER, Act, operator
-from serve_app.service.resources import Resources, open_resources
+from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
-from serve_app.stores import audit_log
-from serve_app.stores.audit_log import AuditLog
-from serve_app.stores.redis_keys import redis_key
-from serve_app.stores.script import load_script
+from serve_app.store.keys import redis_key
+from serve_app.store.script import load_script
 from tests.audit import key_problems
 
 ACCOUNT = "acct_a"
@@ -115,7 +115,7 @@ def test_the_log_is_append_only() -> None:
     """What a caller can do is append and read; the script's only removals are by length and age."""
     public = {name for name, _ in inspect.getmembers(AuditLog, inspect.isfunction) if not name.startswith("_")}
     assert public == {"record", "rows", "pseudonym"}
-    commands = re.findall(r"redis\.call\('(\w+)', (?:name|K\('audit)", load_script("append_audit").text)
+    commands = re.findall(r"redis\.call\('(\w+)', (?:name|K\('audit)", load_script("accounts/append_audit").text)
     assert set(commands) == {"XREVRANGE", "XADD", "XTRIM", "PEXPIRE", "ZADD", "ZREMRANGEBYSCORE"}
     sent = re.findall(r"self\._redis\.(\w+)", inspect.getsource(AuditLog))
     assert set(sent) <= {"zrange", "xrange"}

@@ -16,12 +16,12 @@ from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import JobKind, JobState, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.service.resources import Resources, open_resources
+from serve_app.loras import catalog as catalog_reader
+from serve_app.loras.catalog import Position
+from serve_app.loras.catalog_file import CatalogError
+from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
-from serve_app.stores import catalog_reader
-from serve_app.stores.catalog_file import CatalogError
-from serve_app.stores.catalog_reader import Position
-from serve_app.stores.redis_keys import redis_key
+from serve_app.store.keys import redis_key
 from tests.audit import key_problems
 from tests.support import POCKET, POCKET_ADAPTERS, PRIVATE_ADAPTER, adapter_id, write_safetensors
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from serve_app.domain.catalog import Adapter
-from serve_app.stores.catalog_file import CatalogError, read_catalog
+from serve_app.loras.catalog_file import CatalogError, read_catalog
 from tests.support import write_safetensors
 
 Row = dict[str, Any]

@@ -14,15 +14,14 @@ from hypothesis import strategies as st
 from serve_app.domain.errors import FailureCode, StoreUnavailable, UnreadableRecord
 from serve_app.domain.jobs import Claim, Failure, Job, JobKind, JobState, StoredImage, Timings, new_image_id, new_job_id
 from serve_app.domain.requests import SEED_SPACE, GenerationRequest, UpscaleRequest, Variant
-from serve_app.service.resources import Resources, open_resources
+from serve_app.jobs.compact_form import Result, as_text, pack_result, unpack_request, unpack_result
+from serve_app.jobs.deletion import Deletions
+from serve_app.jobs.queue import JobQueue, new_nonce
+from serve_app.jobs.records import read_request, write_request
+from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
-from serve_app.stores.claiming import new_nonce
-from serve_app.stores.compact_form import Result, as_text, pack_result, unpack_request, unpack_result
-from serve_app.stores.deletions import Deletions
-from serve_app.stores.job_queue import JobQueue
-from serve_app.stores.records import read_request, write_request
-from serve_app.stores.redis import connect
-from serve_app.stores.redis_keys import redis_key
+from serve_app.store.keys import redis_key
+from serve_app.store.redis_client import connect
 from tests.audit import audit
 
 LORA = "model_" + "q7x3" * 6 + "ab"

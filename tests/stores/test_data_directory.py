@@ -12,11 +12,11 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from serve_app.domain.catalog import Adapter
+from serve_app.jobs.images import ImageStore
+from serve_app.loras.weights import WeightStore
 from serve_app.settings import Settings
-from serve_app.stores.data_directory import close_to_others, open_to_others
-from serve_app.stores.embedded import ensure_redis, stop_redis
-from serve_app.stores.images import ImageStore
-from serve_app.stores.weights import WeightStore
+from serve_app.store.embedded_redis import ensure_redis, stop_redis
+from serve_app.store.storage import close_to_others, open_to_others
 from tests.support import write_safetensors
 
 OTHER_USER = 65_534

@@ -12,18 +12,17 @@ from pathlib import Path
 import pytest
 from pydantic import ByteSize
 
-from serve_app.api.app import create_app
+from serve_app.app import create_app
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import JobState
-from serve_app.service.doctor.checks import Level
-from serve_app.service.doctor.machine import check_disks
-from serve_app.service.doctor.stores import check_storage
-from serve_app.service.resources import open_resources
+from serve_app.jobs.images import ImageStore
+from serve_app.loras.weights import KEPT_AFTER_USE
+from serve_app.operations.checks import Level, check_disks
+from serve_app.operations.store_checks import check_storage
+from serve_app.resources import open_resources
 from serve_app.settings import Settings
-from serve_app.stores.disk_reserve import CHECK_EVERY_S, DiskReserve, free_bytes
-from serve_app.stores.embedded import ensure_redis
-from serve_app.stores.images import ImageStore
-from serve_app.stores.weight_cache import KEPT_AFTER_USE
+from serve_app.store.embedded_redis import ensure_redis
+from serve_app.store.storage import CHECK_EVERY_S, DiskReserve, free_bytes
 from tests.api.app import BODY_A, TestService, client_of, error_of, open_service, service_settings
 from tests.support import mounted_disk, wait_until
 

@@ -14,8 +14,8 @@ import pytest
 import redis
 
 from serve_app.domain.errors import StoreUnavailable
-from serve_app.stores.embedded import EmbeddedRedis, embedded_release, ensure_redis, memory_bound, stop_redis
-from serve_app.stores.redis_binary import server_binary
+from serve_app.store.embedded_redis import EmbeddedRedis, embedded_release, ensure_redis, memory_bound, stop_redis
+from serve_app.store.redis_process import server_binary
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from serve_app.domain.errors import NotFound, StoreUnavailable
+from serve_app.jobs.images import ImageStore, thumbnail_uri
 from serve_app.settings import Settings
-from serve_app.stores.images import ImageStore, thumbnail_uri
 
 WHEN = datetime(2026, 11, 21, 12, tzinfo=UTC)
 PNG = b"\x89PNG\r\n\x1a\n" + b"x" * 100_000

@@ -22,22 +22,18 @@ from serve_app.domain.jobs import (
     new_job_id,
 )
 from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest, Variant
-from serve_app.service.resources import Resources
-from serve_app.service.retrying import retry_until_available
+from serve_app.jobs import history as dead_letters_module
+from serve_app.jobs import history as job_history
+from serve_app.jobs.acceptance import STORED_RETRY_S, Acceptance
+from serve_app.jobs.backlog import QueueStats, read_backlog
+from serve_app.jobs.history import LIST_LIMIT, NO_KEY, DeadLetters, JobFilter, JobHistory, JobReader, Position
+from serve_app.jobs.queue import JobQueue, new_nonce
+from serve_app.jobs.records import JOB_BYTES
+from serve_app.resources import Resources
 from serve_app.settings import Settings
-from serve_app.stores import dead_letters as dead_letters_module
-from serve_app.stores import job_history
-from serve_app.stores.acceptance import STORED_RETRY_S, Acceptance
-from serve_app.stores.backlog import read_backlog
-from serve_app.stores.claiming import new_nonce
-from serve_app.stores.dead_letters import DeadLetters
-from serve_app.stores.job_history import LIST_LIMIT, NO_KEY, JobFilter, JobHistory, Position
-from serve_app.stores.job_queue import JobQueue
-from serve_app.stores.job_reader import JobReader
-from serve_app.stores.queue_stats import QueueStats
-from serve_app.stores.records import JOB_BYTES
-from serve_app.stores.redis import connect
-from serve_app.stores.redis_keys import redis_key
+from serve_app.store.keys import redis_key
+from serve_app.store.redis_client import connect
+from serve_app.worker.attempt import retry_until_available
 from tests.audit import audit
 from tests.support import wait_until
 

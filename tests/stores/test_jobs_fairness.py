@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.stores.claiming import Fairness
+from serve_app.jobs.queue import Fairness
 from tests.stores.logical_queue import LogicalQueue, roomy_settings
 from tests.stores.scenarios import SCENARIOS, OpenQueue, Scenario
 

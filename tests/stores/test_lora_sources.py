@@ -14,9 +14,9 @@ import fsspec
 import pytest
 
 from serve_app.domain.errors import InvalidParameter, PayloadTooLarge
+from serve_app.loras import sources as lora_sources
+from serve_app.loras.sources import LoraSources
 from serve_app.settings import Settings
-from serve_app.stores import lora_sources
-from serve_app.stores.lora_sources import LoraSources
 
 WEIGHTS = b"weights" * 1000
 stalling = threading.Event()
@@ -103,7 +103,7 @@ import asyncio, sys
 from pathlib import Path
 from serve_app.domain.errors import InvalidParameter
 from serve_app.settings import Settings
-from serve_app.stores.lora_sources import LoraSources
+from serve_app.loras.sources import LoraSources
 
 async def unasked(): pass
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from serve_app.stores import passwords
+from serve_app.accounts import sign_in as passwords
 
 SHIPPED = (passwords.MEMORY_KIB, passwords.PASSES, passwords.LANES)
 """Read while tests are collected: the session lowers the memory."""

@@ -9,13 +9,12 @@ import redis
 from serve_app.domain.errors import FailureCode, UnreadableRecord
 from serve_app.domain.jobs import JobKind, JobState, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.service.resources import Resources
-from serve_app.stores.claiming import new_nonce
-from serve_app.stores.compact_form import pack_request
-from serve_app.stores.job_queue import JobQueue
-from serve_app.stores.redis import connect
-from serve_app.stores.redis_keys import redis_key
-from serve_app.stores.script import Rewrite
+from serve_app.jobs.compact_form import pack_request
+from serve_app.jobs.queue import JobQueue, new_nonce
+from serve_app.resources import Resources
+from serve_app.store.keys import redis_key
+from serve_app.store.redis_client import connect
+from serve_app.store.script import Rewrite
 from tests.audit import audit
 from tests.rewriting import replacing
 

@@ -10,11 +10,11 @@ import redis
 
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import JobKind
-from serve_app.stores.backlog import read_backlog
-from serve_app.stores.embedded import ensure_redis, stop_redis
-from serve_app.stores.redis import connect
-from serve_app.stores.redis_keys import KEY_MAP, PREFIX, redis_key
-from serve_app.stores.script import Script
+from serve_app.jobs.backlog import read_backlog
+from serve_app.store.embedded_redis import ensure_redis, stop_redis
+from serve_app.store.keys import KEY_MAP, PREFIX, redis_key
+from serve_app.store.redis_client import connect
+from serve_app.store.script import Script
 from tests.audit import key_problems
 from tests.faults.redis_proxy import RedisProxy
 
@@ -65,7 +65,7 @@ async def test_a_server_that_refuses_writes_is_an_outage(
     setting: str, value: str, redis_url: str, redis_db: redis.Redis
 ) -> None:
     client, admin = connect(redis_url), cast(Any, redis_db)
-    script = Script(client, "session")
+    script = Script(client, "accounts/session")
     admin.config_set(setting, value)
     try:
         with pytest.raises(StoreUnavailable):
@@ -97,7 +97,7 @@ async def test_a_mistake_of_ours_is_no_outage(redis_url: str, redis_db: redis.Re
 
 async def test_a_script_that_the_server_forgot_is_taught_again(redis_url: str, redis_db: redis.Redis) -> None:
     client = connect(redis_url)
-    script = Script(client, "session")
+    script = Script(client, "accounts/session")
     assert await script(token_digest="digest", idle_ms=1) == []
     cast(Any, redis_db).script_flush()
     assert await script(token_digest="digest", idle_ms=1) == []
@@ -106,7 +106,7 @@ async def test_a_script_that_the_server_forgot_is_taught_again(redis_url: str, r
 
 async def test_reads_share_a_connection_and_outlive_it(redis_url: str, redis_db: redis.Redis) -> None:
     client, admin = connect(redis_url, connections=32), cast(Any, redis_db)
-    script = Script(client, "session", writes=False)
+    script = Script(client, "accounts/session", writes=False)
     before = len(admin.client_list())
     admin.script_flush()
     for _ in range(2):
@@ -123,7 +123,7 @@ async def test_a_shared_connection_that_fell_silent_is_left(redis_url: str, redi
     proxy = RedisProxy(redis_url.removeprefix("unix://"))
     await proxy.start()
     client = connect(proxy.url)
-    script = Script(client, "session", writes=False)
+    script = Script(client, "accounts/session", writes=False)
 
     async def connections() -> set[str]:
         await script(token_digest="digest", idle_ms=1)

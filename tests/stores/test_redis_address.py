@@ -9,9 +9,9 @@ import redis
 
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import JobKind
-from serve_app.stores.backlog import read_backlog
-from serve_app.stores.redis import connect, connect_sync
-from serve_app.stores.redis_address import is_redis_address, read_sentinel_address
+from serve_app.jobs.backlog import read_backlog
+from serve_app.store.redis_address import is_redis_address, read_sentinel_address
+from serve_app.store.redis_client import connect, connect_sync
 from tests.stores.redis_servers import behind_tls, certificate, server, until_it_answers
 from tests.support import wait_until
 

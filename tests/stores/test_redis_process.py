@@ -14,10 +14,9 @@ import pytest
 import redis
 
 from serve_app.domain.errors import StoreUnavailable
-from serve_app.stores.embedded import ensure_redis, running_redis, stop_redis
-from serve_app.stores.locked_exec import locked_command
-from serve_app.stores.redis_binary import server_binary
-from serve_app.stores.redis_process import LOCK_FILE, PID_FILE, server_process
+from serve_app.store.embedded_redis import ensure_redis, running_redis, stop_redis
+from serve_app.store.locked_exec import locked_command
+from serve_app.store.redis_process import LOCK_FILE, PID_FILE, server_binary, server_process
 from tests.support import wait_until
 
 OURS, OLDER = "of this version", "of an older version"

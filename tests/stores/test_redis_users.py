@@ -12,18 +12,18 @@ import pytest
 import redis
 from redis.exceptions import NoPermissionError
 
+from serve_app.domain.audit import Actor
 from serve_app.domain.jobs import JobKind, StoredImage, new_image_id, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.service.delete_account import delete_account
-from serve_app.service.metrics import render_metrics
-from serve_app.service.operate import Actor
-from serve_app.service.overview import overview
-from serve_app.service.reap import sweep
-from serve_app.service.resources import open_resources
+from serve_app.jobs.backlog import read_backlog
+from serve_app.jobs.queue import new_nonce
+from serve_app.operations.account_deletion import delete_account
+from serve_app.operations.housekeeping import sweep
+from serve_app.operations.metrics_page import render_metrics
+from serve_app.operations.overview import overview
+from serve_app.resources import open_resources
 from serve_app.settings import ROOT, Settings
-from serve_app.stores.backlog import read_backlog
-from serve_app.stores.claiming import new_nonce
-from serve_app.stores.redis_inspection import inspect_redis
+from serve_app.store.redis_inspection import inspect_redis
 from tests.manifests.chart import find, rendered
 from tests.stores.redis_servers import server, until_it_answers
 from tests.support import adapter_id, write_catalog

@@ -12,11 +12,11 @@ import redis
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import JobKind, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.jobs.backlog import QueueStats
+from serve_app.jobs.queue import JobQueue
 from serve_app.settings import Settings
-from serve_app.stores.job_queue import JobQueue
-from serve_app.stores.queue_stats import QueueStats
-from serve_app.stores.redis import connect
-from serve_app.stores.redis_binary import server_binary
+from serve_app.store.redis_client import connect
+from serve_app.store.redis_process import server_binary
 from tests.support import free_port, wait_until
 
 REQUEST = GenerationRequest(prompt="a boat", lora_id="model_x", seeds=(1,))

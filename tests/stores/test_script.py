@@ -8,8 +8,8 @@ import pytest
 import redis
 
 from benchmarks.jobs_queue import Shape, accept_args, claim_args
-from serve_app.stores.redis import connect
-from serve_app.stores.script import Argument, Script, load_script
+from serve_app.store.redis_client import connect
+from serve_app.store.script import Argument, Script, load_script
 
 FOLDER = Path(__file__).parents[2] / "serve_app" / "stores" / "scripts"
 INCLUDED = {
@@ -86,7 +86,7 @@ async def test_an_argument_of_another_type_is_refused(name: str) -> None:
 async def test_arguments_reach_the_script_by_name_in_any_order(redis_url: str, redis_db: redis.Redis) -> None:
     client = connect(redis_url)
     answer = "return {key_id, digest, hint, account, name, interfaces, tostring(life_ms), life_ms}"
-    script = Script(client, "create_key", rewrite=lambda _, text: text.split("if redis.call")[0] + answer)
+    script = Script(client, "accounts/create_key", rewrite=lambda _, text: text.split("if redis.call")[0] + answer)
     args: dict[str, Argument] = {
         "name": "n",
         "life_ms": 7,

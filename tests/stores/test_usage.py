@@ -3,9 +3,9 @@
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from serve_app.accounts.usage import UsageReader
 from serve_app.domain.jobs import CommitReply, JobKind, Lease, StoredImage, new_image_id, new_job_id
 from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest, Variant
-from serve_app.stores.usage import UsageReader
 from tests.stores.logical_queue import START_MS, LogicalQueue, roomy_settings
 
 GENERATION = GenerationRequest(prompt="a boat", lora_id="model_x", seeds=(1, 2), steps=20)

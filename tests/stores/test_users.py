@@ -5,15 +5,15 @@ from typing import Any, cast
 import pytest
 import redis
 
+from serve_app.accounts import accounts as users
+from serve_app.accounts.sign_in import LinkPurpose
 from serve_app.domain.accounts import Account, Role
 from serve_app.domain.errors import InvalidParameter, NotFound
 from serve_app.domain.requests import Variant
-from serve_app.service.resources import Resources
-from serve_app.stores import users
-from serve_app.stores.redis import connect
-from serve_app.stores.redis_keys import redis_key
-from serve_app.stores.script import Script
-from serve_app.stores.sign_in_links import LinkPurpose
+from serve_app.resources import Resources
+from serve_app.store.keys import redis_key
+from serve_app.store.redis_client import connect
+from serve_app.store.script import Script
 
 ANN = "ann@example"
 
@@ -36,7 +36,7 @@ async def test_an_account_has_users_up_to_a_limit(
 
 async def test_an_invitation_whose_reply_was_lost_may_be_repeated(resources: Resources, acme: Account) -> None:
     client = connect(resources.redis_url)
-    invite = Script(client, "create_user")
+    invite = Script(client, "accounts/create_user")
     user = {"account": acme.id, "user": "user_" + "a" * 26, "name": ANN, "role": "member", "most": 1}
     assert [await invite(**user) for _ in range(2)] == ["ok", "ok"]
     assert len(await resources.users.list(acme.id)) == 1

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from serve_app.domain.catalog import Adapter
+from serve_app.loras.weights import DRAFTS_LIVE, KEPT_AFTER_USE, WeightCache, WeightStore
 from serve_app.settings import Settings
-from serve_app.stores.weight_cache import DRAFTS_LIVE, KEPT_AFTER_USE, WeightCache
-from serve_app.stores.weights import WeightStore
 from tests.support import write_safetensors
 
 LONG_AGO = 2 * KEPT_AFTER_USE.total_seconds()
@@ -72,7 +71,7 @@ async def test_a_file_that_is_used_while_others_are_removed_stays(tmp_path: Path
             assert first.name in record.getMessage()
             WeightCache(second.parent, limit=0, reserve=0).note_use(second)
 
-    log = logging.getLogger("serve_app.stores.weight_cache")
+    log = logging.getLogger("serve_app.loras.weights")
     handler, level = AnotherProcess(), log.level
     log.addHandler(handler)
     log.setLevel(logging.INFO)

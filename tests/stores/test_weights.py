@@ -19,13 +19,13 @@ from fsspec.implementations.local import LocalFileSystem
 
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import AdapterUnavailable
+from serve_app.jobs.images import ImageStore
+from serve_app.loras.catalog_file import add_digests
+from serve_app.loras.stored_weights import LoraFiles
+from serve_app.loras.weights import WeightStore
 from serve_app.safetensors_file import MAX_HEADER_BYTES, UnusableFile, check_safetensors
 from serve_app.settings import Settings
-from serve_app.stores.catalog_digests import add_digests
-from serve_app.stores.images import ImageStore
-from serve_app.stores.lora_files import LoraFiles
-from serve_app.stores.storage import THREADS
-from serve_app.stores.weights import WeightStore
+from serve_app.store.storage import THREADS
 from tests.support import wait_until, write_safetensors
 
 

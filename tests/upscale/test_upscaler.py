@@ -7,8 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from serve_app.upscale.tiles import cut
-from serve_app.upscale.upscaler import CompactNetwork, Upscaler
+from serve_app.upscale.upscaler import CompactNetwork, Upscaler, cut
 
 
 def picture(height: int, width: int) -> np.ndarray:

@@ -2,12 +2,12 @@
 
 from fastapi import APIRouter, FastAPI
 
-from serve_app.api.applications import api_app
 from serve_app.api.credentials import EITHER
 from serve_app.api.jobs.account import router as account_router
+from serve_app.api.jobs.account import usage_router as usage_router
 from serve_app.api.jobs.routes import router
-from serve_app.api.jobs.usage import router as usage_router
-from serve_app.service.resources import Resources
+from serve_app.api.openapi import api_app
+from serve_app.resources import Resources
 
 _DESCRIPTION = """\
 Every request of interface A and every run of interface B is a job. Here you list, read, cancel and delete your account's jobs,

@@ -1,7 +1,10 @@
-"""Path operations of `/v1/jobs`: list, read, cancel and delete an account's jobs of both interfaces."""
+"""Path operations of `/v1/jobs`: list, read, cancel and delete an account's jobs of both interfaces.
+
+Examples of the jobs document.
+"""
 
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
@@ -15,9 +18,8 @@ from serve_app.api.dependencies import (
     valid_job_id,
 )
 from serve_app.api.errors import COUNTED_ERRORS, EITHER_KEY_ERRORS, error_responses
-from serve_app.api.jobs import examples
 from serve_app.api.jobs.schemas import Cursor, Job, Jobs, job_record
-from serve_app.api.openapi import POLL_HEADERS, success
+from serve_app.api.openapi import EXAMPLE_ADAPTER_ID, POLL_HEADERS, success
 from serve_app.api.polls import NOT_MODIFIED, POLL_PARAMETERS, answer_poll
 from serve_app.api.responses import record_response
 from serve_app.api.routing import ContractRoute
@@ -26,8 +28,63 @@ from serve_app.domain import jobs
 from serve_app.domain.audit import api_key
 from serve_app.domain.errors import Forbidden, InvalidParameter, JobUnfinished, NotFound
 from serve_app.domain.requests import GenerationRequest
-from serve_app.service import delete
-from serve_app.stores.job_history import Position
+from serve_app.jobs import deletion as delete
+from serve_app.jobs.history import Position
+
+_JOB: dict[str, Any] = {
+    "id": "gen_c4zq2e7wvbbxm5l3r6yhtajd2i",
+    "kind": "generation",
+    "interface": "a",
+    "attempt": 1,
+    "created_at": "2026-11-21T12:00:00Z",
+    "request": {
+        "prompt": "purple mountains under a black sky with a yellow moon",
+        "negative_prompt": "",
+        "lora_id": EXAMPLE_ADAPTER_ID,
+        "lora_weight": 0.75,
+        "width": 768,
+        "height": 512,
+        "guidance_scale": 7.5,
+        "steps": 30,
+        "num_images": 1,
+    },
+    "started_at": "2026-11-21T12:00:01Z",
+}
+_COMPLETED: dict[str, Any] = {
+    **_JOB,
+    "status": "completed",
+    "progress": 100,
+    "finished_at": "2026-11-21T12:00:08Z",
+    "images": [
+        {
+            "image_id": "img_nq6w3s5kfrzp2xvd7bmtch4ylu",
+            "url": "https://images.example/mountains.png",
+            "width": 768,
+            "height": 512,
+            "size_bytes": 401221,
+            "sha256": "9f" * 32,
+            "seed": "7",
+        }
+    ],
+}
+_CANCELED: dict[str, Any] = {
+    **_JOB,
+    "status": "canceled",
+    "progress": 43,
+    "finished_at": "2026-11-21T12:00:08Z",
+    "error": {"code": "canceled", "message": "The request was canceled."},
+}
+_RUNNING: dict[str, Any] = {
+    **_JOB,
+    "status": "running",
+    "progress": 43,
+    "estimated_completion_time": "2026-11-21T12:00:09Z",
+}
+
+JOB = {"Running": _RUNNING, "Completed": _COMPLETED}
+CANCELED = {"Canceled": _CANCELED}
+JOBS = {"Jobs": {"jobs": [_COMPLETED, _CANCELED]}}
+
 
 router = APIRouter(route_class=ContractRoute, tags=["Jobs"])
 
@@ -92,7 +149,7 @@ ChangedJob = Annotated[str, Depends(read_changed_job)]
     summary="List jobs, newest first",
     response_model=Jobs,
     responses={
-        200: success("A page of jobs.", examples.JOBS),
+        200: success("A page of jobs.", JOBS),
         **error_responses(InvalidParameter, *COUNTED_ERRORS),
     },
 )
@@ -114,7 +171,7 @@ async def list_jobs(
     summary="Read a job",
     response_model=Job,
     responses={
-        200: success("The job.", examples.JOB, headers=POLL_HEADERS),
+        200: success("The job.", JOB, headers=POLL_HEADERS),
         304: NOT_MODIFIED | {"headers": POLL_HEADERS},
         **error_responses(*EITHER_KEY_ERRORS, NotFound),
     },
@@ -133,7 +190,7 @@ async def get_job(request: Request, job_id: JobId) -> Response:
     summary="Cancel a job: immediately while queued, at its next step while running",
     response_model=Job,
     responses={
-        200: success("The job; one that had already ended is unchanged.", examples.CANCELED),
+        200: success("The job; one that had already ended is unchanged.", CANCELED),
         **error_responses(*COUNTED_ERRORS, NotFound),
     },
 )

@@ -2,11 +2,11 @@
 
 from fastapi import FastAPI
 
-from serve_app.api.applications import api_app
 from serve_app.api.credentials import EITHER
 from serve_app.api.loras.routes import router
+from serve_app.api.openapi import api_app
 from serve_app.domain.accounts import Scope
-from serve_app.service.resources import Resources
+from serve_app.resources import Resources
 
 _DESCRIPTION = """\
 A LoRA is a `lora_id` of interface A and a model of interface B. Here you list those that your account may use, and add your own

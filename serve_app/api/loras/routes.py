@@ -1,29 +1,75 @@
-"""Path operations of `/v1/loras`: what an account may use, and its own LoRAs."""
+"""Path operations of `/v1/loras`: what an account may use, and its own LoRAs.
+
+Examples of the LoRAs document.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Depends, Path, Query, Request, Response
 
 from serve_app.api.body import media_type
 from serve_app.api.dependencies import CallerDep, IdempotencyKeyDep, caller_address, image_signer, resources_of
 from serve_app.api.errors import BODY_ERRORS, COUNTED_ERRORS, error_responses
-from serve_app.api.lora_form import GrantRequest, LoraChange, LoraReference
-from serve_app.api.lora_upload import form_schema, read_upload
-from serve_app.api.loras import examples
-from serve_app.api.loras.references import add_reference
-from serve_app.api.loras.schemas import CURSOR, Cursor, Lora, Loras, lora_record
+from serve_app.api.loras.schemas import (
+    CURSOR,
+    Cursor,
+    GrantRequest,
+    Lora,
+    LoraChange,
+    LoraReference,
+    Loras,
+    lora_record,
+)
+from serve_app.api.loras.upload import add_reference, form_schema, read_upload
 from serve_app.api.openapi import ACCEPTED_HEADERS, named, success
 from serve_app.api.responses import json_response
 from serve_app.api.routing import ContractRoute
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import IdempotencyConflict, InvalidParameter, LoraQuotaExceeded, NotFound
-from serve_app.service import loras
-from serve_app.service.lora_samples import find_pictures
-from serve_app.service.register import Registered
-from serve_app.stores.catalog_reader import Position, SharedAdapter
+from serve_app.jobs.samples import find_pictures
+from serve_app.loras import account_loras as loras
+from serve_app.loras.catalog import Position, SharedAdapter
+from serve_app.loras.registration import Registered
+
+_LORA: dict[str, Any] = {
+    "id": "model_nq6w3s5kfrzp2xvd7bmtch4ylu",
+    "name": "Ink",
+    "description": "Thin black lines on paper.",
+    "trigger_words": ["ink drawing"],
+    "base_model": "pocket",
+    "created_at": "2026-11-21T12:00:00Z",
+    "is_own": True,
+    "sha256": "9f" * 32,
+    "size_bytes": 401221,
+    "found": {
+        "summary": "SDXL, rank 16, attention and convolution, from sd-scripts",
+        "family": "SDXL",
+        "rank": 16,
+        "layers": 722,
+        "targets": ["attention", "convolution"],
+        "components": ["unet"],
+        "writer": "sd-scripts",
+        "algorithm": "LoRA",
+        "suggested_trigger_words": ["ink drawing", "paper"],
+    },
+    "sample_url": "https://api.example.com/files/images/…/0.png?exp=…&kid=…&sig=…",
+}
+_METADATA = {"ss_base_model_version": "sdxl_base_v1-0", "ss_num_train_images": "40", "ss_learning_rate": "0.0001"}
+_WHOLE: dict[str, Any] = {**_LORA, "found": {**_LORA["found"], "metadata": _METADATA}}
+LORA = {"LoRA": {**_WHOLE, "shared_with": []}}
+SHARED = {"Shared": {**_WHOLE, "shared_with": [{"account_id": "acct_c4zq2e7wvbbxm5l3r6yhtajd2i", "name": "zeta"}]}}
+LORAS = {"LoRAs": {"loras": [_LORA]}}
+FORM = {"File": {"name": "Ink", "base_model": "pocket", "trigger_words": "ink drawing", "file": "@ink.safetensors"}}
+REFERENCES = {
+    "Known weights": {"name": "Ink", "base_model": "pocket", "sha256": "9f" * 32},
+    "Fetched": {"name": "Ink", "base_model": "pocket", "source": "s3://acme-loras/ink.safetensors"},
+}
+CHANGE = {"Rename": {"name": "Ink on paper"}, "Words": {"trigger_words": ["ink drawing", "paper"]}}
+GRANT = {"By name": {"account": "zeta"}}
+
 
 router = APIRouter(route_class=ContractRoute, tags=["LoRAs"], strict_content_type=False)
 
@@ -40,8 +86,8 @@ _OF_UPLOADS = {
     415: "The body is neither a multipart form nor JSON.",
 }
 """Descriptions of errors."""
-_FORM = {"schema": form_schema(), "examples": named(examples.FORM)}
-_REFERENCE = {"schema": LoraReference.model_json_schema(), "examples": named(examples.REFERENCES)}
+_FORM = {"schema": form_schema(), "examples": named(FORM)}
+_REFERENCE = {"schema": LoraReference.model_json_schema(), "examples": named(REFERENCES)}
 ADDED_HEADERS = {
     "Location": ACCEPTED_HEADERS["Location"],
     "Idempotency-Replayed": ACCEPTED_HEADERS["Idempotency-Replayed"],
@@ -72,7 +118,7 @@ ActorDep = Annotated[loras.AccountActor, Depends(acting)]
     summary="List the LoRAs that you may use, newest first",
     response_model=Loras,
     responses={
-        200: success("A page of LoRAs.", examples.LORAS),
+        200: success("A page of LoRAs.", LORAS),
         **error_responses(InvalidParameter, *COUNTED_ERRORS),
     },
 )
@@ -106,7 +152,7 @@ async def list_loras(
     operation_id="getLora",
     summary="Read a LoRA",
     response_model=Lora,
-    responses={200: success("The LoRA.", examples.LORA), **error_responses(*COUNTED_ERRORS, NotFound)},
+    responses={200: success("The LoRA.", LORA), **error_responses(*COUNTED_ERRORS, NotFound)},
 )
 async def get_lora(request: Request, caller: CallerDep, lora_id: LoraId) -> Response:
     found = await loras.find(resources_of(request), caller, lora_id)
@@ -120,8 +166,8 @@ async def get_lora(request: Request, caller: CallerDep, lora_id: LoraId) -> Resp
     status_code=201,
     response_model=Lora,
     responses={
-        200: success("Your account already has these weights for this base model.", examples.LORA),
-        201: success("Added.", examples.LORA, headers=ADDED_HEADERS),
+        200: success("Your account already has these weights for this base model.", LORA),
+        201: success("Added.", LORA, headers=ADDED_HEADERS),
         **error_responses(
             *BODY_ERRORS,
             *COUNTED_ERRORS,
@@ -165,7 +211,7 @@ async def _add(
     summary="Update a LoRA of your own",
     response_model=Lora,
     responses={
-        200: success("The updated LoRA.", examples.LORA),
+        200: success("The updated LoRA.", LORA),
         **error_responses(*BODY_ERRORS, *COUNTED_ERRORS, NotFound),
     },
 )
@@ -173,7 +219,7 @@ async def change_lora(
     request: Request,
     by: ActorDep,
     lora_id: LoraId,
-    body: Annotated[LoraChange, Body(openapi_examples=named(examples.CHANGE))],
+    body: Annotated[LoraChange, Body(openapi_examples=named(CHANGE))],
 ) -> Response:
     changed = await loras.change(
         resources_of(request),
@@ -208,7 +254,7 @@ async def delete_lora(request: Request, by: ActorDep, lora_id: LoraId) -> Respon
     summary="Share a LoRA of your own with another account",
     response_model=Lora,
     responses={
-        200: success("The LoRA and the accounts it is shared with.", examples.SHARED),
+        200: success("The LoRA and the accounts it is shared with.", SHARED),
         **error_responses(*BODY_ERRORS, *COUNTED_ERRORS, NotFound, descriptions=_OF_ANOTHER),
     },
 )
@@ -216,7 +262,7 @@ async def share_lora(
     request: Request,
     by: ActorDep,
     lora_id: LoraId,
-    body: Annotated[GrantRequest, Body(openapi_examples=named(examples.GRANT))],
+    body: Annotated[GrantRequest, Body(openapi_examples=named(GRANT))],
 ) -> Response:
     shared = await loras.share(resources_of(request), by, lora_id, body.account)
     return json_response(await _record(request, by.caller.account_id, shared))

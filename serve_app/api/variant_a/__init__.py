@@ -2,12 +2,11 @@
 
 from fastapi import FastAPI
 
-from serve_app.api.applications import api_app
 from serve_app.api.credentials import BEARER
-from serve_app.api.openapi import plans_text, retention_text
+from serve_app.api.openapi import api_app, plans_text, retention_text
 from serve_app.api.variant_a.routes import router
 from serve_app.domain.requests import Variant
-from serve_app.service.resources import Resources
+from serve_app.resources import Resources
 
 _TAGS = {
     "Generation": "Images from a prompt with a LoRA model.",

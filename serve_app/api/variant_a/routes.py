@@ -1,19 +1,20 @@
-"""Variant A's path operations: generation, upscaling, and polling of both."""
+"""Variant A's path operations: generation, upscaling, and polling of both.
+
+Examples of variant A's document.
+"""
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Path, Request, Response
 
 from serve_app.api.dependencies import CallDep, CallerDep, found, load_job, resources_of
 from serve_app.api.errors import SUBMIT_ERRORS, Responses, error_responses
-from serve_app.api.openapi import ACCEPTED_HEADERS, GENERATION_HEADERS, POLL_HEADERS, success
-from serve_app.api.polls import NOT_MODIFIED, POLL_PARAMETERS, answer_poll
-from serve_app.api.prompt_warnings import unknown_words_header
+from serve_app.api.openapi import ACCEPTED_HEADERS, EXAMPLE_ADAPTER_ID, GENERATION_HEADERS, POLL_HEADERS, named, success
+from serve_app.api.polls import NOT_MODIFIED, POLL_PARAMETERS, answer_poll, unknown_words_header
 from serve_app.api.responses import accepted_headers, json_response
 from serve_app.api.routing import ContractRoute
 from serve_app.api.schemas import job_id_schema
-from serve_app.api.variant_a import examples
 from serve_app.api.variant_a.schemas import (
     Acknowledgement,
     GenerationRequest,
@@ -25,8 +26,43 @@ from serve_app.api.variant_a.schemas import (
 from serve_app.domain.errors import AmbiguousCredentials, Forbidden, NotFound, Unauthorized
 from serve_app.domain.jobs import Job
 from serve_app.domain.requests import Variant
-from serve_app.service import submit
-from serve_app.stores.acceptance import Acceptance
+from serve_app.jobs import submit
+from serve_app.jobs.acceptance import Acceptance
+
+_GENERATION_ID = "gen_c4zq2e7wvbbxm5l3r6yhtajd2i"
+_UPSCALE_ID = "up_7gk5m2xqhw4rbn3vtzcylsjd6e"
+_IMAGE_ID = "img_nq6w3s5kfrzp2xvd7bmtch4ylu"
+_ETA, _ENDED = "2026-11-21T12:00:09Z", "2026-11-21T12:00:08Z"
+
+_SHORTEST = {"prompt": "purple mountains under a black sky with a yellow moon", "lora_id": EXAMPLE_ADAPTER_ID}
+_EVERYTHING: dict[str, Any] = {
+    **_SHORTEST,
+    "lora_weight": 0.8,
+    "width": 768,
+    "height": 512,
+    "num_images": 2,
+    "guidance_scale": 6.5,
+    "steps": 25,
+    "seed": 7,
+}
+_IMAGE = {"image_id": _IMAGE_ID, "url": "https://images.example/mountains.png", "width": 768, "height": 512}
+_RECORDS: dict[str, dict[str, Any]] = {
+    "Processing": {"status": "processing", "progress": 43, "estimated_completion_time": _ETA},
+    "Completed": {"status": "completed", "images": [_IMAGE], "completed_at": _ENDED},
+    "Failed": {"status": "failed", "error": {"code": "timeout", "message": "The images could not be made in time."}},
+}
+
+
+def _accepted(request_id: str) -> dict[str, Any]:
+    return {"Accepted": {"request_id": request_id, "status": "processing", "estimated_completion_time": _ETA}}
+
+
+GENERATION = named({"Shortest": _SHORTEST, "Everything": _EVERYTHING})
+UPSCALE = named({"Twice": {"image_id": _IMAGE_ID, "scale_factor": 2}})
+GENERATION_ACCEPTED = _accepted(_GENERATION_ID)
+UPSCALE_ACCEPTED = _accepted(_UPSCALE_ID)
+RECORDS = {name: {"request_id": _GENERATION_ID, **record} for name, record in _RECORDS.items()}
+
 
 router = APIRouter(route_class=ContractRoute, strict_content_type=False)
 
@@ -41,7 +77,7 @@ _UPSCALE_LINK = {
     "Upscale": {"operationId": "upscale", "requestBody": {"image_id": "$response.body#/images/0/image_id"}}
 }
 _POLL_RESPONSES: Responses = {
-    200: success("The request's record.", examples.RECORDS, headers=POLL_HEADERS, links=_UPSCALE_LINK),
+    200: success("The request's record.", RECORDS, headers=POLL_HEADERS, links=_UPSCALE_LINK),
     304: NOT_MODIFIED | {"headers": POLL_HEADERS},
     **error_responses(Unauthorized, Forbidden, NotFound),
 }
@@ -55,14 +91,14 @@ _POLL_RESPONSES: Responses = {
     status_code=202,
     response_model=Acknowledgement,
     responses={
-        202: success("Accepted.", examples.GENERATION_ACCEPTED, headers=GENERATION_HEADERS, links=_POLL_LINK),
+        202: success("Accepted.", GENERATION_ACCEPTED, headers=GENERATION_HEADERS, links=_POLL_LINK),
         **error_responses(*SUBMIT_ERRORS, AmbiguousCredentials, Forbidden),
     },
 )
 async def generate(
     request: Request,
     caller: CallerDep,
-    body: Annotated[GenerationRequest, Body(openapi_examples=examples.GENERATION)],
+    body: Annotated[GenerationRequest, Body(openapi_examples=GENERATION)],
     call: CallDep,
 ) -> Response:
     acceptance = await submit.generate(resources_of(request), caller, body.to_domain(), call)
@@ -77,14 +113,14 @@ async def generate(
     status_code=202,
     response_model=Acknowledgement,
     responses={
-        202: success("Accepted.", examples.UPSCALE_ACCEPTED, headers=ACCEPTED_HEADERS, links=_POLL_LINK),
+        202: success("Accepted.", UPSCALE_ACCEPTED, headers=ACCEPTED_HEADERS, links=_POLL_LINK),
         **error_responses(*SUBMIT_ERRORS, Forbidden, NotFound),
     },
 )
 async def upscale(
     request: Request,
     caller: CallerDep,
-    body: Annotated[UpscaleRequest, Body(openapi_examples=examples.UPSCALE)],
+    body: Annotated[UpscaleRequest, Body(openapi_examples=UPSCALE)],
     call: CallDep,
 ) -> Response:
     acceptance = await submit.upscale(resources_of(request), caller, body.image_id, body.scale_factor, call)

@@ -1,30 +1,60 @@
-"""Variant B's path operations: generation, its runs, and the models an account may use."""
+"""Variant B's path operations: generation, its runs, and the models an account may use.
 
-from typing import Annotated
+Examples of variant B's document.
+"""
+
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Path, Request, Response
 
 from serve_app.api.dependencies import CallDep, CallerDep, found, load_job, resources_of
 from serve_app.api.errors import SUBMIT_ERRORS, error_responses
-from serve_app.api.openapi import GENERATION_HEADERS, POLL_HEADERS, success
-from serve_app.api.polls import NOT_MODIFIED, POLL_PARAMETERS, answer_poll
-from serve_app.api.prompt_warnings import unknown_words_header
+from serve_app.api.openapi import EXAMPLE_ADAPTER_ID, GENERATION_HEADERS, POLL_HEADERS, named, success
+from serve_app.api.polls import NOT_MODIFIED, POLL_PARAMETERS, answer_poll, unknown_words_header
 from serve_app.api.responses import accepted_headers, json_response
 from serve_app.api.routing import ContractRoute
 from serve_app.api.schemas import job_id_schema
-from serve_app.api.variant_b import examples
-from serve_app.api.variant_b.schemas import (
-    Acknowledgement,
-    GenerationRequest,
-    Models,
-    Run,
-    acknowledgement,
-    run_record,
-)
+from serve_app.api.variant_b.schemas import Acknowledgement, GenerationRequest, Models, Run, acknowledgement, run_record
 from serve_app.domain.errors import AmbiguousCredentials, Forbidden, NotFound, RateLimitExceeded, Unauthorized
 from serve_app.domain.jobs import Job
 from serve_app.domain.requests import Variant
-from serve_app.service import submit
+from serve_app.jobs import submit
+
+_RUN_ID = "gen_c4zq2e7wvbbxm5l3r6yhtajd2i"
+
+_SHORTEST = {"positive_prompt": "purple mountains under a black sky with a yellow moon", "model_id": EXAMPLE_ADAPTER_ID}
+_EVERYTHING: dict[str, Any] = {
+    "positive_prompt": "a yellow flower with a red middle on a blue background",
+    "negative_prompt": "green",
+    "model_id": EXAMPLE_ADAPTER_ID,
+    "lora_weight": 0.8,
+    "guidance": 6.5,
+    "width": 640,
+    "height": 512,
+    "seed": 7,
+}
+_RECORDS: dict[str, dict[str, Any]] = {
+    "Queued": {"status": "queued", "progress": 0},
+    "Processing": {"status": "processing", "progress": 43},
+    "Completed": {"status": "completed", "progress": 100, "image_url": "https://images.example/mountains.png"},
+    "Failed": {
+        "status": "failed",
+        "progress": 43,
+        "error": {"code": "timeout", "message": "The images could not be made in time."},
+    },
+}
+_MODEL = {
+    "id": EXAMPLE_ADAPTER_ID,
+    "name": "Neon",
+    "description": "Glowing coloured tubes on a dark wall.",
+    "created_at": "2026-11-21T00:00:00Z",
+}
+
+GENERATION = named({"Shortest": _SHORTEST, "Everything": _EVERYTHING})
+ACCEPTED = {"Accepted": {"run_id": _RUN_ID, "status": "queued", "estimated_time": 9}}
+RECORDS = {name: {"run_id": _RUN_ID, **record} for name, record in _RECORDS.items()}
+MODELS = {"Models": {"models": [_MODEL]}}
+
 
 router = APIRouter(route_class=ContractRoute, strict_content_type=False)
 
@@ -43,14 +73,14 @@ _RUN_LINK = {"Run": {"operationId": "getRun", "parameters": {"run_id": "$respons
     tags=["Generation"],
     response_model=Acknowledgement,
     responses={
-        200: success("Accepted.", examples.ACCEPTED, headers=GENERATION_HEADERS, links=_RUN_LINK),
+        200: success("Accepted.", ACCEPTED, headers=GENERATION_HEADERS, links=_RUN_LINK),
         **error_responses(*SUBMIT_ERRORS, AmbiguousCredentials, Forbidden),
     },
 )
 async def generate(
     request: Request,
     caller: CallerDep,
-    body: Annotated[GenerationRequest, Body(openapi_examples=examples.GENERATION)],
+    body: Annotated[GenerationRequest, Body(openapi_examples=GENERATION)],
     call: CallDep,
 ) -> Response:
     acceptance = await submit.generate(resources_of(request), caller, body.to_domain(), call)
@@ -66,7 +96,7 @@ async def generate(
     tags=["Generation"],
     response_model=Run,
     responses={
-        200: success("The run's record.", examples.RECORDS, headers=POLL_HEADERS),
+        200: success("The run's record.", RECORDS, headers=POLL_HEADERS),
         304: NOT_MODIFIED | {"headers": POLL_HEADERS},
         **error_responses(Unauthorized, Forbidden, NotFound),
     },
@@ -86,7 +116,7 @@ async def get_run(request: Request, run_id: RunId) -> Response:
     tags=["Models"],
     response_model=Models,
     responses={
-        200: success("The models.", examples.MODELS),
+        200: success("The models.", MODELS),
         **error_responses(Unauthorized, Forbidden, RateLimitExceeded),
     },
 )

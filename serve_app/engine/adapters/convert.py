@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.adapter_slots import ModuleWeights
-from serve_app.engine.adapters.errors import UnusableAdapter
+from serve_app.engine.adapters.layer_table import UnusableAdapter
 
 Parts = Mapping[str, Tensor]
 LowRank = tuple[Tensor, Tensor, int | None]

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-from serve_app.engine.adapters.errors import UnusableAdapter
+from serve_app.engine.adapters.layer_table import UnusableAdapter
 
 METADATA = "lora_adapter_metadata"
 """Where diffusers keeps the configuration of each component: `{"unet.lora_alpha": 8, …}`."""

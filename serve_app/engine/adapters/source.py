@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from serve_app.engine.adapters.errors import UnusableAdapter
+from serve_app.engine.adapters.layer_table import UnusableAdapter
 from serve_app.safetensors_file import Header, UnusableFile, read_header, read_numbers
 
 PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

@@ -1,4 +1,7 @@
-"""Defines the protocol of a model architecture: encode, schedule, denoise, decode, adapted layers."""
+"""Defines the protocol of a model architecture: encode, schedule, denoise, decode, adapted layers.
+
+Draws unfinished latents without the decoder: a linear map turns each latent cell into a pixel.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -7,10 +10,56 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from serve_app.engine.families.latent_rgb import LatentRGB
 from serve_app.engine.lora_layers import LoRALayer
 from serve_app.engine.run import Conditioning, RunRequest
 from serve_app.engine.sampler import Schedule
+
+
+class LatentRGB(NamedTuple):
+    """RGB in -1..1 = latents · `factors` [channels, 3] + `bias` [3], in the latents' own scale."""
+
+    factors: Tensor
+    bias: Tensor
+
+    def pixels(self, latents: Tensor, longest: int) -> np.ndarray:
+        """Latents [channels, height, width] as uint8 [height, width, 3], at most `longest` pixels on a side."""
+        stride = max(1, -(-max(latents.shape[1:]) // longest))
+        small = latents[:, ::stride, ::stride].permute(1, 2, 0).float().cpu()
+        rgb = small @ self.factors + self.bias
+        return ((rgb.nan_to_num() / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).numpy()
+
+
+def latent_rgb(vae_class: str, channels: int, *, is_xl: bool) -> LatentRGB | None:
+    """The map of an autoencoder; None where none is known."""
+    match vae_class, channels, is_xl:
+        case _, 4, False:
+            return _map(_SD)
+        case _, 4, True:
+            return _map(_SDXL)
+        case "AutoencoderTiny", 8, False:
+            return _map(_POCKET, (0.1695, -0.0946, -0.0837))
+        case _:
+            return None
+
+
+def _map(factors: tuple[tuple[float, ...], ...], bias: tuple[float, ...] = (0.0, 0.0, 0.0)) -> LatentRGB:
+    return LatentRGB(torch.tensor(factors), torch.tensor(bias))
+
+
+# of Stable Diffusion 1.x, 2.x and XL, as they are in common use: https://github.com/comfyanonymous/ComfyUI/blob/master/comfy/latent_formats.py
+_SD = ((0.3512, 0.2297, 0.3227), (0.325, 0.4974, 0.235), (-0.2829, 0.1762, 0.2721), (-0.212, -0.2616, -0.7177))
+_SDXL = ((0.392, 0.4054, 0.4549), (-0.2634, -0.0196, 0.0653), (0.0568, 0.1687, -0.0755), (-0.3112, -0.2359, -0.2076))
+_POCKET = (
+    (0.5246, 0.0984, -0.0527),
+    (0.0806, 0.3915, 0.0258),
+    (-0.0826, 0.0217, 0.4626),
+    (0.0302, 0.0098, 0.0102),
+    (-0.0052, 0.0035, -0.0393),
+    (0.0711, -0.022, 0.0612),
+    (0.0283, 0.0111, -0.0226),
+    (0.0104, 0.0075, 0.0291),
+)
+"""Of the bundled model: least squares over 14 finished pictures of 256² and their latents, root mean square error 0.11."""
 
 
 class Component(NamedTuple):

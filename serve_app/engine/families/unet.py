@@ -1,6 +1,8 @@
 """Stable Diffusion 1.x, 2.x and XL: a UNet with cross attention, CLIP text encoders and a VAE.
 
 With `checkpoint.py`, `clip_text.py` and `sampler.py` the only place that meets diffusers' and transformers' untyped objects.
+
+Compilation of a denoiser by torch.compile.
 """
 
 import math
@@ -15,14 +17,27 @@ from torch import Tensor, nn
 from serve_app.engine.device import torch_device, torch_dtype
 from serve_app.engine.families.checkpoint import Source, load_pipeline
 from serve_app.engine.families.clip_text import Encoded, TextEncoder, clip_aliases, encode_prompt, pad_chunks
-from serve_app.engine.families.compiled import compile_denoiser
-from serve_app.engine.families.family import Component
-from serve_app.engine.families.latent_rgb import latent_rgb
+from serve_app.engine.families.family import Component, latent_rgb
 from serve_app.engine.families.sgm import sgm_aliases
 from serve_app.engine.lora_layers import wrap_layers
 from serve_app.engine.run import Conditioning, RunRequest
 from serve_app.engine.sampler import Schedule, make_schedule, sampler_of
 from serve_app.engine_options import EngineOptions, Sampler
+
+GRAPHS = 1024
+"""Compiled forward shapes that are kept: batch keys (latent shape, prompt length) times row counts."""
+
+
+def compile_denoiser(module: nn.Module, backend: str) -> Any:
+    """Compile one graph per forward shape.
+
+    By default torch keeps eight, then runs eagerly and only logs it.
+    """
+    limits = torch._dynamo.config  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage, reportAttributeAccessIssue]
+    limits.recompile_limit = max(limits.recompile_limit, GRAPHS)
+    limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, GRAPHS)
+    return torch.compile(module, backend=backend, dynamic=False)
+
 
 SAMPLERS = (Sampler.EULER, Sampler.DDIM, Sampler.DPMPP_2M, Sampler.LCM)
 KOHYA_PREFIXES = {

@@ -1,0 +1,215 @@
+"""Accounts: their names, plans and passwords.
+
+Users that an account's owner invites, each with a name and a role.
+
+The account's own user, the owner, has no record here: it is the account itself.
+"""
+
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from redis.asyncio import Redis
+
+from serve_app.accounts.api_keys import base32
+from serve_app.accounts.sign_in import Passwords
+from serve_app.domain.accounts import Account, Role, SignIn, User
+from serve_app.domain.durations import from_epoch_ms
+from serve_app.domain.errors import InvalidParameter, NotFound
+from serve_app.domain.requests import Variant
+from serve_app.settings import Settings
+from serve_app.store.keys import redis_key
+from serve_app.store.script import Script, pairs
+
+MOST = 100
+"""Of one account."""
+_NAME = re.compile(r"[^\s@:]+@[^\s@:]+")
+_ID = re.compile(r"user_[a-z2-7]{26}")
+NAME_RULE = "a name like an e-mail address: ann@example, at most 100 characters"
+
+
+class UserStore:
+    """Users in Redis. Their passwords are set by `AccountStore.set_password`, as the account's own is."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"
+        self._create = Script(redis, "accounts/create_user")
+        self._remove = Script(redis, "accounts/remove_user")
+
+    async def create(self, account_id: str, name: str, role: Role) -> User:
+        """Create a user, who cannot sign in before a link was used to set a password.
+
+        Raises `InvalidParameter`, `NotFound`.
+        """
+        name = name.strip()
+        if not _NAME.fullmatch(name) or len(name) > 100 or not name.isprintable():
+            raise InvalidParameter(f"name: must be {NAME_RULE}")
+        user_id = "user_" + base32(secrets.token_bytes(16))
+        status = await self._create(account=account_id, user=user_id, name=name, role=role, most=MOST)
+        if status == "taken":
+            raise InvalidParameter("name: is in use")
+        if status == "full":
+            raise InvalidParameter(f"name: at most {MOST} users of an account")
+        found = await self.get(account_id, user_id)
+        if found is None:
+            raise NotFound(f"no account {account_id!r}")
+        return found
+
+    async def list(self, account_id: str) -> Sequence[User]:
+        """The invited users, oldest first."""
+        ids: Sequence[str] = await self._redis.zrange(redis_key("users", account_id), 0, -1)
+        found = [await self.get(account_id, user_id) for user_id in ids]
+        return [user for user in found if user is not None]
+
+    async def get(self, account_id: str, user_id: str) -> User | None:
+        if not _ID.fullmatch(user_id):
+            return None
+        row: dict[str, str] = await self._redis.hgetall(redis_key("user", account_id, user_id))
+        return read_user(user_id, row) if row else None
+
+    async def remove(self, account_id: str, user_id: str) -> bool:
+        """End the user's sessions and links, and revoke the keys it made; False when there is none."""
+        return bool(await self._remove(account=account_id, user=user_id))
+
+
+def read_user(user_id: str, row: Mapping[str, str]) -> User:
+    return User(
+        id=user_id,
+        name=row["name"],
+        role=Role(row["role"]),
+        has_password="password" in row,
+        created_at=from_epoch_ms(row["created"]),
+    )
+
+
+NAME_LENGTH = range(1, 101)
+
+Accounts = list[Account]  # `AccountStore.list` hides the built-in name inside the class
+
+
+class AccountStore:
+    """Accounts in Redis. Passwords are stored as argon2id hashes."""
+
+    def __init__(self, redis: Redis, settings: Settings) -> None:
+        self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"
+        self._settings = settings
+        self._create = Script(redis, "accounts/create_account")
+        self._disable = Script(redis, "accounts/disable_account")
+        self._find = Script(redis, "accounts/find_account")
+        self._find_user = Script(redis, "accounts/find_user")
+        self._set_password = Script(redis, "accounts/set_password")
+        self._passwords = Passwords()
+
+    async def create(
+        self, name: str, *, plan_a: str = "basic", plan_b: str = "free", password: str | None = None
+    ) -> Account:
+        """Create an account.
+
+        Raises `InvalidParameter` for a name in use, an unknown plan or a password of a wrong length.
+        """
+        name = name.strip()
+        if len(name) not in NAME_LENGTH or not name.isprintable():
+            raise InvalidParameter("name: must be 1 to 100 printable characters")
+        self._check_plans(plan_a, plan_b)
+        account_id = "acct_" + base32(secrets.token_bytes(16))
+        password_hash = None if password is None else await self._passwords.hash(password)
+        status = await self._create(
+            account=account_id, name=name, plan_a=plan_a, plan_b=plan_b, password_hash=password_hash
+        )
+        if status == "taken":
+            raise InvalidParameter(f"name: an account called {name!r} exists")
+        return await self._existing(account_id)
+
+    async def ids(self) -> Sequence[str]:
+        """The ids of all accounts, oldest first."""
+        return await self._redis.zrange(redis_key("accounts"), 0, -1)
+
+    async def list(self) -> Accounts:
+        """All accounts, oldest first."""
+        found = [await self._read(account_id) for account_id in await self.ids()]
+        return [account for account in found if account is not None]
+
+    async def get(self, id_or_name: str) -> Account | None:
+        account_id, row = await self._find_row(id_or_name)
+        return read_account(account_id, row) if row else None
+
+    async def set_plans(self, account_id: str, plan_a: str | None = None, plan_b: str | None = None) -> Account:
+        """Change plans; an open window's count is unchanged. Raises `NotFound`, `InvalidParameter`."""
+        self._check_plans(plan_a, plan_b)
+        await self._existing(account_id)
+        plans = {"plan_a": plan_a, "plan_b": plan_b}
+        changed = {field: plan for field, plan in plans.items() if plan is not None}
+        if changed:
+            await self._redis.hset(redis_key("account", account_id), mapping=changed)
+        return await self._existing(account_id)
+
+    async def set_disabled(self, account_id: str, disabled: bool) -> Account:
+        """Disable or enable an account.
+
+        A disabled account's keys and password stop working with the next request; its sessions and links end for good.
+        """
+        await self._existing(account_id)
+        if disabled:
+            await self._disable(account=account_id)
+        else:
+            await self._redis.hdel(redis_key("account", account_id), "disabled")
+        return await self._existing(account_id)
+
+    async def set_password(self, account_id: str, password: str, *, user_id: str = "") -> str:
+        """Set a user's password and return the new credential version.
+
+        Every session and link of that user ends: of the account's own one, or of the invited user that `user_id` names.
+        """
+        hashed = await self._passwords.hash(password)
+        credential_version: str = await self._set_password(account=account_id, user=user_id, password_hash=hashed)
+        if not credential_version:
+            raise NotFound(f"no account {account_id!r} with this user")
+        return credential_version
+
+    async def check_password(self, name: str, password: str, *, within: str = "") -> SignIn | None:
+        """Return who signs in, if the password is right.
+
+        `name` is the account's name or id, or an invited user's name. An unknown name takes as long as a wrong
+        password: one round trip, one hash. With `within`, whoever does not belong to that account is unknown.
+        """
+        account_id, user_id, credential_version, *cells = await self._find_user(id_or_name=name, within=within)
+        row, own = pairs(cells[0]), pairs(cells[1])
+        matches = await self._passwords.matches((own if user_id else row).get("password"), password)
+        if not matches or "disabled" in row:
+            return None
+        account = read_account(account_id, row)
+        user = read_user(user_id, own) if user_id else User.first(account)
+        return SignIn(account=account, user=user, credential_version=credential_version)
+
+    def _check_plans(self, plan_a: str | None, plan_b: str | None) -> None:
+        for variant, name in ((Variant.A, plan_a), (Variant.B, plan_b)):
+            if name is not None and (variant, name) not in self._settings.plan_table:
+                known = ", ".join(plan.name for plan in self._settings.plans_of(variant))
+                own = "" if self._settings.plans else " (plans of your own: set ATELIER_PLANS here as for the service)"
+                raise InvalidParameter(f"plan_{variant}: must be one of {known}{own}")
+
+    async def _existing(self, account_id: str) -> Account:
+        found = await self._read(account_id)
+        if found is None:
+            raise NotFound(f"no account {account_id!r}")
+        return found
+
+    async def _find_row(self, id_or_name: str) -> tuple[str, Mapping[str, str]]:
+        account_id, cells = await self._find(id_or_name=id_or_name)
+        return account_id, pairs(cells)
+
+    async def _read(self, account_id: str) -> Account | None:
+        row: dict[str, str] = await self._redis.hgetall(redis_key("account", account_id))
+        return read_account(account_id, row) if row else None
+
+
+def read_account(account_id: str, row: Mapping[str, str]) -> Account:
+    return Account(
+        id=account_id,
+        name=row["name"],
+        plan_a=row["plan_a"],
+        plan_b=row["plan_b"],
+        disabled="disabled" in row,
+        created_at=from_epoch_ms(row["created"]),
+    )

@@ -1,0 +1,151 @@
+"""The audit log: one append-only stream per account, whose rows are removed by age alone.
+
+Reads pages of the audit log for operators, newest first, a bounded part at a time.
+"""
+
+import hmac
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, cast
+
+from redis.asyncio import Redis
+
+from serve_app.domain.audit import Act, AuditRow, operator
+from serve_app.domain.durations import epoch_ms, from_epoch_ms, milliseconds
+from serve_app.domain.errors import UnreadableRecord
+from serve_app.settings import Settings
+from serve_app.store.keys import redis_key
+from serve_app.store.script import Script
+
+MAX_ROWS = 10_000
+"""Of an account; about 2 MB."""
+MAX_FAILED_SIGN_INS = 1_000
+"""Kept in a log of their own, so that nobody who cannot sign in can push out what those who can have done."""
+MAX_TEXT = 200
+REFUSED = ":refused"
+
+
+class AuditLog:
+    """Appends and lists rows of an account's log.
+
+    A log is named by a pseudonym, so that it may stay when its account is deleted.
+    """
+
+    def __init__(self, redis: Redis, settings: Settings) -> None:
+        self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"
+        self._settings = settings
+        self._append = Script(redis, "accounts/append_audit")
+
+    async def record(
+        self, account_id: str, act: Act, *, actor: str, subject: str = "", address: str = "", entry: str | None = None
+    ) -> None:
+        """Append one row; a call that is repeated with its `entry` appends none. Raises `StoreUnavailable`.
+
+        `account_id` may be what `operator` makes of an operator's name, for what is done to operators. A failed sign-in is
+        recorded only of an account or operator that exists, and takes as long for any other.
+        """
+        is_refused = act is Act.SIGN_IN_FAILED
+        await self._append(
+            log=self.pseudonym(account_id) + (REFUSED if is_refused else ""),
+            holder=_record_of(account_id) if is_refused else "",
+            entry=entry or secrets.token_hex(8),
+            actor=actor[:MAX_TEXT],
+            action=act,
+            subject=subject[:MAX_TEXT],
+            address=address[:MAX_TEXT],
+            max_rows=MAX_FAILED_SIGN_INS if is_refused else MAX_ROWS,
+            life_ms=milliseconds(self._settings.audit_life),
+        )
+
+    async def rows(self, account_id: str | None = None, *, since: datetime | None = None) -> list[AuditRow]:
+        """The rows of one account, or of all, oldest first."""
+        pseudonym = "" if account_id is None else self.pseudonym(account_id)
+        logs = [pseudonym, pseudonym + REFUSED] if pseudonym else await self._logs()
+        oldest = datetime.now(UTC) - self._settings.audit_life
+        start_ms = max(0, epoch_ms(oldest if since is None else max(since, oldest)))
+        found: list[AuditRow] = []
+        for log in logs:
+            found += await self._rows(log, start_ms)
+        return sorted(found, key=lambda row: row.time)
+
+    def pseudonym(self, account_id: str) -> str:
+        """Name an account's log; only the pepper connects the name with the account."""
+        text = f"audit log of {account_id}".encode()
+        return hmac.digest(self._settings.pepper_bytes, text, "sha256").hex()[:32]
+
+    async def _logs(self) -> Sequence[str]:
+        return await self._redis.zrange(redis_key("audit_logs"), 0, -1)
+
+    async def _rows(self, name: str, start_ms: int) -> list[AuditRow]:
+        rows: Sequence[tuple[str, Mapping[str, str]]] = await self._redis.xrange(redis_key("audit", name), min=start_ms)
+        return [read_audit_row(name, row_id, fields) for row_id, fields in rows]
+
+
+def _record_of(account_id: str) -> str:
+    return account_id if account_id.startswith(operator("")) else f"account:{account_id}"
+
+
+def read_audit_row(name: str, row_id: str, fields: Mapping[str, str]) -> AuditRow:
+    """Read a row of the log `name`. Raises `UnreadableRecord`."""
+    try:
+        act = fields["action"]
+        return AuditRow(
+            time=from_epoch_ms(row_id.partition("-")[0]),
+            log=name.removesuffix(REFUSED),
+            actor=fields["actor"],
+            act=Act(act) if act in set(Act) else act,
+            subject=fields["subject"],
+            address=fields["address"],
+        )
+    except KeyError as error:
+        raise UnreadableRecord(f"audit row {row_id}: {error}") from error
+
+
+LOOKED_AT_ONCE = 500
+"""Rows that one call of the script looks at: a few ms, so that nobody waits behind a search."""
+CALLS = 4
+"""Of one page."""
+MOST_LOGS = 2_000
+"""Logs that a page over all is made of: those written last."""
+_ROW_ID = re.compile(r"\d{1,15}-\d{1,10}")
+
+
+class AuditPage(NamedTuple):
+    """Rows, and the id before which the next page begins; empty on the last."""
+
+    rows: list[AuditRow]
+    next: str
+
+
+class AuditReader:
+    """Reads the audit log by pages. May raise `StoreUnavailable`."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._recent = Script(redis, "accounts/recent_audit")
+
+    async def page(self, *, log: str = "", act: str = "", before: str = "", limit: int) -> AuditPage:
+        """List the newest rows of one log or all, of one act or any, before a row's id.
+
+        A page of a rare act may be short and yet have a next one: the next `CALLS` × `LOOKED_AT_ONCE` rows.
+        """
+        place = before if _ROW_ID.fullmatch(before) else ""
+        found: list[AuditRow] = []
+        for _ in range(CALLS):
+            rows, place = await self._recent(
+                log=log,
+                action=act,
+                before=place,
+                limit=limit - len(found),
+                most=LOOKED_AT_ONCE,
+                max_logs=MOST_LOGS,
+            )
+            found += [read_audit_row(name, row_id, _fields(flat)) for name, row_id, flat in rows]
+            if not place or len(found) >= limit:
+                break
+        return AuditPage(found, place)
+
+
+def _fields(flat: Sequence[str]) -> dict[str, str]:
+    return dict(zip(flat[::2], flat[1::2], strict=True))

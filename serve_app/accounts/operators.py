@@ -1,0 +1,105 @@
+"""Operators of the web pages: their names and passwords, apart from every account's."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, cast
+
+from redis.asyncio import Redis
+
+from serve_app.accounts.sign_in import Passwords
+from serve_app.domain.accounts import Operator
+from serve_app.domain.durations import from_epoch_ms
+from serve_app.domain.errors import InvalidParameter, NotFound
+from serve_app.store.keys import redis_key
+from serve_app.store.script import Script
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+
+Operators = list[Operator]  # `OperatorStore.list` hides the built-in name inside the class
+
+
+class OperatorStore:
+    """Operators in Redis. Passwords are stored as argon2id hashes."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"
+        self._passwords = Passwords()
+        self._set_password = Script(redis, "accounts/set_operator_password")
+
+    async def create(self, name: str, *, password: str | None = None) -> Operator:
+        """Create an operator.
+
+        Raises `InvalidParameter` for a name in use, and for an invalid name or password.
+        """
+        if not _NAME.fullmatch(name):
+            raise InvalidParameter("name: must be 1 to 63 of a-z 0-9 . _ -, a letter or digit first")
+        hashed = None if password is None else await self._passwords.hash(password)
+        seconds, micros = await self._redis.time()
+        created = seconds * 1000 + micros // 1000
+        pipeline = self._redis.pipeline()
+        pipeline.hsetnx(redis_key("operator", name), "created", created)
+        pipeline.zadd(redis_key("operators"), {name: created}, nx=True)
+        is_new, _ = await pipeline.execute()
+        if not is_new:
+            raise InvalidParameter(f"name: an operator called {name!r} exists")
+        first = {
+            "password_changes": created
+        }  # nothing that was given to an earlier operator of this name is good for this one
+        fields = first if hashed is None else {**first, "password": hashed}
+        await self._redis.hset(redis_key("operator", name), mapping=fields)
+        return await self._existing(name)
+
+    async def list(self) -> Operators:
+        """All operators, oldest first."""
+        names: list[str] = await self._redis.zrange(redis_key("operators"), 0, -1)
+        found = [await self.get(name) for name in names]
+        return [operator for operator in found if operator is not None]
+
+    async def get(self, name: str) -> Operator | None:
+        row = await self._row(name)
+        return _read(name, row) if row else None
+
+    async def set_password(self, name: str, password: str) -> str:
+        """Set the password, end the operator's sessions and links, and return the new credential version.
+
+        Raises `NotFound`, `InvalidParameter`.
+        """
+        credential_version: str = await self._set_password(
+            name=name, password_hash=await self._passwords.hash(password)
+        )
+        if not credential_version:
+            raise NotFound(f"no operator {name!r}")
+        return credential_version
+
+    async def check_password(self, name: str, password: str) -> Operator | None:
+        """Return the operator if the password is right. An unknown name takes as long as a wrong password."""
+        row = await self._row(name if _NAME.fullmatch(name) else "")
+        matches = await self._passwords.matches(row.get("password"), password)
+        return _read(name, row) if matches else None
+
+    async def delete(self, name: str) -> bool:
+        """Remove an operator; False when there is none. The sessions are the caller's to end."""
+        pipeline = self._redis.pipeline()
+        pipeline.delete(redis_key("operator", name))
+        pipeline.zrem(redis_key("operators"), name)
+        deleted, _ = await pipeline.execute()
+        return bool(deleted)
+
+    async def _existing(self, name: str) -> Operator:
+        found = await self.get(name)
+        if found is None:
+            raise NotFound(f"no operator {name!r}")
+        return found
+
+    async def _row(self, name: str) -> Mapping[str, str]:
+        row: dict[str, str] = await self._redis.hgetall(redis_key("operator", name))
+        return row if "created" in row else {}
+
+
+def _read(name: str, row: Mapping[str, str]) -> Operator:
+    return Operator(
+        name=name,
+        created_at=from_epoch_ms(row["created"]),
+        has_password="password" in row,
+        credential_version=f"0.{row.get('password_changes', '0')}",  # as in credential_version.lua
+    )

@@ -1,0 +1,297 @@
+"""Console passwords: argon2id hashes, checked in the same time whether one is stored or not.
+
+One-time links to the console, random tokens that sign in or set a new password.
+
+Redis holds their digests. A link is void as soon as the account's password is changed, or the account disabled.
+
+Growing waits between tries to sign in, which never lock an account's owner out.
+
+Check a password: of who signs in, or asks for what a session or an API key alone may not do.
+
+Limits on attempts: fixed windows in Redis, shared by all replicas.
+"""
+
+import asyncio
+import hashlib
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from math import ceil
+from typing import TYPE_CHECKING, NamedTuple
+
+from argon2 import PasswordHasher
+from argon2.exceptions import InvalidHashError, VerificationError
+from limits import RateLimitItemPerSecond
+from limits.aio.storage import RedisStorage
+from limits.aio.strategies import FixedWindowRateLimiter
+from redis.asyncio import Redis
+
+from serve_app.domain.accounts import Role, SignIn
+from serve_app.domain.audit import Act
+from serve_app.domain.durations import milliseconds
+from serve_app.domain.errors import InvalidParameter, TooManyTries
+from serve_app.store.keys import redis_key
+from serve_app.store.redis_client import redis_errors
+from serve_app.store.script import Script
+
+if TYPE_CHECKING:
+    from serve_app.resources import Resources
+
+
+LENGTH = range(12, 129)
+PASSES, MEMORY_KIB, LANES = 2, 19 * 1024, 1
+"""argon2id at 19 MiB: 47 ms on two cores, OWASP's minimum. Two at a time per process, so logins cannot starve it."""
+
+
+class Passwords:
+    """Hashes and checks; one per process, so that its limit holds."""
+
+    def __init__(self) -> None:
+        self._hasher = PasswordHasher(time_cost=PASSES, memory_cost=MEMORY_KIB, parallelism=LANES)
+        self._hashing = asyncio.Semaphore(2)
+        self._decoy: str | None = None
+
+    async def hash(self, password: str) -> str:
+        """Hash a password. Raises `InvalidParameter` for one of a wrong length."""
+        if len(password) not in LENGTH:
+            raise InvalidParameter("password: must be 12 to 128 characters")
+        async with self._hashing:
+            return await asyncio.to_thread(self._hasher.hash, password)
+
+    async def matches(self, stored: str | None, password: str) -> bool:
+        """Compare; False where nothing is stored, after as long as for a wrong password."""
+        async with self._hashing:
+            return await asyncio.to_thread(self._verify, stored, password)
+
+    def _verify(self, stored: str | None, password: str) -> bool:
+        if self._decoy is None:
+            self._decoy = self._hasher.hash(secrets.token_urlsafe(16))
+        try:
+            self._hasher.verify(stored or self._decoy, password)
+        except (VerificationError, InvalidHashError):
+            return False
+        return stored is not None
+
+
+LINK_LIFE = timedelta(hours=24)
+
+
+class LinkPurpose(StrEnum):
+    """What a link is for."""
+
+    SIGN_IN = "sign_in"
+    NEW_PASSWORD = "new_password"
+
+
+class SignInLink(NamedTuple):
+    """A link: whom it signs in, and for what."""
+
+    account_id: str
+    purpose: LinkPurpose
+    credential_version: str
+    """For the session that it opens."""
+    user_id: str = ""
+    """Of an invited user of the account."""
+
+
+class SignInLinks:
+    """Links that an operator gives to people, and `atelier up` prints for its demo account."""
+
+    def __init__(self, redis: Redis, family: str = "sign_in_link", holder: str = "account") -> None:
+        """Store links under the family of Redis keys, whose links no other family accepts.
+
+        `holder` is the family of those who sign in with them.
+        """
+        self._family, self._holder = family, holder
+        self._create = Script(redis, "accounts/create_sign_in_link")
+        self._get = Script(redis, "accounts/sign_in_link")
+
+    async def create(
+        self, account_id: str, purpose: LinkPurpose, *, user_id: str = "", life: timedelta = LINK_LIFE
+    ) -> str:
+        """Return the token of a new link: 256 random bits, for the link's path after `/console/links/`."""
+        token = secrets.token_urlsafe(32)
+        await self._create(
+            name=self._name(token),
+            purpose=purpose,
+            holder=self._holder,
+            id=f"{account_id}:{user_id}" if user_id else account_id,
+            life_ms=milliseconds(life),
+        )
+        return token
+
+    async def get(self, token: str) -> SignInLink | None:
+        """Return the link without using it; None when it was used, is too old or void."""
+        return _read(await self._get(name=self._name(token), holder=self._holder, use=False))
+
+    async def use(self, token: str) -> SignInLink | None:
+        """Return the link, for the only time."""
+        return _read(await self._get(name=self._name(token), holder=self._holder, use=True))
+
+    def _name(self, token: str) -> str:
+        return f"{self._family}:{hashlib.sha256(token.encode(errors='replace')).hexdigest()}"
+
+
+def _read(row: Sequence[str]) -> SignInLink | None:
+    if not row:
+        return None
+    purpose, holder, credential_version = row
+    account_id, _, user_id = holder.partition(":")
+    return SignInLink(account_id, LinkPurpose(purpose), credential_version, user_id)
+
+
+NAME_LENGTH = 100
+"""What is longer names no account."""
+LIFE = timedelta(hours=1)
+"""After the last try, tries are forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """The first `free` tries are not held up; from then on a wait of `first` doubles up to `longest`."""
+
+    free: int
+    first: timedelta
+    longest: timedelta
+
+
+HERE = Waits(5, timedelta(seconds=15), timedelta(minutes=15))
+"""For one account from one address, or on one device."""
+EVERYWHERE = Waits(20, timedelta(seconds=1), timedelta(seconds=30))
+"""For one account from everywhere. `longest` is the most that others can make its owner wait on a new device."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownDevice:
+    """A browser in which the account's owner has signed in before."""
+
+    account_id: str
+    device_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """A try to sign in: to be looked at, unless it has to wait."""
+
+    wait: timedelta
+    counted_at: str
+
+    @property
+    def account_id(self) -> str:
+        """Return the account's id; where there is none, an id that no account has."""
+        return self.counted_at.split(":")[1]
+
+
+class SignIns:
+    """Counts tries by account and by address.
+
+    Redis holds digests of addresses and of unknown names.
+    """
+
+    def __init__(self, redis: Redis) -> None:
+        self._count = Script(redis, "accounts/sign_in")
+        self._forget = Script(redis, "accounts/forget_sign_in")
+
+    async def count(self, name: str, address: str, device: KnownDevice | None, *, within: str = "") -> Try:
+        """Count a try, in one round trip whether there is such an account or not.
+
+        `name` may be its id or its name. With `within`, whoever does not belong to that account is counted as unknown.
+        """
+        wait_ms, counted_at = await self._count(
+            name=name if len(name) <= NAME_LENGTH else "",
+            within=within,
+            name_digest=_digest(name),
+            source=f"address_{_digest(address)}",
+            device=f"device_{_digest(device.device_id)}" if device else "",
+            device_account=device.account_id if device else "",
+            life_ms=milliseconds(LIFE),
+            free_here=HERE.free,
+            first_here_ms=milliseconds(HERE.first),
+            longest_here_ms=milliseconds(HERE.longest),
+            free_all=EVERYWHERE.free,
+            first_all_ms=milliseconds(EVERYWHERE.first),
+            longest_all_ms=milliseconds(EVERYWHERE.longest),
+        )
+        return Try(timedelta(milliseconds=wait_ms), counted_at)
+
+    async def forget(self, counted: Try) -> None:
+        """Forget the tries from this try's source, after the right password, and no others."""
+        await self._forget(counted_at=counted.counted_at)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="replace")).hexdigest()[:32]
+
+
+async def check_password(
+    resources: "Resources",
+    name: str,
+    password: str,
+    *,
+    actor: str,
+    address: str,
+    device: KnownDevice | None = None,
+    owner_of: str = "",
+) -> SignIn | None:
+    """Return who has this name and password; None for a wrong one, which the account's audit log keeps.
+
+    With `owner_of`, only owners of that account pass, and its log keeps every failure: a name of another account is treated
+    as an unknown one. Tries are counted until the right password takes them back. Raises `TooManyTries`.
+    """
+    counted = await resources.sign_ins.count(name, address, device, within=owner_of)
+    if counted.wait:
+        raise TooManyTries(ceil(counted.wait.total_seconds()))
+    who = await resources.accounts.check_password(name, password[: LENGTH.stop], within=owner_of)
+    if who is None or (owner_of and who.user.role is not Role.OWNER):
+        await resources.audit.record(owner_of or counted.account_id, Act.SIGN_IN_FAILED, actor=actor, address=address)
+        return None
+    await resources.sign_ins.forget(counted)
+    return who
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """At most `tries` of `what` in `per`, from the first try."""
+
+    what: str
+    tries: int
+    per: timedelta
+
+
+class Throttle:
+    """Counts tries by source. Redis holds only digests of the source."""
+
+    def __init__(self, redis: Redis) -> None:
+        storage = RedisStorage(
+            "async+redis://",
+            implementation="redispy",
+            key_prefix=redis_key("throttle"),
+            connection_pool=redis.connection_pool,  # pyright: ignore[reportArgumentType] — its own documented option
+        )
+        self._windows = FixedWindowRateLimiter(storage)
+
+    async def hit(self, limit: Limit, *source: str) -> float:
+        """Count one try; return 0 if it is allowed, else the seconds until one is. Raises `StoreUnavailable`."""
+        item, name = _item(limit), _caller_digest(source)
+        with redis_errors():
+            if await self._windows.hit(item, name):
+                return 0.0
+            window = await self._windows.get_window_stats(item, name)
+        return max(1.0, window.reset_time - time.time())
+
+    async def reset(self, limit: Limit, *source: str) -> None:
+        """Reset the count of a source."""
+        with redis_errors():
+            await self._windows.clear(_item(limit), _caller_digest(source))
+
+
+def _item(limit: Limit) -> RateLimitItemPerSecond:
+    seconds = max(1, round(limit.per.total_seconds()))
+    return RateLimitItemPerSecond(limit.tries, seconds, namespace=limit.what)
+
+
+def _caller_digest(who: tuple[str, ...]) -> str:
+    return hashlib.sha256("\0".join(who).encode(errors="replace")).hexdigest()[:32]

@@ -1,0 +1,117 @@
+"""Receives the form of a LoRA, or fetches its files, into a folder that the upload's place holds.
+
+Reads the JSON body of `POST /v1/loras`, which refers to weights instead of sending them.
+"""
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fastapi import Request
+
+from serve_app.api.body import read_json
+from serve_app.api.dependencies import resources_of
+from serve_app.api.loras.schemas import LoraForm, LoraReference
+from serve_app.api.multipart import read_multipart
+from serve_app.api.routing import validate
+from serve_app.domain.errors import InvalidParameter, StoreUnavailable
+from serve_app.loras import account_loras as loras
+from serve_app.loras.registration import Registered
+from serve_app.loras.sources import MAX_CONFIG_BYTES, PEFT_FILES, LoraSources
+
+_FILE, _CONFIG = "file", "adapter_config"
+
+
+class Upload(NamedTuple):
+    """An upload: its fields, and its file or PEFT folder."""
+
+    form: LoraForm
+    path: Path
+    extra: Mapping[str, str]
+
+
+async def read_upload(request: Request, place: AsyncExitStack, *, extra: Sequence[str] = ()) -> Upload:
+    """Receive the form, and the `extra` text fields of a page's form.
+
+    Its files are there until `place` ends. Raises `PayloadTooLarge`, `UnsupportedMediaType`, `InvalidParameter`,
+    `StoreUnavailable`.
+    """
+    resources = resources_of(request)
+    await resources.check_space()
+    with _disk_errors():
+        folder = await place.enter_async_context(resources.uploads.folder())
+        files = {_FILE: int(resources.settings.max_lora_size), _CONFIG: MAX_CONFIG_BYTES}
+        names = [*LoraForm.model_fields, *extra]
+        texts = await read_multipart(request, folder, texts=names, files=files, before_block=resources.disk.check)
+        others = {name: texts.pop(name, "") for name in extra}
+        return Upload(validate(LoraForm, texts), _arrange(folder), others)
+
+
+async def fetch_source(request: Request, source: str, place: AsyncExitStack) -> Path:
+    """Fetch the file or folder at an address that the operator allows; it is there until `place` ends.
+
+    Raises `InvalidParameter`, `PayloadTooLarge`, `StoreUnavailable`.
+    """
+    resources = resources_of(request)
+    sources = LoraSources(resources.settings)
+    sources.check(source)
+    await resources.check_space()
+    with _disk_errors():
+        folder = await place.enter_async_context(resources.uploads.folder())
+        return await sources.fetch(source, folder, before_block=resources.disk.check)
+
+
+@contextmanager
+def _disk_errors() -> Generator[None]:
+    """Raise `StoreUnavailable` for a disk that cannot keep an upload: nothing was accepted."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreUnavailable(f"an upload cannot be kept ({type(error).__name__})") from error
+
+
+def form_schema() -> dict[str, Any]:
+    """Return the form's schema for the document: its text fields and its files."""
+    schema = LoraForm.model_json_schema()
+    for name, text in (
+        (_FILE, "A safetensors file."),
+        (_CONFIG, "PEFT's `adapter_config.json`, beside its `adapter_model.safetensors` as `file`."),
+    ):
+        schema["properties"][name] = {"type": "string", "format": "binary", "description": text}
+    schema["required"] = [*schema["required"], _FILE]
+    return schema
+
+
+def _arrange(folder: Path) -> Path:
+    """Return the file, or the folder with the two files under PEFT's names."""
+    file, config = folder / _FILE, folder / _CONFIG
+    if not file.exists():  # a browser sends an empty file where none was chosen, and nothing is written of it
+        raise InvalidParameter("file: is required and must be a safetensors file")
+    if not config.exists():
+        return file.rename(folder / "upload.safetensors")
+    peft_config, peft_weights = PEFT_FILES
+    config.rename(folder / peft_config)
+    file.rename(folder / peft_weights)
+    return folder
+
+
+async def add_reference(
+    request: Request, by: loras.AccountActor, *, place: AsyncExitStack, idempotency_key: str | None
+) -> Registered:
+    """Register weights that the account has sent before, or at an address that the operator allows."""
+    resources, reference = resources_of(request), await _read(request)
+    if reference.sha256 is not None:
+        return await loras.add_known(
+            resources, by, reference.sha256, reference.to_offer(), place=place, idempotency_key=idempotency_key
+        )
+    path = await fetch_source(request, reference.source or "", place)
+    return await loras.add(resources, by, path, reference.to_offer(), place=place, idempotency_key=idempotency_key)
+
+
+async def _read(request: Request) -> LoraReference:
+    """Read it. Raises `PayloadTooLarge`, `UnsupportedMediaType`, `InvalidJson`, `InvalidParameter`."""
+    reference = validate(LoraReference, await (await read_json(request)).json())
+    if (reference.sha256 is None) == (reference.source is None):
+        raise InvalidParameter("body: send either sha256 or source, or the file as a multipart form")
+    return reference

@@ -1,0 +1,110 @@
+"""Builds the HTTP service: a FastAPI application per OpenAPI document, and one for the site.
+
+Passes each request to its application, by the path and, where two share it, the credential.
+"""
+
+from collections.abc import Iterable
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import RedirectResponse
+from fastapi.routing import iter_route_contexts
+from starlette.datastructures import Headers
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from serve_app.api import jobs, loras, ops, variant_a, variant_b
+from serve_app.api import ops as files
+from serve_app.api.credentials import EITHER, SHARED_PATH, chosen_variant
+from serve_app.api.errors import domain_error_response
+from serve_app.api.middleware import RequestContextMiddleware, RequestMeasures
+from serve_app.api.open_requests import OpenRequests
+from serve_app.api.openapi import json_app
+from serve_app.api.process import drop_trailers
+from serve_app.api.request_context import RequestContext
+from serve_app.domain.errors import AmbiguousCredentials, Unauthorized
+from serve_app.domain.requests import Variant
+from serve_app.resources import Resources
+from serve_app.web.console import console_app
+from serve_app.web.docs import STATIC, docs_router
+from serve_app.web.operators import operators_app
+from serve_app.web.site import SiteFiles
+from serve_app.web.site.pages import answer_browsers_with_pages
+
+
+class Dispatcher:
+    """Passes each request to one application.
+
+    `POST /v1/generate` goes to A or B by the credential header, never the body.
+    """
+
+    def __init__(self, *, a: FastAPI, b: FastAPI, others: Iterable[FastAPI], site: ASGIApp) -> None:
+        self._by_variant = {Variant.A: a, Variant.B: b}
+        self._by_resource = {resource: app for app in (*others, b, a) for resource in _resources(app)}
+        self._variants = {id(app): variant for variant, app in self._by_variant.items()}
+        self._site = site
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._site(scope, receive, send)
+            return
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        context = RequestContext.of(scope)
+        if path == SHARED_PATH and scope["method"] == "POST":
+            try:
+                app = self._by_variant[chosen_variant(Headers(scope=scope))]
+            except (Unauthorized, AmbiguousCredentials) as error:
+                context.route = SHARED_PATH
+                await domain_error_response(error, context, challenge=EITHER.challenge)(scope, receive, send)
+                return
+        else:
+            app = self._by_resource.get(_resource(path), self._site)
+        context.variant = self._variants.get(id(app))
+        await app(scope, receive, send)
+
+
+def _resource(path: str) -> str:
+    """Return `generate` of `/v1/generate/gen_…`; empty outside the API."""
+    return path.split("/", 3)[2] if path.startswith("/v1/") else ""
+
+
+def _resources(app: FastAPI) -> set[str]:
+    """Return the first path segments that an application declares below `/v1`."""
+    return {_resource(route.path) for route in iter_route_contexts(app.routes) if route.path} - {""}
+
+
+console_redirect = APIRouter()
+
+
+def create_app(resources: Resources, *, requests_waiting: int = 1_000) -> ASGIApp:
+    """Build the ASGI application over opened resources, which it neither opens nor closes.
+
+    Beside the requests in progress (`requests_at_once` of the settings) so many wait. Whatever serves it in this process takes no trailer for a header.
+    """
+    drop_trailers()
+    a, b, jobs_app = variant_a.create_app(resources), variant_b.create_app(resources), jobs.create_app(resources)
+    loras_app = loras.create_app(resources)
+    site = json_app(resources)
+    answer_browsers_with_pages(site)
+    site.state.operator_secret = resources.settings.operator_secret
+    site.include_router(files.router)
+    site.include_router(ops.router)
+    site.include_router(docs_router({"a": a, "b": b, "jobs": jobs_app, "loras": loras_app}, resources))
+    site.mount("/static", SiteFiles())
+    site.mount("/docs/static", StaticFiles(directory=STATIC))
+    site.include_router(console_redirect)
+    site.mount("/console", console_app(resources))
+    site.mount("/operators", operators_app(resources))
+    dispatcher = Dispatcher(a=a, b=b, others=[jobs_app, loras_app], site=site)
+    measures = RequestMeasures(resources.measures)
+    bounded = OpenRequests(dispatcher, at_once=resources.settings.requests_at_once, waiting=requests_waiting)
+    return RequestContextMiddleware(bounded, resources.settings.plan_table, measures, resources.auth)
+
+
+@console_redirect.get("/console")
+async def to_console(request: Request) -> RedirectResponse:
+    return RedirectResponse(request.scope.get("root_path", "") + "/console/", status_code=308)
+
+
+@console_redirect.get("/operators")
+async def to_operators(request: Request) -> RedirectResponse:
+    return RedirectResponse(request.scope.get("root_path", "") + "/operators/", status_code=308)

@@ -1,0 +1,1 @@
+"""Jobs: how they are accepted, queued, claimed, polled, kept and deleted, and their images."""

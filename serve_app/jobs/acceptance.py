@@ -1,0 +1,76 @@
+"""Read the answers of `accept.lua` and `accept_all.lua`."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from serve_app.domain.errors import Forbidden, IdempotencyConflict, QueueFull, RateLimitExceeded
+from serve_app.domain.jobs import Job
+from serve_app.jobs.records import read_snapshot
+from serve_app.settings import Settings
+
+STORED_RETRY_S = 3_600
+"""Jobs expire over days; who deletes some need not wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """An accepted job; `replayed` when an earlier call with the same idempotency key made it.
+
+    `base_model` and `trigger_words` are of the LoRA that it uses.
+    """
+
+    job: Job
+    replayed: bool
+    base_model: str = ""
+    trigger_words: tuple[str, ...] = ()
+
+
+def read_acceptance(answer: Sequence[Any], settings: Settings) -> Acceptance:
+    """Read the job that a script accepted. Raises `Forbidden`, `QueueFull`, `IdempotencyConflict`."""
+    status, snapshot, lora = answer
+    _refuse(status, settings)
+    if status == "conflict":
+        raise IdempotencyConflict("This Idempotency-Key was used with a different body.")
+    base_model, trigger_words = lora
+    return Acceptance(
+        _written(snapshot),
+        replayed=status == "replay",
+        base_model=base_model,
+        trigger_words=tuple(json.loads(trigger_words or "[]")),
+    )
+
+
+def read_acceptances(answer: Sequence[Any], settings: Settings, *, asked: int) -> list[Job]:
+    """Read the jobs that a script accepted.
+
+    Raises `Forbidden`, `QueueFull`, and `RateLimitExceeded` where the plan leaves fewer than were asked for.
+    """
+    status, snapshots, left = answer
+    _refuse(status, settings)
+    if status == "unknown":
+        raise Forbidden("This account has been disabled.")
+    if status == "limited":
+        raise RateLimitExceeded(f"your plan has {left} requests left, and this needs {asked}")
+    return [_written(each) for each in snapshots]
+
+
+def _refuse(status: str, settings: Settings) -> None:
+    if status == "forbidden":
+        raise Forbidden("You may not use this LoRA.")
+    if status == "full":
+        raise QueueFull("the queue is full; try again later")
+    if status == "account_full":
+        raise QueueFull(f"at most {settings.max_queued_per_account} unfinished jobs per account")
+    if status == "account_stored":
+        message = (
+            "the account's stored jobs take its share of the service's memory; delete jobs, or wait until some expire"
+        )
+        raise QueueFull(message, retry_after_s=STORED_RETRY_S)
+
+
+def _written(snapshot: Sequence[Any]) -> Job:
+    job = read_snapshot(snapshot)
+    assert job is not None, "accept answers with the record it wrote"
+    return job

@@ -1,0 +1,180 @@
+"""The backlog in one round trip, for asyncio and for the autoscaling thread, which cannot await.
+
+Estimates when a job ends, from measured speeds and the waiting work.
+
+Statistics of the queues: the backlog, what waits, and the counters.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple, cast
+
+from redis.asyncio import Redis
+
+from serve_app.domain.durations import MILLI, from_epoch_ms
+from serve_app.domain.jobs import Backlog, JobKind, JobState
+from serve_app.store.keys import redis_key
+from serve_app.store.redis_client import connect_sync, redis_errors
+
+DEFAULT_SECONDS_PER_UNIT: Mapping[JobKind, float] = {JobKind.GENERATION: 0.5, JobKind.UPSCALE: 0.5}
+"""Seconds per work unit (megapixel-step; output megapixel) until the first job has been measured: a small CPU's order."""
+SOONEST = timedelta(seconds=1)
+"""An estimate is never in the past, nor promises less than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePosition:
+    """What an estimate needs, as `queue.lua` reads it.
+
+    Work is in thousandths of a unit. `place` is the job's place in its account's queue (-1: in none), `accounts` are
+    those with waiting jobs, `start_seconds` is how long the last worker took to start.
+    """
+
+    seconds_per_unit: float | None
+    ready: int
+    ready_work: int
+    work: int
+    workers: int
+    accounts: int
+    place: int
+    now: datetime
+    start_seconds: float | None = None
+
+
+def read_position(answer: Sequence[Any]) -> QueuePosition:
+    seconds_per_unit, ready, ready_work, work, workers, accounts, place, now, start_seconds = answer
+    return QueuePosition(
+        seconds_per_unit=float(seconds_per_unit) if seconds_per_unit else None,
+        ready=int(ready),
+        ready_work=int(ready_work),
+        work=int(work),
+        workers=workers,
+        accounts=accounts,
+        place=place,
+        now=from_epoch_ms(now),
+        start_seconds=float(start_seconds) if start_seconds else None,
+    )
+
+
+def estimate_finish(kind: JobKind, state: JobState, fields: Mapping[str, str], position: QueuePosition) -> datetime:
+    """Estimate when a job finishes: a worker's start if none is there, the work ahead, and its own rest."""
+    own = int(fields["work"])
+    left = own * (1 - int(fields.get("progress", 0)) / 100)
+    ahead = _work_ahead(own, position) / max(1, position.workers) if state is JobState.QUEUED else 0.0
+    seconds_per_unit = (
+        DEFAULT_SECONDS_PER_UNIT[kind] if position.seconds_per_unit is None else position.seconds_per_unit
+    )
+    starting = position.start_seconds or 0.0 if waits_for_worker(state, position) else 0.0
+    return position.now + max(SOONEST, timedelta(seconds=starting + (left + ahead) / MILLI * seconds_per_unit))
+
+
+def waits_for_worker(state: JobState, position: QueuePosition) -> bool:
+    """Whether no worker is there that could take the job: the deployment has scaled to none, or starts."""
+    return state is JobState.QUEUED and position.workers == 0
+
+
+def _work_ahead(own: int, position: QueuePosition) -> float:
+    """Return half of the running work and what the fair queue serves before this job.
+
+    That is as many jobs of each waiting account as are before this one in its own.
+    """
+    running = max(0, position.work - position.ready_work) / 2
+    if position.place < 0 or position.ready == 0:
+        return running  # backing off: it comes back at its old place, near the front
+    before = position.place * max(1, position.accounts) * position.ready_work / position.ready
+    return running + min(before, max(0, position.ready_work - own))
+
+
+SPEEDS = ("seconds_per_unit", "busy_seconds_per_unit")
+
+
+def read_backlog(redis_url: str, kind: JobKind) -> Backlog:
+    """Read the backlog through a blocking client. Raises `StoreUnavailable`."""
+    with redis_errors(), connect_sync(redis_url) as client:
+        pipeline = client.pipeline(transaction=False)
+        ask_backlog(pipeline, kind)
+        return backlog_from(kind, pipeline.execute())
+
+
+def ask_backlog(pipeline: Any, kind: JobKind) -> None:
+    """Add the commands whose answers `backlog_from` reads."""
+    pipeline.hmget(redis_key("load", kind), "ready", "ready_work", "work", "accepted_work", *SPEEDS)
+    pipeline.zcard(redis_key("lease", kind))
+    pipeline.zcard(redis_key("delay", kind))
+    pipeline.zrange(redis_key("age", kind), 0, 0, withscores=True)
+    pipeline.time()
+
+
+def backlog_from(kind: JobKind, answer: Sequence[Any]) -> Backlog:
+    (ready, ready_work, work, accepted, speed, busy_speed), leased, delayed, oldest, (seconds, micros) = answer
+    now_ms = seconds * 1000 + micros // 1000
+    seconds_per_unit = float(speed) if speed else DEFAULT_SECONDS_PER_UNIT[kind]
+    return Backlog(
+        ready=int(ready or 0),
+        leased=leased,
+        delayed=delayed,
+        ready_seconds=int(ready_work or 0) / MILLI * seconds_per_unit,
+        seconds=int(work or 0) / MILLI * seconds_per_unit,
+        oldest_age_s=max(0.0, (now_ms - oldest[0][1]) / 1000) if oldest else 0.0,
+        accepted=int(accepted or 0) / MILLI,
+        busy_seconds_per_unit=float(busy_speed) if busy_speed else seconds_per_unit,
+    )
+
+
+GROUPS_READ = 500
+
+
+class QueueLength(NamedTuple):
+    jobs: int
+    oldest_age_s: float
+
+
+class QueueStats:
+    """Reads numbers of all accounts' jobs. Every method may raise `StoreUnavailable`."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"
+
+    async def backlog(self, kind: JobKind) -> Backlog:
+        pipeline = self._redis.pipeline(transaction=False)
+        ask_backlog(pipeline, kind)
+        return backlog_from(kind, await pipeline.execute())
+
+    async def dead(self) -> int:
+        """Return how many failed jobs an operator may queue again."""
+        return await self._redis.zcard(redis_key("dead"))
+
+    async def waiting(self, plans: Sequence[str]) -> Mapping[tuple[JobKind, str], QueueLength]:
+        """Return the waiting jobs of each plan (`a:basic`), ready or delayed, and the age of the oldest."""
+        pipeline = self._redis.pipeline(transaction=False)
+        pipeline.time()
+        of = [(kind, plan) for kind in JobKind for plan in plans]
+        for kind, plan in of:
+            pipeline.zcard(redis_key("plan_age", kind, plan))
+            pipeline.zrange(redis_key("plan_age", kind, plan), 0, 0, withscores=True)
+        (seconds, micros), *answers = await pipeline.execute()
+        now_ms = seconds * 1000 + micros // 1000
+        ages = [max(0.0, (now_ms - oldest[0][1]) / 1000) if oldest else 0.0 for oldest in answers[1::2]]
+        return {each: QueueLength(*row) for each, row in zip(of, zip(answers[::2], ages, strict=True), strict=True)}
+
+    async def waiting_weights(self, kind: JobKind, *, limit: int) -> Sequence[tuple[str, int]]:
+        """Return the weights for which most jobs are ready, and how many.
+
+        Of weights that wait, the `GROUPS_READ` whose jobs are the oldest are counted.
+        """
+        groups: list[str] = await self._redis.zrange(redis_key("groups", kind), 0, GROUPS_READ - 1)
+        pipeline = self._redis.pipeline(transaction=False)
+        for group in groups:
+            pipeline.zcard(redis_key("group", kind, group))
+        ready: Sequence[int] = await pipeline.execute() if groups else ()
+        return sorted(zip(groups, ready, strict=True), key=lambda row: -row[1])[:limit]
+
+    async def waiting_for(self, weights: str) -> int:
+        """Return how many jobs of all accounts wait for these weights, by their digest."""
+        return await self._redis.zcard(redis_key("group", JobKind.GENERATION, weights))
+
+    async def counts(self) -> Mapping[str, int]:
+        """Return the jobs counted since the first: accepted, requeued, fenced, ended by state."""
+        row: dict[str, str] = await self._redis.hgetall(redis_key("count"))
+        return {name: int(value) for name, value in row.items()}

@@ -1,0 +1,217 @@
+"""Deletes jobs and images: one script removes the keys and lists the objects still to be removed.
+
+Deletes jobs and images: the record first, then the objects, through any crash in between.
+"""
+
+import json
+import logging
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from redis.asyncio import Redis
+
+from serve_app.domain.audit import Act
+from serve_app.domain.durations import from_epoch_ms
+from serve_app.domain.errors import JobUnfinished, NotFound, StoreUnavailable, UnreadableRecord
+from serve_app.domain.jobs import StoredImage
+from serve_app.jobs.compact_form import RESULT, Result, pack_result, request_bytes, unpack_result
+from serve_app.jobs.images import ImageStore
+from serve_app.jobs.records import JOB_BYTES, UNREADABLE
+from serve_app.store.keys import redis_key
+from serve_app.store.script import Argument, Rewrite, Script
+
+if TYPE_CHECKING:
+    from serve_app.resources import Resources
+
+
+CHANGED = "changed"
+"""A script's answer to a caller that has read another result of the job."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeletedObjects:
+    """Objects of a deleted job or image, `name`: a whole folder (or ''), and objects by URI."""
+
+    name: str
+    folder: str
+    image_uris: Sequence[str]
+    deleted_at: datetime
+
+
+class Deleted(NamedTuple):
+    """A deletion that happened: whose, and the name of the objects on the list."""
+
+    account_id: str
+    name: str
+
+
+class Deletions:
+    """Deletes records and keeps the list of their objects. Every method may raise `StoreUnavailable`."""
+
+    def __init__(self, redis: Redis, images: ImageStore, *, rewrite: Rewrite | None = None) -> None:
+        self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"
+        self._images = images
+        self._delete_job = Script(redis, "jobs/delete_job", rewrite)
+        self._delete_image = Script(redis, "jobs/delete_image", rewrite)
+
+    async def delete_job(self, job_id: str, *, account_id: str | None, force: bool = False) -> Deleted | None:
+        """Delete an ended job, or with `force` any.
+
+        None when the account has no such job (any more); `account_id=None` is the operator. Raises `JobUnfinished`.
+        """
+        call = secrets.token_hex(8)
+        while True:
+            found = await self._find(job_id)
+            images = found.result.images
+            image_ids = [image.image_id for image in images]
+            name = await self._delete_job(**found.args(account_id, call, images), force=force, image_ids=image_ids)
+            if name == "unfinished":
+                raise JobUnfinished("The job has not ended; cancel it first.")
+            if name != CHANGED:
+                return Deleted(found.owner, name) if name else None
+
+    async def delete_image(self, job_id: str, image_id: str, *, account_id: str | None) -> Deleted | None:
+        """Delete one image of a completed job, and the job with its last one.
+
+        None when the account has no such job, or the job no such image (any more).
+        """
+        call = secrets.token_hex(8)
+        while True:
+            found = await self._find(job_id)
+            images = found.result.images
+            deleted = [image for image in images if image.image_id == image_id]
+            if not deleted:
+                return None
+            kept = tuple(image for image in images if image.image_id != image_id)
+            rest = pack_result(job_id, found.result._replace(images=kept)) if kept else None
+            name = await self._delete_image(**found.args(account_id, call, deleted), image_id=image_id, rest=rest)
+            if name != CHANGED:
+                return Deleted(found.owner, name) if name else None
+
+    async def objects(self, name: str) -> DeletedObjects | None:
+        """The objects of one deleted job or image, while they are on the list."""
+        row = await self._redis.hget(redis_key("deletions"), name)
+        return _read(name, row) if row else None
+
+    async def listed(self) -> list[DeletedObjects]:
+        """All objects on the list."""
+        rows: dict[str, str] = await self._redis.hgetall(redis_key("deletions"))
+        return [_read(name, text) for name, text in rows.items()]
+
+    async def forget(self, name: str) -> None:
+        """Take a deleted job or image off the list: its objects are gone."""
+        await self._redis.hdel(redis_key("deletions"), name)
+
+    async def _find(self, job_id: str) -> "_Found":
+        """Read what never changes of a job, '' for what is missing, and its result as it is now."""
+        fields: dict[str, str] = await self._redis.hgetall(redis_key("job", job_id))
+        owner, folder, result = fields.get("account", ""), "", Result()
+        size = JOB_BYTES + request_bytes(fields)
+        with suppress(*UNREADABLE):
+            created_at = from_epoch_ms(fields["created"])
+            folder = self._images.job_folder(owner, job_id, created_at) if owner else ""
+        with suppress(UnreadableRecord):
+            result = unpack_result(job_id, fields)
+        return _Found(job_id, owner, folder, result, fields.get(f"{RESULT}0", ""), size)
+
+
+class _Found(NamedTuple):
+    job_id: str
+    owner: str
+    folder: str
+    result: Result
+    first: str
+    bytes: int
+
+    def args(self, account_id: str | None, call: str, images: Sequence[StoredImage]) -> dict[str, Argument]:
+        """Return the arguments of `deletion.lua` for a deletion of these images."""
+        return {
+            "job_id": self.job_id,
+            "account": account_id,
+            "folder": self.folder,
+            "call": call,
+            "uris": json.dumps([image.image_uri for image in images]),
+            "first": self.first.encode(errors="surrogateescape"),
+            "bytes": self.bytes,
+        }
+
+
+def _read(name: str, text: str) -> DeletedObjects:
+    row = json.loads(text)
+    uris: list[str] = json.loads(row["uris"])
+    return DeletedObjects(name=name, folder=row["folder"], image_uris=uris, deleted_at=from_epoch_ms(row["at"]))
+
+
+_log = logging.getLogger(__name__)
+
+
+async def delete_job(
+    resources: "Resources", job_id: str, *, account_id: str | None, actor: str, address: str = ""
+) -> None:
+    """Delete an ended job with its prompt and images; `account_id=None` is the operator.
+
+    Raises `NotFound`, `JobUnfinished`, `StoreUnavailable`. A storage that does not answer does not fail the call: the
+    objects stay on the list, and go when it answers.
+    """
+
+    async def work() -> None:
+        deleted = await resources.deletions.delete_job(job_id, account_id=account_id)
+        await _finish(resources, deleted, job_id, Act.JOB_DELETED, actor=actor, address=address)
+
+    await resources.run_to_end(work())
+
+
+async def delete_image(
+    resources: "Resources", job_id: str, image_id: str, *, account_id: str | None, actor: str, address: str = ""
+) -> None:
+    """Delete one image of a job, and the job with its last one. Raises as `delete_job`."""
+
+    async def work() -> None:
+        deleted = await resources.deletions.delete_image(job_id, image_id, account_id=account_id)
+        await _finish(resources, deleted, image_id, Act.IMAGE_DELETED, actor=actor, address=address)
+
+    await resources.run_to_end(work())
+
+
+async def remove_listed_objects(resources: "Resources") -> int:
+    """Remove the objects of deleted jobs; return how many jobs and images went off the list.
+
+    A worker that was still writing when its job was deleted stops within its lease: each is looked for once more after two.
+    """
+    settled_before = datetime.now(UTC) - 2 * resources.settings.lease
+    forgotten = 0
+    for deleted in await resources.deletions.listed():
+        await remove_objects(resources, deleted)
+        if deleted.deleted_at < settled_before:
+            await resources.deletions.forget(deleted.name)
+            forgotten += 1
+    return forgotten
+
+
+async def remove_objects(resources: "Resources", deleted: DeletedObjects) -> None:
+    """Remove a deleted job's or image's objects. Safe to repeat."""
+    for image_uri in deleted.image_uris:
+        try:
+            await resources.images.delete(image_uri)
+        except NotFound:  # of a storage that is no longer the service's
+            continue
+    if deleted.folder:
+        await resources.images.delete_folder(deleted.folder)
+
+
+async def _finish(
+    resources: "Resources", deleted: Deleted | None, subject: str, act: Act, *, actor: str, address: str
+) -> None:
+    if deleted is None:
+        raise NotFound("There is no such job or image.")
+    await resources.audit.record(deleted.account_id, act, actor=actor, subject=subject, address=address)
+    objects = await resources.deletions.objects(deleted.name)
+    try:
+        if objects is not None:
+            await remove_objects(resources, objects)
+    except StoreUnavailable as error:
+        _log.warning("objects of %s are left to the housekeeper: %s", deleted.name, error)

@@ -1,0 +1,268 @@
+"""Reads of jobs, and of their images, by id.
+
+Lists of jobs, newest first: an account's, page by page, and those of all accounts.
+
+Dead letters: jobs that failed for good.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple, cast
+
+from redis.asyncio import Redis
+
+from serve_app.domain.durations import epoch_ms
+from serve_app.domain.errors import UnreadableRecord
+from serve_app.domain.jobs import Job, JobState, StoredImage
+from serve_app.domain.requests import Variant
+from serve_app.jobs.records import RECORD_VERSION, read_job, read_jobs, read_snapshot, record_version
+from serve_app.store.keys import redis_key
+from serve_app.store.script import Rewrite, Script
+
+ASKED_AT_ONCE = 1_000
+"""Jobs that one call of `ended.lua` is asked about."""
+
+
+class JobReader:
+    """Reads jobs by their ids. Every method may raise `StoreUnavailable`.
+
+    A read of one job raises `UnreadableRecord` when this version cannot read its record; of several, it is left out.
+    """
+
+    def __init__(self, redis: Redis, *, rewrite: Rewrite | None = None) -> None:
+        self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"
+        self._read = Script(redis, "jobs/read", rewrite)
+        self._ended = Script(redis, "jobs/ended", rewrite, writes=False)
+
+    async def get(self, job_id: str, *, account_id: str, variant: Variant | None = None) -> Job | None:
+        """Return the job if it is the account's (and was made on `variant`), with an estimate of its end."""
+        job = read_snapshot(await self._read(job_id=job_id))
+        if job is None or job.account_id != account_id or variant not in (None, job.variant):
+            return None
+        return job
+
+    async def find(self, job_id: str) -> Job | None:
+        """Return the job of any account; for operators."""
+        return read_snapshot(await self._read(job_id=job_id))
+
+    async def find_many(self, job_ids: Sequence[str]) -> Mapping[str, Job]:
+        """Return the jobs that exist, by id; without estimates."""
+        return {job.id: job for job in await find_jobs(self._redis, job_ids)}
+
+    async def ended(self, job_ids: list[str]) -> list[str]:
+        """Return which of the jobs have ended or do not exist."""
+        found: list[str] = []
+        for start in range(0, len(job_ids), ASKED_AT_ONCE):
+            found += await self._ended(job_ids=job_ids[start : start + ASKED_AT_ONCE])
+        return found
+
+    async def image(self, image_id: str, *, account_id: str, variant: Variant | None = None) -> StoredImage | None:
+        """Return a committed image of one of the account's jobs."""
+        job_id = await self._redis.get(redis_key("image", image_id))
+        job = await self.get(job_id, account_id=account_id, variant=variant) if job_id else None
+        if job is None:
+            return None
+        return next((image for image in job.images if image.image_id == image_id), None)
+
+
+async def find_jobs(redis: Any, ids: Sequence[str]) -> list[Job]:
+    """Return the jobs that exist, in the order of the ids; without estimates."""
+    if not ids:
+        return []
+    pipeline = redis.pipeline(transaction=False)
+    for job_id in ids:
+        pipeline.hgetall(redis_key("job", job_id))
+    rows: list[dict[str, str]] = await pipeline.execute()
+    return read_jobs({job_id: row for job_id, row in zip(ids, rows, strict=True) if row})
+
+
+LOOKED_AT_ONCE = 200
+"""Records that one call of `list_jobs.lua` looks at: under 1 ms, so that no poll waits behind a search."""
+LIST_LIMIT, LIST_STRIDE = 10_000, 200
+"""How many of the newest jobs `list_all` reads, and how many at once."""
+Jobs = list[Job]
+Positions = list["Position"]
+NO_KEY = "-"
+"""In place of a key: of jobs that were asked for in the console."""
+
+
+class Position(NamedTuple):
+    """A job's position in its account's list; the newest is the greatest."""
+
+    accepted_ms: int
+    job_id: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobFilter:
+    """Which of an account's jobs to list; an empty text takes any. `since` is included, `until` is not."""
+
+    state: JobState | None = None
+    lora_id: str = ""
+    key_id: str = ""
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+class JobPage(NamedTuple):
+    """Jobs of one page, and after which position the next begins; None on the last.
+
+    A page of too few jobs that has a next one ends where no more was to be looked at.
+    """
+
+    jobs: list[Job]
+    next: Position | None
+
+
+class NewestRecords(NamedTuple):
+    """Jobs, newest first; ids of unreadable records; how many records a newer version wrote."""
+
+    jobs: list[Job]
+    unreadable: list[str]
+    newer: int
+
+
+class JobHistory:
+    """Lists jobs; leaves out those whose record this version cannot read.
+
+    Every method may raise `StoreUnavailable`.
+    """
+
+    def __init__(self, redis: Redis, *, rewrite: Rewrite | None = None) -> None:
+        self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"
+        self._list_jobs = Script(redis, "jobs/list_jobs", rewrite)
+
+    async def list(self, account_id: str, *, limit: int = 50, before: datetime | None = None) -> Jobs:
+        """List the account's jobs accepted before a time, newest first."""
+        latest = "+inf" if before is None else f"({epoch_ms(before)}"
+        ids = await self._redis.zrevrangebyscore(redis_key("jobs", account_id), latest, "-inf", start=0, num=limit)
+        return await find_jobs(self._redis, ids)
+
+    async def page(
+        self,
+        account_id: str,
+        *,
+        limit: int,
+        only: JobFilter | None = None,
+        after: Position | None = None,
+        among: int | None = None,
+    ) -> JobPage:
+        """List those of the account's jobs that a filter takes, newest first, after a position.
+
+        With `among`, only about so many jobs are looked at.
+        """
+        only, found, place, looked = only or JobFilter(), Positions(), after, 0
+        while len(found) <= limit and (among is None or looked < among):
+            looked += LOOKED_AT_ONCE
+            rows, last = await self._list_jobs(
+                account=account_id,
+                state=only.state,
+                adapter=only.lora_id,
+                key_id=only.key_id,
+                since=None if only.since is None else epoch_ms(only.since),
+                until_ms=None if only.until is None else epoch_ms(only.until),
+                after_ms=None if place is None else place.accepted_ms,
+                after_id=None if place is None else place.job_id,
+                limit=limit + 1 - len(found),
+                most=LOOKED_AT_ONCE,
+            )
+            found += [Position(int(ms), job_id) for job_id, ms in rows]
+            place = Position(int(last[1]), last[0]) if last else None
+            if place is None:
+                break
+        jobs = await find_jobs(self._redis, [each.job_id for each in found[:limit]])
+        return JobPage(jobs, found[limit - 1] if len(found) > limit else place)
+
+    async def list_all(self, state: JobState | None = None, limit: int = 50) -> Jobs:
+        """List the newest jobs of all accounts, of one state if given, among the newest `LIST_LIMIT`."""
+        found: list[Job] = []
+        for start in range(0, LIST_LIMIT, LIST_STRIDE):
+            ids = await self._redis.zrevrange(redis_key("recent"), start, start + LIST_STRIDE - 1)
+            jobs = await find_jobs(self._redis, ids)
+            found += [job for job in jobs if state is None or job.state is state]
+            if len(found) >= limit or len(ids) < LIST_STRIDE:
+                break
+        return found[:limit]
+
+    async def newest_records(self, limit: int) -> NewestRecords:
+        """Read the newest jobs of all accounts, and tell which records cannot be read."""
+        jobs, unreadable, newer = Jobs(), list[str](), 0
+        for start in range(0, limit, LIST_STRIDE):
+            ids = await self._redis.zrevrange(redis_key("recent"), start, min(start + LIST_STRIDE, limit) - 1)
+            pipeline = self._redis.pipeline(transaction=False)
+            for job_id in ids:
+                pipeline.hgetall(redis_key("job", job_id))
+            for job_id, fields in zip(ids, await pipeline.execute(), strict=True):
+                newer += record_version(fields.get("version")) > RECORD_VERSION
+                try:
+                    jobs += [read_job(job_id, fields)] if fields else []
+                except UnreadableRecord:
+                    unreadable.append(job_id)
+        return NewestRecords(jobs, unreadable, newer)
+
+
+FAILED_AT_ONCE, CALLS = 1_000, 4
+"""Jobs that one call of `list_dead.lua` looks at, about 3 ms, and calls of one page."""
+
+
+class DeadPage(NamedTuple):
+    """Failed jobs of one page, after which position the next begins, and how many failed for each code."""
+
+    jobs: Jobs
+    next: Position | None
+    counts: Mapping[str, int]
+
+
+class DeadLetters:
+    """Failed jobs, for operators. Every method may raise `StoreUnavailable`."""
+
+    def __init__(self, redis: Redis, *, rewrite: Rewrite | None = None) -> None:
+        self._redis = cast(Any, redis)
+        self._requeue = Script(redis, "jobs/requeue_dead", rewrite)
+        self._list_dead = Script(redis, "jobs/list_dead", rewrite)
+
+    async def list(self, limit: int = 50) -> Jobs:
+        """List failed jobs, the newest first."""
+        return await find_jobs(self._redis, await self._redis.zrevrange(redis_key("dead"), 0, limit - 1))
+
+    async def page(
+        self,
+        *,
+        account: str = "",
+        code: str = "",
+        since: datetime | None = None,
+        after: Position | None = None,
+        limit: int,
+    ) -> DeadPage:
+        """List the dead letters of an account and a code since a time, newest first.
+
+        `Position` has the time of failing. The counts are of the newest `FAILED_AT_ONCE` of that time. A page of few
+        may be short and yet have a next one: it is of `CALLS` × `FAILED_AT_ONCE` jobs.
+        """
+        found, place, counts = list[Position](), after, dict[str, int]()
+        for _ in range(CALLS):
+            counted, rows, last = await self._list_dead(
+                account=account,
+                code=code,
+                since=None if since is None else epoch_ms(since),
+                after_ms=None if place is None else place.accepted_ms,
+                after_id=None if place is None else place.job_id,
+                limit=limit + 1 - len(found),
+                most=FAILED_AT_ONCE,
+            )
+            counts = {name: int(number) for name, number in zip(counted[::2], counted[1::2], strict=True)}
+            found += [Position(int(ms), job_id) for job_id, ms in rows]
+            place = Position(int(last[1]), last[0]) if last else None
+            if place is None or len(found) > limit:
+                break
+        jobs = await find_jobs(self._redis, [each.job_id for each in found[:limit]])
+        return DeadPage(jobs, found[limit - 1] if len(found) > limit else place, counts)
+
+    async def requeue(self, job_id: str) -> bool:
+        """Queue a failed job again with all its attempts; False when it has not failed."""
+        return bool(await self._requeue(job_id=job_id))
+
+    async def drop(self, job_id: str) -> bool:
+        """Take a job off the list; its record stays as it is. False when it is not on the list."""
+        return bool(await self._redis.zrem(redis_key("dead"), job_id))

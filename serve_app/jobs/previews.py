@@ -1,0 +1,105 @@
+"""Small, short-lived pictures of unfinished images, for those who watch a job.
+
+Thumbnails: small WebP copies of images, made when first looked at and kept beside them in storage.
+"""
+
+import asyncio
+import base64
+import logging
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from PIL import Image
+from redis.asyncio import Redis
+
+from serve_app.domain.errors import NotFound, StoreUnavailable
+from serve_app.jobs.images import thumbnail_uri
+from serve_app.store.keys import redis_key
+
+if TYPE_CHECKING:
+    from serve_app.resources import Resources
+
+
+LIFE = timedelta(seconds=30)
+WATCHED_FOR = timedelta(seconds=10)
+"""After a page asked for a job, its worker makes previews for this long; a job that nobody watches costs one read a look."""
+
+
+class Preview(NamedTuple):
+    """One image of a job as it was after so many steps."""
+
+    step: int
+    png: bytes
+
+
+class PreviewStore:
+    """Stores previews of images. Every method may raise `StoreUnavailable`."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = cast(Any, redis)
+
+    async def watch(self, job_id: str) -> None:
+        """Ask the job's worker for previews."""
+        await self._redis.set(redis_key("preview_watched", job_id), "1", ex=WATCHED_FOR, nx=True)
+
+    async def is_watched(self, job_id: str) -> bool:
+        return bool(await self._redis.exists(redis_key("preview_watched", job_id)))
+
+    async def put(self, job_id: str, previews: Mapping[int, Preview]) -> None:
+        """Store the newest preview of images by their index."""
+        pipeline = self._redis.pipeline()
+        rows = {str(index): f"{it.step} {base64.b64encode(it.png).decode()}" for index, it in previews.items()}
+        pipeline.hset(redis_key("preview", job_id), mapping=rows)
+        pipeline.expire(redis_key("preview", job_id), LIFE)
+        await pipeline.execute()
+
+    async def get(self, job_id: str) -> Mapping[int, Preview]:
+        """The newest preview of each image that has one, by its index."""
+        rows: dict[str, str] = await self._redis.hgetall(redis_key("preview", job_id))
+        return {int(index): _read(text) for index, text in rows.items()}
+
+
+def _read(text: str) -> Preview:
+    step, _, png = text.partition(" ")
+    return Preview(int(step), base64.b64decode(png))
+
+
+_log = logging.getLogger(__name__)
+
+LONGEST_SIDE = 320
+"""In pixels: twice the width at which a page shows it."""
+QUALITY = 80
+_pool = ThreadPoolExecutor(1, thread_name_prefix="thumbnails")  # an upscaled image takes 0.3 s: one core at most
+
+
+async def thumbnail(resources: "Resources", image_uri: str) -> bytes:
+    """Return the WebP thumbnail of a stored image. Raises `NotFound`, `StoreUnavailable`."""
+    uri = thumbnail_uri(image_uri)
+    try:
+        return await resources.images.get(uri)
+    except NotFound:
+        png = await resources.images.get(image_uri)
+    webp = await asyncio.get_running_loop().run_in_executor(_pool, shrink, png)
+    try:
+        await resources.disk.check()
+        await resources.images.put(resources.images.name(uri), webp)
+    except StoreUnavailable as error:
+        _log.warning("a thumbnail was not kept: %s", error)
+    return webp
+
+
+def thumbnail_size(width: int, height: int) -> tuple[int, int]:
+    """Return the thumbnail's size for an image of this size; a small image keeps its own."""
+    scale = min(1.0, LONGEST_SIDE / max(width, height))
+    return max(1, round(width * scale)), max(1, round(height * scale))
+
+
+def shrink(png: bytes) -> bytes:
+    with Image.open(BytesIO(png), formats=["PNG"]) as image:
+        small = image.convert("RGB").resize(thumbnail_size(*image.size), Image.Resampling.LANCZOS, reducing_gap=2.0)
+    out = BytesIO()
+    small.save(out, "webp", quality=QUALITY)
+    return out.getvalue()

@@ -1,0 +1,375 @@
+"""Parts of a claim of jobs: its fairness, its nonce, and the rows that the script answers.
+
+The job queue: each change of a job's state is one Lua script, safe to run twice.
+"""
+
+import hashlib
+import json
+import logging
+import math
+import random
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from redis.asyncio import Redis
+
+from serve_app.accounts.auth import new_rate_token, plan_cells
+from serve_app.domain.accounts import Plan
+from serve_app.domain.durations import from_epoch_ms, milliseconds
+from serve_app.domain.errors import FailureCode, UnreadableRecord
+from serve_app.domain.jobs import (
+    WORKER_LIFE,
+    Claim,
+    CommitReply,
+    Failure,
+    HeartbeatReply,
+    Job,
+    JobKind,
+    JobState,
+    Lease,
+    StoredImage,
+    Timings,
+    kind_of,
+)
+from serve_app.domain.requests import GenerationRequest, Request, Variant
+from serve_app.jobs.acceptance import Acceptance, read_acceptance, read_acceptances
+from serve_app.jobs.backlog import DEFAULT_SECONDS_PER_UNIT
+from serve_app.jobs.compact_form import Result, as_text, pack_result
+from serve_app.jobs.records import (
+    JOB_BYTES,
+    RECORD_VERSION,
+    UNREADABLE,
+    read_request,
+    read_state,
+    record_version,
+    work_of,
+    write_request,
+)
+from serve_app.settings import Settings
+from serve_app.store.script import Argument, Rewrite, Script, pairs
+
+DAMAGED = Failure(
+    code=FailureCode.GENERATION_FAILED, message="The job's record cannot be read by this version of the service."
+)
+"""How a job fails whose record is damaged."""
+NEWER_RECORD_PAUSE = timedelta(seconds=5)
+"""A job that a newer version wrote is offered again after this long, until one of its workers takes it or it has expired."""
+
+MAX_RESIDENT = 1_000
+"""Groups that one claim names: where jobs wait, the script parts them at 0.2 µs each."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fairness:
+    """How far grouping by adapter may deviate from fairness.
+
+    The fair head is skipped at most `max_skips` times, and no later than `max_wait` after the first; no account is preferred
+    while more than `max_lead` average waiting jobs ahead; a job is left to the worker that holds its adapter for at most
+    `owner_wait` after it was accepted.
+    """
+
+    max_skips: int = 4
+    max_wait: timedelta = timedelta(seconds=10)
+    max_lead: float = 4.0
+    owner_wait: timedelta = timedelta(seconds=1)
+
+
+def new_nonce() -> str:
+    """Name a claim; its repeats use the same name."""
+    return secrets.token_hex(8)
+
+
+def named_in_claim(resident: Sequence[str]) -> str:
+    """Return the groups that a claim names, one a line: of very many, other ones at each claim."""
+    return "\n".join(resident if len(resident) <= MAX_RESIDENT else random.sample(resident, MAX_RESIDENT))
+
+
+class ClaimedRow(NamedTuple):
+    """What `claim.lua` answers for one job."""
+
+    job_id: str
+    attempt: int
+    fields: Mapping[str, str]
+
+    @property
+    def lease(self) -> Lease:
+        return Lease(self.job_id, self.attempt)
+
+    def read(self, kind: JobKind) -> Claim:
+        """Read a row of the script's answer. Raises `UnreadableRecord`."""
+        request = read_request(kind, self.fields)
+        try:
+            created_at = from_epoch_ms(self.fields["created"])
+        except UNREADABLE as error:
+            raise UnreadableRecord(f"created: {type(error).__name__}") from error
+        return Claim(
+            lease=self.lease,
+            group=self.fields.get("group", ""),
+            account_id=self.fields.get("account", ""),
+            request=request,
+            created_at=created_at,
+            request_id=self.fields.get("request_id", ""),
+            traceparent=self.fields.get("traceparent", ""),
+        )
+
+
+def claimed_rows(answer: Sequence[Any]) -> list[ClaimedRow]:
+    return [ClaimedRow(job_id, attempt, pairs(fields)) for job_id, attempt, fields in answer]
+
+
+log = logging.getLogger(__name__)
+FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=1), timedelta(minutes=1)
+"""Before the first retry, doubled for each further one; times a jitter of 0.5 to 1.5, so that retries spread."""
+MAX_MESSAGE = 500
+
+
+class JobQueue:
+    """Changes the state of jobs, from accept to the end.
+
+    Every method may raise `StoreUnavailable`: the change may or may not have happened then, and asking again is safe.
+    """
+
+    def __init__(
+        self, redis: Redis, settings: Settings, *, fairness: Fairness | None = None, rewrite: Rewrite | None = None
+    ) -> None:
+        self._settings = settings
+        self._fairness = fairness or Fairness()
+        self._lease_ms = milliseconds(settings.lease)
+        self._retention_ms = milliseconds(settings.retention)
+        names = ("accept", "accept_all", "claim", "heartbeat", "finish", "fail", "release", "reap", "cancel")
+        self.scripts: Mapping[str, Script] = {name: Script(redis, f"jobs/{name}", rewrite) for name in names}
+
+    async def accept(
+        self,
+        *,
+        job_id: str,
+        variant: Variant,
+        account_id: str,
+        request: Request,
+        group: str = "",
+        idempotency_key: str | None = None,
+        body_sha256: str = "",
+        queue_share: float = 1.0,
+        rate_token: str = "",
+        adapter_id: str = "",
+        key_id: str = "",
+        plan: str = "",
+        request_id: str = "",
+        is_sample: bool = False,
+        traceparent: str = "",
+        max_stored: int | None = None,
+    ) -> Acceptance:
+        """Make a job of a request, whole or not at all.
+
+        `queue_share` is the account's share of a busy queue; `rate_token` the counted request that is
+        refunded if the job fails by our fault. The account must be allowed to use the adapter `adapter_id`, whose weights are then the job's group.
+        `key_id` is the API key that asked, for the account's history and usage; `plan` the name under which metrics count it;
+        `request_id` the HTTP request's, for the lines that workers log; `traceparent` the span that workers' spans belong to.
+        A sample of the service's own is no usage. `max_stored` bounds the bytes of Redis that the account's jobs of this
+        interface take.
+
+        Raises `Forbidden`; `QueueFull`; `IdempotencyConflict` when the key came with another body before.
+        """
+        answer = await self._accept(
+            "accept",
+            job_id=job_id,
+            kind=kind_of(request),
+            group=group,
+            work=work_of(request),
+            queue_share=queue_share,
+            num_images=request.num_images,
+            request=write_request(request, adapter_id),
+            rate_token=rate_token,
+            idempotency_digest=None if idempotency_key is None else _digest(idempotency_key),
+            body_digest=body_sha256,
+            idempotency_ms=milliseconds(self._settings.idempotency_life),
+            adapter=adapter_id,
+            sample=is_sample,
+            traceparent=traceparent,
+            **self._shared(variant, account_id, key_id=key_id, plan=plan, request_id=request_id, max_stored=max_stored),
+        )
+        return read_acceptance(answer, self._settings)
+
+    async def accept_all(
+        self,
+        requests: Mapping[str, GenerationRequest],
+        *,
+        account_id: str,
+        plan: Plan,
+        queue_share: float = 1.0,
+        request_id: str = "",
+        traceparents: Mapping[str, str] | None = None,
+        max_stored: int | None = None,
+    ) -> list[Job]:
+        """Make a job of each request, by its job id, all or none.
+
+        Each counts as one request of the account in its plan. Raises `Forbidden`, `QueueFull`, `RateLimitExceeded`.
+        """
+        traceparents = traceparents or {}
+        rows = [
+            {
+                "id": job_id,
+                "kind": kind_of(request),
+                "work": work_of(request),
+                "queue_share": queue_share,
+                "num_images": request.num_images,
+                "request": as_text(write_request(request, request.lora_id)),
+                "rate_token": new_rate_token(),
+                "adapter": request.lora_id,
+                "traceparent": traceparents.get(job_id, ""),
+            }
+            for job_id, request in requests.items()
+        ]
+        answer = await self._accept(
+            "accept_all",
+            jobs=json.dumps(rows, ensure_ascii=False).encode(errors="surrogateescape"),
+            interface=plan.variant,
+            plans=plan_cells(self._settings.plans_of(plan.variant)),
+            **self._shared(
+                plan.variant, account_id, key_id="", plan=plan.name, request_id=request_id, max_stored=max_stored
+            ),
+        )
+        return read_acceptances(answer, self._settings, asked=len(rows))
+
+    async def _accept(self, script: str, **args: Argument) -> Any:
+        accept, replicas = self.scripts[script], self._settings.accept_replicas
+        return await (accept.on_replicas(replicas, **args) if replicas else accept(**args))
+
+    def _shared(
+        self, variant: Variant, account_id: str, *, key_id: str, plan: str, request_id: str, max_stored: int | None
+    ) -> Mapping[str, Argument]:
+        """Arguments of `acceptance.lua`."""
+        return {
+            "variant": variant,
+            "account": account_id,
+            "max_queued": self._settings.max_queued,
+            "max_unfinished": self._settings.max_queued_per_account,
+            "max_stored": max_stored,
+            "job_bytes": JOB_BYTES,
+            "index_ms": milliseconds(self._settings.longest_record_life),
+            "version": RECORD_VERSION,
+            "key_id": key_id,
+            "plan": f"{variant}:{plan}" if plan else "",
+            "request_id": request_id,
+        }
+
+    async def claim(
+        self, worker: str, *, kind: JobKind, nonce: str, resident: Sequence[str] = (), limit: int = 1
+    ) -> list[Claim]:
+        """Hand jobs to a worker that can start `limit` images and holds the adapters `resident`.
+
+        A job is handed out while at least one of its images can start. The same nonce gets the same jobs.
+        A job whose record cannot be read is not among them: it fails for good, by name, or, where a newer version wrote
+        it, goes back for a worker of that version. A job whose account may no longer use its adapter fails instead.
+        """
+        fairness = self._fairness
+        answer: list[Any] = await self.scripts["claim"](
+            kind=kind,
+            worker=worker,
+            nonce=nonce,
+            capacity=limit,
+            lease_ms=self._lease_ms,
+            max_skips=fairness.max_skips,
+            max_wait_ms=milliseconds(fairness.max_wait),
+            max_lead=fairness.max_lead,
+            owner_wait_ms=milliseconds(fairness.owner_wait),
+            worker_life_ms=milliseconds(WORKER_LIFE),
+            default_seconds_per_unit=DEFAULT_SECONDS_PER_UNIT[kind],
+            retention_ms=self._retention_ms,
+            resident_groups=named_in_claim(resident),
+        )
+        claims: list[Claim] = []
+        for row in claimed_rows(answer):
+            try:
+                claims.append(row.read(kind))
+            except UnreadableRecord as error:
+                await self._give_up(row, error)
+        return claims
+
+    async def _give_up(self, row: ClaimedRow, error: UnreadableRecord) -> None:
+        version = record_version(row.fields.get("version"))
+        log.error("job %s: attempt %s: its record (version %d) cannot be read: %s", *row[:2], version, error.message)
+        if version > RECORD_VERSION:
+            await self.release(row.lease, pause=NEWER_RECORD_PAUSE)
+        else:
+            await self.fail(row.lease, DAMAGED, retry=False)
+
+    async def heartbeat(self, lease: Lease, *, progress: int) -> HeartbeatReply:
+        """Extend the lease and store the progress.
+
+        Progress never falls, and is at most 99 until the job is completed.
+        """
+        reply = await self.scripts["heartbeat"](
+            job_id=lease.job_id, attempt=lease.attempt, lease_ms=self._lease_ms, progress=progress
+        )
+        return HeartbeatReply(reply)
+
+    async def finish(
+        self, lease: Lease, images: Sequence[StoredImage], *, seconds: float, timings: Timings | None = None
+    ) -> CommitReply:
+        """Commit an attempt's images.
+
+        `seconds` of one worker were used, the job's share when several ran together: they correct the account's virtual time
+        and all estimates, and count as the account's usage. `timings` are for display.
+        """
+        if not (math.isfinite(seconds) and seconds >= 0):
+            raise ValueError(f"seconds: {seconds}")
+        reply = await self.scripts["finish"](
+            job_id=lease.job_id,
+            attempt=lease.attempt,
+            seconds=seconds,
+            result=pack_result(lease.job_id, Result(tuple(images), seconds, timings)),
+            retention_ms=self._retention_ms,
+            image_ids=[image.image_id for image in images],
+        )
+        return CommitReply(reply)
+
+    async def fail(self, lease: Lease, failure: Failure, *, retry: bool) -> CommitReply:
+        """End an attempt without images: `REQUEUED` when it will be tried again, `OK` when the job has failed."""
+        reply = await self.scripts["fail"](
+            job_id=lease.job_id,
+            attempt=lease.attempt,
+            code=failure.code,
+            message=failure.message[:MAX_MESSAGE],
+            retry=retry,
+            max_attempts=self._settings.max_attempts,
+            first_pause_ms=milliseconds(FIRST_PAUSE),
+            max_pause_ms=milliseconds(LONGEST_PAUSE),
+            jitter=random.uniform(0.5, 1.5),
+            retention_ms=self._retention_ms,
+        )
+        return CommitReply(reply)
+
+    async def release(self, lease: Lease, *, pause: timedelta = timedelta()) -> CommitReply:
+        """Return a job to its old place, after a pause; the attempt does not count against the cap."""
+        reply = await self.scripts["release"](
+            job_id=lease.job_id, attempt=lease.attempt, pause_ms=milliseconds(pause), retention_ms=self._retention_ms
+        )
+        return CommitReply(reply)
+
+    async def reap(self, limit: int = 100) -> int:
+        """Move the jobs whose time is over; return how many. Any process may, at any rate."""
+        return await self.scripts["reap"](
+            limit=limit,
+            max_attempts=self._settings.max_attempts,
+            queue_age_ms=milliseconds(self._settings.queue_age_limit),
+            retention_ms=self._retention_ms,
+            worker_life_ms=milliseconds(WORKER_LIFE),
+        )
+
+    async def cancel(self, job_id: str, *, account_id: str | None) -> JobState | None:
+        """Cancel a job and return its state after the call: a waiting one at once, a running one soon.
+
+        The worker of a running job learns it with its next heartbeat. None when the account has no such job;
+        `account_id=None` is the operator. Raises `UnreadableRecord`.
+        """
+        state = await self.scripts["cancel"](job_id=job_id, account=account_id, retention_ms=self._retention_ms)
+        return read_state(state) if state else None
+
+
+def _digest(text: str) -> str:
+    """Return 128 bits of a text's digest, which each job with an idempotency key keeps."""
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

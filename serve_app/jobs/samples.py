@@ -1,0 +1,114 @@
+"""Registered LoRAs that wait for a sample picture, and the jobs that drew one.
+
+Draws sample pictures of registered LoRAs, as jobs of their account while nothing else waits.
+
+Such a job counts neither against the account's plan nor as its usage, and its image goes like that of every other job.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, cast
+
+from redis.asyncio import Redis
+
+from serve_app.domain.catalog import Adapter
+from serve_app.domain.durations import milliseconds
+from serve_app.domain.errors import Forbidden, QueueFull
+from serve_app.domain.jobs import WORKER_LIFE, JobKind, StoredImage, new_job_id
+from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.store.keys import redis_key
+from serve_app.store.script import Script
+
+if TYPE_CHECKING:
+    from serve_app.resources import Resources
+
+
+EVERY = timedelta(seconds=10)
+"""Between two samples: a thousand LoRAs at once are no load."""
+LIFE = timedelta(days=1)
+"""Of the wish for one, on a service that is never idle."""
+
+
+class LoraSamples:
+    """The LoRAs that wait for a sample; nothing depends on it, so a lost entry does no harm."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = cast(Any, redis)
+        self._take = Script(redis, "jobs/take_sample")
+
+    async def ask(self, lora_id: str) -> None:
+        """Have a sample of the LoRA drawn when there is nothing else to do."""
+        seconds, microseconds = await self._redis.time()
+        at = seconds * 1000 + microseconds // 1000
+        await self._redis.zadd(redis_key("loras_sampling"), {lora_id: at}, nx=True)
+
+    async def take(self, *, every: timedelta = EVERY) -> str:
+        """Take the next LoRA off the list; '' if there is none, or if customers' jobs come first."""
+        return await self._take(
+            worker_life_ms=milliseconds(WORKER_LIFE), every_ms=milliseconds(every), life_ms=milliseconds(LIFE)
+        )
+
+    async def begun(self, lora_id: str, job_id: str) -> None:
+        """Remember the job that draws the LoRA's sample."""
+        await self._redis.hset(redis_key("loras_samples"), lora_id, job_id)
+
+    async def jobs(self, lora_ids: Sequence[str]) -> Mapping[str, str]:
+        """The ids of the jobs that drew samples, by LoRA; of LoRAs that have one. A job may be gone."""
+        if not lora_ids:
+            return {}
+        found = await self._redis.hmget(redis_key("loras_samples"), lora_ids)
+        return {lora_id: job_id for lora_id, job_id in zip(lora_ids, found, strict=True) if job_id}
+
+
+_log = logging.getLogger(__name__)
+
+PROMPT = "purple mountains under a black sky with a yellow moon"
+STEPS, SEED = 20, 1
+LIGHT = 1e6
+"""The share of the queue that a sample is charged to: its cost delays no later job of its account."""
+
+
+async def draw_sample(resources: "Resources", *, every: timedelta = EVERY) -> str:
+    """Submit the next sample, if nothing waits; return its job's id, or an empty text."""
+    lora_id = await resources.lora_samples.take(every=every)
+    adapter = await resources.catalog.adapter(lora_id) if lora_id else None
+    if adapter is None or not resources.settings.lora_samples:
+        return ""
+    owner = await resources.accounts.get(adapter.owner)
+    if owner is None or owner.disabled:
+        return ""
+    job_id = new_job_id(JobKind.GENERATION)
+    request = GenerationRequest(
+        prompt=", ".join((PROMPT, *adapter.trigger_words)), lora_id=adapter.id, steps=STEPS, seeds=(SEED,)
+    )
+    verdict = await resources.moderation.prompt(
+        account_id=owner.id, job_id=job_id, prompt=request.prompt, negative_prompt=""
+    )
+    if not verdict.allowed:
+        return ""
+    try:
+        await resources.check_space()
+        await resources.queue.accept(
+            job_id=job_id,
+            variant=Variant.A,
+            account_id=owner.id,
+            request=request,
+            queue_share=LIGHT,
+            adapter_id=adapter.id,
+            is_sample=True,
+        )
+    except (Forbidden, QueueFull) as refused:
+        _log.info("no sample of %s: %s", adapter.id, refused.message)
+        return ""
+    await resources.lora_samples.begun(adapter.id, job_id)
+    return job_id
+
+
+async def find_pictures(resources: "Resources", adapters: Sequence[Adapter]) -> Mapping[str, StoredImage]:
+    """Return the drawn samples by LoRA. Everybody who may use a LoRA may see its sample."""
+    owners = {adapter.id: adapter.owner for adapter in adapters if adapter.owner}
+    drawn = await resources.lora_samples.jobs(list(owners))
+    jobs = await resources.jobs.find_many(list(drawn.values()))
+    found = {lora_id: jobs[job_id] for lora_id, job_id in drawn.items() if job_id in jobs}
+    return {each: job.images[0] for each, job in found.items() if job.images and job.account_id == owners[each]}

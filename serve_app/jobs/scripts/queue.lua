@@ -1,0 +1,286 @@
+-- include loras/permission
+-- Where jobs wait and what waiting costs: an account's queue, its group's index, the accounts' virtual time, the running totals.
+-- Work is counted in whole thousandths of a unit, so that totals stay exact; virtual time is in seconds of one worker.
+local KINDS = {'generation', 'upscale'}
+local QUARANTINE_LOSSES = 2 -- workers lost with a job before it must run alone: then only the one at fault meets the attempt cap
+local RECENT = 10000        -- newest jobs kept in the operator's index
+local WAITING_LIFE = 30 * 86400000 -- ms that a LoRA's waiting jobs are indexed after the last of them; far beyond any wait
+
+local function global_vtime(kind) return num(redis.call('GET', K('global_vtime:' .. kind)), 0) end
+
+local function set_global_vtime(kind, vtime) redis.call('SET', K('global_vtime:' .. kind), string.format('%.17g', vtime)) end
+
+-- Fields that nobody reads once a job has ended; and those without which it cannot be queued again, as a failed one may be.
+local OF_ATTEMPTS = {'waiting_since', 'rate_token', 'tries', 'losses', 'skips', 'skipped_at', 'charge', 'worker', 'cancel'}
+local OF_WAITING = {'version', 'kind', 'group', 'work', 'queue_share', 'num_images', 'sequence', 'plan', 'sample',
+  'request_id', 'traceparent'}
+local PART, LONGEST_IN_PARTS = 63, 1024 -- bytes: beyond, the table that Redis makes of the hash costs less than many fields
+
+-- What the code packs of a job (serve_app/jobs/compact_form.py), as fields `prefix` and a number.
+local function write_packed(id, prefix, packed)
+  local size, cells = #packed <= LONGEST_IN_PARTS and PART or #packed, {}
+  for start = 1, #packed, size do
+    cells[#cells + 1] = prefix .. (start - 1) / size
+    cells[#cells + 1] = string.sub(packed, start, start + size - 1)
+  end
+  redis.call('HSET', K('job:' .. id), unpack(cells))
+end
+
+-- Bytes of Redis that an account's jobs of one interface take, by the day of their accept: the accept adds a job's, a deletion
+-- subtracts them, and those of a day go when none of its jobs can be left.
+local DAY = 86400000 -- ms
+
+local function stored_of(account, variant) return K('stored:' .. account .. ':' .. variant) end
+
+local function count_stored(job, bytes)
+  local stored, day = stored_of(job.account, job.variant), math.floor(job.created / DAY)
+  if redis.call('HINCRBY', stored, day, bytes) <= 0 then redis.call('HDEL', stored, day) end
+end
+
+local function read_job(id)
+  local field = redis.call('HMGET', K('job:' .. id), 'state', 'kind', 'account', 'group', 'attempt', 'tries', 'work',
+    'queue_share', 'sequence', 'waiting_since', 'charge', 'cancel', 'variant', 'rate_token', 'skips', 'skipped_at',
+    'num_images', 'worker', 'losses', 'adapter', 'plan', 'created')
+  if not field[1] then return nil end
+  local kind = field[2] or (string.sub(id, 1, 3) == 'up_' and 'upscale' or 'generation') -- that of an ended job names none
+  return {
+    id = id, state = field[1], kind = kind, account = field[3], group = field[4], attempt = num(field[5], 0),
+    tries = num(field[6], 0), work = num(field[7], 0), queue_share = num(field[8], 1), sequence = num(field[9], 0),
+    waiting_since = num(field[10], 0), charge = num(field[11], 0), cancel = field[12], variant = field[13],
+    rate_token = field[14] or '', skips = num(field[15], 0), skipped_at = tonumber(field[16]),
+    num_images = num(field[17], 1), worker = field[18], losses = num(field[19], 0),
+    adapter = field[20] or '', plan = field[21] or '', created = num(field[22], 0),
+  }
+end
+
+local MEASURES = K('measures') -- the operator's numbers, a field each: serve_app/domain/metrics.py
+local JOB_SECONDS = {0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600}
+
+local function observe_job(metric, kind, ms)
+  local bucket = '+Inf'
+  for i = #JOB_SECONDS, 1, -1 do
+    if ms <= JOB_SECONDS[i] * 1000 then bucket = JOB_SECONDS[i] end
+  end
+  redis.call('HINCRBY', MEASURES, metric .. '|' .. kind .. '|' .. bucket, 1)
+  redis.call('HINCRBYFLOAT', MEASURES, metric .. '|' .. kind .. '|sum', string.format('%.3f', ms / 1000))
+end
+
+-- The part of a plan in `age`; a sample of the service's own is of none.
+local function age_in_plan(job)
+  if job.plan ~= '' then
+    redis.call('ZADD', K('plan_age:' .. job.kind .. ':' .. job.plan), job.waiting_since, job.id)
+  end
+end
+
+local function stop_age_in_plan(job)
+  if job.plan ~= '' then redis.call('ZREM', K('plan_age:' .. job.kind .. ':' .. job.plan), job.id) end
+end
+
+local function waiting_of(adapter) return K('lora_jobs:' .. adapter) end
+
+-- A job that waits or backs off, in the indexes beside the queues: of its plan, and of its LoRA.
+local function start_waiting(job)
+  age_in_plan(job)
+  if job.adapter == '' then return end
+  redis.call('ZADD', waiting_of(job.adapter), job.sequence, job.id)
+  redis.call('PEXPIRE', waiting_of(job.adapter), WAITING_LIFE)
+end
+
+local function stop_waiting(job)
+  stop_age_in_plan(job)
+  if job.adapter ~= '' then redis.call('ZREM', waiting_of(job.adapter), job.id) end
+end
+
+local function queue_of(job) return K('queue:' .. job.kind .. ':' .. job.account) end
+
+local function refresh_group(kind, group)
+  local first = redis.call('ZRANGE', K('group:' .. kind .. ':' .. group), 0, 0, 'WITHSCORES')
+  if first[1] then
+    redis.call('ZADD', K('groups:' .. kind), first[2], group)
+  else
+    redis.call('ZREM', K('groups:' .. kind), group)
+  end
+end
+
+-- An account that had nothing waiting comes back no earlier than the global virtual time, and no earlier than it had run ahead.
+local function activate_account(kind, account)
+  if redis.call('ZSCORE', K('vtime:' .. kind), account) then return end
+  local vtime = math.max(global_vtime(kind), num(redis.call('ZSCORE', K('idle_vtime:' .. kind), account), 0))
+  redis.call('ZREM', K('idle_vtime:' .. kind), account)
+  redis.call('ZADD', K('vtime:' .. kind), vtime, account)
+end
+
+-- When no account waits any more, all are even again: the global virtual time moves past everyone's (start-time fair queuing).
+local function deactivate_account(kind, account)
+  local vtime = num(redis.call('ZSCORE', K('vtime:' .. kind), account), 0)
+  redis.call('ZREM', K('vtime:' .. kind), account)
+  if redis.call('EXISTS', K('vtime:' .. kind)) == 1 then
+    if vtime > global_vtime(kind) then redis.call('ZADD', K('idle_vtime:' .. kind), vtime, account) end
+    return
+  end
+  local ahead = redis.call('ZREVRANGE', K('idle_vtime:' .. kind), 0, 0, 'WITHSCORES')
+  redis.call('DEL', K('idle_vtime:' .. kind))
+  set_global_vtime(kind, math.max(global_vtime(kind), vtime, num(ahead[2], 0)))
+end
+
+local function count_ready(job, sign)
+  redis.call('HINCRBY', K('load:' .. job.kind), 'ready', sign)
+  redis.call('HINCRBY', K('load:' .. job.kind), 'ready_work', sign * job.work)
+end
+
+local function enqueue(job)
+  start_waiting(job)
+  redis.call('ZADD', K('age:' .. job.kind), job.waiting_since, job.id)
+  count_ready(job, 1)
+  if job.losses >= QUARANTINE_LOSSES then
+    redis.call('ZADD', K('quarantine:' .. job.kind), job.sequence, job.id)
+    return
+  end
+  redis.call('ZADD', queue_of(job), job.sequence, job.id)
+  if job.group ~= '' then
+    redis.call('ZADD', K('group:' .. job.kind .. ':' .. job.group), job.sequence, job.id)
+    refresh_group(job.kind, job.group)
+  end
+  activate_account(job.kind, job.account)
+end
+
+-- False when the job was not in a queue.
+local function dequeue(job)
+  local was_quarantined = redis.call('ZREM', K('quarantine:' .. job.kind), job.id) == 1
+  if not was_quarantined and redis.call('ZREM', queue_of(job), job.id) == 0 then return false end
+  redis.call('ZREM', K('age:' .. job.kind), job.id)
+  count_ready(job, -1)
+  stop_waiting(job)
+  if was_quarantined then return true end
+  if job.group ~= '' then
+    redis.call('ZREM', K('group:' .. job.kind .. ':' .. job.group), job.id)
+    refresh_group(job.kind, job.group)
+  end
+  if redis.call('EXISTS', queue_of(job)) == 0 then deactivate_account(job.kind, job.account) end
+  return true
+end
+
+-- The job goes on ageing until it is queued again.
+local function back_off(job, pause_ms)
+  start_waiting(job)
+  redis.call('ZADD', K('delay:' .. job.kind), math.floor(now + pause_ms), job.id)
+  redis.call('ZADD', K('age:' .. job.kind), job.waiting_since, job.id)
+end
+
+-- The jobs that a worker runs: a quarantined one goes only to a worker that runs none.
+local function claimed_key(kind, worker) return K('claimed:' .. kind .. ':' .. worker) end
+
+-- First in every script that ends an attempt: writes that free memory are allowed on a full server, and so is what follows.
+local function drop_lease(job)
+  redis.call('ZREM', K('lease:' .. job.kind), job.id)
+  redis.call('SREM', claimed_key(job.kind, job.worker), job.id)
+end
+
+-- A queued job is either in its queue or backing off.
+local function remove_waiting(job)
+  if dequeue(job) then return end
+  stop_waiting(job)
+  redis.call('ZREM', K('delay:' .. job.kind), job.id)
+  redis.call('ZREM', K('age:' .. job.kind), job.id)
+end
+
+local function promote_due(kind, limit)
+  local due = redis.call('ZRANGEBYSCORE', K('delay:' .. kind), '-inf', now, 'LIMIT', 0, limit)
+  for _, id in ipairs(due) do
+    redis.call('ZREM', K('delay:' .. kind), id)
+    local job = read_job(id)
+    if job and job.state == 'queued' then enqueue(job) end
+  end
+  return #due
+end
+
+-- Move an account's virtual time; a credit never takes it behind the global one, so that no account can save up service.
+local function charge(kind, account, seconds)
+  local vtime = redis.call('ZSCORE', K('vtime:' .. kind), account)
+  local global = global_vtime(kind)
+  if vtime then
+    redis.call('ZADD', K('vtime:' .. kind), math.max(global, vtime + seconds), account)
+    return
+  end
+  local ahead = num(redis.call('ZSCORE', K('idle_vtime:' .. kind), account), global) + seconds
+  if ahead > global and redis.call('EXISTS', K('vtime:' .. kind)) == 1 then
+    redis.call('ZADD', K('idle_vtime:' .. kind), ahead, account)
+  else
+    redis.call('ZREM', K('idle_vtime:' .. kind), account)
+  end
+end
+
+-- What was charged for an attempt without images.
+local function refund_charge(job)
+  charge(job.kind, job.account, -job.charge / job.queue_share)
+  redis.call('HDEL', K('job:' .. job.id), 'charge')
+end
+
+-- Asked anew while a job waits and runs; an upscale has no adapter.
+local function keeps_adapter(job) return job.adapter == '' or may_use_adapter(job.account, job.adapter) end
+
+local function requeue(job)
+  redis.call('HSET', K('job:' .. job.id), 'state', 'queued')
+  redis.call('HINCRBY', K('count'), 'requeued', 1)
+  refund_charge(job)
+  if not keeps_adapter(job) then withdraw(job.adapter) end
+end
+
+-- The fault was ours: the request counted against the plan is subtracted, if its window is still open.
+local function refund_request(job)
+  if job.rate_token == '' then return end
+  local window = K('rate:' .. job.account .. ':' .. job.variant)
+  redis.call('ZREM', window, job.rate_token)
+  redis.call('ZREM', window .. ':' .. (redis.call('HGET', K('job:' .. job.id), 'key') or ''), job.rate_token)
+end
+
+local function end_job(job, state, retention_ms)
+  redis.call('HDEL', K('job:' .. job.id), unpack(OF_ATTEMPTS))
+  if state ~= 'failed' then redis.call('HDEL', K('job:' .. job.id), unpack(OF_WAITING)) end
+  redis.call('HSET', K('job:' .. job.id), 'state', state, 'finished', now - job.created)
+  redis.call('PEXPIRE', K('job:' .. job.id), retention_ms)
+  if redis.call('HINCRBY', K('unfinished'), job.account, -1) <= 0 then redis.call('HDEL', K('unfinished'), job.account) end
+  redis.call('HINCRBY', K('load:' .. job.kind), 'work', -job.work)
+  redis.call('HINCRBY', K('count'), state, 1)
+  if state == 'completed' then observe_job('job_seconds', job.kind, now - job.waiting_since) end
+end
+
+local function end_failed(job, code, message, retention_ms)
+  redis.call('HSET', K('job:' .. job.id), 'code', code, 'message', message)
+  refund_charge(job)
+  refund_request(job)
+  end_job(job, 'failed', retention_ms)
+  redis.call('HINCRBY', MEASURES, 'job_failures|' .. job.kind .. '|' .. code, 1)
+  redis.call('ZADD', K('dead'), now, job.id)
+end
+
+local function end_canceled(job, retention_ms)
+  if job.state == 'running' then refund_charge(job) end
+  end_job(job, 'canceled', retention_ms)
+end
+
+local function end_forbidden(job, retention_ms)
+  end_failed(job, 'lora_unavailable', 'The account may no longer use this LoRA.', retention_ms)
+end
+
+local function holds_lease(job, attempt) return job and job.state == 'running' and job.attempt == attempt end
+
+-- Counted for the operator: it must stay near zero. pcall, because a full server refuses to count.
+local function fenced()
+  redis.pcall('HINCRBY', K('count'), 'fenced', 1)
+  return 'fenced'
+end
+
+-- The record and what an estimate needs: {id, fields, {seconds_per_unit, ready, ready_work, work, workers, accounts, place, now,
+-- start_seconds}}.
+local function snapshot(id)
+  local fields = redis.call('HGETALL', K('job:' .. id))
+  if #fields == 0 then return {} end
+  local job = read_job(id)
+  local load = redis.call('HMGET', K('load:' .. job.kind), 'seconds_per_unit', 'ready', 'ready_work', 'work',
+    'start_seconds')
+  local place = redis.call('ZRANK', queue_of(job), id)
+  return {id, fields, {load[1] or '', load[2] or '0', load[3] or '0', load[4] or '0',
+    redis.call('ZCARD', K('workers:' .. job.kind)), redis.call('ZCARD', K('vtime:' .. job.kind)), place or -1, now,
+    load[5] or ''}}
+end

@@ -1,0 +1,72 @@
+"""The adapters of the latest completed jobs, for workers that prefetch.
+
+Stores whether workers live and can start.
+"""
+
+import random
+from datetime import timedelta
+from typing import Any, cast
+
+from redis.asyncio import Redis
+
+from serve_app.domain.durations import milliseconds
+from serve_app.domain.jobs import WORKER_LIFE, JobKind
+from serve_app.store.keys import redis_key
+from serve_app.store.script import Rewrite, Script
+
+_LARGEST_DRAW = 2**31 - 1
+
+
+class RecentAdapters:
+    """Samples adapters by demand, and says who holds one. Every method may raise `StoreUnavailable`."""
+
+    def __init__(self, redis: Redis, *, rewrite: Rewrite | None = None) -> None:
+        self._sample = Script(redis, "jobs/recent_adapters", rewrite, writes=False)
+        self._add_owner = Script(redis, "jobs/add_owner", rewrite)
+
+    async def sample(self, kind: JobKind, count: int) -> list[str]:
+        """Return at most `count` LoRA ids of the latest completed jobs, a popular one more likely."""
+        draws: list[str | int] = [random.randint(0, _LARGEST_DRAW) for _ in range(count)]
+        drawn: list[str] = await self._sample(kind=kind, draws=draws)
+        return list(dict.fromkeys(drawn))
+
+    async def add_owner(self, kind: JobKind, group: str, worker: str) -> None:
+        """Remember that the worker holds the group's adapter: its jobs are left to it for a moment."""
+        await self._add_owner(kind=kind, group=group, worker=worker)
+
+
+FAILURE_LIFE = timedelta(hours=1)
+"""Far longer than Serve waits before it starts a replica again: a worker that cannot start renews its failure."""
+MAX_REASON = 300
+
+
+class WorkerStatus:
+    """Stores when the workers of each kind were last seen, and why one could not start.
+
+    Every method may raise `StoreUnavailable`.
+    """
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = cast(Any, redis)
+
+    async def is_any_alive(self, kind: JobKind) -> bool:
+        """Whether a worker has asked for jobs or worked on one within `WORKER_LIFE`."""
+        seconds, micros = await self._redis.time()
+        since = seconds * 1000 + micros // 1000 - milliseconds(WORKER_LIFE)
+        return bool(await self._redis.zcount(redis_key("workers", kind), since, "+inf"))
+
+    async def note_start(self, kind: JobKind, took: timedelta) -> None:
+        """Record how long a worker took to start, and clear the last failure."""
+        await self._redis.delete(redis_key("start_failure", kind))
+        await self._redis.hset(redis_key("load", kind), "start_seconds", took.total_seconds())
+
+    async def note_failure(self, kind: JobKind, reason: str) -> None:
+        """Record why a worker could not start."""
+        await self._redis.set(redis_key("start_failure", kind), reason[:MAX_REASON], px=FAILURE_LIFE)
+
+    async def failure(self, kind: JobKind) -> str | None:
+        """Return why the last worker that tried to start could not.
+
+        None when none has failed since the last that could.
+        """
+        return await self._redis.get(redis_key("start_failure", kind))

@@ -1,0 +1,1 @@
+"""LoRAs: the catalog, grants, uploads and their inspection, and the weights that workers read."""

@@ -1,0 +1,194 @@
+"""Writes and reads the records of LoRAs in Redis.
+
+Reads of the catalog: the LoRA adapters in Redis, and which of them an account may use.
+
+What one process changes, every other serves with its next request: lists that a process keeps are those of a revision.
+"""
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Self, cast
+
+from redis.asyncio import Redis
+
+from serve_app.domain.catalog import Adapter
+from serve_app.domain.durations import epoch_ms, from_epoch_ms
+from serve_app.store.keys import redis_key
+from serve_app.store.script import Script
+
+VERSION = 1
+"""Of the records written. A reader ignores fields that it does not know."""
+FROM_FILE, REGISTERED = "file", "registered"
+ROWS_AT_ONE_TIME = 1_000
+
+
+def order_of(adapter: Adapter, place: int = 0) -> str:
+    """Where it is listed: by creation, rows of one millisecond by their `place` in the catalog file."""
+    return str(epoch_ms(adapter.created_at) * ROWS_AT_ONE_TIME + min(place, ROWS_AT_ONE_TIME - 1))
+
+
+def write_record(adapter: Adapter, source: str) -> dict[str, str]:
+    return {
+        "version": str(VERSION),
+        "source": source,
+        "name": adapter.name,
+        "description": adapter.description,
+        "created": str(epoch_ms(adapter.created_at)),
+        "file": adapter.file,
+        "is_folder": "1" if adapter.is_folder else "",
+        "sha256": adapter.sha256,
+        "base_model": adapter.base_model,
+        "owner": adapter.owner,
+        "bytes": str(adapter.size_bytes),
+        "trigger_words": json.dumps(adapter.trigger_words),
+        "open": "1" if adapter.accounts is None else "",
+        "accounts": json.dumps(sorted(adapter.accounts or ())),
+        "found": json.dumps(dict(adapter.found)),
+    }
+
+
+def read_record(lora_id: str, fields: Mapping[str, str]) -> Adapter:
+    return Adapter(
+        id=lora_id,
+        name=fields["name"],
+        description=fields["description"],
+        created_at=from_epoch_ms(fields["created"]),
+        file=fields["file"],
+        is_folder=fields["is_folder"] == "1",
+        sha256=fields["sha256"],
+        base_model=fields["base_model"],
+        owner=fields["owner"],
+        size_bytes=int(fields.get("bytes", "0")),
+        trigger_words=tuple(json.loads(fields.get("trigger_words", "[]"))),
+        accounts=None if fields["open"] == "1" else frozenset(json.loads(fields["accounts"])),
+        found=json.loads(fields["found"]),
+    )
+
+
+def file_row(adapter: Adapter, place: int) -> dict[str, Any]:
+    """Return a row of the catalog file as `apply_catalog.lua` takes it.
+
+    Its digest tells whether the stored record is the same.
+    """
+    order, record = order_of(adapter, place), write_record(adapter, FROM_FILE)
+    digest = hashlib.sha256(json.dumps([order, record], sort_keys=True).encode()).hexdigest()
+    return {"id": adapter.id, "order": order, "digest": digest, "record": record}
+
+
+_log = logging.getLogger(__name__)
+
+_AT_ONCE = 500
+"""Records read in one round trip."""
+LISTED_S = 60.0
+"""A process of an earlier version changes LoRAs without a new revision, during a roll."""
+MOST_LISTED = 32
+"""Accounts whose lists a process keeps: a thousand LoRAs take 2 MB."""
+
+
+class SharedAdapter(NamedTuple):
+    """An adapter that an account owns or may use.
+
+    `shared_with`: for its owner, the accounts that may use it too, by id, with their names.
+    """
+
+    adapter: Adapter
+    shared_with: Mapping[str, str]
+
+
+class Position(NamedTuple):
+    """An adapter's position in a list by creation; the newest is the greatest."""
+
+    created_ms: int
+    lora_id: str
+
+    @classmethod
+    def of(cls, adapter: Adapter) -> Self:
+        return cls(epoch_ms(adapter.created_at), adapter.id)
+
+
+class _Listed(NamedTuple):
+    """What an account could use at a revision of all LoRAs, and until when that is believed."""
+
+    revision: int
+    ends: float
+    adapters: tuple[Adapter, ...]
+
+
+class CatalogReader:
+    """Reads LoRA adapters. Every method may raise `StoreUnavailable`."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = cast(Any, redis)
+        self._list_loras = Script(redis, "loras/list_loras")
+        self._page_loras = Script(redis, "loras/page_loras")
+        self._read_lora = Script(redis, "loras/read_lora")
+        self._listed: dict[str, _Listed] = {}
+
+    async def adapter(self, lora_id: str) -> Adapter | None:
+        fields: dict[str, str] = await self._redis.hgetall(redis_key("lora", lora_id))
+        return read_record(lora_id, fields) if fields else None
+
+    async def adapters(self, account_id: str, *, limit: int | None = None) -> list[Adapter]:
+        """List the adapters that the account may use, oldest first.
+
+        Reads as many records as it lists, and next to none where nothing has changed since the last call.
+        """
+        last = self._listed.get(account_id) if limit is None else None
+        known = last.revision if last is not None and time.monotonic() < last.ends else None
+        revision, *answer = await self._list_loras(account=account_id, most=limit, known=known)
+        if last is not None and not answer:
+            return list(last.adapters)
+        found = [read_record(lora_id, _fields(flat)) for lora_id, flat in answer[0]]
+        if limit is None:
+            self._listed.pop(account_id, None)
+            self._listed[account_id] = _Listed(revision, time.monotonic() + LISTED_S, tuple(found))
+            while len(self._listed) > MOST_LISTED:
+                self._listed.pop(next(iter(self._listed)))
+        return found
+
+    async def newest(self, account_id: str, *, limit: int, before: Position | None = None) -> list[Adapter]:
+        """List the newest adapters that the account may use; costs by `limit`.
+
+        Those of one time are listed by id, the last first. `before`: only those behind this one.
+        """
+        created_ms, lora_id = before or (None, None)
+        answer = await self._page_loras(account=account_id, most=limit, before_ms=created_ms, before_id=lora_id)
+        return [read_record(lora_id, _fields(flat)) for lora_id, flat in answer]
+
+    async def adapter_of(self, lora_id: str, account_id: str) -> SharedAdapter | None:
+        """The adapter, if the account owns it or may use it."""
+        answer = await self._read_lora(lora=lora_id, account=account_id)
+        if not answer:
+            return None
+        return SharedAdapter(read_record(lora_id, _fields(answer[0])), dict(answer[1]))
+
+    async def all(self) -> list[Adapter]:
+        """List every adapter, oldest first; for operators."""
+        ids: list[str] = await self._redis.zrange(redis_key("loras"), 0, -1)
+        found: list[Adapter] = []
+        for start in range(0, len(ids), _AT_ONCE):
+            found += await self._read(ids[start : start + _AT_ONCE])
+        return found
+
+    async def open_adapter_id(self) -> str | None:
+        """The oldest adapter that everyone may use, for examples."""
+        ids: list[str] = await self._redis.zrange(redis_key("loras_open"), 0, 0)
+        return ids[0] if ids else None
+
+    async def owned_ids(self, account_id: str) -> list[str]:
+        """The adapters that the account owns."""
+        return await self._redis.zrange(redis_key("loras_owned", account_id), 0, -1)
+
+    async def _read(self, ids: Sequence[str]) -> list[Adapter]:
+        pipeline = self._redis.pipeline(transaction=False)
+        for lora_id in ids:
+            pipeline.hgetall(redis_key("lora", lora_id))
+        records: list[dict[str, str]] = await pipeline.execute()
+        return [read_record(lora_id, record) for lora_id, record in zip(ids, records, strict=True) if record]
+
+
+def _fields(flat: Sequence[str]) -> Mapping[str, str]:
+    return dict(zip(flat[::2], flat[1::2], strict=True))

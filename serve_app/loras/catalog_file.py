@@ -1,0 +1,296 @@
+"""The catalog file: base models and LoRA adapters in YAML.
+
+    base_models:
+      - id: pocket                      # the name by which adapters and replicas refer to it
+        folder: ../models/pocket        # a diffusers folder
+      - id: painting
+        file: ../models/painting.safetensors   # or one safetensors file, which does not describe its architecture:
+        config: ../models/sdxl-config   # a diffusers folder of the same architecture, whose weights are not read;
+                                        # missing means the folder of the file's name beside it (../models/painting)
+    adapters:
+      - id: model_outlineaaaaaaaaaaaaaaaaaaa   # 1..128 of A-Z a-z 0-9 _ -; `lora_id` and `model_id` outside
+        name: Outline
+        description: Thin black lines on white.
+        created_at: 2026-11-21T12:00:00Z
+        file: ../models/pocket/loras/outline.safetensors   # a path or an fsspec URL (s3://…); or
+                                                           # folder: …, with PEFT's adapter_config.json and weights
+        base_model: pocket
+        sha256: 9f…                     # optional: computed when missing; of a folder, see `weights_digest`
+        accounts: [acme, acct_…]        # optional: names or ids that may use it; missing means everyone
+
+Relative paths are read from the file's own folder. A row with a mistake is set aside, with the row and the field that hold it;
+the rest is read.
+
+Schemas of the catalog file's rows, and the message for an invalid one.
+
+Digests of the catalog's weight files, each read once and not at every start.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, Self, TypeVar, cast
+
+import pydantic
+import yaml
+from pydantic_core import PydanticCustomError
+
+from serve_app.domain.catalog import Adapter, BaseModel
+from serve_app.loras.sources import file_digest, file_version, weight_files, weights_digest
+from serve_app.store.storage import storage_errors
+
+
+def _matching(pattern: str, meaning: str) -> pydantic.AfterValidator:
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise PydanticCustomError("pattern", "must be {meaning}", {"meaning": meaning})
+        return text
+
+    return pydantic.AfterValidator(check)
+
+
+def _read_time(value: object) -> datetime:
+    """YAML parses an ISO time by itself; without a zone it is UTC."""
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError:
+            value = None
+    if isinstance(value, datetime):
+        return value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)
+    if isinstance(value, date):
+        return datetime(value.year, value.month, value.day, tzinfo=UTC)
+    raise PydanticCustomError("time", "must be an ISO 8601 time")
+
+
+def _read_accounts(value: object) -> frozenset[str] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(isinstance(name, str | int) for name in cast(list[object], value)):
+        raise PydanticCustomError("accounts", "must be a list of account names or ids")
+    return frozenset(str(name) for name in cast(list[object], value))
+
+
+_Text = Annotated[str, pydantic.Field(min_length=1)]
+_Identifier = Annotated[str, _matching(r"[A-Za-z0-9_\-]{1,128}", "1 to 128 of A-Z a-z 0-9 _ -")]
+_Sha256 = Annotated[str, _matching(r"[0-9a-f]{64}", "64 lower-case hex digits")]
+_Time = Annotated[datetime, pydantic.BeforeValidator(_read_time)]
+_Accounts = Annotated[frozenset[str] | None, pydantic.BeforeValidator(_read_accounts)]
+
+
+class _Strict(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+
+class BaseModelRow(_Strict):
+    id: _Identifier
+    folder: _Text | None = None
+    file: _Text | None = None
+    config: _Text | None = None
+
+    @pydantic.model_validator(mode="after")
+    def _check_source(self) -> Self:
+        if (self.folder is None) == (self.file is None):
+            raise PydanticCustomError("source", "must have either a folder or a file")
+        if self.folder is not None and self.config is not None:
+            raise PydanticCustomError("config", "config belongs to a file; a folder holds its own")
+        if self.file is not None and not self.file.endswith(".safetensors"):
+            raise PydanticCustomError("file", "file must be a .safetensors file")
+        return self
+
+    def read(self, catalog: Path) -> BaseModel:
+        if self.file is None:
+            return BaseModel(id=self.id, source=_resolve(catalog, self.folder or ""))
+        config = self.config or self.file.removesuffix(".safetensors")
+        return BaseModel(id=self.id, source=_resolve(catalog, self.file), config=_resolve(catalog, config))
+
+
+class AdapterRow(_Strict):
+    id: _Identifier
+    name: _Text
+    description: str = ""
+    created_at: _Time
+    file: _Text | None = None
+    folder: _Text | None = None
+    sha256: _Sha256 | None = None
+    base_model: _Text
+    accounts: _Accounts = None
+
+    @pydantic.model_validator(mode="after")
+    def _check_source(self) -> Self:
+        if (self.folder is None) == (self.file is None):
+            raise PydanticCustomError("source", "must have either a file or a folder")
+        return self
+
+    def read(self, catalog: Path) -> Adapter:
+        """Return the adapter; without a digest where the row names none."""
+        return Adapter(
+            id=self.id,
+            name=self.name,
+            description=self.description,
+            created_at=self.created_at,
+            file=_resolve(catalog, self.file or self.folder or ""),
+            is_folder=self.folder is not None,
+            sha256=self.sha256 or "",
+            base_model=self.base_model,
+            accounts=self.accounts,
+        )
+
+
+_MEANINGS = {
+    "missing": "is missing",
+    "string_type": "must be text",
+    "string_too_short": "must be text",
+    "model_type": "must be a mapping of fields",
+}
+"""What pydantic's errors are called here; our own bring their text."""
+
+
+def describe(error: pydantic.ValidationError) -> str:
+    """Describe a row's first error: the field, and what it must be."""
+    first = error.errors(include_url=False)[0]
+    field = " ".join(str(part) for part in first["loc"][:1])
+    if first["type"] == "extra_forbidden":
+        return f"unknown field {field!r}"
+    return f"{field} {_MEANINGS.get(first['type'], first['msg'])}".strip()
+
+
+def _resolve(catalog: Path, location: str) -> str:
+    return location if "://" in location else str((catalog.parent / location).resolve())
+
+
+_SECTIONS = ("base_models", "adapters")
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_Row = TypeVar("_Row", BaseModelRow, AdapterRow)
+
+
+class CatalogError(ValueError):
+    """The catalog file as a whole cannot be read; the message names it, and the section."""
+
+
+class SetAside(NamedTuple):
+    """A row that is not served, and why."""
+
+    id: str
+    """Empty where the row has none."""
+    reason: str
+
+
+class Catalog(NamedTuple):
+    """The file's valid rows by id, in its order, and the others.
+
+    An adapter whose row names no digest has none yet.
+    """
+
+    base_models: Mapping[str, BaseModel]
+    adapters: Mapping[str, Adapter]
+    set_aside: Sequence[SetAside]
+
+
+def read_catalog(path: Path) -> Catalog:
+    """Read the catalog file. Raises `CatalogError`."""
+    sections = _load_sections(path)
+    set_aside: list[SetAside] = []
+    base_rows = list(_good_rows(BaseModelRow, path, "base_models", sections["base_models"], set_aside))
+    base_models = {row.id: row.read(path) for _, row in base_rows}
+    if sections["base_models"] and not base_models:
+        raise CatalogError(set_aside[0].reason)
+    adapters: dict[str, Adapter] = {}
+    for place, row in _good_rows(AdapterRow, path, "adapters", sections["adapters"], set_aside):
+        if row.base_model in base_models:
+            adapters[row.id] = row.read(path)
+        else:
+            set_aside.append(SetAside(row.id, f"{place}: base_model {row.base_model!r} is not in base_models"))
+    return Catalog(base_models, adapters, set_aside)
+
+
+def _good_rows(
+    model: type[_Row], path: Path, section: str, rows: Sequence[object], set_aside: list[SetAside]
+) -> Iterator[tuple[str, _Row]]:
+    """Yield each valid row with its place, and set the others aside."""
+    ids: set[str] = set()
+    for number, content in enumerate(rows, start=1):
+        given = cast(Any, content).get("id") if isinstance(content, dict) else None
+        name = str(given) if given is not None else ""
+        place = f"{path}: {section}, row {number}" + (f" ({name or 'no id'})" if isinstance(content, dict) else "")
+        try:
+            row = model.model_validate(content)
+        except pydantic.ValidationError as error:
+            set_aside.append(SetAside(name, f"{place}: {describe(error)}"))
+            continue
+        if row.id in ids:
+            set_aside.append(SetAside(name, f"{place}: id {row.id!r} is used twice"))
+            continue
+        ids.add(row.id)
+        yield place, row
+
+
+def _load_sections(path: Path) -> Mapping[str, Sequence[object]]:
+    content = _load_yaml(path)
+    for name in content:
+        if name not in _SECTIONS:
+            raise CatalogError(f"{path}: unknown section {name!r}")
+    sections = {name: [] if content.get(name) is None else content[name] for name in _SECTIONS}
+    for name, rows in sections.items():
+        if not isinstance(rows, list):
+            raise CatalogError(f"{path}: {name}: must be a list")
+    return cast(Mapping[str, Sequence[object]], sections)
+
+
+def _load_yaml(path: Path) -> Mapping[object, object]:
+    try:
+        content: object = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except OSError as error:
+        raise CatalogError(f"{path}: {error.strerror or error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise CatalogError(f"{path}: not YAML: {str(error).splitlines()[0]}") from error
+    if not isinstance(content, dict):
+        raise CatalogError(f"{path}: must hold base_models and adapters")
+    return cast(Mapping[object, object], content)
+
+
+class Digested(NamedTuple):
+    """Adapters with their digests, those whose files cannot be read, and what to store for the next start.
+
+    `known`: URI → version and digest.
+    """
+
+    adapters: Sequence[Adapter]
+    set_aside: Sequence[SetAside]
+    known: Mapping[str, str]
+
+
+def add_digests(adapters: Sequence[Adapter], known: Mapping[str, str], options: Mapping[str, Any]) -> Digested:
+    """Give each adapter its digest: the row's, the `known` one of an unchanged file, or the file's."""
+    found: list[Adapter] = []
+    set_aside: list[SetAside] = []
+    remembered: dict[str, str] = {}
+    for adapter in adapters:
+        if adapter.sha256:
+            found.append(adapter)
+            continue
+        try:
+            files = {name: _digest(uri, known, remembered, options) for name, uri in weight_files(adapter).items()}
+        except (*storage_errors(), ValueError, ImportError) as error:
+            kind = "folder" if adapter.is_folder else "file"
+            reason = f"adapter {adapter.id}: {kind} {adapter.file} cannot be read ({type(error).__name__})"
+            set_aside.append(SetAside(adapter.id, reason))
+        else:
+            found.append(replace(adapter, sha256=weights_digest(files)))
+    return Digested(found, set_aside, remembered)
+
+
+def _digest(uri: str, known: Mapping[str, str], remembered: dict[str, str], options: Mapping[str, Any]) -> str:
+    """Return the file's digest, and remember it where the storage knows the file's version.
+
+    The version is read first, so that a change between the two reads is seen next time.
+    """
+    version = file_version(uri, options)
+    before, _, digest = known.get(uri, "").rpartition(" ")
+    if version is None or before != version:
+        digest = file_digest(uri, options)
+    if version is not None:
+        remembered[uri] = f"{version} {digest}"
+    return digest

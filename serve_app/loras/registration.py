@@ -1,0 +1,297 @@
+"""Gives uploads of LoRAs their places: a few of an account at once, each with a locked folder.
+
+Registers a LoRA: checks it in a process of its own, stores it by digest, and offers it everywhere.
+"""
+
+import asyncio
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from serve_app.accounts.api_keys import base32
+from serve_app.atomic_files import make_folder
+from serve_app.domain.catalog import Adapter, BaseModel, Offer, Terms
+from serve_app.domain.durations import epoch_ms, from_epoch_ms
+from serve_app.domain.errors import (
+    IdempotencyConflict,
+    InvalidParameter,
+    LoraQuotaExceeded,
+    NotFound,
+    StoreUnavailable,
+    TooManyUploads,
+)
+from serve_app.loras.catalog_file import add_digests
+from serve_app.loras.registry import Registration
+from serve_app.loras.sources import weight_files
+from serve_app.loras.stored_weights import LoraFiles, held_weights, remove_unused_weights
+from serve_app.loras.weights import LAYER_TABLES
+from serve_app.settings import ROOT
+
+if TYPE_CHECKING:
+    from serve_app.resources import Resources
+
+
+async def ask_for_sample(resources: "Resources", adapter: Adapter) -> None:
+    """Have a sample of an account's LoRA drawn later, unless the operator has switched samples off."""
+    if adapter.owner and resources.settings.lora_samples:
+        await resources.lora_samples.ask(adapter.id)
+
+
+log = logging.getLogger(__name__)
+
+UPLOADS_AT_ONCE = 4
+"""Of one account: slow uploads of many large files would take the disk, and their checks the places, from all others."""
+SWEEP_EVERY_S = 5.0
+"""How often each process looks for folders that no upload holds. One look lists a folder of a few names."""
+
+
+class UploadPlaces:
+    """Counts the uploads and fetches that have begun and are not registered yet, and holds their folders.
+
+    A folder is locked by a descriptor that lives as long as its upload and dies with its process. One that nobody holds
+    was left behind, and any process of this machine removes it.
+    """
+
+    def __init__(self, data_dir: Path) -> None:
+        self._folder = data_dir.resolve() / "uploads"
+        self._under_way: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def hold(self, account_id: str) -> AsyncGenerator[AsyncExitStack]:
+        """Hold a place; work that goes on afterwards keeps it by `pop_all`. Raises `TooManyUploads`."""
+        if self._under_way[account_id] >= UPLOADS_AT_ONCE:
+            raise TooManyUploads(f"Your account has {UPLOADS_AT_ONCE} uploads in progress; wait for one to finish.")
+        self._under_way[account_id] += 1
+        async with AsyncExitStack() as place:
+            place.callback(self._leave, account_id)
+            yield place
+
+    @asynccontextmanager
+    async def folder(self) -> AsyncGenerator[Path]:
+        """Make a folder for an upload's files; its removal begins when the block ends, and no cancel stops it."""
+        folder, lock = self._new_folder()
+        try:
+            yield folder
+        finally:
+            await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, _remove, folder, lock))
+
+    def sweep(self) -> None:
+        """Remove the folders that no upload holds."""
+        with suppress(OSError):  # there is none yet, or it is another user's
+            for left in list(self._folder.iterdir()):
+                with suppress(OSError):  # another process was first, or it is no folder
+                    if (lock := _lock(left)) is not None:
+                        _remove(left, lock)
+                        log.info("removed %s, which an upload had left behind", left)
+
+    async def sweep_forever(self) -> None:
+        while True:
+            await asyncio.to_thread(self.sweep)
+            await asyncio.sleep(SWEEP_EVERY_S)
+
+    def _new_folder(self) -> tuple[Path, int]:
+        """Return a new folder and the descriptor that locks it.
+
+        It takes a few calls of the system, and no thread: a caller who is cancelled while one works would not know the
+        folder that it makes.
+        """
+        make_folder(self._folder)
+        while True:
+            folder = Path(tempfile.mkdtemp(dir=self._folder))
+            with suppress(FileNotFoundError):  # a sweep came between making and locking it
+                if (lock := _lock(folder)) is not None:
+                    if folder.exists():
+                        return folder, lock
+                    os.close(lock)
+
+    def _leave(self, account_id: str) -> None:
+        self._under_way[account_id] -= 1
+        if not self._under_way[account_id]:
+            del self._under_way[account_id]
+
+
+def _lock(folder: Path) -> int | None:
+    """Return a descriptor that locks the folder until it is closed; None while another does."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _remove(folder: Path, lock: int) -> None:
+    """Remove a folder; what a thread that was left alone writes to it meanwhile goes with the next sweep."""
+    shutil.rmtree(folder, ignore_errors=True)
+    os.close(lock)
+
+
+class Registered(NamedTuple):
+    """An adapter, and how it was registered.
+
+    `added` now; `replayed`, by an earlier call with the same key and body; `same`, the owner had its weights before.
+    """
+
+    adapter: Adapter
+    status: str
+
+
+_log = logging.getLogger(__name__)
+
+INSPECTION_LIMIT_S = 120.0
+"""For one file; a base model's first takes 8 s, and several times that on a busy machine; every other 2 s."""
+PROCESSOR_LIMIT_S = 30
+"""For reading one file, beyond what starting takes: two files without an end hold both places for no longer than this."""
+_INSPECTION = "serve_app.engine.inspection"
+
+
+async def register(
+    resources: "Resources",
+    path: Path,
+    offer: Offer,
+    *,
+    owner: str = "",
+    accounts: frozenset[str] | None = frozenset(),
+    terms: Terms | None = None,
+) -> Registered:
+    """Register the file, or folder of PEFT, at `path`.
+
+    An owner who registers by itself is held to `terms`. Raises `InvalidParameter` with the reason, `StoreUnavailable`;
+    under terms `IdempotencyConflict`, `LoraQuotaExceeded`.
+    """
+    path = await asyncio.to_thread(path.resolve)
+    base = next((base for base in await resources.applied_catalog.base_models() if base.id == offer.base_model), None)
+    if base is None:
+        raise InvalidParameter(f"base_model: there is no base model {offer.base_model!r}")
+    adapter = await _digested(path, offer, owner, accounts)
+    if terms is not None:
+        terms = replace(terms, body_sha256=_body_digest(offer, adapter.sha256))
+    if (known := await _known(resources, adapter, terms)) is not None:
+        return known
+    async with resources.inspections:
+        found = await _inspect(base, path, resources.max_rank, resources.settings.data_dir.resolve() / LAYER_TABLES)
+    parts = {part: Path(uri) for part, uri in weight_files(adapter).items()}
+    files = LoraFiles(resources.settings)
+    async with held_weights(resources, files.uri(adapter.sha256, parts)):
+        adapter = replace(adapter, file=await files.put(adapter.sha256, parts), found=found)
+        registration = await resources.adapter_registry.register_under(adapter, terms)
+        registered = await _settled(resources, registration, adapter, terms)
+    if registered.status == "added":
+        with suppress(StoreUnavailable):
+            await ask_for_sample(resources, registered.adapter)
+    return registered
+
+
+async def remove(resources: "Resources", lora_id: str) -> str:
+    """Remove a registered LoRA, and its weights unless another has them.
+
+    Returns `removed`, `unknown` or `file`.
+    """
+    removal = await resources.adapter_registry.remove(lora_id)
+    if removal.weights:
+        await remove_unused_weights(resources)
+    return removal.status
+
+
+async def _digested(path: Path, offer: Offer, owner: str, accounts: frozenset[str] | None) -> Adapter:
+    """Return the adapter's record without its place in the storage and the facts of its file."""
+    adapter = Adapter(
+        id="model_" + base32(secrets.token_bytes(16)),
+        **asdict(offer),
+        created_at=from_epoch_ms(epoch_ms(datetime.now(UTC))),  # as its record keeps it
+        file=str(path),
+        is_folder=await asyncio.to_thread(path.is_dir),
+        sha256="",
+        accounts=accounts,
+        owner=owner,
+    )
+    digested = await asyncio.to_thread(add_digests, [adapter], {}, {})
+    if digested.set_aside:
+        raise InvalidParameter(f"file: {digested.set_aside[0].reason}")
+    (adapter,) = digested.adapters
+    return replace(adapter, size_bytes=await asyncio.to_thread(_size, adapter))
+
+
+def _size(adapter: Adapter) -> int:
+    return sum(Path(uri).stat().st_size for uri in weight_files(adapter).values())
+
+
+def _body_digest(offer: Offer, sha256: str) -> str:
+    return hashlib.sha256(json.dumps([asdict(offer), sha256], sort_keys=True).encode()).hexdigest()
+
+
+async def _known(resources: "Resources", adapter: Adapter, terms: Terms | None) -> Registered | None:
+    """Return what the owner has already; None for what may be added.
+
+    It is asked before the file is read, which takes seconds.
+    """
+    if terms is None:
+        return None
+    registration = await resources.adapter_registry.register_under(adapter, terms, asks=True)
+    return None if registration.status == "added" else await _settled(resources, registration, adapter, terms)
+
+
+async def _settled(
+    resources: "Resources", registration: Registration, adapter: Adapter, terms: Terms | None
+) -> Registered:
+    if registration.status == "added":
+        return Registered(adapter, "added")
+    if registration.status in ("replayed", "same"):
+        there = await resources.catalog.adapter(registration.lora_id)
+        if there is None:
+            raise NotFound("The LoRA was removed meanwhile.")
+        return Registered(there, registration.status)
+    if registration.status == "conflict":
+        raise IdempotencyConflict("This Idempotency-Key was used before with another body.")
+    assert terms is not None, registration
+    if registration.status == "too_many":
+        raise LoraQuotaExceeded(f"Your plan allows {terms.max_loras} LoRAs of your own; delete one first.")
+    raise LoraQuotaExceeded(f"Your plan allows {terms.max_bytes} bytes of LoRAs of your own; delete one first.")
+
+
+async def _inspect(base: BaseModel, path: Path, max_rank: int, tables: Path) -> Mapping[str, Any]:
+    """Return what the file holds.
+
+    Raises `InvalidParameter` where it does not fit the base model or breaks a limit.
+    """
+    described = (base.config or base.source, base.id)
+    command = (sys.executable, "-m", _INSPECTION, *described, str(path))
+    command = (*command, str(max_rank), str(tables), str(PROCESSOR_LIMIT_S))
+    environment = {"PATH": os.defpath, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=environment
+    )
+    try:
+        async with asyncio.timeout(INSPECTION_LIMIT_S):
+            out, err = await process.communicate()
+    except TimeoutError:
+        raise InvalidParameter(f"file: reading it takes longer than {INSPECTION_LIMIT_S:g} s") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode == -signal.SIGXCPU:
+        raise InvalidParameter(f"file: reading it takes more than {PROCESSOR_LIMIT_S} s of a processor")
+    if process.returncode:
+        last = err.decode(errors="replace").strip().splitlines()[-1:]
+        _log.warning("the inspection of a file ended with %d: %s", process.returncode, "".join(last)[:200])
+        raise InvalidParameter("file: it cannot be read as a LoRA")
+    answer = json.loads(out.splitlines()[-1])
+    if "refused" in answer:
+        raise InvalidParameter(f"file: {answer['refused']}")
+    return answer["found"]

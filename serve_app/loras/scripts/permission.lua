@@ -1,0 +1,16 @@
+-- Who may use a LoRA, and what follows when somebody no longer may.
+-- Whether the account may use the LoRA now: the operator's last grant or denial holds; without one, its owner and those may to
+-- whom it is offered. One that is gone may nobody.
+local function may_use_adapter(account, id)
+  local record = redis.call('HMGET', K('lora:' .. id), 'owner', 'open')
+  if not record[1] then return false end
+  local grant = redis.call('HGET', K('grants:' .. account), id)
+  if grant then return grant == 'allow' end
+  if record[2] == '1' or record[1] == account then return true end
+  if redis.call('ZSCORE', K('loras_offered:' .. account), id) then return true end
+  local name = redis.call('HGET', K('account:' .. account), 'name')
+  return (name and redis.call('ZSCORE', K('loras_offered:' .. name), id)) and true or false
+end
+
+-- Somebody may no longer use the LoRA: the reaper looks at all its waiting jobs.
+local function withdraw(adapter) redis.call('ZADD', K('loras_withdrawn'), 0, adapter) end

@@ -1,0 +1,37 @@
+-- include permission
+-- include lora
+-- args: lora, order, record, asks:flag, max_loras:number, max_bytes:number, idempotency_digest, body_digest, idempotency_ms:number
+-- register_lora: add a LoRA whose id the caller has made; `record` is JSON. Repeating the call changes nothing; `asks` writes nothing:
+-- whether it would be added. With `max_loras`, the owner has a quota, and has the same weights for a base model once.
+-- Returns {status, id}: added, taken (the id is in use), replayed (as an earlier call with the key and the body), conflict (with
+-- another body), same (the owner has these weights), too_many, too_large.
+local held = redis.call('HGET', K('lora:' .. lora), 'source')
+if held then return {held == 'registered' and 'added' or 'taken', lora} end
+
+local new = cjson.decode(record)
+local idempotency_key = K('idempotency:' .. new.owner .. ':loras:' .. idempotency_digest)
+if idempotency_digest ~= '' then
+  local previous = redis.call('HMGET', idempotency_key, 'lora', 'body')
+  if previous[1] and redis.call('EXISTS', K('lora:' .. previous[1])) == 1 then
+    return {previous[2] == body_digest and 'replayed' or 'conflict', previous[1]}
+  end
+end
+
+if max_loras then
+  local count, bytes = 0, num(new.bytes, 0)
+  for _, id in ipairs(redis.call('ZRANGE', K('loras_owned:' .. new.owner), 0, -1)) do
+    local each = redis.call('HMGET', K('lora:' .. id), 'sha256', 'base_model', 'bytes')
+    if each[1] == new.sha256 and each[2] == new.base_model then return {'same', id} end
+    count, bytes = count + 1, bytes + num(each[3], 0)
+  end
+  if count >= max_loras then return {'too_many', ''} end
+  if bytes > max_bytes then return {'too_large', ''} end
+end
+if asks then return {'added', lora} end
+
+write_lora(lora, order, new)
+if idempotency_digest ~= '' then
+  redis.call('HSET', idempotency_key, 'lora', lora, 'body', body_digest)
+  redis.call('PEXPIRE', idempotency_key, idempotency_ms)
+end
+return {'added', lora}

@@ -1,0 +1,235 @@
+"""Adapter weights: fetched once, checked, stored by digest on this machine.
+
+Bounds the adapter files of this machine: those that were used longest ago go first.
+"""
+
+import hashlib
+import logging
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from serve_app.atomic_files import PRIVATE, atomic_file, make_folder
+from serve_app.domain.catalog import Adapter
+from serve_app.domain.errors import AdapterUnavailable, StoreUnavailable
+from serve_app.loras.sources import MAX_CONFIG_BYTES, PEFT_CONFIG, opened, weight_files, weights_digest
+from serve_app.loras.stored_weights import where_it_is
+from serve_app.safetensors_file import MAX_FILE_BYTES, UnusableFile, check_in_subprocess
+from serve_app.settings import Settings
+from serve_app.store.storage import WEIGHTS, free_bytes, in_storage_thread
+
+LAYER_TABLES = "layer_tables"
+"""A folder of the data directory: what adapters are checked against, made from each base model's configuration."""
+
+
+log = logging.getLogger(__name__)
+
+KEPT_AFTER_USE = timedelta(minutes=10)
+"""No file goes earlier: its runs may not have read it yet."""
+NOTED_EVERY_S = 60.0
+DRAFTS_LIVE = timedelta(days=1)
+"""What a process that died while it wrote has left goes after this."""
+_STORED = re.compile(r"[0-9a-f]{64}(\.safetensors)?")
+_USES = ".used"
+
+
+class _Entry(NamedTuple):
+    used: float
+    size: int
+    path: Path
+
+
+class WeightCache:
+    """Removes files beyond `limit` bytes, or while the disk lacks `reserve` bytes.
+
+    Several processes share the folder. When a file was last used is the time of an empty one beside it: its own times are part of its identity.
+    """
+
+    def __init__(self, folder: Path, *, limit: int, reserve: int) -> None:
+        self._folder, self._uses = folder, folder / _USES
+        self._limit, self._reserve = limit, reserve
+        self._noted: dict[str, float] = {}
+
+    def note_use(self, stored: Path) -> None:
+        """Note that a file or folder, if it is there, is used now; at most once a minute."""
+        now = time.monotonic()
+        if now - self._noted.get(stored.name, -NOTED_EVERY_S) < NOTED_EVERY_S or not stored.exists():
+            return
+        with suppress(OSError):  # a full disk: what is there can be used
+            make_folder(self._uses)
+            (self._uses / stored.name).touch(PRIVATE)
+            self._noted[stored.name] = now
+
+    def make_space(self, incoming: int = 0) -> None:
+        """Remove what was used longest ago until the rest, and so many bytes to come, are within the limits."""
+        entries = sorted(self._entries())
+        total = incoming + sum(entry.size for entry in entries)
+        until = time.time() - KEPT_AFTER_USE.total_seconds()
+        for entry in entries:
+            if entry.used > until or (total <= self._limit and free_bytes(self._folder) - incoming >= self._reserve):
+                return
+            total -= entry.size
+            with suppress(FileNotFoundError):  # another process removed it
+                if self._last_use(entry.path) > entry.used:  # since the folder was listed, which may be a while ago
+                    total += entry.size
+                    continue
+            self._remove(entry.path)
+            log.info("removed %s from the weights of this machine: %d bytes", entry.path.name, entry.size)
+
+    def _entries(self) -> Iterator[_Entry]:
+        """The files and folders of weights; old drafts are removed on the way."""
+        if not self._folder.exists():
+            return
+        for path in self._folder.iterdir():
+            with suppress(FileNotFoundError):  # another process removed it
+                if _STORED.fullmatch(path.name):
+                    yield _Entry(self._last_use(path), _size(path), path)
+                elif path.name != _USES and path.stat().st_mtime < time.time() - DRAFTS_LIVE.total_seconds():
+                    self._remove(path)
+
+    def _last_use(self, path: Path) -> float:
+        fetched = path.stat().st_mtime
+        try:
+            return max(fetched, (self._uses / path.name).stat().st_mtime)
+        except FileNotFoundError:
+            return fetched
+
+    def _remove(self, path: Path) -> None:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+        (self._uses / path.name).unlink(missing_ok=True)
+        self._noted.pop(path.name, None)
+
+
+def _size(path: Path) -> int:
+    if not path.is_dir():
+        return path.stat().st_size
+    return sum(entry.stat().st_size for entry in os.scandir(path))
+
+
+_BLOCK = 1 << 20
+_passed: set[str] = set()
+"""Digests of files that passed the check: in this process each is checked once."""
+
+
+class _Identity(NamedTuple):
+    """A file's identity, which changes when it is written or replaced."""
+
+    device: int
+    inode: int
+    size: int
+    modified_ns: int
+    changed_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> "_Identity":
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+class WeightStore:
+    """Keeps weights in `data_dir/weights/<sha256>.safetensors` and folders `<sha256>/`, after every check.
+
+    They stay within `weight_cache` bytes.
+
+    Whether a file still is what it was is checked when this process first uses it, and when it has changed since.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._folder = (settings.data_dir / "weights").resolve()
+        self._cache = WeightCache(self._folder, limit=settings.weight_cache, reserve=settings.disk_reserve)
+        self._storage, self._options = settings.storage, settings.storage_options
+        self._digests: dict[Path, tuple[_Identity, str]] = {}
+
+    def make_space(self) -> None:
+        """Remove weights of this machine that are beyond the limit, or for which the disk is too full."""
+        self._cache.make_space()
+
+    async def fetch(self, adapter: Adapter) -> Path:
+        """Return the adapter's weights as a local file or folder.
+
+        Raises `AdapterUnavailable` when they are missing or refused.
+        """
+        stored = self._folder / (adapter.sha256 if adapter.is_folder else f"{adapter.sha256}.safetensors")
+        paths = {name: stored / name for name in weight_files(adapter)}  # of a file, `stored / ""` is itself
+        try:
+            if not await in_storage_thread(lambda: self._is_intact(adapter, stored, paths), doing="adapter check"):
+                await in_storage_thread(lambda: self._fetch(adapter, paths), doing="adapter download", pool=WEIGHTS)
+        except FileNotFoundError as missing:
+            raise AdapterUnavailable(f"the weights of {adapter.id} are not in storage") from missing
+        except StoreUnavailable as outage:
+            raise AdapterUnavailable(f"the weights of {adapter.id} cannot be fetched") from outage
+        return stored
+
+    def _is_intact(self, adapter: Adapter, stored: Path, paths: Mapping[str, Path]) -> bool:
+        """Return whether the files are there with the catalog's digest.
+
+        Each is read once per process and version of it.
+        """
+        self._cache.note_use(stored)  # before it is looked for, so that it is not removed meanwhile
+        try:
+            digest = weights_digest({name: self._digest(path) for name, path in paths.items()})
+        except FileNotFoundError:
+            return False
+        if digest != adapter.sha256:
+            log.warning("the stored weights of %s are not what they were: they are fetched again", adapter.id)
+            return False
+        return True
+
+    def _digest(self, path: Path) -> str:
+        with path.open("rb") as file:
+            identity = _Identity.of(os.fstat(file.fileno()))
+            known = self._digests.get(path)
+            if known is None or known[0] != identity:
+                known = self._digests[path] = identity, hashlib.file_digest(file, "sha256").hexdigest()
+        return known[1]
+
+    def _fetch(self, adapter: Adapter, paths: Mapping[str, Path]) -> None:
+        """Fetch the files into the store; two fetchers at once write the same bytes."""
+        self._cache.make_space(adapter.size_bytes)
+        with ExitStack() as stack:
+            drafts = {name: stack.enter_context(atomic_file(path)) for name, path in paths.items()}
+            sources = weight_files(where_it_is(adapter, self._storage))
+            digests = {name: self._copy(sources[name], draft, _limit(name)) for name, draft in drafts.items()}
+            if weights_digest(digests) != adapter.sha256:
+                raise AdapterUnavailable(f"the weights of {adapter.id} are not those of the catalog (sha256 differs)")
+            for name, draft in drafts.items():
+                if name != PEFT_CONFIG and digests[name] not in _passed:
+                    draft.flush()
+                    _check(Path(draft.name))
+                    _passed.add(digests[name])
+
+    def _copy(self, source: str, target: BinaryIO, limit: int) -> str:
+        """Copy and digest in one pass; stop at the size limit, whatever size the storage reports."""
+        digest, size = hashlib.sha256(), 0
+        with opened(source, self._options) as read:
+            _check_size(getattr(read, "size", None) or 0, limit)  # where the storage knows it, before a byte is copied
+            while block := read.read(_BLOCK):
+                size += len(block)
+                _check_size(size, limit)
+                digest.update(block)
+                target.write(block)
+        return digest.hexdigest()
+
+
+def _check(path: Path) -> None:
+    try:
+        check_in_subprocess(path)
+    except UnusableFile as error:
+        raise AdapterUnavailable(f"adapter file: {error}") from error
+
+
+def _check_size(size: int, limit: int) -> None:
+    if size > limit:
+        raise AdapterUnavailable(f"the adapter file is larger than {'2 GiB' if limit == MAX_FILE_BYTES else '1 MiB'}")
+
+
+def _limit(name: str) -> int:
+    return MAX_CONFIG_BYTES if name == PEFT_CONFIG else MAX_FILE_BYTES

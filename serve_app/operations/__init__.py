@@ -1,0 +1,1 @@
+"""What operators need: housekeeping, metrics, checks, reports and the deletion of accounts."""

@@ -1,0 +1,284 @@
+"""Finds and removes everything that Redis holds of one account, by reading every key.
+
+Deletes an account and all that is its own, except its audit log under a pseudonym.
+"""
+
+import json
+import logging
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, cast
+
+from redis.asyncio import Redis
+
+from serve_app.domain.accounts import Account
+from serve_app.domain.audit import Act, Actor
+from serve_app.domain.durations import epoch_ms, from_epoch_ms
+from serve_app.domain.errors import StoreUnavailable
+from serve_app.domain.jobs import JobKind
+from serve_app.jobs.deletion import remove_objects
+from serve_app.loras.registration import remove as remove_lora
+from serve_app.store.keys import PREFIX, redis_key
+from serve_app.store.script import Script
+
+if TYPE_CHECKING:
+    from serve_app.resources import Resources
+
+
+AT_ONCE = 500
+CATALOG = ("lora", "loras_offered", "loras_owned", "loras_stored", "catalog", "catalog_rows")
+"""Families that the catalog's own operations change."""
+KEPT = ("audit", "audit_logs")
+LISTED = "accounts_removing"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AccountRemoval:
+    """A deletion that has begun, and may have been cut short.
+
+    It names the account, the actor as the audit log does, and the actor's address.
+    """
+
+    account_id: str
+    name: str
+    actor: str
+    address: str
+    began_at: datetime
+
+
+class AccountRecords:
+    """Reads the whole server to delete an account: seconds for each 100,000 jobs."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"
+        self._begin_removal = Script(redis, "operations/begin_removal")
+        self._remove_account = Script(redis, "operations/remove_account")
+
+    async def begin_removal(self, account_id: str, name: str, *, actor: str, address: str) -> AccountRemoval:
+        """Put the account on the list of those to be removed, and disable it, in one move.
+
+        One that is on the list stays there as it is. Raises `StoreUnavailable`.
+        """
+        row = json.dumps([name, actor, address, epoch_ms(datetime.now(UTC))])
+        return _removal(account_id, await self._begin_removal(account=account_id, removal=row))
+
+    async def removals(self) -> list[AccountRemoval]:
+        """The accounts whose removal has begun and has not ended."""
+        rows: dict[str, str] = await self._redis.hgetall(redis_key(LISTED))
+        return [_removal(account_id, row) for account_id, row in rows.items()]
+
+    async def end_removal(self, account_id: str) -> None:
+        """Take an account off the list: nothing of it is left that could be removed."""
+        await self._redis.hdel(redis_key(LISTED), account_id)
+
+    async def job_ids(self, account_id: str) -> list[str]:
+        """List the account's jobs, also those that are missing in its list."""
+        found: list[str] = []
+        async for names in self._names("job:*"):
+            owners = await self._ask(names, lambda pipeline, name: pipeline.hget(name, "account"))
+            found += [_parts(name)[1] for name, owner in zip(names, owners, strict=True) if owner == account_id]
+        return found
+
+    async def remove(self, account_id: str) -> None:
+        """Remove all but the account's own record and name. Its jobs must be gone. Safe to repeat."""
+        await self._remove_names(account_id)
+        key_ids: list[str] = await self._redis.zrange(redis_key("keys", account_id), 0, -1)
+        ids = {account_id, *key_ids}
+        async for names in self._names("*"):
+            mine = [name for name in names if _is_removed(name, ids)]
+            mine += await self._sessions(names, account_id)
+            mine += await self._links(names, account_id)
+            if mine:
+                await self._redis.delete(*mine)
+        pipeline = self._redis.pipeline()
+        pipeline.hdel(redis_key("unfinished"), account_id)
+        for kind in JobKind:
+            pipeline.zrem(redis_key("vtime", kind), account_id)
+            pipeline.zrem(redis_key("idle_vtime", kind), account_id)
+        async for names in self._names("granted:*"):
+            for name in names:
+                pipeline.srem(name, account_id)
+        await pipeline.execute()
+
+    async def remove_account(self, account_id: str, name: str) -> None:
+        """Remove the account's record and free its name.
+
+        This is the last step, until which the account can be found. Safe to repeat.
+        """
+        await self._remove_account(account=account_id, name=name)
+
+    async def still_naming(self, account_id: str) -> list[str]:
+        """List the keys that still hold the account's id, in name or value.
+
+        Those of the audit log, which stays, are not read.
+        """
+        found: list[str] = []
+        async for names in self._names("*"):
+            looked_at = [each for each in names if _parts(each)[0] not in (*KEPT, LISTED)]
+            for each, text in zip(looked_at, await self._texts(looked_at), strict=True):
+                if account_id in each or account_id in text:
+                    found.append(each.removeprefix(PREFIX))
+        return sorted(found)
+
+    async def _names(self, pattern: str) -> AsyncIterator[Sequence[str]]:
+        batch: list[str] = []
+        async for name in self._redis.scan_iter(match=PREFIX + pattern, count=AT_ONCE):
+            batch.append(name)
+            if len(batch) >= AT_ONCE:
+                yield batch
+                batch = []
+        yield batch
+
+    async def _sessions(self, names: Iterable[str], account_id: str) -> list[str]:
+        """Return the account's sessions that are on no list."""
+        sessions = [name for name in names if _parts(name)[0] == "session"]
+        owners = await self._ask(sessions, lambda pipeline, name: pipeline.hget(name, "account"))
+        return [name for name, owner in zip(sessions, owners, strict=True) if owner == account_id]
+
+    async def _links(self, names: Iterable[str], account_id: str) -> list[str]:
+        """Return the links that sign somebody in to the account."""
+        links = [name for name in names if _parts(name)[0] == "sign_in_link"]
+        values = await self._ask(links, lambda pipeline, name: pipeline.get(name))
+        return [name for name, value in zip(links, values, strict=True) if account_id in (value or "").split(":")]
+
+    async def _remove_names(self, account_id: str) -> None:
+        """Free the names of the account's invited users."""
+        ids: list[str] = await self._redis.zrange(redis_key("users", account_id), 0, -1)
+        records = [redis_key("user", account_id, user_id) for user_id in ids]
+        taken = await self._ask(records, lambda pipeline, name: pipeline.hget(name, "name"))
+        if names := [redis_key("name", name) for name in taken if name]:
+            await self._redis.delete(*names)
+
+    async def _texts(self, names: Sequence[str]) -> list[str]:
+        """Each key's value as one text."""
+        types = await self._ask(names, lambda pipeline, name: pipeline.type(name))
+        kinds = dict(zip(names, types, strict=True))
+        values = await self._ask(names, lambda pipeline, name: _READ[kinds[name]](pipeline, name))
+        return [str(value) for value in values]
+
+    async def _ask(self, names: Sequence[str], ask: Any) -> list[Any]:
+        if not names:
+            return []
+        pipeline = self._redis.pipeline(transaction=False)
+        for name in names:
+            ask(pipeline, name)
+        return await pipeline.execute()
+
+
+_READ: Mapping[str, Any] = {
+    "string": lambda pipeline, name: pipeline.get(name),
+    "hash": lambda pipeline, name: pipeline.hgetall(name),
+    "zset": lambda pipeline, name: pipeline.zrange(name, 0, -1),
+    "set": lambda pipeline, name: pipeline.smembers(name),
+    "list": lambda pipeline, name: pipeline.lrange(name, 0, -1),
+    "none": lambda pipeline, name: pipeline.exists(name),
+}
+"""How a value is read by its type; a key may have gone since its name was read."""
+
+
+def _removal(account_id: str, row: str) -> AccountRemoval:
+    name, actor, address, began_ms = json.loads(row)
+    began_at = from_epoch_ms(began_ms)
+    return AccountRemoval(account_id=account_id, name=name, actor=actor, address=address, began_at=began_at)
+
+
+def _parts(name: str) -> list[str]:
+    return name.removeprefix(PREFIX).split(":")
+
+
+def _is_removed(name: str, ids: set[str]) -> bool:
+    family, *parts = _parts(name)
+    return bool(ids.intersection(parts)) and family not in ("account", "job", *CATALOG, *KEPT)
+
+
+_log = logging.getLogger(__name__)
+
+PASSES = 3
+"""What a request that was under way left behind is found by the next pass."""
+CUT_SHORT_AFTER = timedelta(minutes=5)
+"""A deletion that is still on the list by then is taken up by the housekeeper; two at once do no harm."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeletedAccount:
+    """What was removed, and what still names the account: at most the catalog does."""
+
+    jobs: int
+    keys: int
+    left: Sequence[str]
+
+
+async def delete_account(resources: "Resources", account: Account, by: Actor) -> DeletedAccount:
+    """Disable the account, remove everything that is its own, and look for its id in every key.
+
+    Removed are its jobs, images, LoRAs, keys, sessions, grants and name. Running jobs end at once: their workers' later
+    writes are fenced off. Safe to repeat after a crash at any point, which the housekeeper does. Raises `StoreUnavailable`.
+    """
+    return await resources.run_to_end(_finish(resources, await _begin(resources, account, by)))
+
+
+async def delete_own_account(resources: "Resources", account: Account, by: Actor) -> DeletedAccount | None:
+    """Delete the account of whoever asks; return None when the housekeeper has to finish it.
+
+    Nobody can ask a second time. Raises `StoreUnavailable` only while the account is as it was.
+    """
+    removal = await _begin(resources, account, by)
+    try:
+        deleted = await resources.run_to_end(_finish(resources, removal))
+    except StoreUnavailable as error:
+        _log.warning("the deletion of %s is left to the housekeeper: %s", account.id, error)
+        return None
+    if deleted.left:
+        _log.warning("%s is deleted and still named by %s", account.id, ", ".join(deleted.left))
+    return deleted
+
+
+async def finish_removals(resources: "Resources") -> int:
+    """Finish the deletions of accounts that were cut short; return how many."""
+    cut_short = datetime.now(UTC) - CUT_SHORT_AFTER
+    removals = [removal for removal in await resources.account_records.removals() if removal.began_at < cut_short]
+    for removal in removals:
+        await _finish(resources, removal)
+    return len(removals)
+
+
+async def _begin(resources: "Resources", account: Account, by: Actor) -> AccountRemoval:
+    """From here on nobody can act as the account, and the deletion ends through any crash."""
+    records = resources.account_records
+    return await records.begin_removal(account.id, account.name, actor=by.name, address=by.address)
+
+
+async def _finish(resources: "Resources", removal: AccountRemoval) -> DeletedAccount:
+    account_id = removal.account_id
+    await resources.sessions.revoke_all(account_id)
+    keys = len(await resources.api_keys.list(account_id))
+    jobs = await _remove(resources, account_id)
+    await resources.audit.record(
+        account_id, Act.ACCOUNT_DELETED, actor=removal.actor, address=removal.address, entry="deleted"
+    )
+    await resources.account_records.remove_account(account_id, removal.name)
+    left = await resources.account_records.still_naming(account_id)
+    for _ in range(PASSES):
+        if not left:
+            break
+        jobs += await _remove(resources, account_id)
+        await resources.account_records.remove_account(account_id, removal.name)
+        left = await resources.account_records.still_naming(account_id)
+    images = await resources.images.names(resources.images.account_folder(account_id))
+    await resources.account_records.end_removal(account_id)
+    return DeletedAccount(jobs=jobs, keys=keys, left=[*left, *images])
+
+
+async def _remove(resources: "Resources", account_id: str) -> int:
+    """Return how many jobs there were."""
+    job_ids = await resources.account_records.job_ids(account_id)
+    for job_id in job_ids:
+        await resources.deletions.delete_job(job_id, account_id=account_id, force=True)
+        if (objects := await resources.deletions.objects(job_id)) is not None:
+            await remove_objects(resources, objects)
+    for lora_id in await resources.catalog.owned_ids(account_id):
+        await remove_lora(resources, lora_id)
+    await resources.account_records.remove(account_id)
+    await resources.images.delete_folder(resources.images.account_folder(account_id))
+    return len(job_ids)

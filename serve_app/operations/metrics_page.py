@@ -1,0 +1,130 @@
+"""Renders `/metrics`, read from Redis at each scrape: every ingress replica shows the same."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import Metric as Family
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.registry import Collector
+
+from serve_app.domain import metrics
+from serve_app.domain.jobs import JobKind
+from serve_app.domain.metrics import METRICS, PREFIX, Metric, MetricType
+from serve_app.operations.overview import what_keeps_jobs_out
+
+if TYPE_CHECKING:
+    from serve_app.resources import Resources
+
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+
+
+class Sample(NamedTuple):
+    labels: tuple[str, ...]
+    value: float
+
+
+Samples = Mapping[Metric, Sequence[Sample]]
+
+
+async def render_metrics(resources: "Resources") -> bytes:
+    """Render the metrics in Prometheus' text format. Raises `StoreUnavailable`."""
+    await resources.measures.send()
+    registry = CollectorRegistry()
+    registry.register(Metrics(samples=await _read(resources), measured=await resources.measures.measured()))
+    return generate_latest(registry)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Metrics(Collector):
+    """Every metric of the table, read at this scrape or measured by all processes."""
+
+    samples: Samples
+    measured: Mapping[str, float]
+
+    def collect(self) -> Iterator[Family]:
+        rows: dict[str, list[tuple[list[str], float]]] = {metric.name: [] for metric in METRICS}
+        for field, value in {**dict.fromkeys(metrics.FROM_ZERO, 0.0), **self.measured}.items():
+            name, *labels = field.split("|")
+            if name in rows:  # a newer version may measure more
+                rows[name].append((labels, value))
+        for metric in METRICS:
+            if metric.type is MetricType.HISTOGRAM:
+                yield _histogram(metric, rows[metric.name])
+            else:
+                read = [Sample(tuple(labels), value) for labels, value in rows[metric.name]]
+                yield _family(metric, [*self.samples.get(metric, ()), *read])
+
+
+def _family(metric: Metric, samples: Iterable[Sample]) -> Family:
+    of_type = CounterMetricFamily if metric.type is MetricType.COUNTER else GaugeMetricFamily
+    family = of_type(PREFIX + metric.name, metric.help, labels=metric.labels)
+    for labels, value in sorted(samples):
+        family.add_metric(labels, value)
+    return family
+
+
+def _histogram(metric: Metric, rows: Iterable[tuple[list[str], float]]) -> Family:
+    """Build a histogram; the last label of a row is a bucket's bound, or `sum`."""
+    by_labels: dict[tuple[str, ...], dict[str, float]] = {}
+    for (*labels, part), value in rows:
+        by_labels.setdefault(tuple(labels), {})[part] = value
+    family = HistogramMetricFamily(PREFIX + metric.name, metric.help, labels=metric.labels)
+    bounds = [*(f"{bound:g}" for bound in metric.bounds), "+Inf"]
+    for labels, parts in sorted(by_labels.items()):
+        counts = accumulate(parts.get(bound, 0.0) for bound in bounds)
+        family.add_metric(labels, list(zip(bounds, counts, strict=True)), parts.get("sum", 0.0))
+    return family
+
+
+async def _read(resources: "Resources") -> Samples:
+    counts = await resources.queue_stats.counts()
+    memory = await resources.memory.read()
+    return {
+        **await _queue(resources),
+        **await _workers(resources),
+        metrics.JOBS: [Sample((event,), counts.get(event, 0)) for event in metrics.EVENTS],
+        metrics.DEAD_JOBS: [Sample((), await resources.queue_stats.dead())],
+        metrics.ACCEPTING: [Sample((), float(not await what_keeps_jobs_out(resources)))],
+        metrics.REDIS_MEMORY: [Sample((), memory.used)] if memory else [],
+        metrics.REDIS_MEMORY_LIMIT: [Sample((), memory.limit)] if memory else [],
+    }
+
+
+async def _queue(resources: "Resources") -> Samples:
+    backlogs = {kind: await resources.queue_stats.backlog(kind) for kind in JobKind}
+    waiting = await resources.queue_stats.waiting([":".join(plan) for plan in resources.settings.plan_table])
+    by_plan = {(kind, *plan.split(":", 1)): row for (kind, plan), row in waiting.items()}
+    return {
+        metrics.JOBS_READY: [Sample((kind,), backlog.ready) for kind, backlog in backlogs.items()],
+        metrics.JOBS_LEASED: [Sample((kind,), backlog.leased) for kind, backlog in backlogs.items()],
+        metrics.JOBS_DELAYED: [Sample((kind,), backlog.delayed) for kind, backlog in backlogs.items()],
+        metrics.BACKLOG_SECONDS: [Sample((kind,), backlog.seconds) for kind, backlog in backlogs.items()],
+        metrics.OLDEST_JOB_AGE: [Sample((kind,), backlog.oldest_age_s) for kind, backlog in backlogs.items()],
+        metrics.JOBS_WAITING: [Sample(labels, row.jobs) for labels, row in by_plan.items()],
+        metrics.OLDEST_WAITING: [Sample(labels, row.oldest_age_s) for labels, row in by_plan.items()],
+    }
+
+
+async def _workers(resources: "Resources") -> Samples:
+    """Return the live workers by kind, and the sums of their gauges."""
+    shown = {kind: await resources.measures.shown(kind) for kind in JobKind}
+    sums: dict[Metric, list[Sample]] = {
+        metrics.WORKERS: [Sample((kind,), len(workers)) for kind, workers in shown.items()]
+    }
+    by_name = {metric.name: metric for metric in METRICS}
+    for kind, workers in shown.items():
+        totals: defaultdict[str, float] = defaultdict(float)
+        for worker in workers:
+            for field, value in worker.gauges.items():
+                totals[field] += value
+        for field, total in totals.items():
+            name, *labels = field.split("|")
+            if name in by_name:  # a newer version may measure more
+                sums.setdefault(by_name[name], []).append(Sample((kind, *labels), total))
+    return sums

@@ -1,0 +1,208 @@
+"""Reads the state of queue, workers, adapters and failures, from Redis alone.
+
+Reports whether polls can be answered, new jobs are accepted, and a generator lives or will start.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from serve_app.domain import metrics
+from serve_app.domain.errors import Overloaded, StoreUnavailable
+from serve_app.domain.jobs import JobKind
+from serve_app.domain.metrics import Metric
+from serve_app.store.measures import ShownWorker
+
+if TYPE_CHECKING:
+    from serve_app.resources import Resources
+
+
+MOST_ADAPTERS, MOST_FAILURES = 15, 8
+
+
+async def overview(resources: "Resources", names: Mapping[str, str]) -> dict[str, Any]:
+    """Read facts for an operator. Raises `StoreUnavailable`.
+
+    `names` are of adapters, by the digest of their weights.
+    """
+    measured = await resources.measures.measured()
+    counts = await resources.queue_stats.counts()
+    failed = await resources.dead_letters.list(MOST_FAILURES)
+    return {
+        "queue": {str(kind): await _queue(resources, kind) for kind in JobKind},
+        "workers": [row for kind in JobKind for row in await _workers(resources, kind)],
+        "start_failures": {
+            str(kind): failure for kind in JobKind if (failure := await resources.workers.failure(kind)) is not None
+        },
+        "adapters": {
+            "waiting": [
+                {"name": names.get(group, group[:12]), "jobs": jobs}
+                for group, jobs in await resources.queue_stats.waiting_weights(JobKind.GENERATION, limit=MOST_ADAPTERS)
+            ],
+            "loads": _total(measured, metrics.ADAPTER_LOADS, besides="sum"),
+            "evictions": _total(measured, metrics.ADAPTER_EVICTIONS),
+        },
+        "jobs": {event: counts.get(event, 0) for event in metrics.EVENTS},
+        "failures": {
+            "by_code": _by_last_label(measured, metrics.JOB_FAILURES),
+            "dead": await resources.queue_stats.dead(),
+            "newest": [
+                {
+                    "id": job.id,
+                    "at": job.finished_at.isoformat() if job.finished_at else "",
+                    "code": job.failure.code if job.failure else "",
+                    "message": job.failure.message if job.failure else "",
+                }
+                for job in failed
+            ],
+        },
+    }
+
+
+async def adapter_names(resources: "Resources") -> dict[str, str]:
+    return {adapter.sha256: adapter.name for adapter in await resources.catalog.all()}
+
+
+async def _queue(resources: "Resources", kind: JobKind) -> dict[str, float]:
+    backlog = await resources.queue_stats.backlog(kind)
+    return {
+        "ready": backlog.ready,
+        "running": backlog.leased,
+        "delayed": backlog.delayed,
+        "backlog_seconds": round(backlog.seconds, 1),
+        "oldest_seconds": round(backlog.oldest_age_s, 1),
+    }
+
+
+async def _workers(resources: "Resources", kind: JobKind) -> list[dict[str, Any]]:
+    shown = await resources.measures.shown(kind)
+    gauges = {
+        "runs": metrics.RUNS,
+        "runs_limit": metrics.RUNS_LIMIT,
+        "adapters": metrics.ADAPTERS_RESIDENT,
+        "gpu_bytes": metrics.GPU_MEMORY,
+        "gpu_bytes_used": metrics.GPU_MEMORY_USED,
+    }
+    return [
+        {"name": worker.name, "kind": str(kind)}
+        | {word: round(worker.gauges[metric.name]) for word, metric in gauges.items() if metric.name in worker.gauges}
+        | ({"memory": memory} if (memory := _memory(worker)) else {})
+        for worker in sorted(shown, key=lambda each: each.name)
+    ]
+
+
+def _memory(worker: ShownWorker) -> dict[str, dict[str, int]]:
+    """Return a worker's bytes by device and use."""
+    found: dict[str, dict[str, int]] = {}
+    for field, value in worker.gauges.items():
+        name, *labels = field.split("|")
+        if name == metrics.WORKER_MEMORY.name:
+            device, use = labels
+            found.setdefault(device, {})[use] = round(value)
+    return found
+
+
+def _total(measured: Mapping[str, float], metric: Metric, *, besides: str = "") -> int:
+    fields = (name.split("|") for name in measured)
+    return round(sum(measured["|".join(f)] for f in fields if f[0] == metric.name and f[-1] != besides))
+
+
+def _by_last_label(measured: Mapping[str, float], metric: Metric) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for name, value in measured.items():
+        first, *labels = name.split("|")
+        if first == metric.name:
+            sums[labels[-1]] = sums.get(labels[-1], 0) + round(value)
+    return sums
+
+
+READY_TIMEOUT_S = 5.0
+LONGEST_START_S = 600
+"""Work that has waited for so long without a sign of any worker: none is starting."""
+OK, DOWN, BUSY = "ok", "down", "busy"
+"""A service that is busy is ready: taken out of the balance, it would leave its load to the others."""
+IDLE, UNWRITABLE = "scaled to zero", "cannot be written"
+DISK, MEMORY, STORAGE = "disk below its reserve", "Redis at its memory limit", "storage cannot be written"
+
+
+class Readiness(NamedTuple):
+    """What the service can do now."""
+
+    states: Mapping[str, str]
+    """The state of each part; the details are the operator's."""
+    reason: str
+    """What keeps new jobs out, or from being completed; empty while they are accepted."""
+
+    @property
+    def answers_polls(self) -> bool:
+        return self.states["redis"] != DOWN
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether polls are answered and accepted jobs will be worked on."""
+        return self.answers_polls and self.states["generator"] in (OK, IDLE, BUSY)
+
+
+async def readiness(resources: "Resources") -> Readiness:
+    """Ask every part, each within a limit of time."""
+    turn_s = READY_TIMEOUT_S + resources.settings.longest_redis_wait.total_seconds()
+    redis, reasons = await asyncio.gather(
+        _answers(resources.queue_stats.backlog(JobKind.GENERATION), within_s=turn_s), what_keeps_jobs_out(resources)
+    )
+    states = {"redis": redis, "storage": UNWRITABLE if STORAGE in reasons else OK}
+    if redis == DOWN:
+        return Readiness(states, "Redis does not answer")
+    return Readiness({**states, "generator": await _generator(resources)}, ", ".join(reasons))
+
+
+async def what_keeps_jobs_out(resources: "Resources") -> list[str]:
+    """Name what keeps new jobs from being accepted, or completed, by a service whose Redis answers."""
+    disk, is_full, is_writable = await asyncio.gather(
+        _answers(resources.disk.check(), within_s=READY_TIMEOUT_S),
+        _is_redis_full(resources),
+        resources.images.is_writable(),
+    )
+    found = {DISK: disk == DOWN, MEMORY: is_full, STORAGE: not is_writable}
+    return [reason for reason, holds in found.items() if holds]
+
+
+async def _is_redis_full(resources: "Resources") -> bool:
+    try:
+        memory = await resources.memory.read()
+    except (Overloaded, StoreUnavailable):
+        return False
+    return memory is not None and memory.is_short
+
+
+async def _generator(resources: "Resources") -> str:
+    """Tell from Redis whether jobs will be worked on.
+
+    A worker seen in the last minute says yes. Else a worker that failed to start, after the last that
+    could, says no; and where none has, it depends on what the deployment promises: at least one replica (then one is missing),
+    or none until there is work (then work that has waited long says that none comes).
+    """
+    try:
+        async with asyncio.timeout(READY_TIMEOUT_S):
+            if await resources.workers.is_any_alive(JobKind.GENERATION):
+                return OK
+            failure = await resources.workers.failure(JobKind.GENERATION)
+            waiting = (await resources.queue_stats.backlog(JobKind.GENERATION)).oldest_age_s
+            is_kept = await resources.keeps_worker(JobKind.GENERATION)
+    except Overloaded:
+        return BUSY
+    except (StoreUnavailable, TimeoutError):
+        return DOWN
+    if failure is not None:
+        return f"cannot start: {failure}"
+    return "none has started" if is_kept or waiting > LONGEST_START_S else IDLE
+
+
+async def _answers(probe: Coroutine[Any, Any, object], *, within_s: float) -> str:
+    try:
+        async with asyncio.timeout(within_s):
+            await probe
+    except Overloaded:
+        return BUSY
+    except (StoreUnavailable, TimeoutError):
+        return DOWN
+    return OK

@@ -1,0 +1,242 @@
+"""Reads accounts, queues and LoRAs for operators, each read bounded.
+
+Reports each account's and each adapter's queue and usage, and where adapters are held.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from redis.asyncio import Redis
+
+from serve_app.accounts.accounts import read_account
+from serve_app.domain.accounts import Account
+from serve_app.domain.catalog import Adapter
+from serve_app.domain.jobs import Job, JobKind
+from serve_app.jobs.history import find_jobs
+from serve_app.loras.catalog import REGISTERED, read_record
+from serve_app.store.keys import redis_key
+
+if TYPE_CHECKING:
+    from serve_app.resources import Resources
+
+
+MOST_QUEUES = 200
+"""Accounts of one kind whose queues are compared; which ones, beyond as many, is by virtual time."""
+USE_DAYS = 30
+DAY_S = 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class AccountRow:
+    account: Account
+    unfinished: int
+    keys: int
+    """Ever made."""
+
+
+class AccountQueue(NamedTuple):
+    """Jobs of one kind that wait for one account."""
+
+    kind: JobKind
+    account_id: str
+    waiting: int
+    oldest_age_s: float
+
+
+class LoraRow(NamedTuple):
+    adapter: Adapter
+    is_registered: bool
+    images: int
+    """Made with it in the last `USE_DAYS` days."""
+
+
+class OperatorReader:
+    """Reads for operators' pages. Every method may raise `StoreUnavailable`."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"
+
+    async def accounts(self, start: int, limit: int) -> tuple[list[AccountRow], int]:
+        """List accounts, the newest first, from a place on; and return how many there are."""
+        pipeline = self._redis.pipeline(transaction=False)
+        pipeline.zcard(redis_key("accounts"))
+        pipeline.zrevrange(redis_key("accounts"), start, start + limit - 1)
+        total, ids = await pipeline.execute()
+        return await self.account_rows(ids), total
+
+    async def account_rows(self, ids: Sequence[str]) -> list[AccountRow]:
+        pipeline = self._redis.pipeline(transaction=False)
+        for account_id in ids:
+            pipeline.hgetall(redis_key("account", account_id))
+            pipeline.hget(redis_key("unfinished"), account_id)
+            pipeline.zcard(redis_key("keys", account_id))
+        answers = await pipeline.execute() if ids else []
+        rows = zip(ids, answers[::3], answers[1::3], answers[2::3], strict=True)
+        return [
+            AccountRow(read_account(account_id, row), int(unfinished or 0), keys)
+            for account_id, row, unfinished, keys in rows
+            if row
+        ]
+
+    async def account_names(self, ids: Iterable[str]) -> Mapping[str, str]:
+        """The names of the accounts that exist."""
+        return await self._names("account", ids)
+
+    async def lora_names(self, ids: Iterable[str]) -> Mapping[str, str]:
+        return await self._names("lora", ids)
+
+    async def queues(self, kind: JobKind, limit: int) -> list[AccountQueue]:
+        """The accounts with waiting jobs, the longest wait first."""
+        ids: list[str] = await self._redis.zrange(redis_key("vtime", kind), 0, MOST_QUEUES - 1)
+        return sorted(await self._queues(kind, ids), key=lambda queue: -queue.oldest_age_s)[:limit]
+
+    async def queue_page(self, kind: JobKind, start: int, limit: int) -> tuple[list[AccountQueue], int]:
+        """List accounts that wait from a place on, whose turn is next first, and return how many wait."""
+        pipeline = self._redis.pipeline(transaction=False)
+        pipeline.zcard(redis_key("vtime", kind))
+        pipeline.zrange(redis_key("vtime", kind), start, start + limit - 1)
+        total, ids = await pipeline.execute()
+        return await self._queues(kind, ids), total
+
+    async def queues_of(self, account_ids: Sequence[str]) -> list[AccountQueue]:
+        """The queues of these accounts that hold jobs, of every kind."""
+        return [queue for kind in JobKind for queue in await self._queues(kind, account_ids)]
+
+    async def _queues(self, kind: JobKind, ids: Sequence[str]) -> list[AccountQueue]:
+        if not ids:
+            return []
+        pipeline = self._redis.pipeline(transaction=False)
+        for account_id in ids:
+            pipeline.zcard(redis_key("queue", kind, account_id))
+            pipeline.zrange(redis_key("queue", kind, account_id), 0, 0)
+        answers = await pipeline.execute()
+        first = [jobs[0] if jobs else "" for jobs in answers[1::2]]
+        pipeline = self._redis.pipeline(transaction=False)
+        pipeline.time()
+        for job_id in first:
+            pipeline.zscore(redis_key("age", kind), job_id)
+        (seconds, micros), *since = await pipeline.execute()
+        now_ms = seconds * 1000 + micros // 1000
+        return [
+            AccountQueue(kind, account_id, waiting, max(0.0, (now_ms - ms) / 1000))
+            for account_id, waiting, ms in zip(ids, answers[::2], since, strict=True)
+            if waiting and ms is not None
+        ]
+
+    async def ready_by_weights(self, digests: Sequence[str]) -> Mapping[str, int]:
+        """How many generations are ready for each of these weights."""
+        pipeline = self._redis.pipeline(transaction=False)
+        for digest in digests:
+            pipeline.zcard(redis_key("group", JobKind.GENERATION, digest))
+        return dict(zip(digests, await pipeline.execute() if digests else [], strict=True))
+
+    async def running(self, kind: JobKind, limit: int) -> list[Job]:
+        """Jobs that are being worked on, by the end of their lease."""
+        return await find_jobs(self._redis, await self._redis.zrange(redis_key("lease", kind), 0, limit - 1))
+
+    async def loras(self, start: int, limit: int, *, owner: str = "") -> tuple[list[LoraRow], int]:
+        """List LoRAs from a place on, newest first, and return how many there are.
+
+        They are all, or those of one owner.
+        """
+        index = redis_key("loras_owned", owner) if owner else redis_key("loras")
+        pipeline = self._redis.pipeline(transaction=False)
+        pipeline.time()
+        pipeline.zcard(index)
+        pipeline.zrevrange(index, start, start + limit - 1)
+        (seconds, _), total, ids = await pipeline.execute()
+        if not ids:
+            return [], total
+        pipeline = self._redis.pipeline(transaction=False)
+        for lora_id in ids:
+            pipeline.hgetall(redis_key("lora", lora_id))
+        today = seconds // DAY_S
+        for day in range(today - USE_DAYS + 1, today + 1):
+            pipeline.hmget(redis_key("lora_use", str(day)), ids)
+        answers = await pipeline.execute()
+        records, days = answers[: len(ids)], answers[len(ids) :]
+        used = [sum(int(number or 0) for number in numbers) for numbers in zip(*days, strict=True)]
+        rows = zip(ids, records, used, strict=True)
+        return [
+            LoraRow(read_record(lora_id, record), record["source"] == REGISTERED, images)
+            for lora_id, record, images in rows
+            if record
+        ], total
+
+    async def _names(self, family: str, ids: Iterable[str]) -> Mapping[str, str]:
+        wanted = sorted({each for each in ids if each})
+        if not wanted:
+            return {}
+        pipeline = self._redis.pipeline(transaction=False)
+        for each in wanted:
+            pipeline.hget(redis_key(family, each), "name")
+        names = await pipeline.execute()
+        return {each: name for each, name in zip(wanted, names, strict=True) if name}
+
+
+async def account_report(resources: "Resources", *, start: int, limit: int, days: int) -> dict[str, Any]:
+    """List accounts, newest first, with their waiting jobs and their usage.
+
+    The usage is of the last `days` days, today's included.
+    """
+    rows, total = await resources.operator_reader.accounts(start, limit)
+    queues = await resources.operator_reader.queues_of([row.account.id for row in rows])
+    waiting: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+    for queue in queues:
+        facts = {"ready": queue.waiting, "oldest_seconds": round(queue.oldest_age_s, 1)}
+        waiting[queue.account_id][str(queue.kind)] = facts
+    accounts = [
+        {**_account(row), "queue": waiting[row.account.id], "usage": await _usage(resources, row.account.id, days)}
+        for row in rows
+    ]
+    return {"total": total, "start": start, "usage_days": days, "accounts": accounts}
+
+
+def _account(row: AccountRow) -> dict[str, Any]:
+    account = row.account
+    return {
+        "id": account.id,
+        "name": account.name,
+        "plans": {"a": account.plan_a, "b": account.plan_b},
+        "disabled": account.disabled,
+        "unfinished": row.unfinished,
+        "keys": row.keys,
+    }
+
+
+async def _usage(resources: "Resources", account_id: str, days: int) -> dict[str, Any]:
+    rows = await resources.usage.days(account_id, await resources.usage.today(), days)
+    loras: defaultdict[str, int] = defaultdict(int)
+    for row in rows:
+        loras[row.lora_id] += row.images
+    return {
+        "images": sum(row.images for row in rows),
+        "megapixel_steps": round(sum(row.megapixel_steps for row in rows), 3),
+        "worker_seconds": round(sum(row.seconds for row in rows), 3),
+        "images_by_lora": dict(loras),
+    }
+
+
+async def adapter_report(resources: "Resources", *, start: int, limit: int) -> dict[str, Any]:
+    """List adapters, newest first, with the jobs that wait for them, their workers and their images."""
+    rows, total = await resources.operator_reader.loras(start, limit)
+    ready = await resources.operator_reader.ready_by_weights([row.adapter.sha256 for row in rows])
+    held: defaultdict[str, list[str]] = defaultdict(list)
+    for worker in sorted(await resources.measures.shown(JobKind.GENERATION), key=lambda each: each.name):
+        for lora_id in worker.loras:
+            held[lora_id].append(worker.name)
+    adapters = [
+        {
+            "id": row.adapter.id,
+            "name": row.adapter.name,
+            "base_model": row.adapter.base_model,
+            "owner": row.adapter.owner,
+            "ready": ready[row.adapter.sha256],
+            "workers": held[row.adapter.id],
+            "images": row.images,
+        }
+        for row in rows
+    ]
+    return {"total": total, "start": start, "image_days": USE_DAYS, "adapters": adapters}

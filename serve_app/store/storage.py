@@ -1,0 +1,180 @@
+"""fsspec from asyncio: each call in a thread pool, with a time limit and one kind of outage.
+
+Permissions of the data directory, which its owner alone may read.
+
+Refuses new jobs before the disk of the embedded Redis or of local images is full.
+"""
+
+import asyncio
+import importlib
+import os
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar, cast
+
+import fsspec
+
+from serve_app.domain.errors import StoreUnavailable
+from serve_app.settings import Settings
+
+TIMEOUT_S = 30.0
+"""Of one call. A lease is 30 s and heartbeats go on meanwhile; a slower storage counts as down."""
+THREADS = 8
+"""Of each pool: blocked storage may delay images, never the event loop's default pool."""
+STORAGE = ThreadPoolExecutor(THREADS, thread_name_prefix="storage")
+WEIGHTS = ThreadPoolExecutor(THREADS, thread_name_prefix="weights")
+"""For downloads of adapters: where they come from may hang while images are stored and local files are read."""
+
+PROBES = ThreadPoolExecutor(1, thread_name_prefix="storage-probe")
+"""For tries whether the storage can be written: one that hangs takes no thread from those who read and write."""
+
+_Answer = TypeVar("_Answer")
+
+
+def open_filesystem(url: str, options: dict[str, Any]) -> tuple[Any, str]:
+    """Return the file system of an fsspec URL and the URL's path in it. Untyped, as fsspec is."""
+    return cast(tuple[Any, str], fsspec.core.url_to_fs(url, **options))
+
+
+async def in_storage_thread(call: Callable[[], _Answer], *, doing: str, pool: ThreadPoolExecutor = STORAGE) -> _Answer:
+    """Run a blocking storage call. Raises `FileNotFoundError`; any other failure is `StoreUnavailable`."""
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            return await asyncio.get_running_loop().run_in_executor(pool, call)
+    except FileNotFoundError:
+        raise
+    except storage_errors() as error:
+        raise StoreUnavailable(f"the storage failed at {doing} ({type(error).__name__})") from error
+
+
+@cache
+def storage_errors() -> tuple[type[Exception], ...]:
+    """Exceptions of a storage that cannot serve: OSError, and those of the installed cloud libraries."""
+    found: list[type[Exception]] = [OSError, TimeoutError]
+    for module, names in (
+        ("botocore.exceptions", ("BotoCoreError", "ClientError")),
+        ("gcsfs.retry", ("HttpError",)),
+        ("aiohttp", ("ClientError",)),
+    ):
+        try:
+            library = importlib.import_module(module)
+        except ImportError:
+            continue
+        found += [getattr(library, name) for name in names]
+    return tuple(found)
+
+
+OURS = (
+    "images",
+    "layer_tables",
+    "redis",
+    "weights",
+    "first-image.png",
+    "local.json",
+    "secrets.json",
+    "up.lock",
+    "uploads",
+)
+"""What the service keeps in the data directory. Anything else there is somebody else's, and is left alone."""
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def close_to_others(data_dir: Path) -> None:
+    """Make files of earlier versions unreadable for everybody but their owner.
+
+    The directory itself keeps its mode if it was there before: an operator may have given one that holds other things.
+    """
+    for path in _open_entries(data_dir):
+        if path.name in OURS:
+            with suppress(PermissionError):  # another user's: the doctor names it
+                path.chmod(stat.S_IMODE(path.lstat().st_mode) & ~OTHERS)
+
+
+def open_to_others(data_dir: Path) -> list[Path]:
+    """Name the entries of a folder, or the file, that other users may open."""
+    try:
+        is_open = bool(data_dir.stat().st_mode & OTHERS)
+    except FileNotFoundError:
+        return []
+    return [data_dir, *_open_entries(data_dir)] if is_open else []
+
+
+def _open_entries(data_dir: Path) -> Iterator[Path]:
+    """The entries of the folder itself: below a closed folder nothing can be opened."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        for path in sorted(data_dir.iterdir()):
+            with suppress(FileNotFoundError):
+                mode = path.lstat().st_mode
+                if not stat.S_ISLNK(mode) and mode & OTHERS:
+                    yield path
+
+
+CHECK_EVERY_S = 1.0
+
+
+class Disk(NamedTuple):
+    """A disk of this machine by the folder that the service fills, in bytes."""
+
+    folder: Path
+    free: int
+    reserve: int
+
+
+class DiskReserve:
+    """Reports whether enough disk is free.
+
+    It looks at most once a second, when asked; in between it answers from memory. Before it reports a short disk it calls
+    each of `make_space` in turn until there is enough, in a thread.
+    """
+
+    def __init__(self, settings: Settings, storage_folder: Path | None, *make_space: Callable[[], None]) -> None:
+        self._folders = local_folders(settings, storage_folder)
+        self._reserve = settings.disk_reserve
+        self._make_space = make_space
+        self._checked = -CHECK_EVERY_S
+        self._short: Path | None = None
+
+    async def check(self) -> None:
+        """Raise `StoreUnavailable` while a disk has less free than the reserve."""
+        if not self._folders or not self._reserve:
+            return
+        if time.monotonic() - self._checked >= CHECK_EVERY_S:
+            self._checked = time.monotonic()  # whoever asks meanwhile gets the last answer
+            self._short = await in_storage_thread(self._short_for_good, doing="look at free space")
+        if self._short is not None:
+            raise StoreUnavailable(f"the disk of {self._short} has less than {self._reserve} bytes free")
+
+    async def disks(self) -> list[Disk]:
+        """List the disks that this process looks at, as they are now."""
+        return await in_storage_thread(self._disks, doing="look at free space") if self._folders else []
+
+    def _disks(self) -> list[Disk]:
+        return [Disk(folder, free_bytes(folder), self._reserve) for folder in self._folders]
+
+    def _short_for_good(self) -> Path | None:
+        for make_space in self._make_space:
+            if self._first_short() is None:
+                return None
+            make_space()
+        return self._first_short()
+
+    def _first_short(self) -> Path | None:
+        return next((folder for folder in self._folders if free_bytes(folder) < self._reserve), None)
+
+
+def local_folders(settings: Settings, storage_folder: Path | None) -> list[Path]:
+    """List the folders that this service writes on its own machine: the embedded Redis's and the images'."""
+    found: Iterable[Path | None] = (None if settings.redis_url else settings.data_dir.resolve(), storage_folder)
+    return [folder for folder in found if folder is not None]
+
+
+def free_bytes(folder: Path) -> int:
+    """Return the bytes this user may still write in a folder, or where it will be made."""
+    place = next(place for place in (folder, *folder.parents) if place.exists())
+    disk = os.statvfs(place)
+    return disk.f_bavail * disk.f_frsize

@@ -1,1 +1,0 @@
-"""Stores: Redis for jobs, accounts and sessions; fsspec for images and adapter weights."""

@@ -1,0 +1,1 @@
+"""Pages for browsers: the console, the operators' pages and the reference share one site."""

@@ -1,0 +1,240 @@
+"""The console's history: an account's jobs, the page of each with its images, canceling and deleting."""
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, date, datetime, timedelta
+from typing import Annotated, Literal
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Depends, HTTPException, Request, Response
+
+from serve_app.api.dependencies import caller_address, resources_of, valid_job_id
+from serve_app.api.responses import base_url
+from serve_app.domain.accounts import ApiKey
+from serve_app.domain.audit import Act
+from serve_app.domain.errors import JobUnfinished, NotFound
+from serve_app.domain.jobs import Job, JobState, StoredImage
+from serve_app.domain.requests import GenerationRequest
+from serve_app.jobs import deletion as delete
+from serve_app.jobs.history import NO_KEY, JobFilter, Position
+from serve_app.jobs.previews import thumbnail, thumbnail_size
+from serve_app.web.console.pages import FormSession, PageSession, render
+from serve_app.web.console.session import SignedIn
+from serve_app.web.console.snippets import curl_command, playground_query
+from serve_app.web.site.forms import Form, check_form, form_token, redirect
+from serve_app.web.site.job_text import STATES, failure_text, parameters, timeline, title
+
+router = APIRouter()
+
+PAGE_SIZE, LOOKED_AT = 24, 2_000
+"""Jobs of a page, and how many it looks at for them: the next page looks further back."""
+MOST_OFFERED = 50
+"""LoRAs and keys that the filters offer, the newest."""
+IMAGE_CACHE = "private, max-age=3600, immutable"
+"""An image's bytes never change; after a sign-out, what the browser kept is this old at most."""
+_CURSOR = re.compile(r"([0-9]{1,14})-((?:gen|up)_[a-z2-7]{26})")
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+_FILTERS = ("state", "lora", "key", "from", "to")
+
+
+@router.get("/history")
+async def open_history(request: Request, session: PageSession) -> Response:
+    resources, account_id = resources_of(request), session.account.id
+    chosen = {name: request.query_params.get(name, "")[:100] for name in _FILTERS}
+    after = _read_cursor(request.query_params.get("after", ""))
+    adapters = await resources.catalog.adapters(account_id)
+    loras = {adapter.id: adapter.name for adapter in adapters}
+    wanted = _lora_id(chosen["lora"], loras)
+    only = _read_filter(chosen, wanted)
+    page = await resources.job_history.page(account_id, limit=PAGE_SIZE, only=only, after=after, among=LOOKED_AT)
+    given = {name: value for name, value in chosen.items() if value}
+    return render(
+        request,
+        "history.html",
+        session,
+        here="history",
+        jobs=page.jobs,
+        older=urlencode({**given, "after": f"{page.next.accepted_ms}-{page.next.job_id}"}) if page.next else "",
+        looked_at=LOOKED_AT if page.next and len(page.jobs) < PAGE_SIZE else 0,
+        newest=urlencode(given) if after else None,
+        chosen=chosen,
+        is_filtered=bool(given),
+        states=STATES,
+        no_key=NO_KEY,
+        loras=loras,
+        lora=_shown_lora(wanted, loras),
+        offered=[_shown_lora(adapter.id, loras) for adapter in reversed(adapters[-MOST_OFFERED:])],
+        keys=_newest_keys(await resources.api_keys.list(account_id), chosen["key"]),
+        title=title,
+        thumbnail_size=thumbnail_size,
+    )
+
+
+async def load_job(request: Request, job_id: str, session: PageSession) -> Job:
+    """Read the account's job. Raises 404 for any other."""
+    job = await resources_of(request).jobs.get(valid_job_id(job_id, "gen", "up"), account_id=session.account.id)
+    if job is None:
+        raise HTTPException(404)
+    return job
+
+
+async def load_image(job: "ChosenJob", image_id: str) -> StoredImage:
+    image = next((image for image in job.images if image.image_id == image_id), None)
+    if image is None:
+        raise HTTPException(404)
+    return image
+
+
+ChosenJob = Annotated[Job, Depends(load_job)]
+ChosenImage = Annotated[StoredImage, Depends(load_image)]
+
+
+@router.get("/history/{job_id}")
+async def open_job(request: Request, job: ChosenJob, session: PageSession) -> Response:
+    return await _job_page(request, session, job)
+
+
+@router.get("/history/{job_id}/{image_id}")
+async def open_image(
+    request: Request, job: ChosenJob, image: ChosenImage, download: Literal["yes"] | None = None
+) -> Response:
+    """Serve the PNG from this service's own address, which is all that the pages' policy allows."""
+    try:
+        png = await resources_of(request).images.get(image.image_uri)
+    except NotFound:
+        raise HTTPException(404) from None
+    kind = "attachment" if download else "inline"
+    name = f"{job.id}-{image.index + 1}.png"
+    headers = {"Cache-Control": IMAGE_CACHE, "Content-Disposition": f'{kind}; filename="{name}"'}
+    return Response(png, media_type="image/png", headers=headers)
+
+
+@router.get("/history/{job_id}/{image_id}/thumbnail")
+async def open_thumbnail(request: Request, image: ChosenImage) -> Response:
+    try:
+        webp = await thumbnail(resources_of(request), image.image_uri)
+    except NotFound:
+        raise HTTPException(404) from None
+    return Response(webp, media_type="image/webp", headers={"Cache-Control": IMAGE_CACHE})
+
+
+@router.post("/history/{job_id}/cancel")
+async def cancel_job(request: Request, job_id: str, session: FormSession, form: Form) -> Response:
+    check_form(session, form, "cancel job")
+    resources, valid_id = resources_of(request), valid_job_id(job_id, "gen", "up")
+    state = await resources.queue.cancel(valid_id, account_id=session.account.id)
+    if state is None:
+        raise HTTPException(404)
+    await resources.audit.record(
+        session.account.id, Act.JOB_CANCELED, actor=session.actor, subject=valid_id, address=caller_address(request)
+    )
+    return redirect(request, f"history/{valid_id}")
+
+
+@router.post("/history/{job_id}/delete")
+async def delete_job(request: Request, job_id: str, session: FormSession, form: Form) -> Response:
+    check_form(session, form, "delete job")
+    account_id = session.account.id
+    try:
+        await delete.delete_job(
+            resources_of(request),
+            valid_job_id(job_id, "gen", "up"),
+            account_id=account_id,
+            actor=session.actor,
+            address=caller_address(request),
+        )
+    except NotFound:
+        raise HTTPException(404) from None
+    except JobUnfinished:
+        job = await load_job(request, job_id, session)
+        return await _job_page(request, session, job, status=409, notice="This job has not ended: cancel it first.")
+    return redirect(request, "history")
+
+
+@router.post("/history/{job_id}/{image_id}/delete")
+async def delete_image(request: Request, job_id: str, image_id: str, session: FormSession, form: Form) -> Response:
+    """Delete one image of a job; with its last one the job goes."""
+    check_form(session, form, "delete image")
+    resources, account_id, valid_id = resources_of(request), session.account.id, valid_job_id(job_id, "gen", "up")
+    try:
+        await delete.delete_image(
+            resources, valid_id, image_id, account_id=account_id, actor=session.actor, address=caller_address(request)
+        )
+    except NotFound:
+        raise HTTPException(404) from None
+    is_kept = await resources.jobs.get(valid_id, account_id=account_id) is not None
+    return redirect(request, f"history/{valid_id}" if is_kept else "history")
+
+
+async def _job_page(request: Request, session: SignedIn, job: Job, *, status: int = 200, notice: str = "") -> Response:
+    resources = resources_of(request)
+    lora_id = job.request.lora_id if isinstance(job.request, GenerationRequest) else ""
+    lora = await resources.catalog.adapter_of(lora_id, session.account.id) if lora_id else None
+    names = {lora_id: lora.adapter.name} if lora else {}
+    keys = {key.id: key for key in await resources.api_keys.list(session.account.id)}
+    key = keys.get(job.key_id)
+    address = base_url(request, resources.settings.public_url).removesuffix("/console")
+    return render(
+        request,
+        "job.html",
+        session,
+        here="history",
+        status=status,
+        notice=notice,
+        job=job,
+        title=title(job),
+        state=STATES[job.state],
+        failure=failure_text(job),
+        parameters=parameters(job, names),
+        timeline=timeline(job),
+        key=(key.name or key.hint if key else "a key that was removed") if job.key_id else "",
+        curl=curl_command(job, address, key),
+        playground=playground_query(job),
+        cancel_token=form_token(session.token, "cancel job"),
+        delete_token=form_token(session.token, "delete job"),
+        delete_image_token=form_token(session.token, "delete image"),
+    )
+
+
+def _lora_id(given: str, names: Mapping[str, str]) -> str:
+    """Return the id of a LoRA given by id or name; of several with one name, the newest."""
+    named = [lora_id for lora_id, name in names.items() if name.casefold() == given.strip().casefold()]
+    return given if given in names or not named else named[-1]
+
+
+def _shown_lora(lora_id: str, names: Mapping[str, str]) -> str:
+    """Return the LoRA's name, or its id where it is gone or shares its name with another."""
+    name = names.get(lora_id, lora_id)
+    return name if list(names.values()).count(name) == 1 else lora_id
+
+
+def _newest_keys(keys: Sequence[ApiKey], chosen: str) -> list[ApiKey]:
+    """Return the newest keys, and the chosen one."""
+    return [key for key in reversed(keys) if key.id == chosen or key in keys[-MOST_OFFERED:]]
+
+
+def _read_filter(chosen: Mapping[str, str], lora_id: str) -> JobFilter:
+    """Read the filter; a field that cannot be read takes any job."""
+    last = _read_date(chosen["to"])
+    return JobFilter(
+        state=JobState(chosen["state"]) if chosen["state"] in STATES else None,
+        lora_id=lora_id,
+        key_id=chosen["key"],
+        since=_read_date(chosen["from"]),
+        until=last + timedelta(days=1) if last and last.year < 9999 else None,
+    )
+
+
+def _read_date(text: str) -> datetime | None:
+    """Read a date as the midnight (UTC) at its beginning."""
+    if _DATE.fullmatch(text):
+        with suppress(ValueError):
+            return datetime.combine(date.fromisoformat(text), datetime.min.time(), UTC)
+    return None
+
+
+def _read_cursor(text: str) -> Position | None:
+    """Read the position after which a page begins; None, which begins with the newest, for other texts."""
+    parts = _CURSOR.fullmatch(text)
+    return Position(int(parts[1]), parts[2]) if parts else None

@@ -1,0 +1,186 @@
+"""Cards of LoRAs: which of many a page shows, the search among them, and their pictures.
+
+LoRAs as text for pages: what was found in its file, how large it is, why one was refused.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from fastapi import Request
+
+from serve_app.api.dependencies import resources_of
+from serve_app.domain.catalog import Adapter
+from serve_app.domain.errors import (
+    AtelierError,
+    IdempotencyConflict,
+    InvalidParameter,
+    LoraQuotaExceeded,
+    NotFound,
+    PayloadTooLarge,
+    RequestTimeout,
+    UnsupportedMediaType,
+)
+from serve_app.domain.jobs import Job
+from serve_app.domain.requests import GenerationRequest
+from serve_app.jobs.samples import find_pictures
+from serve_app.web.site.forms import root_of, site_of
+from serve_app.web.site.job_text import Part
+from serve_app.web.site.pages import sample_of
+
+_STATUSES = {LoraQuotaExceeded: 409, IdempotencyConflict: 409, PayloadTooLarge: 413, RequestTimeout: 408}
+FORM_ERRORS = (InvalidParameter, UnsupportedMediaType, *_STATUSES)
+_FIELDS = {
+    "file": "The file was refused",
+    "adapter_config": "adapter_config.json was refused",
+    "base_model": "Base model",
+    "name": "Name",
+    "description": "Description",
+    "trigger_words": "Trigger words",
+    "account": "Account",
+}
+
+
+class FormError(NamedTuple):
+    """Why a form was refused, as a sentence, and the answer's status."""
+
+    status: int
+    text: str
+
+
+def form_error(error: AtelierError) -> FormError:
+    status = next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), 400)
+    return FormError(404 if isinstance(error, NotFound) else status, form_message(error.message))
+
+
+def form_message(message: str) -> str:
+    """A message that begins with a field's name, as a person reads it."""
+    field, colon, rest = message.partition(": ")
+    text = f"{_FIELDS[field]}: {rest}" if colon and field in _FIELDS else message
+    return text if text.endswith(".") else f"{text}."
+
+
+def found_parts(adapter: Adapter) -> list[Part]:
+    """List what is known of a LoRA; of the operator's LoRAs, nothing was found in the file."""
+    found, parts = adapter.found, [Part("Id", adapter.id, is_id=True), Part("Base model", adapter.base_model)]
+    if adapter.trigger_words:
+        parts.append(Part("Trigger words", ", ".join(adapter.trigger_words)))
+    if found:
+        named = {
+            "Algorithm": "algorithm",
+            "Rank": "rank",
+            "Layers": "layers",
+            "Changes": "targets",
+            "Parts of the model": "components",
+        }
+        for label, name in named.items():
+            value = found.get(name)
+            if value:
+                parts.append(Part(label, ", ".join(map(str, value)) if isinstance(value, list) else str(value)))
+        if found.get("writer"):
+            parts.append(Part("Made with", str(found["writer"])))
+    if adapter.size_bytes:
+        parts.append(Part("Size", size_text(adapter.size_bytes)))
+    return [*parts, Part("Added", f"{adapter.created_at:%-d %b %Y}"), Part("SHA-256", adapter.sha256, is_id=True)]
+
+
+def training_parts(adapter: Adapter) -> list[Part]:
+    """List the metadata that the trainer wrote into the file."""
+    metadata: Mapping[str, str] = adapter.found.get("metadata", {})
+    return [Part(name, text) for name, text in sorted(metadata.items())]
+
+
+def suggested_words(adapter: Adapter) -> list[str]:
+    """Trigger words that the file names and the LoRA has not."""
+    return [word for word in adapter.found.get("suggested_trigger_words", ()) if word not in adapter.trigger_words]
+
+
+def samples_of(jobs: Iterable[Job]) -> Mapping[str, Job]:
+    """The newest of these jobs with an image, of each LoRA."""
+    found: dict[str, Job] = {}
+    for job in jobs:
+        if job.images and isinstance(job.request, GenerationRequest):
+            found.setdefault(job.request.lora_id, job)
+    return found
+
+
+def size_text(number: int) -> str:
+    for unit, size in (("GB", 1 << 30), ("MB", 1 << 20), ("kB", 1 << 10)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number} bytes"
+
+
+MOST = 60
+"""Cards on one page."""
+RECENT = 60
+"""Newest jobs of the account among which it is looked for LoRAs that were used, and for their pictures."""
+LONGEST_SEARCH = 100
+
+
+class LoraCards(NamedTuple):
+    """The LoRAs shown, the number usable and the number that the search found, and pictures by LoRA."""
+
+    shown: Sequence[Adapter]
+    total: int
+    found: int
+    find: str
+    pictures: Mapping[str, str]
+
+    most: int = MOST
+
+    @property
+    def is_searchable(self) -> bool:
+        """Whether there are more LoRAs than a page shows."""
+        return self.total > MOST
+
+
+async def choose_cards(
+    request: Request, account_id: str, adapters: Sequence[Adapter], *, chosen: Sequence[str], find: str
+) -> LoraCards:
+    """Choose the LoRAs that a form offers: the chosen, the last used, the newest that the search finds."""
+    find = find.strip()[:LONGEST_SEARCH]
+    jobs = (await resources_of(request).job_history.page(account_id, limit=RECENT)).jobs
+    fitting = [each for each in adapters if matches(each, find)] if find else adapters
+    shown = list(adapters) if len(adapters) <= MOST else _few(adapters, chosen, fitting, used=_used(jobs))
+    pictures = {**own_pictures(request, jobs), **await sample_pictures(request, shown)}
+    return LoraCards(shown, len(adapters), len(fitting), find, pictures)
+
+
+def own_pictures(request: Request, jobs: Iterable[Job]) -> Mapping[str, str]:
+    """Return the addresses of the newest pictures among these jobs, by LoRA."""
+    root = root_of(request)
+    return {
+        lora_id: f"{root}/history/{job.id}/{job.images[0].image_id}/thumbnail"
+        for lora_id, job in samples_of(jobs).items()
+    }
+
+
+async def sample_pictures(request: Request, adapters: Iterable[Adapter]) -> Mapping[str, str]:
+    """Return the addresses of samples, bundled or drawn by the service, by LoRA."""
+    adapters, site, root = list(adapters), site_of(request), root_of(request)
+    bundled = {each.id: sample_of(each.name, each.base_model) for each in adapters if not each.owner}
+    drawn = await find_pictures(resources_of(request), adapters)
+    return {
+        **{lora_id: f"{site}/static/samples/{name}.webp" for lora_id, name in bundled.items() if name},
+        **{lora_id: f"{root}/loras/{lora_id}/sample" for lora_id in drawn},
+    }
+
+
+def matches(adapter: Adapter, find: str) -> bool:
+    """Whether the LoRA's name, description, trigger words or id hold every word of the search."""
+    text = " ".join((adapter.name, adapter.description, *adapter.trigger_words, adapter.id)).casefold()
+    return all(word in text for word in find.casefold().split())
+
+
+def _few(
+    adapters: Iterable[Adapter], chosen: Sequence[str], fitting: Sequence[Adapter], *, used: Iterable[str]
+) -> list[Adapter]:
+    """Return the chosen LoRAs, and of those found the last used, then the newest."""
+    by_id, newest = {each.id: each for each in adapters}, [each.id for each in reversed(fitting)]
+    ordered = dict.fromkeys((*chosen, *(each for each in used if each in set(newest)), *newest))
+    return [by_id[each] for each in ordered if each in by_id][:MOST]
+
+
+def _used(jobs: Iterable[Job]) -> list[str]:
+    """The LoRAs of these jobs, the last used first."""
+    return [job.request.lora_id for job in jobs if isinstance(job.request, GenerationRequest)]

@@ -1,0 +1,131 @@
+"""The pages that make keys: *API* and *API Keys*, as the documents name them, and *Both interfaces*.
+
+The pages that each role may open: one table, which guards and links ask.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+from serve_app.domain.accounts import Role, Scope
+from serve_app.domain.requests import Variant
+
+KEY_NAME_LENGTH = 60
+EXAMPLE_PROMPT = "purple mountains under a black sky with a yellow moon"
+ROLL_GRACE = timedelta(days=1)
+"""How long a rolled key still works beside its successor."""
+SCOPES: Mapping[Scope, str] = {
+    Scope.READ: "Read jobs, images and LoRAs",
+    Scope.GENERATE: "Generate, upscale, cancel and delete",
+    Scope.LORAS: "Add, change, share and delete LoRAs",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Expiry:
+    """A choice of the form: in words, and how long the key works; None is for good."""
+
+    words: str
+    life: timedelta | None
+
+
+EXPIRIES: Mapping[str, Expiry] = {
+    "": Expiry("Never", None),
+    "30": Expiry("In 30 days", timedelta(days=30)),
+    "90": Expiry("In 90 days", timedelta(days=90)),
+    "365": Expiry("In a year", timedelta(days=365)),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeyPage:
+    """A page's texts, and how its keys are sent; `variant` is the interface of its examples."""
+
+    slug: str
+    title: str
+    button: str
+    variant: Variant
+    header: str
+    about: str
+    other_header: str = ""
+    """Of a page whose keys work on both interfaces: how they are sent on the other one."""
+
+    @property
+    def interfaces(self) -> frozenset[Variant]:
+        """The interfaces on which its keys work."""
+        return frozenset(Variant) if self.other_header else frozenset({self.variant})
+
+
+API = KeyPage(
+    slug="api",
+    title="API",
+    button="Generate API key",
+    variant=Variant.A,
+    header="Authorization: Bearer",
+    about="Keys for the bearer interface: generate up to four images a request, and upscale them.",
+)
+API_KEYS = KeyPage(
+    slug="api-keys",
+    title="API Keys",
+    button="Create new API key",
+    variant=Variant.B,
+    header="X-API-Key:",
+    about="Keys for the X-API-Key interface: one image a run, with a negative prompt and free sizes.",
+)
+BOTH = KeyPage(
+    slug="both",
+    title="Both interfaces",
+    button="Create key for both",
+    variant=Variant.A,
+    header="Authorization: Bearer",
+    about="Active keys on the bearer interface and with X-API-Key, each within its own plan.",
+    other_header="X-API-Key:",
+)
+KEY_PAGES = (API, API_KEYS)
+"""One for each interface."""
+ALL_KEY_PAGES = (*KEY_PAGES, BOTH)
+
+
+def curl_line(page: KeyPage, base_url: str, secret: str, lora_id: str) -> str:
+    """A first request that works when it is pasted into a shell."""
+    fields = {
+        Variant.A: f'"prompt":"{EXAMPLE_PROMPT}","lora_id":"{lora_id}"',
+        Variant.B: f'"positive_prompt":"{EXAMPLE_PROMPT}","model_id":"{lora_id}"',
+    }
+    header = f"{page.header} {secret}"
+    return (
+        f"curl {base_url}/v1/generate -H '{header}' -H 'Content-Type: application/json' -d '{{{fields[page.variant]}}}'"
+    )
+
+
+_ALL = frozenset(Role)
+_DRAWING = frozenset({Role.OWNER, Role.MEMBER})
+_OWNER = frozenset({Role.OWNER})
+ROLES: Mapping[str, frozenset[Role]] = {
+    "/playground": _DRAWING,
+    "/compare": _DRAWING,
+    "/history": _DRAWING,
+    "/loras": _DRAWING,
+    "/usage": _ALL,
+    "/usage.csv": _ALL,
+    "/settings": _ALL,
+    "/settings/delete-account": _OWNER,
+    "/settings/password": _ALL,
+    "/settings/sessions": _ALL,
+    "/settings/users": _OWNER,
+    "/settings/{slug}": _DRAWING,
+    "/sign-out": _ALL,
+}
+"""By the longest beginning of a route's path. What is not here is the owner's alone."""
+
+
+def may_open(role: Role, path: str) -> bool:
+    """Whether the role may open a route's path."""
+    parts = path.split("/")
+    beginnings = ("/".join(parts[:length]) for length in range(len(parts), 1, -1))
+    return role in next((ROLES[each] for each in beginnings if each in ROLES), _OWNER)
+
+
+def home_of(role: Role) -> str:
+    """The page that a role sees first."""
+    return "playground" if may_open(role, "/playground") else "usage"

@@ -1,0 +1,176 @@
+"""The panel of one job: its state as text, and a tile for each image, with previews while it runs.
+
+Comparisons: the requests of LoRAs across weights or seeds, and the grid of their pictures.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from serve_app.api.responses import failure_of, time_left
+from serve_app.domain.durations import wait_text
+from serve_app.domain.errors import InvalidParameter
+from serve_app.domain.jobs import Job, JobState
+from serve_app.domain.requests import GenerationRequest, image_seeds
+from serve_app.jobs.previews import Preview
+from serve_app.resources import Resources
+from serve_app.web.console.playground_form import draw_seed, read_playground_form
+
+_STATES: Mapping[JobState, str] = {
+    JobState.QUEUED: "Waiting",
+    JobState.RUNNING: "Drawing",
+    JobState.COMPLETED: "Done",
+    JobState.FAILED: "Failed",
+    JobState.CANCELED: "Canceled",
+    JobState.EXPIRED: "Expired",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tile:
+    """One image: `path` below the job's address, empty before there is anything to see."""
+
+    path: str = ""
+    image_id: str = ""
+    seed: int | None = None
+    is_preview: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Panel:
+    job: Job
+    state: str
+    detail: str
+    tiles: list[Tile] = field(default_factory=list[Tile])
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the job has not ended yet."""
+        return not self.job.state.is_terminal
+
+
+async def panel_of(resources: Resources, job: Job) -> Panel:
+    """Build the panel of a job, and ask its worker for previews until it has ended."""
+    previews: Mapping[int, Preview] = {}
+    if not job.state.is_terminal and resources.settings.previews:
+        await resources.previews.watch(job.id)
+        previews = await resources.previews.get(job.id)
+    return Panel(job=job, state=_state(job), detail=_detail(job), tiles=_tiles(job, previews))
+
+
+def _state(job: Job) -> str:
+    return "Enlarging" if job.state is JobState.RUNNING and job.id.startswith("up_") else _STATES[job.state]
+
+
+def _detail(job: Job) -> str:
+    if job.state is JobState.COMPLETED:
+        took = (job.finished_at - job.started_at).total_seconds() if job.finished_at and job.started_at else None
+        return "" if took is None else f"in {took:.1f} seconds"
+    if job.state.is_terminal:
+        return failure_of(job).message
+    about = f"about {wait_text(time_left(job))} to go"
+    if job.state is JobState.QUEUED:
+        ahead = job.jobs_ahead
+        place = "" if ahead is None else "next in your queue, " if not ahead else f"{ahead} of your jobs before it, "
+        return place + ("starting a worker, " if job.waits_for_worker else "") + about
+    request = job.request
+    if isinstance(request, GenerationRequest):
+        return f"step {request.steps * job.progress // 100} of {request.steps}, {about}"
+    return about
+
+
+def _tiles(job: Job, previews: Mapping[int, Preview]) -> list[Tile]:
+    request = job.request
+    seeds = request.seeds if isinstance(request, GenerationRequest) else None
+    if job.state is JobState.COMPLETED:
+        return [
+            Tile(path=f"images/{it.image_id}", image_id=it.image_id, seed=seeds[it.index] if seeds else None)
+            for it in job.images
+        ]
+    if job.state.is_terminal or request is None:
+        return []
+    return [_unfinished(index, previews.get(index), seeds) for index in range(request.num_images)]
+
+
+def _unfinished(index: int, preview: Preview | None, seeds: tuple[int, ...] | None) -> Tile:
+    seed = seeds[index] if seeds else None
+    if preview is None:
+        return Tile(seed=seed)
+    return Tile(path=f"previews/{index}?step={preview.step}", seed=seed, is_preview=True)
+
+
+MOST_LORAS, MOST_VALUES, MOST_PICTURES = 8, 8, 16
+"""Of one comparison: LoRAs, weights or seeds, and pictures in all, as many as the engine draws in one batch."""
+AXES: Mapping[str, str] = {"": "LoRAs only", "weights": "LoRAs and weights", "seeds": "LoRAs and seeds"}
+_NUMBER = re.compile(r"\d+(?:\.\d+)?|\.\d+")
+
+
+class Row(NamedTuple):
+    """The pictures of one LoRA, by column; None where there is none."""
+
+    name: str
+    panels: Sequence[Panel | None]
+
+
+class Grid(NamedTuple):
+    """The headings of the columns, and a row for each LoRA."""
+
+    columns: Sequence[str]
+    rows: Sequence[Row]
+
+
+def read_comparison(fields: Mapping[str, str], chosen: Sequence[str]) -> list[GenerationRequest]:
+    """Read the requests of a form, row by row. Raises `InvalidParameter` with a sentence for people."""
+    axis = fields.get("across", "")
+    least = 1 if axis in ("weights", "seeds") else 2
+    if not least <= len(chosen) <= MOST_LORAS:
+        raise InvalidParameter(f"choose {'one' if least == 1 else 'two'} to {MOST_LORAS} LoRAs to compare")
+    seed = fields.get("seed", "").strip() or str(draw_seed())
+    weights = _weights(fields.get("weights", "")) if axis == "weights" else [fields.get("lora_weight", "0.75")]
+    count = _count(fields.get("seeds", "")) if axis == "seeds" else 1
+    if not 2 <= len(chosen) * len(weights) * count <= MOST_PICTURES:
+        raise InvalidParameter(
+            f"a comparison has two to {MOST_PICTURES} pictures, and this one {len(chosen) * len(weights) * count}"
+        )
+    asked = [
+        read_playground_form(
+            {**fields, "num_images": "1", "seed": seed, "lora_id": lora_id, "lora_weight": weight}
+        ).to_domain()
+        for lora_id in chosen
+        for weight in weights
+    ]
+    return [replace(each, seeds=(one,)) for each in asked for one in image_seeds(each.seeds[0], count)]
+
+
+def arrange(panels: Sequence[Panel], names: Mapping[str, str]) -> Grid | None:
+    """Arrange jobs in rows of LoRAs and columns of weights or seeds; None where they make no such grid."""
+    requests = [panel.job.request for panel in panels]
+    asked = [each for each in requests if isinstance(each, GenerationRequest)]
+    has_weights, has_seeds = len({each.lora_weight for each in asked}) > 1, len({each.seeds[0] for each in asked}) > 1
+    if len(asked) < len(panels) or has_weights == has_seeds:
+        return None
+    columns = list(dict.fromkeys(_column(each, of_weight=has_weights) for each in asked))
+    found = dict(zip(((each.lora_id, _column(each, of_weight=has_weights)) for each in asked), panels, strict=True))
+    if len(found) < len(panels):
+        return None
+    loras = dict.fromkeys(each.lora_id for each in asked)
+    return Grid(columns, [Row(names.get(lora, lora), [found.get((lora, it)) for it in columns]) for lora in loras])
+
+
+def _column(request: GenerationRequest, *, of_weight: bool) -> str:
+    """Return the heading of a request's column."""
+    return f"Weight {request.lora_weight:g}" if of_weight else f"Seed {request.seeds[0]}"
+
+
+def _weights(text: str) -> list[str]:
+    found = [part for part in re.split(r"[\s,;]+", text.strip()) if part]
+    if not 1 <= len(found) <= MOST_VALUES or not all(map(_NUMBER.fullmatch, found)):
+        raise InvalidParameter(f"weights: must be one to {MOST_VALUES} numbers with commas between, as 0.25, 0.5, 1")
+    return list({float(each): each for each in found}.values())
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch(rf"[1-{MOST_VALUES}]", text.strip()):
+        raise InvalidParameter(f"seeds: must be a whole number between 1 and {MOST_VALUES}")
+    return int(text)

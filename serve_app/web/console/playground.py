@@ -1,0 +1,236 @@
+"""The playground: a form that submits an ordinary job for the account, and the job as it is drawn.
+
+Compare: one prompt over several LoRAs, across weights or seeds; each picture is a job of its own.
+"""
+
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Annotated
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Depends, HTTPException, Request, Response
+
+from serve_app.api.dependencies import caller_address, resources_of, valid_job_id
+from serve_app.domain.audit import Act
+from serve_app.domain.errors import AtelierError, NotFound, StoreUnavailable, UnreadableRecord
+from serve_app.domain.jobs import Job
+from serve_app.domain.requests import GenerationRequest, image_seeds
+from serve_app.jobs import deletion as delete
+from serve_app.jobs import submit
+from serve_app.web.console.history import ChosenJob
+from serve_app.web.console.pages import FormSession, PageSession, call_of, owner_caller, render, uncounted_owner
+from serve_app.web.console.panels import MOST_PICTURES, Panel, arrange, panel_of, read_comparison
+from serve_app.web.console.playground_form import COMPARISON, draw_seed, read_playground_form, values_of
+from serve_app.web.console.playground_page import (
+    PURPOSE,
+    cards_part,
+    panel_values,
+    playground_page,
+    query_values,
+    status_of,
+)
+from serve_app.web.console.session import SignedIn
+from serve_app.web.site.forms import Form, check_form, redirect
+
+router = APIRouter()
+
+
+async def load_generation(job: ChosenJob) -> tuple[Job, GenerationRequest]:
+    """Read a job and its request. Raises 404 where this version cannot read the request."""
+    if not isinstance(job.request, GenerationRequest):
+        raise HTTPException(404)
+    return job, job.request
+
+
+Generation = Annotated[tuple[Job, GenerationRequest], Depends(load_generation)]
+
+
+@router.get("/playground")
+async def open_playground(request: Request, session: PageSession) -> Response:
+    return await playground_page(request, session, query_values(request.query_params))
+
+
+@router.get("/playground/cards")
+async def open_cards(request: Request, session: PageSession) -> Response:
+    """Render the cards alone, which the page fetches during a search."""
+    return await cards_part(request, session, request.query_params)
+
+
+@router.post("/playground/cards")
+async def find_loras(request: Request, session: FormSession, form: Form) -> Response:
+    """Search without JavaScript: lead to the same page with the fields as they were filled in."""
+    check_form(session, form, PURPOSE)
+    return redirect(request, f"playground?{urlencode(query_values(form))}")
+
+
+@router.post("/playground")
+async def generate(request: Request, session: FormSession, form: Form) -> Response:
+    check_form(session, form, PURPOSE)
+    try:
+        wanted = read_playground_form(form).to_domain()
+        caller = await owner_caller(request, session)
+        accepted = await submit.generate(resources_of(request), caller, wanted, call_of(request))
+    except StoreUnavailable:
+        raise
+    except AtelierError as error:
+        return await playground_page(request, session, form, status=status_of(error), notice=error.message)
+    return redirect(request, f"playground/{accepted.job.id}")
+
+
+@router.get("/playground/{job_id}")
+async def open_job(request: Request, job: ChosenJob, session: PageSession) -> Response:
+    return await playground_page(request, session, _values(request, job), job=job)
+
+
+@router.get("/playground/{job_id}/panel")
+async def open_panel(request: Request, job: ChosenJob, session: PageSession) -> Response:
+    """Render the job alone, which the page fetches until the job has ended."""
+    return render(request, "panel.html", session, **await panel_values(request, session, job))
+
+
+@router.get("/playground/{job_id}/previews/{index}")
+async def open_preview(request: Request, job: ChosenJob, index: int) -> Response:
+    previews = await resources_of(request).previews.get(job.id)
+    if index not in previews:
+        raise HTTPException(404)
+    return Response(previews[index].png, media_type="image/png", headers={"Cache-Control": "private, max-age=60"})
+
+
+@router.post("/playground/{job_id}/again")
+async def again(request: Request, generation: Generation, session: FormSession, form: Form) -> Response:
+    """Submit the same request with the next seed, or a random one."""
+    check_form(session, form, PURPOSE)
+    job, before = generation
+    seed = before.seeds[-1] + 1 if form.get("seed") == "next" else draw_seed()
+    wanted = replace(before, seeds=image_seeds(seed, before.num_images))
+    try:
+        caller = await owner_caller(request, session)
+        accepted = await submit.generate(resources_of(request), caller, wanted, call_of(request))
+    except StoreUnavailable:
+        raise
+    except AtelierError as error:
+        return await _job_with_notice(request, session, job, error)
+    return redirect(request, f"playground/{accepted.job.id}")
+
+
+@router.post("/playground/{job_id}/upscale/{image_id}")
+async def upscale(request: Request, job: ChosenJob, image_id: str, session: FormSession, form: Form) -> Response:
+    check_form(session, form, PURPOSE)
+    factor = 4 if form.get("factor") == "4" else 2
+    try:
+        caller = await owner_caller(request, session)
+        accepted = await submit.upscale(resources_of(request), caller, image_id, factor, call_of(request))
+    except StoreUnavailable:
+        raise
+    except AtelierError as error:
+        return await _job_with_notice(request, session, job, error)
+    return redirect(request, f"playground/{accepted.job.id}")
+
+
+@router.post("/playground/{job_id}/cancel")
+async def cancel(request: Request, job: ChosenJob, session: FormSession, form: Form) -> Response:
+    check_form(session, form, PURPOSE)
+    resources, account_id = resources_of(request), session.account.id
+    await resources.queue.cancel(job.id, account_id=account_id)
+    address = caller_address(request)
+    await resources.audit.record(account_id, Act.JOB_CANCELED, actor=session.actor, subject=job.id, address=address)
+    return redirect(request, f"playground/{job.id}")
+
+
+@router.post("/playground/{job_id}/delete")
+async def delete_job(request: Request, job: ChosenJob, session: FormSession, form: Form) -> Response:
+    check_form(session, form, PURPOSE)
+    resources, account_id, address = resources_of(request), session.account.id, caller_address(request)
+    try:
+        await delete.delete_job(resources, job.id, account_id=account_id, actor=session.actor, address=address)
+    except NotFound:
+        raise HTTPException(404) from None
+    except StoreUnavailable:
+        raise
+    except AtelierError as error:
+        return await _job_with_notice(request, session, job, error)
+    return redirect(request, "playground")
+
+
+async def _job_with_notice(request: Request, session: FormSession, job: Job, error: AtelierError) -> Response:
+    values = _values(request, job)
+    return await playground_page(request, session, values, job=job, status=status_of(error), notice=error.message)
+
+
+def _values(request: Request, job: Job) -> dict[str, str]:
+    """Return the job's fields without its seed, over which go the fields of the address."""
+    made = {**values_of(job.request), "seed": ""} if isinstance(job.request, GenerationRequest) else {}
+    return made | query_values(request.query_params)
+
+
+CHOICE = "lora:"
+"""Begins the name of the field of each LoRA that was chosen."""
+
+
+@router.get("/compare")
+async def open_compare(request: Request, session: PageSession) -> Response:
+    panels = await _panels(request, session)
+    requests = [panel.job.request for panel in panels if isinstance(panel.job.request, GenerationRequest)]
+    values = (values_of(requests[0]) if requests else {}) | query_values(request.query_params)
+    chosen = list(dict.fromkeys(each.lora_id for each in requests)) or _chosen(request.query_params)
+    return await playground_page(request, session, values, comparing=chosen, panels=panels)
+
+
+@router.get("/compare/cards")
+async def open_compared_cards(request: Request, session: PageSession) -> Response:
+    """Render the cards alone, which the page fetches during a search."""
+    return await cards_part(request, session, request.query_params, _chosen(request.query_params))
+
+
+@router.post("/compare/cards")
+async def find_compared_loras(request: Request, session: FormSession, form: Form) -> Response:
+    """Search without JavaScript: lead to the same page with the fields as they were filled in."""
+    check_form(session, form, PURPOSE)
+    chosen = {f"{CHOICE}{lora_id}": "yes" for lora_id in _chosen(reversed(list(form)))}
+    return redirect(request, f"compare?{urlencode({**query_values(form), **chosen})}")
+
+
+@router.get("/compare/grid")
+async def open_grid(request: Request, session: PageSession) -> Response:
+    """Render the jobs alone, which the page fetches until the last one has ended."""
+    panels = await _panels(request, session)
+    if not panels:
+        raise HTTPException(404)
+    names = {lora.id: lora.name for lora in await resources_of(request).catalog.adapters(session.account.id)}
+    return render(request, "grid.html", session, panels=panels, names=names, grid=arrange(panels, names))
+
+
+@router.post("/compare")
+async def compare(request: Request, session: FormSession, form: Form) -> Response:
+    """Accept all jobs of a comparison, or none."""
+    check_form(session, form, PURPOSE)
+    chosen = _chosen(reversed(list(form)))
+    try:
+        asked = read_comparison(form, chosen)
+        caller = uncounted_owner(request, session)
+        jobs = await submit.generate_all(resources_of(request), caller, asked, call_of(request))
+    except StoreUnavailable:
+        raise
+    except AtelierError as error:
+        status, notice = status_of(error), error.message
+        return await playground_page(request, session, form, comparing=chosen, status=status, notice=notice)
+    across = {name: form.get(name, "") for name in COMPARISON} if form.get("across") else {}
+    return redirect(request, f"compare?{urlencode({'jobs': ','.join(job.id for job in jobs), **across}, safe=',')}")
+
+
+def _chosen(fields: Iterable[str]) -> list[str]:
+    """Return the LoRAs that these fields choose, in the order of the page."""
+    return [name.removeprefix(CHOICE) for name in fields if name.startswith(CHOICE)]
+
+
+async def _panels(request: Request, session: SignedIn) -> list[Panel]:
+    """Return the panels of the account's jobs that the address names."""
+    resources, account_id = resources_of(request), session.account.id
+    ids = [valid_job_id(text, "gen") for text in request.query_params.get("jobs", "").split(",")[:MOST_PICTURES]]
+    panels: list[Panel] = []
+    for job_id in filter(None, ids):
+        with suppress(UnreadableRecord):  # the others can be compared
+            job = await resources.jobs.get(job_id, account_id=account_id)
+            panels += [await panel_of(resources, job)] if job is not None else []
+    return panels

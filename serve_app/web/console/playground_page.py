@@ -1,0 +1,141 @@
+"""Rendering of the playground: the form as it was filled in, beside the job that it made."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import Request
+from starlette.responses import HTMLResponse
+
+from serve_app.api.dependencies import resources_of
+from serve_app.api.errors import ANSWERS
+from serve_app.api.responses import base_url
+from serve_app.domain.catalog import Adapter
+from serve_app.domain.errors import AtelierError
+from serve_app.domain.jobs import Job
+from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.web.console.keys import usable_keys
+from serve_app.web.console.lora_cards import LoraCards, choose_cards
+from serve_app.web.console.pages import render
+from serve_app.web.console.panels import AXES, Panel, arrange, panel_of
+from serve_app.web.console.playground_form import COMPARISON, DEFAULTS, EXAMPLES, SIZES
+from serve_app.web.console.session import SignedIn
+from serve_app.web.console.snippets import Snippet, snippets_of, variant_of
+from serve_app.web.site.forms import form_token
+
+PURPOSE = "playground"
+"""Of the form tokens: one for all forms of the page."""
+_LONGEST_QUERY_VALUE = 4000
+MOST_KEYS = 20
+"""Keys that are offered for code, the newest."""
+
+
+async def playground_page(
+    request: Request,
+    session: SignedIn,
+    given: Mapping[str, str],
+    *,
+    job: Job | None = None,
+    comparing: Sequence[str] | None = None,
+    panels: Sequence[Panel] = (),
+    status: int = 200,
+    notice: str = "",
+) -> HTMLResponse:
+    """Render the page; `given` are fields of the form, `comparing` the LoRAs chosen on Compare."""
+    adapters = await resources_of(request).catalog.adapters(session.account.id)
+    cards = await _cards(request, session, given, adapters, comparing)
+    values = _complete(given, adapters, cards)
+    vocabulary = resources_of(request).vocabulary
+    words = await vocabulary.words()
+    chosen = next((each for each in adapters if each.id == values["lora_id"]), None)
+    unknown = (
+        await vocabulary.unknown_words(values["prompt"], chosen.base_model, chosen.trigger_words) if chosen else []
+    )
+    names = {adapter.id: adapter.name for adapter in adapters}
+    panel = {} if job is None else await panel_values(request, session, job)
+    return render(
+        request,
+        "playground.html",
+        session,
+        here="playground",
+        comparing=comparing,
+        panels=panels,
+        grid=arrange(panels, names),
+        names=names,
+        axes=AXES,
+        status=status,
+        notice=notice,
+        values=values,
+        cards=cards,
+        sizes=SIZES,
+        examples=EXAMPLES if words else (),
+        words={name: " ".join(sorted(known)) for name, known in words.items()},
+        unknown=unknown,
+        is_tuned=any(values[name] != DEFAULTS[name] for name in ("steps", "guidance_scale", "negative_prompt", "seed")),
+        **{"panel": None, "token": form_token(session.token, PURPOSE), **panel},
+    )
+
+
+async def cards_part(
+    request: Request, session: SignedIn, given: Mapping[str, str], comparing: Sequence[str] | None = None
+) -> HTMLResponse:
+    """The part of the page that offers LoRAs."""
+    adapters = await resources_of(request).catalog.adapters(session.account.id)
+    cards = await _cards(request, session, given, adapters, comparing)
+    words = await resources_of(request).vocabulary.words()
+    values = _complete(given, adapters, cards)
+    return render(request, "cards.html", session, cards=cards, comparing=comparing, words=words, values=values)
+
+
+async def _cards(
+    request: Request,
+    session: SignedIn,
+    given: Mapping[str, str],
+    adapters: Sequence[Adapter],
+    comparing: Sequence[str] | None,
+) -> LoraCards:
+    """The LoRAs that the form offers; those that are chosen come first of too many."""
+    chosen = [given.get("lora_id", "")] if comparing is None else comparing
+    return await choose_cards(request, session.account.id, adapters, chosen=chosen, find=given.get("find", ""))
+
+
+async def panel_values(request: Request, session: SignedIn, job: Job) -> dict[str, Any]:
+    """Return the values for `panel.html`."""
+    resources = resources_of(request)
+    address = base_url(request, resources.settings.public_url).removesuffix("/console")
+    request_, keys = job.request, await usable_keys(resources, session)
+    snippets, chosen = list[Snippet](), None
+    if isinstance(request_, GenerationRequest):
+        keys = [key for key in keys if variant_of(request_) in key.interfaces]
+        wanted = request.query_params.get("key", "")
+        chosen = next((key for key in keys if key.id == wanted), keys[0] if keys else None)
+        snippets = snippets_of(request_, address, chosen)
+    is_made_here = isinstance(job.request, GenerationRequest) and job.variant is Variant.A
+    return {
+        "panel": await panel_of(resources, job),
+        "snippets": snippets,
+        "keys": keys[:MOST_KEYS],
+        "chosen_key": chosen,
+        "can_upscale": is_made_here,
+        "token": form_token(session.token, PURPOSE),
+    }
+
+
+def query_values(query: Mapping[str, str]) -> dict[str, str]:
+    """Fields of the form in the page's address, as examples and the page of a job give them."""
+    values = {name: query[name][:_LONGEST_QUERY_VALUE] for name in (*DEFAULTS, *COMPARISON, "find") if name in query}
+    if "width" in query and "height" in query:
+        values["size"] = f"{query['width']}x{query['height']}"
+    return values
+
+
+def status_of(error: AtelierError) -> int:
+    return next(ANSWERS[kind].status for kind in type(error).__mro__ if kind in ANSWERS)
+
+
+def _complete(given: Mapping[str, str], adapters: Sequence[Adapter], cards: LoraCards) -> dict[str, str]:
+    values = {name: given.get(name, usual) for name, usual in {**DEFAULTS, **COMPARISON}.items()}
+    if values["size"] not in SIZES:
+        values["size"] = DEFAULTS["size"]
+    if values["lora_id"] not in {adapter.id for adapter in adapters} and cards.shown:
+        values["lora_id"] = cards.shown[0].id
+    return values

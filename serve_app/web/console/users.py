@@ -1,0 +1,107 @@
+"""The users of an account: its owners invite them by a link that works once, and remove them."""
+
+from datetime import timedelta
+
+from fastapi import APIRouter, HTTPException, Request, Response
+
+from serve_app.accounts.sign_in import Limit, LinkPurpose
+from serve_app.api.dependencies import caller_address, resources_of
+from serve_app.api.responses import base_url
+from serve_app.domain.accounts import Role, User
+from serve_app.domain.audit import Act
+from serve_app.domain.durations import period_text
+from serve_app.domain.errors import InvalidParameter
+from serve_app.web.console.pages import FormSession, PageSession, render
+from serve_app.web.console.session import SignedIn
+from serve_app.web.site.forms import Form, check_form, form_token, redirect
+
+_PURPOSE = "users"
+TRIES = Limit("console-users", 30, timedelta(hours=1))
+"""Invitations of one account: a name that is tried tells whether it is in use."""
+ROLE_WORDS = {
+    Role.MEMBER: "creates images, with LoRAs, history and API keys of their own",
+    Role.BILLING: "sees usage only",
+    Role.OWNER: "full access, including users",
+}
+
+router = APIRouter()
+
+
+@router.get("/settings/users")
+async def open_users(request: Request, session: PageSession) -> Response:
+    return await _users_page(request, session)
+
+
+@router.post("/settings/users")
+async def invite(request: Request, session: FormSession, form: Form) -> Response:
+    check_form(session, form, _PURPOSE)
+    resources, role = resources_of(request), form.get("role", "")
+    if await resources.throttle.hit(TRIES, session.account.id):
+        raise HTTPException(429, f"At most {TRIES.tries} invitations per {period_text(TRIES.per)}. Try again later.")
+    if role not in set(Role):
+        return await _users_page(request, session, status=400, problem="Choose a role.")
+    await resources.check_space()
+    try:
+        user = await resources.users.create(session.account.id, form.get("name", ""), Role(role))
+    except InvalidParameter as error:
+        problem = f"The {error.message.replace(': ', ' ', 1)}."
+        return await _users_page(request, session, status=400, problem=problem)
+    await _record(request, session, Act.USER_INVITED, user)
+    return await _page_with_link(request, session, user)
+
+
+@router.post("/settings/users/{user_id}/link")
+async def make_link(request: Request, user_id: str, session: FormSession, form: Form) -> Response:
+    """Make another link, after a link or a password was lost."""
+    check_form(session, form, _PURPOSE)
+    user = await _existing(request, session, user_id)
+    await _record(request, session, Act.SIGN_IN_LINK_MADE, user)
+    return await _page_with_link(request, session, user)
+
+
+@router.post("/settings/users/{user_id}/remove")
+async def remove(request: Request, user_id: str, session: FormSession, form: Form) -> Response:
+    """Remove a user, end its sessions and revoke its keys."""
+    check_form(session, form, _PURPOSE)
+    user = await _existing(request, session, user_id)
+    await resources_of(request).users.remove(session.account.id, user.id)
+    await _record(request, session, Act.USER_REMOVED, user)
+    return redirect(request, "settings/users")
+
+
+async def _existing(request: Request, session: SignedIn, user_id: str) -> User:
+    user = await resources_of(request).users.get(session.account.id, user_id)
+    if user is None:
+        raise HTTPException(404)
+    return user
+
+
+async def _page_with_link(request: Request, session: SignedIn, user: User) -> Response:
+    resources = resources_of(request)
+    token = await resources.sign_in_links.create(session.account.id, LinkPurpose.NEW_PASSWORD, user_id=user.id)
+    address = base_url(request, resources.settings.public_url).removesuffix("/console")
+    return await _users_page(request, session, invited=user, invitation=f"{address}/console/links/{token}")
+
+
+async def _users_page(
+    request: Request, session: SignedIn, *, status: int = 200, problem: str = "", invited: User | None = None,
+    invitation: str = "",
+) -> Response:  # fmt: skip
+    return render(
+        request,
+        "users.html",
+        session,
+        here="users",
+        status=status,
+        problem=problem,
+        users=[User.first(session.account), *await resources_of(request).users.list(session.account.id)],
+        roles=ROLE_WORDS,
+        invited=invited,
+        invitation=invitation,
+        form_token=form_token(session.token, _PURPOSE),
+    )
+
+
+async def _record(request: Request, session: SignedIn, act: Act, user: User) -> None:
+    audit, address = resources_of(request).audit, caller_address(request)
+    await audit.record(session.account.id, act, actor=session.actor, subject=user.id, address=address)

@@ -1,0 +1,164 @@
+"""The operators' pages of accounts: the list, and each account with its plans, state and links.
+
+The operators' page of the audit log: newest first, filtered by account and act.
+"""
+
+from datetime import UTC, datetime
+from typing import Annotated
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Depends, HTTPException, Request, Response
+
+from serve_app.accounts.sign_in import LinkPurpose
+from serve_app.api.dependencies import resources_of
+from serve_app.domain.accounts import Account
+from serve_app.domain.audit import Act, operator
+from serve_app.domain.errors import InvalidParameter
+from serve_app.domain.requests import Variant
+from serve_app.operations import operator_acts as operate
+from serve_app.operations.usage_report import log_names
+from serve_app.resources import Resources
+from serve_app.web.operators.pages import PAGE_SIZE, FormSession, PageSession, by, render
+from serve_app.web.operators.session import SignedIn
+from serve_app.web.site.forms import Form, check_form, form_token, page_number, redirect, site_of
+
+JOBS_SHOWN = 10
+_PLANS, _STATE, _LINK = "account plans", "account state", "account link"
+
+router = APIRouter()
+
+
+@router.get("/accounts")
+async def open_accounts(request: Request, session: PageSession) -> Response:
+    """List accounts, newest first; or the one with a name or id."""
+    resources, wanted = resources_of(request), request.query_params.get("name", "").strip()[:100]
+    if wanted and (found := await resources.accounts.get(wanted)):
+        return redirect(request, f"accounts/{found.id}")
+    page = page_number(request)
+    rows, total = await resources.operator_reader.accounts((page - 1) * PAGE_SIZE, PAGE_SIZE)
+    return render(
+        request,
+        "accounts.html",
+        session,
+        here="accounts",
+        status=404 if wanted else 200,
+        rows=rows,
+        total=total,
+        page=page,
+        page_size=PAGE_SIZE,
+        wanted=wanted,
+    )
+
+
+async def load_account(request: Request, account_id: str) -> Account:
+    account = await resources_of(request).accounts.get(account_id)
+    if account is None or account.id != account_id:
+        raise HTTPException(404)
+    return account
+
+
+ChosenAccount = Annotated[Account, Depends(load_account)]
+
+
+@router.get("/accounts/{account_id}")
+async def open_account(request: Request, session: PageSession, account: ChosenAccount) -> Response:
+    return await _account_page(request, session, account)
+
+
+@router.post("/accounts/{account_id}/plans")
+async def change_plans(request: Request, session: FormSession, account: ChosenAccount, form: Form) -> Response:
+    check_form(session, form, _PLANS)
+    plans = {"plan_a": form.get("plan_a", ""), "plan_b": form.get("plan_b", "")}
+    try:
+        await operate.set_plans(resources_of(request), account, by(request, session), **plans)
+    except InvalidParameter as error:
+        return await _account_page(request, session, account, status=400, notice=error.message)
+    return redirect(request, f"accounts/{account.id}")
+
+
+@router.post("/accounts/{account_id}/disable")
+async def disable(request: Request, session: FormSession, account: ChosenAccount, form: Form) -> Response:
+    check_form(session, form, _STATE)
+    await operate.disable(resources_of(request), account, by(request, session))
+    return redirect(request, f"accounts/{account.id}")
+
+
+@router.post("/accounts/{account_id}/enable")
+async def enable(request: Request, session: FormSession, account: ChosenAccount, form: Form) -> Response:
+    check_form(session, form, _STATE)
+    await operate.enable(resources_of(request), account, by(request, session))
+    return redirect(request, f"accounts/{account.id}")
+
+
+@router.post("/accounts/{account_id}/link")
+async def make_link(request: Request, session: FormSession, account: ChosenAccount, form: Form) -> Response:
+    """Answer with the link, once: its user sets a password with it that no operator learns."""
+    check_form(session, form, _LINK)
+    resources = resources_of(request)
+    path = await operate.make_sign_in_link(resources, account, by(request, session), LinkPurpose.NEW_PASSWORD)
+    base = resources.settings.public_url.rstrip("/") or f"{request.url.scheme}://{request.url.netloc}{site_of(request)}"
+    return await _account_page(request, session, account, link=base + path)
+
+
+async def _account_page(
+    request: Request, session: SignedIn, account: Account, *, status: int = 200, notice: str = "", link: str = ""
+) -> Response:
+    resources, now = resources_of(request), datetime.now(UTC)
+    [row] = await resources.operator_reader.account_rows([account.id])
+    keys = await resources.api_keys.list(account.id)
+    _, loras = await resources.operator_reader.loras(0, 1, owner=account.id)
+    return render(
+        request,
+        "account.html",
+        session,
+        here="accounts",
+        status=status,
+        notice=notice,
+        new_link=link,
+        account=account,
+        unfinished=row.unfinished,
+        keys=len(keys),
+        active_keys=sum(key.state(now) == "active" for key in keys),
+        loras=loras,
+        windows=[(variant, await resources.auth.window(account.id, variant)) for variant in Variant],
+        plans={variant: [plan.name for plan in resources.settings.plans_of(variant)] for variant in Variant},
+        jobs=await resources.job_history.list(account.id, limit=JOBS_SHOWN),
+        plans_token=form_token(session.token, _PLANS),
+        state_token=form_token(session.token, _STATE),
+        link_token=form_token(session.token, _LINK),
+    )
+
+
+@router.get("/audit")
+async def open_audit(request: Request, session: PageSession) -> Response:
+    resources, asked = resources_of(request), request.query_params
+    wanted, act = asked.get("account", "").strip()[:100], asked.get("act", "")
+    act = act if act in set(Act) else ""
+    page = await resources.audit_reader.page(
+        log=await _log(resources, wanted) if wanted else "",
+        act=act,
+        before=asked.get("before", ""),
+        limit=PAGE_SIZE,
+    )
+    given = {name: value for name, value in (("account", wanted), ("act", act)) if value}
+    return render(
+        request,
+        "audit.html",
+        session,
+        here="audit",
+        rows=page.rows,
+        names=await log_names(resources, {row.log for row in page.rows}),
+        acts=list(Act),
+        wanted=wanted,
+        act=act,
+        is_filtered=bool(given),
+        is_first="before" not in asked,
+        newest=urlencode(given),
+        older=urlencode({**given, "before": page.next}) if page.next else "",
+    )
+
+
+async def _log(resources: Resources, wanted: str) -> str:
+    """Name the log of an account's name or id, even of a deleted one, or of `operator:<name>`."""
+    account = None if wanted.startswith(operator("")) else await resources.accounts.get(wanted)
+    return resources.audit.pseudonym(account.id if account else wanted)

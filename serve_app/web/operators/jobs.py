@@ -1,0 +1,157 @@
+"""The operators' page of one job of any account.
+
+The operators' page of failed jobs: counts by code, and jobs to queue again or drop.
+"""
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Depends, HTTPException, Request, Response
+
+from serve_app.api.dependencies import resources_of, valid_job_id
+from serve_app.domain.errors import FailureCode
+from serve_app.domain.jobs import Job, JobState
+from serve_app.domain.requests import GenerationRequest
+from serve_app.jobs.history import FAILED_AT_ONCE as LOOKED_AT_ONCE
+from serve_app.jobs.history import Position
+from serve_app.operations import operator_acts as operate
+from serve_app.web.operators.pages import PAGE_SIZE, FormSession, PageSession, by, render
+from serve_app.web.site.forms import Form, check_form, form_token, redirect
+from serve_app.web.site.job_text import STATES, failure_text, parameters, timeline, title
+
+_CANCEL = "cancel any job"
+_SHOW_PROMPT = (JobState.RUNNING, JobState.FAILED)
+"""An operator may have to see what was asked for in these states; prompts of other jobs are their customers' alone."""
+
+router = APIRouter()
+
+
+async def load_job(request: Request, job_id: str) -> Job:
+    job = await resources_of(request).jobs.find(valid_job_id(job_id, "gen", "up"))
+    if job is None:
+        raise HTTPException(404)
+    return job
+
+
+ChosenJob = Annotated[Job, Depends(load_job)]
+
+
+@router.get("/jobs/{job_id}")
+async def open_job(request: Request, session: PageSession, job: ChosenJob) -> Response:
+    reader, asked = resources_of(request).operator_reader, job.request
+    loras = await reader.lora_names([asked.lora_id]) if isinstance(asked, GenerationRequest) else {}
+    return render(
+        request,
+        "job.html",
+        session,
+        job=job,
+        account=(await reader.account_names([job.account_id])).get(job.account_id, "a deleted account"),
+        state=STATES[job.state],
+        failure=failure_text(job),
+        prompt=title(job) if job.state in _SHOW_PROMPT else "",
+        parameters=parameters(job, loras),
+        timeline=timeline(job),
+        requeue_token=form_token(session.token, "requeue jobs"),
+        drop_token=form_token(session.token, "drop jobs"),
+        cancel_token=form_token(session.token, _CANCEL),
+    )
+
+
+@router.post("/jobs/{job_id}/cancel")
+async def cancel(request: Request, session: FormSession, job: ChosenJob, form: Form) -> Response:
+    check_form(session, form, _CANCEL)
+    await operate.cancel_job(resources_of(request), job.id, by(request, session))
+    return redirect(request, f"jobs/{job.id}")
+
+
+WINDOWS: Mapping[str, tuple[str, timedelta | None]] = {
+    "": ("As long as kept", None),
+    "hour": ("The last hour", timedelta(hours=1)),
+    "day": ("The last 24 hours", timedelta(days=1)),
+    "week": ("The last 7 days", timedelta(days=7)),
+}
+_CURSOR = re.compile(r"([0-9]{1,14})-((?:gen|up)_[a-z2-7]{26})")
+_REQUEUE, _DROP = "requeue jobs", "drop jobs"
+_FILTERS = ("code", "window", "account")
+
+
+@router.get("/failures")
+async def open_failures(request: Request, session: PageSession) -> Response:
+    resources, chosen = resources_of(request), _chosen(request)
+    account = await resources.accounts.get(chosen["account"]) if chosen["account"] else None
+    _, length = WINDOWS.get(chosen["window"], WINDOWS[""])
+    after = _read_cursor(request.query_params.get("after", ""))
+    page = await resources.dead_letters.page(
+        account=account.id if account else chosen["account"],
+        code=chosen["code"],
+        since=None if length is None else datetime.now(UTC) - length,
+        after=after,
+        limit=PAGE_SIZE,
+    )
+    return render(
+        request,
+        "failures.html",
+        session,
+        here="failures",
+        page=page,
+        counted=sum(page.counts.values()),
+        is_cut=sum(page.counts.values()) >= LOOKED_AT_ONCE,
+        most=LOOKED_AT_ONCE,
+        chosen=chosen,
+        given=urlencode({name: value for name, value in chosen.items() if value}),
+        is_first=after is None,
+        older=urlencode({**chosen, "after": f"{page.next.accepted_ms}-{page.next.job_id}"}) if page.next else "",
+        windows={name: words for name, (words, _) in WINDOWS.items()},
+        codes=sorted({*FailureCode, *page.counts} - {FailureCode.CANCELED, FailureCode.EXPIRED}),
+        names=await resources.operator_reader.account_names(job.account_id for job in page.jobs),
+        requeued=_number(request, "requeued"),
+        dropped=_number(request, "dropped"),
+        requeue_token=form_token(session.token, _REQUEUE),
+        drop_token=form_token(session.token, _DROP),
+    )
+
+
+@router.post("/failures/requeue")
+async def requeue(request: Request, session: FormSession, form: Form) -> Response:
+    """Queue the jobs of the form again, with all their attempts."""
+    check_form(session, form, _REQUEUE)
+    resources, who = resources_of(request), by(request, session)
+    done = [await operate.requeue_job(resources, job_id, who) for job_id in _job_ids(form)]
+    return _back(request, "requeued", sum(done))
+
+
+@router.post("/failures/drop")
+async def drop(request: Request, session: FormSession, form: Form) -> Response:
+    """Take the jobs of the form off the list."""
+    check_form(session, form, _DROP)
+    resources, who = resources_of(request), by(request, session)
+    done = [await operate.drop_job(resources, job_id, who) for job_id in _job_ids(form)]
+    return _back(request, "dropped", sum(done))
+
+
+def _back(request: Request, what: str, number: int) -> Response:
+    given = {name: value for name, value in _chosen(request).items() if value}
+    return redirect(request, f"failures?{urlencode({**given, what: number})}")
+
+
+def _chosen(request: Request) -> Mapping[str, str]:
+    return {name: request.query_params.get(name, "").strip()[:100] for name in _FILTERS}
+
+
+def _job_ids(form: Mapping[str, str]) -> list[str]:
+    """Read the form's job ids, at most a page of them."""
+    ids = (valid_job_id(text, "gen", "up") for text in form.get("jobs", "").split()[:PAGE_SIZE])
+    return [job_id for job_id in dict.fromkeys(ids) if job_id]
+
+
+def _read_cursor(text: str) -> Position | None:
+    parts = _CURSOR.fullmatch(text)
+    return Position(int(parts[1]), parts[2]) if parts else None
+
+
+def _number(request: Request, name: str) -> int | None:
+    text = request.query_params.get(name, "")
+    return int(text) if re.fullmatch(r"\d{1,3}", text, re.ASCII) else None

@@ -1,0 +1,180 @@
+"""The operators' first page: queues, workers and stores as they are now.
+
+It refreshes itself, and reloads without JavaScript.
+
+The operators' page of checks, which runs those of `atelier doctor` that this process can.
+
+The operators' page of models: base models with the workers that hold them, and all LoRAs.
+
+The operators' page of the queue, which lists every account that waits in the order of their turns.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from serve_app.api.dependencies import resources_of
+from serve_app.domain import metrics
+from serve_app.domain.jobs import Backlog, JobKind
+from serve_app.domain.metrics import Metric
+from serve_app.jobs.backlog import QueueLength
+from serve_app.operations.checks import Check, Level
+from serve_app.operations.overview import readiness
+from serve_app.operations.reports import USE_DAYS
+from serve_app.operations.store_checks import check_service
+from serve_app.resources import Resources
+from serve_app.store.measures import ShownWorker
+from serve_app.web.operators.pages import PAGE_SIZE, FormSession, LiveSession, PageSession, render
+from serve_app.web.operators.session import SignedIn
+from serve_app.web.site.forms import Form, check_form, form_token, page_number
+
+MOST_ROWS = 10
+
+router = APIRouter()
+
+
+@dataclass(frozen=True, slots=True)
+class PlanQueue:
+    """Jobs of one kind that wait under one plan."""
+
+    kind: JobKind
+    interface: str
+    plan: str
+    waiting: QueueLength
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRow:
+    """A worker as the page shows it."""
+
+    kind: JobKind
+    worker: ShownWorker
+
+    def gauge(self, metric: Metric) -> int | None:
+        value = self.worker.gauges.get(metric.name)
+        return None if value is None else int(value)
+
+
+@router.get("/")
+async def open_overview(request: Request, session: PageSession) -> Response:
+    return render(request, "overview.html", session, here="overview", **await _facts(resources_of(request)))
+
+
+@router.get("/live")
+async def open_live(request: Request, session: LiveSession) -> Response:
+    """Render the part of the page that refreshes itself."""
+    return render(request, "overview_live.html", session, **await _facts(resources_of(request)))
+
+
+async def _facts(resources: Resources) -> dict[str, Any]:
+    reader = resources.operator_reader
+    backlogs: dict[JobKind, Backlog] = {kind: await resources.queue_stats.backlog(kind) for kind in JobKind}
+    by_plan = await resources.queue_stats.waiting([":".join(plan) for plan in resources.settings.plan_table])
+    queues = [queue for kind in JobKind for queue in await reader.queues(kind, MOST_ROWS)]
+    running = [job for kind in JobKind for job in await reader.running(kind, MOST_ROWS)]
+    workers = [WorkerRow(kind, worker) for kind in JobKind for worker in await resources.measures.shown(kind)]
+    return {
+        "backlogs": backlogs,
+        "plans": [_plan_queue(kind, plan, waiting) for (kind, plan), waiting in by_plan.items() if waiting.jobs],
+        "queues": sorted(queues, key=lambda queue: -queue.oldest_age_s)[:MOST_ROWS],
+        "running": running[:MOST_ROWS],
+        "dead": await resources.queue_stats.dead(),
+        "workers": workers,
+        "states": (await readiness(resources)).states,
+        "memory": await resources.memory.read(),
+        "disks": await resources.disk.disks(),
+        "names": await reader.account_names([*(q.account_id for q in queues), *(job.account_id for job in running)]),
+        "loras": await reader.lora_names(lora for row in workers for lora in row.worker.loras),
+        "metrics": metrics,
+    }
+
+
+def _plan_queue(kind: JobKind, plan: str, waiting: QueueLength) -> PlanQueue:
+    interface, _, name = plan.partition(":")
+    return PlanQueue(kind, interface, name, waiting)
+
+
+_RUN = "run checks"
+_WORST_FIRST = (Level.FAIL, Level.WARN, Level.OK)
+
+
+@router.get("/checks")
+async def open_checks(request: Request, session: PageSession) -> Response:
+    return _checks_page(request, session, None)
+
+
+@router.post("/checks")
+async def run_checks(request: Request, session: FormSession, form: Form) -> Response:
+    check_form(session, form, _RUN)
+    resources = resources_of(request)
+    return _checks_page(request, session, await check_service(resources.settings, resources.check_machines))
+
+
+def _checks_page(request: Request, session: SignedIn, found: list[Check] | None) -> Response:
+    return render(
+        request,
+        "checks.html",
+        session,
+        here="checks",
+        checks=None if found is None else sorted(found, key=lambda check: _WORST_FIRST.index(check.level)),
+        bad=[check for check in found or [] if check.level is not Level.OK],
+        run_token=form_token(session.token, _RUN),
+    )
+
+
+@router.get("/models")
+async def open_models(request: Request, session: PageSession) -> Response:
+    resources, page = resources_of(request), page_number(request)
+    wanted = request.query_params.get("account", "").strip()[:100]
+    owner = await resources.accounts.get(wanted) if wanted else None
+    if wanted and owner is None:
+        rows, total = [], 0
+    else:
+        owner_id = owner.id if owner else ""
+        rows, total = await resources.operator_reader.loras((page - 1) * PAGE_SIZE, PAGE_SIZE, owner=owner_id)
+    workers = await resources.measures.shown(JobKind.GENERATION)
+    return render(
+        request,
+        "models.html",
+        session,
+        here="models",
+        rows=rows,
+        total=total,
+        page=page,
+        page_size=PAGE_SIZE,
+        days=USE_DAYS,
+        wanted=owner.name if owner else wanted,
+        owner=owner,
+        owners=await resources.operator_reader.account_names(row.adapter.owner for row in rows),
+        base_models=await resources.applied_catalog.applied_base_models(),
+        set_aside=await resources.applied_catalog.set_aside(),
+        workers=len(workers),
+        holding=Counter(name for worker in workers for name in worker.base_models),
+        resident=Counter(name for worker in workers for name in worker.loras),
+        failure=await resources.workers.failure(JobKind.GENERATION),
+    )
+
+
+@router.get("/queue")
+async def open_queue(request: Request, session: PageSession) -> Response:
+    reader, page = resources_of(request).operator_reader, page_number(request)
+    kind = _kind(request.query_params.get("kind", ""))
+    rows, total = await reader.queue_page(kind, (page - 1) * PAGE_SIZE, PAGE_SIZE)
+    return render(
+        request,
+        "queue.html",
+        session,
+        here="overview",
+        kind=kind,
+        rows=rows,
+        total=total,
+        page=page,
+        page_size=PAGE_SIZE,
+        names=await reader.account_names(row.account_id for row in rows),
+    )
+
+
+def _kind(text: str) -> JobKind:
+    return JobKind(text) if text in set(JobKind) else JobKind.GENERATION

@@ -1,0 +1,117 @@
+"""The fields of a form, read within limits: size, time, media type.
+
+Addresses of pages: where their application is mounted, redirects within it, what their query says.
+
+Form tokens: by them only the session that was given a form can send it.
+"""
+
+import hmac
+import secrets
+from collections.abc import Mapping
+from typing import Annotated, Protocol
+from urllib.parse import parse_qsl
+
+from fastapi import Depends, HTTPException, Request
+from starlette.responses import RedirectResponse
+
+from serve_app.api.body import check_length, read_bytes
+from serve_app.api.dependencies import resources_of
+from serve_app.domain.errors import PayloadTooLarge, RequestTimeout
+
+FORM_BYTES = 64 * 1024
+"""Two prompts of the most characters, percent-encoded; no other form of ours is larger than a few hundred bytes."""
+MAX_FIELDS = 90
+MEDIA_TYPE = "application/x-www-form-urlencoded"
+_CLOSE = {"Connection": "close"}
+"""What is left of a body that was not read must not be taken for the next request."""
+
+
+async def read_form(request: Request) -> Mapping[str, str]:
+    """Read a form's fields, the first of each name. Raises `HTTPException`: 413, 408, 415, 400."""
+    try:
+        check_length(request, FORM_BYTES)
+        raw = await read_bytes(request, limit=FORM_BYTES)
+    except PayloadTooLarge:
+        raise HTTPException(413, "The form is too large.", _CLOSE) from None
+    except RequestTimeout:
+        raise HTTPException(408, "The form did not arrive in time. Try again.", _CLOSE) from None
+    if not raw:  # without fields, and browsers then name no media type
+        return {}
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if media_type != MEDIA_TYPE or encoding not in ("", "identity"):
+        raise HTTPException(415, f"Forms are sent as {MEDIA_TYPE}, without a content encoding.")
+    try:
+        pairs = parse_qsl(raw.decode("ascii", "replace"), keep_blank_values=True, max_num_fields=MAX_FIELDS)
+    except ValueError:
+        raise HTTPException(400, "The form has too many fields.") from None
+    return dict(reversed(pairs))
+
+
+Form = Annotated[Mapping[str, str], Depends(read_form)]
+
+
+MOST_PAGES = 2_000
+
+
+def redirect(request: Request, path: str) -> RedirectResponse:
+    """Redirect to another page of the same application."""
+    return RedirectResponse(f"{root_of(request)}/{path}", 303)
+
+
+def page_number(request: Request) -> int:
+    """The `page` of the address, from 1."""
+    text = request.query_params.get("page", "")
+    return min(max(1, int(text)), MOST_PAGES) if text.isascii() and text.isdecimal() and len(text) < 6 else 1
+
+
+def root_of(request: Request) -> str:
+    """The path at which the pages' application is mounted."""
+    return request.scope.get("root_path", "").rstrip("/")
+
+
+def site_of(request: Request) -> str:
+    """The path of the service, in which that application is mounted."""
+    return request.scope.get("app_root_path", "").rstrip("/")
+
+
+def is_secure(request: Request) -> bool:
+    """Whether the browser speaks https, also when a front proxy ends it and `public_url` says so."""
+    return request.url.scheme == "https" or resources_of(request).settings.public_url.startswith("https://")
+
+
+EXPIRED_FORM = "The page has expired. Go back, reload it, and try again."
+
+
+class Session(Protocol):
+    """A live session, of an account or of an operator."""
+
+    @property
+    def token(self) -> str: ...
+
+
+def check_form(session: Session, form: Mapping[str, str], purpose: str) -> None:
+    """Raises 403 when the form was not given to this session."""
+    if not is_form_token(session.token, purpose, form.get("form_token", "")):
+        raise HTTPException(403, EXPIRED_FORM)
+
+
+def form_token(session: str, purpose: str) -> str:
+    """Return the token of a form, by which only this session can send a form of this purpose."""
+    return hmac.digest(session.encode(errors="replace"), f"form: {purpose}".encode(), "sha256").hex()
+
+
+def is_form_token(session: str, purpose: str, given: str) -> bool:
+    return hmac.compare_digest(form_token(session, purpose).encode(), given.encode(errors="replace"))
+
+
+def single_use_token(session: str, purpose: str) -> str:
+    """A form token that differs on every page, to be accepted only once."""
+    nonce = secrets.token_urlsafe(12)
+    return f"{nonce}.{form_token(session, f'{purpose} {nonce}')}"
+
+
+def nonce_of(session: str, purpose: str, given: str) -> str | None:
+    """Return a single-use token's nonce; None for a token of another session or purpose."""
+    nonce, _, proof = given.partition(".")
+    return nonce if is_form_token(session, f"{purpose} {nonce}", proof) else None

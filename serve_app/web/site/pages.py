@@ -1,0 +1,202 @@
+"""Error pages for browsers outside the console; programs get the contract's envelope.
+
+An HTML page whose rendering lets other requests go on.
+
+Error pages of the console and of the operators' pages, in their own layout.
+
+Security headers of every page, and rejection of a POST from another site.
+
+Pictures of the bundled LoRAs, drawn by `docs/images/draw.py`, in `static/samples`.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from fastapi import FastAPI, Request
+from jinja2 import Template
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from serve_app.api.errors import answer_domain_error, answer_http_exception, answer_unexpected_error
+from serve_app.domain.errors import NotFound, StoreUnavailable, UnreadableRecord
+from serve_app.web.site import PAGE_HEADERS, page_templates
+
+Answer = Callable[[Request, Exception], Awaitable[Response]]
+
+_TEMPLATES = page_templates(Path(__file__).parent / "templates")
+_TITLES = {404: "Not found", 405: "Method not allowed", 500: "Internal error", 503: "Temporarily unavailable"}
+_TEXTS = {
+    404: "There is nothing at this address.",
+    405: "This address cannot be used that way.",
+    500: "The error has been logged. Going back and trying again may help.",
+    503: "The service is temporarily unavailable. Try again in a few seconds.",
+}
+
+
+def answer_browsers_with_pages(site: FastAPI) -> None:
+    """Answer what a person may meet outside the console with pages: 404, 405, 500 and 503."""
+    site.add_exception_handler(HTTPException, _page_or(answer_http_exception))
+    site.add_exception_handler(NotFound, _page_or(answer_domain_error))
+    site.add_exception_handler(StoreUnavailable, _page_or(answer_domain_error))
+    site.add_exception_handler(Exception, _page_or(answer_unexpected_error))
+
+
+def is_of_browser(request: Request) -> bool:
+    """Return whether a person opened the address: browsers ask for `text/html` by name."""
+    path = request.url.path.removeprefix(request.scope.get("root_path", ""))
+    return "text/html" in request.headers.get("accept", "") and not path.startswith("/v1/")
+
+
+def _page_or(answer: Answer) -> Answer:
+    """Answer a browser with a page of the same status and headers that programs get."""
+
+    async def respond(request: Request, error: Exception) -> Response:
+        response = await answer(request, error)
+        if not is_of_browser(request):
+            return response
+        text = error.message if isinstance(error, NotFound) else _TEXTS[response.status_code]
+        kept = {name: response.headers[name] for name in ("allow", "retry-after") if name in response.headers}
+        return _page(request, response.status_code, text, kept)
+
+    return respond
+
+
+def _page(request: Request, status: int, text: str, headers: dict[str, str]) -> HTMLResponse:
+    html = _TEMPLATES.get_template("problem.html").render(
+        site=request.scope.get("root_path", ""), title=_TITLES[status], text=text
+    )
+    return HTMLResponse(
+        html, status, headers={**PAGE_HEADERS, "Vary": "Accept", "Cache-Control": "no-store", **headers}
+    )
+
+
+YIELDS_AFTER_S = 0.001
+"""A poll of the API waits behind a page no longer than this."""
+
+
+class PageResponse(HTMLResponse):
+    """Renders a template while it is sent, in pieces, so that the event loop can serve others between.
+
+    An error is raised before a byte is sent.
+    """
+
+    def __init__(self, template: Template, values: Mapping[str, Any], status: int = 200) -> None:
+        super().__init__(status_code=status)
+        self._template, self._values = template, values
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.body = (await self._render()).encode()
+        self.headers["Content-Length"] = str(len(self.body))
+        await super().__call__(scope, receive, send)
+
+    async def _render(self) -> str:
+        parts: list[str] = []
+        yields_at = time.perf_counter() + YIELDS_AFTER_S
+        for part in self._template.generate(self._values):
+            parts.append(part)
+            if time.perf_counter() >= yields_at:
+                await asyncio.sleep(0)
+                yields_at = time.perf_counter() + YIELDS_AFTER_S
+        return "".join(parts)
+
+
+ProblemPage = Callable[[Request, int, str, str], Response]
+"""Renders status, title and text."""
+
+_PROBLEM_TEXTS = {404: "Page not found.", 405: "This page does not support that method."}
+"""Instead of what the router says."""
+LINK_GONE = "This link has been used or is too old. Sign in with the password, or ask for another link."
+
+
+def answer_with_pages(app: FastAPI, page: ProblemPage) -> None:
+    """Answer client errors, outages and unexpected errors with pages."""
+
+    async def refuse(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        status = HTTPStatus(error.status_code)
+        text = _PROBLEM_TEXTS.get(status, error.detail) if error.detail == status.phrase else error.detail
+        response = page(request, status, status.phrase.capitalize(), text)
+        response.headers.update(error.headers or {})
+        return response
+
+    async def unavailable(request: Request, _error: Exception) -> Response:
+        text = "The service is temporarily unavailable. Try again in a few seconds."
+        response = page(request, 503, "Temporarily unavailable", text)
+        response.headers["Retry-After"] = "5"
+        return response
+
+    async def unreadable(request: Request, _error: Exception) -> Response:
+        text = "Another version of this service wrote the record, or it is damaged. Nothing else is affected."
+        return page(request, 500, "This record cannot be read", text)
+
+    async def internal_error(request: Request, _error: Exception) -> Response:
+        text = "The error has been logged. Going back and trying again may help."
+        return page(request, 500, "Internal error", text)
+
+    app.add_exception_handler(HTTPException, refuse)
+    app.add_exception_handler(StoreUnavailable, unavailable)
+    app.add_exception_handler(UnreadableRecord, unreadable)
+    app.add_exception_handler(Exception, internal_error)
+
+
+HSTS = "max-age=31536000"
+
+
+class Protection:
+    """Refuses a POST that another site made the browser send, and sets the headers of every answer.
+
+    `public_url` is the address behind a front proxy: an accepted origin, and https when it says so.
+    """
+
+    def __init__(self, app: ASGIApp, *, public_url: str) -> None:
+        self._app = app
+        self._public = urlsplit(public_url)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_protected(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._set_headers(MutableHeaders(scope=message), is_https=scope["scheme"] == "https")
+            await send(message)
+
+        headers = Headers(scope=scope)
+        if scope["method"] not in ("GET", "HEAD") and not self._is_own_form(headers):
+            response = PlainTextResponse("This form was not sent from the console's own pages.\n", 403)
+            await response(scope, receive, send_protected)
+            return
+        await self._app(scope, receive, send_protected)
+
+    def _is_own_form(self, headers: Headers) -> bool:
+        """Whether the form is of our own pages: by `Sec-Fetch-Site`, or by `Origin` over plain http."""
+        site = headers.get("sec-fetch-site")
+        if site is not None:
+            return site == "same-origin"
+        origin = urlsplit(headers.get("origin", "")).netloc
+        return bool(origin) and origin in (headers.get("host"), self._public.netloc)
+
+    def _set_headers(self, headers: MutableHeaders, *, is_https: bool) -> None:
+        for name, value in PAGE_HEADERS.items():
+            headers[name] = value
+        headers.setdefault("Cache-Control", "no-store")  # images say for how long
+        if is_https or self._public.scheme == "https":
+            headers["Strict-Transport-Security"] = HSTS
+
+
+SAMPLES = ("neon", "stripes", "shadow", "mosaic", "confetti", "sepia", "blueprint", "outline")
+SAMPLE_PROMPT = "a yellow flower with a red middle on a blue background"
+_BASE_MODEL = "pocket"
+
+
+def sample_of(name: str, base_model: str) -> str:
+    """The sample of a LoRA by its name and base model; empty for one that is not bundled."""
+    return name.lower() if base_model == _BASE_MODEL and name.lower() in SAMPLES else ""

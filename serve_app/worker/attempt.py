@@ -1,0 +1,328 @@
+"""One attempt at a job: run it under a lease that heartbeats extend, then commit, fail or release.
+
+Outcomes of an attempt at a job.
+
+Calls a store again until it answers.
+
+Defines the intervals and limits of a worker.
+"""
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple, dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, TypeVar
+
+from serve_app.domain.errors import FailureCode, StoreUnavailable
+from serve_app.domain.jobs import Claim, CommitReply, Failure, HeartbeatReply, StoredImage, Timings, new_image_id
+from serve_app.jobs.moderation import ModerationUnavailable
+from serve_app.log import log_ids
+from serve_app.worker.executor import Executor, FinishedRun, ShowsUnfinished, StartError
+from serve_app.worker.png import encode_png, write_previews
+from serve_app.worker.reports import AttemptTimes, ImageTimes, trace_attempt
+from serve_app.worker.step_thread import StepFailed, StepThread
+
+if TYPE_CHECKING:
+    from serve_app.resources import Resources
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    images: tuple[StoredImage, ...]
+    seconds: float
+    timings: Timings
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    failure: Failure
+    retry: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLost:
+    """The lease belongs to another attempt: this one may write nothing more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The worker is draining: the job returns to its place in the queue."""
+
+
+Outcome = Completed | Failed | LeaseLost | Released
+
+
+class RunFailed(Exception):
+    """A run ended without an image."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+def generation_failed(message: str) -> Failure:
+    return Failure(code=FailureCode.GENERATION_FAILED, message=message)
+
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
+"""Between tries of a store that does not answer."""
+
+Answer = TypeVar("Answer")
+
+
+async def retry_until_available(ask: Callable[[], Awaitable[Answer]], *, within: timedelta | None = None) -> Answer:
+    """Call a store until it answers, or raise its `StoreUnavailable` once `within` has passed.
+
+    Every script may run twice and every object has its attempt's name, so a repeated call does no harm.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = None if within is None else loop.time() + within.total_seconds()
+    pause = FIRST_PAUSE_S
+    while True:
+        try:
+            return await ask()
+        except StoreUnavailable:
+            if deadline is not None and loop.time() + pause > deadline:
+                raise
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE_S)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerTiming:
+    """Intervals and limits of a worker."""
+
+    poll: timedelta = timedelta(seconds=0.5)
+    """An idle worker asks for work this often when no hint comes."""
+    heartbeat: timedelta = timedelta(seconds=1)
+    """Progress is written, and a cancel noticed, this often; a third of the lease at the latest."""
+    step_limit: timedelta = timedelta(minutes=3)
+    """A step that takes longer is hung: its leases are left to expire and the replica reports itself unhealthy."""
+    job_limit: timedelta = timedelta(minutes=30)
+    """An attempt that takes longer fails with `timeout`."""
+    prefetch: timedelta | None = None
+    """An executor that prefetches adapters looks for another this often; None never."""
+    open_jobs: int = 64
+    """Jobs begun and not committed: what bounds the images held in memory while storage is slow."""
+
+
+log = logging.getLogger(__name__)
+
+FORBIDDEN_ADAPTER = "The account may no longer use this LoRA."
+
+
+class Attempt:
+    """Runs a claimed job.
+
+    `draining` completes when the worker must stop: an unfinished job is released then.
+    """
+
+    def __init__(
+        self,
+        claim: Claim,
+        *,
+        resources: "Resources",
+        executor: Executor,
+        steps: StepThread,
+        encoders: ThreadPoolExecutor,
+        timing: WorkerTiming,
+        draining: asyncio.Future[None],
+    ) -> None:
+        self._claim = claim
+        self._resources = resources
+        self._executor = executor
+        self._steps = steps
+        self._encoders = encoders
+        self._timing = timing
+        self._drain_requested = draining
+        lease = claim.lease
+        self._run_ids = [f"{lease.job_id}.{lease.attempt}.{index}" for index in range(claim.request.num_images)]
+        self._started = False
+        self._written: list[str] = []
+        self._denoised = 0.0
+        self._times = AttemptTimes()
+
+    @property
+    def pending_runs(self) -> int:
+        """Return the number of runs that have not been added to the executor yet."""
+        return 0 if self._started else len(self._run_ids)
+
+    async def run(self) -> None:
+        """Run the attempt to its end.
+
+        Every line that is logged meanwhile names the job, the attempt, the account and the request.
+        """
+        lease, claim = self._claim.lease, self._claim
+        with log_ids(
+            request_id=claim.request_id, account_id=claim.account_id, job_id=lease.job_id, attempt=lease.attempt
+        ):
+            await self._run()
+
+    async def _run(self) -> None:
+        making = asyncio.create_task(self._make())
+        heartbeats = asyncio.create_task(self._heartbeat_until_lost())
+        previews = self._write_previews()
+        try:
+            outcome = await self._wait_for_outcome(making, heartbeats)
+            self._times.committing = time.monotonic()
+            reply = await self._commit(outcome)
+            name = type(outcome).__name__
+            trace_attempt(self._resources.traces, self._claim, self._times, outcome=name, reply=reply)
+            log.info("job %s: attempt %d %s, %s", *astuple(self._claim.lease), name, reply)
+            if not isinstance(outcome, Completed) or reply not in (CommitReply.OK, CommitReply.DUPLICATE):
+                await self._discard()
+        finally:
+            making.cancel()
+            heartbeats.cancel()
+            if previews is not None:
+                previews.cancel()
+
+    async def _wait_for_outcome(self, making: asyncio.Task[Outcome], heartbeats: asyncio.Task[Outcome]) -> Outcome:
+        limit = self._timing.job_limit.total_seconds()
+        done, _ = await asyncio.wait(
+            {making, heartbeats, self._drain_requested}, timeout=limit, return_when=asyncio.FIRST_COMPLETED
+        )
+        if making in done:
+            return self._outcome_of(making)
+        making.cancel()
+        await asyncio.wait({making})
+        if heartbeats in done:
+            return heartbeats.result()
+        if self._drain_requested in done:
+            return Released()
+        return Failed(Failure(code=FailureCode.TIMEOUT, message=f"Not finished within {limit:g} s."), retry=False)
+
+    def _outcome_of(self, making: asyncio.Task[Outcome]) -> Outcome:
+        error = making.exception()
+        if error is None:
+            return making.result()
+        log.error("job %s: attempt %d broke", self._claim.lease.job_id, self._claim.lease.attempt, exc_info=error)
+        return Failed(generation_failed("The image could not be made."), retry=True)
+
+    async def _make(self) -> Outcome:
+        futures = self._steps.expect(self._run_ids)
+        storing: list[asyncio.Task[StoredImage]] = []
+        began = time.monotonic()
+        try:
+            await self._executor.start(self._claim, self._run_ids)
+            loaded = time.monotonic()
+            self._times.loading, self._times.loaded = began, loaded
+            self._started = True
+            self._steps.wake()
+            storing = [asyncio.create_task(self._store_image(index, future)) for index, future in enumerate(futures)]
+            stored = await asyncio.gather(*storing)
+            timings = self._timings(began, loaded)
+            return Completed(tuple(stored), self._steps.seconds(self._run_ids), timings)
+        except StartError as error:
+            return Failed(error.failure, retry=error.retry)
+        except RunFailed as error:
+            return Failed(error.failure, retry=error.failure.code is FailureCode.OUT_OF_MEMORY)
+        except StepFailed:
+            return Failed(generation_failed("The image could not be made."), retry=True)
+        except ModerationUnavailable:
+            return Failed(generation_failed("The image could not be checked by moderation."), retry=True)
+        except StoreUnavailable:
+            return Failed(generation_failed("The image could not be stored."), retry=True)
+        finally:
+            self._started = True
+            self._steps.forget(self._run_ids)
+            for task in storing:
+                task.cancel()
+
+    def _timings(self, began: float, loaded: float) -> Timings:
+        denoised, stored = self._denoised, time.monotonic()
+        return Timings(
+            load=round(loaded - began, 3), denoise=round(denoised - loaded, 3), store=round(stored - denoised, 3)
+        )
+
+    async def _store_image(self, index: int, future: asyncio.Future[FinishedRun]) -> StoredImage:
+        """Wait for one run and store its image."""
+        run = await future
+        decoded = self._denoised = time.monotonic()
+        if run.image is None:
+            raise RunFailed(run.failure or generation_failed("The image could not be made."))
+        lease, loop = self._claim.lease, asyncio.get_running_loop()
+        pixels = run.image
+        named = lease.job_id if self._resources.settings.png_job_id else None
+        png = await loop.run_in_executor(self._encoders, lambda: encode_png(pixels, job_id=named))
+        verdict = await self._resources.moderation.image(
+            account_id=self._claim.account_id, job_id=lease.job_id, png=png
+        )
+        if not verdict.allowed:
+            raise RunFailed(generation_failed("The image was refused by this service's moderation."))
+        name = self._resources.images.object_name(
+            self._claim.account_id, lease.job_id, lease.attempt, index, self._claim.created_at
+        )
+        self._written.append(name)
+        uri = await retry_until_available(
+            lambda: self._resources.images.put(name, png), within=self._resources.settings.lease
+        )
+        self._times.images.append(ImageTimes(decoded, run.decode_seconds, time.monotonic()))
+        height, width = pixels.shape[:2]
+        return StoredImage(
+            image_id=new_image_id(),
+            image_uri=uri,
+            width=width,
+            height=height,
+            sha256=hashlib.sha256(png).hexdigest(),
+            size_bytes=len(png),
+        )
+
+    async def _heartbeat_until_lost(self) -> Outcome:
+        every = min(self._timing.heartbeat, self._resources.settings.lease / 3).total_seconds()
+        while True:
+            await asyncio.sleep(every)
+            if self._steps.step_age > self._timing.step_limit:
+                continue  # a hung step must not keep its jobs from another worker
+            try:
+                reply = await self._resources.queue.heartbeat(self._claim.lease, progress=self._progress())
+            except StoreUnavailable:
+                continue
+            if reply is HeartbeatReply.CANCEL:
+                return Failed(Failure(code=FailureCode.CANCELED, message="The job was canceled."), retry=False)
+            if reply is HeartbeatReply.FORBIDDEN:
+                return Failed(Failure(code=FailureCode.LORA_UNAVAILABLE, message=FORBIDDEN_ADAPTER), retry=False)
+            if reply is HeartbeatReply.FENCED:
+                return LeaseLost()
+
+    def _write_previews(self) -> asyncio.Task[None] | None:
+        """Start to write previews, except where moderation has yet to see the images."""
+        executor, resources = self._executor, self._resources
+        if not resources.settings.previews or resources.moderation.is_on or not isinstance(executor, ShowsUnfinished):
+            return None
+        job_id = self._claim.lease.job_id
+        writing = write_previews(job_id, self._run_ids, executor.unfinished, resources.previews, self._encoders)
+        return asyncio.create_task(writing)
+
+    def _progress(self) -> int:
+        """Return the percentage over all images, at most 99."""
+        live = self._executor.progress()
+        done = 0.0
+        for run_id in self._run_ids:
+            steps, total = live.get(run_id, (1, 1) if self._steps.is_finished(run_id) else (0, 1))
+            done += steps / max(1, total)
+        return min(99, int(100 * done / len(self._run_ids)))
+
+    async def _commit(self, outcome: Outcome) -> CommitReply:
+        queue, lease = self._resources.queue, self._claim.lease
+        if isinstance(outcome, Completed):
+            return await retry_until_available(
+                lambda: queue.finish(lease, outcome.images, seconds=outcome.seconds, timings=outcome.timings)
+            )
+        if isinstance(outcome, Failed):
+            return await retry_until_available(lambda: queue.fail(lease, outcome.failure, retry=outcome.retry))
+        if isinstance(outcome, Released):
+            return await retry_until_available(lambda: queue.release(lease))
+        return CommitReply.FENCED  # the lease is lost: this attempt may write nothing
+
+    async def _discard(self) -> None:
+        """Delete what this attempt wrote: no other attempt uses its names."""
+        for name in self._written:
+            try:
+                await self._resources.images.delete(self._resources.images.uri(name))
+            except StoreUnavailable:
+                log.warning("job %s: an object is left to the sweeper", self._claim.lease.job_id)

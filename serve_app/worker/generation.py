@@ -1,0 +1,206 @@
+"""Runs generation jobs on the engine.
+
+Loads and warms up the engine of a generator replica; a deployment is described without torch.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from deployments.args import GeneratorArgs
+from serve_app.domain import metrics
+from serve_app.domain.catalog import BaseModel
+from serve_app.domain.errors import AdapterUnavailable, FailureCode, StoreUnavailable
+from serve_app.domain.jobs import Claim, Failure, JobKind
+from serve_app.domain.metrics import Metric
+from serve_app.domain.requests import GenerationRequest
+from serve_app.engine import AdapterFile, Checkpoint, Engine, Finished, RunRequest
+from serve_app.engine.adapters.layer_table import outlined_table
+from serve_app.engine.run import take
+from serve_app.loras.weights import LAYER_TABLES
+from serve_app.store.measures import Measures
+from serve_app.worker.executor import LoadedModels, MemoryPart, Pixels, StartError
+from serve_app.worker.memory import HeldMemory, card_gauges, memory_parts, prepare_device
+
+if TYPE_CHECKING:
+    from serve_app.resources import Resources
+
+
+class GenerationExecutor:
+    """Runs many images at once, each at its own step; an adapter is fetched before its runs are added."""
+
+    kind = JobKind.GENERATION
+
+    def __init__(self, engine: Engine, resources: "Resources") -> None:
+        self._engine = engine
+        self._resources = resources
+        self._fetching: dict[str, int] = {}
+        self._lora_ids: dict[str, str] = {}  # digest → the LoRA it was last asked for as
+
+    @property
+    def free_runs(self) -> int:
+        return self._engine.free_runs
+
+    @property
+    def resident(self) -> Sequence[str]:
+        """Adapters in the engine's memory, and those that are being fetched."""
+        return sorted({*self._engine.adapters_in_memory, *self._fetching})
+
+    @property
+    def has_work(self) -> bool:
+        return self._engine.has_work
+
+    async def start(self, claim: Claim, run_ids: Sequence[str]) -> None:
+        request = claim.request
+        assert isinstance(request, GenerationRequest)
+        adapter, base_model = await self._fetch(request.lora_id, claim.group)
+        for run_id, seed in zip(run_ids, request.seeds, strict=True):
+            self._engine.add(
+                RunRequest(
+                    run_id=run_id,
+                    prompt=request.prompt,
+                    negative_prompt=request.negative_prompt,
+                    adapter=adapter,
+                    scale=request.lora_weight,
+                    seed=seed,
+                    steps=request.steps,
+                    guidance=request.guidance_scale,
+                    width=request.width,
+                    height=request.height,
+                    base_model=base_model,
+                )
+            )
+
+    async def prefetch(self, lora_id: str) -> str | None:
+        adapter = await self._resources.catalog.adapter(lora_id)
+        if adapter is None or adapter.sha256 in self.resident or not self._engine.has_space(adapter.base_model):
+            return None
+        path = await self._resources.weights.fetch(adapter)
+        if not self._engine.preload(AdapterFile(id=adapter.sha256, path=path), adapter.base_model):
+            return None
+        self._lora_ids.setdefault(adapter.sha256, lora_id)
+        return adapter.sha256
+
+    def step(self) -> Sequence[Finished]:
+        return self._engine.step()
+
+    def abort(self, run_id: str) -> bool:
+        return self._engine.abort(run_id)
+
+    def progress(self) -> Mapping[str, tuple[int, int]]:
+        return self._engine.progress()
+
+    def measure(self, measures: Measures) -> Mapping[Metric, float]:
+        measured = self._engine.measured
+        for step in take(measured.steps):
+            measures.observe(metrics.STEP_SECONDS, step.seconds, self.kind)
+            measures.observe(metrics.STEP_ROWS, step.rows, self.kind)
+            measures.observe(metrics.STEP_ADAPTERS, step.adapters, self.kind)
+        for seconds in take(measured.loads):
+            measures.observe(metrics.ADAPTER_LOADS, seconds, self.kind)
+        measures.count(metrics.ADAPTER_EVICTIONS, self.kind, by=len(list(take(measured.evictions))))
+        return {
+            metrics.RUNS: len(self._engine.progress()),
+            metrics.RUNS_LIMIT: self._engine.options.runs,
+            metrics.ROWS_LIMIT: self._engine.options.max_rows,
+            metrics.ADAPTERS_RESIDENT: len(self._engine.resident_adapters),
+            **card_gauges(self._engine.device),
+        }
+
+    def memory(self) -> Sequence[MemoryPart]:
+        models = list(self._engine.base_models.values())
+        held = HeldMemory(
+            weights=sum(model.weight_bytes for model in models),
+            adapters=sum(model.pool.slot_bytes for model in models),
+            adapter_cache=sum(model.pool.host_bytes for model in models),
+        )
+        return memory_parts(self._engine.device, held)
+
+    def loaded_models(self) -> LoadedModels:
+        loras = sorted(self._lora_ids.get(digest, digest) for digest in self._engine.resident_adapters)
+        return LoadedModels(list(self._engine.base_models), loras)
+
+    def unfinished(self, run_id: str, longest: int) -> tuple[int, Pixels] | None:
+        return self._engine.unfinished(run_id, longest)
+
+    async def _fetch(self, lora_id: str, group: str) -> tuple[AdapterFile, str]:
+        """Fetch the adapter's file to this machine; return it and the base model it belongs to."""
+        adapter = await self._resources.catalog.adapter(lora_id)
+        if adapter is None:
+            raise StartError(_lora_unavailable("The LoRA is no longer in the catalog."), retry=False)
+        self._lora_ids[adapter.sha256] = lora_id
+        self._fetching[group] = self._fetching.get(group, 0) + 1
+        try:
+            path = await self._resources.weights.fetch(adapter)
+        except AdapterUnavailable as error:
+            outage = isinstance(error.__cause__, StoreUnavailable)  # then another try may find the storage back
+            raise StartError(_lora_unavailable(error.message), retry=outage) from error
+        finally:
+            self._fetching[group] -= 1
+            if not self._fetching[group]:
+                del self._fetching[group]
+        return AdapterFile(id=adapter.sha256, path=path), adapter.base_model
+
+
+def _lora_unavailable(message: str) -> Failure:
+    return Failure(code=FailureCode.LORA_UNAVAILABLE, message=message)
+
+
+log = logging.getLogger(__name__)
+
+SIZES = ((512, 512), (512, 768), (768, 512), (768, 768))
+"""Width and height of the images that both interfaces offer."""
+
+
+def load_executor(args: GeneratorArgs, resources: "Resources", base_models: Sequence[BaseModel]) -> GenerationExecutor:
+    executor = GenerationExecutor(load_engine(args, base_models), resources)
+    keep_layer_tables(base_models, resources.settings.data_dir)
+    return executor
+
+
+def keep_layer_tables(base_models: Sequence[BaseModel], data_dir: Path) -> None:
+    """Make what the first upload of a LoRA would make in a process of its own, which takes 8 s more.
+
+    On another machine than the ingress's it helps nobody, and costs less than a second.
+    """
+    for model in base_models:
+        try:
+            outlined_table(Path(model.config or model.source), data_dir.resolve() / LAYER_TABLES)
+        except (OSError, ValueError, KeyError) as error:
+            log.warning("base model %s: no layer table was made, so uploads make it: %s", model.id, error)
+
+
+def load_engine(args: GeneratorArgs, base_models: Sequence[BaseModel]) -> Engine:
+    prepare_device(args)
+    sources = {model.id: _source(model) for model in base_models}
+    engine = Engine.load(sources, args.engine)
+    warm_up(engine, args.warm_up_s)
+    return engine
+
+
+def warm_up(engine: Engine, seconds: float | None) -> None:
+    """Do now what the first image of each size would wait for; see `GeneratorArgs.warm_up_s`."""
+    sizes = SIZES
+    if seconds is None:
+        seconds = math.inf
+        sizes = SIZES[:1] if engine.device.type == "cpu" else SIZES
+    began = time.monotonic()
+    for width, height in sizes:
+        if time.monotonic() - began >= seconds:
+            return
+        try:
+            engine.warm_up(width, height)
+        except (torch.OutOfMemoryError, MemoryError):
+            log.warning("images of %dx%d do not fit this device: jobs for them will fail by name", width, height)
+        else:
+            log.info("ready for %dx%d after %.1f s", width, height, time.monotonic() - began)
+
+
+def _source(model: BaseModel) -> Path | Checkpoint:
+    source = Path(model.source)
+    return Checkpoint(source, Path(model.config)) if model.config else source

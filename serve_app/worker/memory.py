@@ -1,0 +1,84 @@
+"""CPU-thread and GPU-memory limits of this replica.
+
+Memory of a worker: of its card in all, and of each use.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+
+from deployments.args import WorkerArgs
+from serve_app.domain import metrics
+from serve_app.domain.metrics import MemoryUse, Metric
+from serve_app.worker.executor import MemoryPart
+
+
+def prepare_device(args: WorkerArgs) -> None:
+    """Take what the args allow: Ray counts fractions and isolates nothing, so each process caps itself."""
+    torch.set_num_threads(args.threads or len(os.sched_getaffinity(0)))
+    if args.memory_share is not None and torch.cuda.is_available():
+        torch.cuda.set_per_process_memory_fraction(args.memory_share)
+
+
+class HeldMemory(NamedTuple):
+    """Bytes that an executor holds: the adapters' cache in the machine's memory, all else on its device."""
+
+    weights: int
+    adapters: int = 0
+    adapter_cache: int = 0
+
+
+class CardMemory(NamedTuple):
+    """Bytes of a card: all and free by its driver, reserved and allocated by this process's torch."""
+
+    total: int
+    free: int
+    reserved: int
+    allocated: int
+
+
+def card_gauges(device: object) -> Mapping[Metric, float]:
+    """Return the memory in use and in all of a device by its name; empty without a card."""
+    card = _card_memory(device)
+    return {} if card is None else {metrics.GPU_MEMORY: card.total, metrics.GPU_MEMORY_USED: card.total - card.free}
+
+
+def memory_parts(device: object, held: HeldMemory) -> list[MemoryPart]:
+    """Return the memory of a worker by use. Those on a card add up to the whole card."""
+    card = _card_memory(device)
+    uses = {MemoryUse.WEIGHTS: held.weights, MemoryUse.ADAPTERS: held.adapters}
+    if card is not None:
+        uses = card_uses(card, held)
+    parts = [MemoryPart("cpu" if card is None else "cuda", use, size) for use, size in uses.items()]
+    return [*parts, MemoryPart("cpu", MemoryUse.ADAPTER_CACHE, held.adapter_cache)]
+
+
+def card_uses(card: CardMemory, held: HeldMemory) -> dict[MemoryUse, int]:
+    """Divide a card among its uses, none below zero.
+
+    The counters are read one after another while the card works, so that they may contradict each other a little.
+    """
+    rest = card.total
+    uses: dict[MemoryUse, int] = {}
+    for use, size in (
+        (MemoryUse.FREE, card.free),
+        (MemoryUse.WEIGHTS, held.weights),
+        (MemoryUse.ADAPTERS, held.adapters),
+        (MemoryUse.ACTIVATIONS, card.allocated - held.weights - held.adapters),
+        (MemoryUse.RESERVED, card.reserved - card.allocated),
+    ):
+        uses[use] = min(max(size, 0), rest)
+        rest -= uses[use]
+    return {**uses, MemoryUse.OTHER: rest}
+
+
+def _card_memory(device: object) -> CardMemory | None:
+    if not str(device).startswith("cuda"):
+        return None
+    import torch  # an upscaler is described without it
+
+    card = torch.device(str(device))
+    free, total = torch.cuda.mem_get_info(card)
+    return CardMemory(total, free, torch.cuda.memory_reserved(card), torch.cuda.memory_allocated(card))

@@ -1,0 +1,75 @@
+"""PNG encoding, with the generator's name in the file.
+
+Writes previews of a running job while somebody watches it, without delaying its steps.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from importlib.metadata import version
+from io import BytesIO
+
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+from serve_app.domain.errors import StoreUnavailable
+from serve_app.jobs.previews import Preview, PreviewStore
+from serve_app.worker.executor import Pixels
+
+
+def encode_png(pixels: Pixels, *, job_id: str | None = None) -> bytes:
+    """Encode pixels; the same pixels give the same bytes.
+
+    A `job_id` is written into a text chunk beside the generator's name; then no two jobs give the same file.
+    """
+    text = PngInfo()
+    if job_id is not None:
+        text.add_text("Job", job_id)
+    text.add_text("Software", generator_name())
+    out = BytesIO()
+    Image.fromarray(pixels).save(out, "png", pnginfo=text, compress_level=4)
+    return out.getvalue()
+
+
+@cache
+def generator_name() -> str:
+    return f"Atelier {version('atelier')}"
+
+
+EVERY_S = 0.5
+FIRST_STEP = 3
+"""Before it a picture shows nothing but noise."""
+LONGEST_SIDE = 64
+"""In pixels; a page shows it larger."""
+
+Unfinished = Callable[[str, int], tuple[int, Pixels] | None]
+"""From a run's id and the longest side: its step and its picture so far; None for a run that has none."""
+
+
+async def write_previews(
+    job_id: str, run_ids: Sequence[str], unfinished: Unfinished, store: PreviewStore, pool: ThreadPoolExecutor
+) -> None:
+    """Store the newest picture of each run twice a second, until cancelled."""
+    loop, shown = asyncio.get_running_loop(), dict[int, int]()
+    while True:
+        await asyncio.sleep(EVERY_S)
+        try:
+            if not await store.is_watched(job_id):
+                continue
+            fresh = await loop.run_in_executor(pool, _fresh, run_ids, unfinished, dict(shown))
+            if fresh:
+                await store.put(job_id, fresh)
+                shown |= {index: preview.step for index, preview in fresh.items()}
+        except StoreUnavailable:
+            continue
+
+
+def _fresh(run_ids: Sequence[str], unfinished: Unfinished, shown: dict[int, int]) -> dict[int, Preview]:
+    """Yield previews of runs that have moved on since they were shown."""
+    found: dict[int, Preview] = {}
+    for index, run_id in enumerate(run_ids):
+        latest = unfinished(run_id, LONGEST_SIDE)
+        if latest is not None and latest[0] >= FIRST_STEP and latest[0] != shown.get(index):
+            found[index] = Preview(latest[0], encode_png(latest[1]))
+    return found

@@ -1,0 +1,89 @@
+"""Prefetches adapters that the fleet has drawn with lately, before a job of this worker needs them."""
+
+import asyncio
+import logging
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from serve_app.domain import metrics
+from serve_app.domain.errors import AdapterUnavailable, StoreUnavailable
+from serve_app.store.measures import is_cancelled
+from serve_app.store.storage import free_bytes, in_storage_thread
+from serve_app.worker.executor import PrefetchesAdapters
+
+if TYPE_CHECKING:
+    from serve_app.resources import Resources
+
+
+log = logging.getLogger(__name__)
+
+DRAWS = 8
+"""Adapters that one look considers: among popular ones most are here already."""
+LONGEST_PAUSE = timedelta(minutes=1)
+
+
+def pause(every: timedelta, failures: int) -> timedelta:
+    """Return the time until the next look.
+
+    After each failure in a row it is twice as long, up to `LONGEST_PAUSE`.
+    """
+    return min(every * 2 ** min(failures, 10), max(every, LONGEST_PAUSE))
+
+
+class AdapterPrefetch:
+    """Reads one adapter at a time into memory that is free.
+
+    No job depends on it: a failure is only logged. An adapter that was refused or is gone is not tried again.
+    """
+
+    def __init__(self, resources: "Resources", executor: PrefetchesAdapters, *, worker: str) -> None:
+        self._resources = resources
+        self._executor = executor
+        self._worker = worker
+        self._refused: set[str] = set()
+
+    async def run(self, every: timedelta) -> None:
+        """Prefetch until cancelled, through any failure."""
+        failures = 0
+        while not is_cancelled():
+            try:
+                await self.prefetch_one()
+                failures = 0
+            except Exception as error:  # noqa: BLE001
+                failures += 1
+                log.debug("worker %s: prefetching failed, trying again: %r", self._worker, error)
+            await asyncio.sleep(pause(every, failures).total_seconds())
+
+    async def prefetch_one(self) -> str | None:
+        """Prefetch one recent adapter that is not here; return its LoRA, or None. Raises `StoreUnavailable`."""
+        kind = self._executor.kind
+        if await in_storage_thread(self._is_disk_short, doing="look at free space"):
+            return None
+        for lora_id in await self._resources.recent_adapters.sample(kind, DRAWS):
+            group = await self._fetch(lora_id)
+            if group is not None:
+                self._resources.measures.count(metrics.ADAPTER_PREFETCHES, kind)
+                await self._resources.recent_adapters.add_owner(kind, group, self._worker)
+                return lora_id
+        return None
+
+    def _is_disk_short(self) -> bool:
+        """Return whether the disk that weights are stored on has less free than the reserve, whatever can go."""
+        settings = self._resources.settings
+        if free_bytes(settings.data_dir) >= settings.disk_reserve:
+            return False
+        self._resources.weights.make_space()
+        return free_bytes(settings.data_dir) < settings.disk_reserve
+
+    async def _fetch(self, lora_id: str) -> str | None:
+        """Raises `StoreUnavailable`."""
+        if lora_id in self._refused:
+            return None
+        try:
+            return await self._executor.prefetch(lora_id)
+        except AdapterUnavailable as error:
+            if isinstance(error.__cause__, StoreUnavailable):
+                raise error.__cause__ from error
+            self._refused.add(lora_id)
+            log.info("worker %s: %s is not prefetched: %s", self._worker, lora_id, error.message)
+            return None

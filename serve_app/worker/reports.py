@@ -1,0 +1,100 @@
+"""Records the trace of an attempt once it has ended.
+
+Reports one worker's measurements to the operator's metrics.
+"""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from serve_app.domain.jobs import Claim
+from serve_app.domain.metrics import WORKER_MEMORY
+from serve_app.store.measures import gauge_field, is_cancelled
+from serve_app.tracing import Traces
+from serve_app.worker.executor import Executor, LoadedModels, ReportsMemory, ReportsModels
+
+if TYPE_CHECKING:
+    from serve_app.resources import Resources
+
+
+@dataclass(frozen=True, slots=True)
+class ImageTimes:
+    """Times of one image: its pixels, the duration of their decoding, and the stored PNG."""
+
+    decoded: float
+    decode_seconds: float
+    stored: float
+
+
+@dataclass(slots=True)
+class AttemptTimes:
+    """Moments of `time.monotonic`; 0 for what has not happened."""
+
+    claimed: float = field(default_factory=time.monotonic)
+    loading: float = 0.0
+    loaded: float = 0.0
+    images: list[ImageTimes] = field(default_factory=list[ImageTimes])
+    committing: float = 0.0
+
+
+def trace_attempt(traces: Traces, claim: Claim, times: AttemptTimes, *, outcome: str, reply: str) -> None:
+    """Add the attempt's spans to the trace of the request, if the record names one."""
+    if not traces.is_on or not claim.traceparent:
+        return
+    offset, now = time.time() - time.monotonic(), time.monotonic()
+    lease = claim.lease
+
+    def add(name: str, parent: str, began: float, ended: float) -> None:
+        traces.start(name, parent, at=began + offset).end(ended + offset)
+
+    add("wait", claim.traceparent, min(claim.created_at.timestamp() - offset, times.claimed), times.claimed)
+    attributes = {"job_id": lease.job_id, "attempt": lease.attempt, "outcome": outcome, "reply": reply}
+    attempt = traces.start(
+        "attempt", claim.traceparent, at=times.claimed + offset, kind="consumer", attributes=attributes
+    )
+    if times.loaded:
+        add("load", attempt.traceparent, times.loading, times.loaded)
+    for image in times.images:
+        denoised = max(times.loaded, image.decoded - image.decode_seconds)
+        add("denoise", attempt.traceparent, times.loaded, denoised)
+        add("decode", attempt.traceparent, denoised, image.decoded)
+        add("store", attempt.traceparent, image.decoded, image.stored)
+    add("finish", attempt.traceparent, times.committing, now)
+    attempt.end(now + offset)
+
+
+log = logging.getLogger(__name__)
+
+REPORT_EVERY_S = 5.0
+MOST_LORAS = 100
+"""Named of one worker."""
+
+
+async def report_forever(
+    resources: "Resources", executor: Executor, *, worker: str, every_s: float = REPORT_EVERY_S
+) -> None:
+    """Report until cancelled, through any failure, since no job depends on it."""
+    while not is_cancelled():
+        try:
+            await report(resources, executor, worker=worker)
+        except Exception as error:  # noqa: BLE001
+            log.debug("worker %s: reporting failed, trying again: %r", worker, error)
+        await asyncio.sleep(every_s)
+
+
+async def report(resources: "Resources", executor: Executor, *, worker: str) -> None:
+    """Report once. Raises `StoreUnavailable`."""
+    gauges = {metric.name: value for metric, value in executor.measure(resources.measures).items()}
+    if isinstance(executor, ReportsMemory):
+        gauges |= {gauge_field(WORKER_MEMORY, part.device, part.use): part.size_bytes for part in executor.memory()}
+    loaded = executor.loaded_models() if isinstance(executor, ReportsModels) else LoadedModels((), ())
+    await resources.measures.show(
+        executor.kind,
+        worker,
+        gauges,
+        base_models=loaded.base_models,
+        loras=loaded.loras[:MOST_LORAS],
+    )
+    await resources.measures.send()

@@ -1,0 +1,167 @@
+"""Runs upscale jobs on the upscaler. It loads no diffusers: its replica starts on torch alone.
+
+Loads the upscaler of a replica. Apart from the deployment, so that describing one loads no torch.
+"""
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from io import BytesIO
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from PIL import Image
+
+from deployments.args import UpscalerArgs
+from serve_app.domain import metrics
+from serve_app.domain.errors import FailureCode, NotFound, StoreUnavailable
+from serve_app.domain.jobs import Claim, Failure, JobKind
+from serve_app.domain.metrics import Metric
+from serve_app.domain.requests import UpscaleRequest
+from serve_app.settings import ROOT
+from serve_app.store.measures import Measures
+from serve_app.upscale.upscaler import Upscaler
+from serve_app.worker.executor import MemoryPart, Pixels, StartError
+from serve_app.worker.memory import HeldMemory, card_gauges, memory_parts, prepare_device
+
+if TYPE_CHECKING:
+    from serve_app.resources import Resources
+
+
+class ImageUpscaler(Protocol):
+    """`on_progress(done, total)` is called between tiles, and may raise to stop."""
+
+    @property
+    def device(self) -> object: ...
+
+    @property
+    def weight_bytes(self) -> int: ...
+
+    def upscale(self, rgb: Pixels, factor: int, on_progress: Callable[[int, int], None] | None = None) -> Pixels: ...
+
+
+class UpscaledRun(NamedTuple):
+    run_id: str
+    image: Pixels | None
+    failure: Failure | None
+    decode_seconds: float = 0.0
+
+
+class _Waiting(NamedTuple):
+    run_id: str
+    pixels: Pixels
+    factor: int
+
+
+class _Aborted(Exception):
+    pass
+
+
+class UpscaleExecutor:
+    """Upscales one image a step; an abort of its job stops it between tiles."""
+
+    kind = JobKind.UPSCALE
+    resident: Sequence[str] = ()
+
+    def __init__(self, upscaler: ImageUpscaler, resources: "Resources", *, max_runs: int = 2) -> None:
+        self._upscaler = upscaler
+        self._resources = resources
+        self._max_runs = max_runs
+        self._waiting: deque[_Waiting] = deque()
+        self._lock = threading.Lock()
+        self._current: str | None = None
+        self._aborted: set[str] = set()
+        self._progress: tuple[int, int] = (0, 1)
+        self._seconds: list[float] = []
+
+    @property
+    def free_runs(self) -> int:
+        return self._max_runs - len(self._waiting) - (self._current is not None)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting)
+
+    async def start(self, claim: Claim, run_ids: Sequence[str]) -> None:
+        request = claim.request
+        assert isinstance(request, UpscaleRequest)
+        try:
+            png = await self._resources.images.get(request.source_uri)
+        except NotFound as error:
+            raise StartError(_failed("The image to enlarge is no longer stored."), retry=False) from error
+        except StoreUnavailable as error:
+            raise StartError(_failed("The image to enlarge cannot be read."), retry=True) from error
+        pixels = await asyncio.to_thread(_decode, png)
+        with self._lock:
+            self._waiting.extend(_Waiting(run_id, pixels, request.scale_factor) for run_id in run_ids)
+
+    def step(self) -> Sequence[UpscaledRun]:
+        with self._lock:
+            if not self._waiting:
+                return ()
+            job = self._waiting.popleft()
+            self._current, self._progress = job.run_id, (0, 1)
+        began = time.monotonic()
+        try:
+            image = self._upscaler.upscale(job.pixels, job.factor, self._report)
+        except _Aborted:
+            return ()
+        finally:
+            with self._lock:
+                self._seconds.append(time.monotonic() - began)
+                self._current = None
+                self._aborted.discard(job.run_id)
+        return (UpscaledRun(job.run_id, image, None),)
+
+    def abort(self, run_id: str) -> bool:
+        with self._lock:
+            if self._current == run_id:
+                self._aborted.add(run_id)
+                return True
+            kept = deque(job for job in self._waiting if job.run_id != run_id)
+            found = len(kept) < len(self._waiting)
+            self._waiting = kept
+            return found
+
+    def progress(self) -> Mapping[str, tuple[int, int]]:
+        with self._lock:
+            waiting = {job.run_id: (0, 1) for job in self._waiting}
+            return waiting if self._current is None else {**waiting, self._current: self._progress}
+
+    def measure(self, measures: Measures) -> Mapping[Metric, float]:
+        with self._lock:
+            seconds, self._seconds = self._seconds, []
+        for each in seconds:
+            measures.observe(metrics.STEP_SECONDS, each, self.kind)
+        return {
+            metrics.RUNS: len(self.progress()),
+            metrics.RUNS_LIMIT: self._max_runs,
+            **card_gauges(self._upscaler.device),
+        }
+
+    def memory(self) -> Sequence[MemoryPart]:
+        return memory_parts(self._upscaler.device, HeldMemory(weights=self._upscaler.weight_bytes))
+
+    def _report(self, done: int, total: int) -> None:
+        with self._lock:
+            self._progress = (done, total)
+            if self._current in self._aborted:
+                raise _Aborted
+
+
+def _decode(png: bytes) -> Pixels:
+    with Image.open(BytesIO(png)) as image:
+        return np.asarray(image.convert("RGB"))
+
+
+def _failed(message: str) -> Failure:
+    return Failure(code=FailureCode.GENERATION_FAILED, message=message)
+
+
+def load_upscaler(args: UpscalerArgs) -> Upscaler:
+    prepare_device(args)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return Upscaler.load(ROOT / args.weights if args.weights else None, device=device)
