@@ -31,7 +31,7 @@ from benchmarks.fleet_oracle import oracle_hours
 from benchmarks.fleet_outcome import Outcome, Sample
 from benchmarks.fleet_simulation import Fleet, Simulation
 from serve_app.store.embedded_redis import ensure_redis, stop_redis
-from tests.stores.logical_queue import LogicalQueue, model_settings
+from tests.jobs.logical_queue import LogicalQueue, model_settings
 
 GOAL_S = 30.0
 PROGRESS_MS = 600_000

@@ -21,7 +21,7 @@ from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.jobs.backlog import ask_backlog, backlog_from
 from serve_app.store.keys import redis_key
 from serve_app.worker.prefetch import DRAWS
-from tests.stores.logical_queue import LogicalQueue
+from tests.jobs.logical_queue import LogicalQueue
 
 KIND = JobKind.GENERATION
 POLL_MS, SCALE_EVERY_MS, SAMPLE_EVERY_MS = 500, 1_000, 60_000

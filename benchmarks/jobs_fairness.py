@@ -24,7 +24,7 @@ from serve_app.domain.jobs import CommitReply, JobKind
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.store.embedded_redis import ensure_redis, stop_redis
 from serve_app.store.keys import PREFIX
-from tests.stores.logical_queue import LogicalQueue, model_settings
+from tests.jobs.logical_queue import LogicalQueue, model_settings
 
 RUN_MS, SWAP_MS = 4_000, 1_500
 """A job's time on a worker, and what loading an adapter adds (`research/reliability.md`, 2.10)."""

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -124,3 +125,23 @@ def started_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servic
     finally:
         running.end()
         shutil.rmtree(runtime_home(running.data_dir))
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[dict[str, Any]]:
+    """moto's server, and the storage options that reach it."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    options: dict[str, Any] = {
+        "key": "test",
+        "secret": "test",
+        "client_kwargs": {"endpoint_url": f"http://{host}:{port}"},
+    }
+    import s3fs
+
+    s3fs.S3FileSystem(**options).mkdir("pictures")
+    yield options
+    server.stop()

@@ -19,7 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 REDIS_LOG_FOLDER = "ATELIER_TESTS_REDIS_LOGS"
 """Environment variable: the folder where the servers of `volatile_redis` log."""
 FOLDER = ROOT / ".coverage" / "lua"
-SCRIPTS = ROOT / "serve_app" / "stores" / "scripts"
+SCRIPTS = ROOT / "serve_app"
+"""Holds a folder `scripts` in each concern."""
 HELPER = (
     "local function branch(id, value) "
     "redis.log(redis.LOG_WARNING, 'branch ' .. id .. (value and ' true' or ' false')) return value end\n"
@@ -58,15 +59,15 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         return
     shutil.rmtree(FOLDER, ignore_errors=True)
-    (FOLDER / "scripts").mkdir(parents=True)
-    for path in SCRIPTS.glob("*.lua"):
-        text = instrument(path.stem, path.read_text())
-        (FOLDER / "scripts" / path.name).write_text((HELPER if path.stem == "common" else "") + text)
+    for path in SCRIPTS.glob("*/scripts/*.lua"):
+        copy = FOLDER / "serve_app" / path.relative_to(SCRIPTS)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text((HELPER if path.stem == "common" else "") + instrument(path.stem, path.read_text()))
     os.environ[REDIS_LOG_FOLDER] = str(FOLDER)
 
 
 def pytest_sessionstart() -> None:
-    _load_scripts_from(FOLDER / "scripts")
+    _load_scripts_from(FOLDER / "serve_app")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -78,13 +79,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     try:
         return (yield)
     finally:
-        _load_scripts_from(FOLDER / "scripts")
+        _load_scripts_from(FOLDER / "serve_app")
 
 
 def _load_scripts_from(folder: Path) -> None:
     from serve_app.store import script  # here, once coverage.py measures imports
 
-    script._FOLDER = folder  # pyright: ignore[reportPrivateUsage]
+    script._ROOT = folder  # pyright: ignore[reportPrivateUsage]
     script.load_script.cache_clear()
 
 
@@ -92,7 +93,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     seen = {outcome for log in FOLDER.glob("*.log") for outcome in _outcomes(log)}
     terminalreporter.section("branch coverage of the Lua scripts")
     total = missed = 0
-    for path in sorted(SCRIPTS.glob("*.lua")):
+    for path in sorted(SCRIPTS.glob("*/scripts/*.lua")):
         wanted = list(branches(path.stem, path.read_text()))
         missing: defaultdict[str, list[str]] = defaultdict(list)
         for outcome in wanted:

@@ -18,8 +18,8 @@ def loaded_by(*modules: str) -> set[str]:
 
 
 @pytest.mark.slow
-def test_api_cli_service_stores_and_args_load_no_heavy_library() -> None:
-    modules = ("api.app", "cli", "service.worker", "stores.job_queue")
+def test_api_cli_worker_jobs_and_args_load_no_heavy_library() -> None:
+    modules = ("app", "cli", "worker.worker", "jobs.queue")
     loaded = loaded_by("deployments.args", *(f"serve_app.{module}" for module in modules))
     assert not loaded & set(HEAVY)
 

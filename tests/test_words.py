@@ -31,7 +31,7 @@ ALLOWED = {
     "tests/manifests/*": {"edge"},
     "serve_app/cli/*": {"edge"},  # rich: `pad_edge`
 }
-IGNORED = ("CHANGELOG.md", "tests/test_words.py", "serve_app/api/docs/static/*", "serve_app/api/site/static/htmx/*")
+IGNORED = ("CHANGELOG.md", "tests/test_words.py", "serve_app/web/docs/static/*", "serve_app/web/site/static/htmx/*")
 """The history, this list, and vendored libraries."""
 DOCUMENTED = ("serve_app", "deployments", "benchmarks", "models", "tests", "configs", "docs")
 FIRST_LINE = 100

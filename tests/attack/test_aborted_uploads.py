@@ -14,8 +14,8 @@ import pytest
 from serve_app.cli.local import READY_FILE
 from serve_app.loras.registration import UPLOADS_AT_ONCE
 from tests.attack.upload_kinds import BOUNDARY, FORM_TYPE
-from tests.console.browser import Page
 from tests.deployments.service import Service
+from tests.web.browser import Page
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
 

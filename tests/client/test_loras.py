@@ -76,7 +76,7 @@ async def test_a_lora_is_added_used_changed_shared_and_deleted_with_both_clients
 
 @pytest.mark.slow
 def test_all_pages_are_listed(live: Live, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "PAGE", 3)
+    monkeypatch.setattr(protocol, "LORA_PAGE", 3)
     with Client(live.base_url, key) as client:
         listed = client.loras.list(base_model="pocket")
         assert len({lora.id for lora in listed}) == len(listed) == 8

@@ -12,10 +12,10 @@ from tempfile import TemporaryDirectory
 from redis.exceptions import ResponseError
 
 from serve_app.jobs.queue import Fairness
-from tests.stores.auth_scenario import run_auth_scenario
-from tests.stores.job_model import run_model
-from tests.stores.logical_queue import LogicalQueue, model_settings, roomy_settings
-from tests.stores.scenarios import SCENARIOS, Scenario
+from tests.accounts.auth_scenario import run_auth_scenario
+from tests.jobs.job_model import run_model
+from tests.jobs.logical_queue import LogicalQueue, model_settings, roomy_settings
+from tests.jobs.scenarios import SCENARIOS, Scenario
 
 SCRIPTS = Path(__file__).parents[2] / "serve_app" / "stores" / "scripts"
 SEEDS = range(40)

@@ -274,7 +274,7 @@ PROTECTIONS: tuple[Protection, ...] = (
         "serve_app/accounts/sign_in.py",
         "stored or self._decoy",
         'stored or ""',
-        "tests/stores/test_passwords.py::test_no_password_takes_as_long_as_a_wrong_one",
+        "tests/accounts/test_passwords.py::test_no_password_takes_as_long_as_a_wrong_one",
     ),
     Protection(
         "a form of another site is refused",
@@ -319,7 +319,7 @@ PROTECTIONS: tuple[Protection, ...] = (
         "serve_app/atomic_files.py",
         "PRIVATE_FOLDER = 0o700",
         "PRIVATE_FOLDER = 0o755",
-        "tests/stores/test_data_directory.py::test_every_folder_and_file_is_private",
+        "tests/store/test_data_directory.py::test_every_folder_and_file_is_private",
     ),
     # 9. a full disk, and a start that fails
     Protection(
@@ -327,28 +327,28 @@ PROTECTIONS: tuple[Protection, ...] = (
         "serve_app/store/storage.py",
         "        if self._short is not None:\n",
         "        if False:\n",
-        "tests/stores/test_disk_reserve.py::test_a_job_is_refused_and_its_caller_asked_to_try_again",
+        "tests/store/test_disk_reserve.py::test_a_job_is_refused_and_its_caller_asked_to_try_again",
     ),
     Protection(
         "the adapter files of a machine stay within their limit",
         "serve_app/loras/weights.py",
         "        self._cache.make_space()\n",
         "",
-        "tests/stores/test_weight_cache.py::test_beyond_the_limit_the_files_that_were_used_longest_ago_go",
+        "tests/loras/test_weight_cache.py::test_beyond_the_limit_the_files_that_were_used_longest_ago_go",
     ),
     Protection(
         "adapter files in use stay",
         "serve_app/loras/weights.py",
         "            if entry.used > until or (",
         "            if (",
-        "tests/stores/test_weight_cache.py::test_files_in_use_stay_beyond_the_limit",
+        "tests/loras/test_weight_cache.py::test_files_in_use_stay_beyond_the_limit",
     ),
     Protection(
         "a service whose generator cannot start is not ready",
         "serve_app/operations/overview.py",
         "    if failure is not None:\n",
         "    if False:\n",
-        "tests/service/test_readiness.py::test_a_generator_that_cannot_start_is_named_with_its_reason",
+        "tests/operations/test_readiness.py::test_a_generator_that_cannot_start_is_named_with_its_reason",
     ),
     Protection(
         "a signal while Ray starts leaves nothing",
@@ -426,14 +426,14 @@ PROTECTIONS: tuple[Protection, ...] = (
         "serve_app/loras/weights.py",
         "        if digest != adapter.sha256:\n",
         "        if False:\n",
-        "tests/stores/test_weights.py::test_stored_weights_that_were_changed_are_replaced",
+        "tests/loras/test_weights.py::test_stored_weights_that_were_changed_are_replaced",
     ),
     Protection(
         "a header is parsed in another process",
         "serve_app/loras/weights.py",
         "        check_in_subprocess(path)\n",
         "        from serve_app.safetensors_file import check_safetensors\n        check_safetensors(path)\n",
-        "tests/stores/test_weights.py::test_a_header_that_takes_memory_to_parse_takes_none_of_this_process",
+        "tests/loras/test_weights.py::test_a_header_that_takes_memory_to_parse_takes_none_of_this_process",
     ),
     Protection(
         "an address ends when its account is disabled",
@@ -497,14 +497,14 @@ PROTECTIONS: tuple[Protection, ...] = (
         "serve_app/jobs/submit.py",
         "    if not verdict.allowed:\n",
         "    if False:\n",
-        "tests/service/test_moderation.py::test_a_refused_prompt_is_not_accepted",
+        "tests/jobs/test_moderation.py::test_a_refused_prompt_is_not_accepted",
     ),
     Protection(
         "an image is moderated before it is stored",
         "serve_app/worker/attempt.py",
         "        if not verdict.allowed:\n",
         "        if False:\n",
-        "tests/service/test_moderation.py::test_a_refused_image_is_not_stored_and_its_job_fails",
+        "tests/jobs/test_moderation.py::test_a_refused_image_is_not_stored_and_its_job_fails",
     ),
     Protection(
         "a deleted job's images go from the storage",
@@ -518,7 +518,7 @@ PROTECTIONS: tuple[Protection, ...] = (
         "serve_app/operations/account_deletion.py",
         "left=[*left, *images]",
         "left=[]",
-        "tests/service/test_delete_account.py::test_what_still_names_the_account_is_reported",
+        "tests/operations/test_delete_account.py::test_what_still_names_the_account_is_reported",
     ),
     Protection(
         "its password is not guessed with a key",
@@ -532,21 +532,21 @@ PROTECTIONS: tuple[Protection, ...] = (
         "serve_app/operations/housekeeping.py",
         "            await finish_removals(resources)\n",
         "",
-        "tests/service/test_delete_account.py::test_a_deletion_that_was_cut_short_is_finished_by_the_housekeeper",
+        "tests/operations/test_delete_account.py::test_a_deletion_that_was_cut_short_is_finished_by_the_housekeeper",
     ),
     Protection(
         "the name of a deleted account belongs to its next holder",
         "serve_app/operations/scripts/remove_account.lua",
         "if redis.call('GET', K('name:' .. name)) == account then",
         "if true then",
-        "tests/service/test_delete_account.py::test_a_deletion_that_was_cut_short_is_finished_by_the_housekeeper",
+        "tests/operations/test_delete_account.py::test_a_deletion_that_was_cut_short_is_finished_by_the_housekeeper",
     ),
     Protection(
         "the audit log is append-only",
         "serve_app/accounts/scripts/append_audit.lua",
         "redis.call('XTRIM', name, 'MINID',",
         "redis.call('DEL', name) redis.call('XTRIM', name, 'MINID',",
-        "tests/stores/test_audit_log.py::test_the_log_is_append_only",
+        "tests/accounts/test_audit_log.py::test_the_log_is_append_only",
     ),
 )
 

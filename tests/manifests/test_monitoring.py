@@ -29,7 +29,7 @@ OF_PROMETHEUS = {"instance", "le"}
 def exported() -> dict[str, set[str]]:
     """Return every series of `/metrics` and its labels.
 
-    tests/executors/test_measures.py compares them with a real answer.
+    tests/worker/test_measures.py compares them with a real answer.
     """
     series: dict[str, set[str]] = {}
     for metric in METRICS:

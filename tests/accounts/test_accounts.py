@@ -1,0 +1,412 @@
+"""Accounts and authentication: who may call, how often, and what anonymous callers learn."""
+
+import asyncio
+import re
+import zlib
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import redis
+from pydantic import SecretStr
+
+from serve_app.accounts.api_keys import BASE62
+from serve_app.accounts.sessions import Opened
+from serve_app.domain.accounts import Account, ApiKey
+from serve_app.domain.errors import InvalidParameter, NotFound, TooManyKeys
+from serve_app.domain.requests import Variant
+from serve_app.resources import Resources, open_resources
+from serve_app.settings import Settings
+from serve_app.store.keys import redis_key
+from serve_app.store.redis_client import connect
+from serve_app.store.redis_inspection import keys_by_pepper
+from serve_app.store.script import Script
+from tests.accounts.auth_scenario import run_auth_scenario
+from tests.audit import key_problems
+from tests.support import wait_until
+
+BOTH = frozenset(Variant)
+
+
+@pytest.fixture
+async def acme(resources: Resources) -> Account:
+    return await resources.accounts.create("acme")
+
+
+async def test_an_account_reads_back_by_id_and_by_name(resources: Resources, acme: Account) -> None:
+    assert re.fullmatch(r"acct_[a-z2-7]{26}", acme.id)
+    assert (acme.plan_a, acme.plan_b, acme.disabled) == ("basic", "free", False)
+    assert await resources.accounts.get(acme.id) == acme
+    assert await resources.accounts.get("acme") == acme
+    assert await resources.accounts.get("nobody") is None
+    assert await resources.accounts.list() == [acme]
+
+
+async def test_a_name_belongs_to_one_account(resources: Resources, acme: Account) -> None:
+    with pytest.raises(InvalidParameter, match="acme"):
+        await resources.accounts.create(" acme ")
+    made = await asyncio.gather(*(resources.accounts.create("rush") for _ in range(5)), return_exceptions=True)
+    assert sum(isinstance(one, Account) for one in made) == 1
+
+
+async def test_a_creation_whose_reply_was_lost_may_be_repeated(resources: Resources) -> None:
+    client = connect(resources.redis_url)
+    create = Script(client, "accounts/create_account")
+    plans = {"plan_a": "basic", "plan_b": "free"}
+    for name in ("acme", "acme", "another name"):
+        assert await create(account="acct_one", name=name, password_hash="", **plans) == "ok"
+    assert [account.name for account in await resources.accounts.list()] == ["acme"]
+    assert await create(account="acct_two", name="acme", password_hash="", **plans) == "taken"
+    await client.aclose()
+
+
+@pytest.mark.parametrize("name", ["", "  ", "x" * 101, "a\nb", "a\0b"])
+async def test_a_name_that_cannot_be_shown_is_refused(resources: Resources, name: str) -> None:
+    with pytest.raises(InvalidParameter, match="name"):
+        await resources.accounts.create(name)
+
+
+async def test_plans_change_and_must_exist(resources: Resources, acme: Account) -> None:
+    changed = await resources.accounts.set_plans(acme.id, plan_a="enterprise")
+    assert (changed.plan_a, changed.plan_b) == ("enterprise", "free")
+    assert await resources.accounts.set_plans(acme.id) == changed
+    with pytest.raises(InvalidParameter, match="free, basic, premium"):
+        await resources.accounts.set_plans(acme.id, plan_b="enterprise")
+    with pytest.raises(NotFound):
+        await resources.accounts.set_plans("acct_none", plan_a="basic")
+
+
+async def test_a_key_authenticates_and_its_secret_is_stored_nowhere(
+    resources: Resources, acme: Account, redis_db: redis.Redis
+) -> None:
+    key, secret = await resources.api_keys.create(acme.id, name="laptop", interfaces=BOTH)
+    auth = await resources.auth.authenticate(secret, Variant.A, counted=True)
+    assert auth.caller is not None
+    assert (auth.caller.account_id, auth.caller.account_name, auth.caller.key_id) == (acme.id, "acme", key.id)
+    assert (auth.window.remaining, auth.limited) == (49, False)
+    assert 3599 <= auth.window.seconds_left <= 3600
+    assert re.fullmatch(r"atl_[0-9A-Za-z]{38}", secret)
+    assert secret[4:-4] not in key.hint
+    assert _everything(redis_db).find(secret[4:36]) == -1
+
+
+async def test_a_key_says_when_it_was_last_used(resources: Resources, acme: Account) -> None:
+    key, secret = await resources.api_keys.create(acme.id, interfaces=BOTH)
+    assert key.last_used_at is None
+    await resources.auth.authenticate(secret, Variant.A, counted=True)
+    (listed,) = await resources.api_keys.list(acme.id)
+    assert listed.last_used_at is not None
+    assert (listed.id, listed.revoked, listed.interfaces) == (key.id, False, BOTH)
+
+
+@pytest.mark.parametrize("spoil", ["revoke", "disable", "other interface", "unknown", "typo", "empty", "not ascii"])
+async def test_who_may_not_pass_learns_nothing_and_counts_nothing(
+    resources: Resources, acme: Account, redis_db: redis.Redis, spoil: str
+) -> None:
+    key, secret = await resources.api_keys.create(acme.id, interfaces=frozenset({Variant.A}))
+    variant = Variant.A
+    match spoil:
+        case "revoke":
+            assert await resources.api_keys.revoke(key.id)
+        case "disable":
+            await resources.accounts.set_disabled(acme.id, True)
+        case "other interface":
+            variant = Variant.B
+        case "unknown":
+            secret = _well_formed("atl_" + "0" * 32)
+        case "typo":
+            secret = secret[:-1] + ("0" if secret[-1] != "0" else "1")
+        case "empty":
+            secret = ""
+        case _:
+            secret = "atl_" + "é" * 38
+    auth = await resources.auth.authenticate(secret, variant, counted=True)
+    assert (auth.caller, auth.limited) == (None, False)
+    assert (auth.window.plan.name, auth.window.remaining) == (("basic", 50) if variant is Variant.A else ("free", 10))
+    poll = await resources.poller.poll(secret, variant, "gen_any", of=None)
+    assert (poll.auth.caller, poll.job) == (None, None)
+    assert list(cast(Any, redis_db).scan_iter(redis_key("rate", "*"))) == []
+
+
+async def test_an_account_that_is_enabled_again_passes(resources: Resources, acme: Account) -> None:
+    _, secret = await resources.api_keys.create(acme.id, interfaces=BOTH)
+    await resources.accounts.set_disabled(acme.id, True)
+    await resources.accounts.set_disabled(acme.id, False)
+    assert (await resources.auth.authenticate(secret, Variant.A, counted=True)).caller is not None
+
+
+async def test_a_plans_last_request_passes_and_the_next_does_not(resources: Resources, acme: Account) -> None:
+    _, secret = await resources.api_keys.create(acme.id, interfaces=BOTH)
+    results = [await resources.auth.authenticate(secret, Variant.B, counted=True) for _ in range(12)]
+    assert [auth.limited for auth in results] == [False] * 10 + [True] * 2
+    assert [auth.window.remaining for auth in results] == [*range(9, -1, -1), 0, 0]
+    assert all(auth.caller is not None for auth in results)
+
+
+async def test_many_replicas_at_once_let_exactly_the_limit_through(resources: Resources, acme: Account) -> None:
+    _, secret = await resources.api_keys.create(acme.id, interfaces=BOTH)
+    results = await asyncio.gather(*(resources.auth.authenticate(secret, Variant.B, counted=True) for _ in range(40)))
+    assert sum(not auth.limited for auth in results) == 10
+
+
+async def test_two_keys_of_an_account_share_its_window_and_the_interfaces_do_not(
+    resources: Resources, acme: Account
+) -> None:
+    secrets = [(await resources.api_keys.create(acme.id, interfaces=BOTH))[1] for _ in range(2)]
+    await resources.auth.authenticate(secrets[0], Variant.A, counted=True)
+    second = await resources.auth.authenticate(secrets[1], Variant.A, counted=True)
+    assert second.window.remaining == 48
+    other = await resources.auth.authenticate(secrets[1], Variant.B, counted=True)
+    assert other.window.remaining == 9
+
+
+async def test_polls_are_not_counted_and_pass_when_the_plan_is_used_up(resources: Resources, acme: Account) -> None:
+    _, secret = await resources.api_keys.create(acme.id, interfaces=BOTH)
+    for _ in range(11):
+        await resources.auth.authenticate(secret, Variant.B, counted=True)
+    poll = await resources.auth.authenticate(secret, Variant.B, counted=False)
+    assert (poll.limited, poll.window.remaining) == (False, 0)
+    assert poll.caller is not None
+    assert await resources.auth.window(acme.id, Variant.B) is not None
+
+
+async def test_a_window_opens_with_the_first_counted_request_and_closes(
+    settings: Settings, resources: Resources, acme: Account, tmp_path: Any
+) -> None:
+    plans = tmp_path / "plans.yaml"
+    plans.write_text("[{interface: b, name: blink, limit: 2, window_s: 0.3}]")
+    quick_settings = Settings(**{**settings.model_dump(), "plans": plans})
+    async with open_resources(quick_settings) as quick:
+        await quick.accounts.set_plans(acme.id, plan_b="blink")
+        _, secret = await quick.api_keys.create(acme.id, interfaces=BOTH)
+        assert [(await quick.auth.authenticate(secret, Variant.B, counted=True)).limited for _ in range(3)] == [
+            False,
+            False,
+            True,
+        ]
+
+        async def passes() -> bool:
+            return not (await quick.auth.authenticate(secret, Variant.B, counted=True)).limited
+
+        await wait_until(passes, timeout=3)
+        assert (await quick.auth.window(acme.id, Variant.B)).remaining == 1
+
+
+async def test_a_plan_that_the_operator_took_away_becomes_the_lowest(
+    resources: Resources, acme: Account, redis_db: redis.Redis
+) -> None:
+    _, secret = await resources.api_keys.create(acme.id, interfaces=BOTH)
+    redis_db.hset(redis_key("account", acme.id), "plan_a", "gone")
+    auth = await resources.auth.authenticate(secret, Variant.A, counted=True)
+    assert auth.window.plan.name == "basic"
+    assert (await resources.auth.window(acme.id, Variant.A)).plan.name == "basic"
+
+
+async def test_authentication_keeps_its_promises_from_first_request_to_the_windows_end(
+    redis_url: str, tmp_path: Path
+) -> None:
+    await run_auth_scenario(f"{redis_url}?db=5", tmp_path)
+
+
+@pytest.mark.slow
+async def test_a_password_opens_and_everything_else_does_not(resources: Resources) -> None:
+    account = await resources.accounts.create("ann", password="correct horse battery")
+    assert await resources.accounts.check_password("ann", "correct horse battery")
+    assert await resources.accounts.check_password("ann", "wrong horse battery") is None
+    assert await resources.accounts.check_password("nobody", "correct horse battery") is None
+    await resources.accounts.set_password(account.id, "another long password")
+    assert await resources.accounts.check_password("ann", "correct horse battery") is None
+    assert await resources.accounts.check_password("ann", "another long password")
+    await resources.accounts.set_disabled(account.id, True)
+    assert await resources.accounts.check_password("ann", "another long password") is None
+
+
+async def test_an_account_without_a_password_cannot_sign_in(resources: Resources, acme: Account) -> None:
+    for guess in ("", "x" * 12):
+        assert await resources.accounts.check_password("acme", guess) is None
+
+
+@pytest.mark.parametrize("password", ["short", "x" * 129])
+async def test_a_password_of_a_wrong_length_is_refused(resources: Resources, password: str) -> None:
+    with pytest.raises(InvalidParameter, match="password"):
+        await resources.accounts.create("ann", password=password)
+
+
+async def test_an_account_has_no_more_working_keys_than_it_may(settings: Settings, redis_db: redis.Redis) -> None:
+    """Whoever makes them at the same time; what was revoked or has expired does not count."""
+    async with open_resources(settings.model_copy(update={"max_keys_per_account": 5})) as resources:
+        account, other = [await resources.accounts.create(name) for name in ("many", "other")]
+
+        async def make(account_id: str = account.id) -> ApiKey | None:
+            try:
+                return (await resources.api_keys.create(account_id, interfaces=BOTH))[0]
+            except TooManyKeys:
+                return None
+
+        made = [key for key in await asyncio.gather(*(make() for _ in range(40))) if key]
+        assert len(made) == len(await resources.api_keys.list(account.id)) == 5
+        assert await make(other.id), "another account's keys do not count"
+        await resources.api_keys.revoke(made[0].id)
+        redis_db.hset(redis_key("key", made[1].id), "expires", 1)
+        assert [await make() is not None for _ in range(3)] == [True, True, False]
+
+
+async def test_rolling_needs_no_free_place_but_cannot_be_repeated_for_more(
+    settings: Settings, redis_db: redis.Redis
+) -> None:
+    async with open_resources(settings.model_copy(update={"max_keys_per_account": 2})) as resources:
+        account = await resources.accounts.create("rolling")
+        keys = [(await resources.api_keys.create(account.id, interfaces=BOTH))[0] for _ in range(2)]
+        await resources.api_keys.roll(keys[0].id, grace=timedelta(hours=1))
+        for key in keys:
+            with pytest.raises(TooManyKeys):
+                await resources.api_keys.roll(key.id, grace=timedelta(hours=1))
+        with pytest.raises(TooManyKeys):
+            await resources.api_keys.create(account.id, interfaces=BOTH)
+
+
+async def test_only_the_newest_of_the_keys_that_ended_are_listed(
+    resources: Resources, acme: Account, redis_db: redis.Redis
+) -> None:
+    untyped, kept = cast(Any, redis_db.pipeline()), 1000
+    for number in range(kept + 3):
+        untyped.hset(redis_key("key", f"old_{number}"), mapping={"digest": "d", "revoked": "1"})
+        untyped.zadd(redis_key("keys", acme.id), {f"old_{number}": number})
+    untyped.execute()
+    key, _ = await resources.api_keys.create(acme.id, interfaces=BOTH)
+    left = cast(Any, redis_db).zrange(redis_key("keys", acme.id), 0, -1)
+    assert left == [*(f"old_{number}" for number in range(3, kept + 3)), key.id]
+    assert not redis_db.exists(redis_key("key", "old_0"))
+
+
+async def test_a_key_needs_an_account_and_an_interface(resources: Resources, acme: Account) -> None:
+    with pytest.raises(NotFound):
+        await resources.api_keys.create("acct_none", interfaces=BOTH)
+    with pytest.raises(InvalidParameter, match="interfaces"):
+        await resources.api_keys.create(acme.id, interfaces=frozenset())
+    with pytest.raises(InvalidParameter, match="expires_in"):
+        await resources.api_keys.create(acme.id, interfaces=BOTH, expires_in=timedelta())
+    assert not await resources.api_keys.revoke("key_none")
+
+
+async def test_a_console_session_opens_lives_and_ends(
+    resources: Resources, acme: Account, redis_db: redis.Redis
+) -> None:
+    token = await resources.sessions.create(acme.id)
+    assert await resources.sessions.get(token) == Opened(acme.id, "", "", "")
+    assert await resources.sessions.get("guess") is None
+    assert token not in _everything(redis_db)
+    await resources.sessions.revoke(token)
+    assert await resources.sessions.get(token) is None
+
+
+async def test_signing_out_everywhere_ends_every_session_of_one_account(resources: Resources, acme: Account) -> None:
+    mine = [await resources.sessions.create(acme.id) for _ in range(3)]
+    other = await resources.accounts.create("other")
+    others = await resources.sessions.create(other.id)
+    assert await resources.sessions.revoke_all(acme.id) == 3
+    assert [await resources.sessions.get(token) for token in mine] == [None] * 3
+    assert await resources.sessions.get(others) == Opened(other.id, "", "", "")
+
+
+async def test_what_was_begun_with_the_old_password_opens_no_session(resources: Resources) -> None:
+    """A sign-in whose password was right a moment before it was changed."""
+    ann = await resources.accounts.create("ann", password="correct horse battery")
+    begun = await resources.accounts.check_password("ann", "correct horse battery")
+    assert begun
+    opened = await resources.sessions.create(ann.id, credential_version=begun.credential_version)
+    credential_version = await resources.accounts.set_password(ann.id, "another long password")
+    late = await resources.sessions.create(ann.id, credential_version=begun.credential_version)
+    new = await resources.sessions.create(ann.id, credential_version=credential_version)
+    assert [await resources.sessions.get(token) for token in (opened, late, new)] == [
+        None,
+        None,
+        Opened(ann.id, "", "", ""),
+    ]
+    assert len(await resources.sessions.list(ann.id)) == 1
+
+
+async def test_a_session_ends_when_idle_and_never_outlives_twelve_hours(
+    resources: Resources, acme: Account, redis_db: redis.Redis
+) -> None:
+    token = await resources.sessions.create(acme.id)
+    untyped = cast(Any, redis_db)
+    (name,) = untyped.scan_iter("*:session:*")
+    assert 1790 <= untyped.ttl(name) <= 1800
+    untyped.expire(name, 10)
+    await resources.sessions.get(token)
+    assert untyped.ttl(name) >= 1790  # used: the half hour starts again
+    seconds, _ = untyped.time()
+    untyped.hset(name, "ends", (seconds + 60) * 1000)
+    await resources.sessions.get(token)
+    assert untyped.ttl(name) <= 60  # but not beyond its end
+    untyped.hset(name, "ends", (seconds - 1) * 1000)
+    assert await resources.sessions.get(token) is None
+
+
+async def test_accounts_leave_only_keys_that_are_known(
+    resources: Resources, acme: Account, redis_db: redis.Redis
+) -> None:
+    _, secret = await resources.api_keys.create(acme.id, interfaces=BOTH)
+    await resources.auth.authenticate(secret, Variant.A, counted=True)
+    await resources.sessions.create(acme.id)
+    await resources.adapter_grants.grant((await resources.catalog.all())[0].id, acme.id)
+    assert key_problems(redis_db) == []
+
+
+def _well_formed(body: str) -> str:
+    number, digits = zlib.crc32(body.encode()), ""
+    for _ in range(6):
+        number, digit = divmod(number, 62)
+        digits = BASE62[digit] + digits
+    return body + digits
+
+
+READ: Mapping[str, Callable[[Any, str], Any]] = {
+    "string": lambda client, name: client.get(name),
+    "hash": lambda client, name: client.hgetall(name),
+    "set": lambda client, name: client.smembers(name),
+    "zset": lambda client, name: client.zrange(name, 0, -1),
+    "list": lambda client, name: client.lrange(name, 0, -1),
+}
+
+
+def _everything(client: redis.Redis) -> str:
+    """Every name and value in Redis, as one text."""
+    untyped = cast(Any, client)
+    return "\n".join(f"{name} {READ[untyped.type(name)](untyped, name)}" for name in untyped.scan_iter("*"))
+
+
+async def test_keys_of_an_older_pepper_work_beside_new_ones_until_it_is_no_longer_listed(
+    settings: Settings, redis_db: redis.Redis
+) -> None:
+    async def who(at: Settings, secret: str, job_id: str = "gen_none") -> str:
+        async with open_resources(at) as opened:
+            caller = (await opened.auth.authenticate(secret, Variant.A, counted=True)).caller
+            polled = (await opened.poller.poll(secret, Variant.A, job_id, of=None)).auth.caller
+            assert (caller and caller.key_id) == (polled and polled.key_id)
+            return caller.key_id if caller else ""
+
+    first = settings.model_copy(update={"pepper": SecretStr("one")})
+    both = settings.model_copy(update={"peppers": {2: SecretStr("two"), 1: SecretStr("one")}})
+    second = settings.model_copy(update={"peppers": {2: SecretStr("two")}})
+    third = settings.model_copy(update={"peppers": {3: SecretStr("three"), 2: SecretStr("two")}})
+    async with open_resources(first) as opened:
+        account = await opened.accounts.create("acme")
+        old, old_secret = await opened.api_keys.create(account.id, interfaces=BOTH)
+        folder, log = opened.images.account_folder(account.id), opened.audit.pseudonym(account.id)
+    async with open_resources(both) as opened:
+        new, new_secret = await opened.api_keys.create(account.id, interfaces=BOTH)
+        assert (opened.images.account_folder(account.id), opened.audit.pseudonym(account.id)) == (folder, log)
+    assert [await who(both, secret) for secret in (old_secret, new_secret)] == [old.id, new.id]
+    assert [await who(second, secret) for secret in (old_secret, new_secret)] == ["", new.id]
+    assert [await who(first, secret) for secret in (old_secret, new_secret)] == [old.id, ""]
+    assert [await who(third, secret) for secret in (old_secret, new_secret)] == ["", new.id]
+    assert keys_by_pepper(settings.redis_url) == {1: 1, 2: 1}
+    assert cast(Any, redis_db).hget(redis_key("key", old.id), "used")
+    async with open_resources(both) as opened:
+        _, rolled = await opened.api_keys.roll(old.id, grace=timedelta())
+    assert await who(second, rolled)
+    assert keys_by_pepper(settings.redis_url) == {2: 2}

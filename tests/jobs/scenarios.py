@@ -1,0 +1,843 @@
+"""Scenarios of fairness, grouping, quarantine and estimates on the real scripts.
+
+Each sets its own clock. Each is a plain function over a `LogicalQueue`, so that the mutation run can repeat it with a
+defect planted.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Protocol
+
+from serve_app.domain.errors import FailureCode, Forbidden
+from serve_app.domain.jobs import WORKER_LIFE, CommitReply, HeartbeatReply, Job, JobKind, Lease, StoredImage
+from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.jobs.backlog import DEFAULT_SECONDS_PER_UNIT
+from serve_app.jobs.queue import Fairness
+from serve_app.jobs.records import RECORD_VERSION
+from serve_app.store.keys import redis_key
+from tests.jobs.job_model import FAILURE
+from tests.jobs.logical_queue import LogicalQueue
+
+WORK = 30 * 512 * 512 / 1e6
+"""Of one image at the default size and steps, in megapixel-steps."""
+COST = round(WORK, 3) * DEFAULT_SECONDS_PER_UNIT[JobKind.GENERATION]
+"""Seconds charged for it before anything was measured."""
+FAR = timedelta(hours=1)
+
+
+class OpenQueue(Protocol):
+    def __call__(self, fairness: Fairness | None = None) -> LogicalQueue: ...
+
+
+Scenario = Callable[[OpenQueue], Awaitable[None]]
+
+
+async def accounts_are_served_by_their_shares(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    await _accept(queue, "ann", 12, queue_share=2.0)
+    await _accept(queue, "bob", 12)
+    served = await _serve(queue, 9)
+    assert served.count("ann") == 6, served
+
+
+async def a_small_account_does_not_wait_behind_a_burst(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    await _accept(queue, "ann", 12)
+    await _accept(queue, "bob", 3)
+    served = await _serve(queue, 6)
+    assert served.count("bob") == 3, served
+
+
+async def the_time_a_job_took_corrects_its_accounts_vtime(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    await _accept(queue, "ann", 3, queue_share=2.0)
+    await _accept(queue, "bob", 8)
+    lease = (await _claim(queue, "w1"))[0]
+    assert _vtime(queue, "ann") == COST / 2
+    await _finish(queue, lease, seconds=5 * COST)
+    assert _vtime(queue, "ann") == 5 * COST / 2
+    assert await _serve(queue, 1) == ["bob"]
+
+
+async def a_correction_reaches_an_account_with_nothing_waiting(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    await _accept(queue, "ann", 1)
+    await _accept(queue, "bob", 8)
+    lease = (await _claim(queue, "w1"))[0]
+    await _finish(queue, lease, seconds=4 * COST)
+    await _accept(queue, "ann", 1)
+    assert _vtime(queue, "ann") == 4 * COST
+
+
+async def an_account_cannot_escape_its_debt_by_going_idle(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    await _accept(queue, "ann", 1, images=4)
+    await _accept(queue, "bob", 8)
+    assert await _serve(queue, 2) == ["ann", "bob"]
+    await _accept(queue, "ann", 1)
+    assert await _serve(queue, 3) == ["bob", "bob", "bob"]
+
+
+async def an_account_cannot_save_up_service(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    await _accept(queue, "ann", 12)
+    await _serve(queue, 6)
+    await _accept(queue, "bob", 6)
+    served = await _serve(queue, 6)
+    assert served.count("bob") in (3, 4), served
+
+
+async def all_are_even_when_the_queue_is_empty(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    await _accept(queue, "ann", 1, images=4)
+    await _serve(queue, 1)
+    await _accept(queue, "ann", 3)
+    await _accept(queue, "bob", 3)
+    served = await _serve(queue, 4)
+    assert served.count("ann") == 2, served
+
+
+async def an_attempt_that_came_to_nothing_costs_its_account_nothing(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    await _accept(queue, "ann", 3)
+    await _accept(queue, "bob", 3)
+    lease = (await _claim(queue, "w1"))[0]
+    assert _vtime(queue, "ann") == COST
+    await queue.release(lease)
+    assert _vtime(queue, "ann") == 0
+    lease = (await _claim(queue, "w1"))[0]
+    await queue.fail(lease, FAILURE, retry=True)
+    assert _vtime(queue, "ann") == 0
+    await _claim(queue, "w1")
+    queue.advance(_lease_ms(queue))
+    await queue.reap()
+    assert _vtime(queue, "ann") == 0
+
+
+async def a_returned_job_keeps_its_place(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    first = (await _accept(queue, "ann", 3))[0]
+    lease = (await _claim(queue, "w1"))[0]
+    await queue.release(lease)
+    assert (await _claim(queue, "w1"))[0].job_id == first.id
+    queue.advance(_lease_ms(queue))
+    await queue.reap()
+    assert (await _claim(queue, "w1"))[0].job_id == first.id
+
+
+async def a_held_adapter_is_preferred(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    await _accept(queue, "ann", 1, group="ga")
+    await _accept(queue, "ann", 1, group="gb")
+    assert await _groups(queue, "w1", resident=("gb", "gx")) == ["gb"]
+
+
+async def of_several_held_adapters_the_oldest_job_comes_first(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    for group in ("ga", "gb", "gc", "gd", "ge", "gf"):
+        await _accept(queue, "ann", 1, group=group)
+    assert await _groups(queue, "w1", resident=("gf", "ge", "gd", "gc", "gb"), limit=3) == ["gb", "gc", "gd"]
+
+
+async def of_more_held_adapters_than_are_looked_at_the_oldest_job_comes_first(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    groups = [f"g{n:02}" for n in range(16)]
+    for group in ("gx", *groups):
+        await _accept(queue, "ann", 1, group=group)
+    assert await _groups(queue, "w1", resident=groups[::-1], limit=3) == groups[:3]
+
+
+async def a_worker_of_hundreds_of_adapters_takes_the_longest_waiting_of_them(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    resident = [f"g{n}" for n in range(300)]
+    for group in ("gx", "g270", "gy", "g3"):
+        await _accept(queue, "ann", 1, group=group)
+    assert await _groups(queue, "w1", resident=resident, limit=2) == ["g270", "g3"]
+    assert await _groups(queue, "w1", resident=resident, limit=2) == ["gx", "gy"], "none of its own waits any more"
+
+
+async def the_fair_head_is_passed_over_a_bounded_number_of_times(open_queue: OpenQueue) -> None:
+    queue = open_queue(Fairness(max_skips=4, max_wait=FAR, max_lead=1e9))
+    await _accept(queue, "ann", 1, group="gb")
+    await _accept(queue, "bob", 10, group="ga")
+    served = [(await _groups(queue, f"w{n}", resident=("ga",)))[0] for n in range(6)]
+    assert served == ["ga"] * 4 + ["gb"] + ["ga"], served
+
+
+async def the_fair_head_is_passed_over_for_a_bounded_time(open_queue: OpenQueue) -> None:
+    queue = open_queue(Fairness(max_skips=4, max_wait=timedelta(seconds=10), max_lead=1e9))
+    await _accept(queue, "ann", 1, group="gb")
+    await _accept(queue, "bob", 10, group="ga")
+    assert await _groups(queue, "w1", resident=("ga",)) == ["ga"]
+    queue.advance(9_999)
+    assert await _groups(queue, "w2", resident=("ga",)) == ["ga"]
+    queue.advance(1)
+    assert await _groups(queue, "w3", resident=("ga",)) == ["gb"]
+
+
+async def nobody_is_served_further_ahead_than_the_lead(open_queue: OpenQueue) -> None:
+    queue = open_queue(Fairness(max_skips=100, max_wait=FAR, max_lead=2.5))
+    await _accept(queue, "ann", 1, group="gb")
+    await _accept(queue, "bob", 10, group="ga")
+    served = [(await _groups(queue, f"w{n}", resident=("ga",)))[0] for n in range(4)]
+    assert served == ["ga", "ga", "ga", "gb"], served
+
+
+async def a_group_is_left_to_the_worker_that_holds_it(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    await _accept(queue, "ann", 1, group="ga")
+    assert await _groups(queue, "w1", limit=4) == ["ga"]
+    await _accept(queue, "bob", 1, group="ga")
+    assert await _groups(queue, "w2", limit=4) == []
+    assert await _groups(queue, "w1", resident=("ga",), limit=3) == ["ga"]
+
+
+async def a_popular_group_is_left_to_whoever_of_its_many_workers_has_capacity(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    await _accept(queue, "ann", 1, group="ga")
+    assert await _groups(queue, "w0", limit=4) == ["ga"]
+    for number in range(1, 11):
+        await _accept(queue, "ann", 1, group="ga")
+        assert await _groups(queue, f"w{number}", resident=("ga",)) == ["ga"], "and is full"
+    await _accept(queue, "bob", 1, group="ga")
+    assert await _groups(queue, "w11", limit=4) == []
+    assert await _groups(queue, "w0", resident=("ga",), limit=3) == ["ga"]
+
+
+async def other_work_is_taken_while_a_group_is_left_to_its_owner(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    await _accept(queue, "ann", 1, group="ga")
+    await _claim(queue, "w1", limit=4)
+    await _accept(queue, "ann", 1, group="ga")
+    await _accept(queue, "ann", 1, group="gb")
+    await _accept(queue, "bob", 1, group="gc")
+    assert sorted(await _groups(queue, "w2", limit=4)) == ["gb", "gc"]
+
+
+async def an_account_far_ahead_gets_nothing_while_a_group_is_left_to_its_owner(open_queue: OpenQueue) -> None:
+    for max_lead, expected in ((0.5, []), (1e9, ["gb"])):
+        queue = open_queue(Fairness(max_skips=100, max_wait=FAR, max_lead=max_lead))
+        await _accept(queue, "ann", 1, group="ga")
+        assert await _groups(queue, "w1", limit=4) == ["ga"]
+        await _accept(queue, "bob", 2, group="gb", images=4)
+        assert await _groups(queue, "w3") == ["gb"]
+        await _accept(queue, "ann", 1, group="ga")
+        assert await _groups(queue, "w2") == expected
+
+
+async def a_saturated_owner_loses_its_claim(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    await _accept(queue, "ann", 2, group="ga")
+    assert await _groups(queue, "w1", limit=1) == ["ga"]
+    assert await _groups(queue, "w2", limit=1) == ["ga"]
+
+
+async def a_job_that_waited_for_the_owner_goes_to_anyone(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    await _accept(queue, "ann", 1, group="ga")
+    await _claim(queue, "w1", limit=4)
+    await _accept(queue, "ann", 1, group="ga")
+    queue.advance(999)
+    assert await _groups(queue, "w2") == []
+    queue.advance(1)
+    assert await _groups(queue, "w2") == ["ga"]
+
+
+async def a_worker_not_seen_for_long_owns_nothing(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    await _accept(queue, "ann", 1, group="ga")
+    await _claim(queue, "w1", limit=4)
+    queue.advance(int(WORKER_LIFE.total_seconds() * 1000))
+    await _accept(queue, "ann", 1, group="ga")
+    assert await _groups(queue, "w2") == ["ga"]
+
+
+async def a_heartbeat_keeps_its_worker_alive(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    await _accept(queue, "ann", 1, group="ga")
+    lease = (await _claim(queue, "w1", limit=4))[0]
+    for _ in range(4):
+        queue.advance(20_000)
+        await queue.heartbeat(lease, progress=1)
+        await queue.reap()
+    await _accept(queue, "ann", 1, group="ga")
+    assert await _groups(queue, "w2") == []
+
+
+async def a_worker_gets_the_whole_of_a_job_that_begins_within_its_capacity(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    await _accept(queue, "ann", 1, images=4)
+    await _accept(queue, "ann", 1)
+    assert len(await _claim(queue, "w1", limit=2)) == 1
+    assert len(await _claim(queue, "w1", limit=2)) == 1
+
+
+async def retries_wait_longer_each_time(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    await _accept(queue, "ann", 12)
+    for shortest in (500, 1000):
+        leases = await _claim(queue, "w1", limit=12)
+        assert len(leases) == 12
+        for lease in leases:
+            assert await queue.fail(lease, FAILURE, retry=True) is CommitReply.REQUEUED
+        pauses = [
+            due - queue.now for _, due in queue.sync.zrange(redis_key("delay", "generation"), 0, -1, withscores=True)
+        ]
+        assert all(shortest <= pause <= 3 * shortest for pause in pauses), pauses
+        assert len(set(pauses)) > 1, "retries must spread"
+        queue.advance(shortest - 1)
+        assert await _claim(queue, "w1", limit=12) == []
+        queue.advance(2 * shortest + 1)
+
+
+async def a_released_job_may_pause_and_keeps_its_attempts(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    (job,) = await _accept(queue, "ann", 1)
+    for _ in range(queue.settings.max_attempts + 1):
+        (lease,) = await _claim(queue, "w1")
+        assert await queue.release(lease, pause=timedelta(seconds=5)) is CommitReply.REQUEUED
+        queue.advance(4_999)
+        assert await _claim(queue, "w1") == []
+        queue.advance(1)
+    assert [lease.job_id for lease in await _claim(queue, "w1")] == [job.id]
+
+
+async def a_job_is_tried_as_often_as_allowed(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    await _accept(queue, "ann", 1)
+    replies: list[CommitReply] = []
+    for _ in range(queue.settings.max_attempts):
+        lease = (await _claim(queue, "w1"))[0]
+        replies.append(await queue.fail(lease, FAILURE, retry=True))
+        queue.advance(10_000)
+    assert replies == [CommitReply.REQUEUED, CommitReply.REQUEUED, CommitReply.OK]
+
+
+async def a_job_that_kills_its_workers_ends(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    (job,) = await _accept(queue, "ann", 1)
+    for _ in range(queue.settings.max_attempts):
+        assert len(await _claim(queue, "w1")) == 1
+        queue.advance(_lease_ms(queue))
+        await queue.reap()
+    assert [dead.id for dead in await queue.dead_letters.list()] == [job.id]
+
+
+async def _lose_two_workers(queue: LogicalQueue, number: int) -> Sequence[str]:
+    """Jobs that were together on two workers that died."""
+    jobs = await _accept(queue, "ann", number)
+    for worker in ("dead1", "dead2"):
+        assert len(await _claim(queue, worker, limit=number)) == number
+        queue.advance(_lease_ms(queue))
+        await queue.reap()
+    return [job.id for job in jobs]
+
+
+async def jobs_that_lost_two_workers_run_alone(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    quarantined = await _lose_two_workers(queue, 3)
+    await _accept(queue, "bob", 4)
+    for job_id in quarantined:
+        (lease,) = await _claim(queue, "w1", limit=4)
+        assert lease.job_id == job_id
+        assert await _claim(queue, "w1", limit=3) == [], "something was put beside it"
+        await _finish(queue, lease, seconds=1.0)
+    assert len(await _claim(queue, "w1", limit=4)) == 4
+
+
+async def others_go_on_while_a_quarantined_job_runs(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    await _lose_two_workers(queue, 2)
+    await _claim(queue, "w1", limit=4)
+    await _accept(queue, "bob", 2)
+    assert len(await _claim(queue, "w2", limit=4)) == 2
+
+
+async def a_busy_worker_empties_before_it_takes_a_quarantined_job(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    await _lose_two_workers(queue, 1)
+    await _accept(queue, "bob", 2)
+    queue.sync.sadd(redis_key("claimed", "generation", "w1"), "something")
+    assert await _claim(queue, "w1", limit=4) == []
+    queue.sync.srem(redis_key("claimed", "generation", "w1"), "something")
+    assert len(await _claim(queue, "w1", limit=4)) == 1
+
+
+async def quarantined_jobs_pass_to_another_worker_when_theirs_dies(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    first, second = await _lose_two_workers(queue, 2)
+    assert [lease.job_id for lease in await _claim(queue, "w1", limit=4)] == [first]
+    queue.sync.delete(redis_key("quarantine_worker", "generation"))  # as when its life has run out
+    queue.advance(_lease_ms(queue))
+    await queue.reap()
+    assert [dead.id for dead in await queue.dead_letters.list()] == [first]
+    assert [lease.job_id for lease in await _claim(queue, "w2", limit=4)] == [second]
+
+
+async def a_heartbeat_keeps_its_worker_in_quarantine(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    await _lose_two_workers(queue, 1)
+    (lease,) = await _claim(queue, "w1", limit=4)
+    queue.sync.pexpire(redis_key("quarantine_worker", "generation"), 5_000)
+    await queue.heartbeat(lease, progress=10)
+    assert queue.sync.pttl(redis_key("quarantine_worker", "generation")) > 5_000
+
+
+async def estimates_follow_what_was_measured(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    (job,) = await _accept(queue, "ann", 1)
+    assert _seconds_left(queue, job) == round(COST, 3)
+    await _finish(queue, (await _claim(queue, "w1"))[0], seconds=10.0)
+    (job,) = await _accept(queue, "ann", 1)
+    assert _seconds_left(queue, job) == 10.0
+    await _finish(queue, (await _claim(queue, "w1"))[0], seconds=20.0)
+    (job,) = await _accept(queue, "ann", 1)
+    assert _seconds_left(queue, job) == 12.0  # 0.8 of the old and 0.2 of the new
+
+
+async def the_busy_speed_stays_near_the_fastest(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    speeds: list[float] = []
+    for number, seconds in enumerate((10.0, 20.0, 5.0), start=1):
+        await _accept(queue, "ann", 1)
+        await _finish(queue, (await _claim(queue, "w1"))[0], seconds=seconds)
+        backlog = await queue.stats.backlog(JobKind.GENERATION)
+        speeds.append(backlog.busy_seconds_per_unit * backlog.accepted / number)
+    assert [round(speed, 1) for speed in speeds] == [10.0, 10.0, 9.5]
+    assert speeds[1] > speeds[0], "a slower worker is learnt, if slowly"
+
+
+async def estimates_count_the_work_ahead_and_the_workers(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    await _accept(queue, "ann", 1)
+    await _finish(queue, (await _claim(queue, "w1"))[0], seconds=10.0)
+    jobs = await _accept(queue, "ann", 3)
+    assert [_seconds_left(queue, job) for job in jobs] == [10.0, 20.0, 30.0]
+    await _claim(queue, "w2", limit=0)
+    last = await queue.reader.get(jobs[2].id, account_id="ann")
+    assert last is not None
+    assert _seconds_left(queue, last) == 20.0  # two workers share the two jobs ahead
+    lease = (await _claim(queue, "w1"))[0]
+    await queue.heartbeat(lease, progress=60)
+    running = await queue.reader.get(lease.job_id, account_id="ann")
+    assert running is not None
+    assert _seconds_left(queue, running) == 4.0
+
+
+async def an_estimate_is_never_in_the_past(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    (job,) = await _accept(queue, "ann", 1)
+    lease = (await _claim(queue, "w1"))[0]
+    queue.advance(3_600_000)
+    await queue.heartbeat(lease, progress=99)
+    late = await queue.reader.get(job.id, account_id="ann")
+    assert late is not None
+    assert _seconds_left(queue, late) == 1.0
+
+
+async def the_backlog_is_in_seconds_of_one_worker(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    await _accept(queue, "ann", 2)
+    await _accept(queue, "bob", 1, images=2)
+    first = await queue.stats.backlog(JobKind.GENERATION)
+    assert round(first.seconds, 2) == round(4 * COST, 2)
+    await _finish(queue, (await _claim(queue, "w1"))[0], seconds=10.0)
+    await _claim(queue, "w1")
+    later = await queue.stats.backlog(JobKind.GENERATION)
+    assert round(later.seconds, 2) == 30.0
+    assert later.ready_seconds < later.seconds, "what runs does not wait"
+    assert later.accepted == first.accepted > 0, "what is done was accepted all the same"
+
+
+async def a_vanished_record_does_not_block_the_queue(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    first, second = await _accept(queue, "ann", 2)
+    queue.sync.delete(redis_key("job", first.id))
+    assert [lease.job_id for lease in await _claim(queue, "w1", limit=4)] == [second.id]
+
+
+async def a_vanished_record_leaves_every_place(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    jobs = await _accept(queue, "ann", 3)
+    delayed, leased = await _claim(queue, "w1", limit=2)
+    await queue.fail(delayed, FAILURE, retry=True)
+    assert leased.job_id == jobs[1].id
+    for job in jobs:
+        queue.sync.delete(redis_key("job", job.id))
+    queue.advance(round(queue.settings.queue_age_limit.total_seconds() * 1000))
+    assert await _claim(queue, "w1", limit=4) == []
+    await queue.reap()
+    for place in ("delay", "lease", "age"):
+        assert queue.sync.zcard(redis_key(place, "generation")) == 0, place
+
+
+async def a_vanished_record_leaves_the_quarantine(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    (job_id,) = await _lose_two_workers(queue, 1)
+    queue.sync.delete(redis_key("job", job_id))
+    assert await _claim(queue, "w1", limit=4) == []
+    assert queue.sync.zcard(redis_key("quarantine", "generation")) == 0
+
+
+async def a_vanished_queue_does_not_block_the_others(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    await _accept(queue, "ann", 1)
+    (other,) = await _accept(queue, "bob", 1)
+    queue.sync.delete(redis_key("queue", "generation", "ann"))
+    assert [lease.job_id for lease in await _claim(queue, "w1", limit=4)] == [other.id]
+
+
+async def a_damaged_record_fails_alone(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    first, second = await _accept(queue, "ann", 2)
+    queue.sync.hset(redis_key("job", first.id), "0", "{}")
+    assert [lease.job_id for lease in await _claim(queue, "w1", limit=4)] == [second.id]
+    assert [dead.id for dead in await queue.dead_letters.list()] == [first.id]
+
+
+async def a_newer_record_waits_for_a_newer_worker(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    (job,) = await _accept(queue, "ann", 1)
+    assert int(queue.sync.hget(redis_key("job", job.id), "version")) == RECORD_VERSION
+    queue.sync.hset(redis_key("job", job.id), mapping={"0": "{}", "version": RECORD_VERSION + 1})
+    for _ in range(queue.settings.max_attempts + 1):
+        assert await _claim(queue, "w1") == []
+        queue.advance(5_000)
+    assert await queue.dead_letters.list() == []
+    assert (await queue.stats.backlog(JobKind.GENERATION)).delayed == 1
+
+
+async def a_worker_that_asks_again_later_gets_new_jobs(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    await _accept(queue, "ann", 2)
+    again = await queue.claim("w1", kind=JobKind.GENERATION, nonce="n1")
+    assert again == await queue.claim("w1", kind=JobKind.GENERATION, nonce="n1")
+    other = await queue.claim("w1", kind=JobKind.GENERATION, nonce="n2")
+    assert again[0].lease != other[0].lease
+
+
+async def a_nonce_is_one_workers_own(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    await _accept(queue, "ann", 3)
+    first = await queue.claim("w1", kind=JobKind.GENERATION, nonce="n1")
+    other = await queue.claim("w2", kind=JobKind.GENERATION, nonce="n1")
+    assert first[0].lease != other[0].lease
+    await queue.claim("w2", kind=JobKind.GENERATION, nonce="n2")
+    assert await queue.claim("w1", kind=JobKind.GENERATION, nonce="n1") == first
+
+
+async def an_idempotency_key_is_one_accounts_own(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    jobs = [await _accept(queue, account, 1, idempotency_key="same") for account in ("ann", "bob")]
+    assert jobs[0][0].id != jobs[1][0].id
+
+
+async def an_adapter_is_asked_about_at_the_accept(open_queue: OpenQueue) -> None:
+    """The last grant or denial counts, else to whom the LoRA is offered."""
+    queue = open_queue()
+    request = GenerationRequest(prompt="a boat", lora_id="model_x", seeds=(1,))
+
+    async def is_taken(job_id: str, adapter_id: str, account: str = "ann") -> bool:
+        accept = queue.accept(
+            job_id=job_id, variant=Variant.A, account_id=account, request=request, adapter_id=adapter_id
+        )
+        try:
+            return (await accept).job.id == job_id
+        except Forbidden:
+            return False
+
+    _offer(queue, "open", is_open=True)
+    _offer(queue, "own", owner="ann")
+    _offer(queue, "offered", to="ann")
+    _offer(queue, "named", to="Ann & Co")
+    _offer(queue, "closed")
+    usable = ["open", "own", "offered", "named"]
+    queue.sync.hset(redis_key("account", "ann"), "name", "Ann & Co")
+    assert [await is_taken(f"to ann: {lora}", lora) for lora in usable] == [True] * 4
+    assert [await is_taken(f"to bob: {lora}", lora, "bob") for lora in usable] == [True, False, False, False]
+    assert not await is_taken("closed", "closed")
+    assert not await is_taken("unknown", "gone")
+    assert queue.sync.hget(redis_key("job", "to ann: open"), "group") == "weights"
+    queue.sync.hset(redis_key("grants", "ann"), mapping={"closed": "allow", "gone": "allow"})
+    assert await is_taken("granted", "closed")
+    assert not await is_taken("granted, but gone", "gone")
+    assert not await is_taken("granted to another", "closed", "bob")
+    queue.sync.hset(redis_key("grants", "ann"), mapping=dict.fromkeys([*usable, "closed"], "deny"))
+    assert not any([await is_taken(f"denied: {lora}", lora) for lora in [*usable, "closed"]])
+    assert await is_taken("granted", "closed"), "the call that was repeated had been accepted"
+    assert (await queue.stats.backlog(JobKind.GENERATION)).ready == 6, "what was refused is in the queue"
+
+
+async def an_adapter_is_asked_about_until_the_end(open_queue: OpenQueue) -> None:
+    """A job that may no longer use its adapter fails at its next claim, heartbeat or commit.
+
+    No other job fails.
+    """
+    queue = open_queue()
+    names = ("waits", "withdrawn", "removed", "runs", "ends", "open")
+    for name in names:
+        _offer(queue, name, to="bob", is_open=name == "open")
+    queue.sync.hset(redis_key("grants", "ann"), mapping=dict.fromkeys(names, "allow"))
+    of_ann = {name: (await _accept(queue, "ann", 1, adapter_id=name))[0].id for name in names}
+    of_others = [(await _accept(queue, "bob", 1, adapter_id=name))[0].id for name in ("waits", "")]
+    queue.sync.hset(redis_key("grants", "ann"), "waits", "deny")
+    queue.sync.hdel(redis_key("grants", "ann"), "withdrawn", "open")
+    queue.sync.delete(redis_key("lora", "removed"))
+    leases = {lease.job_id: lease for lease in await _claim(queue, "w1", limit=8)}
+    assert set(leases) == {of_ann["runs"], of_ann["ends"], of_ann["open"], *of_others}
+    assert {await queue.heartbeat(lease, progress=1) for lease in leases.values()} == {HeartbeatReply.OK}
+    queue.sync.hset(redis_key("grants", "ann"), "runs", "deny")
+    assert await queue.heartbeat(leases[of_ann["runs"]], progress=1) is HeartbeatReply.FORBIDDEN
+    assert await queue.fail(leases[of_ann["runs"]], FAILURE, retry=False) is CommitReply.OK
+    queue.sync.delete(redis_key("lora", "ends"))
+    assert await queue.finish(leases[of_ann["ends"]], [], seconds=1.0) is CommitReply.FORBIDDEN
+    for job_id in (of_ann["open"], *of_others):
+        await _finish(queue, leases[job_id], seconds=1.0)
+    for name in ("waits", "withdrawn", "removed", "ends"):
+        ended = await queue.reader.find(of_ann[name])
+        assert ended is not None
+        assert ended.failure is not None
+        assert ended.failure.code is FailureCode.LORA_UNAVAILABLE
+    assert (await queue.stats.backlog(JobKind.GENERATION)).ready == 0
+
+
+async def one_claim_ends_a_bounded_number_of_jobs(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    _offer(queue, "model_x", is_open=True)
+    await _accept(queue, "ann", 40, adapter_id="model_x")
+    queue.sync.hset(redis_key("grants", "ann"), "model_x", "deny")
+    for left in (8, 0):
+        assert await _claim(queue, "w1", limit=8) == []
+        assert (await queue.stats.backlog(JobKind.GENERATION)).ready == left
+
+
+async def a_forbidden_job_leaves_the_quarantine(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    _offer(queue, "model_x", is_open=True)
+    (job,) = await _accept(queue, "ann", 1, adapter_id="model_x")
+    for _ in range(2):
+        await _claim(queue, "w1")
+        queue.advance(_lease_ms(queue) + 1)
+        await queue.reap()
+    queue.sync.hset(redis_key("grants", "ann"), "model_x", "deny")
+    assert await _claim(queue, "w2") == []
+    ended = await queue.reader.find(job.id)
+    assert ended is not None
+    assert ended.failure is not None
+    assert ended.failure.code is FailureCode.LORA_UNAVAILABLE
+    await _accept(queue, "bob", 1)
+    queue.advance(_lease_ms(queue) + 1)
+    assert len(await _claim(queue, "w3")) == 1
+
+
+async def waiting_jobs_of_a_withdrawn_lora_end_in_batches(open_queue: OpenQueue) -> None:
+    """Wherever they wait, those of the account alone that may no longer use it; each is looked at once."""
+    queue = open_queue()
+    _offer(queue, "model_x", is_open=True)
+    (quarantined,) = await _accept(queue, "ann", 1, adapter_id="model_x")
+    for _ in range(2):
+        await _claim(queue, "w1")
+        queue.advance(_lease_ms(queue) + 1)
+        await queue.reap()
+    (held,) = await _claim(queue, "w1")
+    (backing_off,) = await _accept(queue, "ann", 1, adapter_id="model_x")
+    await queue.fail((await _claim(queue, "w2"))[0], FAILURE, retry=True)
+    await queue.release(held)
+    of_bob = await _accept(queue, "bob", 2, adapter_id="model_x")
+    last, other = await _accept(queue, "ann", 1, adapter_id="model_x"), await _accept(queue, "ann", 1)
+    await queue.grant(lora="model_x", account="ann", decision="deny")
+    for looked_at, ended in ((2, [quarantined, backing_off]), (2, []), (1, last)):
+        assert await queue.reap(limit=2) == looked_at
+        assert {await _failure(queue, job) for job in ended} <= {FailureCode.LORA_UNAVAILABLE}
+    assert [await _failure(queue, kept) for kept in (*of_bob, *other)] == [None] * 3
+    assert queue.sync.exists(redis_key("loras_withdrawn")) == 0
+    assert queue.sync.zrange(redis_key("lora_jobs", "model_x"), 0, -1) == [job.id for job in of_bob]
+
+
+async def a_job_that_comes_back_after_its_lora_was_withdrawn_ends(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    _offer(queue, "model_x", is_open=True)
+    (job,) = await _accept(queue, "ann", 1, adapter_id="model_x")
+    await _claim(queue, "w1")
+    queue.sync.zadd(
+        redis_key("lora_jobs", "model_x"), {job.id: 1}
+    )  # as a version that does not know the index leaves it
+    await queue.grant(lora="model_x", account="ann", decision="deny")
+    await queue.reap()
+    assert await _failure(queue, job) is None
+    assert queue.sync.exists(redis_key("lora_jobs", "model_x")) == 0
+    queue.advance(_lease_ms(queue) + 1)
+    for _ in range(2):
+        await queue.reap()
+        assert await _failure(queue, job) is FailureCode.LORA_UNAVAILABLE
+        assert await queue.dead_letters.requeue(job.id)
+        assert await _failure(queue, job) is None
+    await _accept(queue, "bob", 1, adapter_id="model_x")
+    assert queue.sync.pttl(redis_key("lora_jobs", "model_x")) > 0
+
+
+async def dead_workers_are_forgotten(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    await _claim(queue, "w1", limit=3)
+    queue.advance(int(WORKER_LIFE.total_seconds() * 1000))
+    await queue.reap()
+    assert queue.sync.zcard(redis_key("workers", JobKind.GENERATION)) == 0
+    assert queue.sync.hlen(redis_key("capacity", JobKind.GENERATION)) == 0
+
+
+async def a_dead_letter_goes_after_retention(open_queue: OpenQueue) -> None:
+    queue = open_queue()
+    (job,) = await _accept(queue, "ann", 1)
+    lease = (await _claim(queue, "w1"))[0]
+    await queue.fail(lease, FAILURE, retry=False)
+    assert [dead.id for dead in await queue.dead_letters.list()] == [job.id]
+    life = queue.sync.pttl(redis_key("job", job.id))
+    retention = queue.settings.retention.total_seconds() * 1000
+    assert retention - 60_000 < life <= retention
+    queue.advance(int(retention))
+    await queue.reap()
+    assert queue.sync.zcard(redis_key("dead")) == 0
+
+
+SCENARIOS: tuple[Scenario, ...] = (
+    accounts_are_served_by_their_shares,
+    a_small_account_does_not_wait_behind_a_burst,
+    the_time_a_job_took_corrects_its_accounts_vtime,
+    a_correction_reaches_an_account_with_nothing_waiting,
+    an_account_cannot_escape_its_debt_by_going_idle,
+    an_account_cannot_save_up_service,
+    all_are_even_when_the_queue_is_empty,
+    an_attempt_that_came_to_nothing_costs_its_account_nothing,
+    a_returned_job_keeps_its_place,
+    a_held_adapter_is_preferred,
+    of_several_held_adapters_the_oldest_job_comes_first,
+    of_more_held_adapters_than_are_looked_at_the_oldest_job_comes_first,
+    a_worker_of_hundreds_of_adapters_takes_the_longest_waiting_of_them,
+    the_fair_head_is_passed_over_a_bounded_number_of_times,
+    the_fair_head_is_passed_over_for_a_bounded_time,
+    nobody_is_served_further_ahead_than_the_lead,
+    a_group_is_left_to_the_worker_that_holds_it,
+    a_popular_group_is_left_to_whoever_of_its_many_workers_has_capacity,
+    other_work_is_taken_while_a_group_is_left_to_its_owner,
+    an_account_far_ahead_gets_nothing_while_a_group_is_left_to_its_owner,
+    a_saturated_owner_loses_its_claim,
+    a_job_that_waited_for_the_owner_goes_to_anyone,
+    a_worker_not_seen_for_long_owns_nothing,
+    a_heartbeat_keeps_its_worker_alive,
+    a_worker_gets_the_whole_of_a_job_that_begins_within_its_capacity,
+    retries_wait_longer_each_time,
+    a_released_job_may_pause_and_keeps_its_attempts,
+    a_job_is_tried_as_often_as_allowed,
+    a_job_that_kills_its_workers_ends,
+    jobs_that_lost_two_workers_run_alone,
+    others_go_on_while_a_quarantined_job_runs,
+    a_busy_worker_empties_before_it_takes_a_quarantined_job,
+    quarantined_jobs_pass_to_another_worker_when_theirs_dies,
+    a_heartbeat_keeps_its_worker_in_quarantine,
+    estimates_follow_what_was_measured,
+    the_busy_speed_stays_near_the_fastest,
+    estimates_count_the_work_ahead_and_the_workers,
+    an_estimate_is_never_in_the_past,
+    the_backlog_is_in_seconds_of_one_worker,
+    a_vanished_record_does_not_block_the_queue,
+    a_vanished_record_leaves_every_place,
+    a_vanished_record_leaves_the_quarantine,
+    a_vanished_queue_does_not_block_the_others,
+    a_damaged_record_fails_alone,
+    a_newer_record_waits_for_a_newer_worker,
+    a_worker_that_asks_again_later_gets_new_jobs,
+    a_nonce_is_one_workers_own,
+    an_idempotency_key_is_one_accounts_own,
+    an_adapter_is_asked_about_at_the_accept,
+    an_adapter_is_asked_about_until_the_end,
+    one_claim_ends_a_bounded_number_of_jobs,
+    a_forbidden_job_leaves_the_quarantine,
+    waiting_jobs_of_a_withdrawn_lora_end_in_batches,
+    a_job_that_comes_back_after_its_lora_was_withdrawn_ends,
+    dead_workers_are_forgotten,
+    a_dead_letter_goes_after_retention,
+)
+
+
+def _lease_ms(queue: LogicalQueue) -> int:
+    return round(queue.settings.lease.total_seconds() * 1000)
+
+
+def _offer(queue: LogicalQueue, lora_id: str, *, owner: str = "", is_open: bool = False, to: str = "") -> None:
+    """Write a LoRA's record."""
+    record = {"owner": owner, "open": "1" if is_open else "", "sha256": "weights"}
+    queue.sync.hset(redis_key("lora", lora_id), mapping=record)
+    if to:
+        queue.sync.zadd(redis_key("loras_offered", to), {lora_id: 1})
+
+
+async def _accept(
+    queue: LogicalQueue,
+    account: str,
+    number: int,
+    *,
+    group: str = "g",
+    images: int = 1,
+    queue_share: float = 1.0,
+    idempotency_key: str | None = None,
+    adapter_id: str = "",
+) -> Sequence[Job]:
+    request = GenerationRequest(prompt="a boat", lora_id="model_x", seeds=tuple(range(images)))
+    jobs: list[Job] = []
+    for _ in range(number):
+        accepted = await queue.accept(
+            job_id=f"{account}-{queue.sync.incr('{job:0}:test-clock:jobs')}",
+            variant=Variant.A,
+            account_id=account,
+            request=request,
+            group=group,
+            queue_share=queue_share,
+            idempotency_key=idempotency_key,
+            adapter_id=adapter_id,
+        )
+        jobs.append(accepted.job)
+    return jobs
+
+
+async def _claim(queue: LogicalQueue, worker: str, *, limit: int = 1, resident: Sequence[str] = ()) -> list[Lease]:
+    nonce = str(queue.sync.incr("{job:0}:test-clock:nonces"))
+    claims = await queue.claim(worker, kind=JobKind.GENERATION, nonce=nonce, resident=resident, limit=limit)
+    return [claim.lease for claim in claims]
+
+
+async def _failure(queue: LogicalQueue, job: Job) -> FailureCode | None:
+    found = await queue.reader.find(job.id)
+    assert found is not None
+    return None if found.failure is None else found.failure.code
+
+
+async def _groups(queue: LogicalQueue, worker: str, *, limit: int = 1, resident: Sequence[str] = ()) -> list[str]:
+    nonce = str(queue.sync.incr("{job:0}:test-clock:nonces"))
+    claims = await queue.claim(worker, kind=JobKind.GENERATION, nonce=nonce, resident=resident, limit=limit)
+    return [claim.group for claim in claims]
+
+
+async def _serve(queue: LogicalQueue, number: int) -> list[str]:
+    """The accounts that the next claims serve, each by a worker that holds every adapter."""
+    served: list[str] = []
+    for turn in range(number):
+        leases = await _claim(queue, f"s{turn}", resident=("g",))
+        served += [lease.job_id.split("-")[0] for lease in leases]
+    return served
+
+
+async def _finish(queue: LogicalQueue, lease: Lease, *, seconds: float) -> None:
+    image = StoredImage(
+        image_id=f"img_{lease.job_id}", image_uri="memory://x", width=512, height=512, sha256="0" * 64, size_bytes=1
+    )
+    assert await queue.finish(lease, [replace(image)], seconds=seconds) is CommitReply.OK
+
+
+def _vtime(queue: LogicalQueue, account: str) -> float:
+    return float(queue.sync.zscore(redis_key("vtime", JobKind.GENERATION), account))
+
+
+def _seconds_left(queue: LogicalQueue, job: Job) -> float:
+    assert job.finish_estimate is not None
+    return round(job.finish_estimate.timestamp() - queue.now / 1000, 3)

@@ -1,0 +1,171 @@
+"""`/readyz` tells whether jobs will be worked on, as far as Redis knows."""
+
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import redis
+
+from deployments.app import always_on as always_on_kinds
+from deployments.args import AppArgs, GeneratorArgs, ScaleArgs
+from deployments.replica import noting_failure
+from serve_app.api.responses import time_left
+from serve_app.domain.jobs import WORKER_LIFE, JobKind, new_job_id
+from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.jobs import images
+from serve_app.jobs.images import ImageStore
+from serve_app.jobs.queue import new_nonce
+from serve_app.operations.overview import LONGEST_START_S, readiness
+from serve_app.resources import Resources
+from serve_app.settings import Settings
+from serve_app.store.keys import redis_key
+from serve_app.worker.executor import Executor
+from tests.faults.storage import ERROR, SLOW, register_faulty, set_fault
+from tests.support import wait_until
+from tests.worker.scripted_executor import ScriptedExecutor
+
+GENERATION = JobKind.GENERATION
+
+
+@pytest.fixture
+def always_on(resources: Resources) -> Resources:
+    """Stores of an ingress whose deployment keeps at least one generator."""
+
+    async def keeps_generator(kind: JobKind) -> bool:
+        return kind == GENERATION
+
+    return replace(resources, keeps_worker=keeps_generator)
+
+
+async def ask_for_work(resources: Resources) -> None:
+    await resources.queue.claim("worker", kind=GENERATION, nonce=new_nonce())
+
+
+async def working() -> Executor:
+    return ScriptedExecutor()
+
+
+async def failing() -> Executor:
+    raise FileNotFoundError("no model_index.json")
+
+
+async def test_it_is_not_ready_until_the_first_generator_asks_for_work(always_on: Resources) -> None:
+    found = await readiness(always_on)
+    assert found == ({"redis": "ok", "storage": "ok", "generator": "none has started"}, "")
+    assert (found.answers_polls, found.is_ready) == (True, False)
+    await ask_for_work(always_on)
+    found = await readiness(always_on)
+    assert found == ({"redis": "ok", "storage": "ok", "generator": "ok"}, "")
+    assert found.is_ready
+
+
+async def test_a_generator_that_was_seen_last_long_ago_is_gone(always_on: Resources, redis_db: redis.Redis) -> None:
+    last_seen = time.time() - WORKER_LIFE.total_seconds() - 1
+    redis_db.zadd(redis_key("workers", GENERATION), {"worker": last_seen * 1000})
+    assert not (await readiness(always_on)).is_ready
+
+
+async def test_a_generator_that_cannot_start_is_named_with_its_reason(resources: Resources) -> None:
+    with pytest.raises(FileNotFoundError):
+        await noting_failure(GENERATION, resources, failing())
+    found = await readiness(resources)
+    assert not found.is_ready
+    assert found.states["generator"] == "cannot start: FileNotFoundError: no model_index.json"
+    await noting_failure(GENERATION, resources, working())
+    assert (await readiness(resources)).is_ready
+
+
+async def test_a_generator_that_is_stopped_while_it_loads_has_not_failed(always_on: Resources) -> None:
+    stopped = ThreadPoolExecutor()
+    stopped.shutdown()
+
+    async def loading() -> Executor:
+        return await asyncio.get_running_loop().run_in_executor(stopped, ScriptedExecutor)
+
+    with pytest.raises(RuntimeError):
+        await noting_failure(GENERATION, always_on, loading())
+    assert (await readiness(always_on)).states["generator"] == "none has started"
+
+
+async def test_while_no_worker_is_there_an_estimate_has_the_time_of_a_start(
+    resources: Resources, redis_db: redis.Redis
+) -> None:
+    request = GenerationRequest(prompt="a boat", lora_id="model_x", seeds=(7,))
+    accepted = await resources.queue.accept(
+        job_id=new_job_id(GENERATION), variant=Variant.A, account_id="acct_x", request=request
+    )
+
+    async def left() -> tuple[float, bool]:
+        job = await resources.jobs.get(accepted.job.id, account_id="acct_x")
+        assert job is not None
+        return time_left(job).total_seconds(), job.waits_for_worker
+
+    unknown, waits = await left()
+    assert waits
+    await resources.workers.note_start(GENERATION, timedelta(seconds=42))
+    known, waits = await left()
+    assert (round(known - unknown), waits) == (42, True)
+    redis_db.zadd(redis_key("workers", GENERATION), {"worker": time.time() * 1000})
+    assert await left() == (unknown, False)
+
+
+async def test_one_of_several_that_cannot_start_does_not_matter(resources: Resources) -> None:
+    await ask_for_work(resources)
+    with pytest.raises(FileNotFoundError):
+        await noting_failure(GENERATION, resources, failing())
+    assert (await readiness(resources)).states["generator"] == "ok"
+
+
+async def test_scaled_to_zero_is_ready_while_no_work_waits_in_vain(resources: Resources, redis_db: redis.Redis) -> None:
+    assert (await readiness(resources)).states["generator"] == "scaled to zero"
+    redis_db.zadd(redis_key("age", GENERATION), {"job": (time.time() - LONGEST_START_S + 60) * 1000})
+    assert (await readiness(resources)).is_ready
+    redis_db.zadd(redis_key("age", GENERATION), {"job": (time.time() - LONGEST_START_S - 60) * 1000})
+    assert (await readiness(resources)).states["generator"] == "none has started"
+
+
+async def test_a_storage_that_fails_or_hangs_is_found_by_few_tries(
+    resources: Resources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register_faulty()
+    bucket = tmp_path / "bucket"
+    set_fault(bucket, None)
+    settings = Settings.model_validate(resources.settings.model_dump() | {"storage_url": f"faulty://{bucket}"})
+    there = replace(resources, images=ImageStore(settings))
+    assert not (await readiness(there)).reason
+    set_fault(bucket, ERROR)
+    assert not (await readiness(there)).reason, "it is tried once in a while"
+    monkeypatch.setattr(images, "PROBE_EVERY_S", 0.0)
+    found = await readiness(there)
+    assert (found.reason, found.states["storage"]) == ("storage cannot be written", "cannot be written")
+    assert found.is_ready, "polls are answered"
+    set_fault(bucket, None)
+    assert not (await readiness(there)).reason
+    monkeypatch.setattr(images, "PROBE_WAIT_S", 0.05)
+    set_fault(bucket, SLOW)
+    try:
+        for _ in range(5):
+            assert (await readiness(there)).reason == "storage cannot be written"
+        trying = [thread for thread in threading.enumerate() if thread.name.startswith("storage-probe")]
+        assert len(trying) == 1
+    finally:
+        set_fault(bucket, None)
+
+    async def recovers() -> bool:
+        return not (await readiness(there)).reason
+
+    await wait_until(recovers)
+    assert not [path for path in bucket.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "kept"),
+    [(1, True), (ScaleArgs(min_replicas=0), False), (ScaleArgs(min_replicas=2, max_replicas=2), True)],
+)
+def test_the_ingress_knows_which_workers_the_deployment_keeps(replicas: int | ScaleArgs, kept: bool) -> None:
+    assert (GENERATION in always_on_kinds(AppArgs(generator=GeneratorArgs(replicas=replicas)))) is kept

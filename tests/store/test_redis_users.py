@@ -1,0 +1,131 @@
+"""Redis users of `configs/redis/users.acl`, as a file and in the chart: what each may do."""
+
+import asyncio
+import hashlib
+import subprocess
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import redis
+from redis.exceptions import NoPermissionError
+
+from serve_app.domain.audit import Actor
+from serve_app.domain.jobs import JobKind, StoredImage, new_image_id, new_job_id
+from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.jobs.backlog import read_backlog
+from serve_app.jobs.queue import new_nonce
+from serve_app.operations.account_deletion import delete_account
+from serve_app.operations.housekeeping import sweep
+from serve_app.operations.metrics_page import render_metrics
+from serve_app.operations.overview import overview
+from serve_app.resources import open_resources
+from serve_app.settings import ROOT, Settings
+from serve_app.store.redis_inspection import inspect_redis
+from tests.manifests.chart import find, rendered
+from tests.store.redis_servers import server, until_it_answers
+from tests.support import adapter_id, write_catalog
+
+USERS = ("service", "scaler", "operator")
+
+
+@asynccontextmanager
+async def guarded(folder: Path) -> AsyncGenerator[dict[str, str]]:
+    """A server with the users of the file; yields the address of each."""
+    rules = (ROOT / "configs" / "redis" / "users.acl").read_text()
+    for user in USERS:
+        rules = rules.replace(f"#{user.upper()}", f"#{hashlib.sha256(user.encode()).hexdigest()}")
+    (folder / "users.acl").write_text(rules)
+    with server(folder / "server", [f"aclfile {folder}/users.acl"]) as port:
+        await until_it_answers(port)
+        yield {user: f"redis://{user}:{user}@127.0.0.1:{port}/0" for user in USERS}
+
+
+@asynccontextmanager
+async def of_the_chart(folder: Path, users: tuple[str, ...] = USERS) -> AsyncGenerator[dict[str, str]]:
+    """A server as the chart's pod starts it, by a Secret of these users; yields the address of each.
+
+    The pod's script runs as it is, but for the places of its files, and leaves its configuration to a server of this machine.
+    """
+    documents = rendered("many-gpus")
+    (script,) = find(documents, "StatefulSet", "atelier-redis-jobs")["spec"]["template"]["spec"]["containers"][0][
+        "args"
+    ]
+    for name in ("etc", "secrets", "run"):
+        (folder / name).mkdir()
+    for file, text in find(documents, "ConfigMap", "atelier-redis-jobs")["data"].items():
+        (folder / "etc" / file).write_text(text.replace("dir /data", ""))
+    for user in users:
+        (folder / "secrets" / ("password" if user == "service" else f"{user}-password")).write_text(user)
+    places = {"/etc/redis": "etc", "/run/secrets/redis": "secrets", "/run/redis": "run"}
+    for place, name in places.items():
+        script = script.replace(place, str(folder / name))
+    script = script.replace("exec valkey-server", "exec test -s")
+    await asyncio.to_thread(subprocess.run, ["sh", "-ec", script], check=True)
+    with server(folder / "server", [(folder / "run" / "redis.conf").read_text()]) as port:
+        await until_it_answers(port)
+        yield {user: f"redis://{'' if user == 'service' else user}:{user}@127.0.0.1:{port}/0" for user in users}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("started", [guarded, of_the_chart])
+async def test_each_redis_user_may_do_what_its_role_needs_and_no_more(
+    tmp_path: Path, started: Callable[[Path], AbstractAsyncContextManager[dict[str, str]]]
+) -> None:
+    async with started(tmp_path) as urls:
+        await _live_one_job(tmp_path, urls["service"])
+        assert (await asyncio.to_thread(read_backlog, urls["scaler"], JobKind.GENERATION)).ready == 0
+        assert inspect_redis(urls["service"]).settings is not None, "the doctor reads durability"
+        for user, command in (
+            ("service", "FLUSHALL"),
+            ("service", "CONFIG SET maxmemory 1"),
+            ("service", "GET other"),
+            ("service", "KEYS *"),
+            ("service", "SHUTDOWN NOSAVE"),
+            ("service", "ACL LIST"),
+            ("scaler", "SET {job:0}:count 1"),
+            ("scaler", "EVAL return(1) 0"),
+            ("scaler", "CONFIG GET *"),
+        ):
+            with redis.Redis.from_url(urls[user]) as client, pytest.raises(NoPermissionError):
+                cast(Any, client).execute_command(*command.split())
+        with redis.Redis.from_url(urls["operator"]) as client:
+            assert client.flushall()
+
+
+@pytest.mark.slow
+async def test_a_secret_without_the_new_passwords_leaves_its_one_password_everything(tmp_path: Path) -> None:
+    """So that an upgrade of the chart finds Redis working before anybody has changed the Secret."""
+    async with of_the_chart(tmp_path, ("service",)) as urls:
+        with redis.Redis.from_url(urls["service"]) as client:
+            assert client.flushall()
+        without = urls["service"].replace(":service@", ":@")
+        with redis.Redis.from_url(without) as client, pytest.raises(redis.AuthenticationError):
+            client.ping()
+
+
+async def _live_one_job(folder: Path, url: str) -> None:
+    """What every process of a service does with Redis, from an account to its deletion."""
+    settings = Settings(data_dir=folder / "var", redis_url=url, catalog=write_catalog(folder / "catalog"))
+    async with open_resources(settings) as resources:
+        account = await resources.accounts.create("acme")
+        await resources.api_keys.create(account.id, interfaces=frozenset(Variant))
+        request = GenerationRequest(prompt="a boat", lora_id=adapter_id("outline"), seeds=(1,), steps=20)
+        job_id = new_job_id(JobKind.GENERATION)
+        await resources.queue.accept(
+            job_id=job_id, variant=Variant.A, account_id=account.id, request=request, adapter_id=adapter_id("outline")
+        )
+        [claim] = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce(), limit=1)
+        await resources.queue.heartbeat(claim.lease, progress=5)
+        image = StoredImage(
+            image_id=new_image_id(), image_uri="memory://1", width=8, height=8, sha256="0" * 64, size_bytes=9
+        )
+        await resources.queue.finish(claim.lease, [image], seconds=0.5)
+        await resources.queue.reap()
+        await sweep(resources)
+        assert b"atelier_redis_memory_bytes" in await render_metrics(resources)
+        assert await overview(resources, {})
+        assert (await resources.jobs.find(job_id)) is not None
+        assert await delete_account(resources, account, Actor("operator:test")) is not None

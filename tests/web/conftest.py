@@ -1,0 +1,68 @@
+"""The whole application with one account, and browsers."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from itertools import count
+
+import pytest
+from starlette.types import ASGIApp
+
+from serve_app.app import create_app
+from serve_app.domain.accounts import Account
+from serve_app.resources import Resources
+from tests.api.app import Member, TestService, client_of
+from tests.web.browser import ORIGIN, Browser
+
+PASSWORD = "correct horse battery"
+
+
+@dataclass(slots=True)
+class Browsers:
+    """Browsers of one application, each at an address of its own unless one is given."""
+
+    app: ASGIApp
+    _opened: list[Browser] = field(default_factory=list[Browser])
+    _addresses: "count[int]" = field(default_factory=lambda: count(1))
+
+    def new(self, *, address: str = "", origin: str = ORIGIN, headers: dict[str, str] | None = None) -> Browser:
+        address = address or f"203.0.113.{next(self._addresses)}"
+        browser = Browser(self.app, address=address, origin=origin, headers=headers)
+        self._opened.append(browser)
+        return browser
+
+    async def aclose(self) -> None:
+        for browser in self._opened:
+            await browser.aclose()
+
+
+@pytest.fixture
+async def browsers(resources: Resources) -> AsyncIterator[Browsers]:
+    found = Browsers(create_app(resources))
+    yield found
+    await found.aclose()
+
+
+@pytest.fixture
+async def owner(resources: Resources) -> Account:
+    """An account with a console password."""
+    return await resources.accounts.create("owner", password=PASSWORD)
+
+
+@pytest.fixture
+async def browser(browsers: Browsers, owner: Account) -> Browser:
+    """A browser in which the owner has signed in."""
+    signed_in = browsers.new()
+    await signed_in.sign_in(owner.name, PASSWORD)
+    return signed_in
+
+
+@pytest.fixture
+async def service(resources: Resources) -> AsyncIterator[TestService]:
+    async with client_of(create_app(resources)) as client:
+        yield TestService(resources, client)
+
+
+@pytest.fixture
+async def member(service: TestService, owner: Account) -> Member:
+    """The owner, with a key."""
+    return Member(owner, await service.key(owner))

@@ -1,0 +1,98 @@
+"""A Redis that fills up refuses what makes it grow, and goes on with all that ends or protects."""
+
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import pytest
+import redis
+
+from serve_app.domain.accounts import Account
+from serve_app.domain.jobs import HeartbeatReply, JobKind, JobState
+from serve_app.jobs.queue import new_nonce
+from serve_app.resources import Resources
+from serve_app.store import measures as redis_memory
+from tests.api.app import LORA, Member, TestService, error_of
+from tests.audit import audit
+from tests.web.conftest import PASSWORD, Browsers
+
+SPACE = 3 << 20
+LARGEST = "".join(chr(0x1F300 + n * 577 % 800) for n in range(4_000))
+
+
+@pytest.fixture
+async def full(
+    service: TestService, member: Member, redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[list[str]]:
+    """The jobs by which one account has filled a small Redis, through the API, until it was refused."""
+    monkeypatch.setattr(redis_memory, "CHECK_EVERY_S", 0.0)
+    await service.resources.accounts.set_plans(member.account.id, plan_a="enterprise")
+    admin = cast(Any, redis_db)
+    limit = admin.config_get("maxmemory")["maxmemory"]
+    most = admin.info("memory")["used_memory"] + SPACE
+    admin.config_set("maxmemory", most)
+    ids, body = list[str](), {"prompt": LARGEST, "lora_id": LORA}
+    try:
+        while (answer := await service.client.post("/v1/generate", json=body, headers=member.a)).status_code == 202:
+            ids.append(answer.json()["request_id"])
+        assert (answer.status_code, error_of(answer)["code"]) == (503, "unavailable")
+        assert int(answer.headers["Retry-After"]) > 0
+        assert admin.info("memory")["used_memory"] < most, "the reserve is there"
+        yield ids
+    finally:
+        admin.config_set("maxmemory", limit)
+    assert audit(redis_db, max_attempts=5) == []
+
+
+@pytest.mark.parametrize("most", [None, 1], ids=["only the reserve is left", "the reserve is used, too"])
+async def test_a_full_redis_lets_jobs_end_and_go_and_their_owners_and_operators_in(
+    service: TestService,
+    resources: Resources,
+    member: Member,
+    owner: Account,
+    browsers: Browsers,
+    redis_db: redis.Redis,
+    full: list[str],
+    most: int | None,
+) -> None:
+    assert len(full) > 30
+    if most is not None:
+        cast(Any, redis_db).config_set("maxmemory", most)
+    waiting, deleted, *_ = full[::-1]
+    (claim,) = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce())
+    assert await resources.queue.heartbeat(claim.lease, progress=5) is HeartbeatReply.OK
+    for job_id in (claim.lease.job_id, waiting, deleted):
+        canceled = await service.client.post(f"/v1/jobs/{job_id}/cancel", headers=member.a)
+        assert canceled.status_code in (200, 202), canceled.text
+    assert await resources.queue.heartbeat(claim.lease, progress=6) is HeartbeatReply.CANCEL
+    await resources.queue.release(claim.lease)
+    assert (await service.client.delete(f"/v1/jobs/{deleted}", headers=member.a)).status_code == 204
+    done = await service.complete(full[1])
+    assert done.state is JobState.COMPLETED
+    image = f"/v1/jobs/{done.id}/images/{done.images[0].image_id}"
+    assert (await service.client.delete(image, headers=member.a)).status_code == 204
+    assert (await browsers.new().sign_in(owner.name, PASSWORD)).answer.url.path == "/console/settings"
+    await resources.accounts.set_disabled(owner.id, True)
+    assert (await service.client.get(f"/v1/jobs/{waiting}", headers=member.a)).status_code == 401
+    await resources.queue.reap()
+
+
+async def test_a_full_redis_takes_no_new_keys_uploads_or_users_from_customers_until_there_is_space(
+    service: TestService, member: Member, owner: Account, browsers: Browsers, redis_db: redis.Redis, full: list[str]
+) -> None:
+    admin = cast(Any, redis_db)
+    admin.config_set(
+        "maxmemory", int(admin.info("memory")["used_memory"] * 1.05)
+    )  # the last request's own bytes are free
+    browser = browsers.new()
+    await browser.sign_in(owner.name, PASSWORD)
+    page = await browser.open("/console/settings/api")
+    assert (await browser.send(page.form("Generate API key"), key_name="one more")).status == 503
+    users = await browser.open("/console/settings/users")
+    assert (await browser.send(users.form("Invite"), name="one more", role="member")).status == 503
+    upload = await service.client.post("/v1/loras", files={"file": b"x"}, headers=member.a)
+    assert upload.status_code == 503
+    for job_id in full[:60]:
+        await service.resources.queue.cancel(job_id, account_id=None)
+        await service.resources.deletions.delete_job(job_id, account_id=None)
+    body = {"prompt": "a boat", "lora_id": LORA}
+    assert (await service.client.post("/v1/generate", json=body, headers=member.a)).status_code == 202

@@ -1,0 +1,251 @@
+"""The history shows an account's own jobs and images, and nothing as markup."""
+
+import json
+import shlex
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+import redis
+
+from serve_app.domain.audit import OWNER, Act
+from serve_app.domain.durations import epoch_ms
+from serve_app.domain.errors import FailureCode
+from serve_app.domain.jobs import Failure, Job, JobKind, JobState, new_job_id
+from serve_app.domain.requests import Variant
+from serve_app.jobs import history as job_history
+from serve_app.resources import Resources
+from serve_app.store.keys import redis_key
+from serve_app.web.console import history
+from tests.api.app import LORA, Member, TestService
+from tests.support import adapter_id
+from tests.web.browser import Browser
+from tests.web.conftest import Browsers
+
+pytestmark = pytest.mark.slow
+
+NASTY = "</title><script>alert(1)</script>\"'<img src=x onerror=alert(1)>"
+
+
+async def _done(service: TestService, member: Member, variant: Variant = Variant.A, **fields: object) -> Job:
+    return await service.complete(await service.submit(member, variant, **fields))
+
+
+async def test_the_history_lists_jobs_newest_first_in_pages(
+    service: TestService, member: Member, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "PAGE_SIZE", 2)
+    prompts = ["first boat", "second boat", "third boat"]
+    for prompt in prompts:
+        await service.submit(member, prompt=prompt)
+    page = await browser.open("/console/history")
+    assert [prompt in page.text for prompt in prompts] == [False, True, True]
+    assert page.text.index("third") < page.text.index("second")
+    [older] = [link for link in page.links if "after=" in link]
+    page = await browser.open(older)
+    assert [prompt in page.text for prompt in prompts] == [True, False, False]
+    assert not [link for link in page.links if "after=" in link]
+    assert "first boat" not in (await browser.open("/console/history?after=nonsense")).text, "begins with the newest"
+
+
+async def test_a_search_of_the_history_ends_and_offers_to_look_further_back(
+    service: TestService, member: Member, browser: Browser, redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind forty jobs that are over, of which one call of the script sees 34."""
+    monkeypatch.setattr(history, "LOOKED_AT", 2)
+    monkeypatch.setattr(job_history, "LOOKED_AT_ONCE", 2)
+    wanted = await _done(service, member, prompt="a finished boat")
+    later_ms = epoch_ms(wanted.created_at) + 1_000
+    newer = {new_job_id(JobKind.GENERATION): later_ms + number for number in range(40)}
+    redis_db.zadd(redis_key("jobs", member.account.id), newer)
+    page = await browser.open("/console/history?state=completed")
+    assert "None of the 2 jobs that were looked at fits." in page.text
+    assert "Look further back" in page.text
+    [further] = [link for link in page.links if "after=" in link]
+    page = await browser.open(further)
+    assert "a finished boat" in page.text
+    assert "Look further back" not in page.text
+
+
+async def test_the_history_is_filtered_by_lora_state_key_and_date(
+    service: TestService, member: Member, browser: Browser
+) -> None:
+    done = await _done(service, member, prompt="a finished boat")
+    other = Member(member.account, await service.key(member.account))
+    await service.submit(other, prompt="a waiting boat", lora_id=adapter_id("neon"))
+    day = f"{done.created_at:%Y-%m-%d}"
+    cases = {
+        "": "both",
+        f"lora={LORA}": "finished",
+        f"lora={adapter_id('neon')}": "waiting",
+        "lora=+NEON+": "waiting",
+        "lora=nothing": "none",
+        "state=queued": "waiting",
+        "state=completed": "finished",
+        f"key={done.key_id}": "finished",
+        f"from={day}&to={day}": "both",
+        "to=2020-01-01": "none",
+        "from=9999-12-31": "none",
+        "state=nonsense&from=2026-02-31&to=x": "both",
+    }
+    for query, wanted in cases.items():
+        text = (await browser.open(f"/console/history?{query}")).text
+        found = {name for name in ("finished", "waiting") if f"a {name} boat" in text}
+        assert found == ({"finished", "waiting"} if wanted == "both" else {wanted} - {"none"}), query
+
+
+async def test_a_jobs_page_shows_its_images_parameters_and_times(
+    service: TestService, member: Member, browser: Browser
+) -> None:
+    job = await _done(service, member, prompt="a boat", num_images=2, seed=7, steps=21, width=768)
+    page = await browser.open(f"/console/history/{job.id}")
+    for words in ("Done", "a boat", "Outline", "768 × 512", "21", "7, 8", "Waited", "Worker time", "0.5 s"):
+        assert words in page.text, words
+    images = [attributes for tag, attributes in page.tags if tag == "img" and job.id in attributes["src"]]
+    assert [(image["width"], image["height"]) for image in images] == [("768", "512")] * 2
+    answer = (await browser.open(images[0]["src"])).answer
+    assert (answer.headers["content-type"], answer.content[:4]) == ("image/png", b"\x89PNG")
+    [link, _] = [link for link in page.links if "download=yes" in link]
+    disposition = (await browser.open(link)).answer.headers["content-disposition"]
+    assert disposition == f'attachment; filename="{job.id}-1.png"'
+    [playground] = [link for link in page.links if "/playground?" in link]
+    assert parse_qs(urlsplit(playground).query)["seed"] == ["7"]
+
+
+async def test_the_list_shows_thumbnails_in_a_place_of_their_size(
+    service: TestService, member: Member, browser: Browser
+) -> None:
+    await _done(service, member, width=768)
+    page = await browser.open("/console/history")
+    [thumbnail] = [attributes for _, attributes in page.tags if attributes.get("src", "").endswith("/thumbnail")]
+    assert (thumbnail["width"], thumbnail["height"], thumbnail["loading"]) == ("320", "213", "lazy")
+    answer = (await browser.open(thumbnail["src"])).answer
+    assert (answer.headers["content-type"], answer.content[:4]) == ("image/webp", b"RIFF")
+    assert answer.headers["cache-control"].startswith("private")
+    assert page.answer.headers["cache-control"] == "no-store"
+
+
+@pytest.mark.parametrize("variant", list(Variant))
+async def test_the_curl_command_asks_for_the_same_again(
+    service: TestService, member: Member, browser: Browser, variant: Variant
+) -> None:
+    prompt = {Variant.A: "prompt", Variant.B: "positive_prompt"}[variant]
+    job = await _done(service, member, variant, **{prompt: 'a sailor\'s "boat" 🛶'})
+    page = await browser.open(f"/console/history/{job.id}")
+    words = shlex.split(page.text[page.text.index("curl http") : page.text.index(" This job")])
+    assert "$ATELIER_KEY" in " ".join(words)
+    assert f"# ATELIER_KEY: your key {member.key[:8]}…{member.key[-4:]} curl" in page.text
+    again = await service.submit(member, variant, **json.loads(words[-1]))
+    repeated = await service.resources.jobs.find(again)
+    assert repeated is not None
+    assert repeated.request == job.request
+
+
+async def test_a_failed_job_says_why_in_words(service: TestService, member: Member, browser: Browser) -> None:
+    lease = await service.lease(await service.submit(member))
+    failure = Failure(code=FailureCode.OUT_OF_MEMORY, message="too large for this device")
+    await service.resources.queue.fail(lease, failure, retry=False)
+    text = (await browser.open(f"/console/history/{lease.job_id}")).text
+    assert "Too large for this device. The device ran out of memory. Try a smaller size" in text
+
+
+async def test_a_waiting_job_is_canceled_and_an_ended_one_deleted(
+    service: TestService, member: Member, browser: Browser, resources: Resources
+) -> None:
+    job_id = await service.submit(member)
+    page = await browser.open(f"/console/history/{job_id}")
+    page = await browser.send(page.form("Cancel this job"))
+    assert "Canceled" in page.text
+    page = await browser.send(page.form("Delete this job"))
+    assert page.answer.url.path == "/console/history"
+    assert await resources.jobs.find(job_id) is None
+    assert (await browser.open(f"/console/history/{job_id}")).status == 404
+    acts = [(row.act, row.actor) for row in await resources.audit.rows(member.account.id)]
+    assert {(Act.JOB_CANCELED, OWNER), (Act.JOB_DELETED, OWNER)} <= set(acts)
+
+
+async def test_a_job_that_has_not_ended_is_not_deleted_and_no_form_works_without_its_token(
+    service: TestService, member: Member, browser: Browser, resources: Resources
+) -> None:
+    ended = await _done(service, member)
+    job_id = await service.submit(member)
+    form = (await browser.open(f"/console/history/{ended.id}")).form("Delete this job")
+    form.action = form.action.replace(ended.id, job_id)
+    refused = await browser.send(form)
+    assert (refused.status, "cancel it first" in refused.text) == (409, True)
+    for action in ("cancel", "delete"):
+        form.action = f"/console/history/{job_id}/{action}"
+        assert (await browser.send(form, form_token="0" * 64)).status == 403
+    found = await resources.jobs.find(job_id)
+    assert found is not None
+    assert found.state is JobState.QUEUED
+
+
+async def test_one_image_of_several_is_deleted_and_the_others_stay(
+    service: TestService, member: Member, browser: Browser, resources: Resources
+) -> None:
+    job = await _done(service, member, num_images=3)
+    address = f"/console/history/{job.id}"
+    page = await browser.open(address)
+    chosen = next(form for form in page.forms if form.action == f"{address}/{job.images[1].image_id}/delete")
+    assert (await browser.send(chosen, form_token="0" * 64)).status == 403
+    page = await browser.send(chosen)
+    assert page.answer.url.path == address
+    found = await resources.jobs.find(job.id)
+    assert found is not None
+    assert found.images == (job.images[0], job.images[2])
+    assert [(await browser.open(f"{address}/{image.image_id}")).status for image in job.images] == [200, 404, 200]
+    assert (await browser.send(chosen)).status == 404
+    [_, second] = [form for form in page.forms if "Delete this image" in form.buttons]
+    page = await browser.send(second)
+    assert "Delete this image" not in page.text, "with the last one goes the job, as its own button says"
+    rows = [row.subject for row in await resources.audit.rows(member.account.id) if row.act is Act.IMAGE_DELETED]
+    assert rows == [job.images[1].image_id, job.images[2].image_id]
+
+
+async def test_another_accounts_jobs_and_images_are_not_found(
+    service: TestService, member: Member, browsers: Browsers, browser: Browser
+) -> None:
+    """Nor is anything shown to whoever is not signed in."""
+    other = await service.member(plan_a="basic", plan_b="basic")
+    job = await _done(service, other)
+    mine = await browser.open("/console/history")
+    assert job.id not in mine.answer.text
+    image = job.images[0].image_id
+    missing = job.id[:-2] + "aa"
+    paths = [f"{{}}/{path}" for path in (image, f"{image}/thumbnail")]
+    for path in ("{}", *paths):
+        theirs, never = [await browser.open(f"/console/history/{path.format(each)}") for each in (job.id, missing)]
+        assert (theirs.status, theirs.text) == (404, never.text)
+        other = await browsers.new().open(f"/console/history/{path.format(job.id)}")
+        assert other.answer.url.path == "/console/sign-in"
+    own = await _done(service, member, num_images=2)
+    page = await browser.open(f"/console/history/{own.id}")
+    form = page.form("Delete this job")
+    for action in ("delete", "cancel"):
+        form.action = f"/console/history/{job.id}/{action}"
+        assert (await browser.send(form)).status in (403, 404)
+    form = page.form("Delete this image")
+    form.action = f"/console/history/{job.id}/{image}/delete"
+    assert (await browser.send(form)).status == 404
+    assert (await browser.open(f"/console/history/{own.id}/{image}")).status == 404
+    assert await service.resources.jobs.find(job.id) is not None
+
+
+async def test_a_prompt_is_text_and_never_markup(service: TestService, member: Member, browser: Browser) -> None:
+    job = await _done(service, member, Variant.B, positive_prompt=NASTY, negative_prompt=NASTY)
+    for path in ("/console/history", f"/console/history/{job.id}"):
+        page = await browser.open(path)
+        assert NASTY in page.text
+        assert "<script>alert" not in page.answer.text
+        assert "<img src=x" not in page.answer.text
+
+
+async def test_a_record_that_cannot_be_read_has_a_page_of_its_own_and_hides_no_other(
+    service: TestService, member: Member, browser: Browser, redis_db: redis.Redis
+) -> None:
+    damaged, other = await service.submit(member), await service.submit(member, prompt="a readable boat")
+    redis_db.hset(redis_key("job", damaged), "state", "of a newer version")
+    page = await browser.open(f"/console/history/{damaged}")
+    assert (page.status, "This record cannot be read" in page.text) == (500, True)
+    assert "a readable boat" in (await browser.open("/console/history")).text
+    assert "0 of 1 finished" in (await browser.open(f"/console/compare?jobs={damaged},{other}")).text

@@ -1,0 +1,368 @@
+"""The pages that make keys: shown once, made once, listed, revoked; each for its own interface."""
+
+import asyncio
+import re
+from datetime import timedelta
+
+import httpx
+import pytest
+import redis
+
+from serve_app.app import create_app
+from serve_app.domain.accounts import ALL_SCOPES, Account, Scope
+from serve_app.domain.requests import Variant
+from serve_app.resources import Resources, open_resources
+from serve_app.settings import Settings
+from serve_app.web.console import keys as pages
+from tests.api.app import Member
+from tests.support import adapter_id
+from tests.web.browser import Browser, Page
+from tests.web.conftest import PASSWORD, Browsers
+
+PAGES = [
+    pytest.param("/console/settings/api", "Generate API key", "Authorization: Bearer", "a", id="api"),
+    pytest.param("/console/settings/api-keys", "Create new API key", "X-API-Key:", "b", id="api-keys"),
+    pytest.param("/console/settings/both", "Create key for both", "Authorization: Bearer", "ab", id="both"),
+]
+SECRET = re.compile(r"atl_[0-9A-Za-z]{38}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("path", "button", "header", "interface"), PAGES)
+async def test_the_button_makes_a_key_of_this_interface_alone(
+    browser: Browser, resources: Resources, owner: Account, path: str, button: str, header: str, interface: str
+) -> None:
+    page = await browser.open(path)
+    page = await browser.send(page.form(button), key_name="website")
+    secret = _secret(page)
+    assert f"{header} {secret}" in page.text
+    [key] = await resources.api_keys.list(owner.id)
+    assert (key.name, key.interfaces) == ("website", set(map(Variant, interface)))
+    for variant in Variant:
+        auth = await resources.auth.authenticate(secret, variant, counted=False)
+        assert (auth.caller is not None) == (variant in interface)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("path", "button", "header", "interface"), PAGES)
+async def test_the_curl_line_works_as_it_is_pasted(
+    browser: Browser, resources: Resources, path: str, button: str, header: str, interface: str
+) -> None:
+    page = await browser.send((await browser.open(path)).form(button))
+    line = re.search(r"curl (\S+) -H '([^']+)' -H '([^']+)' -d '([^']+)'", page.text)
+    assert line is not None
+    url, credential, media_type, body = line.groups()
+    headers = dict(part.split(": ", 1) for part in (credential, media_type))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(create_app(resources))) as caller:
+        answer = await caller.post(url, headers=headers, content=body)
+    assert answer.status_code == (202 if "a" in interface else 200), answer.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("path", "button", "header", "interface"), PAGES)
+async def test_the_key_is_shown_this_once_and_kept_nowhere(
+    browser: Browser, path: str, button: str, header: str, interface: str
+) -> None:
+    page = await browser.send((await browser.open(path)).form(button))
+    secret = _secret(page)
+    assert page.answer.headers["Cache-Control"] == "no-store"
+    assert not page.answer.history, "the key is in the answer to the POST, not behind an address"
+    again = await browser.open(path)
+    assert secret not in again.answer.text
+    assert f"{secret[:8]}…{secret[-4:]}" in again.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("path", "button", "header", "interface"), PAGES)
+async def test_a_reload_makes_no_second_key(
+    browser: Browser, resources: Resources, owner: Account, path: str, button: str, header: str, interface: str
+) -> None:
+    form = (await browser.open(path)).form(button)
+    secret = _secret(await browser.send(form))
+    reloaded = await browser.send(form)
+    assert reloaded.status == 409
+    assert secret not in reloaded.answer.text
+    assert "no second one was created" in reloaded.text
+    assert len(await resources.api_keys.list(owner.id)) == 1
+    assert _secret(await browser.send(reloaded.form(button))) != secret, "the page that says so has a fresh form"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("path", "button", "header", "interface"), PAGES)
+async def test_each_page_leads_to_its_documentation(
+    browser: Browser, path: str, button: str, header: str, interface: str
+) -> None:
+    page = await browser.open(path)
+    for each in interface:
+        assert f"/docs/{each}" in page.links
+        assert (await browser.open(f"/docs/{each}")).status == 200
+
+
+@pytest.mark.slow
+async def test_one_form_sent_many_times_at_once_makes_one_key(
+    browser: Browser, resources: Resources, owner: Account
+) -> None:
+    form = (await browser.open("/console/settings/api")).form("Generate API key")
+    answers = await asyncio.gather(*(browser.send(form) for _ in range(8)))
+    assert sorted(page.status for page in answers) == [200] + [409] * 7
+    assert len(await resources.api_keys.list(owner.id)) == 1
+
+
+@pytest.mark.slow
+async def test_each_page_lists_the_keys_that_work_on_its_interface(
+    browser: Browser, resources: Resources, owner: Account
+) -> None:
+    for name, interfaces in (("only a", "a"), ("only b", "b"), ("both of them", "ab")):
+        await resources.api_keys.create(owner.id, name=name, interfaces=frozenset(map(Variant, interfaces)))
+    api, api_keys = await browser.open("/console/settings/api"), await browser.open("/console/settings/api-keys")
+    assert ["only a" in api.text, "only b" in api.text, "both of them" in api.text] == [True, False, True]
+    assert ["only a" in api_keys.text, "only b" in api_keys.text, "both of them" in api_keys.text] == [
+        False,
+        True,
+        True,
+    ]
+
+
+@pytest.mark.slow
+async def test_the_list_says_when_a_key_was_last_used(browser: Browser, resources: Resources, owner: Account) -> None:
+    _, secret = await resources.api_keys.create(owner.id, interfaces=frozenset({Variant.A}))
+    assert "never" in (await browser.open("/console/settings/api")).text
+    await resources.auth.authenticate(secret, Variant.A, counted=True)
+    assert "never" not in (await browser.open("/console/settings/api")).text
+
+
+async def test_the_list_says_from_where_a_key_was_last_used(
+    browsers: Browsers, browser: Browser, member: Member
+) -> None:
+    """It is the address that a trusted proxy vouches for, or the connection's, not the caller's own word."""
+    caller = browsers.new(address="198.51.100.9", headers={**member.a, "X-Forwarded-For": "192.0.2.1"})
+    assert (await caller.http.get("/v1/loras")).status_code == 200
+    text = (await browser.open("/console/settings/api")).text
+    assert "from 198.51.100.9" in text
+    assert "192.0.2.1" not in text
+
+
+async def test_a_name_is_suggested_by_browser_and_day(browsers: Browsers, resources: Resources, owner: Account) -> None:
+    browser = browsers.new(
+        headers={"User-Agent": "Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.0"}
+    )
+    await browser.sign_in(owner.name, PASSWORD)
+    await browser.send((await browser.open("/console/settings/both")).form("Create key for both"))
+    [key] = await resources.api_keys.list(owner.id)
+    assert key.name == f"Firefox on Linux, {key.created_at:%-d %b}"
+
+
+async def test_of_keys_that_work_no_more_the_newest_are_listed(
+    browser: Browser, resources: Resources, owner: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "MOST_ENDED", 1)
+    for name in ("old ended", "new ended", "working"):
+        key, _ = await resources.api_keys.create(owner.id, name=name, interfaces=frozenset(Variant))
+        if name != "working":
+            await resources.api_keys.revoke(key.id)
+    text = (await browser.open("/console/settings/both")).text
+    assert ("working" in text, ("old ended" in text) + ("new ended" in text)) == (True, 1)
+    assert "1 key that works no more is left out." in text
+
+
+@pytest.mark.slow
+async def test_the_list_says_when_a_key_expires(browser: Browser, resources: Resources, owner: Account) -> None:
+    interfaces = frozenset({Variant.A})
+    await resources.api_keys.create(owner.id, name="for ever", interfaces=interfaces)
+    passing, _ = await resources.api_keys.create(
+        owner.id, name="for a day", interfaces=interfaces, expires_in=timedelta(days=1)
+    )
+    assert passing.expires_at is not None
+    page = await browser.open("/console/settings/api")
+    assert f"{passing.expires_at:%-d %b %Y, %H:%M}" in page.text
+    assert "expired" not in page.text
+    await resources.api_keys.roll(passing.id, grace=timedelta())
+    page = await browser.open("/console/settings/api")
+    assert "expired" in page.text
+    assert len([form for form in page.forms if "Revoke this key" in form.buttons]) == 2, "what is over needs no button"
+
+
+@pytest.mark.slow
+async def test_an_account_with_too_many_keys_gets_no_more_and_learns_why(
+    settings: Settings, redis_db: redis.Redis
+) -> None:
+    async with open_resources(settings.model_copy(update={"max_keys_per_account": 1})) as resources:
+        account = await resources.accounts.create("owner", password=PASSWORD)
+        browser = Browser(create_app(resources))
+        await browser.sign_in(account.name, PASSWORD)
+        made = await browser.send((await browser.open("/console/settings/api")).form("Generate API key"))
+        assert made.status == 200
+        refused = await browser.send(made.form("Generate API key"))
+        assert refused.status == 409
+        assert "at most 1 API key active" in refused.text
+        assert not refused.tagged("secret")
+        page = await browser.send(refused.form("Revoke this key"))
+        assert (await browser.send(page.form("Generate API key"))).status == 200
+        await browser.aclose()
+
+
+@pytest.mark.slow
+async def test_revoking_stops_the_key_at_once(browser: Browser, resources: Resources, owner: Account) -> None:
+    _, secret = await resources.api_keys.create(owner.id, name="laptop", interfaces=frozenset({Variant.A}))
+    page = await browser.open("/console/settings/api")
+    page = await browser.send(page.form("Revoke this key"))
+    assert page.answer.url.path == "/console/settings/api"
+    assert not [form for form in page.forms if "Revoke this key" in form.buttons]
+    assert (await resources.auth.authenticate(secret, Variant.A, counted=False)).caller is None
+
+
+@pytest.mark.slow
+async def test_another_accounts_key_cannot_be_revoked(browser: Browser, resources: Resources, owner: Account) -> None:
+    other = await resources.accounts.create("other")
+    key, secret = await resources.api_keys.create(other.id, interfaces=frozenset({Variant.A}))
+    await resources.api_keys.create(owner.id, interfaces=frozenset({Variant.A}))
+    form = (await browser.open("/console/settings/api")).form("Revoke this key")
+    answers: list[Page] = []
+    for key_id in (key.id, "key_unknown"):
+        form.action = f"/console/settings/api/{key_id}/revoke"
+        answers.append(await browser.send(form))
+    assert [page.status for page in answers] == [404, 404]
+    assert answers[0].answer.text == answers[1].answer.text
+    assert (await resources.auth.authenticate(secret, Variant.A, counted=False)).caller is not None
+
+
+@pytest.mark.slow
+async def test_names_are_shown_as_they_are_and_never_as_markup(
+    browser: Browser, resources: Resources, owner: Account
+) -> None:
+    nasty = "</td><script>alert(1)</script>"
+    form = (await browser.open("/console/settings/api")).form("Generate API key")
+    page = await browser.send(form, key_name=nasty)
+    assert nasty in page.text
+    assert "<script>alert" not in page.answer.text
+    assert not [attributes for tag, attributes in page.tags if tag == "script" and not attributes.get("src")]
+
+
+@pytest.mark.slow
+async def test_the_settings_page_shows_plans_what_is_left_and_the_adapters(
+    browser: Browser, resources: Resources, owner: Account
+) -> None:
+    _, secret = await resources.api_keys.create(owner.id, interfaces=frozenset({Variant.A}))
+    await resources.auth.authenticate(secret, Variant.A, counted=True)
+    text = (await browser.open("/console/settings")).text
+    assert "1 of 50 per hour" in text
+    assert "0 of 10 per minute" in text
+    assert "This account may use 9 LoRA models." in text, "the private adapter of the test catalog, too"
+
+
+@pytest.mark.slow
+async def test_another_account_does_not_see_the_private_adapter(browsers: Browsers, resources: Resources) -> None:
+    await resources.accounts.create("other", password=PASSWORD)
+    browser = browsers.new()
+    await browser.sign_in("other", PASSWORD)
+    assert "This account may use 8 LoRA models." in (await browser.open("/console/settings")).text
+    text = (await browser.open("/console/loras")).text
+    assert ("Outline" in text, "Private" in text) == (True, False)
+
+
+def _secret(page: Page) -> str:
+    assert page.status == 200, page.text
+    assert page.tagged("secret")
+    [secret] = set(SECRET.findall(page.text))
+    return secret
+
+
+@pytest.mark.parametrize(
+    ("days", "scopes"), [("30", {Scope.READ}), ("365", {Scope.READ, Scope.GENERATE}), ("", ALL_SCOPES)]
+)
+async def test_a_key_may_do_what_was_chosen_for_as_long_as_was_chosen(
+    browser: Browser, resources: Resources, owner: Account, days: str, scopes: set[Scope]
+) -> None:
+    form = (await browser.open("/console/settings/api")).form("Generate API key")
+    for scope in ALL_SCOPES - scopes:
+        del form.fields[f"scope_{scope}"]
+    page = await browser.send(form, expires=days)
+    assert _secret(page)
+    [key] = await resources.api_keys.list(owner.id)
+    assert key.scopes == scopes
+    life = None if key.expires_at is None else key.expires_at - key.created_at
+    assert life == (timedelta(days=int(days)) if days else None)
+
+
+@pytest.mark.parametrize("change", [{"expires": "7"}, {"no scopes": ""}])
+async def test_a_key_for_nothing_or_of_an_odd_length_is_not_made(
+    browser: Browser, resources: Resources, owner: Account, change: dict[str, str]
+) -> None:
+    form = (await browser.open("/console/settings/api")).form("Generate API key")
+    if "no scopes" in change:
+        form.fields = {name: value for name, value in form.fields.items() if not name.startswith("scope_")}
+    page = await browser.send(form, **change)
+    assert (page.status, "Choose what the key may do" in page.text) == (400, True)
+    assert not await resources.api_keys.list(owner.id)
+
+
+async def test_a_key_may_be_kept_to_one_lora_by_its_name_or_id(
+    browser: Browser, resources: Resources, owner: Account
+) -> None:
+    neon = adapter_id("neon")
+    for given in ("neon", neon):
+        form = (await browser.open("/console/settings/api")).form("Generate API key")
+        page = await browser.send(form, lora=given)
+        assert _secret(page)
+        assert neon in page.text, "the curl line names it"
+        assert "LoRA Neon" in page.text
+    keys = await resources.api_keys.list(owner.id)
+    assert [key.adapters for key in keys] == [frozenset({neon})] * 2
+    await resources.adapter_grants.revoke(adapter_id("mosaic"), owner.id)
+    for given in ("nothing", "Mosaic", adapter_id("mosaic")):
+        form = (await browser.open("/console/settings/api")).form("Generate API key")
+        page = await browser.send(form, lora=given)
+        assert (page.status, "there is no such LoRA" in page.text) == (400, True)
+    assert len(await resources.api_keys.list(owner.id)) == 2
+
+
+@pytest.mark.parametrize(("given", "limit"), [("7", 7), ("", None), ("51", -1), ("0", -1), ("ten", -1)])
+async def test_a_key_may_have_a_limit_of_its_own_up_to_the_plans(
+    browser: Browser, resources: Resources, owner: Account, given: str, limit: int | None
+) -> None:
+    page = await browser.send((await browser.open("/console/settings/api")).form("Generate API key"), limit=given)
+    if limit == -1:
+        assert (page.status, "between 1 and 50" in page.text) == (400, True)
+    else:
+        [key] = await resources.api_keys.list(owner.id)
+        assert key.limit == limit
+        assert ("7 requests per hour" in page.text) == (limit is not None)
+
+
+async def test_a_rolled_key_has_a_successor_and_works_a_day_longer(
+    browser: Browser, resources: Resources, owner: Account
+) -> None:
+    page = await browser.send((await browser.open("/console/settings/api")).form("Generate API key"), key_name="site")
+    old = _secret(page)
+    form = page.form("Roll this key")
+    rolled = await browser.send(form)
+    new = _secret(rolled)
+    for secret in (old, new):
+        assert (await resources.auth.authenticate(secret, Variant.A, counted=False)).caller is not None
+    first, second = await resources.api_keys.list(owner.id)
+    assert first.expires_at is not None
+    assert timedelta() < first.expires_at - second.created_at <= timedelta(days=1)
+    assert second.name == "site"
+    again = await browser.send(form)
+    assert again.status == 409, "a reload makes no third key"
+    assert len(await resources.api_keys.list(owner.id)) == 2
+
+
+async def test_a_key_of_another_account_is_not_rolled(
+    browser: Browser, resources: Resources, redis_db: redis.Redis
+) -> None:
+    other = await resources.accounts.create("other")
+    key, _ = await resources.api_keys.create(other.id, interfaces=frozenset({Variant.A}))
+    page = await browser.send((await browser.open("/console/settings/api")).form("Generate API key"))
+    form = page.form("Roll this key")
+    form.action = f"/console/settings/api/{key.id}/roll"
+    assert (await browser.send(form)).status == 404
+    assert len(await resources.api_keys.list(other.id)) == 1
+
+
+async def test_a_key_is_not_rolled_without_the_forms_token(
+    browser: Browser, resources: Resources, owner: Account
+) -> None:
+    page = await browser.send((await browser.open("/console/settings/api")).form("Generate API key"))
+    assert (await browser.send(page.form("Roll this key"), form_token="x.y")).status == 403
+    assert len(await resources.api_keys.list(owner.id)) == 1

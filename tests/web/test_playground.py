@@ -1,0 +1,197 @@
+"""The playground makes an ordinary job and shows it until it ends, also without scripts."""
+
+import pytest
+
+from serve_app.domain.accounts import Account
+from serve_app.domain.catalog import BaseModel
+from serve_app.domain.errors import InvalidParameter
+from serve_app.domain.jobs import Job, JobState
+from serve_app.domain.requests import GenerationRequest, UpscaleRequest, Variant
+from serve_app.jobs.previews import Preview
+from serve_app.loras.vocabulary import known_words, unknown_words
+from serve_app.resources import Resources
+from serve_app.web.console.playground_form import read_playground_form, values_of
+from tests.api.app import LORA, TestService
+from tests.support import POCKET
+from tests.web.browser import Browser, Page
+from tests.web.conftest import PASSWORD, Browsers
+
+FIELDS = {
+    "prompt": " a red boat ", "negative_prompt": "a tree", "lora_id": LORA, "lora_weight": "0.5", "size": "768x512",
+    "steps": "21", "guidance_scale": "3.5", "num_images": "2", "seed": "41",
+}  # fmt: skip
+REQUEST = GenerationRequest(
+    prompt="a red boat", negative_prompt="a tree", lora_id=LORA, lora_weight=0.5, width=768, height=512,
+    steps=21, guidance_scale=3.5, seeds=(41, 42),
+)  # fmt: skip
+
+
+async def _generate(browser: Browser, **fields: str) -> Page:
+    page = await browser.open("/console/playground")
+    return await browser.send(page.form("Generate"), **{**FIELDS, **fields})
+
+
+async def _only_job(resources: Resources, account: Account) -> Job:
+    [job] = await resources.job_history.list(account.id)
+    return job
+
+
+@pytest.mark.slow
+async def test_the_form_makes_a_job_with_its_fields_counted_in_the_plan(
+    browser: Browser, resources: Resources, owner: Account
+) -> None:
+    before = (await resources.auth.window(owner.id, Variant.A)).remaining
+    page = await _generate(browser)
+    job = await _only_job(resources, owner)
+    assert page.answer.url.path == f"/console/playground/{job.id}"
+    assert (job.request, job.variant, job.key_id) == (REQUEST, Variant.A, "")
+    assert (await resources.auth.window(owner.id, Variant.A)).remaining == before - 1
+    assert "Waiting next in your queue" in page.text
+    assert '<noscript><meta http-equiv="refresh"' in page.answer.text, "goes on without scripts"
+
+
+def test_a_request_fills_in_the_form_that_makes_it() -> None:
+    assert read_playground_form(values_of(REQUEST)).to_domain() == REQUEST
+    drawn = [read_playground_form({**FIELDS, "seed": ""}).to_domain().seeds[0] for _ in range(2)]
+    assert drawn[0] != drawn[1]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("prompt", " "), ("lora_weight", "1.2"), ("size", "64x64"), ("steps", "51"), ("guidance_scale", "nan"), ("num_images", "5"), ("seed", "x")],
+)  # fmt: skip
+def test_a_field_that_breaks_its_rule_is_named(field: str, value: str) -> None:
+    with pytest.raises(InvalidParameter, match=field.replace("_", " ") + ": must be"):
+        read_playground_form({**FIELDS, field: value})
+
+
+@pytest.mark.slow
+async def test_what_is_refused_leaves_the_form_as_it_was(
+    browser: Browser, resources: Resources, owner: Account
+) -> None:
+    wrong = await _generate(browser, steps="7")
+    unknown = await _generate(browser, lora_id="model_of_nobody")
+    for page, status, words in ((wrong, 400, "Steps: must be"), (unknown, 403, "may not use")):
+        assert page.status == status
+        assert words in page.text
+        assert "a red boat" in page.text
+    assert await resources.job_history.list(owner.id) == []
+
+
+@pytest.mark.slow
+async def test_over_the_plan_nothing_is_accepted(browser: Browser, resources: Resources, owner: Account) -> None:
+    window = await resources.auth.window(owner.id, Variant.A)
+    for _ in range(window.remaining):
+        await resources.auth.count_owner(owner.id, Variant.A)
+    page = await _generate(browser)
+    assert page.status == 429
+    assert "try again in" in page.text
+    assert await resources.job_history.list(owner.id) == []
+
+
+@pytest.mark.slow
+async def test_a_running_job_shows_its_previews_to_its_owner_alone(
+    browser: Browser, browsers: Browsers, service: TestService, owner: Account
+) -> None:
+    resources = service.resources
+    await _generate(browser)
+    job = await _only_job(resources, owner)
+    await service.run(job.id, progress=50)
+    await resources.previews.put(job.id, {1: Preview(10, b"\x89PNG of the second")})
+    panel = await browser.open(f"/console/playground/{job.id}/panel")
+    assert await resources.previews.is_watched(job.id)
+    assert "step 10 of 21" in panel.text
+    [address] = [a["src"] for tag, a in panel.tags if tag == "img"]
+    assert (await browser.http.get(address)).content == b"\x89PNG of the second"
+    assert (await browser.http.get(address.replace("previews/1", "previews/0"))).status_code == 404
+    await resources.accounts.create("other", password=PASSWORD)
+    other = browsers.new()
+    await other.sign_in("other", PASSWORD)
+    for path in (address, f"/console/playground/{job.id}", f"/console/playground/{job.id}/panel"):
+        assert (await other.http.get(path)).status_code == 404
+        assert (await browsers.new().open(path)).answer.url.path == "/console/sign-in"
+
+
+@pytest.mark.slow
+async def test_a_finished_job_offers_what_can_be_done_with_it(
+    browser: Browser, service: TestService, owner: Account
+) -> None:
+    await _generate(browser)
+    job = await service.complete((await _only_job(service.resources, owner)).id)
+    page = await browser.open(f"/console/playground/{job.id}")
+    assert "http-equiv" not in page.answer.text
+    assert "hx-get" not in page.answer.text
+    assert {"Seed 41", "Seed 42"} <= {f"Seed {seed}" for seed in ("41", "42") if f"Seed {seed}" in page.text}
+    for words in (
+        "one image of 30 steps",
+        "X-API-Key: $ATELIER_KEY",
+        "requests.post",
+        "await fetch",
+        "an API key of yours",
+    ):
+        assert words in page.text
+    image = job.images[0]
+    assert (await browser.http.get(f"/console/history/{job.id}/{image.image_id}")).status_code == 200
+
+    await browser.send(page.form("Seed + 1"), seed="next")
+    await browser.send(page.form("Upscale 2×"), factor="2")
+    upscaled, varied = (await service.resources.job_history.list(owner.id))[:2]
+    assert isinstance(upscaled.request, UpscaleRequest)
+    assert isinstance(varied.request, GenerationRequest)
+    assert (upscaled.request.image_id, varied.request.seeds) == (image.image_id, (43, 44))
+
+    waiting = await browser.open(f"/console/playground/{varied.id}")
+    canceled = await browser.send(waiting.form("Cancel"))
+    assert "Canceled" in canceled.text
+    gone = await browser.send(page.form("Delete for good"))
+    assert gone.answer.url.path == "/console/playground"
+    assert await service.resources.jobs.find(job.id) is None
+
+
+@pytest.mark.slow
+async def test_the_code_names_the_key_that_was_chosen_and_never_its_secret(
+    browser: Browser, service: TestService, owner: Account
+) -> None:
+    keys = service.resources.api_keys
+    made = {
+        name: await keys.create(owner.id, name=name, interfaces=frozenset(Variant))
+        for name in ("laptop\nrm -rf /", "server")
+    }
+    await keys.create(owner.id, name="bearer only", interfaces=frozenset({Variant.A}))
+    await _generate(browser)
+    job = await service.complete((await _only_job(service.resources, owner)).id)
+    key, secret = made["laptop\nrm -rf /"]
+    page = await browser.open(f"/console/playground/{job.id}?key={key.id}")
+    assert page.answer.text.count(f"ATELIER_KEY: your key &#34;laptop rm -rf /&#34;, {key.hint}\n") == 3
+    assert secret not in page.answer.text
+    assert "bearer only" not in page.text, "this request goes over the other interface"
+    assert 'os.environ["ATELIER_KEY"]' in page.text
+    assert "`${process.env.ATELIER_KEY}`" in page.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("button", ["Generate", "Cancel"])
+async def test_a_form_of_another_page_is_refused(
+    browser: Browser, resources: Resources, owner: Account, button: str
+) -> None:
+    page = await _generate(browser)
+    stolen = page.form("Sign out").fields["form_token"]
+    assert (await browser.send(page.form(button), **{**FIELDS, "form_token": stolen})).status == 403
+    assert (await _only_job(resources, owner)).state is JobState.QUEUED
+
+
+async def test_signing_in_leads_on_to_the_playground_for_who_wanted_it(browsers: Browsers, owner: Account) -> None:
+    browser = browsers.new()
+    page = await browser.open("/console/playground")
+    page = await browser.send(page.form("Sign in"), name="owner", password=PASSWORD)
+    assert page.answer.url.path == "/console/playground"
+
+
+async def test_words_that_the_bundled_model_has_never_read_are_named(browser: Browser) -> None:
+    known = await known_words([BaseModel(id="pocket", source=str(POCKET)), BaseModel(id="x", source="/nowhere")])
+    assert list(known) == ["pocket"]
+    assert unknown_words("A red dragon, a Dragon and a moon", known["pocket"]) == ["dragon"]
+    page = await browser.open("/console/playground?prompt=a+red+dragon")
+    assert "The model has never read: dragon. It knows" in page.text
+    assert " moon " in next(a["data-words"] for _, a in page.tags if a.get("data-base") == "pocket"), "for the script"
+    assert "never read" not in (await browser.open("/console/playground?prompt=a+red+moon")).text

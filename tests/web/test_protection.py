@@ -1,0 +1,194 @@
+"""The console's protection against other sites, other sessions and browser defaults."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import redis
+
+from serve_app.app import create_app
+from serve_app.domain.accounts import Account
+from serve_app.resources import Resources, open_resources
+from serve_app.settings import Settings
+from serve_app.store.keys import redis_key
+from serve_app.web.site import STATIC
+from tests.web.browser import ORIGIN, Browser, Form
+from tests.web.conftest import PASSWORD, Browsers
+
+FORM_PAGES = [
+    ("/console/settings/api", "Generate API key"),
+    ("/console/settings/api-keys", "Create new API key"),
+    ("/console/settings", "Sign out"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("path", "button"), FORM_PAGES)
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Sec-Fetch-Site": "none"},
+        {"Sec-Fetch-Site": "cross-site", "Origin": ORIGIN},
+        {"Origin": "http://evil.test"},
+        {"Origin": "null"},
+        {"Origin": ""},
+        {"Origin": "http://service.test.evil.test"},
+    ],
+    ids=str,
+)
+async def test_a_post_that_another_site_sends_is_refused(
+    browser: Browser, resources: Resources, owner: Account, path: str, button: str, headers: dict[str, str]
+) -> None:
+    form = (await browser.open(path)).form(button)
+    answer = await browser.http.post(form.action, data=form.fields, headers=headers)
+    assert answer.status_code == 403
+    assert await resources.api_keys.list(owner.id) == []
+    assert (await browser.open("/console/settings")).answer.url.path == "/console/settings", "still signed in"
+
+
+@pytest.mark.slow
+async def test_over_plain_http_the_origin_is_enough(browser: Browser) -> None:
+    form = (await browser.open("/console/settings/api")).form("Generate API key")
+    answer = await browser.http.post(form.action, data=form.fields, headers={"Origin": ORIGIN})
+    assert answer.status_code == 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("path", "button"), FORM_PAGES)
+@pytest.mark.parametrize("token", ["", ".", "x.", "x", "0" * 64, "ü.ü", None])
+async def test_a_form_without_its_token_is_refused(
+    browser: Browser, resources: Resources, owner: Account, path: str, button: str, token: str | None
+) -> None:
+    form = (await browser.open(path)).form(button)
+    fields = {} if token is None else {"form_token": token}
+    page = await browser.send(Form(form.action, fields))
+    assert page.status == 403
+    assert await resources.api_keys.list(owner.id) == []
+    assert (await browser.open("/console/settings")).answer.url.path == "/console/settings", "still signed in"
+
+
+@pytest.mark.slow
+async def test_a_token_of_another_session_or_another_form_is_refused(
+    browser: Browser, browsers: Browsers, owner: Account
+) -> None:
+    other = browsers.new()
+    await other.sign_in("owner", PASSWORD)
+    mine = (await browser.open("/console/settings/api")).form("Generate API key")
+    theirs = (await other.open("/console/settings/api")).form("Generate API key")
+    sign_out = (await browser.open("/console/settings")).form("Sign out")
+    for stolen in (theirs.fields, sign_out.fields):
+        assert (await browser.send(replace(mine, fields=stolen))).status == 403
+    made = await browser.send(mine)
+    revoke, sign_out = made.form("Revoke this key"), made.form("Sign out")
+    assert (await browser.send(replace(revoke, fields=sign_out.fields))).status == 403
+    assert (await browser.send(replace(sign_out, fields=revoke.fields))).status == 403
+
+
+async def test_a_sign_in_form_of_another_browser_is_refused(browsers: Browsers, owner: Account) -> None:
+    """Otherwise a site could sign a browser in to an account of its own choosing."""
+    attacker, victim = browsers.new(), browsers.new()
+    form = (await attacker.open("/console/sign-in")).form("Sign in")
+    await victim.open("/console/sign-in")
+    page = await victim.send(form, name="owner", password=PASSWORD)
+    assert page.status == 403
+    assert "atelier_session" not in victim.http.cookies
+
+
+@pytest.mark.slow
+async def test_every_answer_carries_the_headers(
+    browser: Browser, browsers: Browsers, owner: Account, redis_db: redis.Redis
+) -> None:
+    anonymous = browsers.new()
+    spoiled = browsers.new()
+    await spoiled.sign_in("owner", PASSWORD)
+    answers = [
+        (await browser.open("/console/settings")).answer,
+        (await browser.open("/console/settings/api")).answer,
+        (await anonymous.open("/console/sign-in")).answer,
+        (await anonymous.open("/console/nowhere")).answer,
+        (await anonymous.http.get("/static/site.css")),
+        (await anonymous.http.put("/console/settings")),
+        (await anonymous.http.put("/console/settings", headers={"Origin": ORIGIN})),
+        (await anonymous.http.post("/console/sign-in")),
+        (await anonymous.http.post("/console/sign-in", content=b"x" * 100_000, headers={"Origin": ORIGIN})),
+    ]
+    redis_db.set(redis_key("keys", owner.id), "not what it should be")
+    answers.append((await spoiled.open("/console/settings/api")).answer)
+    assert {answer.status_code for answer in answers} >= {200, 403, 404, 405, 413, 500}
+    for answer in answers:
+        policy = answer.headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert "frame-ancestors 'none'" in policy
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert answer.headers["X-Frame-Options"] == "DENY"
+        assert answer.headers["Referrer-Policy"] == "same-origin"
+        is_static = answer.url.path.startswith("/static/")
+        assert answer.headers["Cache-Control"] == ("no-cache" if is_static else "no-store")
+
+
+@pytest.mark.slow
+async def test_pages_need_nothing_inline_and_nothing_from_elsewhere(browser: Browser, browsers: Browsers) -> None:
+    made = await browser.send((await browser.open("/console/settings/api")).form("Generate API key"))
+    pages = [
+        made,
+        await browser.open("/console/settings"),
+        await browser.open("/console/playground"),
+        await browsers.new().open("/console/sign-in"),
+    ]
+    for page in pages:
+        for tag, attributes in page.tags:
+            assert "style" not in attributes
+            assert tag != "style"
+            assert not [name for name in attributes if name.startswith("on")]
+            for name in ("src", "href", "action"):
+                assert attributes.get(name, "/").startswith(("/console", "#", "/")), (tag, attributes)
+                assert not attributes.get(name, "").startswith("//")
+            assert tag != "script" or attributes["src"].startswith("/static/")
+
+
+async def test_pages_name_their_fields_and_landmarks(browser: Browser, browsers: Browsers) -> None:
+    for page in (await browser.open("/console/settings/api"), await browsers.new().open("/console/sign-in")):
+        tags = [tag for tag, _ in page.tags]
+        assert tags.count("main") == tags.count("h1") == 1
+        assert dict(page.tags)["html"]["lang"] == "en"
+        labelled = {attributes["for"] for tag, attributes in page.tags if tag == "label"}
+        shown = {a["id"] for tag, a in page.tags if tag in ("input", "select") and a.get("type") != "hidden"}
+        assert shown == labelled
+        assert all("alt" in attributes for tag, attributes in page.tags if tag == "img")
+
+
+def test_the_style_sheet_fetches_nothing() -> None:
+    assert not re.search(r"url\(|@import|https?:", (STATIC / "site.css").read_text())
+
+
+@pytest.mark.slow
+async def test_with_the_store_gone_the_console_says_so(tmp_path: Path, settings: Settings) -> None:
+    gone = settings.model_copy(update={"redis_url": f"unix://{tmp_path}/nothing.sock"})
+    async with open_resources(gone) as resources:
+        browser = Browser(create_app(resources))
+        signing_in = await browser.sign_in("owner", PASSWORD)
+        browser.http.cookies.set("atelier_session", "anything")
+        signed_in = await browser.open("/console/settings")
+        await browser.aclose()
+    for page in (signing_in, signed_in):
+        assert page.status == 503
+        assert page.answer.headers["Retry-After"] == "5"
+        assert "Content-Security-Policy" in page.answer.headers
+
+
+async def test_behind_a_proxy_the_public_address_is_the_origin(resources: Resources, owner: Account) -> None:
+    public = replace(resources, settings=resources.settings.model_copy(update={"public_url": "https://art.example"}))
+    browser = Browser(create_app(public), origin="https://10.0.0.5")
+    page = await browser.open("/console/sign-in")
+    form = page.form("Sign in")
+    fields = {**form.fields, "name": "owner", "password": PASSWORD}
+    answer = await browser.http.post(form.action, data=fields, headers={"Origin": "https://art.example"})
+    assert answer.url.path == "/console/settings"
+    made = await browser.send((await browser.open("/console/settings/api")).form("Generate API key"))
+    assert "curl https://art.example/v1/generate" in made.text
+    await browser.aclose()

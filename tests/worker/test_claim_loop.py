@@ -1,0 +1,105 @@
+"""The claim loop and the drain of a worker, with an executor that needs no model."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from serve_app.domain.jobs import Claim, JobState
+from serve_app.jobs.queue import JobQueue
+from serve_app.resources import Resources
+from serve_app.store.redis_client import connect
+from serve_app.worker.worker import MAX_CLAIM_FAILURES, Unhealthy, Worker
+from tests.rewriting import replacing
+from tests.support import wait_until
+from tests.worker.scripted_executor import QUICK, ScriptedExecutor, accept, until, working
+
+
+def _is_unhealthy(worker: Worker) -> bool:
+    try:
+        worker.check()
+    except Unhealthy:
+        return True
+    return False
+
+
+async def test_the_claim_loop_outlives_a_failure_of_its_own(
+    resources: Resources, caplog: pytest.LogCaptureFixture
+) -> None:
+    executor = ScriptedExecutor()
+    executor.resident_errors = [RuntimeError("the device is gone")] * 3
+    job_id = await accept(resources)
+    async with working(resources, executor) as worker:
+        await until(resources, job_id, JobState.COMPLETED)
+        worker.check()
+    assert sum("a round of claiming failed" in record.message for record in caplog.records) == 3
+
+
+async def test_a_claim_loop_that_only_fails_is_unhealthy(resources: Resources) -> None:
+    executor = ScriptedExecutor()
+    executor.resident_errors = [RuntimeError("the device is gone")] * (MAX_CLAIM_FAILURES + 1000)
+    async with working(resources, executor) as worker:
+        await wait_until(lambda: _is_unhealthy(worker))
+
+
+async def test_a_claim_that_is_not_answered_is_asked_again_under_its_nonce(resources: Resources) -> None:
+    """The claim script runs and its reply is lost: the next call returns the same jobs."""
+    lost = "redis.call('PEXPIRE', last_claim, 2 * lease_ms)\n  return redis.error_reply('TRYAGAIN the reply is lost')"
+    losing = replacing("claim", "redis.call('PEXPIRE', last_claim, 2 * lease_ms)", lost)
+    queue = JobQueue(connect(resources.redis_url), resources.settings, rewrite=losing)
+    job_id = await accept(resources)
+    async with working(replace(resources, queue=queue), ScriptedExecutor()):
+        await until(resources, job_id, JobState.COMPLETED, attempt=1)
+
+
+class StubbornExecutor(ScriptedExecutor):
+    """Its `start` does not end when it is cancelled, before `released` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.released = asyncio.Event()
+        self.is_starting = False
+
+    async def start(self, claim: Claim, run_ids: Sequence[str]) -> None:
+        self.is_starting = True
+        while not self.released.is_set():
+            try:
+                await self.released.wait()
+            except asyncio.CancelledError:
+                continue
+
+
+async def test_a_drain_ends_in_time_whatever_an_attempt_does(resources: Resources) -> None:
+    executor = StubbornExecutor()
+    job_id = await accept(resources)
+    worker = Worker(resources, executor, name="stubborn", timing=QUICK)
+    worker.start()
+    await wait_until(lambda: executor.is_starting)
+    await asyncio.wait_for(worker.drain(timedelta(seconds=0.2)), 30)
+    job = await resources.jobs.find(job_id)
+    assert job is not None
+    assert job.state is JobState.RUNNING, "its lease runs out, and another worker takes it"
+    executor.released.set()
+
+
+class UncountedExecutor(ScriptedExecutor):
+    """Cannot say how far its runs are."""
+
+    def progress(self) -> Mapping[str, tuple[int, int]]:
+        raise RuntimeError("no progress")
+
+
+async def test_an_attempt_that_breaks_leaves_its_job_to_its_lease_and_the_worker_to_others(
+    resources: Resources, caplog: pytest.LogCaptureFixture
+) -> None:
+    executor = UncountedExecutor("hang")
+    async with working(resources, executor) as worker:
+        job_id = await accept(resources)
+        await wait_until(lambda: f"job {job_id}: left to its lease" in caplog.text)
+        await wait_until(lambda: len(executor.aborted) == 1)
+        assert worker.open_jobs == 0
+        job = await resources.jobs.find(job_id)
+        assert job is not None
+        assert job.state is JobState.RUNNING
