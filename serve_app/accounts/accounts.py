@@ -8,9 +8,6 @@ The account's own user, the owner, has no record here: it is the account itself.
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
-
-from redis.asyncio import Redis
 
 from serve_app.accounts.api_keys import base32
 from serve_app.accounts.sign_in import Passwords
@@ -20,6 +17,7 @@ from serve_app.domain.errors import InvalidParameter, NotFound
 from serve_app.domain.requests import Variant
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
+from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Script, pairs
 
 MOST = 100
@@ -32,8 +30,8 @@ NAME_RULE = "a name like an e-mail address: ann@example, at most 100 characters"
 class UserStore:
     """Users in Redis. Their passwords are set by `AccountStore.set_password`, as the account's own is."""
 
-    def __init__(self, redis: Redis) -> None:
-        self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"
+    def __init__(self, redis: RedisClient) -> None:
+        self._redis = redis
         self._create = Script(redis, "accounts/create_user")
         self._remove = Script(redis, "accounts/remove_user")
 
@@ -91,8 +89,8 @@ Accounts = list[Account]  # `AccountStore.list` hides the built-in name inside t
 class AccountStore:
     """Accounts in Redis. Passwords are stored as argon2id hashes."""
 
-    def __init__(self, redis: Redis, settings: Settings) -> None:
-        self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"
+    def __init__(self, redis: RedisClient, settings: Settings) -> None:
+        self._redis = redis
         self._settings = settings
         self._create = Script(redis, "accounts/create_account")
         self._disable = Script(redis, "accounts/disable_account")

@@ -15,9 +15,6 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, cast
-
-from redis.asyncio import Redis
 
 from serve_app.domain.accounts import ALL_SCOPES, ApiKey, Scope
 from serve_app.domain.durations import from_epoch_ms, milliseconds
@@ -25,6 +22,7 @@ from serve_app.domain.errors import InvalidParameter, NotFound, TooManyKeys
 from serve_app.domain.requests import Variant
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
+from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Rewrite, Script, pairs
 
 BASE62 = string.digits + string.ascii_uppercase + string.ascii_lowercase
@@ -113,8 +111,8 @@ ApiKeys = list[ApiKey]  # `ApiKeyStore.list` hides the built-in name inside the 
 class ApiKeyStore:
     """The keys of all accounts. A secret is shown once, when its key is created or rolled."""
 
-    def __init__(self, redis: Redis, settings: Settings, *, rewrite: Rewrite | None = None) -> None:
-        self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"
+    def __init__(self, redis: RedisClient, settings: Settings, *, rewrite: Rewrite | None = None) -> None:
+        self._redis = redis
         self._settings = settings
         self._create = Script(redis, "accounts/create_key", rewrite)
         self._roll = Script(redis, "accounts/roll_key", rewrite)
@@ -192,7 +190,7 @@ class ApiKeyStore:
         """
         account_id, interfaces = await self._redis.hmget(redis_key("key", key_id), "account", "interfaces")
         if account_id is not None:
-            await self._check_limit(account_id, frozenset(Variant(letter) for letter in interfaces), limit)
+            await self._check_limit(account_id, frozenset(Variant(letter) for letter in interfaces or ""), limit)
         row = await self._limit(key_id=key_id, limit=limit)
         if not row:
             raise NotFound(f"no active key {key_id!r}")

@@ -8,15 +8,14 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, cast
-
-from redis.asyncio import Redis
+from typing import NamedTuple
 
 from serve_app.domain.audit import Act, AuditRow, operator
 from serve_app.domain.durations import epoch_ms, from_epoch_ms, milliseconds
 from serve_app.domain.errors import UnreadableRecord
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
+from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Script
 
 MAX_ROWS = 10_000
@@ -33,8 +32,8 @@ class AuditLog:
     A log is named by a pseudonym, so that it may stay when its account is deleted.
     """
 
-    def __init__(self, redis: Redis, settings: Settings) -> None:
-        self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"
+    def __init__(self, redis: RedisClient, settings: Settings) -> None:
+        self._redis = redis
         self._settings = settings
         self._append = Script(redis, "accounts/append_audit")
 
@@ -122,7 +121,7 @@ class AuditPage(NamedTuple):
 class AuditReader:
     """Reads the audit log by pages. May raise `StoreUnavailable`."""
 
-    def __init__(self, redis: Redis) -> None:
+    def __init__(self, redis: RedisClient) -> None:
         self._recent = Script(redis, "accounts/recent_audit")
 
     async def page(self, *, log: str = "", act: str = "", before: str = "", limit: int) -> AuditPage:

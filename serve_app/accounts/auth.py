@@ -4,9 +4,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, cast
-
-from redis.asyncio import Redis
+from typing import Any
 
 from serve_app.accounts.api_keys import KeyDigest, hash_secret, is_well_formed, read_adapters, read_scopes
 from serve_app.domain.accounts import AuthResult, Caller, Plan, Window
@@ -14,6 +12,7 @@ from serve_app.domain.durations import from_epoch_ms, milliseconds
 from serve_app.domain.requests import Variant
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
+from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Argument, Rewrite, Script
 
 
@@ -52,8 +51,8 @@ class AuthQuery:
 class Authenticator:
     """Authenticates API keys and counts requests in the plan's window."""
 
-    def __init__(self, redis: Redis, settings: Settings, *, rewrite: Rewrite | None = None) -> None:
-        self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"
+    def __init__(self, redis: RedisClient, settings: Settings, *, rewrite: Rewrite | None = None) -> None:
+        self._redis = redis
         self._settings = settings
         self._authenticate = Script(redis, "accounts/authenticate", rewrite)
         self._count_owner = Script(redis, "accounts/count_owner", rewrite)

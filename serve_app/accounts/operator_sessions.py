@@ -3,12 +3,10 @@
 import hashlib
 import secrets
 from datetime import timedelta
-from typing import Any, cast
-
-from redis.asyncio import Redis
 
 from serve_app.domain.durations import milliseconds
 from serve_app.store.keys import redis_key
+from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Script
 
 IDLE_LIFE = timedelta(minutes=15)
@@ -18,8 +16,8 @@ ABSOLUTE_LIFE = timedelta(hours=8)
 class OperatorSessions:
     """Sessions in Redis, which never holds a token, only its SHA-256."""
 
-    def __init__(self, redis: Redis) -> None:
-        self._redis = cast(Any, redis)
+    def __init__(self, redis: RedisClient) -> None:
+        self._redis = redis
         self._get = Script(redis, "accounts/operator_session")
 
     async def create(self, name: str, *, credential_version: str) -> str:
@@ -57,7 +55,7 @@ class OperatorSessions:
 
     async def revoke_all(self, name: str) -> int:
         """End every session of the operator; return how many."""
-        digests: set[str] = await self._redis.smembers(redis_key("operator_sessions", name))
+        digests = await self._redis.smembers(redis_key("operator_sessions", name))
         if not digests:
             return 0
         ended = await self._redis.delete(*(redis_key("operator_session", digest) for digest in digests))

@@ -2,15 +2,13 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, cast
-
-from redis.asyncio import Redis
 
 from serve_app.accounts.sign_in import Passwords
 from serve_app.domain.accounts import Operator
 from serve_app.domain.durations import from_epoch_ms
 from serve_app.domain.errors import InvalidParameter, NotFound
 from serve_app.store.keys import redis_key
+from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Script
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
@@ -21,8 +19,8 @@ Operators = list[Operator]  # `OperatorStore.list` hides the built-in name insid
 class OperatorStore:
     """Operators in Redis. Passwords are stored as argon2id hashes."""
 
-    def __init__(self, redis: Redis) -> None:
-        self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"
+    def __init__(self, redis: RedisClient) -> None:
+        self._redis = redis
         self._passwords = Passwords()
         self._set_password = Script(redis, "accounts/set_operator_password")
 

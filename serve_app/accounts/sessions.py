@@ -8,13 +8,12 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple, cast
-
-from redis.asyncio import Redis
+from typing import NamedTuple
 
 from serve_app.domain.durations import epoch_ms, from_epoch_ms, milliseconds
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
+from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Script
 
 IDLE_LIFE = timedelta(minutes=30)
@@ -51,8 +50,8 @@ class Opened(NamedTuple):
 class SessionStore:
     """Sessions in Redis, which never holds a token, only its SHA-256."""
 
-    def __init__(self, redis: Redis, settings: Settings) -> None:
-        self._redis = cast(Any, redis)
+    def __init__(self, redis: RedisClient, settings: Settings) -> None:
+        self._redis = redis
         self._open = Script(redis, "accounts/open_session")
         self._get = Script(redis, "accounts/session")
         self._list = Script(redis, "accounts/list_sessions")

@@ -27,14 +27,13 @@ from argon2.exceptions import InvalidHashError, VerificationError
 from limits import RateLimitItemPerSecond
 from limits.aio.storage import RedisStorage
 from limits.aio.strategies import FixedWindowRateLimiter
-from redis.asyncio import Redis
 
 from serve_app.domain.accounts import Role, SignIn
 from serve_app.domain.audit import Act
 from serve_app.domain.durations import milliseconds
 from serve_app.domain.errors import InvalidParameter, TooManyTries
 from serve_app.store.keys import redis_key
-from serve_app.store.redis_client import redis_errors
+from serve_app.store.redis_client import RedisClient, redis_errors
 from serve_app.store.script import Script
 
 if TYPE_CHECKING:
@@ -100,7 +99,7 @@ class SignInLink(NamedTuple):
 class SignInLinks:
     """Links that an operator gives to people, and `atelier up` prints for its demo account."""
 
-    def __init__(self, redis: Redis, family: str = "sign_in_link", holder: str = "account") -> None:
+    def __init__(self, redis: RedisClient, family: str = "sign_in_link", holder: str = "account") -> None:
         """Store links under the family of Redis keys, whose links no other family accepts.
 
         `holder` is the family of those who sign in with them.
@@ -191,7 +190,7 @@ class SignIns:
     Redis holds digests of addresses and of unknown names.
     """
 
-    def __init__(self, redis: Redis) -> None:
+    def __init__(self, redis: RedisClient) -> None:
         self._count = Script(redis, "accounts/sign_in")
         self._forget = Script(redis, "accounts/forget_sign_in")
 
@@ -264,7 +263,7 @@ class Limit:
 class Throttle:
     """Counts tries by source. Redis holds only digests of the source."""
 
-    def __init__(self, redis: Redis) -> None:
+    def __init__(self, redis: RedisClient) -> None:
         storage = RedisStorage(
             "async+redis://",
             implementation="redispy",

@@ -7,12 +7,10 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date, timedelta
-from typing import Any, cast
-
-from redis.asyncio import Redis
 
 from serve_app.domain.durations import MILLI
 from serve_app.store.keys import redis_key
+from serve_app.store.redis_client import RedisClient
 
 UPSCALES = "upscale"
 """In place of a LoRA: images made larger."""
@@ -39,8 +37,8 @@ _EPOCH = date(1970, 1, 1)
 class UsageReader:
     """Reads counters. Every method may raise `StoreUnavailable`."""
 
-    def __init__(self, redis: Redis) -> None:
-        self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"
+    def __init__(self, redis: RedisClient) -> None:
+        self._redis = redis
 
     async def today(self) -> date:
         """The day that is counted on now, by the store's clock."""

@@ -8,14 +8,12 @@ Statistics of the queues: the backlog, what waits, and the counters.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple, cast
-
-from redis.asyncio import Redis
+from typing import Any, NamedTuple
 
 from serve_app.domain.durations import MILLI, from_epoch_ms
 from serve_app.domain.jobs import Backlog, JobKind, JobState
 from serve_app.store.keys import redis_key
-from serve_app.store.redis_client import connect_sync, redis_errors
+from serve_app.store.redis_client import RedisClient, connect_sync, redis_errors
 
 DEFAULT_SECONDS_PER_UNIT: Mapping[JobKind, float] = {JobKind.GENERATION: 0.5, JobKind.UPSCALE: 0.5}
 """Seconds per work unit (megapixel-step; output megapixel) until the first job has been measured: a small CPU's order."""
@@ -133,8 +131,8 @@ class QueueLength(NamedTuple):
 class QueueStats:
     """Reads numbers of all accounts' jobs. Every method may raise `StoreUnavailable`."""
 
-    def __init__(self, redis: Redis) -> None:
-        self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"
+    def __init__(self, redis: RedisClient) -> None:
+        self._redis = redis
 
     async def backlog(self, kind: JobKind) -> Backlog:
         pipeline = self._redis.pipeline(transaction=False)

@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
-
-from redis.asyncio import Redis
+from typing import TYPE_CHECKING, NamedTuple
 
 from serve_app.domain.audit import Act
 from serve_app.domain.durations import from_epoch_ms
@@ -22,6 +20,7 @@ from serve_app.jobs.compact_form import RESULT, Result, pack_result, request_byt
 from serve_app.jobs.images import ImageStore
 from serve_app.jobs.records import JOB_BYTES, UNREADABLE
 from serve_app.store.keys import redis_key
+from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Argument, Rewrite, Script
 
 if TYPE_CHECKING:
@@ -52,8 +51,8 @@ class Deleted(NamedTuple):
 class Deletions:
     """Deletes records and keeps the list of their objects. Every method may raise `StoreUnavailable`."""
 
-    def __init__(self, redis: Redis, images: ImageStore, *, rewrite: Rewrite | None = None) -> None:
-        self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"
+    def __init__(self, redis: RedisClient, images: ImageStore, *, rewrite: Rewrite | None = None) -> None:
+        self._redis = redis
         self._images = images
         self._delete_job = Script(redis, "jobs/delete_job", rewrite)
         self._delete_image = Script(redis, "jobs/delete_image", rewrite)

@@ -8,9 +8,7 @@ Dead letters: jobs that failed for good.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple, cast
-
-from redis.asyncio import Redis
+from typing import Any, NamedTuple
 
 from serve_app.domain.durations import epoch_ms
 from serve_app.domain.errors import UnreadableRecord
@@ -18,6 +16,7 @@ from serve_app.domain.jobs import Job, JobState, StoredImage
 from serve_app.domain.requests import Variant
 from serve_app.jobs.records import RECORD_VERSION, read_job, read_jobs, read_snapshot, record_version
 from serve_app.store.keys import redis_key
+from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Rewrite, Script
 
 ASKED_AT_ONCE = 1_000
@@ -30,8 +29,8 @@ class JobReader:
     A read of one job raises `UnreadableRecord` when this version cannot read its record; of several, it is left out.
     """
 
-    def __init__(self, redis: Redis, *, rewrite: Rewrite | None = None) -> None:
-        self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"
+    def __init__(self, redis: RedisClient, *, rewrite: Rewrite | None = None) -> None:
+        self._redis = redis
         self._read = Script(redis, "jobs/read", rewrite)
         self._ended = Script(redis, "jobs/ended", rewrite, writes=False)
 
@@ -129,8 +128,8 @@ class JobHistory:
     Every method may raise `StoreUnavailable`.
     """
 
-    def __init__(self, redis: Redis, *, rewrite: Rewrite | None = None) -> None:
-        self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"
+    def __init__(self, redis: RedisClient, *, rewrite: Rewrite | None = None) -> None:
+        self._redis = redis
         self._list_jobs = Script(redis, "jobs/list_jobs", rewrite)
 
     async def list(self, account_id: str, *, limit: int = 50, before: datetime | None = None) -> Jobs:
@@ -217,8 +216,8 @@ class DeadPage(NamedTuple):
 class DeadLetters:
     """Failed jobs, for operators. Every method may raise `StoreUnavailable`."""
 
-    def __init__(self, redis: Redis, *, rewrite: Rewrite | None = None) -> None:
-        self._redis = cast(Any, redis)
+    def __init__(self, redis: RedisClient, *, rewrite: Rewrite | None = None) -> None:
+        self._redis = redis
         self._requeue = Script(redis, "jobs/requeue_dead", rewrite)
         self._list_dead = Script(redis, "jobs/list_dead", rewrite)
 

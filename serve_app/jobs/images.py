@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
-from redis.asyncio import Redis
-
 from serve_app.atomic_files import PRIVATE_FOLDER, write_atomically
 from serve_app.domain.errors import NotFound, StoreUnavailable
 from serve_app.domain.metrics import STORAGE_ERRORS, STORAGE_SECONDS
 from serve_app.settings import Settings
 from serve_app.store.measures import Measures
+from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Script
 from serve_app.store.storage import PROBES, in_storage_thread, open_filesystem
 
@@ -267,7 +266,7 @@ REMEMBERED_S, MOST_REMEMBERED = 1.0, 10_000
 class ImageAccess:
     """Asks for the state of a job and of its account. May raise `StoreUnavailable`."""
 
-    def __init__(self, redis: Redis) -> None:
+    def __init__(self, redis: RedisClient) -> None:
         self._image_opens = Script(redis, "jobs/image_opens")
         self._opens: dict[str, float] = {}
 

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from redis.asyncio import Redis
-
 from serve_app.accounts.auth import anonymous, auth_query
 from serve_app.domain.accounts import AuthResult
 from serve_app.domain.errors import AtelierError
@@ -21,6 +19,7 @@ from serve_app.domain.requests import Variant
 from serve_app.jobs.history import JobReader
 from serve_app.jobs.records import read_snapshot
 from serve_app.settings import Settings
+from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Rewrite, Script
 
 
@@ -39,7 +38,7 @@ class Poller:
 
     def __init__(
         self,
-        redis: Redis,
+        redis: RedisClient,
         settings: Settings,
         *,
         rewrite: Rewrite | None = None,

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 from PIL import Image
-from redis.asyncio import Redis
 
 from serve_app.domain.errors import NotFound, StoreUnavailable
 from serve_app.jobs.images import thumbnail_uri
 from serve_app.store.keys import redis_key
+from serve_app.store.redis_client import RedisClient
 
 if TYPE_CHECKING:
     from serve_app.resources import Resources
@@ -38,8 +38,8 @@ class Preview(NamedTuple):
 class PreviewStore:
     """Stores previews of images. Every method may raise `StoreUnavailable`."""
 
-    def __init__(self, redis: Redis) -> None:
-        self._redis = cast(Any, redis)
+    def __init__(self, redis: RedisClient) -> None:
+        self._redis = redis
 
     async def watch(self, job_id: str) -> None:
         """Ask the job's worker for previews."""

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from redis.asyncio import Redis
-
 from serve_app.accounts.auth import new_rate_token, plan_cells
 from serve_app.domain.accounts import Plan
 from serve_app.domain.durations import from_epoch_ms, milliseconds
@@ -49,6 +47,7 @@ from serve_app.jobs.records import (
     write_request,
 )
 from serve_app.settings import Settings
+from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Argument, Rewrite, Script, pairs
 
 DAMAGED = Failure(
@@ -133,7 +132,12 @@ class JobQueue:
     """
 
     def __init__(
-        self, redis: Redis, settings: Settings, *, fairness: Fairness | None = None, rewrite: Rewrite | None = None
+        self,
+        redis: RedisClient,
+        settings: Settings,
+        *,
+        fairness: Fairness | None = None,
+        rewrite: Rewrite | None = None,
     ) -> None:
         self._settings = settings
         self._fairness = fairness or Fairness()

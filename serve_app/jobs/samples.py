@@ -8,9 +8,7 @@ Such a job counts neither against the account's plan nor as its usage, and its i
 import logging
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, cast
-
-from redis.asyncio import Redis
+from typing import TYPE_CHECKING
 
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.durations import milliseconds
@@ -18,6 +16,7 @@ from serve_app.domain.errors import Forbidden, QueueFull
 from serve_app.domain.jobs import WORKER_LIFE, JobKind, StoredImage, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.store.keys import redis_key
+from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Script
 
 if TYPE_CHECKING:
@@ -33,8 +32,8 @@ LIFE = timedelta(days=1)
 class LoraSamples:
     """The LoRAs that wait for a sample; nothing depends on it, so a lost entry does no harm."""
 
-    def __init__(self, redis: Redis) -> None:
-        self._redis = cast(Any, redis)
+    def __init__(self, redis: RedisClient) -> None:
+        self._redis = redis
         self._take = Script(redis, "jobs/take_sample")
 
     async def ask(self, lora_id: str) -> None:

@@ -5,13 +5,11 @@ Stores whether workers live and can start.
 
 import random
 from datetime import timedelta
-from typing import Any, cast
-
-from redis.asyncio import Redis
 
 from serve_app.domain.durations import milliseconds
 from serve_app.domain.jobs import WORKER_LIFE, JobKind
 from serve_app.store.keys import redis_key
+from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Rewrite, Script
 
 _LARGEST_DRAW = 2**31 - 1
@@ -20,7 +18,7 @@ _LARGEST_DRAW = 2**31 - 1
 class RecentAdapters:
     """Samples adapters by demand, and says who holds one. Every method may raise `StoreUnavailable`."""
 
-    def __init__(self, redis: Redis, *, rewrite: Rewrite | None = None) -> None:
+    def __init__(self, redis: RedisClient, *, rewrite: Rewrite | None = None) -> None:
         self._sample = Script(redis, "jobs/recent_adapters", rewrite, writes=False)
         self._add_owner = Script(redis, "jobs/add_owner", rewrite)
 
@@ -46,8 +44,8 @@ class WorkerStatus:
     Every method may raise `StoreUnavailable`.
     """
 
-    def __init__(self, redis: Redis) -> None:
-        self._redis = cast(Any, redis)
+    def __init__(self, redis: RedisClient) -> None:
+        self._redis = redis
 
     async def is_any_alive(self, kind: JobKind) -> bool:
         """Whether a worker has asked for jobs or worked on one within `WORKER_LIFE`."""

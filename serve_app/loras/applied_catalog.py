@@ -11,15 +11,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
-
-from redis.asyncio import Redis
+from typing import TYPE_CHECKING
 
 from serve_app.domain.catalog import BaseModel
 from serve_app.loras.catalog import file_row
 from serve_app.loras.catalog_file import CatalogError, SetAside, add_digests, read_catalog
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
+from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Script
 
 if TYPE_CHECKING:
@@ -32,8 +31,8 @@ _log = logging.getLogger(__name__)
 class AppliedCatalog:
     """Applies the catalog file and reads what was applied. Every method may raise `StoreUnavailable`."""
 
-    def __init__(self, redis: Redis, settings: Settings) -> None:
-        self._redis = cast(Any, redis)
+    def __init__(self, redis: RedisClient, settings: Settings) -> None:
+        self._redis = redis
         self._settings = settings
         self._apply_catalog = Script(redis, "loras/apply_catalog")
 

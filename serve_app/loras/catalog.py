@@ -10,13 +10,12 @@ import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Self, cast
-
-from redis.asyncio import Redis
+from typing import Any, NamedTuple, Self
 
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.durations import epoch_ms, from_epoch_ms
 from serve_app.store.keys import redis_key
+from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Script
 
 VERSION = 1
@@ -120,8 +119,8 @@ class _Listed(NamedTuple):
 class CatalogReader:
     """Reads LoRA adapters. Every method may raise `StoreUnavailable`."""
 
-    def __init__(self, redis: Redis) -> None:
-        self._redis = cast(Any, redis)
+    def __init__(self, redis: RedisClient) -> None:
+        self._redis = redis
         self._list_loras = Script(redis, "loras/list_loras")
         self._page_loras = Script(redis, "loras/page_loras")
         self._read_lora = Script(redis, "loras/read_lora")

@@ -8,12 +8,11 @@ import json
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from redis.asyncio import Redis
-
 from serve_app.domain.catalog import Adapter, Terms
 from serve_app.domain.durations import milliseconds
 from serve_app.loras.catalog import REGISTERED, order_of, write_record
 from serve_app.settings import Settings
+from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Script
 
 ALLOW, DENY = "allow", "deny"
@@ -22,7 +21,7 @@ ALLOW, DENY = "allow", "deny"
 class AdapterGrants:
     """Decides for accounts on adapters. Every method may raise `StoreUnavailable`."""
 
-    def __init__(self, redis: Redis) -> None:
+    def __init__(self, redis: RedisClient) -> None:
         self._grant_lora = Script(redis, "loras/grant_lora")
 
     async def grant(self, lora_id: str, account_id: str) -> bool:
@@ -60,7 +59,7 @@ class Registration(NamedTuple):
 class AdapterRegistry:
     """Changes the registered adapters. Every method may raise `StoreUnavailable`."""
 
-    def __init__(self, redis: Redis, settings: Settings) -> None:
+    def __init__(self, redis: RedisClient, settings: Settings) -> None:
         self._settings = settings
         self._register_lora = Script(redis, "loras/register_lora")
         self._update_lora = Script(redis, "loras/update_lora")

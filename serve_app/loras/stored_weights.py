@@ -14,9 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
-
-from redis.asyncio import Redis
+from typing import TYPE_CHECKING
 
 from serve_app.atomic_files import atomic_file
 from serve_app.domain.catalog import Adapter
@@ -24,6 +22,7 @@ from serve_app.domain.durations import milliseconds
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
+from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Script
 from serve_app.store.storage import in_storage_thread, open_filesystem
 
@@ -155,8 +154,8 @@ class LoraWeights:
     Only what was put on it is ever removed: an empty Redis removes nothing.
     """
 
-    def __init__(self, redis: Redis) -> None:
-        self._redis = cast(Any, redis)
+    def __init__(self, redis: RedisClient) -> None:
+        self._redis = redis
         self._hold = Script(redis, "loras/hold_weights")
         self._release = Script(redis, "loras/release_weights")
         self._due = Script(redis, "loras/due_weights")

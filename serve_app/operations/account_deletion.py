@@ -8,9 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, cast
-
-from redis.asyncio import Redis
+from typing import TYPE_CHECKING, Any
 
 from serve_app.domain.accounts import Account
 from serve_app.domain.audit import Act, Actor
@@ -20,6 +18,7 @@ from serve_app.domain.jobs import JobKind
 from serve_app.jobs.deletion import remove_objects
 from serve_app.loras.registration import remove as remove_lora
 from serve_app.store.keys import PREFIX, redis_key
+from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Script
 
 if TYPE_CHECKING:
@@ -50,8 +49,8 @@ class AccountRemoval:
 class AccountRecords:
     """Reads the whole server to delete an account: seconds for each 100,000 jobs."""
 
-    def __init__(self, redis: Redis) -> None:
-        self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"
+    def __init__(self, redis: RedisClient) -> None:
+        self._redis = redis
         self._begin_removal = Script(redis, "operations/begin_removal")
         self._remove_account = Script(redis, "operations/remove_account")
 

@@ -7,9 +7,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
-from typing import TYPE_CHECKING, Any, cast
-
-from redis.asyncio import Redis
+from typing import TYPE_CHECKING
 
 from serve_app.domain.errors import AtelierError
 from serve_app.domain.jobs import Job
@@ -20,6 +18,7 @@ from serve_app.loras.applied_catalog import CatalogFollower
 from serve_app.loras.stored_weights import remove_unused_weights
 from serve_app.operations.account_deletion import finish_removals
 from serve_app.store.keys import redis_key
+from serve_app.store.redis_client import RedisClient
 
 if TYPE_CHECKING:
     from serve_app.resources import Resources
@@ -181,8 +180,8 @@ def _job_id(name: str) -> str:
 class SweepLock:
     """Held by the process that sweeps the storage. May raise `StoreUnavailable`."""
 
-    def __init__(self, redis: Redis) -> None:
-        self._redis = cast(Any, redis)
+    def __init__(self, redis: RedisClient) -> None:
+        self._redis = redis
 
     async def acquire(self, every: timedelta) -> bool:
         """Return True to one caller per interval."""

@@ -6,9 +6,7 @@ Reports each account's and each adapter's queue and usage, and where adapters ar
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
-
-from redis.asyncio import Redis
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from serve_app.accounts.accounts import read_account
 from serve_app.domain.accounts import Account
@@ -17,6 +15,7 @@ from serve_app.domain.jobs import Job, JobKind
 from serve_app.jobs.history import find_jobs
 from serve_app.loras.catalog import REGISTERED, read_record
 from serve_app.store.keys import redis_key
+from serve_app.store.redis_client import RedisClient
 
 if TYPE_CHECKING:
     from serve_app.resources import Resources
@@ -55,8 +54,8 @@ class LoraRow(NamedTuple):
 class OperatorReader:
     """Reads for operators' pages. Every method may raise `StoreUnavailable`."""
 
-    def __init__(self, redis: Redis) -> None:
-        self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"
+    def __init__(self, redis: RedisClient) -> None:
+        self._redis = redis
 
     async def accounts(self, start: int, limit: int) -> tuple[list[AccountRow], int]:
         """List accounts, the newest first, from a place on; and return how many there are."""

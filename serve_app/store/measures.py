@@ -15,9 +15,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from serve_app.domain.durations import milliseconds
@@ -25,6 +24,7 @@ from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import WORKER_LIFE, JobKind
 from serve_app.domain.metrics import Metric, bucket_of, field_of
 from serve_app.store.keys import redis_key
+from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Script
 
 log = logging.getLogger(__name__)
@@ -54,8 +54,8 @@ class Measures:
     Not thread-safe: for the event loop alone.
     """
 
-    def __init__(self, redis: Redis) -> None:
-        self._redis = cast(Any, redis)
+    def __init__(self, redis: RedisClient) -> None:
+        self._redis = redis
         self._add = Script(redis, "store/add_measures")
         self._source = secrets.token_hex(8)
         self._sequence = 0
@@ -181,8 +181,8 @@ class MemoryReserve:
     It looks at most once a second, when asked; in between it answers from memory.
     """
 
-    def __init__(self, redis: Redis) -> None:
-        self._redis = cast(Any, redis)  # redis-py types every answer as "value or awaitable of it"
+    def __init__(self, redis: RedisClient) -> None:
+        self._redis = redis
         self._checked = -CHECK_EVERY_S
         self._memory: RedisMemory | None = None
 

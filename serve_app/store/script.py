@@ -7,11 +7,11 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple, cast
 
-from redis.asyncio import Redis
 from redis.exceptions import NoScriptError
 
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.store.keys import PREFIX
+from serve_app.store.redis_client import RedisClient
 
 REPLICA_TIMEOUT_MS = 1_000
 
@@ -133,7 +133,7 @@ class Script:
     The digest pins the script to this version of the code, so that two versions can run side by side during a roll-out.
     """
 
-    def __init__(self, client: Redis, name: str, rewrite: Rewrite | None = None, *, writes: bool = True) -> None:
+    def __init__(self, client: RedisClient, name: str, rewrite: Rewrite | None = None, *, writes: bool = True) -> None:
         """Load the script `concern/name`.
 
         Calls go over the connection that all such scripts of the process share, those with `writes=False` over the

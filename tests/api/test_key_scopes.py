@@ -187,9 +187,9 @@ async def test_a_record_without_scopes_may_do_everything_and_one_with_unknown_sc
 ) -> None:
     made, secret = await service.resources.api_keys.create(member.account.id, interfaces=ALL)
     who, client = Member(member.account, secret), connect(service.resources.redis_url)
-    assert not await client.hexists(redis_key("key", made.id), "scopes")  # pyright: ignore[reportGeneralTypeIssues]
+    assert await client.hget(redis_key("key", made.id), "scopes") is None
     assert (await use(service, who, CHANGES[0], BODY_A)).status_code == 202
-    await client.hset(redis_key("key", made.id), "scopes", "delete")  # pyright: ignore[reportGeneralTypeIssues]
+    await client.hset(redis_key("key", made.id), "scopes", "delete")
     _refused(await use(service, who, CHANGES[0], BODY_A), "generate")
     _refused(await use(service, who, READS[0]), "read")
     await client.aclose()
