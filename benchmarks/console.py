@@ -31,10 +31,10 @@ from serve_app.domain.catalog import Adapter
 from serve_app.domain.jobs import JobKind, StoredImage, new_adapter_id, new_image_id, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.jobs.queue import new_nonce
-from serve_app.resources import Resources, open_resources
 from serve_app.settings import ROOT, Settings
 from serve_app.store.embedded_redis import stop_redis
 from tests.browser import pages
+from tests.composition import Resources, open_resources
 
 ORIGIN = {"Sec-Fetch-Site": "same-origin"}
 AT_ONCE = 32

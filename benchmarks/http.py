@@ -28,11 +28,10 @@ import uvloop
 
 from benchmarks.servers import roomy_settings
 from serve_app.api.process import freeze_startup_objects
-from serve_app.app import create_app
 from serve_app.domain.requests import Variant
-from serve_app.resources import open_resources
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import stop_redis
+from tests.composition import open_resources
 
 MODES: dict[str, dict[str, str]] = {
     "always": {"appendonly": "yes", "appendfsync": "always"},
@@ -182,7 +181,7 @@ def _start_server(settings: Settings, listening: socket.socket) -> BaseProcess:
 def _serve(fields: dict[str, object], listening: socket.socket) -> None:
     async def serve() -> None:
         async with open_resources(Settings.model_validate(fields)) as resources:
-            config = uvicorn.Config(create_app(resources), log_level="warning", lifespan="off", access_log=False)
+            config = uvicorn.Config(resources.app(), log_level="warning", lifespan="off", access_log=False)
             freeze_startup_objects()
             await uvicorn.Server(config).serve(sockets=[listening])
 

@@ -32,10 +32,9 @@ from benchmarks.servers import finish, roomy_settings
 from serve_app.domain.accounts import Caller
 from serve_app.domain.jobs import JobKind, Lease
 from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.jobs import submit
 from serve_app.jobs.queue import new_nonce
-from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
+from tests.composition import Resources, open_resources
 from tests.support import wait_until
 
 AT_ONCE = 64
@@ -114,7 +113,7 @@ async def _jobs(resources: Resources, accounts: Sequence[Account], count: int) -
             prompt=f"lighthouse {number}", lora_id=adapter.id, lora_weight=0.75, width=512, height=512,
             guidance_scale=7.5, steps=30, seeds=(number,),
         )  # fmt: skip
-        acceptance = await submit.generate(resources, caller, request)
+        acceptance = await resources.submission.generate(caller, request)
         return acceptance.job.id, account
 
     polls: list[Poll] = []

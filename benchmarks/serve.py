@@ -26,9 +26,9 @@ from benchmarks.http import Callers, Measured, cpu_seconds
 from benchmarks.servers import SERVE, roomy_settings, start_server
 from deployments.runtime import kill_all_of, runtime_home
 from serve_app.domain.requests import Variant
-from serve_app.resources import open_resources
 from serve_app.settings import ROOT, Settings
 from serve_app.store.embedded_redis import stop_redis
+from tests.composition import open_resources
 from tests.support import free_port
 
 START_LIMIT_S, STOP_LIMIT_S = 300.0, 60.0

@@ -14,18 +14,16 @@ from pathlib import Path
 import yaml
 
 from serve_app.domain.jobs import Lease, StoredImage, new_image_id
-from serve_app.resources import Resources
 from serve_app.settings import ROOT, Settings
+from tests.composition import Resources
 
 SERVE = """
 import json, socket, sys, uvicorn, uvloop
-from serve_app.app import create_app
-from serve_app.jobs import submit
-from serve_app.resources import open_resources
 from serve_app.settings import Settings
+from tests.composition import open_resources
 async def serve():
     async with open_resources(Settings.model_validate(json.loads(sys.argv[2]))) as resources:
-        config = uvicorn.Config(create_app(resources), port=int(sys.argv[1]), log_level="warning", lifespan="off", access_log=False)
+        config = uvicorn.Config(resources.app(), port=int(sys.argv[1]), log_level="warning", lifespan="off", access_log=False)
         await uvicorn.Server(config).serve()
 uvloop.run(serve())
 """

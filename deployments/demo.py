@@ -13,13 +13,14 @@ import httpx
 from PIL import Image
 
 from serve_app.accounts.sign_in import LinkPurpose
+from serve_app.api.parts import AccountParts
 from serve_app.atomic_files import write_atomically
 from serve_app.cli.audit import record_act
 from serve_app.cli.local import READY_FILE
 from serve_app.domain.accounts import Plan
 from serve_app.domain.audit import Act
 from serve_app.domain.requests import Variant
-from serve_app.resources import Resources
+from serve_app.settings import Settings
 
 ACCOUNT = "demo"
 INTERFACES = {"a": frozenset({Variant.A}), "b": frozenset({Variant.B}), "both": frozenset(Variant)}
@@ -55,13 +56,13 @@ class Demo:
         }
 
 
-async def demo_account(resources: Resources, base_url: str) -> Demo:
+async def demo_account(settings: Settings, accounts: AccountParts, base_url: str) -> Demo:
     """Return the demo account with the last start's keys; one that no longer works is replaced."""
-    file = resources.settings.data_dir / READY_FILE
+    file = settings.data_dir / READY_FILE
     stored = _read(file)
-    account_id, password = await _account(resources, stored)
-    keys = {name: await _working_key(resources, account_id, name, stored) for name in INTERFACES}
-    token = await resources.sign_in_links.create(account_id, LinkPurpose.SIGN_IN)
+    account_id, password = await _account(settings, accounts, stored)
+    keys = {name: await _working_key(accounts, account_id, name, stored) for name in INTERFACES}
+    token = await accounts.links.create(account_id, LinkPurpose.SIGN_IN)
     demo = Demo(
         base_url=base_url,
         account=ACCOUNT,
@@ -74,32 +75,31 @@ async def demo_account(resources: Resources, base_url: str) -> Demo:
     return demo
 
 
-async def _account(resources: Resources, stored: Demo | None) -> tuple[str, str]:
+async def _account(settings: Settings, accounts: AccountParts, stored: Demo | None) -> tuple[str, str]:
     """The account's id and its console password: the stored one, while the account exists."""
-    accounts = resources.accounts
-    account, password = await accounts.get(ACCOUNT), secrets.token_urlsafe(9)
+    account, password = await accounts.store.get(ACCOUNT), secrets.token_urlsafe(9)
     if account is None:
-        highest = {variant: _highest_plan(resources, variant).name for variant in Variant}
-        account = await accounts.create(
+        highest = {variant: _highest_plan(settings, variant).name for variant in Variant}
+        account = await accounts.store.create(
             ACCOUNT, plan_a=highest[Variant.A], plan_b=highest[Variant.B], password=password
         )
-        await record_act(resources, account.id, Act.ACCOUNT_CREATED)
+        await record_act(accounts.audit, account.id, Act.ACCOUNT_CREATED)
     elif stored is not None:
         password = stored.console_password
     else:
-        await accounts.set_password(account.id, password)
-        await record_act(resources, account.id, Act.PASSWORD_SET)
+        await accounts.store.set_password(account.id, password)
+        await record_act(accounts.audit, account.id, Act.PASSWORD_SET)
     return account.id, password
 
 
-async def _working_key(resources: Resources, account_id: str, name: str, stored: Demo | None) -> str:
+async def _working_key(accounts: AccountParts, account_id: str, name: str, stored: Demo | None) -> str:
     """The stored key, unless it was revoked or its data is gone."""
     secret, interfaces = stored.keys.get(name, "") if stored else "", INTERFACES[name]
-    results = [await resources.auth.authenticate(secret, variant, counted=False) for variant in interfaces]
+    results = [await accounts.auth.authenticate(secret, variant, counted=False) for variant in interfaces]
     if all(auth.caller is not None and auth.caller.account_id == account_id for auth in results):
         return secret
-    key, made = await resources.api_keys.create(account_id, name=f"demo {name}", interfaces=interfaces)
-    await record_act(resources, account_id, Act.KEY_CREATED, key.id)
+    key, made = await accounts.api_keys.create(account_id, name=f"demo {name}", interfaces=interfaces)
+    await record_act(accounts.audit, account_id, Act.KEY_CREATED, key.id)
     return made
 
 
@@ -136,6 +136,6 @@ def _read(file: Path) -> Demo | None:
         return None
 
 
-def _highest_plan(resources: Resources, variant: Variant) -> Plan:
-    plans = [plan for plan in resources.settings.plan_table.values() if plan.variant is variant]
+def _highest_plan(settings: Settings, variant: Variant) -> Plan:
+    plans = [plan for plan in settings.plan_table.values() if plan.variant is variant]
     return max(plans, key=lambda plan: plan.limit / plan.window.total_seconds())

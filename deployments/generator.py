@@ -1,20 +1,34 @@
 """The generator deployment: one engine and one worker, on as much of a card as its args ask for."""
 
 import asyncio
+from datetime import timedelta
 
 from deployments.args import GeneratorArgs
 from deployments.replica import WorkReplica
 from serve_app.domain.jobs import JobKind
-from serve_app.resources import Resources
+from serve_app.loras.applied_catalog import AppliedCatalog
+from serve_app.loras.catalog import CatalogReader
+from serve_app.store.process import Process
+from serve_app.worker.attempt import WorkerParts
 from serve_app.worker.executor import Executor
 
 
 class Generator(WorkReplica):
     async def __init__(self, args: GeneratorArgs) -> None:
-        async def set_up(resources: Resources) -> Executor:
-            from serve_app.worker.generation import load_executor  # torch: for the replica alone
+        async def set_up(process: Process, parts: WorkerParts) -> Executor:
+            # torch: for the replica alone
+            from serve_app.worker.generation import GenerationExecutor, keep_layer_tables, load_engine
 
-            base_models = await resources.applied_catalog.base_models()
-            return await asyncio.to_thread(load_executor, args, resources, base_models)
+            base_models = await AppliedCatalog(process.redis, process.settings).base_models()
+            engine = await asyncio.to_thread(
+                load_engine,
+                base_models,
+                args.engine,
+                threads=args.threads,
+                memory_share=args.memory_share,
+                warm_up_time=None if args.warm_up_s is None else timedelta(seconds=args.warm_up_s),
+            )
+            await asyncio.to_thread(keep_layer_tables, base_models, process.settings.data_dir)
+            return GenerationExecutor(engine, CatalogReader(process.redis), parts.weights)
 
         await self.open(args, JobKind.GENERATION, set_up)

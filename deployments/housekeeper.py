@@ -7,9 +7,9 @@ from datetime import timedelta
 from deployments.args import HousekeeperArgs
 from deployments.ray_internals import configure_replica_log, on_several_machines, prepare_replica
 from deployments.requirements import require_shared
-from serve_app.operations.housekeeping import reap_forever
-from serve_app.resources import open_resources
+from serve_app.operations.housekeeping import Housekeeping, reap_forever
 from serve_app.settings import Settings
+from serve_app.store.process import open_process
 
 
 class Housekeeper:
@@ -21,8 +21,12 @@ class Housekeeper:
         require_shared(settings, spread=on_several_machines(), secrets=("pepper",))
         configure_replica_log(settings)
         self._stack = AsyncExitStack()
-        resources = await self._stack.enter_async_context(open_resources(settings))
-        self._reaping = asyncio.create_task(reap_forever(resources, every=timedelta(seconds=args.every_s)))
+        process = await self._stack.enter_async_context(open_process(settings))
+        parts = Housekeeping(process)
+        await parts.catalog.apply_file_once()
+        sweeping = asyncio.create_task(parts.uploads.sweep_forever())
+        self._stack.callback(sweeping.cancel)
+        self._reaping = asyncio.create_task(reap_forever(parts, every=timedelta(seconds=args.every_s)))
 
     async def check_health(self) -> None:
         if self._reaping.done():

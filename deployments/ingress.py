@@ -20,13 +20,14 @@ from deployments.ray_internals import (
     prepare_replica,
 )
 from deployments.requirements import require_shared
+from serve_app.api.parts import AccountParts, JobParts, LoraParts, OperationParts
 from serve_app.api.process import allow_connections, freeze_startup_objects
 from serve_app.api.request_context import with_forwarded_address
 from serve_app.app import create_app
 from serve_app.domain.jobs import JobKind
 from serve_app.engine_options import DEFAULT_MAX_RANK
-from serve_app.resources import open_resources
 from serve_app.settings import Settings
+from serve_app.store.process import open_process
 
 log = logging.getLogger(__name__)
 
@@ -131,21 +132,27 @@ class Ingress:
         handles = {JobKind.GENERATION: generator, JobKind.UPSCALE: upscaler}
         names = {kind: handle.deployment_name for kind, handle in handles.items()}
         kept = KeptWorkers(always_on, names, serve.get_replica_context().app_name)
-        self._requests_waiting = requests_waiting
         self._stack = AsyncExitStack()
-        self._resources = await self._stack.enter_async_context(
-            open_resources(
-                settings,
-                hint=Hints(handles),
-                keeps_worker=kept,
-                max_rank=max_rank,
-                check_machines=check_running_nodes,
-            )
+        process = await self._stack.enter_async_context(open_process(settings))
+        accounts = AccountParts(process)
+        loras = LoraParts(process, accounts, max_rank=max_rank)
+        jobs = JobParts(process, accounts, loras, hint=Hints(handles))
+        operations = OperationParts(process, accounts, jobs, keeps_worker=kept, check_machines=check_running_nodes)
+        await loras.applied_catalog.apply_file_once()
+        sweeping = asyncio.create_task(loras.uploads.sweep_forever())
+        self._stack.callback(sweeping.cancel)
+        self._app = create_app(
+            settings,
+            accounts=accounts,
+            loras=loras,
+            jobs=jobs,
+            operations=operations,
+            requests_waiting=requests_waiting,
         )
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        """Serve's hook: builds the app on the replica, so that nothing of it is pickled."""
-        app = without_request_id(create_app(self._resources, requests_waiting=self._requests_waiting))
+        """Serve's hook: gives the app that the replica has built, so that nothing of it is pickled."""
+        app = without_request_id(self._app)
         freeze_startup_objects()
         return with_forwarded_address(app, proxy_secret()) if has_haproxy() else app
 

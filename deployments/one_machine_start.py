@@ -14,12 +14,15 @@ from deployments.demo import Demo, demo_account, first_image
 from deployments.output import Reporter, Stages
 from deployments.runtime import Runtime, last_line
 from deployments.supervisor import Child
+from serve_app.api.parts import AccountParts, LoraParts
 from serve_app.atomic_files import write_atomically
 from serve_app.domain.errors import AtelierError
+from serve_app.jobs.moderation import Moderation
+from serve_app.loras.applied_catalog import AppliedCatalog
 from serve_app.loras.catalog_file import CatalogError
-from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import embedded_release
+from serve_app.store.process import open_process
 
 READY_LIMIT_S = 60.0
 DEPLOYMENT_STAGES = {
@@ -96,18 +99,22 @@ def _deploy(runtime: Runtime, start: Start, stages: Stages) -> None:
 
 async def _prepare(settings: Settings, base_url: str, reporter: Reporter) -> tuple[Demo, str | None]:
     """Start the embedded Redis; returns the demo account, and the first LoRA it may use, if there is one."""
-    async with open_resources(settings) as resources:
-        await _apply_catalog(resources, reporter)
-        demo = await demo_account(resources, base_url)
-        account = await resources.accounts.get(demo.account)
-        adapters = await resources.catalog.adapters(account.id) if account else []
+    async with open_process(settings) as process:
+        Moderation(settings)  # a mistake in its settings stops the start here, and not each replica
+        accounts = AccountParts(process)
+        loras = LoraParts(process, accounts)
+        await loras.applied_catalog.apply_file_once()
+        await _apply_catalog(loras.applied_catalog, reporter)
+        demo = await demo_account(settings, accounts, base_url)
+        account = await accounts.store.get(demo.account)
+        adapters = await loras.catalog.adapters(account.id) if account else []
         return demo, adapters[0].id if adapters else None
 
 
-async def _apply_catalog(resources: Resources, reporter: Reporter) -> None:
+async def _apply_catalog(catalog: AppliedCatalog, reporter: Reporter) -> None:
     """Apply the file as it is now; when it cannot be read, serve what was applied at an earlier start."""
     try:
-        set_aside = [row.reason for row in await resources.applied_catalog.apply_file()]
+        set_aside = [row.reason for row in await catalog.apply_file()]
     except CatalogError as error:
         set_aside = [f"{error}; serving what was applied before"]
     for reason in set_aside:

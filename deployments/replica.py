@@ -13,10 +13,16 @@ from deployments.ray_internals import configure_replica_log, on_several_machines
 from deployments.requirements import require_shared
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import JobKind
-from serve_app.resources import Resources, open_resources
+from serve_app.jobs.workers import WorkerStatus
+from serve_app.loras.applied_catalog import AppliedCatalog
 from serve_app.settings import Settings
+from serve_app.store.process import Process, open_process
+from serve_app.worker.attempt import WorkerParts
 from serve_app.worker.executor import Executor
 from serve_app.worker.worker import Worker
+
+SetUp = Callable[[Process, WorkerParts], Awaitable[Executor]]
+"""Loads a worker's executor, which takes what the worker has and no other deployment needs from the process."""
 
 
 class WorkReplica:
@@ -24,7 +30,7 @@ class WorkReplica:
 
     _worker: Worker | None = None
 
-    async def open(self, args: WorkerArgs, kind: JobKind, set_up: Callable[[Resources], Awaitable[Executor]]) -> None:
+    async def open(self, args: WorkerArgs, kind: JobKind, set_up: SetUp) -> None:
         """Load the executor and start the worker. Called once, by the constructor."""
         prepare_replica()
         settings = Settings()
@@ -32,9 +38,11 @@ class WorkReplica:
         configure_replica_log(settings)
         self._drain = timedelta(seconds=args.drain_s)
         self._stack = AsyncExitStack()
-        resources = await self._stack.enter_async_context(open_resources(settings))
-        executor = await noting_failure(kind, resources, set_up(resources))
-        worker = Worker(resources, executor, name=_replica_name(), timing=args.timing)
+        process = await self._stack.enter_async_context(open_process(settings))
+        await AppliedCatalog(process.redis, settings).apply_file_once()
+        parts = WorkerParts(process)
+        executor = await noting_failure(kind, WorkerStatus(process.redis), set_up(process, parts))
+        worker = Worker(parts, executor, name=_replica_name(), timing=args.timing)
         worker.start()
         self._worker = worker
 
@@ -55,7 +63,7 @@ class WorkReplica:
         await self._stack.aclose()
 
 
-async def noting_failure(kind: JobKind, resources: Resources, setting_up: Awaitable[Executor]) -> Executor:
+async def noting_failure(kind: JobKind, workers: WorkerStatus, setting_up: Awaitable[Executor]) -> Executor:
     """Await the executor, and record for `/readyz` that it failed to load, or how long it took."""
     began = time.monotonic()
     try:
@@ -63,10 +71,10 @@ async def noting_failure(kind: JobKind, resources: Resources, setting_up: Awaita
     except Exception as error:
         if not _is_of_a_stop(error):
             with suppress(StoreUnavailable):
-                await resources.workers.note_failure(kind, f"{type(error).__name__}: {error}")
+                await workers.note_failure(kind, f"{type(error).__name__}: {error}")
         raise
     with suppress(StoreUnavailable):
-        await resources.workers.note_start(kind, timedelta(seconds=time.monotonic() - began))
+        await workers.note_start(kind, timedelta(seconds=time.monotonic() - began))
     return executor
 
 

@@ -5,16 +5,21 @@ import asyncio
 from deployments.args import UpscalerArgs
 from deployments.replica import WorkReplica
 from serve_app.domain.jobs import JobKind
-from serve_app.resources import Resources
+from serve_app.settings import ROOT
+from serve_app.store.process import Process
+from serve_app.worker.attempt import WorkerParts
 from serve_app.worker.executor import Executor
-from serve_app.worker.upscale import UpscaleExecutor
 
 
 class Upscaler(WorkReplica):
     async def __init__(self, args: UpscalerArgs) -> None:
-        async def set_up(resources: Resources) -> Executor:
-            from serve_app.worker.upscale import load_upscaler  # torch: for the replica alone
+        async def set_up(_process: Process, parts: WorkerParts) -> Executor:
+            from serve_app.worker.upscale import UpscaleExecutor, load_upscaler  # torch: for the replica alone
 
-            return UpscaleExecutor(await asyncio.to_thread(load_upscaler, args), resources)
+            weights = ROOT / args.weights if args.weights else None
+            upscaler = await asyncio.to_thread(
+                load_upscaler, weights, threads=args.threads, memory_share=args.memory_share
+            )
+            return UpscaleExecutor(upscaler, parts.images)
 
         await self.open(args, JobKind.UPSCALE, set_up)

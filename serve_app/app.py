@@ -12,23 +12,25 @@ from starlette.datastructures import Headers
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from serve_app.api import jobs, loras, ops, variant_a, variant_b
-from serve_app.api import ops as files
+from serve_app.api import jobs as jobs_api
+from serve_app.api import loras as loras_api
+from serve_app.api import ops, variant_a, variant_b
 from serve_app.api.credentials import EITHER, SHARED_PATH, chosen_variant
 from serve_app.api.errors import domain_error_response
 from serve_app.api.middleware import RequestContextMiddleware, RequestMeasures
 from serve_app.api.open_requests import OpenRequests
 from serve_app.api.openapi import json_app
+from serve_app.api.parts import AccountParts, JobParts, LoraParts, OperationParts
 from serve_app.api.process import drop_trailers
 from serve_app.api.request_context import RequestContext
 from serve_app.domain.errors import AmbiguousCredentials, Unauthorized
 from serve_app.domain.requests import Variant
-from serve_app.resources import Resources
+from serve_app.settings import Settings
 from serve_app.web.console import console_app
 from serve_app.web.docs import STATIC, docs_router
 from serve_app.web.operators import operators_app
 from serve_app.web.site import SiteFiles
-from serve_app.web.site.pages import answer_browsers_with_pages
+from serve_app.web.site.pages import Protection, answer_browsers_with_pages
 
 
 class Dispatcher:
@@ -75,29 +77,40 @@ def _resources(app: FastAPI) -> set[str]:
 console_redirect = APIRouter()
 
 
-def create_app(resources: Resources, *, requests_waiting: int = 1_000) -> ASGIApp:
-    """Build the ASGI application over opened resources, which it neither opens nor closes.
+def create_app(
+    settings: Settings,
+    *,
+    accounts: AccountParts,
+    loras: LoraParts,
+    jobs: JobParts,
+    operations: OperationParts,
+    requests_waiting: int = 1_000,
+) -> ASGIApp:
+    """Build the ASGI application of the API and the pages over their parts.
 
     Beside the requests in progress (`requests_at_once` of the settings) so many wait. Whatever serves it in this process takes no trailer for a header.
     """
     drop_trailers()
-    a, b, jobs_app = variant_a.create_app(resources), variant_b.create_app(resources), jobs.create_app(resources)
-    loras_app = loras.create_app(resources)
-    site = json_app(resources)
+    a, b = variant_a.create_app(settings), variant_b.create_app(settings)
+    jobs_app, loras_app, site = jobs_api.create_app(), loras_api.create_app(), json_app()
+    console, operator_pages = console_app(), operators_app()
+    for app in (a, b, jobs_app, loras_app, site, console, operator_pages):
+        app.state.settings, app.state.accounts, app.state.loras = settings, accounts, loras
+        app.state.jobs, app.state.operations = jobs, operations
     answer_browsers_with_pages(site)
-    site.state.operator_secret = resources.settings.operator_secret
-    site.include_router(files.router)
+    site.state.operator_secret = settings.operator_secret
+    site.include_router(ops.files_router)
     site.include_router(ops.router)
-    site.include_router(docs_router({"a": a, "b": b, "jobs": jobs_app, "loras": loras_app}, resources))
+    site.include_router(docs_router({"a": a, "b": b, "jobs": jobs_app, "loras": loras_app}))
     site.mount("/static", SiteFiles())
     site.mount("/docs/static", StaticFiles(directory=STATIC))
     site.include_router(console_redirect)
-    site.mount("/console", console_app(resources))
-    site.mount("/operators", operators_app(resources))
+    for path, pages in (("/console", console), ("/operators", operator_pages)):
+        site.mount(path, Protection(pages, public_url=settings.public_url))  # a 500 and a 413 need its headers too
     dispatcher = Dispatcher(a=a, b=b, others=[jobs_app, loras_app], site=site)
-    measures = RequestMeasures(resources.measures)
-    bounded = OpenRequests(dispatcher, at_once=resources.settings.requests_at_once, waiting=requests_waiting)
-    return RequestContextMiddleware(bounded, resources.settings.plan_table, measures, resources.auth)
+    measures = RequestMeasures(operations.measures)
+    bounded = OpenRequests(dispatcher, at_once=settings.requests_at_once, waiting=requests_waiting)
+    return RequestContextMiddleware(bounded, settings.plan_table, measures, accounts.auth)
 
 
 @console_redirect.get("/console")

@@ -14,8 +14,8 @@ import redis
 
 from deployments.runtime import runtime_home
 from serve_app.loras.weights import LAYER_TABLES
-from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
+from tests.composition import Resources, open_resources
 from tests.deployments.service import Service
 from tests.support import POCKET, end_tasks, volatile_redis, write_catalog
 

@@ -1,10 +1,14 @@
 """Scripts with a part replaced: a planted defect, or another version of the code."""
 
-from serve_app.store.script import Rewrite
+from serve_app.store.script import Rewrite, load_script
 
 
 def replacing(script: str, old: str, new: str) -> Rewrite:
-    """Replace `old`, which must occur once, in one script; the others stay as they are."""
+    """Replace `old`, which must occur once, in the script `concern/name`; the others stay as they are.
+
+    Raises `FileNotFoundError` for a script that there is not.
+    """
+    load_script(script)
 
     def rewrite(name: str, text: str) -> str:
         if name != script:

@@ -11,10 +11,9 @@ from typing import Any, TypeVar
 import uvicorn
 import uvloop
 
-from serve_app.app import create_app
 from serve_app.domain.jobs import JobKind
-from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
+from tests.composition import Resources, open_resources
 
 T = TypeVar("T")
 
@@ -60,7 +59,7 @@ class Served:
                 port = int(self.base_url.rpartition(":")[2] or 0)
                 with socket.create_server(("127.0.0.1", port)) as listening:
                     self.base_url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-                    app = create_app(self.resources)
+                    app = self.resources.app()
                     self._server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
                     ready.set()  # the socket listens already: an early connection waits in its queue
                     await self._server.serve(sockets=[listening])

@@ -1,14 +1,13 @@
 """Authentication: API key → account → plan → count, in one script, before any body is read."""
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from serve_app.accounts.api_keys import KeyDigest, hash_secret, is_well_formed, read_adapters, read_scopes
-from serve_app.domain.accounts import AuthResult, Caller, Plan, Window
-from serve_app.domain.durations import from_epoch_ms, milliseconds
+from serve_app.domain.accounts import AuthResult, Caller, Plan, Window, new_rate_token, plan_cells
+from serve_app.domain.durations import from_epoch_ms
 from serve_app.domain.requests import Variant
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
@@ -109,16 +108,6 @@ def anonymous(variant: Variant, settings: Settings) -> AuthResult:
     """Return the result for a text that cannot be a key: the same as for an unknown key."""
     window = Window.unopened(settings.plans_of(variant)[0], datetime.now(UTC))
     return AuthResult(caller=None, window=window, limited=False)
-
-
-def new_rate_token() -> str:
-    """A name for a counted request, by which it can be refunded."""
-    return secrets.token_urlsafe(12)
-
-
-def plan_cells(plans: Sequence[Plan]) -> list[str | int]:
-    """An interface's plans, as `window.lua` takes them."""
-    return [cell for plan in plans for cell in (plan.name, plan.limit, milliseconds(plan.window))]
 
 
 def _read_caller(answer: Sequence[Any], plans: Sequence[Plan], *, rate_token: str) -> AuthResult:

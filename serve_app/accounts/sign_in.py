@@ -28,6 +28,7 @@ from limits import RateLimitItemPerSecond
 from limits.aio.storage import RedisStorage
 from limits.aio.strategies import FixedWindowRateLimiter
 
+from serve_app.accounts.audit import AuditLog
 from serve_app.domain.accounts import Role, SignIn
 from serve_app.domain.audit import Act
 from serve_app.domain.durations import milliseconds
@@ -37,7 +38,7 @@ from serve_app.store.redis_client import RedisClient, redis_errors
 from serve_app.store.script import Script
 
 if TYPE_CHECKING:
-    from serve_app.resources import Resources
+    from serve_app.accounts.accounts import AccountStore
 
 
 LENGTH = range(12, 129)
@@ -226,7 +227,9 @@ def _digest(text: str) -> str:
 
 
 async def check_password(
-    resources: "Resources",
+    accounts: "AccountStore",
+    sign_ins: SignIns,
+    audit: AuditLog,
     name: str,
     password: str,
     *,
@@ -240,14 +243,14 @@ async def check_password(
     With `owner_of`, only owners of that account pass, and its log keeps every failure: a name of another account is treated
     as an unknown one. Tries are counted until the right password takes them back. Raises `TooManyTries`.
     """
-    counted = await resources.sign_ins.count(name, address, device, within=owner_of)
+    counted = await sign_ins.count(name, address, device, within=owner_of)
     if counted.wait:
         raise TooManyTries(ceil(counted.wait.total_seconds()))
-    who = await resources.accounts.check_password(name, password[: LENGTH.stop], within=owner_of)
+    who = await accounts.check_password(name, password[: LENGTH.stop], within=owner_of)
     if who is None or (owner_of and who.user.role is not Role.OWNER):
-        await resources.audit.record(owner_of or counted.account_id, Act.SIGN_IN_FAILED, actor=actor, address=address)
+        await audit.record(owner_of or counted.account_id, Act.SIGN_IN_FAILED, actor=actor, address=address)
         return None
-    await resources.sign_ins.forget(counted)
+    await sign_ins.forget(counted)
     return who
 
 

@@ -2,7 +2,7 @@
 
 Builds FastAPI applications with the parts that all share.
 
-These are the stores, the credentials, the error answers and the application's own document.
+These are the credentials, the error answers and the application's own document.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,7 +16,6 @@ from serve_app.api import errors
 from serve_app.api.credentials import CredentialScheme
 from serve_app.domain.accounts import Plan
 from serve_app.domain.durations import duration_text, period_text
-from serve_app.resources import Resources
 from serve_app.settings import Settings
 
 Schema = dict[str, Any]
@@ -175,22 +174,19 @@ _NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": Fa
 """FastAPI would look for OpenTelemetry providers at each request, and use those that Ray configures for itself."""
 
 
-def new_app(resources: Resources, **options: Any) -> FastAPI:
-    """Build an application over opened stores; it serves no document by itself."""
-    app = FastAPI(openapi_url=None, telemetry=_NO_TELEMETRY, **options)
-    app.state.resources = resources
-    return app
+def new_app(**options: Any) -> FastAPI:
+    """Build an application that serves no document by itself."""
+    return FastAPI(openapi_url=None, telemetry=_NO_TELEMETRY, **options)
 
 
-def json_app(resources: Resources, **options: Any) -> FastAPI:
+def json_app(**options: Any) -> FastAPI:
     """Build an application whose every error has the contract's envelope."""
-    app = new_app(resources, redirect_slashes=False, **options)
+    app = new_app(redirect_slashes=False, **options)
     errors.install(app)
     return app
 
 
 def api_app(
-    resources: Resources,
     credentials: CredentialScheme,
     router: APIRouter,
     *,
@@ -205,7 +201,6 @@ def api_app(
     """
     documented = [{"name": name, "description": text} for name, text in tags.items()]
     app = json_app(
-        resources,
         routes=router.routes,
         title=title,
         version=VERSION,

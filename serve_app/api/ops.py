@@ -12,7 +12,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from serve_app.api.dependencies import resources_of
+from serve_app.api.dependencies import accounts_of, jobs_of, operations_of, settings_of
 from serve_app.api.routing import ContractRoute
 from serve_app.domain.errors import NotFound, Unauthorized
 from serve_app.operations.metrics_page import CONTENT_TYPE, render_metrics
@@ -45,7 +45,9 @@ async def alive() -> dict[str, str]:
 @router.get("/readyz")
 async def ready(request: Request) -> JSONResponse:
     """Answer 503 only where polls cannot be answered: a balancer would take them from their callers."""
-    found = await readiness(resources_of(request))
+    jobs, operations = jobs_of(request), operations_of(request)
+    workers, keeps_worker, settings = operations.workers, operations.keeps_worker, settings_of(request)
+    found = await readiness(jobs.stats, jobs.images, jobs.space, workers, keeps_worker, settings)
     status = {"status": "ready" if found.is_ready else "not ready", "accepting": not found.reason}
     details = {**({"reason": found.reason} if found.reason else {}), **found.states}
     return JSONResponse(status | (details if _is_operator(request) else {}), 200 if found.answers_polls else 503)
@@ -53,7 +55,9 @@ async def ready(request: Request) -> JSONResponse:
 
 @router.get("/metrics", dependencies=OPERATOR_ONLY)
 async def metrics(request: Request) -> Response:
-    return Response(await render_metrics(resources_of(request)), media_type=CONTENT_TYPE)
+    jobs, plans = jobs_of(request), settings_of(request).plan_table
+    page = await render_metrics(operations_of(request).measures, jobs.stats, jobs.images, jobs.space, plans)
+    return Response(page, media_type=CONTENT_TYPE)
 
 
 @router.get("/metrics/accounts", dependencies=OPERATOR_ONLY)
@@ -61,13 +65,15 @@ async def account_metrics(
     request: Request, start: Start = 0, limit: Limit = 100, days: Annotated[int, Query(ge=1, le=MOST_DAYS)] = 1
 ) -> Response:
     """Return queue and usage of each account, which as labels of Prometheus would be without bound."""
-    return JSONResponse(await account_report(resources_of(request), start=start, limit=limit, days=days))
+    reader, usage = operations_of(request).reader, accounts_of(request).usage
+    return JSONResponse(await account_report(reader, usage, start=start, limit=limit, days=days))
 
 
 @router.get("/metrics/adapters", dependencies=OPERATOR_ONLY)
 async def adapter_metrics(request: Request, start: Start = 0, limit: Limit = 100) -> Response:
     """Return waiting jobs, workers and images of each adapter."""
-    return JSONResponse(await adapter_report(resources_of(request), start=start, limit=limit))
+    operations = operations_of(request)
+    return JSONResponse(await adapter_report(operations.reader, operations.measures, start=start, limit=limit))
 
 
 def _is_operator(request: Request) -> bool:
@@ -97,12 +103,11 @@ files_router = APIRouter()
 
 @files_router.get(FILES + "{name:path}", response_class=Response)
 async def open_file(request: Request, name: str, exp: str = "", kid: str = "", sig: str = "") -> Response:
-    resources = resources_of(request)
-    images = resources.images
+    images = jobs_of(request).images
     try:
         if not _UNIX_TIME.fullmatch(exp) or not images.verify(name, exp, kid, sig):
             raise NotFound("There is no such image.")
-        if not await resources.image_access.is_open(name.split("/")[-2]):
+        if not await jobs_of(request).access.is_open(name.split("/")[-2]):
             raise NotFound("There is no such image.")
         png = await images.get(images.uri(name))
     except NotFound:

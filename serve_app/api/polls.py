@@ -12,7 +12,7 @@ from urllib.parse import quote
 from fastapi import Request
 from starlette.responses import Response
 
-from serve_app.api.dependencies import image_signer, resources_of
+from serve_app.api.dependencies import image_signer, jobs_of, loras_of
 from serve_app.api.openapi import Schema
 from serve_app.api.responses import encode, poll_headers
 from serve_app.domain.jobs import Job
@@ -54,7 +54,7 @@ async def answer_poll(
     """Answer with the record that `load` reads, once it has ended or the preferred wait is over."""
     job, applied = await load(), {}
     seconds = preferred_wait(_joined(request, "prefer")) if not job.state.is_terminal else 0
-    if seconds and await resources_of(request).waits.until_ended(job.id, account_id=job.account_id, seconds=seconds):
+    if seconds and await jobs_of(request).waits.until_ended(job.id, account_id=job.account_id, seconds=seconds):
         job, applied = await load(), {"Preference-Applied": f"wait={seconds}"}
     content = encode(record_of(job, image_signer(request)))
     tag = f'"{hashlib.blake2b(content, digest_size=_TAG_BYTES).hexdigest()}"'
@@ -91,7 +91,7 @@ MOST_WORDS, LONGEST = 20, 500
 
 async def unknown_words_header(request: Request, acceptance: Acceptance, prompt: str) -> dict[str, str]:
     """Return the header, where the prompt of an accepted generation has such words."""
-    vocabulary = resources_of(request).vocabulary
+    vocabulary = loras_of(request).vocabulary
     words = await vocabulary.unknown_words(prompt, acceptance.base_model, acceptance.trigger_words)
     value = header_value(words)
     return {NAME: value} if value else {}

@@ -6,11 +6,14 @@
 import asyncio
 import shlex
 import sys
+from collections.abc import Container
 from typing import Annotated
 
 import typer
 
+from serve_app.accounts.accounts import AccountStore
 from serve_app.accounts.sign_in import LinkPurpose
+from serve_app.api.parts import AccountParts, OperationParts
 from serve_app.cli.audit import record_act, this_operator
 from serve_app.cli.command import BadUsage, Failed, Result, store_command, table
 from serve_app.cli.local import local_base_url
@@ -18,10 +21,8 @@ from serve_app.domain.accounts import Account
 from serve_app.domain.audit import Act, Actor
 from serve_app.domain.errors import InvalidParameter
 from serve_app.domain.requests import Variant
-from serve_app.operations import operator_acts as operate
-from serve_app.operations.account_deletion import delete_account
 from serve_app.operations.usage_report import UsageRow, usage_csv, usage_report
-from serve_app.resources import Resources
+from serve_app.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, help="Create accounts, change their plans and console passwords.")
 
@@ -33,7 +34,7 @@ PasswordStdin = Annotated[bool, typer.Option("--password-stdin", help="Read the 
 
 @store_command(app, "create", creates_data=True)
 async def create(
-    resources: Resources,
+    accounts: AccountParts,
     name: Annotated[str, typer.Argument(help="1 to 100 printable characters.", show_default=False)],
     plan_a: PlanA = "basic",
     plan_b: PlanB = "free",
@@ -43,18 +44,18 @@ async def create(
     """Create an account with an API key, printed once. With a password it can also sign in to the console."""
     password = password_from_stdin() if password_stdin else None
     try:
-        account = await resources.accounts.create(
+        account = await accounts.store.create(
             name, plan_a=plan_a or "basic", plan_b=plan_b or "free", password=password
         )
     except InvalidParameter as error:
         raise BadUsage(error.message) from None
-    await record_act(resources, account.id, Act.ACCOUNT_CREATED)
+    await record_act(accounts.audit, account.id, Act.ACCOUNT_CREATED)
     shown = f"{account.name} ({account.id}): bearer plan {account.plan_a}, X-API-Key plan {account.plan_b}"
     if not with_key:
         next_command = f"atelier keys create {shlex.quote(account.name)}"
         return Result(facts=account_facts(account), shown=f"{shown}\nNext: {next_command}")
-    key, secret = await resources.api_keys.create(account.id, interfaces=frozenset(Variant))
-    await record_act(resources, account.id, Act.KEY_CREATED, key.id)
+    key, secret = await accounts.api_keys.create(account.id, interfaces=frozenset(Variant))
+    await record_act(accounts.audit, account.id, Act.KEY_CREATED, key.id)
     facts = {**account_facts(account), "key": secret, "key_id": key.id}
     return Result(facts=facts, shown=f"{shown}\n{_key_lines(secret)}")
 
@@ -69,47 +70,50 @@ The key is shown this once. Further keys, with limits or an expiry: atelier keys
 
 
 @store_command(app, "list")
-async def list_accounts(resources: Resources) -> Result:
+async def list_accounts(accounts: AccountParts) -> Result:
     """List all accounts, oldest first."""
-    accounts = await resources.accounts.list()
-    rows = [_row(account) for account in accounts]
+    found = await accounts.store.list()
+    rows = [_row(account) for account in found]
     columns = ("NAME", "ID", "PLAN A", "PLAN B", "STATE", "CREATED")
     return Result(
-        facts={"accounts": [account_facts(account) for account in accounts]},
+        facts={"accounts": [account_facts(account) for account in found]},
         shown=table(columns, rows, empty="No accounts yet: atelier accounts create NAME"),
     )
 
 
 @store_command(app, "set-plan")
-async def set_plan(resources: Resources, account: AccountName, plan_a: PlanA = None, plan_b: PlanB = None) -> Result:
+async def set_plan(
+    accounts: AccountParts, operations: OperationParts, account: AccountName, plan_a: PlanA = None, plan_b: PlanB = None
+) -> Result:
     """Change an account's plans, effective from its next request."""
     if plan_a is None and plan_b is None:
         raise BadUsage("set-plan: give --plan-a, --plan-b or both")
-    found = await find_account(resources, account)
+    found = await find_account(accounts.store, account)
     try:
-        changed = await operate.set_plans(resources, found, Actor(this_operator()), plan_a=plan_a, plan_b=plan_b)
+        changed = await operations.acts.set_plans(found, Actor(this_operator()), plan_a=plan_a, plan_b=plan_b)
     except InvalidParameter as error:
         raise BadUsage(error.message) from None
     return _account_result(changed)
 
 
 @store_command(app, "disable")
-async def disable(resources: Resources, account: AccountName) -> Result:
+async def disable(accounts: AccountParts, operations: OperationParts, account: AccountName) -> Result:
     """Reject the account's keys and end its console sessions and links at once; its jobs and images stay."""
-    found = await find_account(resources, account)
-    return _account_result(await operate.disable(resources, found, Actor(this_operator())))
+    found = await find_account(accounts.store, account)
+    return _account_result(await operations.acts.disable(found, Actor(this_operator())))
 
 
 @store_command(app, "enable")
-async def enable(resources: Resources, account: AccountName) -> Result:
+async def enable(accounts: AccountParts, operations: OperationParts, account: AccountName) -> Result:
     """Enable a disabled account."""
-    found = await find_account(resources, account)
-    return _account_result(await operate.enable(resources, found, Actor(this_operator())))
+    found = await find_account(accounts.store, account)
+    return _account_result(await operations.acts.enable(found, Actor(this_operator())))
 
 
 @store_command(app, "delete")
 async def delete(
-    resources: Resources,
+    accounts: AccountParts,
+    operations: OperationParts,
     account: AccountName,
     yes: Annotated[bool, typer.Option("--yes", help="Confirm: this cannot be undone.")] = False,
 ) -> Result:
@@ -117,10 +121,10 @@ async def delete(
 
     Its audit log stays, without its name.
     """
-    found = await find_account(resources, account)
+    found = await find_account(accounts.store, account)
     if not yes:
         raise BadUsage(f"delete: removes {found.name} with everything it made, for good; add --yes")
-    deleted = await delete_account(resources, found, Actor(this_operator()))
+    deleted = await operations.deletion.delete(found, Actor(this_operator()))
     facts = {"id": found.id, "name": found.name, "jobs": deleted.jobs, "keys": deleted.keys, "left": list(deleted.left)}
     shown = f"{found.name}: deleted, with {deleted.jobs} jobs and {deleted.keys} keys"
     if deleted.left:
@@ -129,16 +133,16 @@ async def delete(
 
 
 @store_command(app, "set-password")
-async def set_password(resources: Resources, account: AccountName, password_stdin: PasswordStdin = False) -> Result:
+async def set_password(accounts: AccountParts, account: AccountName, password_stdin: PasswordStdin = False) -> Result:
     """Set an account's console password; ends its console sessions and the links made for it."""
-    found = await find_account(resources, account)
+    found = await find_account(accounts.store, account)
     password = password_from_stdin() if password_stdin else password_from_terminal()
-    ended = len(await resources.sessions.list(found.id))
+    ended = len(await accounts.sessions.list(found.id))
     try:
-        await resources.accounts.set_password(found.id, password)
+        await accounts.store.set_password(found.id, password)
     except InvalidParameter as error:
         raise BadUsage(error.message) from None
-    await record_act(resources, found.id, Act.PASSWORD_SET)
+    await record_act(accounts.audit, found.id, Act.PASSWORD_SET)
     return Result(
         facts={**account_facts(found), "sessions_ended": ended},
         shown=f"{found.name}: password set, {ended} console session{'' if ended == 1 else 's'} ended",
@@ -147,7 +151,9 @@ async def set_password(resources: Resources, account: AccountName, password_stdi
 
 @store_command(app, "sign-in-link")
 async def sign_in_link(
-    resources: Resources,
+    settings: Settings,
+    accounts: AccountParts,
+    operations: OperationParts,
     account: AccountName,
     new_password: Annotated[
         bool, typer.Option("--new-password", help="The link lets its user set a password.")
@@ -157,23 +163,25 @@ async def sign_in_link(
 
     Use --new-password for a lost password.
     """
-    found = await find_account(resources, account)
+    found = await find_account(accounts.store, account)
     purpose = LinkPurpose.NEW_PASSWORD if new_password else LinkPurpose.SIGN_IN
-    path = await operate.make_sign_in_link(resources, found, Actor(this_operator()), purpose)
-    url = await asyncio.to_thread(local_base_url, resources.settings) + path
+    path = await operations.acts.make_sign_in_link(found, Actor(this_operator()), purpose)
+    url = await asyncio.to_thread(local_base_url, settings) + path
     return Result(facts={**account_facts(found), "url": url}, shown=url)
 
 
-async def find_account(resources: Resources, id_or_name: str, *, reads_plans: bool = False) -> Account:
+async def find_account(
+    accounts: AccountStore, id_or_name: str, *, plans: Container[tuple[Variant, str]] | None = None
+) -> Account:
     """Raises `Failed` when there is no such account.
 
-    With `reads_plans`, raises `BadUsage` for a plan that is not known here: its limits would be misread.
+    With `plans`, raises `BadUsage` for a plan that is not among those known here: its limits would be misread.
     """
-    account = await resources.accounts.get(id_or_name)
+    account = await accounts.get(id_or_name)
     if account is None:
         raise Failed(f"no account {id_or_name!r} (see: atelier accounts list)")
     for plan in ((Variant.A, account.plan_a), (Variant.B, account.plan_b)):
-        if reads_plans and plan not in resources.settings.plan_table:
+        if plans is not None and plan not in plans:
             raise BadUsage(f"{account.name} has the plan {plan[1]!r}: set ATELIER_PLANS here as for the service")
     return account
 
@@ -218,7 +226,8 @@ def add_usage(app: typer.Typer) -> None:
 
 
 async def _usage(
-    resources: Resources,
+    accounts: AccountParts,
+    operations: OperationParts,
     account: Annotated[str | None, typer.Option(help="Only this account.")] = None,
     days: Annotated[int, typer.Option(min=1, max=MOST_DAYS, help="How many days (UTC), today's included.")] = 30,
     as_csv: Annotated[bool, typer.Option("--csv", help="Result in CSV.")] = False,
@@ -227,8 +236,8 @@ async def _usage(
 
     Images, megapixel-steps and worker seconds are listed.
     """
-    accounts = await resources.accounts.list() if account is None else [await find_account(resources, account)]
-    rows = await usage_report(resources, accounts, days)
+    found = await accounts.store.list() if account is None else [await find_account(accounts.store, account)]
+    rows = await usage_report(accounts.usage, accounts.api_keys, operations.reader, found, days)
     shown = usage_csv(rows).rstrip() if as_csv else table(_COLUMNS, [_cells(row) for row in rows], empty="No usage.")
     return Result(facts={"usage": [row.facts for row in rows]}, shown=shown)
 

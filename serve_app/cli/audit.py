@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 
+from serve_app.accounts.audit import AuditLog
+from serve_app.api.parts import AccountParts, OperationParts
 from serve_app.cli.command import BadUsage, Failed, Result, store_command, table
 from serve_app.domain.audit import Act, AuditRow, operator
 from serve_app.domain.durations import parse_duration
 from serve_app.operations.usage_report import log_names
-from serve_app.resources import Resources
 
 
 def add_audit(app: typer.Typer) -> None:
@@ -28,14 +29,15 @@ def this_operator() -> str:
 
 
 async def record_act(
-    resources: Resources, account_id: str, act: Act, subject: str = "", *, entry: str | None = None
+    audit: AuditLog, account_id: str, act: Act, subject: str = "", *, entry: str | None = None
 ) -> None:
     """Record an act of whoever runs this command."""
-    await resources.audit.record(account_id, act, actor=this_operator(), subject=subject, entry=entry)
+    await audit.record(account_id, act, actor=this_operator(), subject=subject, entry=entry)
 
 
 async def _audit(
-    resources: Resources,
+    accounts: AccountParts,
+    operations: OperationParts,
     account: Annotated[
         str | None, typer.Option(help="Only this account: its name or id, or a deleted one's id.")
     ] = None,
@@ -47,12 +49,12 @@ async def _audit(
 
     Recorded are sign-ins, keys, grants, plans, deletions and operators' acts.
     """
-    names = await log_names(resources)
-    found = None if account is None else await resources.accounts.get(account)
+    names = await log_names(accounts.store, operations.operators, operations.reader, accounts.audit)
+    found = None if account is None else await accounts.store.get(account)
     if account is not None and found is None and not account.startswith(("acct_", operator(""))):
         raise Failed(f"no account {account!r}; a deleted one is found by its id")
     account_id = account if found is None else found.id
-    rows = await resources.audit.rows(account_id, since=None if since is None else _time(since))
+    rows = await accounts.audit.rows(account_id, since=None if since is None else _time(since))
     facts = [_facts(row, names.get(row.log)) for row in rows]
     columns = ("TIME", "ACCOUNT", "ACTOR", "ACT", "SUBJECT", "ADDRESS")
     lines = [(f"{row.time:%Y-%m-%d %H:%M:%S}", names.get(row.log, _deleted(row)), *_acted(row)) for row in rows]

@@ -9,7 +9,7 @@ import asyncio
 import inspect
 import json
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +24,14 @@ from rich.table import Table
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
+from serve_app.api.parts import AccountParts, JobParts, LoraParts, OperationParts
 from serve_app.client import AtelierClientError
 from serve_app.domain.errors import AtelierError
 from serve_app.log import configure_logging
 from serve_app.loras.catalog_file import CatalogError
-from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import redis_left_as_it_was
+from serve_app.store.process import Process, open_process
 from serve_app.store.redis_address import KINDS, is_redis_address
 
 INTERRUPTED = 130
@@ -97,15 +98,20 @@ def read_settings(**given: Any) -> Settings:
     return settings
 
 
+PARTS = (Settings, Process, AccountParts, LoraParts, JobParts, OperationParts)
+Parts = Mapping[type[Any], Any]
+"""One of each of `PARTS`, by its type."""
+
+
 @asynccontextmanager
-async def open_stores(settings: Settings, *, creates_data: bool = False) -> AsyncGenerator[Resources]:
-    """Open the stores of a service, running or not. A Redis started for the command is stopped after it.
+async def open_stores(settings: Settings, *, creates_data: bool = False) -> AsyncGenerator[Parts]:
+    """Open a service's parts, whether it runs or not. A Redis started for the command is stopped after it.
 
     Raises `Failed` when the data directory holds no service, unless the command `creates_data`.
     """
     if settings.redis_url:
-        async with _open(settings) as resources:
-            yield resources
+        async with _open(settings) as parts:
+            yield parts
         return
     if not creates_data and not (settings.data_dir / "redis").is_dir():
         raise Failed(
@@ -113,24 +119,26 @@ async def open_stores(settings: Settings, *, creates_data: bool = False) -> Asyn
             "start one with `atelier up`, or give --data-dir or --redis-url"
         )
     with redis_left_as_it_was(settings.data_dir):
-        async with _open(settings) as resources:
-            yield resources
+        async with _open(settings) as parts:
+            yield parts
 
 
 @asynccontextmanager
-async def _open(settings: Settings) -> AsyncGenerator[Resources]:
-    """Raises `BadUsage` when the stores cannot open because of a setting."""
-    opening = open_resources(settings)
-    try:
-        resources = await opening.__aenter__()
-    except CatalogError as error:
-        raise BadUsage(f"catalog: {error}") from None
-    except (ValueError, ImportError) as error:  # what fsspec raises for a protocol it does not know or cannot load
-        raise BadUsage(f"ATELIER_STORAGE_URL: {error}") from None
-    try:
-        yield resources
-    finally:
-        await opening.__aexit__(None, None, None)
+async def _open(settings: Settings) -> AsyncGenerator[Parts]:
+    """Compose what commands use. Raises `BadUsage` when it cannot open because of a setting."""
+    async with open_process(settings) as process:
+        try:
+            accounts = AccountParts(process)
+            loras = LoraParts(process, accounts)
+            jobs = JobParts(process, accounts, loras)
+        except (ValueError, ImportError) as error:  # what fsspec raises for a protocol it does not know or cannot load
+            raise BadUsage(f"ATELIER_STORAGE_URL: {error}") from None
+        try:
+            await loras.applied_catalog.apply_file_once()
+        except CatalogError as error:
+            raise BadUsage(f"catalog: {error}") from None
+        operations = OperationParts(process, accounts, jobs)
+        yield {type(part): part for part in (settings, process, accounts, loras, jobs, operations)}
 
 
 def _setting_name(loc: tuple[int | str, ...]) -> str:
@@ -172,21 +180,26 @@ def command(group: typer.Typer, name: str) -> Callable[[Callable[Concatenate[Set
 
 def store_command(
     group: typer.Typer, name: str, *, creates_data: bool = False
-) -> Callable[[Callable[Concatenate[Resources, P], Awaitable[Result]]], Any]:
-    """Add a command that takes the opened stores.
+) -> Callable[[Callable[..., Awaitable[Result]]], Any]:
+    """Add a command whose first parameters are parts of the service, which it gets by their types.
 
     Only one with `creates_data` may create a missing data directory.
     """
 
-    def register(function: Callable[Concatenate[Resources, P], Awaitable[Result]]) -> Any:
-        def run(settings: Settings, *args: P.args, **options: P.kwargs) -> Result:
+    def register(function: Callable[..., Awaitable[Result]]) -> Any:
+        parameters = inspect.signature(function).parameters.values()
+        parts = {each.name: each.annotation for each in parameters if each.annotation in PARTS}
+
+        def run(settings: Settings, **options: Any) -> Result:
             async def work() -> Result:
-                async with open_stores(settings, creates_data=creates_data) as resources:
-                    return await function(resources, *args, **options)
+                async with open_stores(settings, creates_data=creates_data) as opened:
+                    return await function(**{name: opened[part] for name, part in parts.items()}, **options)
 
             return asyncio.run(work())
 
-        run.__signature__ = inspect.signature(function)  # pyright: ignore[reportFunctionMemberAccess]
+        first, *_ = inspect.signature(run).parameters.values()
+        own = [each for each in parameters if each.name not in parts]
+        run.__signature__ = inspect.Signature([first, *own])  # pyright: ignore[reportFunctionMemberAccess]
         run.__doc__ = function.__doc__
         command(group, name)(run)
         return function

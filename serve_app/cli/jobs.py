@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from serve_app.accounts.accounts import AccountStore
+from serve_app.api.parts import AccountParts, JobParts, OperationParts
 from serve_app.cli.accounts import find_account
 from serve_app.cli.audit import this_operator
 from serve_app.cli.command import Failed, Result, store_command, table
@@ -14,9 +16,7 @@ from serve_app.domain.audit import Actor
 from serve_app.domain.errors import NotFound
 from serve_app.domain.jobs import Job, JobState
 from serve_app.domain.requests import GenerationRequest
-from serve_app.jobs.deletion import delete_image, delete_job
-from serve_app.operations import operator_acts as operate
-from serve_app.resources import Resources
+from serve_app.jobs.history import JobReader
 
 app = typer.Typer(no_args_is_help=True, help="List, show, cancel, requeue, drop and delete jobs of every account.")
 
@@ -26,33 +26,34 @@ Limit = Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of j
 
 @store_command(app, "list")
 async def list_jobs(
-    resources: Resources,
+    accounts: AccountParts,
+    jobs: JobParts,
     state: Annotated[JobState | None, typer.Option(help="Only jobs in this state.")] = None,
     account: Annotated[str | None, typer.Option(help="Only jobs of this account.")] = None,
     limit: Limit = 50,
 ) -> Result:
     """List the newest jobs."""
     if account is None:
-        jobs = await resources.job_history.list_all(state, limit)
+        found = await jobs.history.list_all(state, limit)
     else:
-        found = await resources.job_history.list((await find_account(resources, account)).id, limit=limit)
-        jobs = [job for job in found if state in (None, job.state)]
-    return await _job_list(resources, jobs, empty="No such jobs.")
+        newest = await jobs.history.list((await find_account(accounts.store, account)).id, limit=limit)
+        found = [job for job in newest if state in (None, job.state)]
+    return await _job_list(accounts.store, found, empty="No such jobs.")
 
 
 @store_command(app, "dead")
-async def dead(resources: Resources, limit: Limit = 50) -> Result:
+async def dead(accounts: AccountParts, jobs: JobParts, limit: Limit = 50) -> Result:
     """List jobs that failed permanently; `requeue` retries one."""
-    return await _job_list(resources, await resources.dead_letters.list(limit), empty="No dead jobs.")
+    return await _job_list(accounts.store, await jobs.dead_letters.list(limit), empty="No dead jobs.")
 
 
 @store_command(app, "show")
-async def show(resources: Resources, job_id: JobId) -> Result:
+async def show(jobs: JobParts, operations: OperationParts, job_id: JobId) -> Result:
     """Show a job's record. The prompt is included only with `--json`."""
-    job = await _find(resources, job_id)
+    job = await _find(jobs.reader, job_id)
     facts = {**_facts(job), "request": _request_facts(job)}
     lines = Table(box=None, show_header=False, pad_edge=False)
-    names = await resources.operator_reader.account_names([job.account_id])
+    names = await operations.reader.account_names([job.account_id])
     for name, value in {**facts, "account": names.get(job.account_id, job.account_id)}.items():
         if name not in ("request", "images") and value is not None:
             lines.add_row(name.replace("_", " "), str(value))
@@ -62,9 +63,9 @@ async def show(resources: Resources, job_id: JobId) -> Result:
 
 
 @store_command(app, "cancel")
-async def cancel(resources: Resources, job_id: JobId) -> Result:
+async def cancel(operations: OperationParts, job_id: JobId) -> Result:
     """Cancel a job: immediately while it is queued, at its next step while it runs."""
-    state = await operate.cancel_job(resources, job_id, Actor(this_operator()))
+    state = await operations.acts.cancel_job(job_id, Actor(this_operator()))
     if state is None:
         raise _unknown(job_id)
     words = {JobState.CANCELED: "canceled", JobState.RUNNING: "will stop at its next step"}
@@ -73,7 +74,7 @@ async def cancel(resources: Resources, job_id: JobId) -> Result:
 
 @store_command(app, "delete")
 async def delete(
-    resources: Resources,
+    jobs: JobParts,
     job_id: JobId,
     image: Annotated[
         str | None,
@@ -84,42 +85,42 @@ async def delete(
 ) -> Result:
     """Delete a job that has ended, with its prompt and its images; with --image one of its images."""
     if image is not None:
-        return await _delete_image(resources, job_id, image)
+        return await _delete_image(jobs, job_id, image)
     try:
-        await delete_job(resources, job_id, account_id=None, actor=this_operator())
+        await jobs.deletion.delete_job(job_id, account_id=None, actor=this_operator())
     except NotFound:
         raise _unknown(job_id) from None
     return Result(facts={"id": job_id, "deleted": True}, shown=f"{job_id}: deleted")
 
 
-async def _delete_image(resources: Resources, job_id: str, image_id: str) -> Result:
+async def _delete_image(jobs: JobParts, job_id: str, image_id: str) -> Result:
     try:
-        await delete_image(resources, job_id, image_id, account_id=None, actor=this_operator())
+        await jobs.deletion.delete_image(job_id, image_id, account_id=None, actor=this_operator())
     except NotFound:
         raise Failed(f"no image {image_id!r} of a job {job_id!r} (see: atelier jobs show {job_id})") from None
-    is_kept = await resources.jobs.find(job_id) is not None
+    is_kept = await jobs.reader.find(job_id) is not None
     shown = f"{image_id}: deleted" if is_kept else f"{image_id}: deleted, and with its last image {job_id}"
     return Result(facts={"id": job_id, "image_id": image_id, "deleted": True, "job_deleted": not is_kept}, shown=shown)
 
 
 @store_command(app, "requeue")
-async def requeue(resources: Resources, job_id: JobId) -> Result:
+async def requeue(operations: OperationParts, job_id: JobId) -> Result:
     """Requeue a dead job with a full set of attempts."""
-    if not await operate.requeue_job(resources, job_id, Actor(this_operator())):
+    if not await operations.acts.requeue_job(job_id, Actor(this_operator())):
         raise Failed(f"{job_id} is not a dead job (see: atelier jobs dead)")
     return Result(facts={"id": job_id, "state": JobState.QUEUED}, shown=f"{job_id}: queued again")
 
 
 @store_command(app, "drop")
-async def drop(resources: Resources, job_id: JobId) -> Result:
+async def drop(operations: OperationParts, job_id: JobId) -> Result:
     """Remove a dead job from the list of `dead`; it remains failed, also for its account."""
-    if not await operate.drop_job(resources, job_id, Actor(this_operator())):
+    if not await operations.acts.drop_job(job_id, Actor(this_operator())):
         raise Failed(f"{job_id} is not a dead job (see: atelier jobs dead)")
     return Result(facts={"id": job_id, "dropped": True}, shown=f"{job_id}: off the list")
 
 
-async def _find(resources: Resources, job_id: str) -> Job:
-    job = await resources.jobs.find(job_id)
+async def _find(jobs: JobReader, job_id: str) -> Job:
+    job = await jobs.find(job_id)
     if job is None:
         raise _unknown(job_id)
     return job
@@ -129,8 +130,8 @@ def _unknown(job_id: str) -> Failed:
     return Failed(f"no job {job_id!r} (see: atelier jobs list)")
 
 
-async def _job_list(resources: Resources, jobs: Sequence[Job], *, empty: str) -> Result:
-    names = {account.id: account.name for account in await resources.accounts.list()}
+async def _job_list(accounts: AccountStore, jobs: Sequence[Job], *, empty: str) -> Result:
+    names = {account.id: account.name for account in await accounts.list()}
     rows = [_row(job, names.get(job.account_id, job.account_id)) for job in jobs]
     columns = ("ID", "STATE", "DONE", "ACCOUNT", "WHAT", "ACCEPTED", "WHY")
     return Result(facts={"jobs": [_facts(job) for job in jobs]}, shown=table(columns, rows, empty=empty))

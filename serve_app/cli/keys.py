@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from serve_app.api.parts import AccountParts, LoraParts
 from serve_app.cli.accounts import AccountName, find_account
 from serve_app.cli.audit import record_act
 from serve_app.cli.command import BadUsage, Failed, Result, store_command, table
@@ -15,7 +16,7 @@ from serve_app.domain.audit import Act
 from serve_app.domain.durations import parse_duration
 from serve_app.domain.errors import InvalidParameter, NotFound, TooManyKeys
 from serve_app.domain.requests import Variant
-from serve_app.resources import Resources
+from serve_app.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, roll and revoke API keys. The key itself is shown once.")
 
@@ -24,7 +25,9 @@ KeyId = Annotated[str, typer.Argument(help="The key's id, from `atelier keys lis
 
 @store_command(app, "create")
 async def create(
-    resources: Resources,
+    settings: Settings,
+    accounts: AccountParts,
+    loras: LoraParts,
     account: AccountName,
     interfaces: Annotated[str, typer.Option(help="a (bearer), b (X-API-Key), or a,b.")] = "a,b",
     name: Annotated[str, typer.Option(help="A name for the key.")] = "",
@@ -47,10 +50,11 @@ async def create(
     life = None if expires_in is None else _duration("--expires-in", expires_in)
     if life == timedelta():
         raise BadUsage("--expires-in: must be longer than zero")
-    found = await find_account(resources, account, reads_plans=limit is not None)
-    adapters = frozenset([(await find_adapter(resources, each)).id for each in lora]) if lora else None
+    plans = None if limit is None else settings.plan_table
+    found = await find_account(accounts.store, account, plans=plans)
+    adapters = frozenset([(await find_adapter(loras.catalog, each)).id for each in lora]) if lora else None
     try:
-        key, secret = await resources.api_keys.create(
+        key, secret = await accounts.api_keys.create(
             found.id,
             name=name,
             interfaces=variants,
@@ -63,15 +67,15 @@ async def create(
         raise BadUsage(error.message) from None
     except TooManyKeys as error:
         raise Failed(error.message) from None
-    await record_act(resources, found.id, Act.KEY_CREATED, key.id)
+    await record_act(accounts.audit, found.id, Act.KEY_CREATED, key.id)
     return Result(facts={"key": secret, **_facts(key)}, shown=secret)
 
 
 @store_command(app, "list")
-async def list_keys(resources: Resources, account: AccountName) -> Result:
+async def list_keys(accounts: AccountParts, account: AccountName) -> Result:
     """List an account's keys, including revoked and expired ones."""
-    found = await find_account(resources, account)
-    keys = await resources.api_keys.list(found.id)
+    found = await find_account(accounts.store, account)
+    keys = await accounts.api_keys.list(found.id)
     rows = [_row(key) for key in keys]
     return Result(
         facts={"account": found.id, "keys": [_facts(key) for key in keys]},
@@ -85,28 +89,29 @@ async def list_keys(resources: Resources, account: AccountName) -> Result:
 
 @store_command(app, "edit")
 async def edit(
-    resources: Resources,
+    settings: Settings,
+    accounts: AccountParts,
     key_id: KeyId,
     limit: Annotated[
         int, typer.Option(min=0, help="Requests per window of the account's plan; 0 for the plan's limit.")
     ],
 ) -> Result:
     """Change a key's limit, effective from its next use."""
-    if limit and (account_id := await resources.api_keys.account_of(key_id)):
-        await find_account(resources, account_id, reads_plans=True)
+    if limit and (account_id := await accounts.api_keys.account_of(key_id)):
+        await find_account(accounts.store, account_id, plans=settings.plan_table)
     try:
-        key = await resources.api_keys.set_limit(key_id, limit or None)
+        key = await accounts.api_keys.set_limit(key_id, limit or None)
     except InvalidParameter as error:
         raise BadUsage(error.message) from None
     except NotFound as error:
         raise Failed(f"{error.message} (see: atelier keys list ACCOUNT)") from None
-    await record_act(resources, key.account_id, Act.KEY_CHANGED, key.id)
+    await record_act(accounts.audit, key.account_id, Act.KEY_CHANGED, key.id)
     return Result(facts=_facts(key), shown=f"{key.id}: {_limit(key)}")
 
 
 @store_command(app, "roll")
 async def roll(
-    resources: Resources,
+    accounts: AccountParts,
     key_id: KeyId,
     grace: Annotated[str, typer.Option(metavar="TIME", help="How long the old key stays valid: 7d, 1h, 0s.")] = "1h",
 ) -> Result:
@@ -115,22 +120,22 @@ async def roll(
     The new key has the same name, interfaces, scopes, LoRAs, limit and lifetime.
     """
     try:
-        key, secret = await resources.api_keys.roll(key_id, grace=_duration("--grace", grace))
+        key, secret = await accounts.api_keys.roll(key_id, grace=_duration("--grace", grace))
     except NotFound as error:
         raise Failed(f"{error.message} (see: atelier keys list ACCOUNT)") from None
     except TooManyKeys as error:
         raise Failed(error.message) from None
-    await record_act(resources, key.account_id, Act.KEY_ROLLED, f"{key_id} {key.id}")
+    await record_act(accounts.audit, key.account_id, Act.KEY_ROLLED, f"{key_id} {key.id}")
     return Result(facts={"key": secret, "replaces": key_id, **_facts(key)}, shown=secret)
 
 
 @store_command(app, "revoke")
-async def revoke(resources: Resources, key_id: KeyId) -> Result:
+async def revoke(accounts: AccountParts, key_id: KeyId) -> Result:
     """Revoke a key, effective from its next use."""
-    if not await resources.api_keys.revoke(key_id):
+    if not await accounts.api_keys.revoke(key_id):
         raise Failed(f"no key {key_id!r} (see: atelier keys list ACCOUNT)")
-    account_id = await resources.api_keys.account_of(key_id)
-    await record_act(resources, account_id or "", Act.KEY_REVOKED, key_id)
+    account_id = await accounts.api_keys.account_of(key_id)
+    await record_act(accounts.audit, account_id or "", Act.KEY_REVOKED, key_id)
     return Result(facts={"id": key_id, "revoked": True}, shown=f"{key_id}: revoked")
 
 

@@ -16,6 +16,7 @@ from rich.console import Console, Group
 from rich.markup import escape
 from rich.status import Status
 
+from serve_app.api.parts import AccountParts, JobParts, LoraParts, OperationParts
 from serve_app.cli.accounts import AccountName, find_account
 from serve_app.cli.audit import record_act
 from serve_app.cli.command import BadUsage, Failed, Result, command, store_command, table
@@ -36,11 +37,12 @@ from serve_app.domain.catalog import Adapter, Offer
 from serve_app.domain.errors import InvalidParameter, PayloadTooLarge
 from serve_app.engine_options import DEFAULT_MAX_RANK, MAX_RANK
 from serve_app.loras.account_loras import base_warning
-from serve_app.loras.registration import register
-from serve_app.loras.registration import remove as unregister
+from serve_app.loras.catalog import CatalogReader
+from serve_app.loras.registration import remove_lora
 from serve_app.loras.sources import LoraSources
-from serve_app.resources import Resources
+from serve_app.operations.reports import OperatorReader
 from serve_app.settings import Settings
+from serve_app.store.storage import DiskReserve
 
 PROMPT = "purple mountains under a black sky with a yellow moon"
 SIZE, STEPS = 512, 20
@@ -84,7 +86,11 @@ Lora = Annotated[str, typer.Argument(metavar="LORA", help="The adapter's id or n
 
 @store_command(app, "add")
 async def add(
-    resources: Resources,
+    settings: Settings,
+    accounts: AccountParts,
+    loras: LoraParts,
+    jobs: JobParts,
+    operations: OperationParts,
     file: Annotated[
         str,
         typer.Argument(help="A safetensors file, a folder of PEFT, or the address of one below ATELIER_LORA_SOURCES."),
@@ -105,30 +111,30 @@ async def add(
     """
     if account is not None and everyone:
         raise BadUsage("loras add: give --account or --everyone, not both")
-    owner = "" if account is None else (await find_account(resources, account, reads_plans=True)).id
+    owner = "" if account is None else (await find_account(accounts.store, account, plans=settings.plan_table)).id
     words = tuple(word.strip() for word in trigger_words.split(",") if word.strip())
     offer = Offer(name=name or Path(file).stem, description=description, base_model=base, trigger_words=words)
-    allowing = replace(resources, max_rank=max_rank)
+    registration = replace(loras.registration, max_rank=max_rank)
     offered_to = None if everyone else frozenset[str]()
     try:
-        async with _local(resources, file) as path:
+        async with _local(settings, jobs.space.disk, file) as path:
             with _doing(f"Checking {offer.name}"):
-                adapter = (await register(allowing, path, offer, owner=owner, accounts=offered_to)).adapter
+                adapter = (await registration.register(path, offer, owner=owner, accounts=offered_to)).adapter
     except (InvalidParameter, PayloadTooLarge) as error:
         raise Failed(error.message) from None
     if owner:
-        await record_act(resources, owner, Act.LORA_GRANTED, adapter.id)
+        await record_act(accounts.audit, owner, Act.LORA_GRANTED, adapter.id)
     lines = [f"{adapter.name} ({adapter.id}): {adapter.found['summary']}"]
     if suggested := adapter.found.get("suggested_trigger_words"):
         lines.append(f"Trigger words by its file: {', '.join(suggested)}")
-    if warning := await base_warning(resources, adapter.base_model):
+    if warning := await base_warning(operations.measures, adapter.base_model):
         lines.append(warning)
     lines.append(f"Try it: atelier loras try {adapter.id}")
     return Result(facts={**_facts(adapter), "warning": warning or None}, shown="\n".join(lines))
 
 
 @asynccontextmanager
-async def _local(resources: Resources, file: str) -> AsyncGenerator[Path]:
+async def _local(settings: Settings, disk: DiskReserve, file: str) -> AsyncGenerator[Path]:
     """The file or folder on this machine, fetched meanwhile where it is an address."""
     if "://" not in file:
         if not await asyncio.to_thread(Path(file).exists):
@@ -136,9 +142,9 @@ async def _local(resources: Resources, file: str) -> AsyncGenerator[Path]:
         yield Path(file)
         return
     with TemporaryDirectory(prefix="atelier-lora-") as folder:
-        sources = LoraSources(resources.settings)
+        sources = LoraSources(settings)
         with _doing(f"Fetching {file}"):
-            path = await sources.fetch(file, Path(folder), before_block=resources.disk.check)
+            path = await sources.fetch(file, Path(folder), before_block=disk.check)
         yield path
 
 
@@ -148,29 +154,31 @@ def _doing(words: str) -> Status:
 
 
 @store_command(app, "remove")
-async def remove(resources: Resources, lora: Lora) -> Result:
+async def remove(settings: Settings, accounts: AccountParts, loras: LoraParts, lora: Lora) -> Result:
     """Remove an added adapter: jobs that wait for it or run with it end as lora_unavailable."""
-    adapter = await find_adapter(resources, lora)
-    if await unregister(resources, adapter.id) == "file":
-        raise Failed(f"{adapter.name} is a row of {resources.settings.catalog}: remove it there")
+    adapter = await find_adapter(loras.catalog, lora)
+    if await remove_lora(loras.registry, loras.stored_weights, adapter.id) == "file":
+        raise Failed(f"{adapter.name} is a row of {settings.catalog}: remove it there")
     if adapter.owner:
-        await record_act(resources, adapter.owner, Act.LORA_REVOKED, adapter.id)
+        await record_act(accounts.audit, adapter.owner, Act.LORA_REVOKED, adapter.id)
     return Result(facts={"lora": adapter.id, "removed": True}, shown=f"{adapter.name} ({adapter.id}) is removed")
 
 
 @store_command(app, "list")
 async def list_loras(
-    resources: Resources,
+    accounts: AccountParts,
+    loras: LoraParts,
+    operations: OperationParts,
     account: Annotated[str | None, typer.Option(help="Only adapters that this account may use.")] = None,
 ) -> Result:
     """List all adapters, and the rows of the catalog file that are set aside."""
     if account is None:
-        adapters = await resources.catalog.all()
+        adapters = await loras.catalog.all()
     else:
-        adapters = await resources.catalog.adapters((await find_account(resources, account)).id)
-    names = await _account_names(resources, adapters)
+        adapters = await loras.catalog.adapters((await find_account(accounts.store, account)).id)
+    names = await _account_names(operations.reader, adapters)
     rows = [(adapter.name, adapter.id, adapter.base_model, _offered_to(adapter, names)) for adapter in adapters]
-    set_aside = await resources.applied_catalog.set_aside()
+    set_aside = await loras.applied_catalog.set_aside()
     listed = table(("NAME", "ID", "BASE MODEL", "OFFERED TO"), rows, empty="No adapters in the catalog.")
     reported = "\n".join(f"Set aside: {row.reason}" for row in set_aside)
     return Result(
@@ -180,16 +188,16 @@ async def list_loras(
 
 
 @store_command(app, "show")
-async def show(resources: Resources, lora: Lora) -> Result:
+async def show(loras: LoraParts, operations: OperationParts, lora: Lora) -> Result:
     """Show an adapter: what it is called, what its check found, and what its file says of its training."""
-    adapter = await find_adapter(resources, lora)
+    adapter = await find_adapter(loras.catalog, lora)
     found = dict(adapter.found)
     rows = [
         ("name", adapter.name),
         ("id", adapter.id),
         ("description", adapter.description),
         ("base model", adapter.base_model),
-        ("offered to", _offered_to(adapter, await _account_names(resources, [adapter]))),
+        ("offered to", _offered_to(adapter, await _account_names(operations.reader, [adapter]))),
         ("trigger words", ", ".join(adapter.trigger_words)),
         ("suggested by its file", ", ".join(found.get("suggested_trigger_words", ()))),
         ("found", found.get("summary", "")),
@@ -202,29 +210,29 @@ async def show(resources: Resources, lora: Lora) -> Result:
 
 
 @store_command(app, "grant")
-async def grant(resources: Resources, lora: Lora, account: AccountName) -> Result:
+async def grant(accounts: AccountParts, loras: LoraParts, lora: Lora, account: AccountName) -> Result:
     """Allow an account to use an adapter, overriding whom it is offered to."""
-    adapter, found = await find_adapter(resources, lora), await find_account(resources, account)
-    await resources.adapter_grants.grant(adapter.id, found.id)
-    await record_act(resources, found.id, Act.LORA_GRANTED, adapter.id)
+    adapter, found = await find_adapter(loras.catalog, lora), await find_account(accounts.store, account)
+    await loras.grants.grant(adapter.id, found.id)
+    await record_act(accounts.audit, found.id, Act.LORA_GRANTED, adapter.id)
     return _grant_result(adapter, found.name, "may use", allowed=True)
 
 
 @store_command(app, "revoke")
-async def revoke(resources: Resources, lora: Lora, account: AccountName) -> Result:
+async def revoke(accounts: AccountParts, loras: LoraParts, lora: Lora, account: AccountName) -> Result:
     """Forbid an account from using an adapter, overriding whom it is offered to."""
-    adapter, found = await find_adapter(resources, lora), await find_account(resources, account)
-    await resources.adapter_grants.revoke(adapter.id, found.id)
-    await record_act(resources, found.id, Act.LORA_REVOKED, adapter.id)
+    adapter, found = await find_adapter(loras.catalog, lora), await find_account(accounts.store, account)
+    await loras.grants.revoke(adapter.id, found.id)
+    await record_act(accounts.audit, found.id, Act.LORA_REVOKED, adapter.id)
     return _grant_result(adapter, found.name, "may not use", allowed=False)
 
 
-async def find_adapter(resources: Resources, id_or_name: str) -> Adapter:
+async def find_adapter(catalog: CatalogReader, id_or_name: str) -> Adapter:
     """Raises `Failed` when there is no such adapter, or more than one of the name."""
-    adapter = await resources.catalog.adapter(id_or_name)
+    adapter = await catalog.adapter(id_or_name)
     if adapter is not None:
         return adapter
-    named = [adapter for adapter in await resources.catalog.all() if adapter.name.casefold() == id_or_name.casefold()]
+    named = [adapter for adapter in await catalog.all() if adapter.name.casefold() == id_or_name.casefold()]
     if not named:
         raise Failed(f"no adapter {id_or_name!r} (see: atelier loras list)")
     if len(named) > 1:
@@ -252,10 +260,10 @@ def _facts(adapter: Adapter) -> dict[str, object]:
     }
 
 
-async def _account_names(resources: Resources, adapters: Sequence[Adapter]) -> Mapping[str, str]:
+async def _account_names(reader: OperatorReader, adapters: Sequence[Adapter]) -> Mapping[str, str]:
     """Name the accounts that own these adapters, and those to which they are offered, by id."""
     ids = [account for adapter in adapters for account in (adapter.owner, *(adapter.accounts or ()))]
-    return await resources.operator_reader.account_names(ids)
+    return await reader.account_names(ids)
 
 
 def _offered_to(adapter: Adapter, names: Mapping[str, str]) -> str:

@@ -5,7 +5,10 @@ from typing import Annotated
 
 import typer
 
-from serve_app.accounts.sign_in import LinkPurpose
+from serve_app.accounts.audit import AuditLog
+from serve_app.accounts.operators import OperatorStore
+from serve_app.accounts.sign_in import LinkPurpose, SignInLinks
+from serve_app.api.parts import AccountParts, OperationParts
 from serve_app.cli.accounts import PasswordStdin, password_from_stdin, password_from_terminal
 from serve_app.cli.audit import record_act
 from serve_app.cli.command import BadUsage, Failed, Result, store_command, table
@@ -13,7 +16,7 @@ from serve_app.cli.local import local_base_url
 from serve_app.domain.accounts import Operator
 from serve_app.domain.audit import Act, operator
 from serve_app.domain.errors import InvalidParameter
-from serve_app.resources import Resources
+from serve_app.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, help="Create operators of the web pages, and change their passwords.")
 
@@ -22,7 +25,9 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The operator's name."
 
 @store_command(app, "create", creates_data=True)
 async def create(
-    resources: Resources,
+    settings: Settings,
+    accounts: AccountParts,
+    operations: OperationParts,
     name: Annotated[str, typer.Argument(help="1 to 63 of a-z 0-9 . _ -", show_default=False)],
     password_stdin: PasswordStdin = False,
 ) -> Result:
@@ -31,19 +36,19 @@ async def create(
     Without a password, print a link with which they set one, once, within 24 hours.
     """
     try:
-        made = await resources.operators.create(name, password=password_from_stdin() if password_stdin else None)
+        made = await operations.operators.create(name, password=password_from_stdin() if password_stdin else None)
     except InvalidParameter as error:
         raise BadUsage(error.message) from None
-    await record_act(resources, operator(name), Act.OPERATOR_CREATED)
+    await record_act(accounts.audit, operator(name), Act.OPERATOR_CREATED)
     if password_stdin:
         return Result(facts=_facts(made), shown=f"{name}: may sign in at /operators")
-    return await _link(resources, made, LinkPurpose.NEW_PASSWORD)
+    return await _link(settings, accounts.audit, operations.links, made, LinkPurpose.NEW_PASSWORD)
 
 
 @store_command(app, "list")
-async def list_operators(resources: Resources) -> Result:
+async def list_operators(operations: OperationParts) -> Result:
     """List all operators, oldest first."""
-    operators = await resources.operators.list()
+    operators = await operations.operators.list()
     rows = [
         (each.name, "set" if each.has_password else "none", f"{each.created_at:%Y-%m-%d %H:%M}") for each in operators
     ]
@@ -54,22 +59,26 @@ async def list_operators(resources: Resources) -> Result:
 
 
 @store_command(app, "password")
-async def password(resources: Resources, name: Name, password_stdin: PasswordStdin = False) -> Result:
+async def password(
+    accounts: AccountParts, operations: OperationParts, name: Name, password_stdin: PasswordStdin = False
+) -> Result:
     """Set an operator's password and end their sessions."""
-    await _find(resources, name)
+    await _find(operations.operators, name)
     given = password_from_stdin() if password_stdin else password_from_terminal()
     try:
-        await resources.operators.set_password(name, given)
+        await operations.operators.set_password(name, given)
     except InvalidParameter as error:
         raise BadUsage(error.message) from None
-    ended = await resources.operator_sessions.revoke_all(name)
-    await record_act(resources, operator(name), Act.PASSWORD_SET)
+    ended = await operations.sessions.revoke_all(name)
+    await record_act(accounts.audit, operator(name), Act.PASSWORD_SET)
     return Result(facts={"name": name, "sessions_ended": ended}, shown=f"{name}: password set")
 
 
 @store_command(app, "sign-in-link")
 async def sign_in_link(
-    resources: Resources,
+    settings: Settings,
+    accounts: AccountParts,
+    operations: OperationParts,
     name: Name,
     new_password: Annotated[bool, typer.Option("--new-password", help="The link lets them set a password.")] = False,
 ) -> Result:
@@ -77,31 +86,39 @@ async def sign_in_link(
 
     Use --new-password for a lost password.
     """
-    found = await _find(resources, name)
-    return await _link(resources, found, LinkPurpose.NEW_PASSWORD if new_password else LinkPurpose.SIGN_IN)
+    found = await _find(operations.operators, name)
+    return await _link(
+        settings,
+        accounts.audit,
+        operations.links,
+        found,
+        LinkPurpose.NEW_PASSWORD if new_password else LinkPurpose.SIGN_IN,
+    )
 
 
 @store_command(app, "delete")
-async def delete(resources: Resources, name: Name) -> Result:
+async def delete(accounts: AccountParts, operations: OperationParts, name: Name) -> Result:
     """Delete an operator and end their sessions; what they did stays in the audit log."""
-    await _find(resources, name)
-    await resources.operators.delete(name)
-    await resources.operator_sessions.revoke_all(name)
-    await record_act(resources, operator(name), Act.OPERATOR_DELETED)
+    await _find(operations.operators, name)
+    await operations.operators.delete(name)
+    await operations.sessions.revoke_all(name)
+    await record_act(accounts.audit, operator(name), Act.OPERATOR_DELETED)
     return Result(facts={"name": name, "deleted": True}, shown=f"{name}: deleted")
 
 
-async def _find(resources: Resources, name: str) -> Operator:
-    found = await resources.operators.get(name)
+async def _find(operators: OperatorStore, name: str) -> Operator:
+    found = await operators.get(name)
     if found is None:
         raise Failed(f"no operator {name!r} (see: atelier operators list)")
     return found
 
 
-async def _link(resources: Resources, found: Operator, purpose: LinkPurpose) -> Result:
-    token = await resources.operator_links.create(found.name, purpose)
-    await record_act(resources, operator(found.name), Act.SIGN_IN_LINK_MADE)
-    base_url = await asyncio.to_thread(local_base_url, resources.settings)
+async def _link(
+    settings: Settings, audit: AuditLog, links: SignInLinks, found: Operator, purpose: LinkPurpose
+) -> Result:
+    token = await links.create(found.name, purpose)
+    await record_act(audit, operator(found.name), Act.SIGN_IN_LINK_MADE)
+    base_url = await asyncio.to_thread(local_base_url, settings)
     url = f"{base_url}/operators/links/{token}"
     return Result(facts={**_facts(found), "url": url}, shown=url)
 

@@ -6,9 +6,11 @@ from typing import Annotated
 
 import typer
 
+from serve_app.api.parts import JobParts, OperationParts
 from serve_app.cli.command import BadUsage, Failed, Result, command, open_stores
 from serve_app.operations.restore_check import RestoreFacts, check_restored
 from serve_app.settings import Settings
+from serve_app.store.process import Process
 
 SHOWN = 5
 """How many missing files are named; `--json` has them all."""
@@ -38,8 +40,10 @@ def _restore(
 
 
 async def _check(settings: Settings) -> RestoreFacts:
-    async with open_stores(settings) as resources:
-        return await check_restored(resources)
+    async with open_stores(settings) as parts:
+        jobs: JobParts = parts[JobParts]
+        operations: OperationParts = parts[OperationParts]
+        return await check_restored(parts[Process], operations.reader, jobs.history, jobs.images)
 
 
 def _facts(facts: RestoreFacts) -> dict[str, object]:

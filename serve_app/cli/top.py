@@ -10,10 +10,10 @@ from rich.filesize import decimal
 from rich.live import Live
 from rich.text import Text
 
+from serve_app.api.parts import JobParts, LoraParts, OperationParts
 from serve_app.cli.command import Result, store_command, table
 from serve_app.domain.durations import rounded_duration
 from serve_app.operations.overview import adapter_names, overview
-from serve_app.resources import Resources
 
 _GIB = 1 << 30
 _USES = {"weights": "weights", "adapters": "slots", "adapter_cache": "cache"}
@@ -25,13 +25,19 @@ def add_top(app: typer.Typer) -> None:
 
 
 async def _top(
-    resources: Resources,
+    loras: LoraParts,
+    jobs: JobParts,
+    operations: OperationParts,
     once: Annotated[bool, typer.Option("--once", help="Print once and exit; add --json for scripts.")] = False,
     every: Annotated[float, typer.Option(min=0.5, max=60, help="Refresh interval in seconds.")] = 2.0,
 ) -> Result:
     """Show the queue, the workers, the adapters and the failures until Ctrl-C."""
-    names = await adapter_names(resources)
-    facts = await overview(resources, names)
+    names = await adapter_names(loras.catalog)
+
+    async def look() -> dict[str, Any]:
+        return await overview(operations.measures, jobs.stats, jobs.dead_letters, operations.workers, names)
+
+    facts = await look()
     console = Console(highlight=False, markup=False, emoji=False)
     if once or not console.is_terminal:
         return Result(facts=facts, shown=_render(facts))
@@ -39,7 +45,7 @@ async def _top(
         try:
             while True:
                 await asyncio.sleep(every)
-                facts = await overview(resources, names)
+                facts = await look()
                 live.update(_render(facts), refresh=True)
         except asyncio.CancelledError:  # Ctrl-C
             return Result(facts=facts, shown="")

@@ -3,12 +3,15 @@
 Operators: people who look after the service in the browser. They are no accounts.
 """
 
+import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from math import ceil
 from typing import Literal
 
+from serve_app.domain.durations import milliseconds
 from serve_app.domain.requests import Variant
 
 GIB = 1 << 30
@@ -39,6 +42,16 @@ class Plan:
         """Return the window's name in the `RateLimit-Policy` header: `a-hourly`, `b-minute`."""
         period = {timedelta(hours=1): "hourly", timedelta(minutes=1): "minute"}.get(self.window)
         return f"{self.variant}-{period or f'{self.window.total_seconds():g}s'}"
+
+
+def plan_cells(plans: Iterable[Plan]) -> list[str | int]:
+    """Return an interface's plans as `window.lua` takes them."""
+    return [cell for plan in plans for cell in (plan.name, plan.limit, milliseconds(plan.window))]
+
+
+def new_rate_token() -> str:
+    """Return a name for a counted request, by which it can be refunded."""
+    return secrets.token_urlsafe(12)
 
 
 HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)

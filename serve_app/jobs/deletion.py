@@ -9,9 +9,10 @@ import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NamedTuple
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
 
+from serve_app.accounts.audit import AuditLog
 from serve_app.domain.audit import Act
 from serve_app.domain.durations import from_epoch_ms
 from serve_app.domain.errors import JobUnfinished, NotFound, StoreUnavailable, UnreadableRecord
@@ -20,12 +21,9 @@ from serve_app.jobs.compact_form import RESULT, Result, pack_result, request_byt
 from serve_app.jobs.images import ImageStore
 from serve_app.jobs.records import JOB_BYTES, UNREADABLE
 from serve_app.store.keys import redis_key
+from serve_app.store.process import Background
 from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Argument, Rewrite, Script
-
-if TYPE_CHECKING:
-    from serve_app.resources import Resources
-
 
 CHANGED = "changed"
 """A script's answer to a caller that has read another result of the job."""
@@ -148,69 +146,72 @@ def _read(name: str, text: str) -> DeletedObjects:
 _log = logging.getLogger(__name__)
 
 
-async def delete_job(
-    resources: "Resources", job_id: str, *, account_id: str | None, actor: str, address: str = ""
-) -> None:
-    """Delete an ended job with its prompt and images; `account_id=None` is the operator.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobDeletion:
+    """Deletes jobs and images with their objects, and records who did."""
 
-    Raises `NotFound`, `JobUnfinished`, `StoreUnavailable`. A storage that does not answer does not fail the call: the
-    objects stay on the list, and go when it answers.
-    """
+    deletions: Deletions
+    images: ImageStore
+    audit: AuditLog
+    background: Background
 
-    async def work() -> None:
-        deleted = await resources.deletions.delete_job(job_id, account_id=account_id)
-        await _finish(resources, deleted, job_id, Act.JOB_DELETED, actor=actor, address=address)
+    async def delete_job(self, job_id: str, *, account_id: str | None, actor: str, address: str = "") -> None:
+        """Delete an ended job with its prompt and images; `account_id=None` is the operator.
 
-    await resources.run_to_end(work())
+        Raises `NotFound`, `JobUnfinished`, `StoreUnavailable`. A storage that does not answer does not fail the call:
+        the objects stay on the list, and go when it answers.
+        """
+
+        async def work() -> None:
+            deleted = await self.deletions.delete_job(job_id, account_id=account_id)
+            await self._finish(deleted, job_id, Act.JOB_DELETED, actor=actor, address=address)
+
+        await self.background.run_to_end(work())
+
+    async def delete_image(
+        self, job_id: str, image_id: str, *, account_id: str | None, actor: str, address: str = ""
+    ) -> None:
+        """Delete one image of a job, and the job with its last one. Raises as `delete_job`."""
+
+        async def work() -> None:
+            deleted = await self.deletions.delete_image(job_id, image_id, account_id=account_id)
+            await self._finish(deleted, image_id, Act.IMAGE_DELETED, actor=actor, address=address)
+
+        await self.background.run_to_end(work())
+
+    async def _finish(self, deleted: Deleted | None, subject: str, act: Act, *, actor: str, address: str) -> None:
+        if deleted is None:
+            raise NotFound("There is no such job or image.")
+        await self.audit.record(deleted.account_id, act, actor=actor, subject=subject, address=address)
+        objects = await self.deletions.objects(deleted.name)
+        try:
+            if objects is not None:
+                await remove_objects(self.images, objects)
+        except StoreUnavailable as error:
+            _log.warning("objects of %s are left to the housekeeper: %s", deleted.name, error)
 
 
-async def delete_image(
-    resources: "Resources", job_id: str, image_id: str, *, account_id: str | None, actor: str, address: str = ""
-) -> None:
-    """Delete one image of a job, and the job with its last one. Raises as `delete_job`."""
-
-    async def work() -> None:
-        deleted = await resources.deletions.delete_image(job_id, image_id, account_id=account_id)
-        await _finish(resources, deleted, image_id, Act.IMAGE_DELETED, actor=actor, address=address)
-
-    await resources.run_to_end(work())
-
-
-async def remove_listed_objects(resources: "Resources") -> int:
+async def remove_listed_objects(deletions: Deletions, images: ImageStore, *, lease: timedelta) -> int:
     """Remove the objects of deleted jobs; return how many jobs and images went off the list.
 
     A worker that was still writing when its job was deleted stops within its lease: each is looked for once more after two.
     """
-    settled_before = datetime.now(UTC) - 2 * resources.settings.lease
+    settled_before = datetime.now(UTC) - 2 * lease
     forgotten = 0
-    for deleted in await resources.deletions.listed():
-        await remove_objects(resources, deleted)
+    for deleted in await deletions.listed():
+        await remove_objects(images, deleted)
         if deleted.deleted_at < settled_before:
-            await resources.deletions.forget(deleted.name)
+            await deletions.forget(deleted.name)
             forgotten += 1
     return forgotten
 
 
-async def remove_objects(resources: "Resources", deleted: DeletedObjects) -> None:
+async def remove_objects(images: ImageStore, deleted: DeletedObjects) -> None:
     """Remove a deleted job's or image's objects. Safe to repeat."""
     for image_uri in deleted.image_uris:
         try:
-            await resources.images.delete(image_uri)
+            await images.delete(image_uri)
         except NotFound:  # of a storage that is no longer the service's
             continue
     if deleted.folder:
-        await resources.images.delete_folder(deleted.folder)
-
-
-async def _finish(
-    resources: "Resources", deleted: Deleted | None, subject: str, act: Act, *, actor: str, address: str
-) -> None:
-    if deleted is None:
-        raise NotFound("There is no such job or image.")
-    await resources.audit.record(deleted.account_id, act, actor=actor, subject=subject, address=address)
-    objects = await resources.deletions.objects(deleted.name)
-    try:
-        if objects is not None:
-            await remove_objects(resources, objects)
-    except StoreUnavailable as error:
-        _log.warning("objects of %s are left to the housekeeper: %s", deleted.name, error)
+        await images.delete_folder(deleted.folder)

@@ -10,18 +10,13 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from io import BytesIO
-from typing import TYPE_CHECKING, NamedTuple
-
-from PIL import Image
+from typing import NamedTuple
 
 from serve_app.domain.errors import NotFound, StoreUnavailable
-from serve_app.jobs.images import thumbnail_uri
+from serve_app.jobs.images import ImageStore, thumbnail_uri
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import RedisClient
-
-if TYPE_CHECKING:
-    from serve_app.resources import Resources
-
+from serve_app.store.storage import DiskReserve
 
 LIFE = timedelta(seconds=30)
 WATCHED_FOR = timedelta(seconds=10)
@@ -75,17 +70,17 @@ QUALITY = 80
 _pool = ThreadPoolExecutor(1, thread_name_prefix="thumbnails")  # an upscaled image takes 0.3 s: one core at most
 
 
-async def thumbnail(resources: "Resources", image_uri: str) -> bytes:
+async def thumbnail(images: ImageStore, disk: DiskReserve, image_uri: str) -> bytes:
     """Return the WebP thumbnail of a stored image. Raises `NotFound`, `StoreUnavailable`."""
     uri = thumbnail_uri(image_uri)
     try:
-        return await resources.images.get(uri)
+        return await images.get(uri)
     except NotFound:
-        png = await resources.images.get(image_uri)
+        png = await images.get(image_uri)
     webp = await asyncio.get_running_loop().run_in_executor(_pool, shrink, png)
     try:
-        await resources.disk.check()
-        await resources.images.put(resources.images.name(uri), webp)
+        await disk.check()
+        await images.put(images.name(uri), webp)
     except StoreUnavailable as error:
         _log.warning("a thumbnail was not kept: %s", error)
     return webp
@@ -98,6 +93,8 @@ def thumbnail_size(width: int, height: int) -> tuple[int, int]:
 
 
 def shrink(png: bytes) -> bytes:
+    from PIL import Image  # it takes a while, for which commands need not wait
+
     with Image.open(BytesIO(png), formats=["PNG"]) as image:
         small = image.convert("RGB").resize(thumbnail_size(*image.size), Image.Resampling.LANCZOS, reducing_gap=2.0)
     out = BytesIO()

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from serve_app.accounts.auth import new_rate_token, plan_cells
-from serve_app.domain.accounts import Plan
+from serve_app.domain.accounts import Plan, new_rate_token, plan_cells
 from serve_app.domain.durations import from_epoch_ms, milliseconds
 from serve_app.domain.errors import FailureCode, UnreadableRecord
 from serve_app.domain.jobs import (

@@ -7,21 +7,24 @@ Such a job counts neither against the account's plan nor as its usage, and its i
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
+from serve_app.accounts.accounts import AccountStore
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.durations import milliseconds
 from serve_app.domain.errors import Forbidden, QueueFull
 from serve_app.domain.jobs import WORKER_LIFE, JobKind, StoredImage, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.jobs.history import JobReader
+from serve_app.jobs.moderation import Moderation
+from serve_app.jobs.queue import JobQueue
+from serve_app.loras.catalog import CatalogReader
+from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Script
-
-if TYPE_CHECKING:
-    from serve_app.resources import Resources
-
+from serve_app.store.storage import Space
 
 EVERY = timedelta(seconds=10)
 """Between two samples: a thousand LoRAs at once are no load."""
@@ -68,46 +71,60 @@ LIGHT = 1e6
 """The share of the queue that a sample is charged to: its cost delays no later job of its account."""
 
 
-async def draw_sample(resources: "Resources", *, every: timedelta = EVERY) -> str:
-    """Submit the next sample, if nothing waits; return its job's id, or an empty text."""
-    lora_id = await resources.lora_samples.take(every=every)
-    adapter = await resources.catalog.adapter(lora_id) if lora_id else None
-    if adapter is None or not resources.settings.lora_samples:
-        return ""
-    owner = await resources.accounts.get(adapter.owner)
-    if owner is None or owner.disabled:
-        return ""
-    job_id = new_job_id(JobKind.GENERATION)
-    request = GenerationRequest(
-        prompt=", ".join((PROMPT, *adapter.trigger_words)), lora_id=adapter.id, steps=STEPS, seeds=(SEED,)
-    )
-    verdict = await resources.moderation.prompt(
-        account_id=owner.id, job_id=job_id, prompt=request.prompt, negative_prompt=""
-    )
-    if not verdict.allowed:
-        return ""
-    try:
-        await resources.check_space()
-        await resources.queue.accept(
-            job_id=job_id,
-            variant=Variant.A,
-            account_id=owner.id,
-            request=request,
-            queue_share=LIGHT,
-            adapter_id=adapter.id,
-            is_sample=True,
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleDrawing:
+    """Submits the jobs that draw samples."""
+
+    settings: Settings
+    waiting: LoraSamples
+    catalog: CatalogReader
+    accounts: AccountStore
+    queue: JobQueue
+    space: Space
+    moderation: Moderation
+
+    async def draw_next(self, *, every: timedelta = EVERY) -> str:
+        """Submit the next sample, if nothing waits; return its job's id, or an empty text."""
+        lora_id = await self.waiting.take(every=every)
+        adapter = await self.catalog.adapter(lora_id) if lora_id else None
+        if adapter is None or not self.settings.lora_samples:
+            return ""
+        owner = await self.accounts.get(adapter.owner)
+        if owner is None or owner.disabled:
+            return ""
+        job_id = new_job_id(JobKind.GENERATION)
+        request = GenerationRequest(
+            prompt=", ".join((PROMPT, *adapter.trigger_words)), lora_id=adapter.id, steps=STEPS, seeds=(SEED,)
         )
-    except (Forbidden, QueueFull) as refused:
-        _log.info("no sample of %s: %s", adapter.id, refused.message)
-        return ""
-    await resources.lora_samples.begun(adapter.id, job_id)
-    return job_id
+        verdict = await self.moderation.prompt(
+            account_id=owner.id, job_id=job_id, prompt=request.prompt, negative_prompt=""
+        )
+        if not verdict.allowed:
+            return ""
+        try:
+            await self.space.check()
+            await self.queue.accept(
+                job_id=job_id,
+                variant=Variant.A,
+                account_id=owner.id,
+                request=request,
+                queue_share=LIGHT,
+                adapter_id=adapter.id,
+                is_sample=True,
+            )
+        except (Forbidden, QueueFull) as refused:
+            _log.info("no sample of %s: %s", adapter.id, refused.message)
+            return ""
+        await self.waiting.begun(adapter.id, job_id)
+        return job_id
 
 
-async def find_pictures(resources: "Resources", adapters: Sequence[Adapter]) -> Mapping[str, StoredImage]:
+async def find_pictures(
+    samples: LoraSamples, jobs: JobReader, adapters: Sequence[Adapter]
+) -> Mapping[str, StoredImage]:
     """Return the drawn samples by LoRA. Everybody who may use a LoRA may see its sample."""
     owners = {adapter.id: adapter.owner for adapter in adapters if adapter.owner}
-    drawn = await resources.lora_samples.jobs(list(owners))
-    jobs = await resources.jobs.find_many(list(drawn.values()))
-    found = {lora_id: jobs[job_id] for lora_id, job_id in drawn.items() if job_id in jobs}
+    drawn = await samples.jobs(list(owners))
+    made = await jobs.find_many(list(drawn.values()))
+    found = {lora_id: made[job_id] for lora_id, job_id in drawn.items() if job_id in made}
     return {each: job.images[0] for each, job in found.items() if job.images and job.account_id == owners[each]}

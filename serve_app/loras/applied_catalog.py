@@ -11,19 +11,15 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from serve_app.domain.catalog import BaseModel
+from serve_app.domain.errors import StoreUnavailable
 from serve_app.loras.catalog import file_row
 from serve_app.loras.catalog_file import CatalogError, SetAside, add_digests, read_catalog
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Script
-
-if TYPE_CHECKING:
-    from serve_app.resources import Resources
-
 
 _log = logging.getLogger(__name__)
 
@@ -57,9 +53,15 @@ class AppliedCatalog:
         return [BaseModel(**row) for row in json.loads(applied or "[]")]
 
     async def apply_file_once(self) -> None:
-        """Apply the catalog file where none has been: a new Redis. Raises `CatalogError`."""
-        if not await self._redis.exists(redis_key("catalog")):
-            await self.apply_file()
+        """Apply the catalog file where none has been: a new Redis. Raises `CatalogError`.
+
+        While Redis is away, that is left to the next process that opens it.
+        """
+        try:
+            if not await self._redis.exists(redis_key("catalog")):
+                await self.apply_file()
+        except StoreUnavailable as outage:
+            _log.info("the catalog was not looked for: %s", outage.message)
 
     async def apply_file(self) -> Sequence[SetAside]:
         """Make the adapters of the catalog file those that the file names now; return the rows left out.
@@ -99,8 +101,8 @@ Version = tuple[int, int, int] | None
 class CatalogFollower:
     """Applies the catalog file when it has changed, and logs each error once."""
 
-    def __init__(self, resources: "Resources", *, again_after: timedelta = AGAIN_AFTER) -> None:
-        self._resources = resources
+    def __init__(self, catalog: AppliedCatalog, file: Path, *, again_after: timedelta = AGAIN_AFTER) -> None:
+        self._catalog, self._file = catalog, file
         self._again_after = again_after.total_seconds()
         self._applied: Version = None
         self._logged: Sequence[str] = ()
@@ -108,11 +110,11 @@ class CatalogFollower:
 
     async def look(self) -> None:
         """Apply the file unless it is the one that was applied. Raises `StoreUnavailable`: look again."""
-        version = _version(self._resources.settings.catalog)
+        version = _version(self._file)
         if version == self._applied and time.monotonic() < self._again:
             return
         try:
-            set_aside = await self._resources.applied_catalog.apply_file()
+            set_aside = await self._catalog.apply_file()
         except CatalogError as error:
             set_aside = [SetAside("", f"{error}: what was applied before stays")]
         self._log_new([row.reason for row in set_aside])

@@ -15,12 +15,12 @@ import signal
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from serve_app.accounts.api_keys import base32
 from serve_app.atomic_files import make_folder
@@ -34,22 +34,15 @@ from serve_app.domain.errors import (
     StoreUnavailable,
     TooManyUploads,
 )
+from serve_app.engine_options import DEFAULT_MAX_RANK
+from serve_app.loras.applied_catalog import AppliedCatalog
+from serve_app.loras.catalog import CatalogReader
 from serve_app.loras.catalog_file import add_digests
-from serve_app.loras.registry import Registration
+from serve_app.loras.registry import AdapterRegistry, Registration
 from serve_app.loras.sources import weight_files
-from serve_app.loras.stored_weights import LoraFiles, held_weights, remove_unused_weights
+from serve_app.loras.stored_weights import LoraWeights
 from serve_app.loras.weights import LAYER_TABLES
-from serve_app.settings import ROOT
-
-if TYPE_CHECKING:
-    from serve_app.resources import Resources
-
-
-async def ask_for_sample(resources: "Resources", adapter: Adapter) -> None:
-    """Have a sample of an account's LoRA drawn later, unless the operator has switched samples off."""
-    if adapter.owner and resources.settings.lora_samples:
-        await resources.lora_samples.ask(adapter.id)
-
+from serve_app.settings import ROOT, Settings
 
 log = logging.getLogger(__name__)
 
@@ -153,6 +146,7 @@ class Registered(NamedTuple):
 
 _log = logging.getLogger(__name__)
 
+INSPECTIONS_AT_ONCE = 2
 INSPECTION_LIMIT_S = 120.0
 """For one file; a base model's first takes 8 s, and several times that on a busy machine; every other 2 s."""
 PROCESSOR_LIMIT_S = 30
@@ -160,51 +154,97 @@ PROCESSOR_LIMIT_S = 30
 _INSPECTION = "serve_app.engine.inspection"
 
 
-async def register(
-    resources: "Resources",
-    path: Path,
-    offer: Offer,
-    *,
-    owner: str = "",
-    accounts: frozenset[str] | None = frozenset(),
-    terms: Terms | None = None,
-) -> Registered:
-    """Register the file, or folder of PEFT, at `path`.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoraRegistration:
+    """Registers LoRAs."""
 
-    An owner who registers by itself is held to `terms`. Raises `InvalidParameter` with the reason, `StoreUnavailable`;
-    under terms `IdempotencyConflict`, `LoraQuotaExceeded`.
-    """
-    path = await asyncio.to_thread(path.resolve)
-    base = next((base for base in await resources.applied_catalog.base_models() if base.id == offer.base_model), None)
-    if base is None:
-        raise InvalidParameter(f"base_model: there is no base model {offer.base_model!r}")
-    adapter = await _digested(path, offer, owner, accounts)
-    if terms is not None:
-        terms = replace(terms, body_sha256=_body_digest(offer, adapter.sha256))
-    if (known := await _known(resources, adapter, terms)) is not None:
-        return known
-    async with resources.inspections:
-        found = await _inspect(base, path, resources.max_rank, resources.settings.data_dir.resolve() / LAYER_TABLES)
-    parts = {part: Path(uri) for part, uri in weight_files(adapter).items()}
-    files = LoraFiles(resources.settings)
-    async with held_weights(resources, files.uri(adapter.sha256, parts)):
-        adapter = replace(adapter, file=await files.put(adapter.sha256, parts), found=found)
-        registration = await resources.adapter_registry.register_under(adapter, terms)
-        registered = await _settled(resources, registration, adapter, terms)
-    if registered.status == "added":
-        with suppress(StoreUnavailable):
-            await ask_for_sample(resources, registered.adapter)
-    return registered
+    settings: Settings
+    applied_catalog: AppliedCatalog
+    catalog: CatalogReader
+    registry: AdapterRegistry
+    weights: LoraWeights
+    draw_later: Callable[[str], Awaitable[None]]
+    """Has a sample of the LoRA with this id drawn when there is nothing else to do."""
+    max_rank: int = DEFAULT_MAX_RANK
+    """The highest rank that a LoRA may have, which is what the generators take."""
+    inspections: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(INSPECTIONS_AT_ONCE))
+    """Places for processes that read customers' files, each with limits of its own."""
+
+    async def register(
+        self,
+        path: Path,
+        offer: Offer,
+        *,
+        owner: str = "",
+        accounts: frozenset[str] | None = frozenset(),
+        terms: Terms | None = None,
+    ) -> Registered:
+        """Register the file, or folder of PEFT, at `path`.
+
+        An owner who registers by itself is held to `terms`. Raises `InvalidParameter` with the reason,
+        `StoreUnavailable`; under terms `IdempotencyConflict`, `LoraQuotaExceeded`.
+        """
+        path = await asyncio.to_thread(path.resolve)
+        bases = await self.applied_catalog.base_models()
+        base = next((base for base in bases if base.id == offer.base_model), None)
+        if base is None:
+            raise InvalidParameter(f"base_model: there is no base model {offer.base_model!r}")
+        adapter = await _digested(path, offer, owner, accounts)
+        if terms is not None:
+            terms = replace(terms, body_sha256=_body_digest(offer, adapter.sha256))
+        if (known := await self._known(adapter, terms)) is not None:
+            return known
+        async with self.inspections:
+            found = await _inspect(base, path, self.max_rank, self.settings.data_dir.resolve() / LAYER_TABLES)
+        parts, files = {part: Path(uri) for part, uri in weight_files(adapter).items()}, self.weights.files
+        async with self.weights.held(files.uri(adapter.sha256, parts)):
+            adapter = replace(adapter, file=await files.put(adapter.sha256, parts), found=found)
+            registration = await self.registry.register_under(adapter, terms)
+            registered = await self._settled(registration, adapter, terms)
+        if registered.status == "added":
+            with suppress(StoreUnavailable):
+                await self.ask_for_sample(registered.adapter)
+        return registered
+
+    async def ask_for_sample(self, adapter: Adapter) -> None:
+        """Have a sample of an account's LoRA drawn later, unless the operator has switched samples off."""
+        if adapter.owner and self.settings.lora_samples:
+            await self.draw_later(adapter.id)
+
+    async def _known(self, adapter: Adapter, terms: Terms | None) -> Registered | None:
+        """Return what the owner has already; None for what may be added.
+
+        It is asked before the file is read, which takes seconds.
+        """
+        if terms is None:
+            return None
+        registration = await self.registry.register_under(adapter, terms, asks=True)
+        return None if registration.status == "added" else await self._settled(registration, adapter, terms)
+
+    async def _settled(self, registration: Registration, adapter: Adapter, terms: Terms | None) -> Registered:
+        if registration.status == "added":
+            return Registered(adapter, "added")
+        if registration.status in ("replayed", "same"):
+            there = await self.catalog.adapter(registration.lora_id)
+            if there is None:
+                raise NotFound("The LoRA was removed meanwhile.")
+            return Registered(there, registration.status)
+        if registration.status == "conflict":
+            raise IdempotencyConflict("This Idempotency-Key was used before with another body.")
+        assert terms is not None, registration
+        if registration.status == "too_many":
+            raise LoraQuotaExceeded(f"Your plan allows {terms.max_loras} LoRAs of your own; delete one first.")
+        raise LoraQuotaExceeded(f"Your plan allows {terms.max_bytes} bytes of LoRAs of your own; delete one first.")
 
 
-async def remove(resources: "Resources", lora_id: str) -> str:
+async def remove_lora(registry: AdapterRegistry, weights: LoraWeights, lora_id: str) -> str:
     """Remove a registered LoRA, and its weights unless another has them.
 
     Returns `removed`, `unknown` or `file`.
     """
-    removal = await resources.adapter_registry.remove(lora_id)
+    removal = await registry.remove(lora_id)
     if removal.weights:
-        await remove_unused_weights(resources)
+        await weights.remove_unused()
     return removal.status
 
 
@@ -233,35 +273,6 @@ def _size(adapter: Adapter) -> int:
 
 def _body_digest(offer: Offer, sha256: str) -> str:
     return hashlib.sha256(json.dumps([asdict(offer), sha256], sort_keys=True).encode()).hexdigest()
-
-
-async def _known(resources: "Resources", adapter: Adapter, terms: Terms | None) -> Registered | None:
-    """Return what the owner has already; None for what may be added.
-
-    It is asked before the file is read, which takes seconds.
-    """
-    if terms is None:
-        return None
-    registration = await resources.adapter_registry.register_under(adapter, terms, asks=True)
-    return None if registration.status == "added" else await _settled(resources, registration, adapter, terms)
-
-
-async def _settled(
-    resources: "Resources", registration: Registration, adapter: Adapter, terms: Terms | None
-) -> Registered:
-    if registration.status == "added":
-        return Registered(adapter, "added")
-    if registration.status in ("replayed", "same"):
-        there = await resources.catalog.adapter(registration.lora_id)
-        if there is None:
-            raise NotFound("The LoRA was removed meanwhile.")
-        return Registered(there, registration.status)
-    if registration.status == "conflict":
-        raise IdempotencyConflict("This Idempotency-Key was used before with another body.")
-    assert terms is not None, registration
-    if registration.status == "too_many":
-        raise LoraQuotaExceeded(f"Your plan allows {terms.max_loras} LoRAs of your own; delete one first.")
-    raise LoraQuotaExceeded(f"Your plan allows {terms.max_bytes} bytes of LoRAs of your own; delete one first.")
 
 
 async def _inspect(base: BaseModel, path: Path, max_rank: int, tables: Path) -> Mapping[str, Any]:

@@ -14,7 +14,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from serve_app.atomic_files import atomic_file
 from serve_app.domain.catalog import Adapter
@@ -25,10 +24,6 @@ from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Script
 from serve_app.store.storage import in_storage_thread, open_filesystem
-
-if TYPE_CHECKING:
-    from serve_app.resources import Resources
-
 
 LORAS = "loras"
 
@@ -104,43 +99,6 @@ ASK_AGAIN_S, WAIT_S = 0.05, 60.0
 """How often and how long a registration asks while another process removes the same weights."""
 
 
-@asynccontextmanager
-async def held_weights(resources: "Resources", uri: str) -> AsyncGenerator[None]:
-    """Keep the weights at `uri` from removal; afterwards they go unless a LoRA has them.
-
-    Raises `StoreUnavailable`.
-    """
-    token = secrets.token_hex(8)
-    try:
-        async with asyncio.timeout(WAIT_S):
-            while not await resources.lora_weights.hold(uri, token):  # noqa: ASYNC110 - it waits for another process
-                await asyncio.sleep(ASK_AGAIN_S)
-    except TimeoutError:
-        raise StoreUnavailable("the same weights are being removed") from None
-    try:
-        yield
-    finally:
-        await resources.lora_weights.release(uri, token)
-        await remove_unused_weights(resources)
-
-
-async def remove_unused_weights(resources: "Resources") -> int:
-    """Remove the weights that are due; return how many went.
-
-    What a storage that is down keeps is due again in two minutes.
-    """
-    files, removed = LoraFiles(resources.settings), 0
-    for uri in await resources.lora_weights.due():
-        try:
-            await files.delete(uri)
-        except StoreUnavailable as outage:
-            _log.warning("stored weights of a LoRA stay for now: %s", outage.message)
-            continue
-        await resources.lora_weights.gone(uri)
-        removed += 1
-    return removed
-
-
 HOLD_LIFE = timedelta(hours=1)
 """Of a registration that was killed; storing takes minutes at the most."""
 REMOVAL_LIFE = timedelta(minutes=2)
@@ -149,16 +107,52 @@ _AT_ONCE = 100
 
 
 class LoraWeights:
-    """The list of weights to remove.
+    """The stored weights, and the list of those to remove.
 
-    Only what was put on it is ever removed: an empty Redis removes nothing.
+    Only what was put on the list is ever removed: an empty Redis removes nothing.
     """
 
-    def __init__(self, redis: RedisClient) -> None:
+    def __init__(self, redis: RedisClient, files: LoraFiles) -> None:
+        self.files = files
         self._redis = redis
         self._hold = Script(redis, "loras/hold_weights")
         self._release = Script(redis, "loras/release_weights")
         self._due = Script(redis, "loras/due_weights")
+
+    @asynccontextmanager
+    async def held(self, uri: str) -> AsyncGenerator[None]:
+        """Keep the weights at `uri` from removal; afterwards they go unless a LoRA has them.
+
+        Raises `StoreUnavailable`.
+        """
+        token = secrets.token_hex(8)
+        try:
+            async with asyncio.timeout(WAIT_S):
+                while not await self.hold(uri, token):  # noqa: ASYNC110 - it waits for another process
+                    await asyncio.sleep(ASK_AGAIN_S)
+        except TimeoutError:
+            raise StoreUnavailable("the same weights are being removed") from None
+        try:
+            yield
+        finally:
+            await self.release(uri, token)
+            await self.remove_unused()
+
+    async def remove_unused(self) -> int:
+        """Remove the weights that are due; return how many went.
+
+        What a storage that is down keeps is due again in two minutes.
+        """
+        removed = 0
+        for uri in await self.due():
+            try:
+                await self.files.delete(uri)
+            except StoreUnavailable as outage:
+                _log.warning("stored weights of a LoRA stay for now: %s", outage.message)
+                continue
+            await self.gone(uri)
+            removed += 1
+        return removed
 
     async def hold(self, uri: str, token: str, *, life: timedelta = HOLD_LIFE) -> bool:
         """Keep the weights until `release`; False while they are being removed: ask again."""

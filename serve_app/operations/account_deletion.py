@@ -8,22 +8,26 @@ import logging
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from serve_app.accounts.api_keys import ApiKeyStore
+from serve_app.accounts.audit import AuditLog
+from serve_app.accounts.sessions import SessionStore
 from serve_app.domain.accounts import Account
 from serve_app.domain.audit import Act, Actor
 from serve_app.domain.durations import epoch_ms, from_epoch_ms
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import JobKind
-from serve_app.jobs.deletion import remove_objects
-from serve_app.loras.registration import remove as remove_lora
+from serve_app.jobs.deletion import Deletions, remove_objects
+from serve_app.jobs.images import ImageStore
+from serve_app.loras.catalog import CatalogReader
+from serve_app.loras.registration import remove_lora
+from serve_app.loras.registry import AdapterRegistry
+from serve_app.loras.stored_weights import LoraFiles, LoraWeights
 from serve_app.store.keys import PREFIX, redis_key
+from serve_app.store.process import Background, Process
 from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Script
-
-if TYPE_CHECKING:
-    from serve_app.resources import Resources
-
 
 AT_ONCE = 500
 CATALOG = ("lora", "loras_offered", "loras_owned", "loras_stored", "catalog", "catalog_rows")
@@ -208,76 +212,103 @@ class DeletedAccount:
     left: Sequence[str]
 
 
-async def delete_account(resources: "Resources", account: Account, by: Actor) -> DeletedAccount:
-    """Disable the account, remove everything that is its own, and look for its id in every key.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AccountDeletion:
+    """Deletes accounts of one service."""
 
-    Removed are its jobs, images, LoRAs, keys, sessions, grants and name. Running jobs end at once: their workers' later
-    writes are fenced off. Safe to repeat after a crash at any point, which the housekeeper does. Raises `StoreUnavailable`.
-    """
-    return await resources.run_to_end(_finish(resources, await _begin(resources, account, by)))
+    records: AccountRecords
+    sessions: SessionStore
+    api_keys: ApiKeyStore
+    audit: AuditLog
+    catalog: CatalogReader
+    registry: AdapterRegistry
+    weights: LoraWeights
+    deletions: Deletions
+    images: ImageStore
+    background: Background
+
+    async def delete(self, account: Account, by: Actor) -> DeletedAccount:
+        """Disable the account, remove everything that is its own, and look for its id in every key.
+
+        Removed are its jobs, images, LoRAs, keys, sessions, grants and name. Running jobs end at once: their workers'
+        later writes are fenced off. Safe to repeat after a crash at any point, which the housekeeper does. Raises
+        `StoreUnavailable`.
+        """
+        return await self.background.run_to_end(self._finish(await self._begin(account, by)))
+
+    async def delete_own(self, account: Account, by: Actor) -> DeletedAccount | None:
+        """Delete the account of whoever asks; return None when the housekeeper has to finish it.
+
+        Nobody can ask a second time. Raises `StoreUnavailable` only while the account is as it was.
+        """
+        removal = await self._begin(account, by)
+        try:
+            deleted = await self.background.run_to_end(self._finish(removal))
+        except StoreUnavailable as error:
+            _log.warning("the deletion of %s is left to the housekeeper: %s", account.id, error)
+            return None
+        if deleted.left:
+            _log.warning("%s is deleted and still named by %s", account.id, ", ".join(deleted.left))
+        return deleted
+
+    async def finish_removals(self) -> int:
+        """Finish the deletions of accounts that were cut short; return how many."""
+        cut_short = datetime.now(UTC) - CUT_SHORT_AFTER
+        removals = [removal for removal in await self.records.removals() if removal.began_at < cut_short]
+        for removal in removals:
+            await self._finish(removal)
+        return len(removals)
+
+    async def _begin(self, account: Account, by: Actor) -> AccountRemoval:
+        """From here on nobody can act as the account, and the deletion ends through any crash."""
+        return await self.records.begin_removal(account.id, account.name, actor=by.name, address=by.address)
+
+    async def _finish(self, removal: AccountRemoval) -> DeletedAccount:
+        account_id = removal.account_id
+        await self.sessions.revoke_all(account_id)
+        keys = len(await self.api_keys.list(account_id))
+        jobs = await self._remove(account_id)
+        await self.audit.record(
+            account_id, Act.ACCOUNT_DELETED, actor=removal.actor, address=removal.address, entry="deleted"
+        )
+        await self.records.remove_account(account_id, removal.name)
+        left = await self.records.still_naming(account_id)
+        for _ in range(PASSES):
+            if not left:
+                break
+            jobs += await self._remove(account_id)
+            await self.records.remove_account(account_id, removal.name)
+            left = await self.records.still_naming(account_id)
+        images = await self.images.names(self.images.account_folder(account_id))
+        await self.records.end_removal(account_id)
+        return DeletedAccount(jobs=jobs, keys=keys, left=[*left, *images])
+
+    async def _remove(self, account_id: str) -> int:
+        """Return how many jobs there were."""
+        job_ids = await self.records.job_ids(account_id)
+        for job_id in job_ids:
+            await self.deletions.delete_job(job_id, account_id=account_id, force=True)
+            if (objects := await self.deletions.objects(job_id)) is not None:
+                await remove_objects(self.images, objects)
+        for lora_id in await self.catalog.owned_ids(account_id):
+            await remove_lora(self.registry, self.weights, lora_id)
+        await self.records.remove(account_id)
+        await self.images.delete_folder(self.images.account_folder(account_id))
+        return len(job_ids)
 
 
-async def delete_own_account(resources: "Resources", account: Account, by: Actor) -> DeletedAccount | None:
-    """Delete the account of whoever asks; return None when the housekeeper has to finish it.
-
-    Nobody can ask a second time. Raises `StoreUnavailable` only while the account is as it was.
-    """
-    removal = await _begin(resources, account, by)
-    try:
-        deleted = await resources.run_to_end(_finish(resources, removal))
-    except StoreUnavailable as error:
-        _log.warning("the deletion of %s is left to the housekeeper: %s", account.id, error)
-        return None
-    if deleted.left:
-        _log.warning("%s is deleted and still named by %s", account.id, ", ".join(deleted.left))
-    return deleted
-
-
-async def finish_removals(resources: "Resources") -> int:
-    """Finish the deletions of accounts that were cut short; return how many."""
-    cut_short = datetime.now(UTC) - CUT_SHORT_AFTER
-    removals = [removal for removal in await resources.account_records.removals() if removal.began_at < cut_short]
-    for removal in removals:
-        await _finish(resources, removal)
-    return len(removals)
-
-
-async def _begin(resources: "Resources", account: Account, by: Actor) -> AccountRemoval:
-    """From here on nobody can act as the account, and the deletion ends through any crash."""
-    records = resources.account_records
-    return await records.begin_removal(account.id, account.name, actor=by.name, address=by.address)
-
-
-async def _finish(resources: "Resources", removal: AccountRemoval) -> DeletedAccount:
-    account_id = removal.account_id
-    await resources.sessions.revoke_all(account_id)
-    keys = len(await resources.api_keys.list(account_id))
-    jobs = await _remove(resources, account_id)
-    await resources.audit.record(
-        account_id, Act.ACCOUNT_DELETED, actor=removal.actor, address=removal.address, entry="deleted"
+def account_deletion(process: Process, images: ImageStore) -> AccountDeletion:
+    """Compose what deletes accounts of this process's service."""
+    redis, settings = process.redis, process.settings
+    return AccountDeletion(
+        records=AccountRecords(redis),
+        sessions=SessionStore(redis, settings),
+        api_keys=ApiKeyStore(redis, settings),
+        audit=AuditLog(redis, settings),
+        catalog=CatalogReader(redis),
+        registry=AdapterRegistry(redis, settings),
+        weights=LoraWeights(redis, LoraFiles(settings)),
+        deletions=Deletions(redis, images),
+        images=images,
+        background=process.background,
     )
-    await resources.account_records.remove_account(account_id, removal.name)
-    left = await resources.account_records.still_naming(account_id)
-    for _ in range(PASSES):
-        if not left:
-            break
-        jobs += await _remove(resources, account_id)
-        await resources.account_records.remove_account(account_id, removal.name)
-        left = await resources.account_records.still_naming(account_id)
-    images = await resources.images.names(resources.images.account_folder(account_id))
-    await resources.account_records.end_removal(account_id)
-    return DeletedAccount(jobs=jobs, keys=keys, left=[*left, *images])
-
-
-async def _remove(resources: "Resources", account_id: str) -> int:
-    """Return how many jobs there were."""
-    job_ids = await resources.account_records.job_ids(account_id)
-    for job_id in job_ids:
-        await resources.deletions.delete_job(job_id, account_id=account_id, force=True)
-        if (objects := await resources.deletions.objects(job_id)) is not None:
-            await remove_objects(resources, objects)
-    for lora_id in await resources.catalog.owned_ids(account_id):
-        await remove_lora(resources, lora_id)
-    await resources.account_records.remove(account_id)
-    await resources.images.delete_folder(resources.images.account_folder(account_id))
-    return len(job_ids)

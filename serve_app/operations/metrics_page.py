@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -15,11 +15,12 @@ from prometheus_client.registry import Collector
 from serve_app.domain import metrics
 from serve_app.domain.jobs import JobKind
 from serve_app.domain.metrics import METRICS, PREFIX, Metric, MetricType
+from serve_app.domain.requests import Variant
+from serve_app.jobs.backlog import QueueStats
+from serve_app.jobs.images import ImageStore
 from serve_app.operations.overview import what_keeps_jobs_out
-
-if TYPE_CHECKING:
-    from serve_app.resources import Resources
-
+from serve_app.store.measures import Measures
+from serve_app.store.storage import Space
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -32,11 +33,14 @@ class Sample(NamedTuple):
 Samples = Mapping[Metric, Sequence[Sample]]
 
 
-async def render_metrics(resources: "Resources") -> bytes:
+async def render_metrics(
+    measures: Measures, stats: QueueStats, images: ImageStore, space: Space, plans: Iterable[tuple[Variant, str]]
+) -> bytes:
     """Render the metrics in Prometheus' text format. Raises `StoreUnavailable`."""
-    await resources.measures.send()
+    await measures.send()
     registry = CollectorRegistry()
-    registry.register(Metrics(samples=await _read(resources), measured=await resources.measures.measured()))
+    samples = await _read(measures, stats, images, space, plans)
+    registry.register(Metrics(samples=samples, measured=await measures.measured()))
     return generate_latest(registry)
 
 
@@ -82,23 +86,25 @@ def _histogram(metric: Metric, rows: Iterable[tuple[list[str], float]]) -> Famil
     return family
 
 
-async def _read(resources: "Resources") -> Samples:
-    counts = await resources.queue_stats.counts()
-    memory = await resources.memory.read()
+async def _read(
+    measures: Measures, stats: QueueStats, images: ImageStore, space: Space, plans: Iterable[tuple[Variant, str]]
+) -> Samples:
+    counts = await stats.counts()
+    memory = await space.memory.read()
     return {
-        **await _queue(resources),
-        **await _workers(resources),
+        **await _queue(stats, plans),
+        **await _workers(measures),
         metrics.JOBS: [Sample((event,), counts.get(event, 0)) for event in metrics.EVENTS],
-        metrics.DEAD_JOBS: [Sample((), await resources.queue_stats.dead())],
-        metrics.ACCEPTING: [Sample((), float(not await what_keeps_jobs_out(resources)))],
+        metrics.DEAD_JOBS: [Sample((), await stats.dead())],
+        metrics.ACCEPTING: [Sample((), float(not await what_keeps_jobs_out(images, space)))],
         metrics.REDIS_MEMORY: [Sample((), memory.used)] if memory else [],
         metrics.REDIS_MEMORY_LIMIT: [Sample((), memory.limit)] if memory else [],
     }
 
 
-async def _queue(resources: "Resources") -> Samples:
-    backlogs = {kind: await resources.queue_stats.backlog(kind) for kind in JobKind}
-    waiting = await resources.queue_stats.waiting([":".join(plan) for plan in resources.settings.plan_table])
+async def _queue(stats: QueueStats, plans: Iterable[tuple[Variant, str]]) -> Samples:
+    backlogs = {kind: await stats.backlog(kind) for kind in JobKind}
+    waiting = await stats.waiting([":".join(plan) for plan in plans])
     by_plan = {(kind, *plan.split(":", 1)): row for (kind, plan), row in waiting.items()}
     return {
         metrics.JOBS_READY: [Sample((kind,), backlog.ready) for kind, backlog in backlogs.items()],
@@ -111,9 +117,9 @@ async def _queue(resources: "Resources") -> Samples:
     }
 
 
-async def _workers(resources: "Resources") -> Samples:
+async def _workers(measures: Measures) -> Samples:
     """Return the live workers by kind, and the sums of their gauges."""
-    shown = {kind: await resources.measures.shown(kind) for kind in JobKind}
+    shown = {kind: await measures.shown(kind) for kind in JobKind}
     sums: dict[Metric, list[Sample]] = {
         metrics.WORKERS: [Sample((kind,), len(workers)) for kind, workers in shown.items()]
     }

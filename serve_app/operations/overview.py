@@ -4,40 +4,45 @@ Reports whether polls can be answered, new jobs are accepted, and a generator li
 """
 
 import asyncio
-from collections.abc import Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, NamedTuple
 
 from serve_app.domain import metrics
 from serve_app.domain.errors import Overloaded, StoreUnavailable
 from serve_app.domain.jobs import JobKind
 from serve_app.domain.metrics import Metric
-from serve_app.store.measures import ShownWorker
-
-if TYPE_CHECKING:
-    from serve_app.resources import Resources
-
+from serve_app.jobs.backlog import QueueStats
+from serve_app.jobs.history import DeadLetters
+from serve_app.jobs.images import ImageStore
+from serve_app.jobs.workers import WorkerStatus
+from serve_app.loras.catalog import CatalogReader
+from serve_app.settings import Settings
+from serve_app.store.measures import Measures, MemoryReserve, ShownWorker
+from serve_app.store.storage import Space
 
 MOST_ADAPTERS, MOST_FAILURES = 15, 8
 
 
-async def overview(resources: "Resources", names: Mapping[str, str]) -> dict[str, Any]:
+async def overview(
+    measures: Measures, stats: QueueStats, dead_letters: DeadLetters, workers: WorkerStatus, names: Mapping[str, str]
+) -> dict[str, Any]:
     """Read facts for an operator. Raises `StoreUnavailable`.
 
     `names` are of adapters, by the digest of their weights.
     """
-    measured = await resources.measures.measured()
-    counts = await resources.queue_stats.counts()
-    failed = await resources.dead_letters.list(MOST_FAILURES)
+    measured = await measures.measured()
+    counts = await stats.counts()
+    failed = await dead_letters.list(MOST_FAILURES)
     return {
-        "queue": {str(kind): await _queue(resources, kind) for kind in JobKind},
-        "workers": [row for kind in JobKind for row in await _workers(resources, kind)],
+        "queue": {str(kind): await _queue(stats, kind) for kind in JobKind},
+        "workers": [row for kind in JobKind for row in await _workers(measures, kind)],
         "start_failures": {
-            str(kind): failure for kind in JobKind if (failure := await resources.workers.failure(kind)) is not None
+            str(kind): failure for kind in JobKind if (failure := await workers.failure(kind)) is not None
         },
         "adapters": {
             "waiting": [
                 {"name": names.get(group, group[:12]), "jobs": jobs}
-                for group, jobs in await resources.queue_stats.waiting_weights(JobKind.GENERATION, limit=MOST_ADAPTERS)
+                for group, jobs in await stats.waiting_weights(JobKind.GENERATION, limit=MOST_ADAPTERS)
             ],
             "loads": _total(measured, metrics.ADAPTER_LOADS, besides="sum"),
             "evictions": _total(measured, metrics.ADAPTER_EVICTIONS),
@@ -45,7 +50,7 @@ async def overview(resources: "Resources", names: Mapping[str, str]) -> dict[str
         "jobs": {event: counts.get(event, 0) for event in metrics.EVENTS},
         "failures": {
             "by_code": _by_last_label(measured, metrics.JOB_FAILURES),
-            "dead": await resources.queue_stats.dead(),
+            "dead": await stats.dead(),
             "newest": [
                 {
                     "id": job.id,
@@ -59,12 +64,12 @@ async def overview(resources: "Resources", names: Mapping[str, str]) -> dict[str
     }
 
 
-async def adapter_names(resources: "Resources") -> dict[str, str]:
-    return {adapter.sha256: adapter.name for adapter in await resources.catalog.all()}
+async def adapter_names(catalog: CatalogReader) -> dict[str, str]:
+    return {adapter.sha256: adapter.name for adapter in await catalog.all()}
 
 
-async def _queue(resources: "Resources", kind: JobKind) -> dict[str, float]:
-    backlog = await resources.queue_stats.backlog(kind)
+async def _queue(stats: QueueStats, kind: JobKind) -> dict[str, float]:
+    backlog = await stats.backlog(kind)
     return {
         "ready": backlog.ready,
         "running": backlog.leased,
@@ -74,8 +79,8 @@ async def _queue(resources: "Resources", kind: JobKind) -> dict[str, float]:
     }
 
 
-async def _workers(resources: "Resources", kind: JobKind) -> list[dict[str, Any]]:
-    shown = await resources.measures.shown(kind)
+async def _workers(measures: Measures, kind: JobKind) -> list[dict[str, Any]]:
+    shown = await measures.shown(kind)
     gauges = {
         "runs": metrics.RUNS,
         "runs_limit": metrics.RUNS_LIMIT,
@@ -124,6 +129,13 @@ OK, DOWN, BUSY = "ok", "down", "busy"
 IDLE, UNWRITABLE = "scaled to zero", "cannot be written"
 DISK, MEMORY, STORAGE = "disk below its reserve", "Redis at its memory limit", "storage cannot be written"
 
+KeepsWorker = Callable[[JobKind], Awaitable[bool]]
+"""Tells whether the deployment keeps a worker of this kind also without work."""
+
+
+async def never(_kind: JobKind) -> bool:
+    return False
+
 
 class Readiness(NamedTuple):
     """What the service can do now."""
@@ -143,38 +155,44 @@ class Readiness(NamedTuple):
         return self.answers_polls and self.states["generator"] in (OK, IDLE, BUSY)
 
 
-async def readiness(resources: "Resources") -> Readiness:
+async def readiness(
+    stats: QueueStats,
+    images: ImageStore,
+    space: Space,
+    workers: WorkerStatus,
+    keeps_worker: KeepsWorker,
+    settings: Settings,
+) -> Readiness:
     """Ask every part, each within a limit of time."""
-    turn_s = READY_TIMEOUT_S + resources.settings.longest_redis_wait.total_seconds()
+    turn_s = READY_TIMEOUT_S + settings.longest_redis_wait.total_seconds()
     redis, reasons = await asyncio.gather(
-        _answers(resources.queue_stats.backlog(JobKind.GENERATION), within_s=turn_s), what_keeps_jobs_out(resources)
+        _answers(stats.backlog(JobKind.GENERATION), within_s=turn_s), what_keeps_jobs_out(images, space)
     )
     states = {"redis": redis, "storage": UNWRITABLE if STORAGE in reasons else OK}
     if redis == DOWN:
         return Readiness(states, "Redis does not answer")
-    return Readiness({**states, "generator": await _generator(resources)}, ", ".join(reasons))
+    generator = await _generator(stats, workers, keeps_worker)
+    return Readiness({**states, "generator": generator}, ", ".join(reasons))
 
 
-async def what_keeps_jobs_out(resources: "Resources") -> list[str]:
+async def what_keeps_jobs_out(images: ImageStore, space: Space) -> list[str]:
     """Name what keeps new jobs from being accepted, or completed, by a service whose Redis answers."""
     disk, is_full, is_writable = await asyncio.gather(
-        _answers(resources.disk.check(), within_s=READY_TIMEOUT_S),
-        _is_redis_full(resources),
-        resources.images.is_writable(),
+        _answers(space.disk.check(), within_s=READY_TIMEOUT_S), _is_redis_full(space.memory), images.is_writable()
     )
     found = {DISK: disk == DOWN, MEMORY: is_full, STORAGE: not is_writable}
     return [reason for reason, holds in found.items() if holds]
 
 
-async def _is_redis_full(resources: "Resources") -> bool:
+async def _is_redis_full(reserve: MemoryReserve) -> bool:
     try:
-        memory = await resources.memory.read()
+        memory = await reserve.read()
     except (Overloaded, StoreUnavailable):
         return False
     return memory is not None and memory.is_short
 
 
-async def _generator(resources: "Resources") -> str:
+async def _generator(stats: QueueStats, workers: WorkerStatus, keeps_worker: KeepsWorker) -> str:
     """Tell from Redis whether jobs will be worked on.
 
     A worker seen in the last minute says yes. Else a worker that failed to start, after the last that
@@ -183,11 +201,11 @@ async def _generator(resources: "Resources") -> str:
     """
     try:
         async with asyncio.timeout(READY_TIMEOUT_S):
-            if await resources.workers.is_any_alive(JobKind.GENERATION):
+            if await workers.is_any_alive(JobKind.GENERATION):
                 return OK
-            failure = await resources.workers.failure(JobKind.GENERATION)
-            waiting = (await resources.queue_stats.backlog(JobKind.GENERATION)).oldest_age_s
-            is_kept = await resources.keeps_worker(JobKind.GENERATION)
+            failure = await workers.failure(JobKind.GENERATION)
+            waiting = (await stats.backlog(JobKind.GENERATION)).oldest_age_s
+            is_kept = await keeps_worker(JobKind.GENERATION)
     except Overloaded:
         return BUSY
     except (StoreUnavailable, TimeoutError):

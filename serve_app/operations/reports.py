@@ -6,20 +6,18 @@ Reports each account's and each adapter's queue and usage, and where adapters ar
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from serve_app.accounts.accounts import read_account
+from serve_app.accounts.usage import UsageReader
 from serve_app.domain.accounts import Account
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.jobs import Job, JobKind
 from serve_app.jobs.history import find_jobs
 from serve_app.loras.catalog import REGISTERED, read_record
 from serve_app.store.keys import redis_key
+from serve_app.store.measures import Measures
 from serve_app.store.redis_client import RedisClient
-
-if TYPE_CHECKING:
-    from serve_app.resources import Resources
-
 
 MOST_QUEUES = 200
 """Accounts of one kind whose queues are compared; which ones, beyond as many, is by virtual time."""
@@ -175,19 +173,21 @@ class OperatorReader:
         return {each: name for each, name in zip(wanted, names, strict=True) if name}
 
 
-async def account_report(resources: "Resources", *, start: int, limit: int, days: int) -> dict[str, Any]:
+async def account_report(
+    reader: OperatorReader, usage: UsageReader, *, start: int, limit: int, days: int
+) -> dict[str, Any]:
     """List accounts, newest first, with their waiting jobs and their usage.
 
     The usage is of the last `days` days, today's included.
     """
-    rows, total = await resources.operator_reader.accounts(start, limit)
-    queues = await resources.operator_reader.queues_of([row.account.id for row in rows])
+    rows, total = await reader.accounts(start, limit)
+    queues = await reader.queues_of([row.account.id for row in rows])
     waiting: defaultdict[str, dict[str, Any]] = defaultdict(dict)
     for queue in queues:
         facts = {"ready": queue.waiting, "oldest_seconds": round(queue.oldest_age_s, 1)}
         waiting[queue.account_id][str(queue.kind)] = facts
     accounts = [
-        {**_account(row), "queue": waiting[row.account.id], "usage": await _usage(resources, row.account.id, days)}
+        {**_account(row), "queue": waiting[row.account.id], "usage": await _usage(usage, row.account.id, days)}
         for row in rows
     ]
     return {"total": total, "start": start, "usage_days": days, "accounts": accounts}
@@ -205,8 +205,8 @@ def _account(row: AccountRow) -> dict[str, Any]:
     }
 
 
-async def _usage(resources: "Resources", account_id: str, days: int) -> dict[str, Any]:
-    rows = await resources.usage.days(account_id, await resources.usage.today(), days)
+async def _usage(usage: UsageReader, account_id: str, days: int) -> dict[str, Any]:
+    rows = await usage.days(account_id, await usage.today(), days)
     loras: defaultdict[str, int] = defaultdict(int)
     for row in rows:
         loras[row.lora_id] += row.images
@@ -218,12 +218,12 @@ async def _usage(resources: "Resources", account_id: str, days: int) -> dict[str
     }
 
 
-async def adapter_report(resources: "Resources", *, start: int, limit: int) -> dict[str, Any]:
+async def adapter_report(reader: OperatorReader, measures: Measures, *, start: int, limit: int) -> dict[str, Any]:
     """List adapters, newest first, with the jobs that wait for them, their workers and their images."""
-    rows, total = await resources.operator_reader.loras(start, limit)
-    ready = await resources.operator_reader.ready_by_weights([row.adapter.sha256 for row in rows])
+    rows, total = await reader.loras(start, limit)
+    ready = await reader.ready_by_weights([row.adapter.sha256 for row in rows])
     held: defaultdict[str, list[str]] = defaultdict(list)
-    for worker in sorted(await resources.measures.shown(JobKind.GENERATION), key=lambda each: each.name):
+    for worker in sorted(await measures.shown(JobKind.GENERATION), key=lambda each: each.name):
         for lora_id in worker.loras:
             held[lora_id].append(worker.name)
     adapters = [

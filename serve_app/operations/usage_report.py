@@ -7,15 +7,16 @@ import csv
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, fields
 from io import StringIO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from serve_app.accounts.usage import UPSCALES, Usage
+from serve_app.accounts.accounts import AccountStore
+from serve_app.accounts.api_keys import ApiKeyStore
+from serve_app.accounts.audit import AuditLog
+from serve_app.accounts.operators import OperatorStore
+from serve_app.accounts.usage import UPSCALES, Usage, UsageReader
 from serve_app.domain.accounts import Account
 from serve_app.domain.audit import operator
-
-if TYPE_CHECKING:
-    from serve_app.resources import Resources
-
+from serve_app.operations.reports import OperatorReader
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """How a cell begins that a spreadsheet would run."""
@@ -41,24 +42,28 @@ class UsageRow:
         return asdict(self)
 
 
-async def usage_report(resources: "Resources", accounts: Iterable[Account], days: int) -> list[UsageRow]:
+async def usage_report(
+    usage: UsageReader, api_keys: ApiKeyStore, reader: OperatorReader, accounts: Iterable[Account], days: int
+) -> list[UsageRow]:
     """Read the usage of the last `days` days, today's included, by account and day.
 
     Raises `StoreUnavailable`.
     """
-    last = await resources.usage.today()
+    last = await usage.today()
     return [
         row
         for account in accounts
-        for row in await _of_account(resources, account, await resources.usage.days(account.id, last, days))
+        for row in await _of_account(api_keys, reader, account, await usage.days(account.id, last, days))
     ]
 
 
-async def _of_account(resources: "Resources", account: Account, used: Sequence[Usage]) -> list[UsageRow]:
+async def _of_account(
+    api_keys: ApiKeyStore, reader: OperatorReader, account: Account, used: Sequence[Usage]
+) -> list[UsageRow]:
     if not used:
         return []
-    keys = {key.id: key.name or key.hint for key in await resources.api_keys.list(account.id)}
-    loras = await resources.operator_reader.lora_names(row.lora_id for row in used if row.lora_id != UPSCALES)
+    keys = {key.id: key.name or key.hint for key in await api_keys.list(account.id)}
+    loras = await reader.lora_names(row.lora_id for row in used if row.lora_id != UPSCALES)
     return [
         UsageRow(
             day=row.day.isoformat(),
@@ -94,18 +99,24 @@ def _as_text(name: str) -> str:
     return f"'{name}" if name.startswith(_FORMULA) else name
 
 
-async def log_names(resources: "Resources", logs: Set[str] | None = None) -> Mapping[str, str]:
+async def log_names(
+    accounts: AccountStore,
+    operators: OperatorStore,
+    reader: OperatorReader,
+    audit: AuditLog,
+    logs: Set[str] | None = None,
+) -> Mapping[str, str]:
     """Return the names of accounts and operators by their logs' pseudonyms; deleted ones have none.
 
     They are those of `logs`, or all.
     """
-    operators = [operator(each.name) for each in await resources.operators.list()]
-    accounts = _wanted(resources, await resources.accounts.ids(), logs)
-    names = await resources.operator_reader.account_names(accounts.values())
-    found = {log: names[account_id] for log, account_id in accounts.items() if account_id in names}
-    return {**_wanted(resources, operators, logs), **found}
+    operator_names = [operator(each.name) for each in await operators.list()]
+    account_ids = _wanted(audit, await accounts.ids(), logs)
+    names = await reader.account_names(account_ids.values())
+    found = {log: names[account_id] for log, account_id in account_ids.items() if account_id in names}
+    return {**_wanted(audit, operator_names, logs), **found}
 
 
-def _wanted(resources: "Resources", ids: Iterable[str], logs: Set[str] | None) -> Mapping[str, str]:
-    by_log = {resources.audit.pseudonym(each): each for each in ids}
+def _wanted(audit: AuditLog, ids: Iterable[str], logs: Set[str] | None) -> Mapping[str, str]:
+    by_log = {audit.pseudonym(each): each for each in ids}
     return by_log if logs is None else {log: each for log, each in by_log.items() if log in logs}

@@ -21,6 +21,7 @@ import fsspec
 
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.settings import Settings
+from serve_app.store.measures import MemoryReserve, RedisMemory
 
 TIMEOUT_S = 30.0
 """Of one call. A lease is 30 s and heartbeats go on meanwhile; a slower storage counts as down."""
@@ -165,6 +166,22 @@ class DiskReserve:
 
     def _first_short(self) -> Path | None:
         return next((folder for folder in self._folders if free_bytes(folder) < self._reserve), None)
+
+
+class Space:
+    """Reports whether the disks and Redis have more left than their reserves."""
+
+    def __init__(self, disk: DiskReserve, memory: MemoryReserve) -> None:
+        self.disk = disk
+        self.memory = memory
+
+    async def check(self) -> RedisMemory | None:
+        """Return Redis's memory, if known.
+
+        Raises `StoreUnavailable` while a disk or Redis has only its reserve left.
+        """
+        await self.disk.check()
+        return await self.memory.check()
 
 
 def local_folders(settings: Settings, storage_folder: Path | None) -> list[Path]:

@@ -15,19 +15,22 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from serve_app.domain.errors import FailureCode, StoreUnavailable
 from serve_app.domain.jobs import Claim, CommitReply, Failure, HeartbeatReply, StoredImage, Timings, new_image_id
-from serve_app.jobs.moderation import ModerationUnavailable
+from serve_app.jobs.images import ImageStore
+from serve_app.jobs.moderation import Moderation, ModerationUnavailable
+from serve_app.jobs.previews import PreviewStore
+from serve_app.jobs.queue import JobQueue
+from serve_app.jobs.workers import RecentAdapters
 from serve_app.log import log_ids
+from serve_app.loras.weights import WeightStore
+from serve_app.store.process import Process
 from serve_app.worker.executor import Executor, FinishedRun, ShowsUnfinished, StartError
 from serve_app.worker.png import encode_png, write_previews
 from serve_app.worker.reports import AttemptTimes, ImageTimes, trace_attempt
 from serve_app.worker.step_thread import StepFailed, StepThread
-
-if TYPE_CHECKING:
-    from serve_app.resources import Resources
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,23 @@ class WorkerTiming:
     """Jobs begun and not committed: what bounds the images held in memory while storage is slow."""
 
 
+class WorkerParts:
+    """What a worker reads and writes, beside its executor."""
+
+    def __init__(self, process: Process) -> None:
+        """Compose the parts. Raises `BadModeration`."""
+        redis, settings = process.redis, process.settings
+        self.settings = settings
+        self.queue = JobQueue(redis, settings)
+        self.images = ImageStore(settings, process.measures)
+        self.previews = PreviewStore(redis)
+        self.moderation = Moderation(settings)
+        self.recent_adapters = RecentAdapters(redis)
+        self.weights = WeightStore(settings)
+        self.measures = process.measures
+        self.traces = process.traces
+
+
 log = logging.getLogger(__name__)
 
 FORBIDDEN_ADAPTER = "The account may no longer use this LoRA."
@@ -125,7 +145,7 @@ class Attempt:
         self,
         claim: Claim,
         *,
-        resources: "Resources",
+        parts: WorkerParts,
         executor: Executor,
         steps: StepThread,
         encoders: ThreadPoolExecutor,
@@ -133,7 +153,7 @@ class Attempt:
         draining: asyncio.Future[None],
     ) -> None:
         self._claim = claim
-        self._resources = resources
+        self._parts = parts
         self._executor = executor
         self._steps = steps
         self._encoders = encoders
@@ -171,7 +191,7 @@ class Attempt:
             self._times.committing = time.monotonic()
             reply = await self._commit(outcome)
             name = type(outcome).__name__
-            trace_attempt(self._resources.traces, self._claim, self._times, outcome=name, reply=reply)
+            trace_attempt(self._parts.traces, self._claim, self._times, outcome=name, reply=reply)
             log.info("job %s: attempt %d %s, %s", *astuple(self._claim.lease), name, reply)
             if not isinstance(outcome, Completed) or reply not in (CommitReply.OK, CommitReply.DUPLICATE):
                 await self._discard()
@@ -247,20 +267,16 @@ class Attempt:
             raise RunFailed(run.failure or generation_failed("The image could not be made."))
         lease, loop = self._claim.lease, asyncio.get_running_loop()
         pixels = run.image
-        named = lease.job_id if self._resources.settings.png_job_id else None
+        named = lease.job_id if self._parts.settings.png_job_id else None
         png = await loop.run_in_executor(self._encoders, lambda: encode_png(pixels, job_id=named))
-        verdict = await self._resources.moderation.image(
-            account_id=self._claim.account_id, job_id=lease.job_id, png=png
-        )
+        verdict = await self._parts.moderation.image(account_id=self._claim.account_id, job_id=lease.job_id, png=png)
         if not verdict.allowed:
             raise RunFailed(generation_failed("The image was refused by this service's moderation."))
-        name = self._resources.images.object_name(
+        name = self._parts.images.object_name(
             self._claim.account_id, lease.job_id, lease.attempt, index, self._claim.created_at
         )
         self._written.append(name)
-        uri = await retry_until_available(
-            lambda: self._resources.images.put(name, png), within=self._resources.settings.lease
-        )
+        uri = await retry_until_available(lambda: self._parts.images.put(name, png), within=self._parts.settings.lease)
         self._times.images.append(ImageTimes(decoded, run.decode_seconds, time.monotonic()))
         height, width = pixels.shape[:2]
         return StoredImage(
@@ -273,13 +289,13 @@ class Attempt:
         )
 
     async def _heartbeat_until_lost(self) -> Outcome:
-        every = min(self._timing.heartbeat, self._resources.settings.lease / 3).total_seconds()
+        every = min(self._timing.heartbeat, self._parts.settings.lease / 3).total_seconds()
         while True:
             await asyncio.sleep(every)
             if self._steps.step_age > self._timing.step_limit:
                 continue  # a hung step must not keep its jobs from another worker
             try:
-                reply = await self._resources.queue.heartbeat(self._claim.lease, progress=self._progress())
+                reply = await self._parts.queue.heartbeat(self._claim.lease, progress=self._progress())
             except StoreUnavailable:
                 continue
             if reply is HeartbeatReply.CANCEL:
@@ -291,11 +307,11 @@ class Attempt:
 
     def _write_previews(self) -> asyncio.Task[None] | None:
         """Start to write previews, except where moderation has yet to see the images."""
-        executor, resources = self._executor, self._resources
-        if not resources.settings.previews or resources.moderation.is_on or not isinstance(executor, ShowsUnfinished):
+        executor, parts = self._executor, self._parts
+        if not parts.settings.previews or parts.moderation.is_on or not isinstance(executor, ShowsUnfinished):
             return None
         job_id = self._claim.lease.job_id
-        writing = write_previews(job_id, self._run_ids, executor.unfinished, resources.previews, self._encoders)
+        writing = write_previews(job_id, self._run_ids, executor.unfinished, parts.previews, self._encoders)
         return asyncio.create_task(writing)
 
     def _progress(self) -> int:
@@ -308,7 +324,7 @@ class Attempt:
         return min(99, int(100 * done / len(self._run_ids)))
 
     async def _commit(self, outcome: Outcome) -> CommitReply:
-        queue, lease = self._resources.queue, self._claim.lease
+        queue, lease = self._parts.queue, self._claim.lease
         if isinstance(outcome, Completed):
             return await retry_until_available(
                 lambda: queue.finish(lease, outcome.images, seconds=outcome.seconds, timings=outcome.timings)
@@ -323,6 +339,6 @@ class Attempt:
         """Delete what this attempt wrote: no other attempt uses its names."""
         for name in self._written:
             try:
-                await self._resources.images.delete(self._resources.images.uri(name))
+                await self._parts.images.delete(self._parts.images.uri(name))
             except StoreUnavailable:
                 log.warning("job %s: an object is left to the sweeper", self._claim.lease.job_id)

@@ -7,12 +7,11 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
-from deployments.args import GeneratorArgs
 from serve_app.domain import metrics
 from serve_app.domain.catalog import BaseModel
 from serve_app.domain.errors import AdapterUnavailable, FailureCode, StoreUnavailable
@@ -22,13 +21,12 @@ from serve_app.domain.requests import GenerationRequest
 from serve_app.engine import AdapterFile, Checkpoint, Engine, Finished, RunRequest
 from serve_app.engine.adapters.layer_table import outlined_table
 from serve_app.engine.run import take
-from serve_app.loras.weights import LAYER_TABLES
+from serve_app.engine_options import EngineOptions
+from serve_app.loras.catalog import CatalogReader
+from serve_app.loras.weights import LAYER_TABLES, WeightStore
 from serve_app.store.measures import Measures
 from serve_app.worker.executor import LoadedModels, MemoryPart, Pixels, StartError
 from serve_app.worker.memory import HeldMemory, card_gauges, memory_parts, prepare_device
-
-if TYPE_CHECKING:
-    from serve_app.resources import Resources
 
 
 class GenerationExecutor:
@@ -36,9 +34,9 @@ class GenerationExecutor:
 
     kind = JobKind.GENERATION
 
-    def __init__(self, engine: Engine, resources: "Resources") -> None:
+    def __init__(self, engine: Engine, catalog: CatalogReader, weights: WeightStore) -> None:
         self._engine = engine
-        self._resources = resources
+        self._catalog, self._weights = catalog, weights
         self._fetching: dict[str, int] = {}
         self._lora_ids: dict[str, str] = {}  # digest → the LoRA it was last asked for as
 
@@ -77,10 +75,10 @@ class GenerationExecutor:
             )
 
     async def prefetch(self, lora_id: str) -> str | None:
-        adapter = await self._resources.catalog.adapter(lora_id)
+        adapter = await self._catalog.adapter(lora_id)
         if adapter is None or adapter.sha256 in self.resident or not self._engine.has_space(adapter.base_model):
             return None
-        path = await self._resources.weights.fetch(adapter)
+        path = await self._weights.fetch(adapter)
         if not self._engine.preload(AdapterFile(id=adapter.sha256, path=path), adapter.base_model):
             return None
         self._lora_ids.setdefault(adapter.sha256, lora_id)
@@ -130,13 +128,13 @@ class GenerationExecutor:
 
     async def _fetch(self, lora_id: str, group: str) -> tuple[AdapterFile, str]:
         """Fetch the adapter's file to this machine; return it and the base model it belongs to."""
-        adapter = await self._resources.catalog.adapter(lora_id)
+        adapter = await self._catalog.adapter(lora_id)
         if adapter is None:
             raise StartError(_lora_unavailable("The LoRA is no longer in the catalog."), retry=False)
         self._lora_ids[adapter.sha256] = lora_id
         self._fetching[group] = self._fetching.get(group, 0) + 1
         try:
-            path = await self._resources.weights.fetch(adapter)
+            path = await self._weights.fetch(adapter)
         except AdapterUnavailable as error:
             outage = isinstance(error.__cause__, StoreUnavailable)  # then another try may find the storage back
             raise StartError(_lora_unavailable(error.message), retry=outage) from error
@@ -157,12 +155,6 @@ SIZES = ((512, 512), (512, 768), (768, 512), (768, 768))
 """Width and height of the images that both interfaces offer."""
 
 
-def load_executor(args: GeneratorArgs, resources: "Resources", base_models: Sequence[BaseModel]) -> GenerationExecutor:
-    executor = GenerationExecutor(load_engine(args, base_models), resources)
-    keep_layer_tables(base_models, resources.settings.data_dir)
-    return executor
-
-
 def keep_layer_tables(base_models: Sequence[BaseModel], data_dir: Path) -> None:
     """Make what the first upload of a LoRA would make in a process of its own, which takes 8 s more.
 
@@ -175,18 +167,30 @@ def keep_layer_tables(base_models: Sequence[BaseModel], data_dir: Path) -> None:
             log.warning("base model %s: no layer table was made, so uploads make it: %s", model.id, error)
 
 
-def load_engine(args: GeneratorArgs, base_models: Sequence[BaseModel]) -> Engine:
-    prepare_device(args)
-    sources = {model.id: _source(model) for model in base_models}
-    engine = Engine.load(sources, args.engine)
-    warm_up(engine, args.warm_up_s)
+def load_engine(
+    base_models: Sequence[BaseModel],
+    options: EngineOptions,
+    *,
+    threads: int | None = None,
+    memory_share: float | None = None,
+    warm_up_time: timedelta | None = None,
+) -> Engine:
+    """Load the base models and warm up; threads and memory as in `prepare_device`, the time as in `warm_up`."""
+    prepare_device(threads=threads, memory_share=memory_share)
+    engine = Engine.load({model.id: _source(model) for model in base_models}, options)
+    warm_up(engine, warm_up_time)
     return engine
 
 
-def warm_up(engine: Engine, seconds: float | None) -> None:
-    """Do now what the first image of each size would wait for; see `GeneratorArgs.warm_up_s`."""
+def warm_up(engine: Engine, within: timedelta | None) -> None:
+    """Do now what the first image of each size would wait for, the smallest first.
+
+    Another size is begun while less than `within` has passed; None takes every size on a GPU, the smallest on a CPU.
+    """
     sizes = SIZES
-    if seconds is None:
+    if within is not None:
+        seconds = within.total_seconds()
+    else:
         seconds = math.inf
         sizes = SIZES[:1] if engine.device.type == "cpu" else SIZES
     began = time.monotonic()

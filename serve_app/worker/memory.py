@@ -9,17 +9,19 @@ from typing import NamedTuple
 
 import torch
 
-from deployments.args import WorkerArgs
 from serve_app.domain import metrics
 from serve_app.domain.metrics import MemoryUse, Metric
 from serve_app.worker.executor import MemoryPart
 
 
-def prepare_device(args: WorkerArgs) -> None:
-    """Take what the args allow: Ray counts fractions and isolates nothing, so each process caps itself."""
-    torch.set_num_threads(args.threads or len(os.sched_getaffinity(0)))
-    if args.memory_share is not None and torch.cuda.is_available():
-        torch.cuda.set_per_process_memory_fraction(args.memory_share)
+def prepare_device(*, threads: int | None, memory_share: float | None) -> None:
+    """Take as many threads (None: every core) and such a share of the card's memory (None: all) as are allowed.
+
+    Ray counts fractions and isolates nothing, so each process caps itself.
+    """
+    torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+    if memory_share is not None and torch.cuda.is_available():
+        torch.cuda.set_per_process_memory_fraction(memory_share)
 
 
 class HeldMemory(NamedTuple):

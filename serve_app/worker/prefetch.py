@@ -3,17 +3,13 @@
 import asyncio
 import logging
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from serve_app.domain import metrics
 from serve_app.domain.errors import AdapterUnavailable, StoreUnavailable
 from serve_app.store.measures import is_cancelled
 from serve_app.store.storage import free_bytes, in_storage_thread
+from serve_app.worker.attempt import WorkerParts
 from serve_app.worker.executor import PrefetchesAdapters
-
-if TYPE_CHECKING:
-    from serve_app.resources import Resources
-
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +32,8 @@ class AdapterPrefetch:
     No job depends on it: a failure is only logged. An adapter that was refused or is gone is not tried again.
     """
 
-    def __init__(self, resources: "Resources", executor: PrefetchesAdapters, *, worker: str) -> None:
-        self._resources = resources
+    def __init__(self, parts: WorkerParts, executor: PrefetchesAdapters, *, worker: str) -> None:
+        self._parts = parts
         self._executor = executor
         self._worker = worker
         self._refused: set[str] = set()
@@ -59,20 +55,20 @@ class AdapterPrefetch:
         kind = self._executor.kind
         if await in_storage_thread(self._is_disk_short, doing="look at free space"):
             return None
-        for lora_id in await self._resources.recent_adapters.sample(kind, DRAWS):
+        for lora_id in await self._parts.recent_adapters.sample(kind, DRAWS):
             group = await self._fetch(lora_id)
             if group is not None:
-                self._resources.measures.count(metrics.ADAPTER_PREFETCHES, kind)
-                await self._resources.recent_adapters.add_owner(kind, group, self._worker)
+                self._parts.measures.count(metrics.ADAPTER_PREFETCHES, kind)
+                await self._parts.recent_adapters.add_owner(kind, group, self._worker)
                 return lora_id
         return None
 
     def _is_disk_short(self) -> bool:
         """Return whether the disk that weights are stored on has less free than the reserve, whatever can go."""
-        settings = self._resources.settings
+        settings = self._parts.settings
         if free_bytes(settings.data_dir) >= settings.disk_reserve:
             return False
-        self._resources.weights.make_space()
+        self._parts.weights.make_space()
         return free_bytes(settings.data_dir) < settings.disk_reserve
 
     async def _fetch(self, lora_id: str) -> str | None:

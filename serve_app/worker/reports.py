@@ -7,16 +7,12 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from serve_app.domain.jobs import Claim
 from serve_app.domain.metrics import WORKER_MEMORY
-from serve_app.store.measures import gauge_field, is_cancelled
+from serve_app.store.measures import Measures, gauge_field, is_cancelled
 from serve_app.tracing import Traces
 from serve_app.worker.executor import Executor, LoadedModels, ReportsMemory, ReportsModels
-
-if TYPE_CHECKING:
-    from serve_app.resources import Resources
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,28 +69,28 @@ MOST_LORAS = 100
 
 
 async def report_forever(
-    resources: "Resources", executor: Executor, *, worker: str, every_s: float = REPORT_EVERY_S
+    measures: Measures, executor: Executor, *, worker: str, every_s: float = REPORT_EVERY_S
 ) -> None:
     """Report until cancelled, through any failure, since no job depends on it."""
     while not is_cancelled():
         try:
-            await report(resources, executor, worker=worker)
+            await report(measures, executor, worker=worker)
         except Exception as error:  # noqa: BLE001
             log.debug("worker %s: reporting failed, trying again: %r", worker, error)
         await asyncio.sleep(every_s)
 
 
-async def report(resources: "Resources", executor: Executor, *, worker: str) -> None:
+async def report(measures: Measures, executor: Executor, *, worker: str) -> None:
     """Report once. Raises `StoreUnavailable`."""
-    gauges = {metric.name: value for metric, value in executor.measure(resources.measures).items()}
+    gauges = {metric.name: value for metric, value in executor.measure(measures).items()}
     if isinstance(executor, ReportsMemory):
         gauges |= {gauge_field(WORKER_MEMORY, part.device, part.use): part.size_bytes for part in executor.memory()}
     loaded = executor.loaded_models() if isinstance(executor, ReportsModels) else LoadedModels((), ())
-    await resources.measures.show(
+    await measures.show(
         executor.kind,
         worker,
         gauges,
         base_models=loaded.base_models,
         loras=loaded.loras[:MOST_LORAS],
     )
-    await resources.measures.send()
+    await measures.send()

@@ -9,26 +9,23 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from PIL import Image
 
-from deployments.args import UpscalerArgs
 from serve_app.domain import metrics
 from serve_app.domain.errors import FailureCode, NotFound, StoreUnavailable
 from serve_app.domain.jobs import Claim, Failure, JobKind
 from serve_app.domain.metrics import Metric
 from serve_app.domain.requests import UpscaleRequest
-from serve_app.settings import ROOT
+from serve_app.jobs.images import ImageStore
 from serve_app.store.measures import Measures
 from serve_app.upscale.upscaler import Upscaler
 from serve_app.worker.executor import MemoryPart, Pixels, StartError
 from serve_app.worker.memory import HeldMemory, card_gauges, memory_parts, prepare_device
-
-if TYPE_CHECKING:
-    from serve_app.resources import Resources
 
 
 class ImageUpscaler(Protocol):
@@ -66,9 +63,9 @@ class UpscaleExecutor:
     kind = JobKind.UPSCALE
     resident: Sequence[str] = ()
 
-    def __init__(self, upscaler: ImageUpscaler, resources: "Resources", *, max_runs: int = 2) -> None:
+    def __init__(self, upscaler: ImageUpscaler, images: ImageStore, *, max_runs: int = 2) -> None:
         self._upscaler = upscaler
-        self._resources = resources
+        self._images = images
         self._max_runs = max_runs
         self._waiting: deque[_Waiting] = deque()
         self._lock = threading.Lock()
@@ -89,7 +86,7 @@ class UpscaleExecutor:
         request = claim.request
         assert isinstance(request, UpscaleRequest)
         try:
-            png = await self._resources.images.get(request.source_uri)
+            png = await self._images.get(request.source_uri)
         except NotFound as error:
             raise StartError(_failed("The image to enlarge is no longer stored."), retry=False) from error
         except StoreUnavailable as error:
@@ -161,7 +158,7 @@ def _failed(message: str) -> Failure:
     return Failure(code=FailureCode.GENERATION_FAILED, message=message)
 
 
-def load_upscaler(args: UpscalerArgs) -> Upscaler:
-    prepare_device(args)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return Upscaler.load(ROOT / args.weights if args.weights else None, device=device)
+def load_upscaler(weights: Path | None, *, threads: int | None = None, memory_share: float | None = None) -> Upscaler:
+    """Load the learned upscaler of the folder `weights`, or Lanczos; threads and memory as in `prepare_device`."""
+    prepare_device(threads=threads, memory_share=memory_share)
+    return Upscaler.load(weights, device="cuda" if torch.cuda.is_available() else "cpu")

@@ -4,21 +4,16 @@ import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import Claim
 from serve_app.jobs.queue import new_nonce
 from serve_app.log import log_ids
-from serve_app.worker.attempt import Attempt, WorkerTiming
+from serve_app.worker.attempt import Attempt, WorkerParts, WorkerTiming
 from serve_app.worker.executor import Executor, PrefetchesAdapters
 from serve_app.worker.prefetch import AdapterPrefetch
 from serve_app.worker.reports import report_forever
 from serve_app.worker.step_thread import StepThread
-
-if TYPE_CHECKING:
-    from serve_app.resources import Resources
-
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +36,9 @@ class Worker:
     """
 
     def __init__(
-        self, resources: "Resources", executor: Executor, *, name: str, timing: WorkerTiming | None = None
+        self, parts: WorkerParts, executor: Executor, *, name: str, timing: WorkerTiming | None = None
     ) -> None:
-        self._resources = resources
+        self._parts = parts
         self._executor = executor
         self._name = name
         self._timing = timing or WorkerTiming()
@@ -61,10 +56,10 @@ class Worker:
         self._steps.start()
         self._claiming = asyncio.create_task(self._claim_until_drained())
         self._reporting = asyncio.create_task(
-            report_forever(self._resources, self._executor, worker=self._name), name=f"{self._name} reports"
+            report_forever(self._parts.measures, self._executor, worker=self._name), name=f"{self._name} reports"
         )
         if self._timing.prefetch is not None and isinstance(self._executor, PrefetchesAdapters):
-            prefetch = AdapterPrefetch(self._resources, self._executor, worker=self._name)
+            prefetch = AdapterPrefetch(self._parts, self._executor, worker=self._name)
             self._prefetching = asyncio.create_task(
                 prefetch.run(self._timing.prefetch), name=f"{self._name} prefetches"
             )
@@ -105,7 +100,7 @@ class Worker:
             task.cancel()
         self._reporting.cancel()
         await self._steps.close(timedelta(seconds=max(0.0, deadline - loop.time())))
-        self._executor.measure(self._resources.measures)
+        self._executor.measure(self._parts.measures)
         self._encoders.shutdown(wait=False, cancel_futures=True)
 
     async def _wait_for_attempts(self, seconds: float) -> None:
@@ -140,7 +135,7 @@ class Worker:
         capacity = self._executor.free_runs - sum(attempt.pending_runs for attempt in self._attempts.values())
         if capacity <= 0 or self.open_jobs >= self._timing.open_jobs or self._is_stuck:
             return []
-        return await self._resources.queue.claim(
+        return await self._parts.queue.claim(
             self._name, kind=self._executor.kind, nonce=nonce, resident=self._executor.resident, limit=capacity
         )
 
@@ -154,7 +149,7 @@ class Worker:
     def _begin(self, claim: Claim) -> None:
         attempt = Attempt(
             claim,
-            resources=self._resources,
+            parts=self._parts,
             executor=self._executor,
             steps=self._steps,
             encoders=self._encoders,

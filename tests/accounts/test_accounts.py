@@ -17,7 +17,6 @@ from serve_app.accounts.sessions import Opened
 from serve_app.domain.accounts import Account, ApiKey
 from serve_app.domain.errors import InvalidParameter, NotFound, TooManyKeys
 from serve_app.domain.requests import Variant
-from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import connect
@@ -25,6 +24,7 @@ from serve_app.store.redis_inspection import keys_by_pepper
 from serve_app.store.script import Script
 from tests.accounts.auth_scenario import run_auth_scenario
 from tests.audit import key_problems
+from tests.composition import Resources, open_resources
 from tests.support import wait_until
 
 BOTH = frozenset(Variant)

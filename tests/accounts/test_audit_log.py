@@ -13,11 +13,11 @@ import redis
 from serve_app.accounts import audit as audit_log
 from serve_app.accounts.audit import AuditLog
 from serve_app.domain.audit import ANYONE, OWNER, Act, operator
-from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
 from serve_app.store.script import load_script
 from tests.audit import key_problems
+from tests.composition import Resources, open_resources
 
 ACCOUNT = "acct_a"
 

@@ -10,10 +10,10 @@ from serve_app.accounts.sign_in import LinkPurpose
 from serve_app.domain.accounts import Account, Role
 from serve_app.domain.errors import InvalidParameter, NotFound
 from serve_app.domain.requests import Variant
-from serve_app.resources import Resources
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import connect
 from serve_app.store.script import Script
+from tests.composition import Resources
 
 ANN = "ann@example"
 

@@ -14,13 +14,12 @@ import httpx
 import yaml
 from PIL import Image
 
-from serve_app.app import create_app
 from serve_app.domain.accounts import Account
 from serve_app.domain.jobs import Claim, Job, JobKind, Lease, StoredImage, new_image_id
 from serve_app.domain.requests import Variant
 from serve_app.jobs.queue import new_nonce
-from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
+from tests.composition import Resources, open_resources
 from tests.support import adapter_id, volatile_redis, write_catalog
 
 BASE = "http://service.test"
@@ -148,7 +147,7 @@ async def open_service(folder: Path, plans: Sequence[dict[str, Any]] = (), **ext
     """A service of its own over a Redis without a disk; `extra` are settings."""
     with volatile_redis() as redis_url:
         settings = service_settings(folder, plans, redis_url=redis_url, **extra)
-        async with open_resources(settings) as resources, client_of(create_app(resources)) as client:
+        async with open_resources(settings) as resources, client_of(resources.app()) as client:
             yield TestService(resources, client)
 
 

@@ -13,7 +13,6 @@ from serve_app.domain.accounts import Role
 from serve_app.domain.audit import OWNER, Act, api_key
 from serve_app.domain.audit import user as user_actor
 from serve_app.domain.requests import Variant
-from serve_app.operations.account_deletion import finish_removals
 from tests.api.app import Member, TestService, error_of, open_service
 from tests.audit import Reading
 from tests.faults.storage import ERROR, register_faulty, set_fault
@@ -163,6 +162,6 @@ async def test_what_the_storage_does_not_remove_now_goes_later(tmp_path: Path, m
         assert list(bucket.rglob("*.png"))
         set_fault(bucket, None)
         monkeypatch.setattr("serve_app.operations.account_deletion.CUT_SHORT_AFTER", timedelta())
-        assert await finish_removals(service.resources) == 1
+        assert await service.resources.account_deletion.finish_removals() == 1
         assert list(bucket.rglob("*.png")) == []
         assert keys_naming(service, member.account.id) == []

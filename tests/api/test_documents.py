@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,16 +15,15 @@ import pytest
 import redis
 from openapi_spec_validator import validate
 
-from serve_app.app import create_app
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.requests import Variant
 from serve_app.loras.catalog import CatalogReader
-from serve_app.resources import Resources
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import connect
 from serve_app.web.docs.reference import kind_of
 from serve_app.web.site import PAGE_HEADERS
 from tests.api.app import Member, TestService, error_of
+from tests.composition import Resources
 
 A, B = Variant.A, Variant.B
 NAMES = ("a", "b", "jobs", "loras")
@@ -384,12 +382,12 @@ def test_the_reference_says_in_words_what_a_field_takes(schema: dict[str, Any], 
 @pytest.mark.slow
 async def test_a_browser_gets_a_page_also_for_what_is_not_done_an_outage_and_an_error(service: TestService) -> None:
     unreachable = connect("redis://127.0.0.1:1/0")
-    down = replace(service.resources, catalog=CatalogReader(unreachable))
+    down = service.resources.with_parts(catalog=CatalogReader(unreachable))
     at_fault = redis.Redis.from_url(service.resources.redis_url)
     opened, kept = redis_key("loras_open"), redis_key("catalog_digests", "kept")
 
     async def check(resources: Resources, method: str, path: str, title: str, status: int) -> httpx.Response:
-        transport = httpx.ASGITransport(create_app(resources), raise_app_exceptions=False)
+        transport = httpx.ASGITransport(resources.app(), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://service.test") as client:
             page, program = [await client.request(method, path, headers=each) for each in ({"Accept": "text/html"}, {})]
         assert (page.status_code, program.status_code, error_of(program)["code"] != "") == (status, status, True)

@@ -3,7 +3,6 @@
 import re
 import time
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from datetime import UTC, datetime
 
 import httpx
@@ -11,7 +10,6 @@ import pytest
 
 from serve_app.accounts.auth import Authenticator
 from serve_app.api.polls import LONGEST, MOST_WORDS, header_value
-from serve_app.app import create_app
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.requests import Variant
 from serve_app.jobs.backlog import QueueStats
@@ -252,8 +250,8 @@ async def test_any_other_path_is_404_and_nothing_redirects(
 @pytest.fixture
 async def broken(service: TestService, member: Member) -> AsyncIterator[httpx.AsyncClient]:
     """The application without a queue and a catalog: every use of them raises."""
-    resources = replace(service.resources, queue=None, catalog=None)  # pyright: ignore[reportArgumentType]
-    async with client_of(create_app(resources)) as client:
+    resources = service.resources.with_parts(queue=None, catalog=None)  # pyright: ignore[reportArgumentType]
+    async with client_of(resources.app()) as client:
         yield client
 
 
@@ -291,8 +289,7 @@ async def without_redis(service: TestService) -> AsyncIterator[httpx.AsyncClient
     """The application with no server at Redis's address."""
     unreachable = connect("redis://127.0.0.1:1/0")
     settings = service.resources.settings
-    resources = replace(
-        service.resources,
+    resources = service.resources.with_parts(
         queue=JobQueue(unreachable, settings),
         jobs=JobReader(unreachable),
         job_history=JobHistory(unreachable),
@@ -300,7 +297,7 @@ async def without_redis(service: TestService) -> AsyncIterator[httpx.AsyncClient
         auth=Authenticator(unreachable, settings),
         poller=Poller(unreachable, settings),
     )
-    async with client_of(create_app(resources)) as client:
+    async with client_of(resources.app()) as client:
         yield client
     await unreachable.aclose()
 

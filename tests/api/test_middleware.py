@@ -12,9 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.api.middleware import RequestContextMiddleware, RequestMeasures
 from serve_app.api.openapi import json_app
-from serve_app.app import create_app
 from serve_app.domain.errors import TooManyKeys
-from serve_app.resources import Resources
+from tests.composition import Resources
 
 Wrap = Callable[[ASGIApp], ASGIApp]
 
@@ -102,8 +101,8 @@ async def test_an_exception_before_the_answer_is_an_internal_error(wrap: Wrap) -
     assert b"secret" not in recorder.messages[1]["body"]
 
 
-async def test_a_domain_error_that_no_caller_may_see_is_an_internal_error(wrap: Wrap, resources: Resources) -> None:
-    app = json_app(resources)
+async def test_a_domain_error_that_no_caller_may_see_is_an_internal_error(wrap: Wrap) -> None:
+    app = json_app()
 
     @app.get("/")
     async def fail() -> None:
@@ -170,7 +169,7 @@ async def test_the_server_starts_and_stops_the_application(resources: Resources)
         return {"type": next(events)}
 
     recorder = Recorder()
-    await create_app(resources)({"type": "lifespan", "state": {}}, receive, recorder)
+    await resources.app()({"type": "lifespan", "state": {}}, receive, recorder)
     assert [message["type"] for message in recorder.messages] == [
         "lifespan.startup.complete",
         "lifespan.shutdown.complete",

@@ -3,7 +3,7 @@
 import re
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -11,7 +11,6 @@ import pytest
 import redis
 from pydantic import ByteSize, SecretStr, ValidationError
 
-from serve_app.app import create_app
 from serve_app.domain.jobs import JobKind
 from serve_app.jobs import images
 from serve_app.settings import Settings
@@ -79,7 +78,7 @@ async def test_while_a_generator_is_missing_polls_are_answered_and_jobs_accepted
 
     async with (
         open_service(tmp_path) as service,
-        client_of(create_app(replace(service.resources, keeps_worker=always))) as client,
+        client_of(service.resources.with_parts(keeps_worker=always).app()) as client,
     ):
         answer = await client.get("/readyz", headers=service.operator)
     assert answer.status_code == 200
@@ -128,8 +127,10 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 async def test_what_tells_of_other_tenants_is_the_operators(service: TestService, case: str) -> None:
     asked = CASES[case]
-    resources = replace(service.resources, settings=service.resources.settings.model_copy(update=dict(asked.settings)))
-    transport = httpx.ASGITransport(create_app(resources), client=(asked.address, 4711))
+    resources = service.resources.with_parts(
+        settings=service.resources.settings.model_copy(update=dict(asked.settings))
+    )
+    transport = httpx.ASGITransport(resources.app(), client=(asked.address, 4711))
     headers = [(name.encode(), value.encode()) for name, value in asked.headers.items()]
     async with httpx.AsyncClient(transport=transport, base_url=BASE, headers=headers) as client:
         ready, metrics = await client.get("/readyz"), await client.get("/metrics")

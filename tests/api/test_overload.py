@@ -14,9 +14,7 @@ import httpx
 import pytest
 import redis
 
-from serve_app.app import create_app
 from serve_app.domain.requests import Variant
-from serve_app.operations.overview import readiness
 from tests.api.app import BODY_A, Member, TestService, client_of, error_of, open_service
 
 CONNECTIONS = 2
@@ -47,7 +45,7 @@ async def test_a_call_that_waits_too_long_for_a_connection_is_overloaded(
         cast(Any, admin).client_pause(PAUSE_MS)  # both connections are in use meanwhile
         held = [asyncio.create_task(poll()) for _ in range(CONNECTIONS)]
         await asyncio.sleep(0)
-        refused, ready = await asyncio.gather(poll(), readiness(service.resources))
+        refused, ready = await asyncio.gather(poll(), service.resources.readiness())
     assert refused.status_code == 503
     assert error_of(refused)["code"] == "overloaded"
     assert int(refused.headers["retry-after"]) >= 1
@@ -77,7 +75,7 @@ async def test_half_a_body_takes_no_place_from_others(tmp_path: Path) -> None:
     async with open_service(tmp_path, open_requests=1, waiting_polls=0) as small:
         member = await small.member()
         may_end, halves = asyncio.Event(), list[asyncio.Task[httpx.Response]]()
-        async with client_of(create_app(small.resources, requests_waiting=1)) as client:
+        async with client_of(small.resources.app(requests_waiting=1)) as client:
 
             async def in_halves() -> AsyncIterator[bytes]:
                 content = json.dumps(BODY_A).encode()
@@ -100,7 +98,7 @@ async def test_requests_beyond_those_that_may_wait_are_overloaded(tmp_path: Path
     async with open_service(tmp_path, open_requests=1, waiting_polls=0) as small:
         member = await small.member()
         path = f"/v1/generate/{await small.submit(member)}"
-        async with client_of(create_app(small.resources, requests_waiting=2)) as client:
+        async with client_of(small.resources.app(requests_waiting=2)) as client:
             with redis.Redis.from_url(small.resources.redis_url) as admin:
                 cast(Any, admin).client_pause(PAUSE_MS)
             answers = await asyncio.gather(*(client.get(path, headers=member.a) for _ in range(6)))

@@ -1,12 +1,10 @@
 """Polls are limited per key and second, far above what clients need, by a 429 that touches no plan."""
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import httpx
 import pytest
 
-from serve_app.app import create_app
 from serve_app.domain.requests import Variant
 from serve_app.jobs.polling import Poller
 from serve_app.settings import Settings
@@ -23,7 +21,7 @@ async def client(service: TestService) -> AsyncIterator[httpx.AsyncClient]:
     redis = connect(service.resources.redis_url)
     settings = service.resources.settings.model_copy(update={"polls_per_second": 3})
     poller = Poller(redis, settings, clock=lambda: now[0])
-    async with client_of(create_app(replace(service.resources, poller=poller, settings=settings))) as opened:
+    async with client_of(service.resources.with_parts(poller=poller, settings=settings).app()) as opened:
         yield opened
     await redis.aclose()
 

@@ -3,14 +3,12 @@
 import asyncio
 import logging
 import time
-from dataclasses import replace
 from datetime import timedelta
 
 import httpx
 import pytest
 
 from serve_app.api.polls import LONGEST_WAIT_S, preferred_wait
-from serve_app.app import create_app
 from serve_app.domain.requests import Variant
 from serve_app.jobs import polling as job_waits
 from serve_app.jobs.history import JobReader
@@ -78,7 +76,7 @@ async def test_nobody_waits_beyond_the_places_nor_one_account_in_all_of_them(
     service: TestService, member: Member
 ) -> None:
     waits = JobWaits(service.resources.jobs, most=8)
-    async with client_of(create_app(replace(service.resources, waits=waits))) as client:
+    async with client_of(service.resources.with_parts(waits=waits).app()) as client:
         job_id, headers = await service.submit(member), member.a | {"Prefer": "wait=30"}
 
         async def poll() -> httpx.Response:

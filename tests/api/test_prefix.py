@@ -6,13 +6,12 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from serve_app.app import create_app
 from tests.api.app import BASE, BODY_A, BODY_B, Member, TestService, png_of
 
 
 @pytest.fixture
 async def below(service: TestService) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(create_app(service.resources), root_path="/studio")  # pyright: ignore[reportArgumentType]
+    transport = httpx.ASGITransport(service.resources.app(), root_path="/studio")  # pyright: ignore[reportArgumentType]
     async with httpx.AsyncClient(transport=transport, base_url=BASE) as client:
         yield client
 

@@ -16,9 +16,9 @@ import yaml
 
 from deployments.runtime import kill_all_of, runtime_home
 from serve_app.domain.requests import Variant
-from serve_app.resources import open_resources
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import stop_redis
+from tests.composition import open_resources
 from tests.deployments.service import ENVIRONMENT, START_LIMIT_S
 from tests.support import ROOT, free_port, says_ready
 

@@ -11,7 +11,7 @@ from serve_app.domain.accounts import Account
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.jobs import JobKind, JobState, new_adapter_id, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.resources import Resources
+from tests.composition import Resources
 from tests.support import POCKET, wait_until
 
 

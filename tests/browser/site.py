@@ -50,9 +50,12 @@ class Site(Served):
         await self.resources.operators.create(OPERATOR)
         engine = Engine.load({"pocket": POCKET}, self.options)
         upscaler = Upscaler.load(POCKET / "upscaler", device="cpu")
-        executors = GenerationExecutor(engine, self.resources), UpscaleExecutor(upscaler, self.resources)
+        executors = (
+            GenerationExecutor(engine, self.resources.catalog, self.resources.weights),
+            UpscaleExecutor(upscaler, self.resources.images),
+        )
         for executor in executors:
-            self._workers.append(Worker(self.resources, executor, name=executor.kind))
+            self._workers.append(Worker(self.resources.for_workers, executor, name=executor.kind))
             self._workers[-1].start()
         yield
         for worker in self._workers:

@@ -29,7 +29,7 @@ _OPEN_ALL = "document.querySelectorAll('main details').forEach((each) => { each.
 
 
 def test_the_checks_go_through_every_page_of_the_service(site: Site) -> None:
-    docs = docs_router({}, site.resources)
+    docs = docs_router({})
     for routes, known in (
         (docs.routes, pages.PUBLIC),
         (console.ROUTES, {**pages.SIGNED_OUT, **pages.CONSOLE, "/": ()}),  # which leads to one of them

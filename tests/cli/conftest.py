@@ -12,8 +12,8 @@ import redis
 from typer.testing import CliRunner
 
 from deployments.local import app
-from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
+from tests.composition import Resources, open_resources
 from tests.live import Live, live_service
 
 T = TypeVar("T")

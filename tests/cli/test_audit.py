@@ -9,8 +9,8 @@ import pytest
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Failure, JobKind, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.resources import Resources
 from tests.cli.conftest import Atelier
+from tests.composition import Resources
 from tests.support import PRIVATE_ADAPTER
 
 pytestmark = pytest.mark.slow

@@ -8,8 +8,8 @@ from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Failure, JobKind, StoredImage, new_image_id, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.jobs.queue import new_nonce
-from serve_app.resources import Resources
 from tests.cli.conftest import Atelier
+from tests.composition import Resources
 from tests.support import adapter_id
 
 PROMPT = "a lighthouse that nobody else may read"

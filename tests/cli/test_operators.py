@@ -1,7 +1,7 @@
 """`atelier operators`."""
 
-from serve_app.resources import Resources
 from tests.cli.conftest import Atelier
+from tests.composition import Resources
 
 PASSWORD = "correct horse battery"
 

@@ -19,13 +19,13 @@ from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.jobs.queue import new_nonce
 from serve_app.jobs.records import RECORD_VERSION
 from serve_app.loras.stored_weights import LoraFiles
-from serve_app.resources import Resources
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import ensure_redis, running_redis, stop_redis
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_process import server_binary
 from tests.audit import audit
 from tests.cli.conftest import Atelier
+from tests.composition import Resources
 from tests.support import adapter_id
 
 POISON = Failure(code=FailureCode.OUT_OF_MEMORY, message="too large for this device")

@@ -7,9 +7,9 @@ from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Failure, JobKind, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.jobs.queue import new_nonce
-from serve_app.resources import Resources
 from serve_app.store.measures import gauge_field
 from tests.cli.conftest import Atelier
+from tests.composition import Resources
 from tests.support import adapter_id
 
 

@@ -19,9 +19,9 @@ import httpx
 
 from deployments.ray_environment import ray_environment
 from serve_app.domain.requests import Variant
-from serve_app.resources import open_resources
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import ensure_redis, stop_redis
+from tests.composition import open_resources
 from tests.support import free_port, says_ready
 
 CALLERS = 4

@@ -17,7 +17,7 @@ from deployments.demo import Demo, demo_account
 from deployments.output import Reporter
 from serve_app.cli.local import READY_FILE
 from serve_app.domain.requests import Variant
-from serve_app.resources import Resources
+from tests.composition import Resources
 from tests.support import ROOT
 
 BASE = "http://127.0.0.1:8000"
@@ -41,7 +41,7 @@ async def revoke(resources: Resources, name: str) -> None:
 @pytest.fixture
 async def demo(resources: Resources) -> Demo:
     """What the first start leaves."""
-    return await demo_account(resources, BASE)
+    return await demo_account(resources.settings, resources.for_accounts, BASE)
 
 
 async def test_the_first_start_leaves_a_key_for_each_interface_and_one_for_both(
@@ -59,7 +59,7 @@ async def test_the_first_start_leaves_a_key_for_each_interface_and_one_for_both(
 
 
 async def test_the_next_start_finds_the_same_at_its_own_address(resources: Resources, demo: Demo) -> None:
-    again = await demo_account(resources, "http://127.0.0.1:9000")
+    again = await demo_account(resources.settings, resources.for_accounts, "http://127.0.0.1:9000")
     assert (again.keys, again.console_password) == (demo.keys, demo.console_password)
     assert again.base_url == "http://127.0.0.1:9000"
 
@@ -67,20 +67,20 @@ async def test_the_next_start_finds_the_same_at_its_own_address(resources: Resou
 @pytest.mark.parametrize("name", ["a", "b", "both"])
 async def test_a_revoked_key_is_replaced_and_the_others_stay(resources: Resources, demo: Demo, name: str) -> None:
     await revoke(resources, name)
-    again = await demo_account(resources, BASE)
+    again = await demo_account(resources.settings, resources.for_accounts, BASE)
     assert {other for other in demo.keys if again.keys[other] != demo.keys[other]} == {name}
     assert again.console_password == demo.console_password
     assert await works(resources, again.keys[name])
-    assert (await demo_account(resources, BASE)).keys == again.keys
+    assert (await demo_account(resources.settings, resources.for_accounts, BASE)).keys == again.keys
 
 
 async def test_a_lost_file_or_lost_data_is_a_first_start(
     resources: Resources, demo: Demo, redis_db: redis.Redis
 ) -> None:
     (resources.settings.data_dir / READY_FILE).unlink()
-    second = await demo_account(resources, BASE)
+    second = await demo_account(resources.settings, resources.for_accounts, BASE)
     redis_db.flushall()
-    third = await demo_account(resources, BASE)
+    third = await demo_account(resources.settings, resources.for_accounts, BASE)
     for before, after in ((demo, second), (second, third)):
         assert not set(before.keys.values()) & set(after.keys.values())
     assert all([await works(resources, secret) for secret in third.keys.values()])

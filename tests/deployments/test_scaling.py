@@ -16,7 +16,7 @@ from deployments.scaling import AHEAD, ArrivalRate, BacklogPolicy, wanted_replic
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import Backlog, JobKind, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.resources import Resources
+from tests.composition import Resources
 from tests.support import adapter_id, wait_until
 
 

@@ -15,9 +15,9 @@ from PIL import Image
 
 from deployments.runtime import runtime_home
 from serve_app.accounts.sign_in import LinkPurpose
-from serve_app.resources import open_resources
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import ensure_redis
+from tests.composition import open_resources
 from tests.deployments.service import STOP_LIMIT_S, Service
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.timeout(400)]

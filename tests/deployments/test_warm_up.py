@@ -2,6 +2,7 @@
 
 import typing
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,8 @@ from serve_app.domain.catalog import BaseModel
 from serve_app.engine import Engine, EngineOptions
 from serve_app.engine.adapters.layer_table import outlined_table
 from serve_app.loras.weights import LAYER_TABLES
-from serve_app.resources import Resources
 from serve_app.worker.generation import SIZES, keep_layer_tables, load_engine, warm_up
+from tests.composition import Resources
 from tests.support import POCKET
 
 
@@ -50,7 +51,7 @@ def test_a_cpu_prepares_for_the_smallest_size_alone(engine: Engine) -> None:
 @pytest.mark.parametrize(("seconds", "sizes"), [(0, 0), (600, 4)])
 def test_the_operator_may_say_how_long(engine: Engine, seconds: float, sizes: int) -> None:
     seen = passes(engine)
-    warm_up(engine, seconds)
+    warm_up(engine, timedelta(seconds=seconds))
     assert len(set(seen)) == sizes
 
 
@@ -69,14 +70,12 @@ def test_a_size_that_does_not_fit_does_not_keep_the_replica_from_starting(engine
     seen = passes(engine)
     (model,) = engine.base_models.values()
     model.denoiser.register_forward_pre_hook(refuse_wide)
-    warm_up(engine, 600)
+    warm_up(engine, timedelta(minutes=10))
     assert len(set(seen)) == 4
 
 
 async def test_a_replica_warms_up_before_it_works(resources: Resources) -> None:
-    engine = load_engine(
-        GeneratorArgs(engine=EngineOptions(max_rows=2), threads=1), await resources.applied_catalog.base_models()
-    )
+    engine = load_engine(await resources.applied_catalog.base_models(), EngineOptions(max_rows=2), threads=1)
     seen = passes(engine)
     engine.generate("a cat", steps=1)
     engine.close()

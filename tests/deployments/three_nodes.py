@@ -27,11 +27,11 @@ from deployments.nodes import check_nodes, living_nodes
 from deployments.ray_environment import ray_environment
 from serve_app.domain.requests import Variant
 from serve_app.operations.checks import Check, Level
-from serve_app.resources import open_resources
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import connect_sync
 from serve_app.store.redis_process import server_binary
+from tests.composition import open_resources
 from tests.support import free_port, says_ready
 
 JOBS = 4

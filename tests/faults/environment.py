@@ -16,10 +16,10 @@ from serve_app.domain.jobs import Job, JobKind, JobState, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant, image_seeds
 from serve_app.jobs.queue import JobQueue
 from serve_app.loras.catalog import CatalogReader
-from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import ensure_redis, stop_redis
 from serve_app.worker.attempt import retry_until_available
+from tests.composition import Resources, open_resources
 from tests.faults.reconciliation import AcknowledgedJobs, audit_service, unfinished
 from tests.faults.storage import register_faulty
 from tests.faults.worker import WorkerBehavior, start_worker

@@ -5,17 +5,15 @@ import multiprocessing
 import os
 import signal
 import socket
-from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal, cast
 
 import uvicorn
 
-from serve_app.app import create_app
 from serve_app.jobs.acceptance import Acceptance
 from serve_app.jobs.queue import JobQueue
-from serve_app.resources import open_resources
 from serve_app.settings import Settings
+from tests.composition import open_resources
 from tests.faults.log_disk import log_to_a_full_disk
 
 Fault = Literal["dies before accept", "dies after accept", "log disk full"]
@@ -42,8 +40,8 @@ def _main(fields: dict[str, Any], listening: socket.socket, fault: Fault) -> Non
 async def _serve(settings: Settings, listening: socket.socket, fault: Fault) -> None:
     async with open_resources(settings) as resources:
         if fault != "log disk full":
-            resources = replace(resources, queue=cast(JobQueue, _Dying(resources.queue, fault)))
-        server = uvicorn.Server(uvicorn.Config(create_app(resources), log_level="warning", lifespan="off"))
+            resources = resources.with_parts(queue=cast(JobQueue, _Dying(resources.queue, fault)))
+        server = uvicorn.Server(uvicorn.Config(resources.app(), log_level="warning", lifespan="off"))
         await server.serve(sockets=[listening])
 
 

@@ -15,8 +15,8 @@ from serve_app.domain.errors import NotFound
 from serve_app.domain.jobs import Job, JobState, StoredImage
 from serve_app.jobs.records import read_job, work_of
 from serve_app.operations.housekeeping import sweep
-from serve_app.resources import Resources
 from tests.audit import Reading, audit
+from tests.composition import Resources
 
 STRIDE = 500
 DAY_MS = 86_400_000
@@ -44,7 +44,7 @@ class AcknowledgedJobs:
 
 async def audit_service(resources: Resources, acknowledged: AcknowledgedJobs, *, max_skips: int = 4) -> list[str]:
     """Everything that is wrong with a service that has come to rest, in words. Sweeps the storage first."""
-    await sweep(resources)
+    await sweep(resources.images, resources.jobs, resources.settings)
     with redis.Redis.from_url(
         resources.redis_url, decode_responses=True, encoding_errors="surrogateescape", socket_timeout=READ_LIMIT_S
     ) as client:

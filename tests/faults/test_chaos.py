@@ -20,8 +20,8 @@ import pytest
 
 from serve_app.domain.jobs import Job
 from serve_app.domain.requests import Variant
-from serve_app.resources import Resources, open_resources
 from serve_app.store.redis_process import server_process
+from tests.composition import Resources, open_resources
 from tests.faults import processes
 from tests.faults.load import Callers
 from tests.faults.reconciliation import audit_service, records_of, states

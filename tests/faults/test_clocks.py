@@ -12,13 +12,12 @@ import httpx
 import pytest
 
 from serve_app.accounts.sessions import Opened
-from serve_app.app import create_app
 from serve_app.domain.jobs import CommitReply, HeartbeatReply, JobKind, JobState, Lease
 from serve_app.domain.requests import Variant
 from serve_app.jobs.queue import JobQueue, new_nonce
-from serve_app.resources import open_resources
 from serve_app.store.redis_client import connect
 from tests.api.app import ALL, BODY_A, BODY_B, Member, TestService, client_of, service_settings
+from tests.composition import open_resources
 from tests.faults.clock import by_the_callers_clock, clock_off_by
 from tests.faults.environment import Environment, open_environment
 from tests.faults.worker import FORKED_WORKERS, WorkerBehavior
@@ -61,7 +60,7 @@ class Ingress:
 async def ingress(env: Environment, tmp_path: Path) -> AsyncIterator[Ingress]:
     plans = service_settings(tmp_path / "plans", []).plans
     settings = env.settings.model_copy(update={"plans": plans, "redis_url": env.redis_url})
-    async with open_resources(settings) as resources, client_of(create_app(resources)) as client:
+    async with open_resources(settings) as resources, client_of(resources.app()) as client:
         yield Ingress(env, client, await TestService(resources, client).member())
 
 

@@ -12,8 +12,8 @@ import redis
 
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import JobState
-from serve_app.resources import open_resources
 from serve_app.store.embedded_redis import ensure_redis
+from tests.composition import open_resources
 from tests.faults.environment import Environment, open_environment
 from tests.faults.reconciliation import audit_service
 from tests.faults.redis_proxy import RedisProxy, proxy_to

@@ -21,11 +21,11 @@ import yaml
 
 from deployments.runtime import processes_in, runtime_home
 from serve_app.domain.requests import Variant
-from serve_app.resources import open_resources
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import stop_redis
 from serve_app.store.redis_process import server_process
 from tests.attack.serve_run import ServeRun
+from tests.composition import open_resources
 from tests.faults import processes
 from tests.faults.load import Callers
 from tests.faults.reconciliation import audit_service

@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 import redis
 
-from serve_app.app import create_app
-from serve_app.resources import Resources, open_resources
 from serve_app.store.embedded_redis import stop_redis
 from tests.api.app import LORA, TestService, client_of, service_settings
 from tests.audit import audit
+from tests.composition import Resources, open_resources
 from tests.faults.hostile import Hostile, hostile_requests, send
 
 QUICK, SOAK = 3_000, int(os.environ.get("ATELIER_SOAK_REQUESTS", "110000"))
@@ -41,7 +40,7 @@ async def resources(tmp_path: Path) -> AsyncIterator[Resources]:
 
 async def _fuzz(resources: Resources, number: int) -> Counter[int]:
     """The statuses of so many answers, each checked."""
-    app = create_app(resources)
+    app = resources.app()
     async with client_of(app) as client:
         member = await TestService(resources, client).member()
     statuses: Counter[int] = Counter()

@@ -15,14 +15,13 @@ import httpx
 import pytest
 
 from serve_app.api.multipart import BLOCK_BYTES
-from serve_app.app import create_app
 from serve_app.domain.jobs import JobState
 from serve_app.domain.requests import Variant
-from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import ensure_redis, stop_redis
 from tests.api.app import BODY_A, Member, TestService, client_of, service_settings
 from tests.api.test_loras import FILE_PART, FORM
+from tests.composition import Resources, open_resources
 from tests.faults.hostile import Hostile, send
 from tests.faults.ingress import Fault, start_ingress
 from tests.faults.reconciliation import AcknowledgedJobs, audit_service
@@ -66,7 +65,7 @@ class Ingress:
 @pytest.fixture
 async def ingress(tmp_path: Path) -> AsyncIterator[Ingress]:
     settings = service_settings(tmp_path / "var", [])
-    async with open_resources(settings) as resources, client_of(create_app(resources)) as client:
+    async with open_resources(settings) as resources, client_of(resources.app()) as client:
         yield Ingress(settings, resources, client, await TestService(resources, client).member(), AcknowledgedJobs())
     stop_redis(settings.data_dir)
 
@@ -95,7 +94,7 @@ async def test_without_a_key_the_same_storm_is_a_hundred_jobs(ingress: Ingress) 
 async def test_a_caller_who_disconnects_gets_one_job_or_none_and_the_same_when_asking_again(ingress: Ingress) -> None:
     """The request is cut off after any number of turns of the loop, as when its connection breaks."""
     rnd = random.Random(SEED)
-    app = create_app(ingress.resources)
+    app = ingress.resources.app()
     body = json.dumps(BODY_A).encode()
     cut = 0
     for number in range(60):
@@ -107,7 +106,7 @@ async def test_a_caller_who_disconnects_gets_one_job_or_none_and_the_same_when_a
         await asyncio.gather(asking, return_exceptions=True)
         again = await ingress.client.post("/v1/generate", json=BODY_A, headers=ingress.headers(f"k{number}"))
         ingress.note(again)
-    await wait_until(lambda: not ingress.resources.background)
+    await wait_until(lambda: not ingress.resources.background.count)
     assert cut > 30, "most of them must really be cut off"
     assert (await ingress.resources.queue_stats.counts())["accepted"] == 60
     assert not await ingress.audit()

@@ -12,15 +12,14 @@ from typing import Any
 import httpx
 import pytest
 
-from serve_app.app import create_app
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Claim, CommitReply, Failure, JobKind, JobState, StoredImage, new_image_id
 from serve_app.jobs.queue import JobQueue, new_nonce
-from serve_app.resources import open_resources
 from serve_app.settings import Settings
 from serve_app.store.redis_client import connect
 from serve_app.store.script import Rewrite
 from tests.api.app import Member, TestService, client_of, png_of, service_settings
+from tests.composition import open_resources
 from tests.faults.environment import HASTY, LONG, Environment
 from tests.faults.redis_proxy import RedisProxy, proxy_to
 from tests.faults.worker import FORKED_WORKERS, WorkerBehavior
@@ -89,8 +88,8 @@ async def test_a_lost_reply_changes_nothing(env: Environment, proxy: RedisProxy,
     assert not await env.audit()
 
 
-FORGETS_ITS_OWN_FINISH = replacing("finish", "if job.state == 'completed' then return 'duplicate' end", "")
-ACCEPTS_TWICE = replacing("accept", "if redis.call('EXISTS', K('job:' .. job_id)) == 1", "if false")
+FORGETS_ITS_OWN_FINISH = replacing("jobs/finish", "if job.state == 'completed' then return 'duplicate' end", "")
+ACCEPTS_TWICE = replacing("jobs/accept", "if redis.call('EXISTS', K('job:' .. job_id)) == 1", "if false")
 
 
 @pytest.mark.script_text
@@ -199,7 +198,7 @@ async def ingress(env: Environment, proxy: RedisProxy, tmp_path: Path) -> AsyncI
     plans = service_settings(tmp_path / "plans", []).plans
     async with (
         open_resources(_through(env, proxy, plans=plans)) as resources,
-        client_of(create_app(resources)) as client,
+        client_of(resources.app()) as client,
     ):
         yield Ingress(client, await TestService(resources, client).member(), env)
 

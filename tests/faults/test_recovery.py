@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import pytest
 
 from serve_app.domain.requests import Variant
-from serve_app.resources import open_resources
 from serve_app.store.redis_process import server_process
+from tests.composition import open_resources
 from tests.faults import processes
 from tests.faults.load import Call, Callers
 from tests.faults.service import Service

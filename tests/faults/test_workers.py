@@ -70,7 +70,7 @@ async def test_a_dead_workers_job_is_taken_within_its_lease_and_two_seconds(env:
     behavior = WorkerBehavior(timing=WorkerTiming())
     took: list[float] = []
     async with asyncio.TaskGroup() as group:
-        reaping = group.create_task(reap_forever(env.resources))
+        reaping = group.create_task(reap_forever(env.resources.for_housekeeping))
         heir = env.worker(behavior, lease=HASTY)
         for _ in range(KILLS):
             job_id, busy = await env.accept(steps=ENDLESS, may_end_as=[JobState.CANCELED]), heir
@@ -110,7 +110,7 @@ async def test_a_lora_serves_on_every_worker_when_added_and_stops_everywhere_whe
     assert outline is not None
     took: dict[str, float] = {}
     async with asyncio.TaskGroup() as group:
-        reaping = group.create_task(reap_forever(env.resources))
+        reaping = group.create_task(reap_forever(env.resources.for_housekeeping))
         for how in ("revoked", "deleted"):
             lora = replace(outline, id=f"model_{how}", accounts=frozenset({ACCOUNT}))
             assert await env.resources.adapter_registry.register(lora)

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
 from multiprocessing.process import BaseProcess
@@ -18,11 +18,11 @@ from serve_app.domain.jobs import Claim, HeartbeatReply, Lease
 from serve_app.domain.requests import GenerationRequest
 from serve_app.jobs.queue import JobQueue
 from serve_app.operations.housekeeping import reap_forever
-from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
 from serve_app.store.redis_client import connect
 from serve_app.worker.attempt import WorkerTiming
 from serve_app.worker.worker import Unhealthy, Worker
+from tests.composition import Resources, open_resources
 from tests.faults.clock import clock_off_by
 from tests.faults.log_disk import log_to_a_full_disk
 from tests.faults.storage import register_faulty
@@ -117,8 +117,8 @@ async def _work(settings: Settings, name: str, behavior: WorkerBehavior) -> None
             lose_device(ENGINE)
         if behavior.decodes_nan:
             spoil_decoder(ENGINE)
-        executor = TamperedExecutor(GenerationExecutor(ENGINE, resources), behavior)
-        worker = Worker(resources, cast(Any, executor), name=name, timing=behavior.timing)
+        executor = TamperedExecutor(GenerationExecutor(ENGINE, resources.catalog, resources.weights), behavior)
+        worker = Worker(resources.for_workers, cast(Any, executor), name=name, timing=behavior.timing)
         worker.start()
         reaping = asyncio.create_task(_reap(resources, behavior))
         await _until_unhealthy_or(leave, worker)
@@ -141,7 +141,7 @@ async def _until_unhealthy_or(leave: asyncio.Event, worker: Worker) -> None:
 
 async def _reap(resources: Resources, behavior: WorkerBehavior) -> None:
     if behavior.reaps:
-        await reap_forever(resources, every=timedelta(milliseconds=100))
+        await reap_forever(resources.for_housekeeping, every=timedelta(milliseconds=100))
 
 
 def _tampered(resources: Resources, behavior: WorkerBehavior) -> Resources:
@@ -153,8 +153,7 @@ def _tampered(resources: Resources, behavior: WorkerBehavior) -> Resources:
     if behavior.die == "half stored":
         os.fsync = lambda _file: os.kill(os.getpid(), signal.SIGKILL)  # the image is written, and not yet in place
     deadly_call = {"claimed": "claim", "finished": "finish"}.get(behavior.die)
-    return replace(
-        resources,
+    return resources.with_parts(
         queue=cast(JobQueue, _DiesAfter(queue, deadly_call) if deadly_call else queue),
         images=cast(Any, _DiesAfter(resources.images, "put")) if behavior.die == "stored" else resources.images,
     )

@@ -18,11 +18,11 @@ from serve_app.jobs.compact_form import Result, as_text, pack_result, unpack_req
 from serve_app.jobs.deletion import Deletions
 from serve_app.jobs.queue import JobQueue, new_nonce
 from serve_app.jobs.records import read_request, write_request
-from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import connect
 from tests.audit import audit
+from tests.composition import Resources, open_resources
 
 LORA = "model_" + "q7x3" * 6 + "ab"
 ACCOUNT = "acct_" + "k2m5" * 6 + "cd"

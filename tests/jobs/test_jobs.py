@@ -29,12 +29,12 @@ from serve_app.jobs.backlog import QueueStats, read_backlog
 from serve_app.jobs.history import LIST_LIMIT, NO_KEY, DeadLetters, JobFilter, JobHistory, JobReader, Position
 from serve_app.jobs.queue import JobQueue, new_nonce
 from serve_app.jobs.records import JOB_BYTES
-from serve_app.resources import Resources
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import connect
 from serve_app.worker.attempt import retry_until_available
 from tests.audit import audit
+from tests.composition import Resources
 from tests.support import wait_until
 
 REQUEST = GenerationRequest(

@@ -2,11 +2,10 @@
 
 import json
 
-from serve_app.app import create_app
 from serve_app.domain.jobs import JobState
 from serve_app.domain.requests import Variant
-from serve_app.resources import Resources
 from tests.api.app import BODY_A, client_of
+from tests.composition import Resources
 from tests.test_log import logging_to_stderr
 from tests.worker.scripted_executor import ScriptedExecutor, until, working
 
@@ -16,7 +15,7 @@ async def test_the_lines_of_a_worker_name_the_request_that_asked(resources: Reso
     _, key = await resources.api_keys.create(account.id, interfaces=frozenset(Variant))
     headers = {"Authorization": f"Bearer {key}", "X-Request-Id": "the-callers-own-id"}
     with logging_to_stderr("json") as stream:
-        async with client_of(create_app(resources)) as client:
+        async with client_of(resources.app()) as client:
             answer = await client.post("/v1/generate", json=BODY_A, headers=headers)
         job_id = answer.json()["request_id"]
         async with working(resources, ScriptedExecutor()):  # a process of its own knows only the record

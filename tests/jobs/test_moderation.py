@@ -16,10 +16,9 @@ from serve_app.domain.accounts import BUILTIN_PLANS, Caller
 from serve_app.domain.errors import FailureCode, InvalidParameter, StoreUnavailable
 from serve_app.domain.jobs import JobState
 from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.jobs import submit
 from serve_app.jobs.moderation import BadModeration, Moderation
-from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
+from tests.composition import Resources, open_resources
 from tests.support import adapter_id, free_port
 from tests.worker.scripted_executor import ScriptedExecutor, accept, until, working
 
@@ -84,7 +83,7 @@ def stored(resources: Resources) -> list[Path]:
 
 
 async def test_without_moderation_nothing_is_asked(resources: Resources) -> None:
-    assert (await submit.generate(resources, caller(), REQUEST)).job.state is JobState.QUEUED
+    assert (await resources.submission.generate(caller(), REQUEST)).job.state is JobState.QUEUED
 
 
 @pytest.mark.parametrize(("variant", "name"), [(Variant.A, "prompt"), (Variant.B, "positive_prompt")])
@@ -94,7 +93,7 @@ async def test_a_refused_prompt_is_not_accepted(
     service = Service(REFUSED)
     async with moderated(settings, service) as moderated_resources:
         with pytest.raises(InvalidParameter, match=rf"^{name}: refused by this service's moderation: too plain$"):
-            await submit.generate(moderated_resources, caller(variant), REQUEST)
+            await moderated_resources.submission.generate(caller(variant), REQUEST)
     [question] = service.questions
     job_id = question.pop("job")
     assert job_id.startswith("gen_")
@@ -108,7 +107,7 @@ async def test_an_allowed_prompt_is_accepted_under_the_id_that_was_asked_about(
 ) -> None:
     service = Service(ALLOWED)
     async with moderated(settings, service) as moderated_resources:
-        accepted = await submit.generate(moderated_resources, caller(), REQUEST)
+        accepted = await moderated_resources.submission.generate(caller(), REQUEST)
     assert service.questions[0]["job"] == accepted.job.id
 
 
@@ -129,10 +128,10 @@ async def test_without_an_answer_the_setting_decides(
     changes = {"moderation_timeout": limit, "moderation_fails": fails}
     async with moderated(settings, service, **changes) as moderated_resources:
         if fails == "open":
-            assert await submit.generate(moderated_resources, caller(), REQUEST)
+            assert await moderated_resources.submission.generate(caller(), REQUEST)
         else:
             with pytest.raises(StoreUnavailable):
-                await submit.generate(moderated_resources, caller(), REQUEST)
+                await moderated_resources.submission.generate(caller(), REQUEST)
     assert "moderation of job gen_" in caplog.text
     assert PROMPT not in caplog.text
 

@@ -1,15 +1,14 @@
 """Previews are made for a job that somebody watches, and for no other."""
 
-from dataclasses import replace
 from io import BytesIO
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from serve_app.resources import Resources
 from serve_app.worker import png as previews
 from serve_app.worker.executor import Pixels
+from tests.composition import Resources
 from tests.support import wait_until
 from tests.worker.scripted_executor import ScriptedExecutor, accept, working
 
@@ -46,9 +45,9 @@ async def test_a_watched_job_shows_its_unfinished_images(resources: Resources) -
 async def test_switched_off_or_under_moderation_nothing_is_shown(
     resources: Resources, change: dict[str, object]
 ) -> None:
-    quiet = replace(resources, settings=resources.settings.model_copy(update=change))
+    quiet = resources.with_parts(settings=resources.settings.model_copy(update=change))
     if "moderation_callable" in change:
-        quiet = replace(quiet, moderation=type(resources.moderation)(quiet.settings))
+        quiet = quiet.with_parts(moderation=type(resources.moderation)(quiet.settings))
     executor = PaintingExecutor("hang")
     async with working(quiet, executor):
         job_id = await accept(resources)

@@ -11,11 +11,11 @@ from serve_app.domain.jobs import JobKind, JobState, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.jobs.compact_form import pack_request
 from serve_app.jobs.queue import JobQueue, new_nonce
-from serve_app.resources import Resources
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import connect
 from serve_app.store.script import Rewrite
 from tests.audit import audit
+from tests.composition import Resources
 from tests.rewriting import replacing
 
 ACCOUNT = "acct_a"
@@ -29,9 +29,9 @@ class NextRequest(GenerationRequest):
     sampler: str = "euler"
 
 
-NEWER_ACCEPT = replacing("accept", "'version', version", "'version', 99, 'priority', 'high'")
+NEWER_ACCEPT = replacing("jobs/accept", "'version', version", "'version', 99, 'priority', 'high'")
 """A later version's accept: its records have a higher version and one field more."""
-OLDER_ACCEPT = replacing("accept", "'version', version, ", "")
+OLDER_ACCEPT = replacing("jobs/accept", "'version', version, ", "")
 """The accept of before records carried a version."""
 
 

@@ -20,11 +20,11 @@ from serve_app.domain.errors import (
 )
 from serve_app.domain.jobs import Failure, JobKind, StoredImage, new_image_id, new_job_id
 from serve_app.domain.requests import GenerationRequest, UpscaleRequest, Variant
-from serve_app.jobs.submit import ONE_DAY, USUAL_JOB_BYTES, Call, generate, generate_all, plan_queue_share, upscale
-from serve_app.resources import Resources, open_resources
+from serve_app.jobs.submit import ONE_DAY, USUAL_JOB_BYTES, Call, plan_queue_share
 from serve_app.settings import Settings
 from serve_app.store import measures as redis_memory
 from serve_app.store.keys import redis_key
+from tests.composition import Resources, open_resources
 from tests.support import PRIVATE_ADAPTER, adapter_id, wait_until
 
 REQUEST = GenerationRequest(prompt="a boat", lora_id=adapter_id("neon"), seeds=(7,))
@@ -49,7 +49,7 @@ async def _call(resources: Resources, secret: str) -> Caller:
 
 async def _stored(resources: Resources, caller: Caller, *, width: int = 512, height: int = 512) -> StoredImage:
     """An image that the caller's account has made."""
-    accepted = await generate(resources, caller, REQUEST)
+    accepted = await resources.submission.generate(caller, REQUEST)
     (claim,) = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_image_id())
     name = resources.images.object_name(caller.account_id, accepted.job.id, 1, 0, accepted.job.created_at)
     uri = await resources.images.put(name, b"png")
@@ -61,7 +61,7 @@ async def _stored(resources: Resources, caller: Caller, *, width: int = 512, hei
 
 
 async def test_a_generation_waits_in_the_group_of_its_weights(resources: Resources, caller: Caller) -> None:
-    accepted = await generate(resources, caller, REQUEST)
+    accepted = await resources.submission.generate(caller, REQUEST)
     assert accepted.job.id.startswith("gen_")
     (claim,) = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce="n")
     adapter = await resources.catalog.adapter(REQUEST.lora_id)
@@ -74,7 +74,7 @@ async def test_a_comparison_is_accepted_whole_and_counted_as_so_many_requests(
 ) -> None:
     asked = [replace(REQUEST, lora_weight=weight) for weight in (0.25, 0.5, 1.0)]
     before = (await resources.auth.window(caller.account_id, Variant.A)).remaining
-    jobs = await generate_all(resources, caller, asked)
+    jobs = await resources.submission.generate_all(caller, asked)
     assert [job.request for job in jobs] == asked
     assert (await resources.auth.window(caller.account_id, Variant.A)).remaining == before - 3
     (first, *others) = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce="n", limit=8)
@@ -107,7 +107,7 @@ async def test_a_comparison_that_cannot_be_accepted_whole_leaves_nothing(
 
         async def refused(*asked: GenerationRequest) -> str:
             with pytest.raises(AtelierError) as error:
-                await generate_all(resources, caller, asked)
+                await resources.submission.generate_all(caller, asked)
             assert await resources.job_history.list(account.id) == []
             return type(error.value).__name__
 
@@ -123,14 +123,14 @@ async def test_a_comparison_that_cannot_be_accepted_whole_leaves_nothing(
         await resources.accounts.set_disabled(account.id, True)
         assert await refused(REQUEST) == "Forbidden"
         await resources.accounts.set_disabled(account.id, False)
-        assert len(await generate_all(resources, caller, [REQUEST])) == 1
+        assert len(await resources.submission.generate_all(caller, [REQUEST])) == 1
 
 
 async def test_an_unknown_lora_and_a_foreign_one_are_refused_alike(resources: Resources, caller: Caller) -> None:
     messages: set[str] = set()
     for lora_id in ("model_unknown", PRIVATE_ADAPTER):
         with pytest.raises(Forbidden) as refused:
-            await generate(resources, caller, replace(REQUEST, lora_id=lora_id))
+            await resources.submission.generate(caller, replace(REQUEST, lora_id=lora_id))
         messages.add(refused.value.message)
     assert len(messages) == 1
 
@@ -140,38 +140,38 @@ async def test_an_adapter_of_the_accounts_own_is_taken_by_name_and_by_grant(
 ) -> None:
     private = replace(REQUEST, lora_id=PRIVATE_ADAPTER)
     owner = await resources.accounts.create("owner")
-    await generate(resources, replace(caller, account_id=owner.id, account_name="owner"), private)
+    await resources.submission.generate(replace(caller, account_id=owner.id, account_name="owner"), private)
     await resources.adapter_grants.grant(PRIVATE_ADAPTER, caller.account_id)
-    await generate(resources, caller, private)
+    await resources.submission.generate(caller, private)
 
 
 async def test_a_denial_holds_from_the_next_accept_for_a_caller_who_is_authenticated(
     resources: Resources, caller: Caller
 ) -> None:
     """Permission is decided at the accept: nothing that was read before it counts."""
-    await generate(resources, caller, REQUEST, Call(idempotency_key="k"))
+    await resources.submission.generate(caller, REQUEST, Call(idempotency_key="k"))
     await resources.adapter_grants.revoke(REQUEST.lora_id, caller.account_id)
     for key in (None, "k"):
         with pytest.raises(Forbidden):
-            await generate(resources, caller, REQUEST, Call(idempotency_key=key))
+            await resources.submission.generate(caller, REQUEST, Call(idempotency_key=key))
     assert len(await resources.job_history.list(caller.account_id)) == 1
 
 
 async def test_an_upscale_is_of_the_callers_own_stored_image(resources: Resources, caller: Caller) -> None:
     image = await _stored(resources, caller)
-    accepted = await upscale(resources, caller, image.image_id, 4)
+    accepted = await resources.submission.upscale(caller, image.image_id, 4)
     assert accepted.job.id.startswith("up_")
     assert accepted.job.request == UpscaleRequest(
         image_id=image.image_id, scale_factor=4, source_uri=image.image_uri, source_width=512, source_height=512
     )
     for other in (replace(caller, account_id="acct_other"), replace(caller, variant=Variant.B)):
         with pytest.raises(NotFound):
-            await upscale(resources, other, image.image_id)
+            await resources.submission.upscale(other, image.image_id)
     with pytest.raises(NotFound):
-        await upscale(resources, caller, "img_unknown")
+        await resources.submission.upscale(caller, "img_unknown")
     await resources.images.delete(image.image_uri)
     with pytest.raises(NotFound):
-        await upscale(resources, caller, image.image_id)
+        await resources.submission.upscale(caller, image.image_id)
 
 
 @pytest.mark.parametrize(
@@ -183,14 +183,14 @@ async def test_an_upscale_is_at_most_sixteen_megapixels(
 ) -> None:
     image = await _stored(resources, caller, width=width, height=height)
     if is_taken:
-        await upscale(resources, caller, image.image_id, factor)
+        await resources.submission.upscale(caller, image.image_id, factor)
         return
     with pytest.raises(InvalidParameter, match="16 megapixels"):
-        await upscale(resources, caller, image.image_id, factor)
+        await resources.submission.upscale(caller, image.image_id, factor)
 
 
 async def test_a_caller_that_disconnects_does_not_stop_the_accept(resources: Resources, caller: Caller) -> None:
-    posting = asyncio.create_task(generate(resources, caller, REQUEST))
+    posting = asyncio.create_task(resources.submission.generate(caller, REQUEST))
     await asyncio.sleep(0)  # begun, and now the client is gone
     posting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -210,8 +210,8 @@ async def test_the_hint_is_sent_once_and_may_fail(settings: Settings, resources:
         raise RuntimeError("no replica there")
 
     async with open_resources(settings, hint=hint) as hinting:
-        accepted = await generate(hinting, caller, REQUEST, Call(idempotency_key="k"))
-        again = await generate(hinting, caller, REQUEST, Call(idempotency_key="k"))
+        accepted = await hinting.submission.generate(caller, REQUEST, Call(idempotency_key="k"))
+        again = await hinting.submission.generate(caller, REQUEST, Call(idempotency_key="k"))
         await wait_until(lambda: hints)
     assert again.replayed
     assert hints == [(JobKind.GENERATION, accepted.job.id)]
@@ -219,7 +219,7 @@ async def test_the_hint_is_sent_once_and_may_fail(settings: Settings, resources:
 
 async def test_a_job_that_failed_by_our_fault_refunds_its_request(resources: Resources, secret: str) -> None:
     caller = await _call(resources, secret)
-    await generate(resources, caller, REQUEST)
+    await resources.submission.generate(caller, REQUEST)
     assert (await resources.auth.window(caller.account_id, Variant.A)).remaining == 49
     (claim,) = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce="n")
     failure = Failure(code=FailureCode.GENERATION_FAILED, message="the device failed")
@@ -229,7 +229,7 @@ async def test_a_job_that_failed_by_our_fault_refunds_its_request(resources: Res
 
 async def test_a_canceled_job_stays_counted(resources: Resources, secret: str) -> None:
     caller = await _call(resources, secret)
-    job = (await generate(resources, caller, REQUEST)).job
+    job = (await resources.submission.generate(caller, REQUEST)).job
     await resources.queue.cancel(job.id, account_id=caller.account_id)
     assert (await resources.auth.window(caller.account_id, Variant.A)).remaining == 49
 
@@ -249,7 +249,7 @@ async def test_a_store_that_is_down_is_reported_as_such(
     redis_db.config_set("maxmemory", "1")
     try:
         with pytest.raises(StoreUnavailable):
-            await generate(resources, caller, REQUEST)
+            await resources.submission.generate(caller, REQUEST)
     finally:
         redis_db.config_set("maxmemory", "0")
     assert await resources.job_history.list(caller.account_id) == []
@@ -265,13 +265,13 @@ async def test_an_account_may_store_its_share_of_redis_and_never_less_than_its_p
     stored, day = redis_key("stored", caller.account_id, Variant.A), str(int(time.time() // 86_400))
     untyped = cast(Any, redis_db)
     for share, most in ((0.001, admitted), (0.5, 4 << 30)):
-        service = replace(resources, settings=resources.settings.model_copy(update={"account_share": share}))
+        service = resources.with_parts(settings=resources.settings.model_copy(update={"account_share": share}))
         untyped.config_set("maxmemory", 8 << 30)
         try:
             untyped.hset(stored, day, most - 1)
-            await generate(service, caller, REQUEST)
+            await service.submission.generate(caller, REQUEST)
             with pytest.raises(QueueFull, match="share of the service's memory"):
-                await generate(service, caller, REQUEST)
+                await service.submission.generate(caller, REQUEST)
         finally:
             untyped.config_set("maxmemory", 0)
-    await generate(resources, caller, REQUEST)  # of a Redis without a limit, nobody has a share
+    await resources.submission.generate(caller, REQUEST)  # of a Redis without a limit, nobody has a share

@@ -19,10 +19,10 @@ from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.loras import catalog as catalog_reader
 from serve_app.loras.catalog import Position
 from serve_app.loras.catalog_file import CatalogError
-from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
 from tests.audit import key_problems
+from tests.composition import Resources, open_resources
 from tests.support import POCKET, POCKET_ADAPTERS, PRIVATE_ADAPTER, adapter_id, write_safetensors
 
 Rows = list[dict[str, Any]]

@@ -12,8 +12,8 @@ import yaml
 
 from serve_app.loras.applied_catalog import CatalogFollower
 from serve_app.operations.housekeeping import reap_forever
-from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
+from tests.composition import Resources, open_resources
 from tests.support import adapter_id, end_tasks, wait_until, write_safetensors
 
 IN_TIME_S = 2.0
@@ -23,7 +23,7 @@ IN_TIME_S = 2.0
 @asynccontextmanager
 async def _housekeeping(settings: Settings) -> AsyncGenerator[None]:
     async with open_resources(settings) as housekeeper:
-        task = asyncio.create_task(reap_forever(housekeeper))
+        task = asyncio.create_task(reap_forever(housekeeper.for_housekeeping))
         yield
         await end_tasks({task})
 
@@ -56,7 +56,10 @@ async def _is_called(resources: Resources, name: str) -> bool:
 async def test_a_mistake_is_logged_once_and_the_mended_file_is_applied(
     settings: Settings, resources: Resources, caplog: pytest.LogCaptureFixture
 ) -> None:
-    follower, good = CatalogFollower(resources), settings.catalog.read_text()
+    follower, good = (
+        CatalogFollower(resources.applied_catalog, resources.settings.catalog),
+        settings.catalog.read_text(),
+    )
     await follower.look()
     assert not caplog.text
     _rewrite(settings, lambda rows: rows[1].update(name=""))
@@ -82,7 +85,10 @@ async def test_weights_that_come_late_are_found_without_another_change_of_the_fi
 ) -> None:
     weights = settings.catalog.with_name("late.safetensors")
     _rewrite(settings, lambda rows: rows.append({**rows[0], "id": "model_late", "file": str(weights)}))
-    later, soon = CatalogFollower(resources), CatalogFollower(resources, again_after=timedelta(0))
+    later, soon = (
+        CatalogFollower(resources.applied_catalog, resources.settings.catalog),
+        CatalogFollower(resources.applied_catalog, resources.settings.catalog, again_after=timedelta(0)),
+    )
     await later.look()
     await soon.look()
     write_safetensors(weights)

@@ -8,10 +8,10 @@ import pytest
 import redis
 
 from serve_app.domain.catalog import Adapter
-from serve_app.loras.registration import remove
-from serve_app.loras.stored_weights import LoraFiles, held_weights, remove_unused_weights
-from serve_app.resources import Resources
+from serve_app.loras.registration import remove_lora
+from serve_app.loras.stored_weights import LoraFiles
 from serve_app.store.keys import redis_key
+from tests.composition import Resources
 from tests.support import wait_until, write_safetensors
 
 SHA256 = "0a" * 32
@@ -49,12 +49,12 @@ async def test_weights_that_are_registered_anew_outlive_the_removal_of_the_last_
 ) -> None:
     uri = await _store(resources, file)
     await _record(resources, uri)
-    async with held_weights(resources, uri):
+    async with resources.lora_weights.held(uri):
         await _store(resources, file)
-        assert await remove(resources, "model_mine") == "removed"
+        assert await remove_lora(resources.adapter_registry, resources.lora_weights, "model_mine") == "removed"
         await _record(resources, uri, "model_again")
     assert _is_stored(resources)
-    assert await remove(resources, "model_again") == "removed"
+    assert await remove_lora(resources.adapter_registry, resources.lora_weights, "model_again") == "removed"
     assert not _is_stored(resources)
 
 
@@ -66,7 +66,7 @@ async def test_a_registration_waits_while_the_same_weights_are_removed(resources
     entered = asyncio.Event()
 
     async def register() -> None:
-        async with held_weights(resources, uri):
+        async with resources.lora_weights.held(uri):
             entered.set()
             await _record(resources, await _store(resources, file), "model_again")
 
@@ -83,14 +83,14 @@ async def test_what_a_registration_that_failed_or_was_killed_stored_is_removed_a
     resources: Resources, file: Path
 ) -> None:
     uri = await _store(resources, file)
-    assert await remove_unused_weights(resources) == 0, "of a Redis that knows nothing"
+    assert await resources.lora_weights.remove_unused() == 0, "of a Redis that knows nothing"
     with pytest.raises(ValueError, match="the record"):
-        async with held_weights(resources, uri):
+        async with resources.lora_weights.held(uri):
             raise ValueError("the record was refused")
     assert not _is_stored(resources)
     await _store(resources, file)
     assert await resources.lora_weights.hold(uri, "killed", life=timedelta(milliseconds=1))
-    await wait_until(lambda: remove_unused_weights(resources))
+    await wait_until(lambda: resources.lora_weights.remove_unused())
     assert not _is_stored(resources)
 
 
@@ -98,9 +98,9 @@ async def test_of_two_registrations_the_one_that_fails_takes_nothing_from_the_ot
     resources: Resources, file: Path
 ) -> None:
     uri = await _store(resources, file)
-    async with held_weights(resources, uri):
+    async with resources.lora_weights.held(uri):
         with pytest.raises(ValueError, match="refused"):
-            async with held_weights(resources, uri):
+            async with resources.lora_weights.held(uri):
                 raise ValueError("refused")
         await _record(resources, uri)
     assert _is_stored(resources)
@@ -113,6 +113,6 @@ async def test_listed_weights_that_a_lora_has_by_now_are_kept(
     uri = await _store(resources, file)
     await _record(resources, uri)
     redis_db.zadd(redis_key("loras_unused"), {uri: 1})
-    assert await remove_unused_weights(resources) == 0
+    assert await resources.lora_weights.remove_unused() == 0
     assert not redis_db.exists(redis_key("loras_unused"))
     assert _is_stored(resources)

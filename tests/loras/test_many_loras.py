@@ -13,8 +13,7 @@ from serve_app.domain.catalog import Adapter
 from serve_app.domain.jobs import JobKind
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.jobs.queue import new_nonce
-from serve_app.jobs.submit import generate
-from serve_app.resources import Resources
+from tests.composition import Resources
 from tests.support import adapter_id
 
 REQUEST = GenerationRequest(prompt="a boat", lora_id=adapter_id("neon"), seeds=(7,))
@@ -91,7 +90,7 @@ async def _costs(resources: Resources, meter: Meter, caller: Caller, owner: str)
         await resources.queue.finish(claimed.lease, [], seconds=1)
 
     return {
-        "accept": await meter.cost(lambda: generate(resources, caller, REQUEST)),
+        "accept": await meter.cost(lambda: resources.submission.generate(caller, REQUEST)),
         "claim and finish": await meter.cost(claim),
         "grant": await meter.cost(lambda: resources.adapter_grants.grant(REQUEST.lora_id, caller.account_id)),
         "list": await meter.cost(lambda: resources.catalog.adapters(caller.account_id)),

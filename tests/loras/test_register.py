@@ -16,13 +16,11 @@ from serve_app.domain.catalog import Adapter, Offer
 from serve_app.domain.errors import FailureCode, Forbidden, InvalidParameter
 from serve_app.domain.jobs import JobKind
 from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.jobs.submit import generate
 from serve_app.loras import registration
-from serve_app.loras.registration import register, remove
-from serve_app.operations.account_deletion import delete_account
-from serve_app.resources import Resources, open_resources
+from serve_app.loras.registration import remove_lora
 from serve_app.safetensors_file import MAX_FILE_BYTES
 from serve_app.settings import Settings
+from tests.composition import Resources, open_resources
 from tests.support import POCKET
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_layer_tables")]
@@ -40,7 +38,7 @@ async def other(settings: Settings, resources: Resources) -> AsyncIterator[Resou
 async def _register(
     resources: Resources, path: Path = OUTLINE, *, base_model: str = "pocket", **fields: Any
 ) -> Adapter:
-    return (await register(resources, path, Offer(name="Mine", base_model=base_model), **fields)).adapter
+    return (await resources.registration.register(path, Offer(name="Mine", base_model=base_model), **fields)).adapter
 
 
 async def test_what_was_registered_is_served_by_every_process_and_gone_when_removed(
@@ -56,10 +54,10 @@ async def test_what_was_registered_is_served_by_every_process_and_gone_when_remo
     assert await other.catalog.adapter(mine.id) == mine
     assert (await other.weights.fetch(mine)).read_bytes() == OUTLINE.read_bytes()
     request = GenerationRequest(prompt="a boat", lora_id=mine.id, seeds=(7,))
-    waiting = await generate(other, caller, request)
-    assert await remove(resources, mine.id) == "removed"
+    waiting = await other.submission.generate(caller, request)
+    assert await remove_lora(resources.adapter_registry, resources.lora_weights, mine.id) == "removed"
     with pytest.raises(Forbidden):
-        await generate(other, caller, request)
+        await other.submission.generate(caller, request)
     assert await other.queue.claim("w", kind=JobKind.GENERATION, nonce="n") == []
     ended = await other.jobs.find(waiting.job.id)
     assert ended is not None
@@ -75,10 +73,10 @@ async def test_the_same_weights_are_stored_once_and_an_account_that_is_deleted_t
     assert of_acme.id != of_operator.id
     assert (of_acme.sha256, of_acme.file) == (of_operator.sha256, of_operator.file)
     assert _stored(resources) == [f"{of_acme.sha256}.safetensors"]
-    assert (await delete_account(resources, acme, Actor("operator:root"))).left == []
+    assert (await resources.account_deletion.delete(acme, Actor("operator:root"))).left == []
     assert await resources.catalog.adapter(of_acme.id) is None
     assert _stored(resources) == [f"{of_acme.sha256}.safetensors"], "the other has the same"
-    await remove(resources, of_operator.id)
+    await remove_lora(resources.adapter_registry, resources.lora_weights, of_operator.id)
     assert _stored(resources) == []
 
 
@@ -146,7 +144,10 @@ async def test_a_file_that_does_not_fit_is_refused_with_the_reason(
 ) -> None:
     before = await resources.catalog.all()
     with pytest.raises(InvalidParameter, match=reason):
-        await _register(replace(resources, max_rank=6), write(tmp_path / "bad.safetensors"))
+        await _register(
+            resources.with_parts(registration=replace(resources.registration, max_rank=6)),
+            write(tmp_path / "bad.safetensors"),
+        )
     assert await resources.catalog.all() == before
     assert not (resources.settings.data_dir / "images" / "loras").exists()
 

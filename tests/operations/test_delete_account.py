@@ -16,13 +16,13 @@ from serve_app.domain.audit import OWNER, Act, Actor
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import HeartbeatReply, JobKind, StoredImage, new_image_id, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.operations.account_deletion import CUT_SHORT_AFTER, delete_account, finish_removals
+from serve_app.operations.account_deletion import CUT_SHORT_AFTER
 from serve_app.operations.housekeeping import reap_forever
-from serve_app.resources import Resources, open_resources
 from serve_app.store import redis_client as stores_redis
 from serve_app.store.keys import redis_key
 from serve_app.store.script import load_script
 from tests.audit import audit
+from tests.composition import Resources, open_resources
 from tests.faults.redis_proxy import proxy_to
 from tests.support import PRIVATE_ADAPTER, wait_until
 
@@ -98,7 +98,7 @@ async def test_nothing_names_a_deleted_account_and_another_is_untouched(
     assert len(rows) > 8
     assert files
     assert _files(resources, account)
-    deleted = await delete_account(resources, account, Actor("operator:tests"))
+    deleted = await resources.account_deletion.delete(account, Actor("operator:tests"))
     assert (deleted.jobs, deleted.keys, deleted.left) == (1, 1, [])
     assert _rows(raw, account) == {}
     assert PROMPT.encode() in b"".join(of_other().values())
@@ -111,7 +111,7 @@ async def test_nothing_names_a_deleted_account_and_another_is_untouched(
     assert audit(redis_db, max_attempts=5) == []
     await resources.account_records.begin_removal(account.id, "acme", actor="operator:tests", address="")
     assert not raw.exists(redis_key("account", account.id)), "a repeated call brings nothing back"
-    again = await delete_account(resources, account, Actor("operator:tests"))
+    again = await resources.account_deletion.delete(account, Actor("operator:tests"))
     assert (again.jobs, again.keys, again.left) == (0, 0, [])
     assert (await resources.accounts.create("acme")).id != account.id, "the name is free again"
 
@@ -121,7 +121,7 @@ async def test_its_unfinished_jobs_end_at_once(resources: Resources, redis_db: r
     await _accept(resources, account)
     [claim] = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce="n")
     await _accept(resources, account)
-    deleted = await delete_account(resources, account, Actor("operator:tests"))
+    deleted = await resources.account_deletion.delete(account, Actor("operator:tests"))
     assert (deleted.jobs, deleted.left) == (2, [])
     assert await resources.queue.heartbeat(claim.lease, progress=50) is HeartbeatReply.FENCED
     assert await resources.queue.claim("w", kind=JobKind.GENERATION, nonce="m") == []
@@ -146,18 +146,18 @@ async def test_a_deletion_that_was_cut_short_is_finished_by_the_housekeeper(
     async with proxy_to(redis_url) as proxy:
         settings = resources.settings.model_copy(update={"redis_url": proxy.url})
         async with open_resources(settings) as losing_redis:
-            proxy.refuse_from(_script_digest(raw, cut_at) if cut_at == "remove_account" else cut_at)
+            proxy.refuse_from(_script_digest(raw, f"operations/{cut_at}") if cut_at == "remove_account" else cut_at)
             with pytest.raises(StoreUnavailable):
-                await delete_account(losing_redis, account, Actor("operator:tests"))
+                await losing_redis.account_deletion.delete(account, Actor("operator:tests"))
             proxy.heal()
     assert (await _acts(resources, account) == [Act.SIGNED_IN, Act.ACCOUNT_DELETED]) == is_recorded
     found = await resources.accounts.get("acme")
     assert (found is None) == is_gone
     assert found is None or found.disabled
     successor = await resources.accounts.create("acme") if found is None else None
-    assert await finish_removals(resources) == 0, "it may be under way"
+    assert await resources.account_deletion.finish_removals() == 0, "it may be under way"
     _begin_earlier(raw, account, by=CUT_SHORT_AFTER)
-    housekeeper = asyncio.create_task(reap_forever(resources, remove_every=timedelta(milliseconds=20)))
+    housekeeper = asyncio.create_task(reap_forever(resources.for_housekeeping, remove_every=timedelta(milliseconds=20)))
     await wait_until(lambda: not raw.exists(redis_key("accounts_removing")))
     housekeeper.cancel()
     with suppress(asyncio.CancelledError):
@@ -167,7 +167,7 @@ async def test_a_deletion_that_was_cut_short_is_finished_by_the_housekeeper(
     assert await resources.accounts.get("acme") == successor, "the name's next holder keeps it"
     rows = [(row.act, row.actor) for row in await resources.audit.rows(account.id)]
     assert rows == [(Act.SIGNED_IN, OWNER), (Act.ACCOUNT_DELETED, "operator:tests")]
-    assert await finish_removals(resources) == 0
+    assert await resources.account_deletion.finish_removals() == 0
 
 
 async def _acts(resources: Resources, account: Account) -> list[Act | str]:
@@ -188,4 +188,4 @@ def _begin_earlier(server: Any, account: Account, *, by: timedelta) -> None:
 async def test_what_still_names_the_account_is_reported(resources: Resources, redis_db: redis.Redis) -> None:
     account = await resources.accounts.create("acme")
     redis_db.hset(redis_key("catalog"), "set_aside", f"for {account.id}")
-    assert (await delete_account(resources, account, Actor("operator:tests"))).left == ["catalog"]
+    assert (await resources.account_deletion.delete(account, Actor("operator:tests"))).left == ["catalog"]

@@ -13,12 +13,12 @@ from serve_app.domain.jobs import Failure, JobKind, Lease, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.jobs.queue import new_nonce
 from serve_app.operations.metrics_page import render_metrics
-from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
 from serve_app.store.measures import Measures, gauge_field
 from serve_app.store.redis_client import connect
 from tests.audit import key_problems
+from tests.composition import Resources, open_resources
 from tests.support import wait_until
 
 REQUEST = GenerationRequest(prompt="a boat", lora_id="model_x", seeds=(1,))
@@ -30,7 +30,11 @@ async def scrape(resources: Resources) -> Numbers:
 
     Prometheus' text has the labels in the order of their names.
     """
-    text = (await render_metrics(resources)).decode()
+    text = (
+        await render_metrics(
+            resources.measures, resources.queue_stats, resources.images, resources.space, resources.settings.plan_table
+        )
+    ).decode()
     return {
         (sample.name, *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(text)

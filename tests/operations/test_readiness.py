@@ -4,7 +4,6 @@ import asyncio
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -20,11 +19,11 @@ from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.jobs import images
 from serve_app.jobs.images import ImageStore
 from serve_app.jobs.queue import new_nonce
-from serve_app.operations.overview import LONGEST_START_S, readiness
-from serve_app.resources import Resources
+from serve_app.operations.overview import LONGEST_START_S
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
 from serve_app.worker.executor import Executor
+from tests.composition import Resources
 from tests.faults.storage import ERROR, SLOW, register_faulty, set_fault
 from tests.support import wait_until
 from tests.worker.scripted_executor import ScriptedExecutor
@@ -39,7 +38,7 @@ def always_on(resources: Resources) -> Resources:
     async def keeps_generator(kind: JobKind) -> bool:
         return kind == GENERATION
 
-    return replace(resources, keeps_worker=keeps_generator)
+    return resources.with_parts(keeps_worker=keeps_generator)
 
 
 async def ask_for_work(resources: Resources) -> None:
@@ -55,11 +54,11 @@ async def failing() -> Executor:
 
 
 async def test_it_is_not_ready_until_the_first_generator_asks_for_work(always_on: Resources) -> None:
-    found = await readiness(always_on)
+    found = await always_on.readiness()
     assert found == ({"redis": "ok", "storage": "ok", "generator": "none has started"}, "")
     assert (found.answers_polls, found.is_ready) == (True, False)
     await ask_for_work(always_on)
-    found = await readiness(always_on)
+    found = await always_on.readiness()
     assert found == ({"redis": "ok", "storage": "ok", "generator": "ok"}, "")
     assert found.is_ready
 
@@ -67,17 +66,17 @@ async def test_it_is_not_ready_until_the_first_generator_asks_for_work(always_on
 async def test_a_generator_that_was_seen_last_long_ago_is_gone(always_on: Resources, redis_db: redis.Redis) -> None:
     last_seen = time.time() - WORKER_LIFE.total_seconds() - 1
     redis_db.zadd(redis_key("workers", GENERATION), {"worker": last_seen * 1000})
-    assert not (await readiness(always_on)).is_ready
+    assert not (await always_on.readiness()).is_ready
 
 
 async def test_a_generator_that_cannot_start_is_named_with_its_reason(resources: Resources) -> None:
     with pytest.raises(FileNotFoundError):
-        await noting_failure(GENERATION, resources, failing())
-    found = await readiness(resources)
+        await noting_failure(GENERATION, resources.workers, failing())
+    found = await resources.readiness()
     assert not found.is_ready
     assert found.states["generator"] == "cannot start: FileNotFoundError: no model_index.json"
-    await noting_failure(GENERATION, resources, working())
-    assert (await readiness(resources)).is_ready
+    await noting_failure(GENERATION, resources.workers, working())
+    assert (await resources.readiness()).is_ready
 
 
 async def test_a_generator_that_is_stopped_while_it_loads_has_not_failed(always_on: Resources) -> None:
@@ -88,8 +87,8 @@ async def test_a_generator_that_is_stopped_while_it_loads_has_not_failed(always_
         return await asyncio.get_running_loop().run_in_executor(stopped, ScriptedExecutor)
 
     with pytest.raises(RuntimeError):
-        await noting_failure(GENERATION, always_on, loading())
-    assert (await readiness(always_on)).states["generator"] == "none has started"
+        await noting_failure(GENERATION, always_on.workers, loading())
+    assert (await always_on.readiness()).states["generator"] == "none has started"
 
 
 async def test_while_no_worker_is_there_an_estimate_has_the_time_of_a_start(
@@ -117,16 +116,16 @@ async def test_while_no_worker_is_there_an_estimate_has_the_time_of_a_start(
 async def test_one_of_several_that_cannot_start_does_not_matter(resources: Resources) -> None:
     await ask_for_work(resources)
     with pytest.raises(FileNotFoundError):
-        await noting_failure(GENERATION, resources, failing())
-    assert (await readiness(resources)).states["generator"] == "ok"
+        await noting_failure(GENERATION, resources.workers, failing())
+    assert (await resources.readiness()).states["generator"] == "ok"
 
 
 async def test_scaled_to_zero_is_ready_while_no_work_waits_in_vain(resources: Resources, redis_db: redis.Redis) -> None:
-    assert (await readiness(resources)).states["generator"] == "scaled to zero"
+    assert (await resources.readiness()).states["generator"] == "scaled to zero"
     redis_db.zadd(redis_key("age", GENERATION), {"job": (time.time() - LONGEST_START_S + 60) * 1000})
-    assert (await readiness(resources)).is_ready
+    assert (await resources.readiness()).is_ready
     redis_db.zadd(redis_key("age", GENERATION), {"job": (time.time() - LONGEST_START_S - 60) * 1000})
-    assert (await readiness(resources)).states["generator"] == "none has started"
+    assert (await resources.readiness()).states["generator"] == "none has started"
 
 
 async def test_a_storage_that_fails_or_hangs_is_found_by_few_tries(
@@ -136,28 +135,28 @@ async def test_a_storage_that_fails_or_hangs_is_found_by_few_tries(
     bucket = tmp_path / "bucket"
     set_fault(bucket, None)
     settings = Settings.model_validate(resources.settings.model_dump() | {"storage_url": f"faulty://{bucket}"})
-    there = replace(resources, images=ImageStore(settings))
-    assert not (await readiness(there)).reason
+    there = resources.with_parts(images=ImageStore(settings))
+    assert not (await there.readiness()).reason
     set_fault(bucket, ERROR)
-    assert not (await readiness(there)).reason, "it is tried once in a while"
+    assert not (await there.readiness()).reason, "it is tried once in a while"
     monkeypatch.setattr(images, "PROBE_EVERY_S", 0.0)
-    found = await readiness(there)
+    found = await there.readiness()
     assert (found.reason, found.states["storage"]) == ("storage cannot be written", "cannot be written")
     assert found.is_ready, "polls are answered"
     set_fault(bucket, None)
-    assert not (await readiness(there)).reason
+    assert not (await there.readiness()).reason
     monkeypatch.setattr(images, "PROBE_WAIT_S", 0.05)
     set_fault(bucket, SLOW)
     try:
         for _ in range(5):
-            assert (await readiness(there)).reason == "storage cannot be written"
+            assert (await there.readiness()).reason == "storage cannot be written"
         trying = [thread for thread in threading.enumerate() if thread.name.startswith("storage-probe")]
         assert len(trying) == 1
     finally:
         set_fault(bucket, None)
 
     async def recovers() -> bool:
-        return not (await readiness(there)).reason
+        return not (await there.readiness()).reason
 
     await wait_until(recovers)
     assert not [path for path in bucket.rglob("*") if path.is_file()]

@@ -12,12 +12,11 @@ import pytest
 
 from serve_app.domain.jobs import JobKind, JobState, StoredImage, new_image_id, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.jobs.deletion import delete_job
 from serve_app.jobs.images import thumbnail_uri
 from serve_app.operations.housekeeping import reap_forever, sweep
-from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import ensure_redis, stop_redis
+from tests.composition import Resources, open_resources
 from tests.support import wait_until, write_catalog
 
 REQUEST = GenerationRequest(prompt="a boat", lora_id="model_x", seeds=(1,))
@@ -32,7 +31,9 @@ async def _accept(resources: Resources) -> str:
 
 @asynccontextmanager
 async def _reaping(resources: Resources) -> AsyncGenerator[asyncio.Task[None]]:
-    task = asyncio.create_task(reap_forever(resources, every=OFTEN, sweep_every=OFTEN, remove_every=OFTEN))
+    task = asyncio.create_task(
+        reap_forever(resources.for_housekeeping, every=OFTEN, sweep_every=OFTEN, remove_every=OFTEN)
+    )
     try:
         yield task
     finally:
@@ -118,7 +119,7 @@ async def test_it_ends_whenever_it_is_cancelled(resources: Resources) -> None:
     Among them are those in which the Redis client swallows the cancel.
     """
     for turns in range(60):
-        reaping = asyncio.create_task(reap_forever(resources, every=OFTEN))
+        reaping = asyncio.create_task(reap_forever(resources.for_housekeeping, every=OFTEN))
         for _ in range(turns):
             await asyncio.sleep(0)
         reaping.cancel()
@@ -150,10 +151,10 @@ async def test_the_sweeper_keeps_what_records_name_and_removes_the_rest(resource
     kept_thumbnail, orphan = thumbnail_uri(kept), thumbnail_uri(zombie)
     for uri in (kept_thumbnail, orphan):
         await resources.images.put(resources.images.name(uri), b"webp")
-    assert await sweep(resources) == 3
+    assert await sweep(resources.images, resources.jobs, resources.settings) == 3
     objects = (kept, kept_thumbnail, under_way, unknown_today, zombie, orphan, unknown_old)
     assert [uri for uri in objects if await resources.images.exists(uri)] == [*objects[:4]]
-    assert await sweep(resources) == 0
+    assert await sweep(resources.images, resources.jobs, resources.settings) == 0
 
 
 async def test_one_process_sweeps_per_interval(resources: Resources) -> None:
@@ -218,7 +219,7 @@ async def test_objects_of_a_job_whose_deletion_was_cut_short_are_removed(
 async def test_what_a_worker_writes_after_the_deletion_is_removed_too(settings: Settings, resources: Resources) -> None:
     async with open_resources(settings.model_copy(update={"lease": timedelta(seconds=0.5)})) as quick:
         job_id, uri = await _completed(quick)
-        await delete_job(quick, job_id, account_id="acct_a", actor="tests")
+        await quick.for_jobs.deletion.delete_job(job_id, account_id="acct_a", actor="tests")
         assert not await quick.images.exists(uri)
         assert await quick.images.put(quick.images.name(uri), b"late") == uri
         async with _reaping(quick):
@@ -234,7 +235,7 @@ async def test_a_deletion_waits_for_a_storage_that_is_down(
     images, aside = resources.settings.data_dir / "images", resources.settings.data_dir / "aside"
     images.rename(aside)
     images.write_text("a file where the folder should be")
-    await delete_job(resources, job_id, account_id="acct_a", actor="tests")
+    await resources.for_jobs.deletion.delete_job(job_id, account_id="acct_a", actor="tests")
     assert await resources.jobs.find(job_id) is None
     async with _reaping(resources):
         await wait_until(lambda: "removing deleted objects failed, trying again" in caplog.text)

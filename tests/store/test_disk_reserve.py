@@ -12,18 +12,17 @@ from pathlib import Path
 import pytest
 from pydantic import ByteSize
 
-from serve_app.app import create_app
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import JobState
 from serve_app.jobs.images import ImageStore
 from serve_app.loras.weights import KEPT_AFTER_USE
 from serve_app.operations.checks import Level, check_disks
 from serve_app.operations.store_checks import check_storage
-from serve_app.resources import open_resources
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import ensure_redis
 from serve_app.store.storage import CHECK_EVERY_S, DiskReserve, free_bytes
 from tests.api.app import BODY_A, TestService, client_of, error_of, open_service, service_settings
+from tests.composition import open_resources
 from tests.support import mounted_disk, wait_until
 
 EVERYTHING = ByteSize(1 << 60)
@@ -67,7 +66,7 @@ async def test_weights_that_can_go_and_what_uploads_left_close_no_service(small_
     reserve = ByteSize(5 << 20)
     settings = service_settings(small_disk / "var", (), disk_reserve=reserve)
     ensure_redis(settings.data_dir)
-    async with open_resources(settings) as resources, client_of(create_app(resources)) as client:
+    async with open_resources(settings) as resources, client_of(resources.app()) as client:
         service = TestService(resources, client)
         member = await service.member()
         unused = settings.data_dir / "weights" / f"{'a' * 64}.safetensors"
@@ -95,7 +94,7 @@ async def test_a_disk_that_fills_up_keeps_its_reserve_for_what_was_accepted(smal
     reserve = ByteSize(5 << 20)
     settings = service_settings(small_disk / "var", (), disk_reserve=reserve)
     ensure_redis(settings.data_dir)
-    async with open_resources(settings) as resources, client_of(create_app(resources)) as client:
+    async with open_resources(settings) as resources, client_of(resources.app()) as client:
         service = TestService(resources, client)
         member = await service.member()
         accepted = await service.submit(member)

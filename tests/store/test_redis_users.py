@@ -17,13 +17,12 @@ from serve_app.domain.jobs import JobKind, StoredImage, new_image_id, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.jobs.backlog import read_backlog
 from serve_app.jobs.queue import new_nonce
-from serve_app.operations.account_deletion import delete_account
 from serve_app.operations.housekeeping import sweep
 from serve_app.operations.metrics_page import render_metrics
 from serve_app.operations.overview import overview
-from serve_app.resources import open_resources
 from serve_app.settings import ROOT, Settings
 from serve_app.store.redis_inspection import inspect_redis
+from tests.composition import open_resources
 from tests.manifests.chart import find, rendered
 from tests.store.redis_servers import server, until_it_answers
 from tests.support import adapter_id, write_catalog
@@ -124,8 +123,10 @@ async def _live_one_job(folder: Path, url: str) -> None:
         )
         await resources.queue.finish(claim.lease, [image], seconds=0.5)
         await resources.queue.reap()
-        await sweep(resources)
-        assert b"atelier_redis_memory_bytes" in await render_metrics(resources)
-        assert await overview(resources, {})
+        await sweep(resources.images, resources.jobs, resources.settings)
+        assert b"atelier_redis_memory_bytes" in await render_metrics(
+            resources.measures, resources.queue_stats, resources.images, resources.space, resources.settings.plan_table
+        )
+        assert await overview(resources.measures, resources.queue_stats, resources.dead_letters, resources.workers, {})
         assert (await resources.jobs.find(job_id)) is not None
-        assert await delete_account(resources, account, Actor("operator:test")) is not None
+        assert await resources.account_deletion.delete(account, Actor("operator:test")) is not None

@@ -7,10 +7,9 @@ from itertools import count
 import pytest
 from starlette.types import ASGIApp
 
-from serve_app.app import create_app
 from serve_app.domain.accounts import Account
-from serve_app.resources import Resources
 from tests.api.app import Member, TestService, client_of
+from tests.composition import Resources
 from tests.web.browser import ORIGIN, Browser
 
 PASSWORD = "correct horse battery"
@@ -37,7 +36,7 @@ class Browsers:
 
 @pytest.fixture
 async def browsers(resources: Resources) -> AsyncIterator[Browsers]:
-    found = Browsers(create_app(resources))
+    found = Browsers(resources.app())
     yield found
     await found.aclose()
 
@@ -58,7 +57,7 @@ async def browser(browsers: Browsers, owner: Account) -> Browser:
 
 @pytest.fixture
 async def service(resources: Resources) -> AsyncIterator[TestService]:
-    async with client_of(create_app(resources)) as client:
+    async with client_of(resources.app()) as client:
         yield TestService(resources, client)
 
 

@@ -7,9 +7,9 @@ from serve_app.accounts.sessions import digest_of
 from serve_app.accounts.sign_in import LinkPurpose
 from serve_app.domain.accounts import Account
 from serve_app.domain.audit import OWNER, Act
-from serve_app.resources import Resources
 from serve_app.store.keys import redis_key
 from tests.api.app import Member, TestService
+from tests.composition import Resources
 from tests.web.browser import Browser
 from tests.web.conftest import PASSWORD, Browsers
 

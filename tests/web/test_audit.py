@@ -4,7 +4,7 @@ import pytest
 
 from serve_app.domain.accounts import Account
 from serve_app.domain.audit import Act
-from serve_app.resources import Resources
+from tests.composition import Resources
 from tests.support import wait_until
 from tests.web.conftest import PASSWORD, Browsers
 

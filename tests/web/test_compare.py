@@ -4,8 +4,8 @@ import pytest
 
 from serve_app.domain.accounts import Account
 from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.resources import Resources
 from tests.api.app import LORA, Member, TestService
+from tests.composition import Resources
 from tests.support import adapter_id
 from tests.web.browser import Browser
 from tests.web.conftest import PASSWORD, Browsers

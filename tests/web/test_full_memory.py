@@ -9,10 +9,10 @@ import redis
 from serve_app.domain.accounts import Account
 from serve_app.domain.jobs import HeartbeatReply, JobKind, JobState
 from serve_app.jobs.queue import new_nonce
-from serve_app.resources import Resources
 from serve_app.store import measures as redis_memory
 from tests.api.app import LORA, Member, TestService, error_of
 from tests.audit import audit
+from tests.composition import Resources
 from tests.web.conftest import PASSWORD, Browsers
 
 SPACE = 3 << 20

@@ -13,10 +13,10 @@ from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Failure, Job, JobKind, JobState, new_job_id
 from serve_app.domain.requests import Variant
 from serve_app.jobs import history as job_history
-from serve_app.resources import Resources
 from serve_app.store.keys import redis_key
 from serve_app.web.console import history
 from tests.api.app import LORA, Member, TestService
+from tests.composition import Resources
 from tests.support import adapter_id
 from tests.web.browser import Browser
 from tests.web.conftest import Browsers

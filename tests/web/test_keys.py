@@ -8,13 +8,12 @@ import httpx
 import pytest
 import redis
 
-from serve_app.app import create_app
 from serve_app.domain.accounts import ALL_SCOPES, Account, Scope
 from serve_app.domain.requests import Variant
-from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
 from serve_app.web.console import keys as pages
 from tests.api.app import Member
+from tests.composition import Resources, open_resources
 from tests.support import adapter_id
 from tests.web.browser import Browser, Page
 from tests.web.conftest import PASSWORD, Browsers
@@ -53,7 +52,7 @@ async def test_the_curl_line_works_as_it_is_pasted(
     assert line is not None
     url, credential, media_type, body = line.groups()
     headers = dict(part.split(": ", 1) for part in (credential, media_type))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(create_app(resources))) as caller:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(resources.app())) as caller:
         answer = await caller.post(url, headers=headers, content=body)
     assert answer.status_code == (202 if "a" in interface else 200), answer.text
 
@@ -188,7 +187,7 @@ async def test_an_account_with_too_many_keys_gets_no_more_and_learns_why(
 ) -> None:
     async with open_resources(settings.model_copy(update={"max_keys_per_account": 1})) as resources:
         account = await resources.accounts.create("owner", password=PASSWORD)
-        browser = Browser(create_app(resources))
+        browser = Browser(resources.app())
         await browser.sign_in(account.name, PASSWORD)
         made = await browser.send((await browser.open("/console/settings/api")).form("Generate API key"))
         assert made.status == 200

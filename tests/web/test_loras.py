@@ -14,10 +14,9 @@ from serve_app.domain.catalog import Adapter
 from serve_app.domain.jobs import JobKind
 from serve_app.domain.requests import Variant
 from serve_app.jobs.queue import new_nonce
-from serve_app.jobs.samples import draw_sample
-from serve_app.resources import Resources
 from serve_app.web.console import lora_cards, loras
 from tests.api.app import LORA, Member, TestService
+from tests.composition import Resources
 from tests.support import POCKET, adapter_id
 from tests.web.browser import Browser, Page
 from tests.web.conftest import PASSWORD, Browsers
@@ -197,7 +196,7 @@ async def test_a_lora_added_by_http_has_a_card_with_its_sample_however_old(
     added = await service.client.post("/v1/loras", headers=member.a, data=said, files={"file": file})
     assert added.status_code == 201, added.text
     assert not await service.resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce()), "a worker is there"
-    job_id = await draw_sample(service.resources)
+    job_id = await service.resources.for_housekeeping.samples.draw_next()
     assert "No picture yet" in (await browser.open("/console/loras")).text
     await service.complete(job_id)
     await service.complete(await service.submit(member))

@@ -13,9 +13,9 @@ from serve_app.domain.audit import Act, operator
 from serve_app.domain.errors import FailureCode, NotFound
 from serve_app.domain.jobs import Failure, JobKind
 from serve_app.operations.store_checks import check_catalog
-from serve_app.resources import Resources
 from serve_app.store.keys import redis_key
 from tests.api.app import Member, TestService
+from tests.composition import Resources
 from tests.support import adapter_id
 from tests.web.browser import ORIGIN, Browser, Form, Page
 from tests.web.conftest import PASSWORD, Browsers

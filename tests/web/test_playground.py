@@ -9,9 +9,9 @@ from serve_app.domain.jobs import Job, JobState
 from serve_app.domain.requests import GenerationRequest, UpscaleRequest, Variant
 from serve_app.jobs.previews import Preview
 from serve_app.loras.vocabulary import known_words, unknown_words
-from serve_app.resources import Resources
 from serve_app.web.console.playground_form import read_playground_form, values_of
 from tests.api.app import LORA, TestService
+from tests.composition import Resources
 from tests.support import POCKET
 from tests.web.browser import Browser, Page
 from tests.web.conftest import PASSWORD, Browsers

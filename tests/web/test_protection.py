@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 import redis
 
-from serve_app.app import create_app
 from serve_app.domain.accounts import Account
-from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
 from serve_app.web.site import STATIC
+from tests.composition import Resources, open_resources
 from tests.web.browser import ORIGIN, Browser, Form
 from tests.web.conftest import PASSWORD, Browsers
 
@@ -170,7 +169,7 @@ def test_the_style_sheet_fetches_nothing() -> None:
 async def test_with_the_store_gone_the_console_says_so(tmp_path: Path, settings: Settings) -> None:
     gone = settings.model_copy(update={"redis_url": f"unix://{tmp_path}/nothing.sock"})
     async with open_resources(gone) as resources:
-        browser = Browser(create_app(resources))
+        browser = Browser(resources.app())
         signing_in = await browser.sign_in("owner", PASSWORD)
         browser.http.cookies.set("atelier_session", "anything")
         signed_in = await browser.open("/console/settings")
@@ -182,8 +181,8 @@ async def test_with_the_store_gone_the_console_says_so(tmp_path: Path, settings:
 
 
 async def test_behind_a_proxy_the_public_address_is_the_origin(resources: Resources, owner: Account) -> None:
-    public = replace(resources, settings=resources.settings.model_copy(update={"public_url": "https://art.example"}))
-    browser = Browser(create_app(public), origin="https://10.0.0.5")
+    public = resources.with_parts(settings=resources.settings.model_copy(update={"public_url": "https://art.example"}))
+    browser = Browser(public.app(), origin="https://10.0.0.5")
     page = await browser.open("/console/sign-in")
     form = page.form("Sign in")
     fields = {**form.fields, "name": "owner", "password": PASSWORD}

@@ -3,7 +3,7 @@
 import pytest
 
 from serve_app.domain.accounts import Account
-from serve_app.resources import Resources
+from tests.composition import Resources
 from tests.web.browser import Browser, Page
 from tests.web.conftest import PASSWORD, Browsers
 

@@ -9,10 +9,10 @@ import redis
 
 from serve_app.accounts.sign_in import EVERYWHERE, HERE, KnownDevice
 from serve_app.domain.accounts import Account
-from serve_app.resources import Resources
 from serve_app.store.keys import redis_key
 from serve_app.web.console.session import COOKIE, LIFE, signed
 from tests.audit import key_problems
+from tests.composition import Resources
 from tests.web.browser import Browser, Page
 from tests.web.conftest import PASSWORD, Browsers
 

@@ -7,9 +7,9 @@ from io import StringIO
 import pytest
 import redis
 
-from serve_app.resources import Resources
 from serve_app.store.keys import redis_key
 from tests.api.app import LORA, Member, TestService
+from tests.composition import Resources
 from tests.web.browser import Browser, Page
 
 

@@ -6,9 +6,8 @@ from serve_app.accounts.sign_in import LinkPurpose
 from serve_app.domain.accounts import Account, Role, User
 from serve_app.domain.audit import Act, Actor
 from serve_app.domain.errors import InvalidParameter
-from serve_app.operations.account_deletion import delete_account
-from serve_app.resources import Resources
 from serve_app.web.console.navigation import ROLES, may_open
+from tests.composition import Resources
 from tests.web.browser import Browser
 from tests.web.conftest import PASSWORD, Browsers
 
@@ -134,5 +133,5 @@ async def test_nothing_of_a_user_outlives_the_account(resources: Resources, owne
     user = await resources.users.create(owner.id, ANN, M)
     await resources.sessions.create(owner.id, user_id=user.id)
     await resources.sign_in_links.create(owner.id, LinkPurpose.NEW_PASSWORD, user_id=user.id)
-    assert (await delete_account(resources, owner, Actor("test"))).left == []
+    assert (await resources.account_deletion.delete(owner, Actor("test"))).left == []
     assert (await resources.accounts.create(ANN)).name == ANN

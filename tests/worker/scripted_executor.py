@@ -11,11 +11,11 @@ import numpy as np
 from serve_app.domain.jobs import Claim, Failure, JobKind, JobState, new_job_id
 from serve_app.domain.metrics import Metric
 from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.resources import Resources
 from serve_app.store.measures import Measures
 from serve_app.worker.attempt import WorkerTiming
 from serve_app.worker.executor import Pixels
 from serve_app.worker.worker import Worker
+from tests.composition import Resources
 from tests.support import wait_until
 
 ACCOUNT = "acct_worker"
@@ -97,7 +97,7 @@ def _ended(run_id: str, result: Result) -> ScriptedRun:
 async def working(
     resources: Resources, executor: ScriptedExecutor, *, timing: WorkerTiming = QUICK
 ) -> AsyncGenerator[Worker]:
-    worker = Worker(resources, executor, name="scripted", timing=timing)
+    worker = Worker(resources.for_workers, executor, name="scripted", timing=timing)
     worker.start()
     try:
         yield worker

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import redis
 from serve_app.domain.errors import FailureCode, StoreUnavailable
 from serve_app.domain.jobs import Failure, Job, JobState
 from serve_app.jobs.queue import JobQueue
-from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import connect
@@ -20,6 +18,7 @@ from serve_app.store.script import Rewrite
 from serve_app.worker.attempt import retry_until_available
 from serve_app.worker.executor import StartError
 from tests.audit import audit
+from tests.composition import Resources, open_resources
 from tests.rewriting import replacing
 from tests.support import adapter_id, wait_until
 from tests.worker.scripted_executor import ACCOUNT, Result, ScriptedExecutor, accept, until, working
@@ -43,7 +42,7 @@ def _stored(resources: Resources) -> Sequence[Path]:
 
 def _with_queue(resources: Resources, rewrite: Rewrite) -> Resources:
     """The same stores, with a planted defect in the queue's scripts."""
-    return replace(resources, queue=JobQueue(connect(resources.redis_url), resources.settings, rewrite=rewrite))
+    return resources.with_parts(queue=JobQueue(connect(resources.redis_url), resources.settings, rewrite=rewrite))
 
 
 async def test_a_failed_run_ends_its_job_with_the_runs_own_failure(resources: Resources) -> None:
@@ -125,7 +124,7 @@ async def test_a_job_whose_account_may_no_longer_use_its_adapter_fails_and_leave
     is_committed = "hang" not in results
     deny = f"redis.call('HSET', K('grants:' .. job.account), '{NEON}', 'deny')\n"
     asked = "if not keeps_adapter(job) then\n"
-    stores = _with_queue(resources, replacing("finish", asked, deny + asked)) if is_committed else resources
+    stores = _with_queue(resources, replacing("jobs/finish", asked, deny + asked)) if is_committed else resources
     async with working(stores, executor):
         if not is_committed:
             await wait_until(lambda: _stored(resources))
@@ -170,7 +169,8 @@ async def test_an_image_that_cannot_be_deleted_is_left_to_the_sweeper(
 async def test_a_heartbeat_that_is_not_answered_is_sent_again(resources: Resources, redis_db: redis.Redis) -> None:
     full = "if redis.call('INCR', K('job_sequence')) < 4 then return redis.error_reply('OOM command not allowed') end\n"
     refusing = _with_queue(
-        resources, replacing("heartbeat", "local job = read_job(job_id)\n", f"{full}local job = read_job(job_id)\n")
+        resources,
+        replacing("jobs/heartbeat", "local job = read_job(job_id)\n", f"{full}local job = read_job(job_id)\n"),
     )
     job_id = await accept(resources)
     async with working(refusing, ScriptedExecutor("hang")):
@@ -202,7 +202,7 @@ async def test_an_attempt_that_breaks_is_left_to_its_lease(
     """Here by an answer that no script of this version gives."""
     once = "if redis.call('HINCRBY', K('job:' .. job_id), 'nonsense', 1) == 1 then return 'nonsense' end\n"
     end = "if job.cancel then return 'cancel' end"
-    nonsense = replacing("heartbeat", end, once + end)
+    nonsense = replacing("jobs/heartbeat", end, once + end)
     async with open_resources(settings.model_copy(update={"lease": timedelta(seconds=0.3)})) as resources:
         job_id = await accept(resources)
         async with working(_with_queue(resources, nonsense), ScriptedExecutor("hang")):

@@ -2,16 +2,15 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
 from serve_app.domain.jobs import Claim, JobState
 from serve_app.jobs.queue import JobQueue
-from serve_app.resources import Resources
 from serve_app.store.redis_client import connect
 from serve_app.worker.worker import MAX_CLAIM_FAILURES, Unhealthy, Worker
+from tests.composition import Resources
 from tests.rewriting import replacing
 from tests.support import wait_until
 from tests.worker.scripted_executor import QUICK, ScriptedExecutor, accept, until, working
@@ -47,10 +46,10 @@ async def test_a_claim_loop_that_only_fails_is_unhealthy(resources: Resources) -
 async def test_a_claim_that_is_not_answered_is_asked_again_under_its_nonce(resources: Resources) -> None:
     """The claim script runs and its reply is lost: the next call returns the same jobs."""
     lost = "redis.call('PEXPIRE', last_claim, 2 * lease_ms)\n  return redis.error_reply('TRYAGAIN the reply is lost')"
-    losing = replacing("claim", "redis.call('PEXPIRE', last_claim, 2 * lease_ms)", lost)
+    losing = replacing("jobs/claim", "redis.call('PEXPIRE', last_claim, 2 * lease_ms)", lost)
     queue = JobQueue(connect(resources.redis_url), resources.settings, rewrite=losing)
     job_id = await accept(resources)
-    async with working(replace(resources, queue=queue), ScriptedExecutor()):
+    async with working(resources.with_parts(queue=queue), ScriptedExecutor()):
         await until(resources, job_id, JobState.COMPLETED, attempt=1)
 
 
@@ -74,7 +73,7 @@ class StubbornExecutor(ScriptedExecutor):
 async def test_a_drain_ends_in_time_whatever_an_attempt_does(resources: Resources) -> None:
     executor = StubbornExecutor()
     job_id = await accept(resources)
-    worker = Worker(resources, executor, name="stubborn", timing=QUICK)
+    worker = Worker(resources.for_workers, executor, name="stubborn", timing=QUICK)
     worker.start()
     await wait_until(lambda: executor.is_starting)
     await asyncio.wait_for(worker.drain(timedelta(seconds=0.2)), 30)

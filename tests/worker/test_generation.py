@@ -17,10 +17,10 @@ from serve_app.domain.jobs import Claim, JobKind, Lease, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.engine import Engine, EngineOptions
 from serve_app.jobs.queue import new_nonce
-from serve_app.resources import Resources
 from serve_app.worker.executor import Pixels, StartError
 from serve_app.worker.generation import GenerationExecutor
 from tests.api.app import BODY_A, BODY_B, TestService, open_service
+from tests.composition import Resources
 from tests.support import POCKET, adapter_id
 
 REQUEST = GenerationRequest(
@@ -92,7 +92,7 @@ async def images_of(executor: GenerationExecutor, request: GenerationRequest) ->
 
 @pytest.fixture
 async def executor(engine: Engine, resources: Resources) -> GenerationExecutor:
-    return GenerationExecutor(engine, resources)
+    return GenerationExecutor(engine, resources.catalog, resources.weights)
 
 
 @pytest.mark.slow

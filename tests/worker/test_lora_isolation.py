@@ -16,12 +16,11 @@ from serve_app.domain.catalog import Adapter
 from serve_app.domain.jobs import JobState
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.engine import Engine, EngineOptions
-from serve_app.jobs.submit import generate
-from serve_app.resources import Resources
 from serve_app.worker.attempt import WorkerTiming
 from serve_app.worker.generation import GenerationExecutor
 from serve_app.worker.png import encode_png
 from serve_app.worker.worker import Worker
+from tests.composition import Resources
 from tests.support import POCKET, wait_until
 
 QUICK = WorkerTiming(poll=timedelta(milliseconds=20))
@@ -76,7 +75,7 @@ async def _draw_interleaved(
     asked: list[tuple[str, Drawn]] = []
     for number in range(jobs):
         drawn = wanted[number % len(wanted)]
-        asked.append(((await generate(resources, callers[drawn.account], drawn.request)).job.id, drawn))
+        asked.append(((await resources.submission.generate(callers[drawn.account], drawn.request)).job.id, drawn))
     await _work(resources, engines, [job_id for job_id, _ in asked])
     wrong: Counter[str] = Counter()
     for job_id, drawn in asked:
@@ -89,7 +88,12 @@ async def _draw_interleaved(
 async def _work(resources: Resources, engines: Sequence[Engine], job_ids: Sequence[str]) -> None:
     """A worker for each engine, until every job has ended."""
     workers = [
-        Worker(resources, GenerationExecutor(engine, resources), name=f"w{number}", timing=QUICK)
+        Worker(
+            resources.for_workers,
+            GenerationExecutor(engine, resources.catalog, resources.weights),
+            name=f"w{number}",
+            timing=QUICK,
+        )
         for number, engine in enumerate(engines)
     ]
     for worker in workers:

@@ -33,8 +33,8 @@ async def exported(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ex
 
 async def _after_a_job(service: TestService, engine: Engine) -> Exported:
     member = await service.member(plan_b="premium")
-    executor = GenerationExecutor(engine, service.resources)
-    worker = Worker(service.resources, executor, name="w", timing=QUICK)
+    executor = GenerationExecutor(engine, service.resources.catalog, service.resources.weights)
+    worker = Worker(service.resources.for_workers, executor, name="w", timing=QUICK)
     worker.start()
     body = BODY_B | {"width": 256, "height": 256}
     run_id = (await service.client.post("/v1/generate", json=body, headers=member.b)).json()["run_id"]
@@ -44,7 +44,7 @@ async def _after_a_job(service: TestService, engine: Engine) -> Exported:
         return job is not None and job.state is JobState.COMPLETED
 
     await wait_until(is_completed, 60)
-    await report(service.resources, executor, worker="w")  # with the adapter in its slot
+    await report(service.resources.measures, executor, worker="w")  # with the adapter in its slot
     await worker.drain(timedelta(seconds=5))
     for path in (
         f"/v1/generations/{run_id}",

@@ -16,12 +16,12 @@ from serve_app.domain.jobs import Claim, CommitReply, JobKind, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.engine import Engine, EngineOptions
 from serve_app.jobs.queue import new_nonce
-from serve_app.loras.registration import remove
-from serve_app.resources import Resources
+from serve_app.loras.registration import remove_lora
 from serve_app.worker.attempt import WorkerTiming
 from serve_app.worker.generation import GenerationExecutor
 from serve_app.worker.prefetch import AdapterPrefetch, pause
 from serve_app.worker.worker import Worker
+from tests.composition import Resources
 from tests.support import POCKET, adapter_id, wait_until
 
 OUTLINE, NEON = adapter_id("outline"), adapter_id("neon")
@@ -36,7 +36,7 @@ def loaded() -> Iterator[Engine]:
 
 @pytest.fixture
 def executor(loaded: Engine, resources: Resources) -> GenerationExecutor:
-    return GenerationExecutor(loaded, resources)
+    return GenerationExecutor(loaded, resources.catalog, resources.weights)
 
 
 async def digest_of(resources: Resources, lora_id: str) -> str:
@@ -81,7 +81,7 @@ async def add_copy(resources: Resources, name: str, file: str) -> None:
 async def test_an_adapter_of_the_latest_jobs_is_read_and_its_holder_known(
     executor: GenerationExecutor, resources: Resources, loaded: Engine
 ) -> None:
-    prefetch = AdapterPrefetch(resources, executor, worker="here")
+    prefetch = AdapterPrefetch(resources.for_workers, executor, worker="here")
     assert await prefetch.prefetch_one() is None, "nothing was drawn yet"
     claim = await claim_elsewhere(resources, OUTLINE)
     assert await prefetch.prefetch_one() is None, "whether it ends its worker is not known yet"
@@ -105,7 +105,7 @@ async def test_a_removed_lora_is_no_recent_adapter(resources: Resources) -> None
     await draw_elsewhere(resources, OUTLINE)
     await draw_elsewhere(resources, "model_mine")
     assert await recent_adapters(resources) == {OUTLINE, "model_mine"}
-    assert await remove(resources, "model_mine") == "removed"
+    assert await remove_lora(resources.adapter_registry, resources.lora_weights, "model_mine") == "removed"
     assert await recent_adapters(resources) == {OUTLINE}
 
 
@@ -120,7 +120,7 @@ async def test_an_adapter_whose_weights_are_gone_is_tried_once_and_hurts_nothing
     await add_copy(resources, "stripes", str(tmp_path / "c.safetensors"))
     await draw_elsewhere(resources, "model_copy")
     (tmp_path / "c.safetensors").unlink()
-    prefetch = AdapterPrefetch(resources, executor, worker="here")
+    prefetch = AdapterPrefetch(resources.for_workers, executor, worker="here")
     with caplog.at_level("INFO", logger="serve_app.worker.prefetch"):
         assert [await prefetch.prefetch_one() for _ in range(2)] == [None, None]
     assert len(caplog.records) == 1
@@ -137,7 +137,7 @@ async def test_an_adapter_that_an_outage_hid_is_tried_again(
     file = tmp_path / "c.safetensors"
     await add_copy(resources, "confetti", str(file))
     await draw_elsewhere(resources, "model_copy")
-    prefetch = AdapterPrefetch(resources, executor, worker="here")
+    prefetch = AdapterPrefetch(resources.for_workers, executor, worker="here")
     file.rename(tmp_path / "away")
     file.symlink_to(file)  # whoever opens it meets an error of the system
     with pytest.raises(StoreUnavailable):
@@ -150,9 +150,9 @@ async def test_nothing_is_prefetched_onto_a_disk_that_is_nearly_full(
     executor: GenerationExecutor, resources: Resources
 ) -> None:
     await draw_elsewhere(resources, adapter_id("sepia"))
-    full = replace(resources, settings=resources.settings.model_copy(update={"disk_reserve": 2**60}))
-    assert await AdapterPrefetch(full, executor, worker="here").prefetch_one() is None
-    assert await AdapterPrefetch(resources, executor, worker="here").prefetch_one() == adapter_id("sepia")
+    full = resources.with_parts(settings=resources.settings.model_copy(update={"disk_reserve": 2**60}))
+    assert await AdapterPrefetch(full.for_workers, executor, worker="here").prefetch_one() is None
+    assert await AdapterPrefetch(resources.for_workers, executor, worker="here").prefetch_one() == adapter_id("sepia")
 
 
 @pytest.mark.parametrize(("seconds", "every"), [(0, None), (3, timedelta(seconds=3))])
@@ -176,7 +176,9 @@ async def test_an_outage_is_not_asked_again_and_again(
     file.unlink()
     file.symlink_to(file)  # whoever opens it meets an error of the system
     with caplog.at_level("DEBUG", logger="serve_app.worker.prefetch"):
-        running = asyncio.create_task(AdapterPrefetch(resources, executor, worker="here").run(timedelta(seconds=0.05)))
+        running = asyncio.create_task(
+            AdapterPrefetch(resources.for_workers, executor, worker="here").run(timedelta(seconds=0.05))
+        )
         await wait_until(lambda: len(caplog.records) >= 4)
         running.cancel()
     times = [record.created for record in caplog.records]
@@ -188,7 +190,7 @@ async def test_a_worker_prefetches_until_it_drains(executor: GenerationExecutor,
     mosaic = adapter_id("mosaic")
     await draw_elsewhere(resources, mosaic)
     timing = WorkerTiming(prefetch=timedelta(milliseconds=20))
-    worker = Worker(resources, executor, name="here", timing=timing)
+    worker = Worker(resources.for_workers, executor, name="here", timing=timing)
     worker.start()
     group = await digest_of(resources, mosaic)
     await wait_until(lambda: group in executor.resident)

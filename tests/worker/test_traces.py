@@ -10,13 +10,12 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from serve_app.app import create_app
 from serve_app.domain.jobs import JobState
 from serve_app.domain.requests import Variant
-from serve_app.resources import open_resources
 from serve_app.settings import Settings
 from serve_app.tracing import set_caller
 from tests.api.app import BODY_A, client_of
+from tests.composition import open_resources
 from tests.worker.scripted_executor import ScriptedExecutor, until, working
 
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -53,7 +52,7 @@ async def test_a_trace_goes_from_the_request_to_the_stored_image(collected: list
     async with open_resources(settings) as resources:
         account = await resources.accounts.create("acme")
         _, key = await resources.api_keys.create(account.id, interfaces=frozenset(Variant))
-        async with client_of(create_app(resources)) as client:
+        async with client_of(resources.app()) as client:
             headers = {"Authorization": f"Bearer {key}"} | set_of_caller
             answer = await client.post("/v1/generate", json=BODY_A | {"num_images": 2}, headers=headers)
         job_id = answer.json()["request_id"]

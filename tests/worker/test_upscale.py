@@ -13,10 +13,10 @@ from PIL import Image
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Claim, JobKind, Lease, new_job_id
 from serve_app.domain.requests import UpscaleRequest
-from serve_app.resources import Resources
 from serve_app.upscale.upscaler import Upscaler
 from serve_app.worker.executor import Pixels, StartError
 from serve_app.worker.upscale import UpscaleExecutor
+from tests.composition import Resources
 
 
 async def stored(resources: Resources, color: tuple[int, int, int]) -> str:
@@ -43,7 +43,7 @@ async def image_of(executor: UpscaleExecutor, claim: Claim) -> Pixels:
 
 
 async def test_factor_and_source_reach_the_upscaler(resources: Resources) -> None:
-    executor = UpscaleExecutor(Upscaler.load(None), resources)
+    executor = UpscaleExecutor(Upscaler.load(None), resources.images)
     red, blue = await stored(resources, (255, 0, 0)), await stored(resources, (0, 0, 255))
     twice = await image_of(executor, claim_of(red))
     assert twice.shape == (20, 40, 3)
@@ -52,7 +52,7 @@ async def test_factor_and_source_reach_the_upscaler(resources: Resources) -> Non
 
 
 async def test_waiting_and_running_images_take_the_free_runs(resources: Resources) -> None:
-    executor = UpscaleExecutor(Upscaler.load(None), resources, max_runs=2)
+    executor = UpscaleExecutor(Upscaler.load(None), resources.images, max_runs=2)
     red = await stored(resources, (255, 0, 0))
     assert not executor.has_work
     assert executor.step() == ()
@@ -89,7 +89,7 @@ class PausedUpscaler:
 @pytest.mark.parametrize("abort", [True, False])
 async def test_a_running_image_is_stopped_between_tiles(resources: Resources, abort: bool) -> None:
     upscaler = PausedUpscaler()
-    executor = UpscaleExecutor(upscaler, resources)
+    executor = UpscaleExecutor(upscaler, resources.images)
     await executor.start(claim_of(await stored(resources, (255, 0, 0))), ["1"])
     step = asyncio.create_task(asyncio.to_thread(executor.step))
     await asyncio.wait_for(upscaler.began.wait(), 30)
@@ -104,7 +104,7 @@ async def test_a_running_image_is_stopped_between_tiles(resources: Resources, ab
 
 
 async def test_a_source_that_is_gone_is_no_reason_to_retry(resources: Resources) -> None:
-    executor = UpscaleExecutor(Upscaler.load(None), resources)
+    executor = UpscaleExecutor(Upscaler.load(None), resources.images)
     uri = await stored(resources, (255, 0, 0))
     await resources.images.delete(uri)
     with pytest.raises(StartError, match="no longer stored") as refused:
@@ -116,7 +116,7 @@ async def test_a_source_that_is_gone_is_no_reason_to_retry(resources: Resources)
 
 @pytest.mark.slow
 async def test_a_source_that_cannot_be_read_now_is_tried_again(resources: Resources) -> None:
-    executor = UpscaleExecutor(Upscaler.load(None), resources)
+    executor = UpscaleExecutor(Upscaler.load(None), resources.images)
     uri = await stored(resources, (255, 0, 0))
     folder = resources.settings.data_dir / "images"
     folder.rename(folder.with_name("away"))

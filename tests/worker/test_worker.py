@@ -24,8 +24,6 @@ from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest
 from serve_app.engine import Engine, EngineOptions
 from serve_app.engine.run import StepTiming, take
 from serve_app.jobs.queue import JobQueue
-from serve_app.jobs.submit import generate_all
-from serve_app.resources import Resources, open_resources
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import ensure_redis, stop_redis
 from serve_app.store.keys import redis_key
@@ -38,6 +36,7 @@ from serve_app.worker.generation import GenerationExecutor
 from serve_app.worker.upscale import UpscaleExecutor
 from serve_app.worker.worker import Unhealthy, Worker
 from tests.audit import audit
+from tests.composition import Resources, open_resources
 from tests.rewriting import replacing
 from tests.support import POCKET, adapter_id, wait_until, write_catalog
 
@@ -70,12 +69,12 @@ def engine(loaded: Engine) -> Iterator[Engine]:
 
 @pytest.fixture
 def executor(engine: Engine, resources: Resources) -> GenerationExecutor:
-    return GenerationExecutor(engine, resources)
+    return GenerationExecutor(engine, resources.catalog, resources.weights)
 
 
 @asynccontextmanager
 async def working(resources: Resources, executor: Executor, *, timing: WorkerTiming = QUICK) -> AsyncGenerator[Worker]:
-    worker = Worker(resources, executor, name=f"worker-{id(executor)}", timing=timing)
+    worker = Worker(resources.for_workers, executor, name=f"worker-{id(executor)}", timing=timing)
     worker.start()
     try:
         yield worker
@@ -160,7 +159,7 @@ async def test_a_png_names_its_job_when_the_settings_ask_for_it(
     settings: Settings, redis_db: redis.Redis, engine: Engine
 ) -> None:
     async with open_resources(settings.model_copy(update={"png_job_id": True})) as resources:
-        async with working(resources, GenerationExecutor(engine, resources)):
+        async with working(resources, GenerationExecutor(engine, resources.catalog, resources.weights)):
             done = await ended(resources, await accept(resources, picture()))
         png = await resources.images.get(done.images[0].image_uri)
     assert Image.open(BytesIO(png)).info["Job"] == done.id
@@ -205,7 +204,7 @@ async def test_a_comparison_is_drawn_in_one_batch(resources: Resources, engine: 
         for job_id in [await accept(resources, picture(lora=lora)) for lora in ("outline", "neon")]:
             await wait_until(lambda job_id=job_id: _is_over(resources, job_id), timeout=60)
     executor.steps = []
-    jobs = await generate_all(resources, caller, asked)
+    jobs = await resources.submission.generate_all(caller, asked)
     async with working(resources, executor):
         for each in jobs:
             await wait_until(lambda each=each: _is_over(resources, each.id), timeout=60)
@@ -221,7 +220,7 @@ class StepsExecutor(GenerationExecutor):
     """Keeps what the engine measured of its steps."""
 
     def __init__(self, engine: Engine, resources: Resources) -> None:
-        super().__init__(engine, resources)
+        super().__init__(engine, resources.catalog, resources.weights)
         self._measured = engine.measured
         self.steps: list[StepTiming] = []
 
@@ -237,7 +236,7 @@ async def _is_over(resources: Resources, job_id: str) -> bool:
 
 @pytest.mark.slow
 async def test_an_upscale_is_as_many_times_larger(resources: Resources, executor: GenerationExecutor) -> None:
-    upscaling = UpscaleExecutor(Upscaler.load(None), resources)
+    upscaling = UpscaleExecutor(Upscaler.load(None), resources.images)
     async with working(resources, executor), working(resources, upscaling):
         drawn = await ended(resources, await accept(resources, picture()))
         source = drawn.images[0]
@@ -350,10 +349,10 @@ def _next_format(name: str, text: str) -> str:
     """
     read = "for n = 1, #job, 2 do job[n] = string.gsub(job[n], '^q(%d+)$', '%1') end"
     for rewrite in (
-        replacing("accept", "'version', version", "'version', 99"),
-        replacing("accept", "write_packed(job_id, '', job.request)", "write_packed(job_id, 'q', job.request)"),
+        replacing("jobs/accept", "'version', version", "'version', 99"),
+        replacing("jobs/accept", "write_packed(job_id, '', job.request)", "write_packed(job_id, 'q', job.request)"),
         replacing(
-            "claim",
+            "jobs/claim",
             "return {id, attempt, redis.call('HGETALL', K('job:' .. id))}",
             f"local job = redis.call('HGETALL', K('job:' .. id)) {read} return {{id, attempt, job}}",
         ),
@@ -370,7 +369,7 @@ async def test_two_versions_of_the_code_work_on_one_queue(
 
     What is damaged fails alone.
     """
-    newer = replace(resources, queue=JobQueue(connect(resources.redis_url), resources.settings, rewrite=_next_format))
+    newer = resources.with_parts(queue=JobQueue(connect(resources.redis_url), resources.settings, rewrite=_next_format))
     damaged = await accept(resources, picture(seed=1))
     cast(Any, redis_db).hset(redis_key("job", damaged), "0", "{}")
     async with working(resources, executor) as worker:
@@ -383,7 +382,7 @@ async def test_two_versions_of_the_code_work_on_one_queue(
         assert "cannot be read" in failed.failure.message
         assert {(await job(resources, job_id)).state for job_id in foreign} <= {JobState.QUEUED, JobState.RUNNING}
         with Engine.load({"pocket": POCKET}, EngineOptions(max_rows=8)) as second:
-            async with working(newer, GenerationExecutor(second, newer)):
+            async with working(newer, GenerationExecutor(second, newer.catalog, newer.weights)):
                 for job_id in foreign:
                     assert (await ended(newer, job_id)).state is JobState.COMPLETED
         worker.check()
@@ -451,7 +450,7 @@ async def hasty(settings: Settings, redis_db: redis.Redis) -> AsyncIterator[Reso
 async def test_a_hung_step_loses_its_lease_and_its_late_images(
     hasty: Resources, engine: Engine, redis_db: redis.Redis
 ) -> None:
-    hung = HeldExecutor(GenerationExecutor(engine, hasty))
+    hung = HeldExecutor(GenerationExecutor(engine, hasty.catalog, hasty.weights))
     strict = WorkerTiming(poll=QUICK.poll, heartbeat=QUICK.heartbeat, step_limit=timedelta(seconds=0.2))
     async with working(hasty, hung, timing=strict) as worker:
         hung.hold.clear()
@@ -520,7 +519,7 @@ async def test_a_job_outlives_a_killed_redis(tmp_path: Path, engine: Engine) -> 
     settings = Settings(data_dir=home, catalog=write_catalog(tmp_path / "catalog"), redis_url=ensure_redis(home).url)
     try:
         async with open_resources(settings) as resources:
-            async with working(resources, GenerationExecutor(engine, resources)):
+            async with working(resources, GenerationExecutor(engine, resources.catalog, resources.weights)):
                 job_id = await accept(resources, picture(steps=60))
                 await running(resources, job_id)
                 os.kill(ensure_redis(home).pid, signal.SIGKILL)

@@ -7,7 +7,6 @@ from serve_app.api.jobs.account import router as account_router
 from serve_app.api.jobs.account import usage_router as usage_router
 from serve_app.api.jobs.routes import router
 from serve_app.api.openapi import api_app
-from serve_app.resources import Resources
 
 _DESCRIPTION = """\
 Every request of interface A and every run of interface B is a job. Here you list, read, cancel and delete your account's jobs,
@@ -17,11 +16,11 @@ Unlike the two interfaces, a job shows its real state (`queued`, `running`, `com
 its fields with defaults filled in, and the seed of each image. Reading a job does not count against your plan."""
 
 
-def create_app(resources: Resources) -> FastAPI:
+def create_app() -> FastAPI:
     tags = {
         "Jobs": "Your account's jobs, from both interfaces.",
         "Usage": "What completed jobs used, by day, key and LoRA.",
         "Account": "Its deletion, by an owner.",
     }
     routes = APIRouter(routes=[*router.routes, *usage_router.routes, *account_router.routes])
-    return api_app(resources, EITHER, routes, title="Atelier: Jobs", description=_DESCRIPTION, tags=tags)
+    return api_app(EITHER, routes, title="Atelier: Jobs", description=_DESCRIPTION, tags=tags)

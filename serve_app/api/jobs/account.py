@@ -12,7 +12,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from serve_app.accounts import usage
 from serve_app.accounts.sign_in import check_password
-from serve_app.api.dependencies import CallerDep, caller_address, resources_of
+from serve_app.api.dependencies import CallerDep, accounts_of, caller_address, operations_of
 from serve_app.api.errors import BODY_ERRORS, COUNTED_ERRORS, error_responses
 from serve_app.api.jobs.schemas import Count
 from serve_app.api.openapi import EXAMPLE_ADAPTER_ID, named, success
@@ -22,7 +22,7 @@ from serve_app.api.schemas import NO_NUL, NOT_NULL, RequestBody, ResponseBody, l
 from serve_app.domain.accounts import Caller, SignIn
 from serve_app.domain.audit import OWNER, Actor, api_key, user
 from serve_app.domain.errors import Forbidden, InvalidParameter
-from serve_app.operations.account_deletion import DeletedAccount, delete_own_account
+from serve_app.operations.account_deletion import DeletedAccount
 
 router = APIRouter(route_class=ContractRoute, tags=["Account"], strict_content_type=False)
 
@@ -92,14 +92,17 @@ async def delete_account(
         raise InvalidParameter("account: must be the name of the account that this API key belongs to")
     owner = await _owner(request, caller, body)
     by = Actor(user(owner.user.id) if owner.user.id else OWNER, caller_address(request))
-    deleted = await delete_own_account(resources_of(request), owner.account, by)
+    deleted = await operations_of(request).deletion.delete_own(owner.account, by)
     return json_response(_answer(caller, deleted))
 
 
 async def _owner(request: Request, caller: Caller, body: AccountDeletion) -> SignIn:
     """The owner whose password was sent. Raises `Forbidden`, `TooManyTries`."""
+    accounts = accounts_of(request)
     who = await check_password(
-        resources_of(request),
+        accounts.store,
+        accounts.sign_ins,
+        accounts.audit,
         body.user or caller.account_id,
         body.password,
         actor=api_key(caller.key_id),
@@ -179,7 +182,7 @@ async def get_usage(
     caller: CallerDep,
     days: Annotated[int, Query(ge=1, le=MOST_DAYS, description="Number of days, including today.")] = DEFAULT_DAYS,
 ) -> Response:
-    reader = resources_of(request).usage
+    reader = accounts_of(request).usage
     last = await reader.today()
     rows = await reader.days(caller.account_id, last, days)
     found = Usage(first_day=last - timedelta(days=days - 1), last_day=last, usage=[_row(row) for row in rows])

@@ -8,15 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
-from serve_app.api.dependencies import (
-    CallerDep,
-    caller_address,
-    found,
-    image_signer,
-    load_job,
-    resources_of,
-    valid_job_id,
-)
+from serve_app.api.dependencies import CallerDep, caller_address, found, image_signer, jobs_of, load_job, valid_job_id
 from serve_app.api.errors import COUNTED_ERRORS, EITHER_KEY_ERRORS, error_responses
 from serve_app.api.jobs.schemas import Cursor, Job, Jobs, job_record
 from serve_app.api.openapi import EXAMPLE_ADAPTER_ID, POLL_HEADERS, success
@@ -28,7 +20,6 @@ from serve_app.domain import jobs
 from serve_app.domain.audit import api_key
 from serve_app.domain.errors import Forbidden, InvalidParameter, JobUnfinished, NotFound
 from serve_app.domain.requests import GenerationRequest
-from serve_app.jobs import deletion as delete
 from serve_app.jobs.history import Position
 
 _JOB: dict[str, Any] = {
@@ -133,7 +124,7 @@ async def read_changed_job(request: Request, caller: CallerDep, job_id: JobId) -
     """
     valid_id = valid_job_id(job_id, "gen", "up")
     if caller.adapters is not None:
-        job = found(await resources_of(request).jobs.get(valid_id, account_id=caller.account_id), "job")
+        job = found(await jobs_of(request).reader.get(valid_id, account_id=caller.account_id), "job")
         lora_id = job.request.lora_id if isinstance(job.request, GenerationRequest) else ""
         if not caller.may_use(lora_id) and job.key_id != caller.key_id:
             raise Forbidden(f"This API key may only change jobs of {', '.join(sorted(caller.adapters))}.")
@@ -159,7 +150,7 @@ async def list_jobs(
     after: Annotated[Position | None, Depends(read_cursor)],
     limit: Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Page size.")] = DEFAULT_LIMIT,
 ) -> Response:
-    page = await resources_of(request).job_history.page(caller.account_id, limit=limit, after=after, among=LOOKED_AT)
+    page = await jobs_of(request).history.page(caller.account_id, limit=limit, after=after, among=LOOKED_AT)
     url_of = image_signer(request)
     records = {"jobs": [job_record(job, url_of) for job in page.jobs]}
     return record_response(records if page.next is None else {**records, "next_cursor": _cursor(page.next)})
@@ -195,9 +186,8 @@ async def get_job(request: Request, job_id: JobId) -> Response:
     },
 )
 async def cancel_job(request: Request, caller: CallerDep, job_id: ChangedJob) -> Response:
-    resources = resources_of(request)
-    await resources.queue.cancel(job_id, account_id=caller.account_id)
-    job = found(await resources.jobs.get(job_id, account_id=caller.account_id), "job")
+    await jobs_of(request).queue.cancel(job_id, account_id=caller.account_id)
+    job = found(await jobs_of(request).reader.get(job_id, account_id=caller.account_id), "job")
     return record_response(job_record(job, image_signer(request)))
 
 
@@ -218,8 +208,7 @@ async def cancel_job(request: Request, caller: CallerDep, job_id: ChangedJob) ->
     },
 )
 async def delete_job(request: Request, caller: CallerDep, job_id: ChangedJob) -> Response:
-    await delete.delete_job(
-        resources_of(request),
+    await jobs_of(request).deletion.delete_job(
         job_id,
         account_id=caller.account_id,
         actor=api_key(caller.key_id),
@@ -240,8 +229,7 @@ async def delete_job(request: Request, caller: CallerDep, job_id: ChangedJob) ->
     },
 )
 async def delete_image(request: Request, caller: CallerDep, job_id: ChangedJob, image_id: ImageName) -> Response:
-    await delete.delete_image(
-        resources_of(request),
+    await jobs_of(request).deletion.delete_image(
         job_id,
         image_id,
         account_id=caller.account_id,

@@ -11,7 +11,15 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Depends, Path, Query, Request, Response
 
 from serve_app.api.body import media_type
-from serve_app.api.dependencies import CallerDep, IdempotencyKeyDep, caller_address, image_signer, resources_of
+from serve_app.api.dependencies import (
+    CallerDep,
+    IdempotencyKeyDep,
+    caller_address,
+    image_signer,
+    jobs_of,
+    loras_of,
+    operations_of,
+)
 from serve_app.api.errors import BODY_ERRORS, COUNTED_ERRORS, error_responses
 from serve_app.api.loras.schemas import (
     CURSOR,
@@ -30,7 +38,7 @@ from serve_app.api.routing import ContractRoute
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import IdempotencyConflict, InvalidParameter, LoraQuotaExceeded, NotFound
 from serve_app.jobs.samples import find_pictures
-from serve_app.loras import account_loras as loras
+from serve_app.loras.account_loras import AccountActor, base_warning, require_all_loras
 from serve_app.loras.catalog import Position, SharedAdapter
 from serve_app.loras.registration import Registered
 
@@ -105,11 +113,11 @@ async def read_cursor(
     return Position(-int(created) if cursor.startswith("-") else int(created), lora_id)
 
 
-async def acting(request: Request, caller: CallerDep) -> loras.AccountActor:
-    return loras.AccountActor(caller=caller, address=caller_address(request))
+async def acting(request: Request, caller: CallerDep) -> AccountActor:
+    return AccountActor(caller=caller, address=caller_address(request))
 
 
-ActorDep = Annotated[loras.AccountActor, Depends(acting)]
+ActorDep = Annotated[AccountActor, Depends(acting)]
 
 
 @router.get(
@@ -133,7 +141,7 @@ async def list_loras(
         Query(max_length=100, description="Only LoRAs with this text in their name, description or trigger words."),
     ] = None,
 ) -> Response:
-    catalog = resources_of(request).catalog
+    catalog = loras_of(request).catalog
     if caller.adapters is None and base_model is None and q is None:
         rest = await catalog.newest(caller.account_id, limit=limit + 1, before=after)
     else:
@@ -155,7 +163,7 @@ async def list_loras(
     responses={200: success("The LoRA.", LORA), **error_responses(*COUNTED_ERRORS, NotFound)},
 )
 async def get_lora(request: Request, caller: CallerDep, lora_id: LoraId) -> Response:
-    found = await loras.find(resources_of(request), caller, lora_id)
+    found = await loras_of(request).owned.find(caller, lora_id)
     return json_response(await _record(request, caller.account_id, found))
 
 
@@ -182,10 +190,10 @@ async def get_lora(request: Request, caller: CallerDep, lora_id: LoraId) -> Resp
     },
 )
 async def add_lora(request: Request, by: ActorDep, idempotency_key: IdempotencyKeyDep) -> Response:
-    loras.require_all_loras(by.caller)
-    async with resources_of(request).uploads.hold(by.caller.account_id) as place:
+    require_all_loras(by.caller)
+    async with loras_of(request).uploads.hold(by.caller.account_id) as place:
         registered = await _add(request, by, place, idempotency_key)
-    warning = await loras.base_warning(resources_of(request), registered.adapter.base_model)
+    warning = await base_warning(operations_of(request).measures, registered.adapter.base_model)
     body = await _record(request, by.caller.account_id, SharedAdapter(registered.adapter, {}), warning=warning)
     if registered.status == "same":
         return json_response(body)
@@ -195,14 +203,12 @@ async def add_lora(request: Request, by: ActorDep, idempotency_key: IdempotencyK
     return json_response(body, status=201, headers=headers)
 
 
-async def _add(
-    request: Request, by: loras.AccountActor, place: AsyncExitStack, idempotency_key: str | None
-) -> Registered:
+async def _add(request: Request, by: AccountActor, place: AsyncExitStack, idempotency_key: str | None) -> Registered:
     if not media_type(request).startswith("multipart/"):
         return await add_reference(request, by, place=place, idempotency_key=idempotency_key)
     upload = await read_upload(request, place)
-    resources, offer = resources_of(request), upload.form.to_offer()
-    return await loras.add(resources, by, upload.path, offer, place=place, idempotency_key=idempotency_key)
+    owned, offer = loras_of(request).owned, upload.form.to_offer()
+    return await owned.add(by, upload.path, offer, place=place, idempotency_key=idempotency_key)
 
 
 @router.patch(
@@ -221,8 +227,7 @@ async def change_lora(
     lora_id: LoraId,
     body: Annotated[LoraChange, Body(openapi_examples=named(CHANGE))],
 ) -> Response:
-    changed = await loras.change(
-        resources_of(request),
+    changed = await loras_of(request).owned.change(
         by,
         lora_id,
         name=body.name,
@@ -244,7 +249,7 @@ async def change_lora(
     },
 )
 async def delete_lora(request: Request, by: ActorDep, lora_id: LoraId) -> Response:
-    await loras.remove(resources_of(request), by, lora_id)
+    await loras_of(request).owned.remove(by, lora_id)
     return Response(status_code=204)
 
 
@@ -264,7 +269,7 @@ async def share_lora(
     lora_id: LoraId,
     body: Annotated[GrantRequest, Body(openapi_examples=named(GRANT))],
 ) -> Response:
-    shared = await loras.share(resources_of(request), by, lora_id, body.account)
+    shared = await loras_of(request).owned.share(by, lora_id, body.account)
     return json_response(await _record(request, by.caller.account_id, shared))
 
 
@@ -280,7 +285,7 @@ async def share_lora(
     },
 )
 async def unshare_lora(request: Request, by: ActorDep, lora_id: LoraId, account: AccountName) -> Response:
-    await loras.unshare(resources_of(request), by, lora_id, account)
+    await loras_of(request).owned.unshare(by, lora_id, account)
     return Response(status_code=204)
 
 
@@ -292,7 +297,8 @@ async def _record(request: Request, account_id: str, found: SharedAdapter, *, wa
 
 async def _sample_urls(request: Request, adapters: Sequence[Adapter]) -> Mapping[str, str]:
     """Return signed addresses of the sample pictures, by LoRA."""
-    pictures, url_of = await find_pictures(resources_of(request), adapters), image_signer(request)
+    pictures = await find_pictures(loras_of(request).samples, jobs_of(request).reader, adapters)
+    url_of = image_signer(request)
     return {lora_id: url_of(picture.image_uri) for lora_id, picture in pictures.items()}
 
 

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 from fastapi import Request
 
 from serve_app.api.body import read_json
-from serve_app.api.dependencies import resources_of
+from serve_app.api.dependencies import jobs_of, loras_of, settings_of
 from serve_app.api.loras.schemas import LoraForm, LoraReference
 from serve_app.api.multipart import read_multipart
 from serve_app.api.routing import validate
 from serve_app.domain.errors import InvalidParameter, StoreUnavailable
-from serve_app.loras import account_loras as loras
+from serve_app.loras.account_loras import AccountActor
 from serve_app.loras.registration import Registered
 from serve_app.loras.sources import MAX_CONFIG_BYTES, PEFT_FILES, LoraSources
 
@@ -37,13 +37,13 @@ async def read_upload(request: Request, place: AsyncExitStack, *, extra: Sequenc
     Its files are there until `place` ends. Raises `PayloadTooLarge`, `UnsupportedMediaType`, `InvalidParameter`,
     `StoreUnavailable`.
     """
-    resources = resources_of(request)
-    await resources.check_space()
+    settings, space = settings_of(request), jobs_of(request).space
+    await space.check()
     with _disk_errors():
-        folder = await place.enter_async_context(resources.uploads.folder())
-        files = {_FILE: int(resources.settings.max_lora_size), _CONFIG: MAX_CONFIG_BYTES}
+        folder = await place.enter_async_context(loras_of(request).uploads.folder())
+        files = {_FILE: int(settings.max_lora_size), _CONFIG: MAX_CONFIG_BYTES}
         names = [*LoraForm.model_fields, *extra]
-        texts = await read_multipart(request, folder, texts=names, files=files, before_block=resources.disk.check)
+        texts = await read_multipart(request, folder, texts=names, files=files, before_block=space.disk.check)
         others = {name: texts.pop(name, "") for name in extra}
         return Upload(validate(LoraForm, texts), _arrange(folder), others)
 
@@ -53,13 +53,12 @@ async def fetch_source(request: Request, source: str, place: AsyncExitStack) -> 
 
     Raises `InvalidParameter`, `PayloadTooLarge`, `StoreUnavailable`.
     """
-    resources = resources_of(request)
-    sources = LoraSources(resources.settings)
+    space, sources = jobs_of(request).space, LoraSources(settings_of(request))
     sources.check(source)
-    await resources.check_space()
+    await space.check()
     with _disk_errors():
-        folder = await place.enter_async_context(resources.uploads.folder())
-        return await sources.fetch(source, folder, before_block=resources.disk.check)
+        folder = await place.enter_async_context(loras_of(request).uploads.folder())
+        return await sources.fetch(source, folder, before_block=space.disk.check)
 
 
 @contextmanager
@@ -97,16 +96,18 @@ def _arrange(folder: Path) -> Path:
 
 
 async def add_reference(
-    request: Request, by: loras.AccountActor, *, place: AsyncExitStack, idempotency_key: str | None
+    request: Request, by: AccountActor, *, place: AsyncExitStack, idempotency_key: str | None
 ) -> Registered:
     """Register weights that the account has sent before, or at an address that the operator allows."""
-    resources, reference = resources_of(request), await _read(request)
+    reference = await _read(request)
     if reference.sha256 is not None:
-        return await loras.add_known(
-            resources, by, reference.sha256, reference.to_offer(), place=place, idempotency_key=idempotency_key
+        return await loras_of(request).owned.add_known(
+            by, reference.sha256, reference.to_offer(), place=place, idempotency_key=idempotency_key
         )
     path = await fetch_source(request, reference.source or "", place)
-    return await loras.add(resources, by, path, reference.to_offer(), place=place, idempotency_key=idempotency_key)
+    return await loras_of(request).owned.add(
+        by, path, reference.to_offer(), place=place, idempotency_key=idempotency_key
+    )
 
 
 async def _read(request: Request) -> LoraReference:

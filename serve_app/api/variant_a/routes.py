@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Path, Request, Response
 
-from serve_app.api.dependencies import CallDep, CallerDep, found, load_job, resources_of
+from serve_app.api.dependencies import CallDep, CallerDep, found, jobs_of, load_job
 from serve_app.api.errors import SUBMIT_ERRORS, Responses, error_responses
 from serve_app.api.openapi import ACCEPTED_HEADERS, EXAMPLE_ADAPTER_ID, GENERATION_HEADERS, POLL_HEADERS, named, success
 from serve_app.api.polls import NOT_MODIFIED, POLL_PARAMETERS, answer_poll, unknown_words_header
@@ -26,7 +26,6 @@ from serve_app.api.variant_a.schemas import (
 from serve_app.domain.errors import AmbiguousCredentials, Forbidden, NotFound, Unauthorized
 from serve_app.domain.jobs import Job
 from serve_app.domain.requests import Variant
-from serve_app.jobs import submit
 from serve_app.jobs.acceptance import Acceptance
 
 _GENERATION_ID = "gen_c4zq2e7wvbbxm5l3r6yhtajd2i"
@@ -101,7 +100,7 @@ async def generate(
     body: Annotated[GenerationRequest, Body(openapi_examples=GENERATION)],
     call: CallDep,
 ) -> Response:
-    acceptance = await submit.generate(resources_of(request), caller, body.to_domain(), call)
+    acceptance = await jobs_of(request).submission.generate(caller, body.to_domain(), call)
     return _acknowledge(request, acceptance, await unknown_words_header(request, acceptance, body.prompt))
 
 
@@ -123,7 +122,7 @@ async def upscale(
     body: Annotated[UpscaleRequest, Body(openapi_examples=UPSCALE)],
     call: CallDep,
 ) -> Response:
-    acceptance = await submit.upscale(resources_of(request), caller, body.image_id, body.scale_factor, call)
+    acceptance = await jobs_of(request).submission.upscale(caller, body.image_id, body.scale_factor, call)
     return _acknowledge(request, acceptance)
 
 

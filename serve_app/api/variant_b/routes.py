@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Path, Request, Response
 
-from serve_app.api.dependencies import CallDep, CallerDep, found, load_job, resources_of
+from serve_app.api.dependencies import CallDep, CallerDep, found, jobs_of, load_job, loras_of
 from serve_app.api.errors import SUBMIT_ERRORS, error_responses
 from serve_app.api.openapi import EXAMPLE_ADAPTER_ID, GENERATION_HEADERS, POLL_HEADERS, named, success
 from serve_app.api.polls import NOT_MODIFIED, POLL_PARAMETERS, answer_poll, unknown_words_header
@@ -18,7 +18,6 @@ from serve_app.api.variant_b.schemas import Acknowledgement, GenerationRequest, 
 from serve_app.domain.errors import AmbiguousCredentials, Forbidden, NotFound, RateLimitExceeded, Unauthorized
 from serve_app.domain.jobs import Job
 from serve_app.domain.requests import Variant
-from serve_app.jobs import submit
 
 _RUN_ID = "gen_c4zq2e7wvbbxm5l3r6yhtajd2i"
 
@@ -83,7 +82,7 @@ async def generate(
     body: Annotated[GenerationRequest, Body(openapi_examples=GENERATION)],
     call: CallDep,
 ) -> Response:
-    acceptance = await submit.generate(resources_of(request), caller, body.to_domain(), call)
+    acceptance = await jobs_of(request).submission.generate(caller, body.to_domain(), call)
     headers = accepted_headers(request, f"/v1/generations/{acceptance.job.id}", replayed=acceptance.replayed)
     headers |= await unknown_words_header(request, acceptance, body.positive_prompt)
     return json_response(acknowledgement(acceptance.job), headers=headers)
@@ -121,6 +120,6 @@ async def get_run(request: Request, run_id: RunId) -> Response:
     },
 )
 async def list_models(request: Request, caller: CallerDep) -> Response:
-    usable = await resources_of(request).catalog.adapters(caller.account_id)
+    usable = await loras_of(request).catalog.adapters(caller.account_id)
     adapters = [adapter for adapter in usable if caller.may_use(adapter.id)]
     return json_response(Models.model_validate({"models": adapters}))

@@ -1,50 +1,42 @@
 """The console: the web pages of an account, rendered by the server, which work without JavaScript.
 
-app.mount("/console", console_app(resources))
+app.mount("/console", console_app())
 """
 
-from fastapi import Request
+from fastapi import FastAPI, Request
 from starlette.responses import Response
-from starlette.types import ASGIApp
 
 from serve_app.api.openapi import new_app
-from serve_app.resources import Resources
 from serve_app.web.console.history import router as history_router
 from serve_app.web.console.keys import router as keys_router
 from serve_app.web.console.loras import router as loras_router
 from serve_app.web.console.pages import SignInRequired, problem_page
-from serve_app.web.console.playground import router as compare_router
 from serve_app.web.console.playground import router as playground_router
-from serve_app.web.console.settings import router as delete_account_router
-from serve_app.web.console.settings import router as sessions_router
-from serve_app.web.console.sign_in import router
-from serve_app.web.console.sign_in import router as account_router
+from serve_app.web.console.settings import router as settings_router
+from serve_app.web.console.sign_in import router as sign_in_router
 from serve_app.web.console.usage import router as usage_router
 from serve_app.web.console.users import router as users_router
 from serve_app.web.site.forms import redirect, root_of
-from serve_app.web.site.pages import Protection, answer_with_pages
+from serve_app.web.site.pages import answer_with_pages
 
 ROUTES = (
-    *account_router.routes,  # before the keys pages, whose address is /settings/{slug}
-    *delete_account_router.routes,
-    *router.routes,
-    *sessions_router.routes,
+    *sign_in_router.routes,
+    *settings_router.routes,  # before the keys pages, whose address is /settings/{slug}
     *users_router.routes,
     *keys_router.routes,
     *playground_router.routes,
-    *compare_router.routes,
     *history_router.routes,
     *loras_router.routes,
     *usage_router.routes,
 )
 
 
-def console_app(resources: Resources) -> ASGIApp:
-    """Build the console's application, whose pages are protected against forms of other sites."""
-    app = new_app(resources, routes=[*ROUTES])
+def console_app() -> FastAPI:
+    """Build the console's application. `Protection` goes around it, against forms of other sites."""
+    app = new_app(routes=[*ROUTES])
     app.add_exception_handler(SignInRequired, _to_sign_in)
     answer_with_pages(app, problem_page)
-    return Protection(app, public_url=resources.settings.public_url)  # outermost: a 500 and a 413 need its headers too
+    return app
 
 
 async def _to_sign_in(request: Request, _error: Exception) -> Response:

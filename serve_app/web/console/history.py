@@ -9,14 +9,13 @@ from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 
-from serve_app.api.dependencies import caller_address, resources_of, valid_job_id
+from serve_app.api.dependencies import accounts_of, caller_address, jobs_of, loras_of, settings_of, valid_job_id
 from serve_app.api.responses import base_url
 from serve_app.domain.accounts import ApiKey
 from serve_app.domain.audit import Act
 from serve_app.domain.errors import JobUnfinished, NotFound
 from serve_app.domain.jobs import Job, JobState, StoredImage
 from serve_app.domain.requests import GenerationRequest
-from serve_app.jobs import deletion as delete
 from serve_app.jobs.history import NO_KEY, JobFilter, Position
 from serve_app.jobs.previews import thumbnail, thumbnail_size
 from serve_app.web.console.pages import FormSession, PageSession, render
@@ -40,14 +39,14 @@ _FILTERS = ("state", "lora", "key", "from", "to")
 
 @router.get("/history")
 async def open_history(request: Request, session: PageSession) -> Response:
-    resources, account_id = resources_of(request), session.account.id
+    account_id = session.account.id
     chosen = {name: request.query_params.get(name, "")[:100] for name in _FILTERS}
     after = _read_cursor(request.query_params.get("after", ""))
-    adapters = await resources.catalog.adapters(account_id)
+    adapters = await loras_of(request).catalog.adapters(account_id)
     loras = {adapter.id: adapter.name for adapter in adapters}
     wanted = _lora_id(chosen["lora"], loras)
     only = _read_filter(chosen, wanted)
-    page = await resources.job_history.page(account_id, limit=PAGE_SIZE, only=only, after=after, among=LOOKED_AT)
+    page = await jobs_of(request).history.page(account_id, limit=PAGE_SIZE, only=only, after=after, among=LOOKED_AT)
     given = {name: value for name, value in chosen.items() if value}
     return render(
         request,
@@ -65,7 +64,7 @@ async def open_history(request: Request, session: PageSession) -> Response:
         loras=loras,
         lora=_shown_lora(wanted, loras),
         offered=[_shown_lora(adapter.id, loras) for adapter in reversed(adapters[-MOST_OFFERED:])],
-        keys=_newest_keys(await resources.api_keys.list(account_id), chosen["key"]),
+        keys=_newest_keys(await accounts_of(request).api_keys.list(account_id), chosen["key"]),
         title=title,
         thumbnail_size=thumbnail_size,
     )
@@ -73,7 +72,7 @@ async def open_history(request: Request, session: PageSession) -> Response:
 
 async def load_job(request: Request, job_id: str, session: PageSession) -> Job:
     """Read the account's job. Raises 404 for any other."""
-    job = await resources_of(request).jobs.get(valid_job_id(job_id, "gen", "up"), account_id=session.account.id)
+    job = await jobs_of(request).reader.get(valid_job_id(job_id, "gen", "up"), account_id=session.account.id)
     if job is None:
         raise HTTPException(404)
     return job
@@ -101,7 +100,7 @@ async def open_image(
 ) -> Response:
     """Serve the PNG from this service's own address, which is all that the pages' policy allows."""
     try:
-        png = await resources_of(request).images.get(image.image_uri)
+        png = await jobs_of(request).images.get(image.image_uri)
     except NotFound:
         raise HTTPException(404) from None
     kind = "attachment" if download else "inline"
@@ -113,7 +112,7 @@ async def open_image(
 @router.get("/history/{job_id}/{image_id}/thumbnail")
 async def open_thumbnail(request: Request, image: ChosenImage) -> Response:
     try:
-        webp = await thumbnail(resources_of(request), image.image_uri)
+        webp = await thumbnail(jobs_of(request).images, jobs_of(request).space.disk, image.image_uri)
     except NotFound:
         raise HTTPException(404) from None
     return Response(webp, media_type="image/webp", headers={"Cache-Control": IMAGE_CACHE})
@@ -122,11 +121,11 @@ async def open_thumbnail(request: Request, image: ChosenImage) -> Response:
 @router.post("/history/{job_id}/cancel")
 async def cancel_job(request: Request, job_id: str, session: FormSession, form: Form) -> Response:
     check_form(session, form, "cancel job")
-    resources, valid_id = resources_of(request), valid_job_id(job_id, "gen", "up")
-    state = await resources.queue.cancel(valid_id, account_id=session.account.id)
+    valid_id = valid_job_id(job_id, "gen", "up")
+    state = await jobs_of(request).queue.cancel(valid_id, account_id=session.account.id)
     if state is None:
         raise HTTPException(404)
-    await resources.audit.record(
+    await accounts_of(request).audit.record(
         session.account.id, Act.JOB_CANCELED, actor=session.actor, subject=valid_id, address=caller_address(request)
     )
     return redirect(request, f"history/{valid_id}")
@@ -137,8 +136,7 @@ async def delete_job(request: Request, job_id: str, session: FormSession, form: 
     check_form(session, form, "delete job")
     account_id = session.account.id
     try:
-        await delete.delete_job(
-            resources_of(request),
+        await jobs_of(request).deletion.delete_job(
             valid_job_id(job_id, "gen", "up"),
             account_id=account_id,
             actor=session.actor,
@@ -156,25 +154,24 @@ async def delete_job(request: Request, job_id: str, session: FormSession, form: 
 async def delete_image(request: Request, job_id: str, image_id: str, session: FormSession, form: Form) -> Response:
     """Delete one image of a job; with its last one the job goes."""
     check_form(session, form, "delete image")
-    resources, account_id, valid_id = resources_of(request), session.account.id, valid_job_id(job_id, "gen", "up")
+    account_id, valid_id = session.account.id, valid_job_id(job_id, "gen", "up")
     try:
-        await delete.delete_image(
-            resources, valid_id, image_id, account_id=account_id, actor=session.actor, address=caller_address(request)
+        await jobs_of(request).deletion.delete_image(
+            valid_id, image_id, account_id=account_id, actor=session.actor, address=caller_address(request)
         )
     except NotFound:
         raise HTTPException(404) from None
-    is_kept = await resources.jobs.get(valid_id, account_id=account_id) is not None
+    is_kept = await jobs_of(request).reader.get(valid_id, account_id=account_id) is not None
     return redirect(request, f"history/{valid_id}" if is_kept else "history")
 
 
 async def _job_page(request: Request, session: SignedIn, job: Job, *, status: int = 200, notice: str = "") -> Response:
-    resources = resources_of(request)
     lora_id = job.request.lora_id if isinstance(job.request, GenerationRequest) else ""
-    lora = await resources.catalog.adapter_of(lora_id, session.account.id) if lora_id else None
+    lora = await loras_of(request).catalog.adapter_of(lora_id, session.account.id) if lora_id else None
     names = {lora_id: lora.adapter.name} if lora else {}
-    keys = {key.id: key for key in await resources.api_keys.list(session.account.id)}
+    keys = {key.id: key for key in await accounts_of(request).api_keys.list(session.account.id)}
     key = keys.get(job.key_id)
-    address = base_url(request, resources.settings.public_url).removesuffix("/console")
+    address = base_url(request, settings_of(request).public_url).removesuffix("/console")
     return render(
         request,
         "job.html",

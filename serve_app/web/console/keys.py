@@ -11,15 +11,16 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 from starlette.responses import HTMLResponse
 
+from serve_app.accounts.api_keys import ApiKeyStore
 from serve_app.accounts.sessions import ABSOLUTE_LIFE
 from serve_app.accounts.sign_in import Limit
-from serve_app.api.dependencies import caller_address, resources_of
+from serve_app.api.dependencies import accounts_of, caller_address, jobs_of, loras_of, settings_of
 from serve_app.domain.accounts import ApiKey, Role, Scope
 from serve_app.domain.audit import Act
 from serve_app.domain.durations import period_text
 from serve_app.domain.errors import InvalidParameter, NotFound, TooManyKeys
 from serve_app.domain.requests import Variant
-from serve_app.resources import Resources
+from serve_app.loras.catalog import CatalogReader
 from serve_app.web.console.navigation import (
     ALL_KEY_PAGES,
     EXPIRIES,
@@ -50,15 +51,16 @@ async def keys_page(
     request: Request, session: SignedIn, page: KeyPage, *, status: int = 200, notice: str = "",
     made: ApiKey | None = None, secret: str = "",
 ) -> HTMLResponse:  # fmt: skip
-    resources, now = resources_of(request), datetime.now(UTC)
-    keys = [key for key in await keys_of(resources, session) if key.interfaces >= page.interfaces]
+    now = datetime.now(UTC)
+    keys = [key for key in await keys_of(accounts_of(request).api_keys, session) if key.interfaces >= page.interfaces]
     keys.sort(key=lambda key: (key.state(now) == "active", key.created_at), reverse=True)
     ended = [key for key in keys if key.state(now) != "active"]
     keys = [*keys[: len(keys) - len(ended)], *ended[:MOST_ENDED]]
-    adapters = await resources.catalog.adapters(session.account.id, limit=1)
+    adapters = await loras_of(request).catalog.adapters(session.account.id, limit=1)
     example = min(made.adapters) if made and made.adapters else adapters[0].id if adapters else "YOUR_LORA"
     account = session.account
-    plan = resources.settings.plan_named(page.variant, account.plan_a if page.variant is Variant.A else account.plan_b)
+    plan_name = account.plan_a if page.variant is Variant.A else account.plan_b
+    plan = settings_of(request).plan_named(page.variant, plan_name)
     return render(
         request,
         "keys.html",
@@ -69,7 +71,7 @@ async def keys_page(
         keys=keys,
         left_out=len(ended[MOST_ENDED:]),
         suggested=suggested_name(request, now),
-        lora_names=await _only_loras(resources, account.id, keys),
+        lora_names=await _only_loras(loras_of(request).catalog, account.id, keys),
         now=now,
         docs=f"{site_of(request)}/docs/{page.variant}",
         notice=notice,
@@ -87,23 +89,23 @@ async def keys_page(
     )
 
 
-async def _only_loras(resources: Resources, account_id: str, keys: Sequence[ApiKey]) -> Mapping[str, str]:
+async def _only_loras(catalog: CatalogReader, account_id: str, keys: Sequence[ApiKey]) -> Mapping[str, str]:
     """Name the LoRAs to which single keys are kept, where the account may still use them."""
     ids = {lora_id for key in keys if key.adapters and len(key.adapters) == 1 for lora_id in key.adapters}
-    found = [await resources.catalog.adapter_of(lora_id, account_id) for lora_id in sorted(ids)]
+    found = [await catalog.adapter_of(lora_id, account_id) for lora_id in sorted(ids)]
     return {each.adapter.id: each.adapter.name for each in found if each is not None}
 
 
-async def keys_of(resources: Resources, session: SignedIn) -> Sequence[ApiKey]:
+async def keys_of(api_keys: ApiKeyStore, session: SignedIn) -> Sequence[ApiKey]:
     """Return the keys that the user may change: for an owner all of the account's, else its own."""
-    keys, user = await resources.api_keys.list(session.account.id), session.user
+    keys, user = await api_keys.list(session.account.id), session.user
     return [key for key in keys if user.role is Role.OWNER or key.user_id == user.id]
 
 
-async def usable_keys(resources: Resources, session: SignedIn) -> list[ApiKey]:
+async def usable_keys(api_keys: ApiKeyStore, session: SignedIn) -> list[ApiKey]:
     """Return the user's keys that work now, the newest first."""
     now = datetime.now(UTC)
-    return [key for key in reversed(await keys_of(resources, session)) if key.state(now) == "active"]
+    return [key for key in reversed(await keys_of(api_keys, session)) if key.state(now) == "active"]
 
 
 def suggested_name(request: Request, now: datetime) -> str:
@@ -113,7 +115,7 @@ def suggested_name(request: Request, now: datetime) -> str:
 
 
 def _base_url(request: Request) -> str:
-    public_url = resources_of(request).settings.public_url
+    public_url = settings_of(request).public_url
     return public_url.rstrip("/") or f"{request.url.scheme}://{request.url.netloc}"
 
 
@@ -153,10 +155,10 @@ async def create_key(request: Request, page: ChosenKeyPage, session: FormSession
         return await keys_page(
             request, session, page, status=400, notice="Choose what the key may do, and for how long."
         )
-    await resources_of(request).check_space()
+    await jobs_of(request).space.check()
     try:
         lora_id = await _lora(request, session, form.get("lora", "").strip())
-        key, secret = await resources_of(request).api_keys.create(
+        key, secret = await accounts_of(request).api_keys.create(
             session.account.id,
             name=form.get("key_name", "")[:KEY_NAME_LENGTH],
             interfaces=page.interfaces,
@@ -181,7 +183,7 @@ async def roll_key(request: Request, page: ChosenKeyPage, key_id: str, session: 
     if await _is_used_up(request, session, form, "roll key"):
         return await keys_page(request, session, page, status=409, notice=MADE_ALREADY)
     try:
-        key, secret = await resources_of(request).api_keys.roll(key_id, grace=ROLL_GRACE)
+        key, secret = await accounts_of(request).api_keys.roll(key_id, grace=ROLL_GRACE)
     except NotFound:
         raise HTTPException(404) from None
     except TooManyKeys as error:
@@ -194,7 +196,7 @@ async def roll_key(request: Request, page: ChosenKeyPage, key_id: str, session: 
 async def revoke_key(request: Request, page: ChosenKeyPage, key_id: str, session: FormSession, form: Form) -> Response:
     check_form(session, form, "revoke key")
     await _require_own(request, session, key_id)
-    await resources_of(request).api_keys.revoke(key_id)
+    await accounts_of(request).api_keys.revoke(key_id)
     await _record(request, session, Act.KEY_REVOKED, key_id)
     return redirect(request, f"settings/{page.slug}")
 
@@ -208,7 +210,7 @@ async def _lora(request: Request, session: SignedIn, given: str) -> str | None:
     """Find the LoRA named by id or name; None for an empty field. Raises `InvalidParameter`."""
     if not given:
         return None
-    usable = await resources_of(request).catalog.adapters(session.account.id)
+    usable = await loras_of(request).catalog.adapters(session.account.id)
     found = [each.id for each in usable if given == each.id or given.casefold() == each.name.casefold()]
     if len(found) != 1:
         what = f"{len(found)} LoRAs have this name; use the id" if found else "there is no such LoRA available to you"
@@ -221,14 +223,14 @@ async def _is_used_up(request: Request, session: SignedIn, form: Mapping[str, st
     nonce = nonce_of(session.token, purpose, form.get("form_token", ""))
     if nonce is None:
         raise HTTPException(403, EXPIRED_FORM)
-    return bool(await resources_of(request).throttle.hit(NEW_KEYS, nonce))
+    return bool(await accounts_of(request).throttle.hit(NEW_KEYS, nonce))
 
 
 async def _require_own(request: Request, session: SignedIn, key_id: str) -> None:
-    if key_id not in {key.id for key in await keys_of(resources_of(request), session)}:
+    if key_id not in {key.id for key in await keys_of(accounts_of(request).api_keys, session)}:
         raise HTTPException(404)
 
 
 async def _record(request: Request, session: SignedIn, act: Act, key_id: str) -> None:
-    audit, address = resources_of(request).audit, caller_address(request)
+    audit, address = accounts_of(request).audit, caller_address(request)
     await audit.record(session.account.id, act, actor=session.actor, subject=key_id, address=address)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from fastapi import Request
 
-from serve_app.api.dependencies import resources_of
+from serve_app.api.dependencies import jobs_of, loras_of
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import (
     AtelierError,
@@ -139,7 +139,7 @@ async def choose_cards(
 ) -> LoraCards:
     """Choose the LoRAs that a form offers: the chosen, the last used, the newest that the search finds."""
     find = find.strip()[:LONGEST_SEARCH]
-    jobs = (await resources_of(request).job_history.page(account_id, limit=RECENT)).jobs
+    jobs = (await jobs_of(request).history.page(account_id, limit=RECENT)).jobs
     fitting = [each for each in adapters if matches(each, find)] if find else adapters
     shown = list(adapters) if len(adapters) <= MOST else _few(adapters, chosen, fitting, used=_used(jobs))
     pictures = {**own_pictures(request, jobs), **await sample_pictures(request, shown)}
@@ -159,7 +159,7 @@ async def sample_pictures(request: Request, adapters: Iterable[Adapter]) -> Mapp
     """Return the addresses of samples, bundled or drawn by the service, by LoRA."""
     adapters, site, root = list(adapters), site_of(request), root_of(request)
     bundled = {each.id: sample_of(each.name, each.base_model) for each in adapters if not each.owner}
-    drawn = await find_pictures(resources_of(request), adapters)
+    drawn = await find_pictures(loras_of(request).samples, jobs_of(request).reader, adapters)
     return {
         **{lora_id: f"{site}/static/samples/{name}.webp" for lora_id, name in bundled.items() if name},
         **{lora_id: f"{root}/loras/{lora_id}/sample" for lora_id in drawn},

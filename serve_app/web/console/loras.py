@@ -8,8 +8,9 @@ from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 
+from serve_app.accounts.accounts import AccountStore
 from serve_app.accounts.sign_in import Limit
-from serve_app.api.dependencies import caller_address, resources_of
+from serve_app.api.dependencies import accounts_of, caller_address, jobs_of, loras_of, operations_of, settings_of
 from serve_app.api.loras.schemas import GrantRequest, LoraChange, LoraForm, split_words
 from serve_app.api.loras.upload import read_upload
 from serve_app.api.routing import validate
@@ -20,9 +21,8 @@ from serve_app.domain.jobs import JobState
 from serve_app.jobs.history import JobFilter
 from serve_app.jobs.previews import thumbnail, thumbnail_size
 from serve_app.jobs.samples import find_pictures
-from serve_app.loras import account_loras as loras
+from serve_app.loras.account_loras import AccountActor, base_warning
 from serve_app.loras.catalog import SharedAdapter
-from serve_app.resources import Resources
 from serve_app.web.console.history import IMAGE_CACHE
 from serve_app.web.console.lora_cards import (
     FORM_ERRORS,
@@ -63,25 +63,26 @@ _VERDICTS = {
 }
 
 
-def signed_in_by(request: Request, session: FormSession) -> loras.AccountActor:
+def signed_in_by(request: Request, session: FormSession) -> AccountActor:
     """The owner of the account, as the service names who acts."""
     caller = uncounted_owner(request, session)
-    return loras.AccountActor(caller=caller, address=caller_address(request), name=session.actor)
+    return AccountActor(caller=caller, address=caller_address(request), name=session.actor)
 
 
-ActorDep = Annotated[loras.AccountActor, Depends(signed_in_by)]
+ActorDep = Annotated[AccountActor, Depends(signed_in_by)]
 
 
 @router.get("/loras")
 async def open_loras(request: Request, session: PageSession) -> Response:
-    resources, account_id = resources_of(request), session.account.id
-    adapters = await resources.catalog.adapters(account_id)
+    account_id = session.account.id
+    adapters = await loras_of(request).catalog.adapters(account_id)
     find = request.query_params.get("find", "").strip()[:LONGEST_SEARCH]
     fitting = [adapter for group in _by_owner(adapters, account_id) for adapter in group if matches(adapter, find)]
     page = min(page_number(request), max(1, ceil(len(fitting) / MOST)))
     shown = fitting[(page - 1) * MOST : page * MOST]
-    newest = await resources.job_history.page(account_id, limit=RECENT)
-    terms, own = await loras.quota(resources, account_id), [each for each in adapters if each.owner == account_id]
+    newest = await jobs_of(request).history.page(account_id, limit=RECENT)
+    terms = await loras_of(request).owned.quota(account_id)
+    own = [each for each in adapters if each.owner == account_id]
     return render(
         request,
         "loras.html",
@@ -91,7 +92,7 @@ async def open_loras(request: Request, session: PageSession) -> Response:
         used=f"{len(own)} of {terms.max_loras} LoRAs, "
         f"{size_text(sum(each.size_bytes for each in own))} of {size_text(terms.max_bytes)}",
         pictures={**await sample_pictures(request, shown), **own_pictures(request, newest.jobs)},
-        owners=await _owner_names(resources, {each.owner for each in shown} - {"", account_id}),
+        owners=await _owner_names(accounts_of(request).store, {each.owner for each in shown} - {"", account_id}),
         has_own=bool(own),
         find=find,
         found=len(fitting),
@@ -113,9 +114,9 @@ def _page_address(find: str, page: int) -> str:
     return urlencode({name: value for name, value in fields.items() if value})
 
 
-async def _owner_names(resources: Resources, account_ids: Iterable[str]) -> Mapping[str, str]:
+async def _owner_names(accounts: AccountStore, account_ids: Iterable[str]) -> Mapping[str, str]:
     """The names of accounts that share their LoRAs."""
-    found = [await resources.accounts.get(account_id) for account_id in sorted(account_ids)]
+    found = [await accounts.get(account_id) for account_id in sorted(account_ids)]
     return {each.id: each.name for each in found if each is not None}
 
 
@@ -127,14 +128,16 @@ async def open_upload(request: Request, session: PageSession) -> Response:
 @router.post("/loras/new")
 async def upload(request: Request, session: FormSession, by: ActorDep) -> Response:
     """Receive a LoRA's file, check it and register it, which takes some seconds."""
-    resources, form = resources_of(request), None
+    form = None
     await _check_tries(request, session)
     try:
-        async with resources.uploads.hold(session.account.id) as place:
+        async with loras_of(request).uploads.hold(session.account.id) as place:
             sent = await read_upload(request, place, extra=("form_token",))
             form = sent.form
             check_form(session, sent.extra, "upload lora")
-            registered = await loras.add(resources, by, sent.path, form.to_offer(), place=place, idempotency_key=None)
+            registered = await loras_of(request).owned.add(
+                by, sent.path, form.to_offer(), place=place, idempotency_key=None
+            )
     except TooManyUploads as error:
         raise HTTPException(429, error.message, _CLOSE) from None
     except FORM_ERRORS as error:
@@ -147,7 +150,7 @@ async def open_lora(request: Request, session: PageSession, lora_id: str) -> Res
     found, said = await _find(request, session, lora_id), request.query_params.get("said", "")
     notice = _VERDICTS.get(said, "")
     if said == "added":
-        warning = await loras.base_warning(resources_of(request), found.adapter.base_model)
+        warning = await base_warning(operations_of(request).measures, found.adapter.base_model)
         notice += f" {warning or 'You can use the LoRA now.'}"
     return await _lora_page(request, session, found, notice=notice)
 
@@ -155,10 +158,10 @@ async def open_lora(request: Request, session: PageSession, lora_id: str) -> Res
 @router.get("/loras/{lora_id}/sample")
 async def open_sample(request: Request, session: PageSession, lora_id: str) -> Response:
     """Serve the sample picture of a registered LoRA to accounts that may use it."""
-    resources = resources_of(request)
-    found = await find_pictures(resources, [(await _find(request, session, lora_id)).adapter])
+    jobs, lora = jobs_of(request), await _find(request, session, lora_id)
+    found = await find_pictures(loras_of(request).samples, jobs.reader, [lora.adapter])
     try:
-        webp = await thumbnail(resources, found[lora_id].image_uri)
+        webp = await thumbnail(jobs.images, jobs.space.disk, found[lora_id].image_uri)
     except (KeyError, NotFound):
         raise HTTPException(404) from None
     return Response(webp, media_type="image/webp", headers={"Cache-Control": IMAGE_CACHE})
@@ -173,8 +176,7 @@ async def change(request: Request, session: FormSession, by: ActorDep, lora_id: 
             LoraChange,
             {"name": form.get("name", ""), "description": form.get("description", ""), "trigger_words": words},
         )
-        await loras.change(
-            resources_of(request),
+        await loras_of(request).owned.change(
             by,
             lora_id,
             name=wanted.name,
@@ -195,7 +197,7 @@ async def share(request: Request, session: FormSession, by: ActorDep, lora_id: s
     await _find(request, session, lora_id)
     try:
         grant = validate(GrantRequest, {"account": form.get("account", "")})
-        await loras.share(resources_of(request), by, lora_id, grant.account)
+        await loras_of(request).owned.share(by, lora_id, grant.account)
     except (NotFound, *FORM_ERRORS) as error:
         return await _refused(request, session, lora_id, form_error(error))
     return redirect(request, f"loras/{lora_id}?said=shared")
@@ -205,7 +207,7 @@ async def share(request: Request, session: FormSession, by: ActorDep, lora_id: s
 async def unshare(request: Request, session: FormSession, by: ActorDep, lora_id: str, form: Form) -> Response:
     check_form(session, form, "unshare lora")
     try:
-        await loras.unshare(resources_of(request), by, lora_id, form.get("account", ""))
+        await loras_of(request).owned.unshare(by, lora_id, form.get("account", ""))
     except NotFound:
         raise HTTPException(404) from None
     return redirect(request, f"loras/{lora_id}?said=unshared")
@@ -215,7 +217,7 @@ async def unshare(request: Request, session: FormSession, by: ActorDep, lora_id:
 async def delete(request: Request, session: FormSession, by: ActorDep, lora_id: str, form: Form) -> Response:
     check_form(session, form, "delete lora")
     try:
-        await loras.remove(resources_of(request), by, lora_id)
+        await loras_of(request).owned.remove(by, lora_id)
     except NotFound:
         raise HTTPException(404) from None
     return redirect(request, "loras")
@@ -223,13 +225,13 @@ async def delete(request: Request, session: FormSession, by: ActorDep, lora_id: 
 
 async def _find(request: Request, session: SignedIn, lora_id: str) -> SharedAdapter:
     try:
-        return await loras.find(resources_of(request), signed_in_by(request, session).caller, lora_id)
+        return await loras_of(request).owned.find(signed_in_by(request, session).caller, lora_id)
     except NotFound:
         raise HTTPException(404) from None
 
 
 async def _check_tries(request: Request, session: SignedIn) -> None:
-    if await resources_of(request).throttle.hit(TRIES, session.account.id):
+    if await accounts_of(request).throttle.hit(TRIES, session.account.id):
         raise HTTPException(
             429, f"At most {TRIES.tries} uploads and shares per {period_text(TRIES.per)}. Try again later.", _CLOSE
         )
@@ -242,7 +244,6 @@ async def _refused(request: Request, session: SignedIn, lora_id: str, refused: F
 async def _upload_page(
     request: Request, session: SignedIn, *, refused: FormError | None = None, form: LoraForm | None = None
 ) -> Response:
-    resources = resources_of(request)
     response = render(
         request,
         "lora_upload.html",
@@ -251,8 +252,8 @@ async def _upload_page(
         status=refused.status if refused else 200,
         problem=refused.text if refused else "",
         form=form,
-        base_models=[base.id for base in await resources.applied_catalog.base_models()],
-        largest=size_text(int(resources.settings.max_lora_size)),
+        base_models=[base.id for base in await loras_of(request).applied_catalog.base_models()],
+        largest=size_text(int(settings_of(request).max_lora_size)),
         upload_token=form_token(session.token, "upload lora"),
     )
     if refused is not None:
@@ -263,16 +264,17 @@ async def _upload_page(
 async def _lora_page(
     request: Request, session: SignedIn, found: SharedAdapter, *, notice: str = "", refused: FormError | None = None
 ) -> Response:
-    resources, account_id, adapter = resources_of(request), session.account.id, found.adapter
+    account_id, adapter = session.account.id, found.adapter
     completed = JobFilter(lora_id=adapter.id, state=JobState.COMPLETED)
-    done = await resources.job_history.page(account_id, limit=SAMPLES, only=completed, among=LOOKED_AT)
+    done = await jobs_of(request).history.page(account_id, limit=SAMPLES, only=completed, among=LOOKED_AT)
     own = dict.fromkeys((JobState.QUEUED, JobState.RUNNING), 0)
     for state in own:
         only = JobFilter(lora_id=adapter.id, state=state)
-        page = await resources.job_history.page(account_id, limit=MOST_COUNTED, only=only, among=1_000)
+        page = await jobs_of(request).history.page(account_id, limit=MOST_COUNTED, only=only, among=1_000)
         own[state] = len(page.jobs)
-    others = await resources.queue_stats.waiting_for(adapter.sha256) - own[JobState.QUEUED] if found.shared_with else 0
-    keys, now = await resources_of(request).api_keys.list(account_id), datetime.now(UTC)
+    others = await jobs_of(request).stats.waiting_for(adapter.sha256) - own[JobState.QUEUED] if found.shared_with else 0
+    keys, now = await accounts_of(request).api_keys.list(account_id), datetime.now(UTC)
+    owners = await _owner_names(accounts_of(request).store, {adapter.owner} - {"", account_id})
     return render(
         request,
         "lora.html",
@@ -291,7 +293,7 @@ async def _lora_page(
         unfinished=sum(own.values()),
         unfinished_of_others=max(0, others),
         keys=[key for key in keys if key.adapters and adapter.id in key.adapters and key.state(now) == "active"],
-        owner=(await _owner_names(resources_of(request), {adapter.owner} - {"", account_id})).get(adapter.owner, ""),
+        owner=owners.get(adapter.owner, ""),
         picture=(await sample_pictures(request, [adapter])).get(adapter.id, ""),
         thumbnail_size=thumbnail_size,
         tokens={name: form_token(session.token, f"{name} lora") for name in ("change", "share", "unshare", "delete")},

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from fastapi import Depends, HTTPException, Request
 from starlette.responses import HTMLResponse
 
-from serve_app.api.dependencies import resources_of
+from serve_app.api.dependencies import accounts_of, settings_of
 from serve_app.api.request_context import RequestContext
 from serve_app.domain.accounts import Caller
 from serve_app.domain.durations import wait_text
@@ -60,14 +60,14 @@ FormSession = Annotated[SignedIn, Depends(form_session)]
 
 def uncounted_owner(request: Request, session: SignedIn) -> Caller:
     """Return the owner as a caller, without counting a request."""
-    account, settings = session.account, resources_of(request).settings
+    account, settings = session.account, settings_of(request)
     plan = settings.plan_named(Variant.A, account.plan_a)
     return Caller(account_id=account.id, account_name=account.name, key_id="", variant=Variant.A, plan=plan)
 
 
 async def owner_caller(request: Request, session: SignedIn) -> Caller:
     """Count one request of interface A. Raises `RateLimitExceeded`, and 403 for a disabled account."""
-    counted = await resources_of(request).auth.count_owner(session.account.id, Variant.A)
+    counted = await accounts_of(request).auth.count_owner(session.account.id, Variant.A)
     if counted.caller is None:
         raise HTTPException(403, "You have been signed out. Sign in and try again.")
     if counted.limited:

@@ -8,13 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from fastapi import Request
+
+from serve_app.api.dependencies import jobs_of, settings_of
 from serve_app.api.responses import failure_of, time_left
 from serve_app.domain.durations import wait_text
 from serve_app.domain.errors import InvalidParameter
 from serve_app.domain.jobs import Job, JobState
 from serve_app.domain.requests import GenerationRequest, image_seeds
 from serve_app.jobs.previews import Preview
-from serve_app.resources import Resources
 from serve_app.web.console.playground_form import draw_seed, read_playground_form
 
 _STATES: Mapping[JobState, str] = {
@@ -50,12 +52,13 @@ class Panel:
         return not self.job.state.is_terminal
 
 
-async def panel_of(resources: Resources, job: Job) -> Panel:
+async def panel_of(request: Request, job: Job) -> Panel:
     """Build the panel of a job, and ask its worker for previews until it has ended."""
     previews: Mapping[int, Preview] = {}
-    if not job.state.is_terminal and resources.settings.previews:
-        await resources.previews.watch(job.id)
-        previews = await resources.previews.get(job.id)
+    if not job.state.is_terminal and settings_of(request).previews:
+        store = jobs_of(request).previews
+        await store.watch(job.id)
+        previews = await store.get(job.id)
     return Panel(job=job, state=_state(job), detail=_detail(job), tiles=_tiles(job, previews))
 
 

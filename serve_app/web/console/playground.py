@@ -11,13 +11,11 @@ from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 
-from serve_app.api.dependencies import caller_address, resources_of, valid_job_id
+from serve_app.api.dependencies import accounts_of, caller_address, jobs_of, loras_of, valid_job_id
 from serve_app.domain.audit import Act
 from serve_app.domain.errors import AtelierError, NotFound, StoreUnavailable, UnreadableRecord
 from serve_app.domain.jobs import Job
 from serve_app.domain.requests import GenerationRequest, image_seeds
-from serve_app.jobs import deletion as delete
-from serve_app.jobs import submit
 from serve_app.web.console.history import ChosenJob
 from serve_app.web.console.pages import FormSession, PageSession, call_of, owner_caller, render, uncounted_owner
 from serve_app.web.console.panels import MOST_PICTURES, Panel, arrange, panel_of, read_comparison
@@ -70,7 +68,7 @@ async def generate(request: Request, session: FormSession, form: Form) -> Respon
     try:
         wanted = read_playground_form(form).to_domain()
         caller = await owner_caller(request, session)
-        accepted = await submit.generate(resources_of(request), caller, wanted, call_of(request))
+        accepted = await jobs_of(request).submission.generate(caller, wanted, call_of(request))
     except StoreUnavailable:
         raise
     except AtelierError as error:
@@ -91,7 +89,7 @@ async def open_panel(request: Request, job: ChosenJob, session: PageSession) -> 
 
 @router.get("/playground/{job_id}/previews/{index}")
 async def open_preview(request: Request, job: ChosenJob, index: int) -> Response:
-    previews = await resources_of(request).previews.get(job.id)
+    previews = await jobs_of(request).previews.get(job.id)
     if index not in previews:
         raise HTTPException(404)
     return Response(previews[index].png, media_type="image/png", headers={"Cache-Control": "private, max-age=60"})
@@ -106,7 +104,7 @@ async def again(request: Request, generation: Generation, session: FormSession, 
     wanted = replace(before, seeds=image_seeds(seed, before.num_images))
     try:
         caller = await owner_caller(request, session)
-        accepted = await submit.generate(resources_of(request), caller, wanted, call_of(request))
+        accepted = await jobs_of(request).submission.generate(caller, wanted, call_of(request))
     except StoreUnavailable:
         raise
     except AtelierError as error:
@@ -120,7 +118,7 @@ async def upscale(request: Request, job: ChosenJob, image_id: str, session: Form
     factor = 4 if form.get("factor") == "4" else 2
     try:
         caller = await owner_caller(request, session)
-        accepted = await submit.upscale(resources_of(request), caller, image_id, factor, call_of(request))
+        accepted = await jobs_of(request).submission.upscale(caller, image_id, factor, call_of(request))
     except StoreUnavailable:
         raise
     except AtelierError as error:
@@ -131,19 +129,21 @@ async def upscale(request: Request, job: ChosenJob, image_id: str, session: Form
 @router.post("/playground/{job_id}/cancel")
 async def cancel(request: Request, job: ChosenJob, session: FormSession, form: Form) -> Response:
     check_form(session, form, PURPOSE)
-    resources, account_id = resources_of(request), session.account.id
-    await resources.queue.cancel(job.id, account_id=account_id)
+    account_id = session.account.id
+    await jobs_of(request).queue.cancel(job.id, account_id=account_id)
     address = caller_address(request)
-    await resources.audit.record(account_id, Act.JOB_CANCELED, actor=session.actor, subject=job.id, address=address)
+    await accounts_of(request).audit.record(
+        account_id, Act.JOB_CANCELED, actor=session.actor, subject=job.id, address=address
+    )
     return redirect(request, f"playground/{job.id}")
 
 
 @router.post("/playground/{job_id}/delete")
 async def delete_job(request: Request, job: ChosenJob, session: FormSession, form: Form) -> Response:
     check_form(session, form, PURPOSE)
-    resources, account_id, address = resources_of(request), session.account.id, caller_address(request)
+    account_id, address = session.account.id, caller_address(request)
     try:
-        await delete.delete_job(resources, job.id, account_id=account_id, actor=session.actor, address=address)
+        await jobs_of(request).deletion.delete_job(job.id, account_id=account_id, actor=session.actor, address=address)
     except NotFound:
         raise HTTPException(404) from None
     except StoreUnavailable:
@@ -197,7 +197,7 @@ async def open_grid(request: Request, session: PageSession) -> Response:
     panels = await _panels(request, session)
     if not panels:
         raise HTTPException(404)
-    names = {lora.id: lora.name for lora in await resources_of(request).catalog.adapters(session.account.id)}
+    names = {lora.id: lora.name for lora in await loras_of(request).catalog.adapters(session.account.id)}
     return render(request, "grid.html", session, panels=panels, names=names, grid=arrange(panels, names))
 
 
@@ -209,7 +209,7 @@ async def compare(request: Request, session: FormSession, form: Form) -> Respons
     try:
         asked = read_comparison(form, chosen)
         caller = uncounted_owner(request, session)
-        jobs = await submit.generate_all(resources_of(request), caller, asked, call_of(request))
+        jobs = await jobs_of(request).submission.generate_all(caller, asked, call_of(request))
     except StoreUnavailable:
         raise
     except AtelierError as error:
@@ -226,11 +226,11 @@ def _chosen(fields: Iterable[str]) -> list[str]:
 
 async def _panels(request: Request, session: SignedIn) -> list[Panel]:
     """Return the panels of the account's jobs that the address names."""
-    resources, account_id = resources_of(request), session.account.id
+    account_id = session.account.id
     ids = [valid_job_id(text, "gen") for text in request.query_params.get("jobs", "").split(",")[:MOST_PICTURES]]
     panels: list[Panel] = []
     for job_id in filter(None, ids):
         with suppress(UnreadableRecord):  # the others can be compared
-            job = await resources.jobs.get(job_id, account_id=account_id)
-            panels += [await panel_of(resources, job)] if job is not None else []
+            job = await jobs_of(request).reader.get(job_id, account_id=account_id)
+            panels += [await panel_of(request, job)] if job is not None else []
     return panels

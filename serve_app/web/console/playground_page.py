@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import HTMLResponse
 
-from serve_app.api.dependencies import resources_of
+from serve_app.api.dependencies import accounts_of, loras_of, settings_of
 from serve_app.api.errors import ANSWERS
 from serve_app.api.responses import base_url
 from serve_app.domain.catalog import Adapter
@@ -41,10 +41,10 @@ async def playground_page(
     notice: str = "",
 ) -> HTMLResponse:
     """Render the page; `given` are fields of the form, `comparing` the LoRAs chosen on Compare."""
-    adapters = await resources_of(request).catalog.adapters(session.account.id)
+    adapters = await loras_of(request).catalog.adapters(session.account.id)
     cards = await _cards(request, session, given, adapters, comparing)
     values = _complete(given, adapters, cards)
-    vocabulary = resources_of(request).vocabulary
+    vocabulary = loras_of(request).vocabulary
     words = await vocabulary.words()
     chosen = next((each for each in adapters if each.id == values["lora_id"]), None)
     unknown = (
@@ -79,9 +79,9 @@ async def cards_part(
     request: Request, session: SignedIn, given: Mapping[str, str], comparing: Sequence[str] | None = None
 ) -> HTMLResponse:
     """The part of the page that offers LoRAs."""
-    adapters = await resources_of(request).catalog.adapters(session.account.id)
+    adapters = await loras_of(request).catalog.adapters(session.account.id)
     cards = await _cards(request, session, given, adapters, comparing)
-    words = await resources_of(request).vocabulary.words()
+    words = await loras_of(request).vocabulary.words()
     values = _complete(given, adapters, cards)
     return render(request, "cards.html", session, cards=cards, comparing=comparing, words=words, values=values)
 
@@ -100,9 +100,8 @@ async def _cards(
 
 async def panel_values(request: Request, session: SignedIn, job: Job) -> dict[str, Any]:
     """Return the values for `panel.html`."""
-    resources = resources_of(request)
-    address = base_url(request, resources.settings.public_url).removesuffix("/console")
-    request_, keys = job.request, await usable_keys(resources, session)
+    address = base_url(request, settings_of(request).public_url).removesuffix("/console")
+    request_, keys = job.request, await usable_keys(accounts_of(request).api_keys, session)
     snippets, chosen = list[Snippet](), None
     if isinstance(request_, GenerationRequest):
         keys = [key for key in keys if variant_of(request_) in key.interfaces]
@@ -111,7 +110,7 @@ async def panel_values(request: Request, session: SignedIn, job: Job) -> dict[st
         snippets = snippets_of(request_, address, chosen)
     is_made_here = isinstance(job.request, GenerationRequest) and job.variant is Variant.A
     return {
-        "panel": await panel_of(resources, job),
+        "panel": await panel_of(request, job),
         "snippets": snippets,
         "keys": keys[:MOST_KEYS],
         "chosen_key": chosen,

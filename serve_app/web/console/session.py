@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from serve_app.accounts.sessions import ABSOLUTE_LIFE
 from serve_app.accounts.sign_in import KnownDevice
-from serve_app.api.dependencies import resources_of
+from serve_app.api.dependencies import accounts_of, settings_of
 from serve_app.domain.accounts import Account, Role, User
 from serve_app.domain.audit import OWNER
 from serve_app.domain.audit import user as user_actor
@@ -44,10 +44,9 @@ class SignedIn:
 
 async def read_session(request: Request) -> SignedIn | None:
     """The session of the request's cookie; None when it has ended or its account is disabled."""
-    resources = resources_of(request)
     token = request.cookies.get(cookie_name(request, SESSION))
-    opened = await resources.sessions.get(token) if token else None
-    account = await resources.accounts.get(opened.account_id) if opened else None
+    opened = await accounts_of(request).sessions.get(token) if token else None
+    account = await accounts_of(request).store.get(opened.account_id) if opened else None
     if token is None or opened is None or account is None or account.disabled:
         return None
     user = User.first(account)
@@ -126,7 +125,7 @@ def read_device(request: Request) -> KnownDevice | None:
     """The device that the cookie names; None for a cookie that we did not sign, or that has expired."""
     text = request.cookies.get(cookie_name(request, COOKIE), "")
     content, _, proof = text.rpartition(".")
-    expected = _proof(resources_of(request).settings, content)
+    expected = _proof(settings_of(request), content)
     if not hmac.compare_digest(expected.encode(), proof.encode(errors="replace")):
         return None
     account_id, device_id, ends = content.split(".")
@@ -137,9 +136,7 @@ def set_device(request: Request, response: Response, account_id: str) -> None:
     """Make the browser a known device of the account for 90 days; a known one keeps its id."""
     known = read_device(request)
     device_id = known.device_id if known and known.account_id == account_id else secrets.token_urlsafe(16)
-    value = signed(
-        resources_of(request).settings, KnownDevice(account_id, device_id), ends=time.time() + LIFE.total_seconds()
-    )
+    value = signed(settings_of(request), KnownDevice(account_id, device_id), ends=time.time() + LIFE.total_seconds())
     set_cookie(request, response, COOKIE, value, LIFE)
 
 

@@ -8,11 +8,11 @@ from starlette.responses import HTMLResponse
 
 from serve_app.accounts.sessions import digest_of
 from serve_app.accounts.sign_in import LENGTH, check_password
-from serve_app.api.dependencies import caller_address, resources_of
+from serve_app.api.dependencies import accounts_of, caller_address, loras_of, operations_of
 from serve_app.domain.accounts import SignIn
 from serve_app.domain.audit import Act, Actor
 from serve_app.domain.errors import InvalidParameter, TooManyTries
-from serve_app.operations.account_deletion import DeletedAccount, delete_own_account
+from serve_app.operations.account_deletion import DeletedAccount
 from serve_app.web.console.navigation import KEY_PAGES, home_of
 from serve_app.web.console.pages import FormSession, PageSession, render
 from serve_app.web.console.session import SESSION, SignedIn, drop_cookie, drop_device, read_device, read_session
@@ -27,14 +27,14 @@ router = APIRouter()
 @router.post("/settings/sessions/end")
 async def end_others(request: Request, session: FormSession, form: Form) -> Response:
     check_form(session, form, _PURPOSE)
-    await resources_of(request).sessions.revoke_all(session.account.id, user_id=session.user.id, but=session.token)
+    await accounts_of(request).sessions.revoke_all(session.account.id, user_id=session.user.id, but=session.token)
     return await _ended(request, session, Act.OTHER_SESSIONS_ENDED)
 
 
 @router.post("/settings/sessions/{session_id}/end")
 async def end_one(request: Request, session_id: str, session: FormSession, form: Form) -> Response:
     check_form(session, form, _PURPOSE)
-    sessions = resources_of(request).sessions
+    sessions = accounts_of(request).sessions
     if session_id not in {each.id for each in await sessions.list(session.account.id, user_id=session.user.id)}:
         raise HTTPException(404)
     await sessions.end(session.account.id, session_id)
@@ -42,15 +42,15 @@ async def end_one(request: Request, session_id: str, session: FormSession, form:
 
 
 async def _ended(request: Request, session: FormSession, act: Act) -> Response:
-    audit, address = resources_of(request).audit, caller_address(request)
+    audit, address = accounts_of(request).audit, caller_address(request)
     await audit.record(session.account.id, act, actor=session.actor, address=address)
     return redirect(request, "settings")
 
 
 async def settings_page(request: Request, session: SignedIn) -> HTMLResponse:
-    resources, account_id = resources_of(request), session.account.id
-    windows = [(page, await resources.auth.window(account_id, page.variant)) for page in KEY_PAGES]
-    adapters = await resources.catalog.adapters(account_id)
+    account_id = session.account.id
+    windows = [(page, await accounts_of(request).auth.window(account_id, page.variant)) for page in KEY_PAGES]
+    adapters = await loras_of(request).catalog.adapters(account_id)
     return render(
         request,
         "settings.html",
@@ -58,7 +58,7 @@ async def settings_page(request: Request, session: SignedIn) -> HTMLResponse:
         here="settings",
         windows=windows,
         adapters=len(adapters),
-        sessions=await resources.sessions.list(account_id, user_id=session.user.id),
+        sessions=await accounts_of(request).sessions.list(account_id, user_id=session.user.id),
         this_session=digest_of(session.token),
         end_token=form_token(session.token, "end session"),
     )
@@ -88,8 +88,11 @@ async def change_password(request: Request, session: FormSession, form: Form) ->
 
 async def check_own_password(request: Request, session: SignedIn, form: Form) -> SignIn | None:
     """Return who is signed in, if the form has their password. Raises `TooManyTries`."""
+    accounts = accounts_of(request)
     return await check_password(
-        resources_of(request),
+        accounts.store,
+        accounts.sign_ins,
+        accounts.audit,
         session.user.name if session.user.id else session.account.id,
         form.get("password", ""),
         actor=session.actor,
@@ -137,7 +140,7 @@ async def delete(request: Request, session: FormSession, form: Form) -> Response
     if who is None:
         return _page(request, session, status=403, problem="The password is wrong.")
     by = Actor(session.actor, caller_address(request))
-    deleted = await delete_own_account(resources_of(request), session.account, by)
+    deleted = await operations_of(request).deletion.delete_own(session.account, by)
     return _signed_out(request, session, deleted)
 
 

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, HTTPException, Request, Response
 from starlette.responses import HTMLResponse
 
 from serve_app.accounts.sign_in import LENGTH, LinkPurpose, SignInLink, check_password
-from serve_app.api.dependencies import caller_address, resources_of
+from serve_app.api.dependencies import accounts_of, caller_address
 from serve_app.domain.accounts import SignIn, User
 from serve_app.domain.audit import ANYONE, OWNER, Act
 from serve_app.domain.audit import user as user_actor
@@ -70,12 +70,11 @@ router = APIRouter()
 
 async def live_link(request: Request, token: str) -> tuple[SignInLink, SignIn]:
     """Read the link of the address, and whom it signs in. Raises 404 when it no longer works."""
-    resources = resources_of(request)
-    link = await resources.sign_in_links.get(token)
-    account = await resources.accounts.get(link.account_id) if link else None
+    link = await accounts_of(request).links.get(token)
+    account = await accounts_of(request).store.get(link.account_id) if link else None
     if link is None or account is None or account.disabled:
         raise HTTPException(404, LINK_GONE)
-    user = await resources.users.get(account.id, link.user_id) if link.user_id else User.first(account)
+    user = await accounts_of(request).users.get(account.id, link.user_id) if link.user_id else User.first(account)
     if user is None:
         raise HTTPException(404, LINK_GONE)
     return link, SignIn(account=account, user=user, credential_version=link.credential_version)
@@ -88,7 +87,7 @@ async def open_session(request: Request, who: SignIn, page: str) -> Response:
     """Sign the browser in, and send it to the page, or to the first that the user's role may see."""
     await _record(request, who, Act.SIGNED_IN)
     response = redirect(request, page if may_open(who.user.role, f"/{page}") else home_of(who.user.role))
-    token = await resources_of(request).sessions.create(
+    token = await accounts_of(request).sessions.create(
         who.account.id,
         user_id=who.user.id,
         credential_version=who.credential_version,
@@ -111,12 +110,11 @@ async def use_link(request: Request, token: str, link: Link, form: Form) -> Resp
     if not is_form_token(anonymous_token(request), _LINK, form.get("form_token", "")):
         return _link_page(request, link, status=403, problem="The page has expired. Please try again.")
     (_, purpose, *_), who = link
-    resources = resources_of(request)
     try:
         password = new_password(form) if purpose is LinkPurpose.NEW_PASSWORD else None
     except InvalidParameter as error:
         return _link_page(request, link, status=400, problem=error.message)
-    used = await resources.sign_in_links.use(token)
+    used = await accounts_of(request).links.use(token)
     if used is None:
         raise HTTPException(404, LINK_GONE)
     if password is not None:
@@ -136,7 +134,7 @@ def new_password(form: Form) -> str:
 
 async def set_password(request: Request, who: SignIn, password: str) -> SignIn:
     """Return who signs in, with the credential version of sessions from now on."""
-    accounts = resources_of(request).accounts
+    accounts = accounts_of(request).store
     credential_version = await accounts.set_password(who.account.id, password, user_id=who.user.id)
     await _record(request, who, Act.PASSWORD_SET)
     return replace(who, credential_version=credential_version)
@@ -164,7 +162,7 @@ def _link_page(request: Request, link: tuple[SignInLink, SignIn], *, status: int
 
 async def _record(request: Request, who: SignIn, act: Act) -> None:
     actor = user_actor(who.user.id) if who.user.id else OWNER
-    await resources_of(request).audit.record(who.account.id, act, actor=actor, address=caller_address(request))
+    await accounts_of(request).audit.record(who.account.id, act, actor=actor, address=caller_address(request))
 
 
 @router.get("/sign-in")
@@ -179,10 +177,17 @@ async def sign_in(request: Request, form: Form) -> Response:
     name, password = form.get("name", "").strip(), form.get("password", "")
     if not is_form_token(anonymous_token(request), "sign in", form.get("form_token", "")):
         return sign_in_page(request, status=403, problem="The page has expired. Please try again.", name=name)
-    address, device = caller_address(request), read_device(request)
+    accounts, address, device = accounts_of(request), caller_address(request), read_device(request)
     try:
         signed_in = await check_password(
-            resources_of(request), name, password, actor=ANYONE, address=address, device=device
+            accounts.store,
+            accounts.sign_ins,
+            accounts.audit,
+            name,
+            password,
+            actor=ANYONE,
+            address=address,
+            device=device,
         )
     except TooManyTries as error:
         wait_s = error.retry_after_s
@@ -197,7 +202,7 @@ async def sign_in(request: Request, form: Form) -> Response:
 @router.post("/sign-out")
 async def sign_out(request: Request, session: FormSession, form: Form) -> Response:
     check_form(session, form, "sign out")
-    sessions = resources_of(request).sessions
+    sessions = accounts_of(request).sessions
     if "everywhere" in form:
         await sessions.revoke_all(session.account.id, user_id=session.user.id)
     await sessions.revoke(session.token)
@@ -209,5 +214,5 @@ async def sign_out(request: Request, session: FormSession, form: Form) -> Respon
 
 
 async def _record_act(request: Request, account_id: str, act: Act, *, actor: str) -> None:
-    audit, address = resources_of(request).audit, caller_address(request)
+    audit, address = accounts_of(request).audit, caller_address(request)
     await audit.record(account_id, act, actor=actor, address=address)

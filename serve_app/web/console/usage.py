@@ -8,9 +8,8 @@ from typing import NamedTuple
 from fastapi import APIRouter, Request, Response
 
 from serve_app.accounts.usage import UPSCALES, Usage
-from serve_app.api.dependencies import resources_of
+from serve_app.api.dependencies import accounts_of, loras_of
 from serve_app.operations.usage_report import csv_text
-from serve_app.resources import Resources
 from serve_app.web.console.navigation import KEY_PAGES
 from serve_app.web.console.pages import PageSession, render
 
@@ -42,15 +41,15 @@ class Month(NamedTuple):
 
 @router.get("/usage")
 async def open_usage(request: Request, session: PageSession) -> Response:
-    resources, account_id = resources_of(request), session.account.id
-    month = await _month(resources, account_id)
+    account_id = session.account.id
+    month = await _month(request, account_id)
     by_day = _sums(month.rows, lambda row: row.day.isoformat())
     return render(
         request,
         "usage.html",
         session,
         here="usage",
-        windows=[(page, await resources.auth.window(account_id, page.variant)) for page in KEY_PAGES],
+        windows=[(page, await accounts_of(request).auth.window(account_id, page.variant)) for page in KEY_PAGES],
         days=DAYS,
         most=MOST_ROWS,
         tables=[
@@ -63,7 +62,7 @@ async def open_usage(request: Request, session: PageSession) -> Response:
 
 @router.get("/usage.csv")
 async def download_usage(request: Request, session: PageSession) -> Response:
-    month = await _month(resources_of(request), session.account.id)
+    month = await _month(request, session.account.id)
     rows = (
         (
             *(row.day.isoformat(), month.keys[row.key_id], row.key_id, month.loras[row.lora_id], row.lora_id),
@@ -75,11 +74,12 @@ async def download_usage(request: Request, session: PageSession) -> Response:
     return Response(csv_text(_COLUMNS, rows), media_type="text/csv", headers=headers)
 
 
-async def _month(resources: Resources, account_id: str) -> Month:
-    last = await resources.usage.today()
-    rows = await resources.usage.days(account_id, last, DAYS)
-    loras = {lora.id: lora.name for lora in await resources.catalog.adapters(account_id)}
-    keys = {key.id: key.name or key.hint for key in await resources.api_keys.list(account_id)}
+async def _month(request: Request, account_id: str) -> Month:
+    accounts = accounts_of(request)
+    last = await accounts.usage.today()
+    rows = await accounts.usage.days(account_id, last, DAYS)
+    loras = {lora.id: lora.name for lora in await loras_of(request).catalog.adapters(account_id)}
+    keys = {key.id: key.name or key.hint for key in await accounts.api_keys.list(account_id)}
     known = {UPSCALES: "Upscales", **loras}, {"": "Console", **keys}
     return Month(
         last,

@@ -5,7 +5,7 @@ from datetime import timedelta
 from fastapi import APIRouter, HTTPException, Request, Response
 
 from serve_app.accounts.sign_in import Limit, LinkPurpose
-from serve_app.api.dependencies import caller_address, resources_of
+from serve_app.api.dependencies import accounts_of, caller_address, jobs_of, settings_of
 from serve_app.api.responses import base_url
 from serve_app.domain.accounts import Role, User
 from serve_app.domain.audit import Act
@@ -35,14 +35,14 @@ async def open_users(request: Request, session: PageSession) -> Response:
 @router.post("/settings/users")
 async def invite(request: Request, session: FormSession, form: Form) -> Response:
     check_form(session, form, _PURPOSE)
-    resources, role = resources_of(request), form.get("role", "")
-    if await resources.throttle.hit(TRIES, session.account.id):
+    role = form.get("role", "")
+    if await accounts_of(request).throttle.hit(TRIES, session.account.id):
         raise HTTPException(429, f"At most {TRIES.tries} invitations per {period_text(TRIES.per)}. Try again later.")
     if role not in set(Role):
         return await _users_page(request, session, status=400, problem="Choose a role.")
-    await resources.check_space()
+    await jobs_of(request).space.check()
     try:
-        user = await resources.users.create(session.account.id, form.get("name", ""), Role(role))
+        user = await accounts_of(request).users.create(session.account.id, form.get("name", ""), Role(role))
     except InvalidParameter as error:
         problem = f"The {error.message.replace(': ', ' ', 1)}."
         return await _users_page(request, session, status=400, problem=problem)
@@ -64,22 +64,21 @@ async def remove(request: Request, user_id: str, session: FormSession, form: For
     """Remove a user, end its sessions and revoke its keys."""
     check_form(session, form, _PURPOSE)
     user = await _existing(request, session, user_id)
-    await resources_of(request).users.remove(session.account.id, user.id)
+    await accounts_of(request).users.remove(session.account.id, user.id)
     await _record(request, session, Act.USER_REMOVED, user)
     return redirect(request, "settings/users")
 
 
 async def _existing(request: Request, session: SignedIn, user_id: str) -> User:
-    user = await resources_of(request).users.get(session.account.id, user_id)
+    user = await accounts_of(request).users.get(session.account.id, user_id)
     if user is None:
         raise HTTPException(404)
     return user
 
 
 async def _page_with_link(request: Request, session: SignedIn, user: User) -> Response:
-    resources = resources_of(request)
-    token = await resources.sign_in_links.create(session.account.id, LinkPurpose.NEW_PASSWORD, user_id=user.id)
-    address = base_url(request, resources.settings.public_url).removesuffix("/console")
+    token = await accounts_of(request).links.create(session.account.id, LinkPurpose.NEW_PASSWORD, user_id=user.id)
+    address = base_url(request, settings_of(request).public_url).removesuffix("/console")
     return await _users_page(request, session, invited=user, invitation=f"{address}/console/links/{token}")
 
 
@@ -94,7 +93,7 @@ async def _users_page(
         here="users",
         status=status,
         problem=problem,
-        users=[User.first(session.account), *await resources_of(request).users.list(session.account.id)],
+        users=[User.first(session.account), *await accounts_of(request).users.list(session.account.id)],
         roles=ROLE_WORDS,
         invited=invited,
         invitation=invitation,
@@ -103,5 +102,5 @@ async def _users_page(
 
 
 async def _record(request: Request, session: SignedIn, act: Act, user: User) -> None:
-    audit, address = resources_of(request).audit, caller_address(request)
+    audit, address = accounts_of(request).audit, caller_address(request)
     await audit.record(session.account.id, act, actor=session.actor, subject=user.id, address=address)

@@ -13,9 +13,9 @@ from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
 from fastapi.responses import FileResponse, HTMLResponse, PlainTextResponse
 from markupsafe import Markup, escape
 
+from serve_app.api.dependencies import loras_of, settings_of
 from serve_app.api.openapi import EXAMPLE_ADAPTER_ID
 from serve_app.api.responses import base_url
-from serve_app.resources import Resources
 from serve_app.web.docs.reference import credentials_of, operations_of
 from serve_app.web.site import PAGE_HEADERS, page_templates
 from serve_app.web.site import STATIC as SITE_STATIC
@@ -84,7 +84,7 @@ STATIC = _HERE / "static"
 _FAVICON_HEADERS = {"Cache-Control": "public, max-age=86400"}
 
 
-def docs_router(documents: Mapping[str, FastAPI], resources: Resources) -> APIRouter:
+def docs_router(documents: Mapping[str, FastAPI]) -> APIRouter:
     """Build the router of the landing page and of the documents.
 
     It has `/`, the files that browsers and programs look for beside it, `/docs`, and for each document `/docs/<name>`
@@ -100,14 +100,14 @@ def docs_router(documents: Mapping[str, FastAPI], resources: Resources) -> APIRo
         """Return the document with this service's address, and an open adapter in its examples."""
         if name not in documents:
             raise HTTPException(404)
-        usable = await resources.catalog.open_adapter_id()
+        usable = await loras_of(request).catalog.open_adapter_id()
         text = json.dumps(documents[name].openapi()).replace(EXAMPLE_ADAPTER_ID, usable or EXAMPLE_ADAPTER_ID)
-        return {**json.loads(text), "servers": [{"url": base_url(request, resources.settings.public_url)}]}
+        return {**json.loads(text), "servers": [{"url": base_url(request, settings_of(request).public_url)}]}
 
     def page(request: Request, template: str, **values: Any) -> HTMLResponse:
         html = templates.get_template(template).render(
             site=request.scope.get("root_path", ""),
-            base=base_url(request, resources.settings.public_url),
+            base=base_url(request, settings_of(request).public_url),
             titles={name: app.title.removeprefix("Atelier: ") for name, app in documents.items()},
             **values,
         )
@@ -115,8 +115,8 @@ def docs_router(documents: Mapping[str, FastAPI], resources: Resources) -> APIRo
 
     @router.get("/")
     async def landing(request: Request) -> HTMLResponse:
-        lora_id = await resources.catalog.open_adapter_id() or EXAMPLE_ADAPTER_ID
-        curl = landing_curl(base_url(request, resources.settings.public_url), lora_id)
+        lora_id = await loras_of(request).catalog.open_adapter_id() or EXAMPLE_ADAPTER_ID
+        curl = landing_curl(base_url(request, settings_of(request).public_url), lora_id)
         return page(request, "landing.html", samples=SAMPLES, prompt=SAMPLE_PROMPT, rows=INTERFACE_ROWS, curl=curl)
 
     @router.get("/favicon.ico")
@@ -129,7 +129,7 @@ def docs_router(documents: Mapping[str, FastAPI], resources: Resources) -> APIRo
 
     @router.get("/llms.txt")
     async def for_language_models(request: Request) -> Response:
-        base = base_url(request, resources.settings.public_url)
+        base = base_url(request, settings_of(request).public_url)
         return PlainTextResponse(llms_text(base, {name: app.title for name, app in documents.items()}))
 
     @router.get("/docs")

@@ -2,50 +2,38 @@
 
 They work without JavaScript.
 
-app.mount("/operators", operators_app(resources))
+app.mount("/operators", operators_app())
 """
 
-from fastapi import Request
+from fastapi import FastAPI, Request
 from starlette.responses import Response
-from starlette.types import ASGIApp
 
 from serve_app.api.openapi import new_app
-from serve_app.resources import Resources
 from serve_app.web.operators.accounts import router as accounts_router
-from serve_app.web.operators.accounts import router as audit_router
-from serve_app.web.operators.jobs import router as failures_router
 from serve_app.web.operators.jobs import router as jobs_router
-from serve_app.web.operators.overview import router as checks_router
-from serve_app.web.operators.overview import router as models_router
 from serve_app.web.operators.overview import router as overview_router
-from serve_app.web.operators.overview import router as queue_router
 from serve_app.web.operators.pages import SignInRequired, problem_page
 from serve_app.web.operators.sign_in import router as sign_in_router
 from serve_app.web.site.forms import redirect, root_of
-from serve_app.web.site.pages import Protection, answer_with_pages
+from serve_app.web.site.pages import answer_with_pages
 
 ROUTES = (
     *sign_in_router.routes,
     *overview_router.routes,
-    *queue_router.routes,
     *accounts_router.routes,
-    *failures_router.routes,
     *jobs_router.routes,
-    *models_router.routes,
-    *audit_router.routes,
-    *checks_router.routes,
 )
 
 
-def operators_app(resources: Resources) -> ASGIApp:
-    """Build the pages' application, protected like the console.
+def operators_app() -> FastAPI:
+    """Build the pages' application, which `Protection` goes around as around the console.
 
     No session of a customer opens one.
     """
-    app = new_app(resources, routes=[*ROUTES])
+    app = new_app(routes=[*ROUTES])
     app.add_exception_handler(SignInRequired, _to_sign_in)
     answer_with_pages(app, problem_page)
-    return Protection(app, public_url=resources.settings.public_url)  # outermost: a 500 and a 413 need its headers too
+    return app
 
 
 async def _to_sign_in(request: Request, _error: Exception) -> Response:

@@ -10,14 +10,13 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 
 from serve_app.accounts.sign_in import LinkPurpose
-from serve_app.api.dependencies import resources_of
+from serve_app.api.dependencies import accounts_of, jobs_of, operations_of, settings_of
+from serve_app.api.parts import AccountParts
 from serve_app.domain.accounts import Account
 from serve_app.domain.audit import Act, operator
 from serve_app.domain.errors import InvalidParameter
 from serve_app.domain.requests import Variant
-from serve_app.operations import operator_acts as operate
 from serve_app.operations.usage_report import log_names
-from serve_app.resources import Resources
 from serve_app.web.operators.pages import PAGE_SIZE, FormSession, PageSession, by, render
 from serve_app.web.operators.session import SignedIn
 from serve_app.web.site.forms import Form, check_form, form_token, page_number, redirect, site_of
@@ -31,11 +30,11 @@ router = APIRouter()
 @router.get("/accounts")
 async def open_accounts(request: Request, session: PageSession) -> Response:
     """List accounts, newest first; or the one with a name or id."""
-    resources, wanted = resources_of(request), request.query_params.get("name", "").strip()[:100]
-    if wanted and (found := await resources.accounts.get(wanted)):
+    wanted = request.query_params.get("name", "").strip()[:100]
+    if wanted and (found := await accounts_of(request).store.get(wanted)):
         return redirect(request, f"accounts/{found.id}")
     page = page_number(request)
-    rows, total = await resources.operator_reader.accounts((page - 1) * PAGE_SIZE, PAGE_SIZE)
+    rows, total = await operations_of(request).reader.accounts((page - 1) * PAGE_SIZE, PAGE_SIZE)
     return render(
         request,
         "accounts.html",
@@ -51,7 +50,7 @@ async def open_accounts(request: Request, session: PageSession) -> Response:
 
 
 async def load_account(request: Request, account_id: str) -> Account:
-    account = await resources_of(request).accounts.get(account_id)
+    account = await accounts_of(request).store.get(account_id)
     if account is None or account.id != account_id:
         raise HTTPException(404)
     return account
@@ -70,7 +69,7 @@ async def change_plans(request: Request, session: FormSession, account: ChosenAc
     check_form(session, form, _PLANS)
     plans = {"plan_a": form.get("plan_a", ""), "plan_b": form.get("plan_b", "")}
     try:
-        await operate.set_plans(resources_of(request), account, by(request, session), **plans)
+        await operations_of(request).acts.set_plans(account, by(request, session), **plans)
     except InvalidParameter as error:
         return await _account_page(request, session, account, status=400, notice=error.message)
     return redirect(request, f"accounts/{account.id}")
@@ -79,14 +78,14 @@ async def change_plans(request: Request, session: FormSession, account: ChosenAc
 @router.post("/accounts/{account_id}/disable")
 async def disable(request: Request, session: FormSession, account: ChosenAccount, form: Form) -> Response:
     check_form(session, form, _STATE)
-    await operate.disable(resources_of(request), account, by(request, session))
+    await operations_of(request).acts.disable(account, by(request, session))
     return redirect(request, f"accounts/{account.id}")
 
 
 @router.post("/accounts/{account_id}/enable")
 async def enable(request: Request, session: FormSession, account: ChosenAccount, form: Form) -> Response:
     check_form(session, form, _STATE)
-    await operate.enable(resources_of(request), account, by(request, session))
+    await operations_of(request).acts.enable(account, by(request, session))
     return redirect(request, f"accounts/{account.id}")
 
 
@@ -94,19 +93,19 @@ async def enable(request: Request, session: FormSession, account: ChosenAccount,
 async def make_link(request: Request, session: FormSession, account: ChosenAccount, form: Form) -> Response:
     """Answer with the link, once: its user sets a password with it that no operator learns."""
     check_form(session, form, _LINK)
-    resources = resources_of(request)
-    path = await operate.make_sign_in_link(resources, account, by(request, session), LinkPurpose.NEW_PASSWORD)
-    base = resources.settings.public_url.rstrip("/") or f"{request.url.scheme}://{request.url.netloc}{site_of(request)}"
+    path = await operations_of(request).acts.make_sign_in_link(account, by(request, session), LinkPurpose.NEW_PASSWORD)
+    public_url = settings_of(request).public_url.rstrip("/")
+    base = public_url or f"{request.url.scheme}://{request.url.netloc}{site_of(request)}"
     return await _account_page(request, session, account, link=base + path)
 
 
 async def _account_page(
     request: Request, session: SignedIn, account: Account, *, status: int = 200, notice: str = "", link: str = ""
 ) -> Response:
-    resources, now = resources_of(request), datetime.now(UTC)
-    [row] = await resources.operator_reader.account_rows([account.id])
-    keys = await resources.api_keys.list(account.id)
-    _, loras = await resources.operator_reader.loras(0, 1, owner=account.id)
+    reader, now = operations_of(request).reader, datetime.now(UTC)
+    [row] = await reader.account_rows([account.id])
+    keys = await accounts_of(request).api_keys.list(account.id)
+    _, loras = await reader.loras(0, 1, owner=account.id)
     return render(
         request,
         "account.html",
@@ -120,9 +119,9 @@ async def _account_page(
         keys=len(keys),
         active_keys=sum(key.state(now) == "active" for key in keys),
         loras=loras,
-        windows=[(variant, await resources.auth.window(account.id, variant)) for variant in Variant],
-        plans={variant: [plan.name for plan in resources.settings.plans_of(variant)] for variant in Variant},
-        jobs=await resources.job_history.list(account.id, limit=JOBS_SHOWN),
+        windows=[(variant, await accounts_of(request).auth.window(account.id, variant)) for variant in Variant],
+        plans={variant: [plan.name for plan in settings_of(request).plans_of(variant)] for variant in Variant},
+        jobs=await jobs_of(request).history.list(account.id, limit=JOBS_SHOWN),
         plans_token=form_token(session.token, _PLANS),
         state_token=form_token(session.token, _STATE),
         link_token=form_token(session.token, _LINK),
@@ -131,23 +130,25 @@ async def _account_page(
 
 @router.get("/audit")
 async def open_audit(request: Request, session: PageSession) -> Response:
-    resources, asked = resources_of(request), request.query_params
+    asked = request.query_params
     wanted, act = asked.get("account", "").strip()[:100], asked.get("act", "")
     act = act if act in set(Act) else ""
-    page = await resources.audit_reader.page(
-        log=await _log(resources, wanted) if wanted else "",
+    accounts, operations = accounts_of(request), operations_of(request)
+    page = await operations.audit.page(
+        log=await _log(accounts, wanted) if wanted else "",
         act=act,
         before=asked.get("before", ""),
         limit=PAGE_SIZE,
     )
     given = {name: value for name, value in (("account", wanted), ("act", act)) if value}
+    logs = {row.log for row in page.rows}
     return render(
         request,
         "audit.html",
         session,
         here="audit",
         rows=page.rows,
-        names=await log_names(resources, {row.log for row in page.rows}),
+        names=await log_names(accounts.store, operations.operators, operations.reader, accounts.audit, logs),
         acts=list(Act),
         wanted=wanted,
         act=act,
@@ -158,7 +159,7 @@ async def open_audit(request: Request, session: PageSession) -> Response:
     )
 
 
-async def _log(resources: Resources, wanted: str) -> str:
+async def _log(accounts: AccountParts, wanted: str) -> str:
     """Name the log of an account's name or id, even of a deleted one, or of `operator:<name>`."""
-    account = None if wanted.startswith(operator("")) else await resources.accounts.get(wanted)
-    return resources.audit.pseudonym(account.id if account else wanted)
+    account = None if wanted.startswith(operator("")) else await accounts.store.get(wanted)
+    return accounts.audit.pseudonym(account.id if account else wanted)

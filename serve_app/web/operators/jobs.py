@@ -11,13 +11,12 @@ from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 
-from serve_app.api.dependencies import resources_of, valid_job_id
+from serve_app.api.dependencies import accounts_of, jobs_of, operations_of, valid_job_id
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Job, JobState
 from serve_app.domain.requests import GenerationRequest
 from serve_app.jobs.history import FAILED_AT_ONCE as LOOKED_AT_ONCE
 from serve_app.jobs.history import Position
-from serve_app.operations import operator_acts as operate
 from serve_app.web.operators.pages import PAGE_SIZE, FormSession, PageSession, by, render
 from serve_app.web.site.forms import Form, check_form, form_token, redirect
 from serve_app.web.site.job_text import STATES, failure_text, parameters, timeline, title
@@ -30,7 +29,7 @@ router = APIRouter()
 
 
 async def load_job(request: Request, job_id: str) -> Job:
-    job = await resources_of(request).jobs.find(valid_job_id(job_id, "gen", "up"))
+    job = await jobs_of(request).reader.find(valid_job_id(job_id, "gen", "up"))
     if job is None:
         raise HTTPException(404)
     return job
@@ -41,7 +40,7 @@ ChosenJob = Annotated[Job, Depends(load_job)]
 
 @router.get("/jobs/{job_id}")
 async def open_job(request: Request, session: PageSession, job: ChosenJob) -> Response:
-    reader, asked = resources_of(request).operator_reader, job.request
+    reader, asked = operations_of(request).reader, job.request
     loras = await reader.lora_names([asked.lora_id]) if isinstance(asked, GenerationRequest) else {}
     return render(
         request,
@@ -63,7 +62,7 @@ async def open_job(request: Request, session: PageSession, job: ChosenJob) -> Re
 @router.post("/jobs/{job_id}/cancel")
 async def cancel(request: Request, session: FormSession, job: ChosenJob, form: Form) -> Response:
     check_form(session, form, _CANCEL)
-    await operate.cancel_job(resources_of(request), job.id, by(request, session))
+    await operations_of(request).acts.cancel_job(job.id, by(request, session))
     return redirect(request, f"jobs/{job.id}")
 
 
@@ -80,11 +79,11 @@ _FILTERS = ("code", "window", "account")
 
 @router.get("/failures")
 async def open_failures(request: Request, session: PageSession) -> Response:
-    resources, chosen = resources_of(request), _chosen(request)
-    account = await resources.accounts.get(chosen["account"]) if chosen["account"] else None
+    chosen = _chosen(request)
+    account = await accounts_of(request).store.get(chosen["account"]) if chosen["account"] else None
     _, length = WINDOWS.get(chosen["window"], WINDOWS[""])
     after = _read_cursor(request.query_params.get("after", ""))
-    page = await resources.dead_letters.page(
+    page = await jobs_of(request).dead_letters.page(
         account=account.id if account else chosen["account"],
         code=chosen["code"],
         since=None if length is None else datetime.now(UTC) - length,
@@ -106,7 +105,7 @@ async def open_failures(request: Request, session: PageSession) -> Response:
         older=urlencode({**chosen, "after": f"{page.next.accepted_ms}-{page.next.job_id}"}) if page.next else "",
         windows={name: words for name, (words, _) in WINDOWS.items()},
         codes=sorted({*FailureCode, *page.counts} - {FailureCode.CANCELED, FailureCode.EXPIRED}),
-        names=await resources.operator_reader.account_names(job.account_id for job in page.jobs),
+        names=await operations_of(request).reader.account_names(job.account_id for job in page.jobs),
         requeued=_number(request, "requeued"),
         dropped=_number(request, "dropped"),
         requeue_token=form_token(session.token, _REQUEUE),
@@ -118,8 +117,8 @@ async def open_failures(request: Request, session: PageSession) -> Response:
 async def requeue(request: Request, session: FormSession, form: Form) -> Response:
     """Queue the jobs of the form again, with all their attempts."""
     check_form(session, form, _REQUEUE)
-    resources, who = resources_of(request), by(request, session)
-    done = [await operate.requeue_job(resources, job_id, who) for job_id in _job_ids(form)]
+    acts, who = operations_of(request).acts, by(request, session)
+    done = [await acts.requeue_job(job_id, who) for job_id in _job_ids(form)]
     return _back(request, "requeued", sum(done))
 
 
@@ -127,8 +126,8 @@ async def requeue(request: Request, session: FormSession, form: Form) -> Respons
 async def drop(request: Request, session: FormSession, form: Form) -> Response:
     """Take the jobs of the form off the list."""
     check_form(session, form, _DROP)
-    resources, who = resources_of(request), by(request, session)
-    done = [await operate.drop_job(resources, job_id, who) for job_id in _job_ids(form)]
+    acts, who = operations_of(request).acts, by(request, session)
+    done = [await acts.drop_job(job_id, who) for job_id in _job_ids(form)]
     return _back(request, "dropped", sum(done))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from serve_app.api.dependencies import resources_of
+from serve_app.api.dependencies import accounts_of, jobs_of, loras_of, operations_of, settings_of
 from serve_app.domain import metrics
 from serve_app.domain.jobs import Backlog, JobKind
 from serve_app.domain.metrics import Metric
@@ -24,7 +24,6 @@ from serve_app.operations.checks import Check, Level
 from serve_app.operations.overview import readiness
 from serve_app.operations.reports import USE_DAYS
 from serve_app.operations.store_checks import check_service
-from serve_app.resources import Resources
 from serve_app.store.measures import ShownWorker
 from serve_app.web.operators.pages import PAGE_SIZE, FormSession, LiveSession, PageSession, render
 from serve_app.web.operators.session import SignedIn
@@ -59,32 +58,34 @@ class WorkerRow:
 
 @router.get("/")
 async def open_overview(request: Request, session: PageSession) -> Response:
-    return render(request, "overview.html", session, here="overview", **await _facts(resources_of(request)))
+    return render(request, "overview.html", session, here="overview", **await _facts(request))
 
 
 @router.get("/live")
 async def open_live(request: Request, session: LiveSession) -> Response:
     """Render the part of the page that refreshes itself."""
-    return render(request, "overview_live.html", session, **await _facts(resources_of(request)))
+    return render(request, "overview_live.html", session, **await _facts(request))
 
 
-async def _facts(resources: Resources) -> dict[str, Any]:
-    reader = resources.operator_reader
-    backlogs: dict[JobKind, Backlog] = {kind: await resources.queue_stats.backlog(kind) for kind in JobKind}
-    by_plan = await resources.queue_stats.waiting([":".join(plan) for plan in resources.settings.plan_table])
+async def _facts(request: Request) -> dict[str, Any]:
+    settings, jobs, operations = settings_of(request), jobs_of(request), operations_of(request)
+    reader = operations.reader
+    found = await readiness(jobs.stats, jobs.images, jobs.space, operations.workers, operations.keeps_worker, settings)
+    backlogs: dict[JobKind, Backlog] = {kind: await jobs.stats.backlog(kind) for kind in JobKind}
+    by_plan = await jobs.stats.waiting([":".join(plan) for plan in settings.plan_table])
     queues = [queue for kind in JobKind for queue in await reader.queues(kind, MOST_ROWS)]
     running = [job for kind in JobKind for job in await reader.running(kind, MOST_ROWS)]
-    workers = [WorkerRow(kind, worker) for kind in JobKind for worker in await resources.measures.shown(kind)]
+    workers = [WorkerRow(kind, worker) for kind in JobKind for worker in await operations.measures.shown(kind)]
     return {
         "backlogs": backlogs,
         "plans": [_plan_queue(kind, plan, waiting) for (kind, plan), waiting in by_plan.items() if waiting.jobs],
         "queues": sorted(queues, key=lambda queue: -queue.oldest_age_s)[:MOST_ROWS],
         "running": running[:MOST_ROWS],
-        "dead": await resources.queue_stats.dead(),
+        "dead": await jobs.stats.dead(),
         "workers": workers,
-        "states": (await readiness(resources)).states,
-        "memory": await resources.memory.read(),
-        "disks": await resources.disk.disks(),
+        "states": found.states,
+        "memory": await jobs.space.memory.read(),
+        "disks": await jobs.space.disk.disks(),
         "names": await reader.account_names([*(q.account_id for q in queues), *(job.account_id for job in running)]),
         "loras": await reader.lora_names(lora for row in workers for lora in row.worker.loras),
         "metrics": metrics,
@@ -108,8 +109,8 @@ async def open_checks(request: Request, session: PageSession) -> Response:
 @router.post("/checks")
 async def run_checks(request: Request, session: FormSession, form: Form) -> Response:
     check_form(session, form, _RUN)
-    resources = resources_of(request)
-    return _checks_page(request, session, await check_service(resources.settings, resources.check_machines))
+    found = await check_service(settings_of(request), operations_of(request).check_machines)
+    return _checks_page(request, session, found)
 
 
 def _checks_page(request: Request, session: SignedIn, found: list[Check] | None) -> Response:
@@ -126,15 +127,15 @@ def _checks_page(request: Request, session: SignedIn, found: list[Check] | None)
 
 @router.get("/models")
 async def open_models(request: Request, session: PageSession) -> Response:
-    resources, page = resources_of(request), page_number(request)
+    operations, loras, page = operations_of(request), loras_of(request), page_number(request)
     wanted = request.query_params.get("account", "").strip()[:100]
-    owner = await resources.accounts.get(wanted) if wanted else None
+    owner = await accounts_of(request).store.get(wanted) if wanted else None
     if wanted and owner is None:
         rows, total = [], 0
     else:
         owner_id = owner.id if owner else ""
-        rows, total = await resources.operator_reader.loras((page - 1) * PAGE_SIZE, PAGE_SIZE, owner=owner_id)
-    workers = await resources.measures.shown(JobKind.GENERATION)
+        rows, total = await operations.reader.loras((page - 1) * PAGE_SIZE, PAGE_SIZE, owner=owner_id)
+    workers = await operations.measures.shown(JobKind.GENERATION)
     return render(
         request,
         "models.html",
@@ -147,19 +148,19 @@ async def open_models(request: Request, session: PageSession) -> Response:
         days=USE_DAYS,
         wanted=owner.name if owner else wanted,
         owner=owner,
-        owners=await resources.operator_reader.account_names(row.adapter.owner for row in rows),
-        base_models=await resources.applied_catalog.applied_base_models(),
-        set_aside=await resources.applied_catalog.set_aside(),
+        owners=await operations.reader.account_names(row.adapter.owner for row in rows),
+        base_models=await loras.applied_catalog.applied_base_models(),
+        set_aside=await loras.applied_catalog.set_aside(),
         workers=len(workers),
         holding=Counter(name for worker in workers for name in worker.base_models),
         resident=Counter(name for worker in workers for name in worker.loras),
-        failure=await resources.workers.failure(JobKind.GENERATION),
+        failure=await operations.workers.failure(JobKind.GENERATION),
     )
 
 
 @router.get("/queue")
 async def open_queue(request: Request, session: PageSession) -> Response:
-    reader, page = resources_of(request).operator_reader, page_number(request)
+    reader, page = operations_of(request).reader, page_number(request)
     kind = _kind(request.query_params.get("kind", ""))
     rows, total = await reader.queue_page(kind, (page - 1) * PAGE_SIZE, PAGE_SIZE)
     return render(

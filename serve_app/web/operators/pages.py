@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from fastapi import Depends, HTTPException, Request
 from starlette.responses import HTMLResponse
 
-from serve_app.api.dependencies import caller_address, resources_of
+from serve_app.api.dependencies import accounts_of, caller_address
 from serve_app.domain.audit import Act, Actor, operator
 from serve_app.domain.durations import rounded_duration
 from serve_app.web.operators.session import SignedIn, read_session
@@ -64,7 +64,7 @@ def by(request: Request, session: SignedIn) -> Actor:
 
 async def record(request: Request, name: str, act: Act, *, actor: str) -> None:
     """Record an act upon an operator in the audit log."""
-    await resources_of(request).audit.record(operator(name), act, actor=actor, address=caller_address(request))
+    await accounts_of(request).audit.record(operator(name), act, actor=actor, address=caller_address(request))
 
 
 PageSession = Annotated[SignedIn, Depends(page_session)]

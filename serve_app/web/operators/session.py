@@ -8,7 +8,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from serve_app.accounts.operator_sessions import ABSOLUTE_LIFE
-from serve_app.api.dependencies import resources_of
+from serve_app.api.dependencies import operations_of
 from serve_app.domain.accounts import Operator
 from serve_app.web.site.forms import is_secure
 
@@ -27,10 +27,9 @@ class SignedIn:
 
 async def read_session(request: Request, *, extends: bool = True) -> SignedIn | None:
     """Return the session of the request's cookie; None when it has ended or its operator is gone."""
-    resources = resources_of(request)
     token = request.cookies.get(_name(request, SESSION))
-    name = await resources.operator_sessions.get(token, extends=extends) if token else None
-    operator = await resources.operators.get(name) if name else None
+    name = await operations_of(request).sessions.get(token, extends=extends) if token else None
+    operator = await operations_of(request).operators.get(name) if name else None
     return SignedIn(token, operator) if token and operator else None
 
 

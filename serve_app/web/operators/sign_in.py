@@ -6,7 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 
 from serve_app.accounts.sign_in import LENGTH, LinkPurpose, SignInLink
-from serve_app.api.dependencies import caller_address, resources_of
+from serve_app.api.dependencies import accounts_of, caller_address, operations_of
 from serve_app.domain import audit
 from serve_app.domain.audit import ANYONE, Act
 from serve_app.domain.durations import wait_text
@@ -36,26 +36,26 @@ async def sign_in(request: Request, form: Form) -> Response:
     name, password = form.get("name", "").strip(), form.get("password", "")
     if not is_form_token(anonymous_token(request), _SIGN_IN, form.get("form_token", "")):
         return _sign_in_page(request, status=403, problem="The page has expired. Please try again.", name=name)
-    resources = resources_of(request)
-    counted = await resources.sign_ins.count(f"operator\n{name[:NAME_LENGTH]}", caller_address(request), None)
+    sign_ins = accounts_of(request).sign_ins
+    counted = await sign_ins.count(f"operator\n{name[:NAME_LENGTH]}", caller_address(request), None)
     if counted.wait:
         seconds = ceil(counted.wait.total_seconds())
         problem = f"Too many attempts. Try again in {wait_text(counted.wait)}."
         response = _sign_in_page(request, status=429, problem=problem, name=name)
         response.headers["Retry-After"] = str(seconds)
         return response
-    found = await resources.operators.check_password(name, password[: LENGTH.stop])
+    found = await operations_of(request).operators.check_password(name, password[: LENGTH.stop])
     if found is None:
         await record(request, name, Act.SIGN_IN_FAILED, actor=ANYONE)
         return _sign_in_page(request, status=403, problem="Wrong name or password.", name=name)
-    await resources.sign_ins.forget(counted)
+    await sign_ins.forget(counted)
     return await _signed_in(request, found.name, found.credential_version)
 
 
 @router.post("/sign-out")
 async def sign_out(request: Request, session: FormSession, form: Form) -> Response:
     check_form(session, form, "sign out")
-    await resources_of(request).operator_sessions.revoke(session.token)
+    await operations_of(request).sessions.revoke(session.token)
     name = session.operator.name
     await record(request, name, Act.SIGNED_OUT, actor=audit.operator(name))
     response = redirect(request, "sign-in")
@@ -65,9 +65,8 @@ async def sign_out(request: Request, session: FormSession, form: Form) -> Respon
 
 async def live_link(request: Request, token: str) -> SignInLink:
     """Return the link of the address. Raises 404 for one used or too old, or its operator gone."""
-    resources = resources_of(request)
-    link = await resources.operator_links.get(token)
-    if link is None or await resources.operators.get(link.account_id) is None:
+    link = await operations_of(request).links.get(token)
+    if link is None or await operations_of(request).operators.get(link.account_id) is None:
         raise HTTPException(404, LINK_GONE)
     return link
 
@@ -85,23 +84,23 @@ async def open_link(request: Request, link: Link) -> Response:
 async def use_link(request: Request, token: str, link: Link, form: Form) -> Response:
     if not is_form_token(anonymous_token(request), _LINK, form.get("form_token", "")):
         return _link_page(request, link, status=403, problem="The page has expired. Please try again.")
-    resources, name = resources_of(request), link.account_id
+    name = link.account_id
     password = form.get("new_password", "") if link.purpose is LinkPurpose.NEW_PASSWORD else None
     if password is not None and password != form.get("new_password_again", ""):
         return _link_page(request, link, status=400, problem="The two new passwords differ.")
     if password is not None and len(password) not in LENGTH:
         problem = f"A password has {LENGTH.start} to {LENGTH.stop - 1} characters."
         return _link_page(request, link, status=400, problem=problem)
-    used = await resources.operator_links.use(token)
+    used = await operations_of(request).links.use(token)
     if used is None:
         raise HTTPException(404, LINK_GONE)
     credential_version = used.credential_version
     if password is not None:
         try:
-            credential_version = await resources.operators.set_password(name, password)
+            credential_version = await operations_of(request).operators.set_password(name, password)
         except NotFound:  # deleted meanwhile
             raise HTTPException(404, LINK_GONE) from None
-        await resources.operator_sessions.revoke_all(name)
+        await operations_of(request).sessions.revoke_all(name)
         await record(request, name, Act.PASSWORD_SET, actor=audit.operator(name))
     return await _signed_in(request, name, credential_version)
 
@@ -109,7 +108,7 @@ async def use_link(request: Request, token: str, link: Link, form: Form) -> Resp
 async def _signed_in(request: Request, name: str, credential_version: str) -> Response:
     await record(request, name, Act.SIGNED_IN, actor=audit.operator(name))
     response = redirect(request, "")
-    token = await resources_of(request).operator_sessions.create(name, credential_version=credential_version)
+    token = await operations_of(request).sessions.create(name, credential_version=credential_version)
     set_session(request, response, token)
     return response
 

@@ -15,7 +15,7 @@ from fastapi import Depends, HTTPException, Request
 from starlette.responses import RedirectResponse
 
 from serve_app.api.body import check_length, read_bytes
-from serve_app.api.dependencies import resources_of
+from serve_app.api.dependencies import settings_of
 from serve_app.domain.errors import PayloadTooLarge, RequestTimeout
 
 FORM_BYTES = 64 * 1024
@@ -77,7 +77,7 @@ def site_of(request: Request) -> str:
 
 def is_secure(request: Request) -> bool:
     """Whether the browser speaks https, also when a front proxy ends it and `public_url` says so."""
-    return request.url.scheme == "https" or resources_of(request).settings.public_url.startswith("https://")
+    return request.url.scheme == "https" or settings_of(request).public_url.startswith("https://")
 
 
 EXPIRED_FORM = "The page has expired. Go back, reload it, and try again."

@@ -1,0 +1,172 @@
+"""The parts of the service that the API, the pages and the commands use, composed by concern."""
+
+from collections.abc import Callable
+
+from serve_app.accounts.accounts import AccountStore, UserStore
+from serve_app.accounts.api_keys import ApiKeyStore
+from serve_app.accounts.audit import AuditLog, AuditReader
+from serve_app.accounts.auth import Authenticator
+from serve_app.accounts.operator_sessions import OperatorSessions
+from serve_app.accounts.operators import OperatorStore
+from serve_app.accounts.sessions import SessionStore
+from serve_app.accounts.sign_in import SignInLinks, SignIns, Throttle
+from serve_app.accounts.usage import UsageReader
+from serve_app.engine_options import DEFAULT_MAX_RANK
+from serve_app.jobs.backlog import QueueStats
+from serve_app.jobs.deletion import Deletions, JobDeletion
+from serve_app.jobs.history import DeadLetters, JobHistory, JobReader
+from serve_app.jobs.images import ImageAccess, ImageStore
+from serve_app.jobs.moderation import Moderation
+from serve_app.jobs.polling import JobWaits, Poller
+from serve_app.jobs.previews import PreviewStore
+from serve_app.jobs.queue import JobQueue
+from serve_app.jobs.samples import LoraSamples
+from serve_app.jobs.submit import Hint, Submission
+from serve_app.jobs.workers import WorkerStatus
+from serve_app.loras.account_loras import AccountLoras
+from serve_app.loras.applied_catalog import AppliedCatalog
+from serve_app.loras.catalog import CatalogReader
+from serve_app.loras.registration import LoraRegistration, UploadPlaces
+from serve_app.loras.registry import AdapterGrants, AdapterRegistry
+from serve_app.loras.stored_weights import LoraFiles, LoraWeights
+from serve_app.loras.vocabulary import Vocabulary
+from serve_app.loras.weights import WeightStore
+from serve_app.operations.account_deletion import account_deletion
+from serve_app.operations.checks import Check
+from serve_app.operations.operator_acts import OperatorActs
+from serve_app.operations.overview import KeepsWorker, never
+from serve_app.operations.reports import OperatorReader
+from serve_app.store.measures import MemoryReserve
+from serve_app.store.process import Process
+from serve_app.store.storage import DiskReserve, Space
+
+
+class AccountParts:
+    """Accounts, how their users sign in and their programs authenticate, and what they used."""
+
+    def __init__(self, process: Process) -> None:
+        redis, settings = process.redis, process.settings
+        self.store = AccountStore(redis, settings)
+        self.users = UserStore(redis)
+        self.api_keys = ApiKeyStore(redis, settings)
+        self.auth = Authenticator(redis, settings)
+        self.sessions = SessionStore(redis, settings)
+        self.sign_ins = SignIns(redis)
+        self.links = SignInLinks(redis)
+        self.throttle = Throttle(redis)
+        self.usage = UsageReader(redis)
+        self.audit = AuditLog(redis, settings)
+
+
+class LoraParts:
+    """The catalog, and what accounts and operators do with LoRAs."""
+
+    def __init__(self, process: Process, accounts: AccountParts, *, max_rank: int = DEFAULT_MAX_RANK) -> None:
+        """Compose the parts. LoRAs of at most `max_rank` are registered."""
+        redis, settings = process.redis, process.settings
+        self.catalog = CatalogReader(redis)
+        self.applied_catalog = AppliedCatalog(redis, settings)
+        self.vocabulary = Vocabulary(self.applied_catalog)
+        self.registry = AdapterRegistry(redis, settings)
+        self.grants = AdapterGrants(redis)
+        self.weights = WeightStore(settings)
+        self.stored_weights = LoraWeights(redis, LoraFiles(settings))
+        self.samples = LoraSamples(redis)
+        self.uploads = UploadPlaces(settings.data_dir)
+        self.registration = LoraRegistration(
+            settings=settings,
+            applied_catalog=self.applied_catalog,
+            catalog=self.catalog,
+            registry=self.registry,
+            weights=self.stored_weights,
+            draw_later=self.samples.ask,
+            max_rank=max_rank,
+        )
+        self.owned = AccountLoras(
+            settings=settings,
+            catalog=self.catalog,
+            registration=self.registration,
+            registry=self.registry,
+            grants=self.grants,
+            weights=self.weights,
+            accounts=accounts.store,
+            audit=accounts.audit,
+            background=process.background,
+        )
+
+
+class JobParts:
+    """Jobs from their acceptance to their deletion, and their images."""
+
+    def __init__(self, process: Process, accounts: AccountParts, loras: LoraParts, *, hint: Hint | None = None) -> None:
+        """Compose the parts. `hint` is told of each accepted job. Raises `BadModeration`."""
+        redis, settings = process.redis, process.settings
+        self.queue = JobQueue(redis, settings)
+        self.stats = QueueStats(redis)
+        self.reader = JobReader(redis)
+        self.history = JobHistory(redis)
+        self.dead_letters = DeadLetters(redis)
+        self.poller = Poller(redis, settings)
+        self.waits = JobWaits(self.reader, most=settings.waiting_polls)
+        self.images = ImageStore(settings, process.measures)
+        self.access = ImageAccess(redis)
+        make_space = (loras.uploads.sweep, loras.weights.make_space)
+        self.space = Space(DiskReserve(settings, self.images.local_folder, *make_space), MemoryReserve(redis))
+        self.previews = PreviewStore(redis)
+        self.submission = Submission(
+            settings=settings,
+            queue=self.queue,
+            jobs=self.reader,
+            catalog=loras.catalog,
+            images=self.images,
+            space=self.space,
+            moderation=Moderation(settings),
+            traces=process.traces,
+            background=process.background,
+            hint=hint,
+        )
+        self.deletion = JobDeletion(
+            deletions=Deletions(redis, self.images),
+            images=self.images,
+            audit=accounts.audit,
+            background=process.background,
+        )
+
+
+class OperationParts:
+    """What operators see and do, and the deletion of accounts."""
+
+    def __init__(
+        self,
+        process: Process,
+        accounts: AccountParts,
+        jobs: JobParts,
+        *,
+        keeps_worker: KeepsWorker = never,
+        check_machines: Callable[[], list[Check]] | None = None,
+    ) -> None:
+        """Compose the parts.
+
+        `check_machines` asks every machine of the deployment what the doctor compares, and blocks. It is None where
+        there is only this one.
+        """
+        redis = process.redis
+        self.operators = OperatorStore(redis)
+        self.sessions = OperatorSessions(redis)
+        self.links = SignInLinks(redis, "operator_link", "operator")
+        self.reader = OperatorReader(redis)
+        self.audit = AuditReader(redis)
+        self.acts = OperatorActs(
+            accounts=accounts.store,
+            sessions=accounts.sessions,
+            links=accounts.links,
+            queue=jobs.queue,
+            jobs=jobs.reader,
+            dead_letters=jobs.dead_letters,
+            audit=accounts.audit,
+        )
+        self.deletion = account_deletion(process, jobs.images)
+        self.workers = WorkerStatus(redis)
+        self.measures = process.measures
+        self.keeps_worker = keeps_worker
+        self.check_machines = check_machines
