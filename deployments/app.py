@@ -26,7 +26,7 @@ from serve_app.settings import Settings
 
 HINTS_AT_ONCE = 100
 ONE_EVENT_LOOP = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
-"""For the ingress, which blocks nowhere: Serve's default passes each request to another thread and back."""
+"""The ingress blocks nowhere and needs no second thread: Serve's default passes each request to one and back."""
 
 
 class HealthChecks(TypedDict):
@@ -118,7 +118,7 @@ def _worker(
 
 
 def _ingress_replicas(replicas: int | Literal["auto"] | LoadScaleArgs, scaling: Autoscaling | None) -> dict[str, Any]:
-    """By Serve's own policy: only the ingress has requests in progress to count."""
+    """Scale the ingress by Serve's own policy: only it has requests in progress to count."""
     if scaling is not None:
         return _autoscaling(scaling)
     if isinstance(replicas, int):

@@ -49,7 +49,8 @@ class ReplicaArgs(Args):
     """Number of replicas, and what each asks of its node. Ray counts CPU shares and does not enforce them."""
 
     replicas: int | Literal["auto"] | ScaleArgs = 1
-    """`auto`: by the deployment's `autoscaling_config` under Serve's `deployments:`, where a changed bound restarts nothing."""
+    """`auto`: by the deployment's `autoscaling_config` under Serve's `deployments:`, where a changed bound restarts
+    nothing."""
     num_cpus: float = Field(default=0.1, gt=0)
     num_gpus: float = Field(default=0, ge=0)
     """A fraction shares one card between deployments; whole numbers take whole cards."""
@@ -83,7 +84,8 @@ class ReplicaArgs(Args):
 
 class WorkerArgs(ReplicaArgs):
     memory_fraction: float | None = Field(default=None, gt=0, le=1)
-    """Share of the card's memory this process may use. Unset, a fractional `num_gpus` is the share: Ray does not isolate memory."""
+    """Share of the card's memory this process may use. Unset, a fractional `num_gpus` is the share: Ray does not
+    isolate memory."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads for the arithmetic; unset takes every core this process may use."""
     poll_s: float = Field(default=0.5, gt=0)
@@ -124,9 +126,10 @@ class LoadScaleArgs(Args):
 class IngressArgs(ReplicaArgs):
     replicas: int | Literal["auto"] | LoadScaleArgs = 1  # pyright: ignore[reportIncompatibleVariableOverride]
     max_ongoing_requests: int | None = Field(default=None, ge=1)
-    """Of one replica, at most half of them polls that wait. Unset: `ATELIER_OPEN_REQUESTS` and `ATELIER_WAITING_POLLS` together."""
+    """Of one replica, at most half of them polls that wait. Unset: `ATELIER_OPEN_REQUESTS` and `ATELIER_WAITING_POLLS`
+    together."""
     max_queued_requests: int = Field(default=1000, ge=1)
-    """Of one replica, beyond those in progress; the next request is answered 503 `overloaded`."""
+    """How many requests wait for one replica beyond those in progress; the next is answered 503 `overloaded`."""
 
 
 class GeneratorArgs(WorkerArgs):

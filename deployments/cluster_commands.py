@@ -49,7 +49,7 @@ def _check(settings: Settings, file: ServeFile, cluster: Cluster = False) -> Res
 
 
 def check_cluster() -> list[Check]:
-    """For `atelier doctor`: ask every node on which the running application has replicas or may have them."""
+    """Ask, for `atelier doctor`, every node on which the running application has replicas or may have them."""
     _connect()
     return check_running_nodes()
 

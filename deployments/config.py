@@ -67,7 +67,7 @@ class Deployment(_Strict):
 
     name: Literal["ingress", "generator", "upscaler", "housekeeper"]
     request_router_config: RequestRouterConfig | None = None
-    """For `serve run` alone (`deployments/one_machine.py`)."""
+    """Only `serve run` reads this (`deployments/one_machine.py`)."""
     autoscaling_config: Autoscaling | None = None
 
     @model_validator(mode="after")
@@ -109,7 +109,7 @@ class Application(_Strict):
 
 
 class LoggingConfig(_Strict):
-    """Of Serve's controller and proxies; `build` sets that of the replicas, by `ATELIER_LOG_FORMAT`."""
+    """How Serve's controller and proxies log; `build` sets how replicas do, by `ATELIER_LOG_FORMAT`."""
 
     encoding: Literal["TEXT", "JSON"] = "TEXT"
     enable_access_log: bool = False

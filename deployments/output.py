@@ -44,7 +44,7 @@ class Stages:
 
 
 class LiveStages(Stages):
-    """On a terminal, running stages are shown below the lines, with their seconds counting."""
+    """Shows running stages below the lines of a terminal, with their seconds counting."""
 
     def __init__(self, progress: Progress) -> None:
         super().__init__(progress.console)
@@ -84,7 +84,7 @@ class Reporter:
 
     @contextmanager
     def stages(self) -> Generator[Stages]:
-        """Where the stages of the start are shown: live on a terminal, as plain lines elsewhere."""
+        """Yield what shows the stages of the start: live on a terminal, as plain lines elsewhere."""
         console = Console(quiet=self.as_json, highlight=False, markup=False, soft_wrap=True)
         if self.as_json or not console.is_terminal or console.is_dumb_terminal:
             yield Stages(console)

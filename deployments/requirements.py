@@ -33,7 +33,7 @@ def require_protection(settings: Settings, *, spread: bool) -> None:
 
 
 def _of_token() -> Iterator[str]:
-    """Without a token whoever reaches a port of Ray runs code."""
+    """Say that the token is missing: without it whoever reaches a port of Ray runs code."""
     core: Any = import_module("ray._raylet")
     if core.get_authentication_mode() != core.AuthenticationMode.TOKEN:
         yield (

@@ -23,9 +23,9 @@ from serve_app.atomic_files import PRIVATE_FOLDER
 LONGEST_STOP_S = 7.0
 """Time for Serve to stop before the rest is killed. `atelier up` promises to stop within 15 s."""
 STATUS_POLL_S = (0.2, 2.0)
-"""Least and most time between two questions for the status."""
+"""The least and the most time between two questions for the status."""
 STATUS_SHARE = 0.1
-"""Of the time, at most, that answering them may take: Serve pickles its configuration for each."""
+"""Answering them takes at most this share of the time: Serve pickles its configuration for each."""
 RAY_POLL_S = 0.5
 KILL_LIMIT_S = 2.0
 

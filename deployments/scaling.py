@@ -25,7 +25,8 @@ MINUTES, MINUTE_S = 10, 60.0
 BURST = 1.5
 """A minute counts as at most this many usual ones: what a burst brings waits, and asks for replicas as backlog."""
 AHEAD = 2.0
-"""Minutes from the middle of the last whole one for which a trend is continued: one until now, and one for a replica's start."""
+"""Minutes from the middle of the last whole one for which a trend is continued: one until now, and one for a replica's
+start."""
 SURE = 2.0
 """Standard errors by which a trend is cut before it is continued: among few jobs it is mostly chance."""
 

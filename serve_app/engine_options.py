@@ -40,7 +40,8 @@ class EngineOptions:
     exact: bool = True
     """Make the same seed give the same bytes alone and in any batch (see `engine/batch_invariance.py`)."""
     adapter_slots: int = 256
-    """Most adapters in slots beside the model; fewer where they do not fit `adapter_memory`."""
+    """How many adapters at most are in slots beside the model; there are fewer where they do not fit `adapter_memory`.
+    """
     adapter_memory: int = 0
     """Device bytes for each base model's adapter slots; 0 shares 1 GiB of a CPU's memory, or a third of what a GPU leaves
     this process, among the base models."""

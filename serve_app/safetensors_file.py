@@ -56,7 +56,7 @@ class Header(NamedTuple):
     """name → `dtype`, `shape`, `data_offsets`."""
     metadata: dict[str, str]
     start: int = 0
-    """Where in the file the data begin, from which offsets count."""
+    """The byte of the file where the data begin, from which offsets count."""
 
 
 def check_safetensors(path: Path) -> Header:
@@ -217,7 +217,8 @@ def limit_processor_time(seconds: int) -> None:
 
 
 MEMORY = 384 << 20
-"""Bytes beyond what Python and numpy take: with them under 512 MB. The worst header of 8 MiB takes 280 MB of it (measured)."""
+"""Bytes beyond what Python and numpy take: with them under 512 MB. The worst header of 8 MiB takes 280 MB of it
+(measured)."""
 PROCESSOR_LIMIT_S = 5
 """A file of 2 GiB takes up to two seconds, the worst header one."""
 LIMIT_S = 120.0

@@ -26,7 +26,8 @@ Network = IPv4Network | IPv6Network
 SLOWEST_RATE = 200.0
 """Requests a second that one ingress replica answers at the least: a third of what was measured on a small machine."""
 LEAST_REDIS_WAIT = timedelta(seconds=3)
-"""As long as one call to Redis may take: then nobody waits in vain for a server that does not answer."""
+"""The wait is at least as long as one call to Redis may take, so that nobody waits in vain for a server that does not
+answer."""
 
 
 def _split(value: Any) -> Any:
@@ -66,25 +67,30 @@ class Settings(BaseSettings):
     network_encrypted: bool = False
     """The network between a cluster's machines is private and encrypted by itself: Ray's TLS is not demanded."""
     disk_reserve: ByteSize = ByteSize(512 << 20)
-    """With less free on the disk of the embedded Redis or of local images, new jobs are refused; 0 never looks."""
+    """New jobs are refused while the disk of the embedded Redis or of local images has less free than this; 0 never
+    looks."""
     weight_cache: ByteSize = ByteSize(50 << 30)
-    """Adapter files of the storage that each machine keeps under `data_dir/weights`; the least recently used go first."""
+    """Adapter files of the storage that each machine keeps under `data_dir/weights`; the least recently used go first.
+    """
     storage_options: dict[str, Any] = Field(default_factory=dict)
     public_url: str = ""
     """Base address in image URLs; empty takes the one the caller used."""
     trusted_proxies: Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_split)] = ()
-    """Addresses or networks, by commas, whose `X-Forwarded-For` is believed. HAProxy, where Serve starts it, reads the same variable."""
+    """Addresses or networks, by commas, whose `X-Forwarded-For` is believed. HAProxy, where Serve starts it, reads the
+    same variable."""
     max_keys_per_account: int = Field(default=100, ge=1)
     """API keys of one account that work at the same time."""
     max_lora_size: ByteSize = Field(default=ByteSize(1 << 30), ge=1, le=2 << 30)
-    """Of one LoRA that is uploaded."""
+    """An uploaded LoRA has at most this size."""
     lora_samples: bool = True
     """Draw a picture with each LoRA that an account adds, while nothing else is to do."""
     lora_sources: Annotated[tuple[SourcePrefix, ...], NoDecode, BeforeValidator(_split)] = ()
-    """Addresses, by commas, below which customers may name a LoRA to fetch: `s3://bucket/loras/`, `hf://acme/`; none by default."""
+    """Addresses, by commas, below which customers may name a LoRA to fetch: `s3://bucket/loras/`, `hf://acme/`; none by
+    default."""
     catalog: Path = ROOT / "configs" / "catalog.yaml"
     plans: Path | None = None
-    """A YAML list of {interface, name, limit, window_s, loras, lora_bytes}, merged over the six plans of the documents."""
+    """A YAML list of {interface, name, limit, window_s, loras, lora_bytes}, merged over the six plans of the documents.
+    """
     operator_token: SecretStr | None = Field(default=None, min_length=16)
     """Opens `/metrics` and the details of `/readyz`. Unset: made once as `data_dir/operator-token` (0600)."""
     pepper: SecretStr | None = None
@@ -95,7 +101,8 @@ class Settings(BaseSettings):
     """kid → secret for image URLs; the first signs, all verify. Unset: made once beside the pepper."""
     image_url_life: timedelta = timedelta(hours=24)
     png_job_id: bool = False
-    """Write the job's id into each PNG. Off, the same request gives the same file, byte for byte; the address names the job."""
+    """Write the job's id into each PNG. Off, the same request gives the same file, byte for byte; the address names the
+    job."""
     retention: timedelta = timedelta(days=30)
     """How long records and images stay readable after a job ends."""
     idempotency_life: timedelta = timedelta(hours=24)
@@ -107,18 +114,20 @@ class Settings(BaseSettings):
     max_attempts: int = Field(default=5, ge=1)
     lease: timedelta = timedelta(seconds=30)
     open_requests: int = Field(default=1_000, ge=1)
-    """In progress at one ingress replica, waiting polls aside; what exceeds both waits in front of it."""
+    """How many requests are in progress at one ingress replica, waiting polls aside; what exceeds both waits in front
+    of it."""
     waiting_polls: int = Field(default=4_000, ge=0)
     """Polls with `Prefer: wait=N` that one ingress replica holds at a time, a quarter of them for one account."""
     redis_connections: int = Field(default=64, ge=1)
     """Of one process. More add nothing: one fsync confirms all writes of one turn of the server's loop, and with many calls
     under way each waits longer for its answer than Redis takes."""
     redis_wait: timedelta | None = Field(default=None, gt=timedelta())
-    """How long a call waits for one of them; then 503 `overloaded`. Unset: what `open_requests` take at 200 a second."""
+    """How long a call waits for one of them; then 503 `overloaded`. Unset: what `open_requests` take at 200 a second.
+    """
     accept_replicas: int = Field(default=0, ge=0)
     """Redis replicas that must hold an accepted job before it is acknowledged (`WAIT`); for failover, name them all."""
     polls_per_second: int = Field(default=50, ge=1)
-    """Of one key at one ingress replica; polling every 5 seconds never meets it."""
+    """How many polls a second one key may make at one ingress replica; polling every 5 seconds never meets it."""
     previews: bool = True
     """Show images in the console before they are finished, while somebody watches and no moderation is set."""
     moderation_url: str = ""

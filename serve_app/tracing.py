@@ -20,7 +20,7 @@ Kind = Literal["internal", "server", "consumer"]
 Attributes = Mapping[str, str | int]
 
 CLOSE_S = 3.0
-"""For spans that were not sent when a process stops."""
+"""A process that stops waits this long for spans that were not sent yet."""
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _caller: ContextVar[str] = ContextVar("traceparent", default="")
 

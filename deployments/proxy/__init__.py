@@ -19,9 +19,10 @@ LIMITS = {
     "RAY_SERVE_HAPROXY_MAXCONN": "8192",
     "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": "65536",
 }
-"""Of Ray's defaults: an idle client or replica 1 h, 4,096 connections, headers up to 16 KB."""
+"""These lines of Ray's defaults are replaced: an idle client or replica 1 h, 4,096 connections, headers up to 16 KB."""
 METRICS = {"RAY_SERVE_HAPROXY_METRICS_ENABLED": "0"}
-"""Serve's count of requests is then the replicas' own. Else HAProxy writes a line for each, which a process in Python reads."""
+"""Serve's count of requests is then the replicas' own. Else HAProxy writes a line for each, which a process in Python
+reads."""
 
 HTTP_SERVERS = {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deployments.proxy:prepare_http_server"}
 """Serve calls that function in every process in which it starts an HTTP server: replicas, and its own proxies."""
@@ -90,7 +91,7 @@ def proxy_secret() -> str:
 
 
 def _ray_token() -> str:
-    """Where Ray looks for it, in Ray's order."""
+    """Return the token from where Ray looks for it, in Ray's order."""
     if given := os.environ.get("RAY_AUTH_TOKEN"):
         return given
     try:

@@ -21,7 +21,7 @@ from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Script, pairs
 
 MOST = 100
-"""Of one account."""
+"""One account has at most this many users."""
 _NAME = re.compile(r"[^\s@:]+@[^\s@:]+")
 _ID = re.compile(r"user_[a-z2-7]{26}")
 NAME_RULE = "a name like an e-mail address: ann@example, at most 100 characters"

@@ -19,7 +19,7 @@ from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Script
 
 MAX_ROWS = 10_000
-"""Of an account; about 2 MB."""
+"""An account's log keeps at most this many rows, about 2 MB."""
 MAX_FAILED_SIGN_INS = 1_000
 """Kept in a log of their own, so that nobody who cannot sign in can push out what those who can have done."""
 MAX_TEXT = 200
@@ -105,7 +105,7 @@ def read_audit_row(name: str, row_id: str, fields: Mapping[str, str]) -> AuditRo
 LOOKED_AT_ONCE = 500
 """Rows that one call of the script looks at: a few ms, so that nobody waits behind a search."""
 CALLS = 4
-"""Of one page."""
+"""One page takes at most this many calls."""
 MOST_LOGS = 2_000
 """Logs that a page over all is made of: those written last."""
 _ROW_ID = re.compile(r"\d{1,15}-\d{1,10}")

@@ -29,7 +29,7 @@ class AuthQuery:
     plans: Sequence[Plan]
     rate_token: str = ""
     address: str = ""
-    """Where a counted request came from, for the key's record."""
+    """The address that a counted request came from, for the key's record."""
 
     @property
     def args(self) -> dict[str, Argument]:

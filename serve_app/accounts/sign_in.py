@@ -92,9 +92,9 @@ class SignInLink(NamedTuple):
     account_id: str
     purpose: LinkPurpose
     credential_version: str
-    """For the session that it opens."""
+    """The credential version of the session that is opened."""
     user_id: str = ""
-    """Of an invited user of the account."""
+    """The id of an invited user of the account; empty for the account's own user."""
 
 
 class SignInLinks:
@@ -146,7 +146,7 @@ def _read(row: Sequence[str]) -> SignInLink | None:
 NAME_LENGTH = 100
 """What is longer names no account."""
 LIFE = timedelta(hours=1)
-"""After the last try, tries are forgotten."""
+"""Tries are forgotten so long after the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +159,10 @@ class Waits:
 
 
 HERE = Waits(5, timedelta(seconds=15), timedelta(minutes=15))
-"""For one account from one address, or on one device."""
+"""The waits for one account from one address, or on one device."""
 EVERYWHERE = Waits(20, timedelta(seconds=1), timedelta(seconds=30))
-"""For one account from everywhere. `longest` is the most that others can make its owner wait on a new device."""
+"""The waits for one account from everywhere. `longest` is the most that others can make its owner wait on a new device.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +257,7 @@ async def check_password(
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """At most `tries` of `what` in `per`, from the first try."""
+    """Allows at most `tries` of `what` in `per`, from the first try."""
 
     what: str
     tries: int

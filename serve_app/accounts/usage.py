@@ -13,7 +13,7 @@ from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import RedisClient
 
 UPSCALES = "upscale"
-"""In place of a LoRA: images made larger."""
+"""Upscaled images are counted under this in place of a LoRA."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

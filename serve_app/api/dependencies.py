@@ -35,7 +35,7 @@ _OTHER_INTERFACE = {
     Variant.A: "This key is for X-API-Key (interface B): send it as 'X-API-Key: <API_KEY>', or use a key made for the bearer interface.",
     Variant.B: "This key is for the bearer interface (A): send it as 'Authorization: Bearer <API_KEY>', or use a key made for X-API-Key.",
 }
-"""By the interface on which a key was used that works on the other."""
+"""What to tell whoever used a key on this interface that works on the other."""
 
 
 def settings_of(request: Request) -> Settings:

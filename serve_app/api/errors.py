@@ -97,13 +97,13 @@ BODY_ERRORS = (
     errors.PayloadTooLarge,
     errors.UnsupportedMediaType,
 )
-"""Of every path operation that takes a JSON body."""
+"""Errors of every path operation that takes a JSON body."""
 SUBMIT_ERRORS = (*BODY_ERRORS, Unauthorized, errors.IdempotencyConflict, RateLimitExceeded, QueueFull)
-"""Of every path operation that creates a job."""
+"""Errors of every path operation that creates a job."""
 EITHER_KEY_ERRORS = (errors.AmbiguousCredentials, Unauthorized, errors.Forbidden)
-"""Of every path operation that takes either credential."""
+"""Errors of every path operation that takes either credential."""
 COUNTED_ERRORS = (*EITHER_KEY_ERRORS, RateLimitExceeded)
-"""Of every such path operation that counts against the plan."""
+"""Errors of every such path operation that counts against the plan."""
 
 
 def install(app: FastAPI) -> None:

@@ -15,7 +15,7 @@ from serve_app.domain.errors import InvalidParameter, UnsupportedMediaType
 MEDIA_TYPE = "multipart/form-data"
 FIELD_BYTES = 16 << 10
 FRAME_BYTES = 64 << 10
-"""For boundaries, the parts' headers, and all text fields together."""
+"""Boundaries, the parts' headers and all text fields together have at most this many bytes."""
 BLOCK_BYTES = 1 << 20
 """Collected before a thread writes it."""
 

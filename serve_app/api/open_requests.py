@@ -10,7 +10,8 @@ from serve_app.api.request_context import RequestContext
 from serve_app.domain.errors import Overloaded, RequestTimeout
 
 GRACE_S, SLOWEST_BYTES_PER_S = 10.0, 32 << 10
-"""A caller may keep its request waiting for `GRACE_S`, and for the time that the received bytes take at the slowest rate."""
+"""A caller may keep its request waiting for `GRACE_S`, and for the time that the received bytes take at the slowest
+rate."""
 
 
 class OpenRequests:

@@ -21,7 +21,7 @@ from serve_app.settings import Settings
 Schema = dict[str, Any]
 
 EXAMPLE_ADAPTER_ID = "model_" + "a" * 26
-"""In examples; a served document names an adapter that every account may use instead."""
+"""Examples name this adapter; a served document names one that every account may use instead."""
 _WHOLE_NUMBER_BOUNDS = ("minimum", "maximum", "multipleOf")
 
 
@@ -50,7 +50,7 @@ COMMON_HEADERS: dict[str, Schema] = {
         "Responses are for the caller alone.", {"type": "string", "enum": ["no-store", "private, no-cache"]}
     ),
 }
-"""Of every response."""
+"""Headers of every response."""
 HEADERS_BY_STATUS: dict[str, dict[str, Schema]] = {
     "401": {"WWW-Authenticate": _header("How to authenticate.", {"type": "string"})},
     "429": {"Retry-After": _header("Seconds to wait before retrying.", _SECONDS)},

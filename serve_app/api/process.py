@@ -6,10 +6,11 @@ import resource
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 THRESHOLDS = (10_000, 20, 50)
-"""Python's own, (700, 10, 10) or (2000, 10, 10), let collections take a seventh of the ingress' processor time (`benchmarks/RESULTS.md`)."""
+"""Python's own, (700, 10, 10) or (2000, 10, 10), let collections take a seventh of the ingress' processor time
+(`benchmarks/RESULTS.md`)."""
 
 OPEN_FILES = 65_536
-"""As many as Ray gives its drivers."""
+"""An ingress may have as many files open as Ray gives its drivers."""
 
 _on_header = HttpToolsProtocol.on_header
 

@@ -114,9 +114,9 @@ class RequestContext:
     window: Window | None = None
     caller: Caller | None = None
     route: str = ""
-    """Of an answer that no application gave."""
+    """The route that is measured for an answer that no application gave."""
     error_code: str = ""
-    """Of an error answer."""
+    """The code in an error answer; empty for any other."""
 
     @classmethod
     def of(cls, request: HTTPConnection | Scope) -> "RequestContext":

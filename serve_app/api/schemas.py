@@ -36,7 +36,7 @@ def _not_null(value: Any) -> Any:
 
 
 NOT_NULL = BeforeValidator(_not_null)
-"""Of a field that may be left out, but not be null."""
+"""Marks a field that may be left out, but not be null."""
 
 
 def utc_text(moment: datetime) -> str:

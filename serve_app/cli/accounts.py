@@ -218,7 +218,7 @@ def password_from_terminal() -> str:
 
 
 MOST_DAYS = 400
-"""As long as a day's counters are kept."""
+"""A day's counters are kept for this many days."""
 
 
 def add_usage(app: typer.Typer) -> None:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 CHECK_S = 180.0
-"""How long an answer may take: the service checks the file before it answers, at most two minutes, after those before it."""
+"""How long an answer may take: the service checks the file before it answers, at most two minutes, after those before
+it."""
 
 CONNECT_S = 5.0
 Timeout = float | timedelta | httpx.Timeout

@@ -31,7 +31,7 @@ class Plan:
     window: timedelta
     loras: int = 10
     lora_bytes: int = 2 * GIB
-    """Of the LoRAs' files together."""
+    """The account's LoRA files have at most this many bytes together."""
 
     def requests_in(self, period: timedelta) -> int:
         """Return how many requests the plan admits in a period, which it begins with an unopened window."""
@@ -227,6 +227,6 @@ class Operator:
     name: str
     created_at: datetime
     has_password: bool
-    """Without one, only a one-time link lets them in."""
+    """Whether there is a password; without one, only a one-time link lets them in."""
     credential_version: str
-    """For a session that is opened now; another when the password has changed."""
+    """The version for a session that is opened now; it changes with the password."""

@@ -13,7 +13,8 @@ class BaseModel:
     id: str
     source: str
     config: str = ""
-    """For a file: a diffusers folder of the same architecture, whose weights are not read. Empty for a folder."""
+    """A single file names a diffusers folder of the same architecture, whose weights are not read. A folder leaves this
+    empty."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +37,7 @@ class Adapter:
     is_folder: bool = False
     owner: str = ""
     size_bytes: int = 0
-    """Of its weights in storage; 0 for a row of the catalog file, whose files are the operator's."""
+    """The size of its weights in storage; 0 for a row of the catalog file, whose files are the operator's."""
     trigger_words: tuple[str, ...] = ()
     """What its owner says a prompt should hold for it to act."""
     found: Mapping[str, Any] = field(default_factory=dict[str, Any])

@@ -87,7 +87,7 @@ class Job:
     read_at: datetime | None = None
     finish_estimate: datetime | None = None
     jobs_ahead: int | None = None
-    """Of the same account, while it waits."""
+    """How many jobs of the same account are before it, while it waits."""
     waits_for_worker: bool = False
     """Whether it is queued, and no worker is there."""
     images: tuple[StoredImage, ...] = ()

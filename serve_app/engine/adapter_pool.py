@@ -32,7 +32,7 @@ class _Ready:
     """
 
     ranks: Mapping[str, Mapping[str, int]]
-    """By component and layer."""
+    """The rank of each layer of each component."""
     rows: Mapping[str, PackedRow]
     weights: AdapterWeights | None
     size_bytes: int

@@ -107,7 +107,7 @@ class Contents(NamedTuple):
     """What a slot holds."""
 
     ranks: dict[str, int]
-    """By layer."""
+    """The rank of each layer."""
     dora: frozenset[str] = frozenset()
     """Layers whose gain is by PEFT's DoRA."""
     sloped: frozenset[str] = frozenset()

@@ -35,7 +35,7 @@ class BatchInvariance:
         self._static = static
         self._row_multiples: dict[BatchKey, int] = {}
         self._row_limits: dict[BatchKey, int] = {}
-        """Of keys whose widest shape did not fit in memory."""
+        """The most rows for batch keys whose widest shape did not fit in memory."""
         self._ranks_agree: dict[tuple[BatchKey, int], bool] = {}
 
     def row_multiple(self, batch_key: BatchKey, like: Conditioning) -> int:

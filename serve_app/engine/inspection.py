@@ -35,7 +35,8 @@ KEPT: Sequence[str] = (
     )),
     "base_model_name_or_path",
 )  # fmt: skip
-"""Fields of the model metadata standard (modelspec), of sd-scripts' `train_network.py`, and one of PEFT's configuration."""
+"""These fields are read: of the model metadata standard (modelspec), of sd-scripts' `train_network.py`, one of PEFT's
+configuration."""
 MAX_VALUE = 200
 """Characters of a value; a thumbnail or a data set's captions are no value."""
 MAX_SUGGESTED, MAX_WORD = 5, 64
@@ -87,7 +88,8 @@ def _line(text: str) -> str:
 MEMORY = 2 << 30
 """Bytes that reading an adapter may take beyond what the libraries take."""
 PATTERN_SECONDS = 0.5
-"""For comparing PEFT's `alpha_pattern` with all layers: a replica does it again, and nothing else meanwhile."""
+"""Comparing PEFT's `alpha_pattern` with all layers may take this long: a replica does it again, and nothing else
+meanwhile."""
 WRITERS: Mapping[str, str] = {"ss_": "sd-scripts", "ot_": "OneTrainer", "lora_adapter_metadata": "diffusers"}
 """Writer by how its metadata begin."""
 

@@ -120,7 +120,7 @@ class Run:
 
 
 MOST_KEPT = 4096
-"""Of each, while nobody takes them."""
+"""How many measurements of each kind are kept while no reporter collects them."""
 
 _Item = TypeVar("_Item")
 

@@ -16,7 +16,8 @@ from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import RedisClient, connect_sync, redis_errors
 
 DEFAULT_SECONDS_PER_UNIT: Mapping[JobKind, float] = {JobKind.GENERATION: 0.5, JobKind.UPSCALE: 0.5}
-"""Seconds per work unit (megapixel-step; output megapixel) until the first job has been measured: a small CPU's order."""
+"""Seconds per work unit (megapixel-step; output megapixel) until the first job has been measured: a small CPU's order.
+"""
 SOONEST = timedelta(seconds=1)
 """An estimate is never in the past, nor promises less than this."""
 

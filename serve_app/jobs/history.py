@@ -83,7 +83,7 @@ LIST_LIMIT, LIST_STRIDE = 10_000, 200
 Jobs = list[Job]
 Positions = list["Position"]
 NO_KEY = "-"
-"""In place of a key: of jobs that were asked for in the console."""
+"""Jobs that were asked for in the console have this in place of a key."""
 
 
 class Position(NamedTuple):

@@ -62,7 +62,7 @@ class ImageStore:
 
     @property
     def local_folder(self) -> Path | None:
-        """Where images are on this machine; None for object storage."""
+        """The folder of this machine where images are; None for object storage."""
         return Path(self._root) if self._is_local else None
 
     def object_name(self, account_id: str, job_id: str, attempt: int, index: int, when: datetime) -> str:
@@ -244,7 +244,7 @@ class ImageStore:
 
 
 def thumbnail_uri(image_uri: str) -> str:
-    """Where the thumbnail of an image is kept; a thumbnail's own URI stays as it is."""
+    """Return where the thumbnail of an image is kept; a thumbnail's own URI stays as it is."""
     return image_uri.removesuffix(".png").removesuffix(".webp") + ".webp"
 
 

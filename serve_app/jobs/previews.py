@@ -20,7 +20,8 @@ from serve_app.store.storage import DiskReserve
 
 LIFE = timedelta(seconds=30)
 WATCHED_FOR = timedelta(seconds=10)
-"""After a page asked for a job, its worker makes previews for this long; a job that nobody watches costs one read a look."""
+"""After a page asked for a job, its worker makes previews for this long; a job that nobody watches costs one read a
+look."""
 
 
 class Preview(NamedTuple):
@@ -65,7 +66,7 @@ def _read(text: str) -> Preview:
 _log = logging.getLogger(__name__)
 
 LONGEST_SIDE = 320
-"""In pixels: twice the width at which a page shows it."""
+"""The longest side has this many pixels, twice the width at which a page shows it."""
 QUALITY = 80
 _pool = ThreadPoolExecutor(1, thread_name_prefix="thumbnails")  # an upscaled image takes 0.3 s: one core at most
 

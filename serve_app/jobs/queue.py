@@ -54,7 +54,8 @@ DAMAGED = Failure(
 )
 """How a job fails whose record is damaged."""
 NEWER_RECORD_PAUSE = timedelta(seconds=5)
-"""A job that a newer version wrote is offered again after this long, until one of its workers takes it or it has expired."""
+"""A job that a newer version wrote is offered again after this long, until one of its workers takes it or it has
+expired."""
 
 MAX_RESIDENT = 1_000
 """Groups that one claim names: where jobs wait, the script parts them at 0.2 µs each."""
@@ -120,7 +121,8 @@ def claimed_rows(answer: Sequence[Any]) -> list[ClaimedRow]:
 
 log = logging.getLogger(__name__)
 FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=1), timedelta(minutes=1)
-"""Before the first retry, doubled for each further one; times a jitter of 0.5 to 1.5, so that retries spread."""
+"""The first retry waits this long and each further one twice as long, times a jitter of 0.5 to 1.5 that spreads them.
+"""
 MAX_MESSAGE = 500
 
 

@@ -27,9 +27,9 @@ from serve_app.store.script import Script
 from serve_app.store.storage import Space
 
 EVERY = timedelta(seconds=10)
-"""Between two samples: a thousand LoRAs at once are no load."""
+"""Two samples are at least this far apart, so that a thousand new LoRAs are no load."""
 LIFE = timedelta(days=1)
-"""Of the wish for one, on a service that is never idle."""
+"""How long a sample is wanted before it is drawn even though other jobs wait."""
 
 
 class LoraSamples:

@@ -28,14 +28,15 @@ from serve_app.store.storage import Space
 log = logging.getLogger(__name__)
 
 ADAPTER_PREFIX = "model_"
-"""Of the ids in a catalog, by convention."""
+"""Ids in a catalog begin with this, by convention."""
 MAX_OUTPUT_PIXELS = 16_000_000
 USUAL_JOB_BYTES = JOB_BYTES + 512
 """Of Redis, for a job whose prompts have a thousand characters together."""
 ONE_DAY = timedelta(days=1)
 """The bytes of stored jobs are counted by days: the last of one go a day after its first could."""
 MAX_QUEUE_SHARE = 8.0
-"""A plan's share of a busy queue is the root of its rate against the lowest plan's, at most this: ahead, never alone."""
+"""A plan's share of a busy queue is the root of its rate against the lowest plan's, at most this: ahead, never alone.
+"""
 
 
 Hint = Callable[[JobKind, str], Coroutine[Any, Any, None]]

@@ -94,7 +94,8 @@ def _taken(lora_id: str) -> SetAside:
 
 
 AGAIN_AFTER = timedelta(minutes=1)
-"""Rows that are set aside are tried again after this, even though the file is the same: their weights may be there now."""
+"""Rows that are set aside are tried again after this, even though the file is the same: their weights may be there now.
+"""
 Version = tuple[int, int, int] | None
 
 

@@ -19,13 +19,13 @@ from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Script
 
 VERSION = 1
-"""Of the records written. A reader ignores fields that it does not know."""
+"""Records are written with this version. A reader ignores fields that it does not know."""
 FROM_FILE, REGISTERED = "file", "registered"
 ROWS_AT_ONE_TIME = 1_000
 
 
 def order_of(adapter: Adapter, place: int = 0) -> str:
-    """Where it is listed: by creation, rows of one millisecond by their `place` in the catalog file."""
+    """Return its place in lists: by creation, and rows of one millisecond by their `place` in the catalog file."""
     return str(epoch_ms(adapter.created_at) * ROWS_AT_ONE_TIME + min(place, ROWS_AT_ONE_TIME - 1))
 
 

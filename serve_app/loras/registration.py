@@ -47,7 +47,8 @@ from serve_app.settings import ROOT, Settings
 log = logging.getLogger(__name__)
 
 UPLOADS_AT_ONCE = 4
-"""Of one account: slow uploads of many large files would take the disk, and their checks the places, from all others."""
+"""One account has at most this many uploads at once: slow ones of large files would take disk and checks from all
+others."""
 SWEEP_EVERY_S = 5.0
 """How often each process looks for folders that no upload holds. One look lists a folder of a few names."""
 
@@ -148,9 +149,11 @@ _log = logging.getLogger(__name__)
 
 INSPECTIONS_AT_ONCE = 2
 INSPECTION_LIMIT_S = 120.0
-"""For one file; a base model's first takes 8 s, and several times that on a busy machine; every other 2 s."""
+"""The inspection of one file may take this long; a base model's first takes 8 s, every other 2 s, and both more on a
+busy machine."""
 PROCESSOR_LIMIT_S = 30
-"""For reading one file, beyond what starting takes: two files without an end hold both places for no longer than this."""
+"""Reading one file may take this much processor time beyond the start, so that two endless files hold both places no
+longer."""
 _INSPECTION = "serve_app.engine.inspection"
 
 

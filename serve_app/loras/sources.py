@@ -80,7 +80,7 @@ def _options_of(uri: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
 log = logging.getLogger(__name__)
 
 LIMIT_S = 60.0
-"""For all files of one source; whatever takes longer is uploaded by its owner."""
+"""All files of one source are read within this time; whatever takes longer is uploaded by its owner."""
 FETCHES_AT_ONCE = 4
 BLOCK_BYTES = 1 << 20
 _NEVER = re.compile(r"::|[?#%\\\s]|(?:^|/)\.{1,2}(?:/|$)|//.*//")

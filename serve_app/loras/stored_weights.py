@@ -38,7 +38,7 @@ class LoraFiles:
         self._is_local = "file" in self._files.protocol
 
     def uri(self, sha256: str, files: Iterable[str]) -> str:
-        """Where `put` stores files of these names."""
+        """Return the address at which `put` stores files of these names."""
         return f"{self._storage}/{_name(sha256, files)}"
 
     async def put(self, sha256: str, files: Mapping[str, Path]) -> str:
@@ -100,9 +100,9 @@ ASK_AGAIN_S, WAIT_S = 0.05, 60.0
 
 
 HOLD_LIFE = timedelta(hours=1)
-"""Of a registration that was killed; storing takes minutes at the most."""
+"""The hold of a registration that was killed ends after this time; storing takes minutes at the most."""
 REMOVAL_LIFE = timedelta(minutes=2)
-"""Of a removal that was killed; a storage call ends after 30 s."""
+"""The mark of a removal that was killed ends after this time; a storage call ends after 30 s."""
 _AT_ONCE = 100
 
 

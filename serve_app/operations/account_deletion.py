@@ -154,7 +154,7 @@ class AccountRecords:
             await self._redis.delete(*names)
 
     async def _texts(self, names: Sequence[str]) -> list[str]:
-        """Each key's value as one text."""
+        """Return each key's value as one text."""
         types = await self._ask(names, lambda pipeline, name: pipeline.type(name))
         kinds = dict(zip(names, types, strict=True))
         values = await self._ask(names, lambda pipeline, name: _READ[kinds[name]](pipeline, name))
@@ -260,7 +260,7 @@ class AccountDeletion:
         return len(removals)
 
     async def _begin(self, account: Account, by: Actor) -> AccountRemoval:
-        """From here on nobody can act as the account, and the deletion ends through any crash."""
+        """Begin the deletion: from here on nobody can act as the account, and the deletion ends through any crash."""
         return await self.records.begin_removal(account.id, account.name, actor=by.name, address=by.address)
 
     async def _finish(self, removal: AccountRemoval) -> DeletedAccount:

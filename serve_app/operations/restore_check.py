@@ -18,7 +18,8 @@ from serve_app.store.process import Process
 from serve_app.store.redis_inspection import inspect_redis, keys_by_pepper
 
 JOBS, LORAS = 1_000, 1_000
-"""How many of the newest jobs and LoRAs are looked at. The newest show first that the storage was copied before Redis."""
+"""How many of the newest jobs and LoRAs are looked at. The newest show first that the storage was copied before Redis.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

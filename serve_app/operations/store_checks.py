@@ -39,7 +39,7 @@ from serve_app.store.redis_process import server_binary, version_of
 MEMORY_WARNING = 0.8
 """Share of maxmemory from which on the doctor warns, as the alert rule does: before new jobs are refused."""
 ONE_DAY, LEAST_SPAN = timedelta(days=1), timedelta(hours=12)
-"""After less than that, the rate of a first hour would be taken for that of every day."""
+"""A rate is measured over at least this span, or that of a first hour would be taken for that of every day."""
 STORAGE_ADVICE = (
     "check ATELIER_STORAGE_URL, ATELIER_STORAGE_OPTIONS and the credentials' rights to write, read and delete"
 )

@@ -31,9 +31,11 @@ SOCKET_PATH_LIMIT = 100
 """Bytes. `sun_path` holds 108 with its NUL; longer paths move the socket to a short private directory."""
 LOG_FILE = "redis.log"
 NEWER_FILES, NEWER_FILES_SINCE = "appendonlydir", (7,)
-"""Where servers since Redis 7 keep the append-only file; they take over the one of older servers, which do not look there."""
+"""Servers since Redis 7 keep the append-only file there; they take over the one of older servers, which do not look
+there."""
 COMPACT_HASHES = {"hash-max-ziplist-value": "4096"}
-"""Records of LoRAs and accounts stay lists of bytes, in half the memory of a table, although a value has more than 64 bytes."""
+"""Records of LoRAs and accounts stay lists of bytes, in half the memory of a table, although a value has more than 64
+bytes."""
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 MEMORY_SHARE, LEAST_MEMORY_BYTES = 0.25, 256 << 20
 """Of the machine's memory: the models need the rest. Full, new jobs are refused and running ones finish; without a bound

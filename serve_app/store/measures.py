@@ -43,7 +43,7 @@ class ShownWorker(NamedTuple):
     name: str
     silent_s: float
     gauges: Mapping[str, float]
-    """By `gauge_field`."""
+    """The gauges by their `gauge_field`."""
     base_models: Sequence[str]
     loras: Sequence[str]
 

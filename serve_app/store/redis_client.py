@@ -124,7 +124,8 @@ RETRIES, RETRY_BASE_S, RETRY_CAP_S = 5, 0.05, 0.5
 TEXT: Mapping[str, Any] = {"decode_responses": True, "encoding_errors": "surrogateescape"}
 """Options of a client that reads text; packed fields of a job's record are bytes, and come with surrogate escapes."""
 MAX_CONNECTIONS, MAX_WAIT = 64, timedelta(seconds=5)
-"""Of a process that is no ingress; `Settings` sizes both for the requests that one may have open."""
+"""A process that is no ingress has these bounds; `Settings` sizes both for the requests that an ingress may have open.
+"""
 
 
 class RedisPipeline(Protocol):

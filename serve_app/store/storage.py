@@ -24,12 +24,13 @@ from serve_app.settings import Settings
 from serve_app.store.measures import MemoryReserve, RedisMemory
 
 TIMEOUT_S = 30.0
-"""Of one call. A lease is 30 s and heartbeats go on meanwhile; a slower storage counts as down."""
+"""One call may take this long. A lease is 30 s and heartbeats go on meanwhile; a slower storage counts as down."""
 THREADS = 8
-"""Of each pool: blocked storage may delay images, never the event loop's default pool."""
+"""Each pool has this many threads: blocked storage may delay images, never the event loop's default pool."""
 STORAGE = ThreadPoolExecutor(THREADS, thread_name_prefix="storage")
 WEIGHTS = ThreadPoolExecutor(THREADS, thread_name_prefix="weights")
-"""For downloads of adapters: where they come from may hang while images are stored and local files are read."""
+"""Adapters are downloaded in these threads: where they come from may hang while images are stored and local files are
+read."""
 
 PROBES = ThreadPoolExecutor(1, thread_name_prefix="storage-probe")
 """For tries whether the storage can be written: one that hangs takes no thread from those who read and write."""

@@ -72,7 +72,7 @@ def generation_failed(message: str) -> Failure:
 
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
-"""Between tries of a store that does not answer."""
+"""Seconds between the first two tries of a store that does not answer, and at most between later ones."""
 
 Answer = TypeVar("Answer")
 

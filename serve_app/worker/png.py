@@ -39,12 +39,12 @@ def generator_name() -> str:
 
 EVERY_S = 0.5
 FIRST_STEP = 3
-"""Before it a picture shows nothing but noise."""
+"""The first step that is shown: before it a picture is nothing but noise."""
 LONGEST_SIDE = 64
-"""In pixels; a page shows it larger."""
+"""The longest side has this many pixels; a page shows it larger."""
 
 Unfinished = Callable[[str, int], tuple[int, Pixels] | None]
-"""From a run's id and the longest side: its step and its picture so far; None for a run that has none."""
+"""Takes a run's id and the longest side, and returns its step and its picture so far; None for a run that has none."""
 
 
 async def write_previews(

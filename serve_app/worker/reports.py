@@ -65,7 +65,7 @@ log = logging.getLogger(__name__)
 
 REPORT_EVERY_S = 5.0
 MOST_LORAS = 100
-"""Named of one worker."""
+"""A worker reports at most this many LoRA names."""
 
 
 async def report_forever(

@@ -22,7 +22,8 @@ ENCODERS = 2
 RELEASE_TIME = timedelta(seconds=2)
 """Reserved at the end of a drain for releasing the unfinished jobs."""
 MAX_CLAIM_FAILURES = 20
-"""Rounds of the claim loop that may fail one after the other, each by something other than a store that does not answer."""
+"""Rounds of the claim loop that may fail one after the other, each by something other than a store that does not
+answer."""
 
 
 class Unhealthy(Exception):

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from deployments.proxy import proxy_secret
-from serve_app.stores.embedded import ensure_redis
+from serve_app.store.embedded_redis import ensure_redis
 from tests.attack.kinds import Kind, kinds
 from tests.attack.raw import Answer, breach, exchange, first_line
 from tests.attack.requests import trailed

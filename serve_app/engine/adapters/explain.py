@@ -32,7 +32,7 @@ LOOKS: Sequence[tuple[str, str]] = (
     (r"^(conv_in|time_embedding\.linear_1|down_blocks\.0\.resnets\.0\.conv1)\.(weight|bias)$", "a whole UNet"),
 )
 FAMILIES = {768: "SD 1", 1024: "SD 2", 2048: "SDXL"}
-"""By the width of the text embeddings that cross attention reads."""
+"""The width of the text embeddings that cross attention reads tells the family."""
 DECLARED: Mapping[str, Sequence[tuple[str, str]]] = {
     "ss_base_model_version": (
         ("sdxl", "SDXL"), ("sd_v1", "SD 1"), ("sd_v2", "SD 2"), ("sd3", "SD 3"), ("flux", "Flux"),
@@ -46,7 +46,8 @@ DECLARED: Mapping[str, Sequence[tuple[str, str]]] = {
         (r"[\w-]+/stable-diffusion-2", "SD 2"), (r"[\w-]+/stable-diffusion-3", "SD 3"), (r"[\w-]+/FLUX", "Flux"),
     ),
 }  # fmt: skip
-"""Families by how the values begin that sd-scripts, the model metadata standard and PEFT write; any other says nothing."""
+"""Families by how the values begin that sd-scripts, the model metadata standard and PEFT write; any other says nothing.
+"""
 _CROSS_ATTENTION = re.compile(
     r"attn2[._]to_[kv]\.(?:lora_down|lora_A|lora\.down)(?:\.\w+)?\.weight|attn2[._]to_[kv]\.hada_w1_b"
 )

@@ -107,7 +107,8 @@ class UnusableAdapter(ValueError):
 
 
 VERSION = 1
-"""Of the file's form and of the rules by which it is made: raise it when the names or aliases of layers change."""
+"""The version of the file's form and of the rules by which it is made: raise it when names or aliases of layers change.
+"""
 _INDEX = "model_index.json"
 
 
@@ -142,7 +143,7 @@ def outlined_table(folder: Path, kept: Path, *, name: str = "") -> LayerTable:
 
 
 def _digest(folder: Path) -> str:
-    """Of everything that the table depends on."""
+    """Return a digest of everything that the table depends on."""
     digest = hashlib.sha256(f"{VERSION}\n".encode())
     for path in (folder / _INDEX, *sorted(folder.glob("*/config.json"))):
         text = path.read_bytes()

@@ -41,7 +41,7 @@ PARTS: Mapping[str, str] = {
     "on_input": "ia3_on_input",
 }
 ALGORITHMS: Mapping[str, str] = {"hada": "LoHa", "lokr": "LoKr", "ia3": "IA3"}
-"""By how the parts begin that no other algorithm has."""
+"""An algorithm is known by parts whose names begin so, which no other algorithm has."""
 _LONGEST_FIRST = sorted(PARTS, key=len, reverse=True)
 _BY_PEFT = re.compile(
     r"(.*)\.(?:(lora_A|lora_B)(?:\.(\w+))?\.weight|lora_magnitude_vector(?:\.(?!weight$)(\w+))?(?:\.weight)?)"
@@ -51,7 +51,7 @@ _OLD_PROCESSOR = re.compile(r"(.*)_lora\.(down|up)\.weight")
 
 
 class TensorTarget(NamedTuple):
-    """Where a tensor belongs."""
+    """The layer and the part to which a tensor belongs."""
 
     component: str
     layer: str

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 from serve_app.engine.adapters.layer_table import UnusableAdapter
 
 METADATA = "lora_adapter_metadata"
-"""Where diffusers keeps the configuration of each component: `{"unet.lora_alpha": 8, …}`."""
+"""diffusers keeps the configuration of each component under this name: `{"unet.lora_alpha": 8, …}`."""
 PEFT_ALPHA = 8
 """PEFT's own, where a configuration names none."""
 MAX_ALPHA = 1e9
@@ -39,7 +39,8 @@ class Pattern(NamedTuple):
 
     regex: re.Pattern[str]
     length: int
-    """Of a plain name, whose dots stand for any character: it is compared in one pass. 0 for any other expression."""
+    """The length of a plain name, whose dots stand for any character and which is compared in one pass; 0 for other
+    expressions."""
 
     def fits(self, layer: str) -> bool:
         if not self.length:
@@ -56,7 +57,7 @@ class PeftLora(NamedTuple):
     rank_stabilised: bool
 
     def of(self, layer: str) -> Scaling:
-        """By the first pattern that fits, as PEFT's `get_pattern_key` has it."""
+        """Return the scaling of the first pattern that fits, as PEFT's `get_pattern_key` has it."""
         alphas = (alpha for pattern, alpha in self.alpha_pattern if pattern.fits(layer))
         return Scaling(next(alphas, self.alpha), self.rank_stabilised)
 

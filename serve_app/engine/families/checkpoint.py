@@ -56,7 +56,8 @@ class Checkpoint(NamedTuple):
 
     file: Path
     config: Path
-    """A diffusers folder of the same architecture. Its configs, tokenizers and scheduler are read, never its weights."""
+    """A diffusers folder of the same architecture. Its configs, tokenizers and scheduler are read, never its weights.
+    """
 
 
 Source = Path | Checkpoint

@@ -59,7 +59,8 @@ _POCKET = (
     (0.0283, 0.0111, -0.0226),
     (0.0104, 0.0075, 0.0291),
 )
-"""Of the bundled model: least squares over 14 finished pictures of 256² and their latents, root mean square error 0.11."""
+"""Of the bundled model: least squares over 14 finished pictures of 256² and their latents, root mean square error 0.11.
+"""
 
 
 class Component(NamedTuple):
@@ -67,7 +68,7 @@ class Component(NamedTuple):
 
     module: nn.Module
     layers: Mapping[str, LoRALayer]
-    """By the module's own names."""
+    """The LoRA layers by the module's own names."""
     aliases: Mapping[str, str]
     """Further names that adapter files give a layer → its own name."""
     kohya_prefixes: Sequence[str]
@@ -87,7 +88,7 @@ class Family(Protocol):
 
     @property
     def components(self) -> Mapping[str, Component]:
-        """By the names that adapter files use, such as `unet` or `text_encoder`."""
+        """The components by the names that adapter files use, such as `unet` or `text_encoder`."""
         ...
 
     @property

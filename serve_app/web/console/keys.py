@@ -44,7 +44,7 @@ from serve_app.web.site.forms import (
 )
 
 MOST_ENDED = 20
-"""Active keys no more in the list, the newest."""
+"""The list shows at most this many keys that have ended, the newest."""
 
 
 async def keys_page(
@@ -120,7 +120,7 @@ def _base_url(request: Request) -> str:
 
 
 NEW_KEYS = Limit("new-key-form", 1, ABSOLUTE_LIFE)
-"""Of one opened form: a reload must not make a second key."""
+"""One opened form makes one key: a reload must not make a second."""
 MADE_ALREADY = (
     "This form has already created its key, so no second one was created. "
     "If you did not copy it, revoke it below and create another."

@@ -51,7 +51,8 @@ SAMPLES, LOOKED_AT = 6, 3_000
 """Pictures on a LoRA's page, and how many of the newest jobs are looked at for them."""
 MOST_COUNTED = 100
 TRIES = Limit("console-loras", 60, timedelta(hours=1))
-"""Uploads and shares of one account: a file takes seconds to check, and a name that is tried tells who has an account."""
+"""Uploads and shares of one account: a file takes seconds to check, and a name that is tried tells who has an account.
+"""
 _CLOSE = {"Connection": "close"}
 """The body, which was not read, must not be taken for the next request."""
 _VERDICTS = {

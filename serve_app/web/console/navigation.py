@@ -48,7 +48,7 @@ class KeyPage:
     header: str
     about: str
     other_header: str = ""
-    """Of a page whose keys work on both interfaces: how they are sent on the other one."""
+    """How keys are sent on the other interface, on the page whose keys work on both."""
 
     @property
     def interfaces(self) -> frozenset[Variant]:
@@ -116,7 +116,7 @@ ROLES: Mapping[str, frozenset[Role]] = {
     "/settings/{slug}": _DRAWING,
     "/sign-out": _ALL,
 }
-"""By the longest beginning of a route's path. What is not here is the owner's alone."""
+"""The longest beginning of a route's path decides who may open it. What is not here is the owner's alone."""
 
 
 def may_open(role: Role, path: str) -> bool:

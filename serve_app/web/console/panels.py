@@ -104,7 +104,8 @@ def _unfinished(index: int, preview: Preview | None, seeds: tuple[int, ...] | No
 
 
 MOST_LORAS, MOST_VALUES, MOST_PICTURES = 8, 8, 16
-"""Of one comparison: LoRAs, weights or seeds, and pictures in all, as many as the engine draws in one batch."""
+"""One comparison has at most this many LoRAs, weights or seeds, and pictures in all, which the engine draws in one
+batch."""
 AXES: Mapping[str, str] = {"": "LoRAs only", "weights": "LoRAs and weights", "seeds": "LoRAs and seeds"}
 _NUMBER = re.compile(r"\d+(?:\.\d+)?|\.\d+")
 

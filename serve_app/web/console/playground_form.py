@@ -30,7 +30,7 @@ DEFAULTS: Mapping[str, str] = {
 }  # fmt: skip
 
 COMPARISON: Mapping[str, str] = {"across": "", "weights": "0.25, 0.5, 0.75, 1", "seeds": "3"}
-"""More fields of the form that compares."""
+"""The form that compares has these fields beside the playground's."""
 
 
 def draw_seed() -> int:

@@ -23,7 +23,7 @@ from serve_app.web.console.snippets import Snippet, snippets_of, variant_of
 from serve_app.web.site.forms import form_token
 
 PURPOSE = "playground"
-"""Of the form tokens: one for all forms of the page."""
+"""All forms of the page share the form tokens of this purpose."""
 _LONGEST_QUERY_VALUE = 4000
 MOST_KEYS = 20
 """Keys that are offered for code, the newest."""
@@ -120,7 +120,7 @@ async def panel_values(request: Request, session: SignedIn, job: Job) -> dict[st
 
 
 def query_values(query: Mapping[str, str]) -> dict[str, str]:
-    """Fields of the form in the page's address, as examples and the page of a job give them."""
+    """Return the form's fields that the page's address holds, as examples and the page of a job give them."""
     values = {name: query[name][:_LONGEST_QUERY_VALUE] for name in (*DEFAULTS, *COMPARISON, "find") if name in query}
     if "width" in query and "height" in query:
         values["size"] = f"{query['width']}x{query['height']}"
