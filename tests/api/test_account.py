@@ -13,6 +13,7 @@ from serve_app.domain.audit import OWNER, Act, api_key
 from serve_app.domain.audit import user as user_actor
 from serve_app.domain.requests import Variant
 from serve_app.service.delete_account import finish_removals
+from serve_app.stores.compact_form import unpack_request
 from serve_app.stores.sign_ins import HERE
 from tests.api.app import Member, TestService, error_of, open_service
 from tests.audit import Reading
@@ -44,8 +45,12 @@ def keys_naming(service: TestService, *texts: str) -> list[str]:
     with redis.Redis.from_url(
         service.resources.redis_url, decode_responses=True, encoding_errors="surrogateescape"
     ) as client:
-        values: Any = Reading(client)._values  # pyright: ignore[reportPrivateUsage]
-    return [name for name, value in values.items() if any(text in name or text in str(value) for text in texts)]
+        reading = Reading(client)
+        values: Any = reading._values  # pyright: ignore[reportPrivateUsage]
+        found = {name: f"{name} {value}" for name, value in values.items()}
+        for name in reading.names("job"):  # the request is packed
+            found[f"job:{name}"] = unpack_request(reading.row(f"job:{name}"))
+    return [name for name, value in found.items() if any(text in value for text in texts)]
 
 
 def files(service: TestService, member: Member) -> list[str]:

@@ -70,7 +70,7 @@ async def test_pages_for_anyone(page: Page, site: Site) -> None:
         site.run(site.resources.sign_ins.count("hasty", "127.0.0.1", None))
     found += await _sent(page, "Sign in", name="hasty", password="wrong")
     await expect(page.get_by_role("main")).to_contain_text("Too many attempts")
-    with _full_redis(site):
+    with _read_only_redis(site):
         found += await _sent(page, "Sign in", name="nobody", password="wrong")
     await expect(page.get_by_role("heading")).to_have_text("Temporarily unavailable")
     for path in _addresses((pages.OPERATORS_SIGNED_OUT,)):
@@ -219,12 +219,12 @@ def _written_by_a_newer_version(site: Site, job_id: str) -> Generator[None]:
 
 
 @contextmanager
-def _full_redis(site: Site) -> Generator[None]:
-    """Have Redis refuse every write until the block ends."""
+def _read_only_redis(site: Site) -> Generator[None]:
+    """Have Redis refuse every write until the block ends: it waits for a replica that there is not."""
     with redis.Redis.from_url(site.resources.settings.redis_url) as client:
-        client.config_set("maxmemory", 1)
+        client.config_set("min-replicas-to-write", 1)
         yield
-        client.config_set("maxmemory", 0)
+        client.config_set("min-replicas-to-write", 0)
 
 
 async def _new_account(site: Site) -> Account:

@@ -379,13 +379,6 @@ PROTECTIONS: tuple[Protection, ...] = (
         DOCTOR + "test_a_disk_below_the_reserve_fails",
     ),
     Protection(
-        "the doctor tells of an old Redis",
-        "serve_app/service/doctor/stores.py",
-        "    if newer is not None:\n",
-        "    if False:\n",
-        DOCTOR + "test_a_redis_without_known_fixes_is_a_warning",
-    ),
-    Protection(
         "the doctor tells of what other users can open",
         "serve_app/service/doctor/machine.py",
         "        if paths:\n",
