@@ -108,7 +108,8 @@ def test_a_trailer_is_no_header(service: Service, server: str) -> None:
     if server in SERVERS:
         ports = [one.port for one in listeners(service.pid) if SERVERS[server] in one.process]
     found: dict[str, set[int]] = {}
-    passed_on = [] if server == "HAProxy" else [f"X-Atelier-Proxy: {secret_of(service)}"]
+    as_haproxy = (f"X-Atelier-Proxy: {secret_of(service)}", "X-Forwarded-For: 198.51.100.1")
+    passed_on = () if server == "HAProxy" else as_haproxy
     for rows, trailers in (((), CREDENTIALS), ((f"Authorization: Bearer {key}",), (*OBEYED, *FRAMING))):
         for trailer in trailers:
             head, body = trailed("127.0.0.1", (*passed_on, *rows), trailer.format(key=key))
