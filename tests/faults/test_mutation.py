@@ -24,7 +24,7 @@ RUN_S = 540.0
 AUTH_SCRIPTS = ("window", "caller", "poll", "api_key", "create_key", "roll_key", "limit_key")
 """The scenario of authentication has to notice defects of these scripts."""
 JOB_SCRIPTS = (
-    "queue", "acceptance", "accept", "claim", "owners", "heartbeat", "finish", "fail", "release", "reap", "cancel", "requeue_dead",
+    "queue", "end_attempt", "acceptance", "accept", "claim", "owners", "heartbeat", "finish", "fail", "release", "reap", "cancel", "requeue_dead",
 )  # fmt: skip
 """Scenarios and runs of the model have to notice defects of these scripts."""
 

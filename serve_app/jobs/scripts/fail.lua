@@ -1,21 +1,11 @@
--- include queue
+-- include end_attempt
 -- args: job_id, attempt:number, code, message, retry:flag, max_attempts:number
 -- args: first_pause_ms:number, max_pause_ms:number, jitter:number, retention_ms:number
 -- fail: an attempt ended without images. It is tried again after a pause, or the job has failed and is a dead letter.
 -- Returns ok (failed for good), requeued, canceled, duplicate or fenced.
 local job = read_job(job_id)
-if job and job.attempt == attempt then
-  if job.state == 'failed' then return 'duplicate' end
-  if job.state == 'canceled' then return 'canceled' end
-  if job.state == 'queued' then return 'requeued' end
-end
-if not holds_lease(job, attempt) then return fenced() end
-
-drop_lease(job)
-if job.cancel then
-  end_canceled(job, retention_ms)
-  return 'canceled'
-end
+local ended = end_attempt(job, attempt, {failed = 'duplicate', queued = 'requeued'}, retention_ms)
+if ended then return ended end
 if not retry or job.tries >= max_attempts then
   end_failed(job, code, message, retention_ms)
   return 'ok'

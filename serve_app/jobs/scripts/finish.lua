@@ -1,4 +1,4 @@
--- include queue
+-- include end_attempt
 -- args: job_id, attempt:number, seconds:number, result, retention_ms:number, image_ids:list
 -- finish: commit the images of an attempt, which took `seconds` of one worker; `result` is all that readers need of it, packed.
 -- Returns ok, duplicate (this attempt had committed), canceled (a cancel came first), forbidden (the account may no longer use the
@@ -12,17 +12,8 @@ local RECENT_LIFE = DAY
 local LORA_USE_LIFE = 31 * DAY
 
 local job = read_job(job_id)
-if job and job.attempt == attempt then
-  if job.state == 'completed' then return 'duplicate' end
-  if job.state == 'canceled' then return 'canceled' end
-end
-if not holds_lease(job, attempt) then return fenced() end
-
-drop_lease(job)
-if job.cancel then
-  end_canceled(job, retention_ms)
-  return 'canceled'
-end
+local ended = end_attempt(job, attempt, {completed = 'duplicate'}, retention_ms)
+if ended then return ended end
 if not keeps_adapter(job) then
   end_forbidden(job, retention_ms)
   return 'forbidden'
