@@ -28,7 +28,7 @@ from benchmarks.servers import SERVE, start_server
 from serve_app.accounts.sign_in import LinkPurpose
 from serve_app.domain.accounts import Account
 from serve_app.domain.catalog import Adapter
-from serve_app.domain.jobs import JobKind, StoredImage, new_adapter_id, new_image_id, new_job_id
+from serve_app.domain.jobs import JobKind, NewJob, StoredImage, new_adapter_id, new_image_id, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.jobs.queue import new_nonce
 from serve_app.settings import ROOT, Settings
@@ -154,7 +154,14 @@ async def _accept(resources: Resources, account: Account, lora_id: str, number: 
     request = GenerationRequest(prompt=f"a lighthouse at night, {number}", lora_id=lora_id, seeds=(number,))
     job_id = new_job_id(JobKind.GENERATION)
     await resources.queue.accept(
-        job_id=job_id, variant=Variant.A, account_id=account.id, request=request, adapter_id=lora_id, plan="enterprise"
+        NewJob(
+            job_id=job_id,
+            variant=Variant.A,
+            account_id=account.id,
+            request=request,
+            adapter_id=lora_id,
+            plan="enterprise",
+        )
     )
     return job_id
 

@@ -16,7 +16,7 @@ from benchmarks.fleet_outcome import Outcome, Sample
 from benchmarks.fleet_replica import ClaimedJob, Engine, SimulatedReplica
 from deployments.args import ScaleArgs
 from deployments.scaling import ArrivalRate, wanted_replicas
-from serve_app.domain.jobs import CommitReply, JobKind
+from serve_app.domain.jobs import CommitReply, JobKind, NewJob
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.jobs.backlog import ask_backlog, backlog_from
 from serve_app.store.keys import redis_key
@@ -115,11 +115,13 @@ class Simulation:
 
     async def _accept(self, number: int, arrival: Arrival) -> None:
         await self._queue_now().accept(
-            job_id=f"j{number}",
-            variant=Variant.A,
-            account_id=arrival.account,
-            request=GenerationRequest(prompt="a boat", lora_id="model_x", seeds=tuple(range(arrival.images))),
-            group=arrival.lora,
+            NewJob(
+                job_id=f"j{number}",
+                variant=Variant.A,
+                account_id=arrival.account,
+                request=GenerationRequest(prompt="a boat", lora_id="model_x", seeds=tuple(range(arrival.images))),
+                group=arrival.lora,
+            )
         )
         if self._waiting == 0:
             self._sign_in_idle()

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, cast
 import redis
 
 from serve_app.domain.errors import FailureCode
-from serve_app.domain.jobs import Claim, Failure, JobKind, StoredImage, Timings, new_image_id, new_job_id
+from serve_app.domain.jobs import Claim, Failure, JobKind, NewJob, StoredImage, Timings, new_image_id, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.jobs.queue import JobQueue, new_nonce
 from serve_app.settings import Settings
@@ -104,16 +104,18 @@ def _free(server: Any, family: str) -> int:
 async def _accept(queue: JobQueue, prompts: tuple[str, str], number: int) -> str:
     job_id, lora = new_job_id(JobKind.GENERATION), _lora(number % LORAS)
     await queue.accept(
-        job_id=job_id,
-        variant=Variant.A,
-        account_id="acct_" + _name(number % ACCOUNTS),
-        request=GenerationRequest(
-            prompt=prompts[0], negative_prompt=prompts[1], lora_id=lora, seeds=(secrets.randbits(63),)
-        ),
-        adapter_id=lora,
-        key_id="key_" + _name(number % ACCOUNTS),
-        request_id="req_" + secrets.token_hex(12),
-        plan="basic",
+        NewJob(
+            job_id=job_id,
+            variant=Variant.A,
+            account_id="acct_" + _name(number % ACCOUNTS),
+            request=GenerationRequest(
+                prompt=prompts[0], negative_prompt=prompts[1], lora_id=lora, seeds=(secrets.randbits(63),)
+            ),
+            adapter_id=lora,
+            key_id="key_" + _name(number % ACCOUNTS),
+            request_id="req_" + secrets.token_hex(12),
+            plan="basic",
+        )
     )
     return job_id
 

@@ -20,7 +20,7 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from serve_app.domain.jobs import CommitReply, JobKind
+from serve_app.domain.jobs import CommitReply, JobKind, NewJob
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.store.embedded_redis import ensure_redis, stop_redis
 from serve_app.store.keys import PREFIX
@@ -208,11 +208,13 @@ async def _accept_all(
 
 async def _accept(queue: LogicalQueue, number: int, arrival: Arrival, *, fair: bool) -> None:
     await queue.accept(
-        job_id=f"j{number}",
-        variant=Variant.A,
-        account_id=arrival.account if fair else "everyone",
-        request=GenerationRequest(prompt="a boat", lora_id="model_x", seeds=(number,)),
-        group=arrival.group,
+        NewJob(
+            job_id=f"j{number}",
+            variant=Variant.A,
+            account_id=arrival.account if fair else "everyone",
+            request=GenerationRequest(prompt="a boat", lora_id="model_x", seeds=(number,)),
+            group=arrival.group,
+        )
     )
 
 

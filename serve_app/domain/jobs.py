@@ -186,3 +186,37 @@ def _random_name() -> str:
 
 WORKER_LIFE = timedelta(seconds=60)
 """A worker not seen for this long counts neither for estimates nor as the owner of an adapter."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewJob:
+    """A request to be accepted as a job, with what the record keeps of whoever asked."""
+
+    job_id: str
+    """The caller makes the id, so that a call whose answer was lost may be repeated."""
+    variant: Variant
+    account_id: str
+    request: Request
+    group: str = ""
+    """The weights that the job draws with, where no adapter tells them."""
+    adapter_id: str = ""
+    """The account must be allowed to use this adapter, whose weights are then the job's group."""
+    idempotency_key: str | None = None
+    body_sha256: str = ""
+    """What a repeated idempotency key must stand for."""
+    queue_share: float = 1.0
+    """The account's share of a busy queue."""
+    rate_token: str = ""
+    """The counted request that is refunded if the job fails by our fault."""
+    key_id: str = ""
+    """The API key that asked, for the account's history and usage."""
+    plan: str = ""
+    """The plan under whose name metrics count the job."""
+    request_id: str = ""
+    """The HTTP request's id, for the lines that workers log."""
+    traceparent: str = ""
+    """The span that workers' spans belong to."""
+    is_sample: bool = False
+    """Whether the service draws it for itself: a sample is no usage."""
+    max_stored: int | None = None
+    """The most bytes of Redis that the account's jobs of this interface may take."""

@@ -21,7 +21,7 @@ from serve_app.jobs.compact_form import RESULT, Result, pack_result, request_byt
 from serve_app.jobs.images import ImageStore
 from serve_app.jobs.records import JOB_BYTES, UNREADABLE
 from serve_app.store.keys import redis_key
-from serve_app.store.process import Background
+from serve_app.store.process import Background, to_its_end
 from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Argument, Rewrite, Script
 
@@ -155,29 +155,23 @@ class JobDeletion:
     audit: AuditLog
     background: Background
 
+    @to_its_end
     async def delete_job(self, job_id: str, *, account_id: str | None, actor: str, address: str = "") -> None:
         """Delete an ended job with its prompt and images; `account_id=None` is the operator.
 
         Raises `NotFound`, `JobUnfinished`, `StoreUnavailable`. A storage that does not answer does not fail the call:
         the objects stay on the list, and go when it answers.
         """
+        deleted = await self.deletions.delete_job(job_id, account_id=account_id)
+        await self._finish(deleted, job_id, Act.JOB_DELETED, actor=actor, address=address)
 
-        async def work() -> None:
-            deleted = await self.deletions.delete_job(job_id, account_id=account_id)
-            await self._finish(deleted, job_id, Act.JOB_DELETED, actor=actor, address=address)
-
-        await self.background.run_to_end(work())
-
+    @to_its_end
     async def delete_image(
         self, job_id: str, image_id: str, *, account_id: str | None, actor: str, address: str = ""
     ) -> None:
         """Delete one image of a job, and the job with its last one. Raises as `delete_job`."""
-
-        async def work() -> None:
-            deleted = await self.deletions.delete_image(job_id, image_id, account_id=account_id)
-            await self._finish(deleted, image_id, Act.IMAGE_DELETED, actor=actor, address=address)
-
-        await self.background.run_to_end(work())
+        deleted = await self.deletions.delete_image(job_id, image_id, account_id=account_id)
+        await self._finish(deleted, image_id, Act.IMAGE_DELETED, actor=actor, address=address)
 
     async def _finish(self, deleted: Deleted | None, subject: str, act: Act, *, actor: str, address: str) -> None:
         if deleted is None:

@@ -27,11 +27,12 @@ from serve_app.domain.jobs import (
     JobKind,
     JobState,
     Lease,
+    NewJob,
     StoredImage,
     Timings,
     kind_of,
 )
-from serve_app.domain.requests import GenerationRequest, Request, Variant
+from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.jobs.acceptance import Acceptance, read_acceptance, read_acceptances
 from serve_app.jobs.backlog import DEFAULT_SECONDS_PER_UNIT
 from serve_app.jobs.compact_form import Result, as_text, pack_result
@@ -147,54 +148,36 @@ class JobQueue:
         names = ("accept", "accept_all", "claim", "heartbeat", "finish", "fail", "release", "reap", "cancel")
         self.scripts: Mapping[str, Script] = {name: Script(redis, f"jobs/{name}", rewrite) for name in names}
 
-    async def accept(
-        self,
-        *,
-        job_id: str,
-        variant: Variant,
-        account_id: str,
-        request: Request,
-        group: str = "",
-        idempotency_key: str | None = None,
-        body_sha256: str = "",
-        queue_share: float = 1.0,
-        rate_token: str = "",
-        adapter_id: str = "",
-        key_id: str = "",
-        plan: str = "",
-        request_id: str = "",
-        is_sample: bool = False,
-        traceparent: str = "",
-        max_stored: int | None = None,
-    ) -> Acceptance:
+    async def accept(self, new: NewJob) -> Acceptance:
         """Make a job of a request, whole or not at all.
-
-        `queue_share` is the account's share of a busy queue; `rate_token` the counted request that is
-        refunded if the job fails by our fault. The account must be allowed to use the adapter `adapter_id`, whose weights are then the job's group.
-        `key_id` is the API key that asked, for the account's history and usage; `plan` the name under which metrics count it;
-        `request_id` the HTTP request's, for the lines that workers log; `traceparent` the span that workers' spans belong to.
-        A sample of the service's own is no usage. `max_stored` bounds the bytes of Redis that the account's jobs of this
-        interface take.
 
         Raises `Forbidden`; `QueueFull`; `IdempotencyConflict` when the key came with another body before.
         """
+        key = new.idempotency_key
         answer = await self._accept(
             "accept",
-            job_id=job_id,
-            kind=kind_of(request),
-            group=group,
-            work=work_of(request),
-            queue_share=queue_share,
-            num_images=request.num_images,
-            request=write_request(request, adapter_id),
-            rate_token=rate_token,
-            idempotency_digest=None if idempotency_key is None else _digest(idempotency_key),
-            body_digest=body_sha256,
+            job_id=new.job_id,
+            kind=kind_of(new.request),
+            group=new.group,
+            work=work_of(new.request),
+            queue_share=new.queue_share,
+            num_images=new.request.num_images,
+            request=write_request(new.request, new.adapter_id),
+            rate_token=new.rate_token,
+            idempotency_digest=None if key is None else _digest(key),
+            body_digest=new.body_sha256,
             idempotency_ms=milliseconds(self._settings.idempotency_life),
-            adapter=adapter_id,
-            sample=is_sample,
-            traceparent=traceparent,
-            **self._shared(variant, account_id, key_id=key_id, plan=plan, request_id=request_id, max_stored=max_stored),
+            adapter=new.adapter_id,
+            sample=new.is_sample,
+            traceparent=new.traceparent,
+            **self._shared(
+                new.variant,
+                new.account_id,
+                key_id=new.key_id,
+                plan=new.plan,
+                request_id=new.request_id,
+                max_stored=new.max_stored,
+            ),
         )
         return read_acceptance(answer, self._settings)
 

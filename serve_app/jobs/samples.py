@@ -14,7 +14,7 @@ from serve_app.accounts.accounts import AccountStore
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.durations import milliseconds
 from serve_app.domain.errors import Forbidden, QueueFull
-from serve_app.domain.jobs import WORKER_LIFE, JobKind, StoredImage, new_job_id
+from serve_app.domain.jobs import WORKER_LIFE, JobKind, NewJob, StoredImage, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.jobs.history import JobReader
 from serve_app.jobs.moderation import Moderation
@@ -104,13 +104,15 @@ class SampleDrawing:
         try:
             await self.space.check()
             await self.queue.accept(
-                job_id=job_id,
-                variant=Variant.A,
-                account_id=owner.id,
-                request=request,
-                queue_share=LIGHT,
-                adapter_id=adapter.id,
-                is_sample=True,
+                NewJob(
+                    job_id=job_id,
+                    variant=Variant.A,
+                    account_id=owner.id,
+                    request=request,
+                    queue_share=LIGHT,
+                    adapter_id=adapter.id,
+                    is_sample=True,
+                )
             )
         except (Forbidden, QueueFull) as refused:
             _log.info("no sample of %s: %s", adapter.id, refused.message)

@@ -10,7 +10,7 @@ from typing import Any
 from serve_app import tracing
 from serve_app.domain.accounts import Caller, Plan
 from serve_app.domain.errors import Forbidden, InvalidParameter, NotFound
-from serve_app.domain.jobs import Job, JobKind, new_job_id
+from serve_app.domain.jobs import Job, JobKind, NewJob, new_job_id
 from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest, Variant, fingerprint
 from serve_app.jobs.acceptance import Acceptance
 from serve_app.jobs.history import JobReader
@@ -22,7 +22,7 @@ from serve_app.log import log_ids
 from serve_app.loras.catalog import CatalogReader
 from serve_app.settings import Settings
 from serve_app.store.measures import RedisMemory
-from serve_app.store.process import Background
+from serve_app.store.process import Background, to_its_end
 from serve_app.store.storage import Space
 
 log = logging.getLogger(__name__)
@@ -71,35 +71,12 @@ class Submission:
     background: Background
     hint: Hint | None = None
 
+    @to_its_end
     async def generate(self, caller: Caller, request: GenerationRequest, call: Call = NO_CALL) -> Acceptance:
         """Accept a generation. A client that disconnects does not stop it.
 
         Raises `Forbidden` alike for an adapter that does not exist and one that is not the account's; `QueueFull`,
         `IdempotencyConflict`, `StoreUnavailable`.
-        """
-        return await self.background.run_to_end(self._generate(caller, request, call))
-
-    async def upscale(self, caller: Caller, image_id: str, scale_factor: int = 2, call: Call = NO_CALL) -> Acceptance:
-        """Accept an upscale of a stored image of the account.
-
-        Raises `NotFound`, `InvalidParameter` over 16 megapixels, and what `generate` raises for the queue.
-        """
-        return await self.background.run_to_end(self._upscale(caller, image_id, scale_factor, call))
-
-    async def generate_all(
-        self, caller: Caller, requests: Sequence[GenerationRequest], call: Call = NO_CALL
-    ) -> list[Job]:
-        """Accept generations of one prompt for an account's owner, all or none.
-
-        Each counts in the plan, here and not before. Raises `RateLimitExceeded` where the plan leaves fewer, and what
-        `generate` raises.
-        """
-        return await self.background.run_to_end(self._generate_all(caller, requests, call.request_id))
-
-    async def _generate(self, caller: Caller, request: GenerationRequest, call: Call) -> Acceptance:
-        """Accept a generation; the accept itself checks the adapter.
-
-        An adapter that does not exist is answered like one that is not the account's.
         """
         if not caller.may_use(request.lora_id):  # alike for those that exist and those that do not
             raise Forbidden(f"This API key may only be used with {', '.join(sorted(caller.adapters or ()))}.")
@@ -110,7 +87,37 @@ class Submission:
         except Forbidden as error:
             raise Forbidden(await self._id_of_name(caller, request.lora_id) or error.message) from None
 
-    async def _generate_all(self, caller: Caller, requests: Sequence[GenerationRequest], request_id: str) -> list[Job]:
+    @to_its_end
+    async def upscale(self, caller: Caller, image_id: str, scale_factor: int = 2, call: Call = NO_CALL) -> Acceptance:
+        """Accept an upscale of a stored image of the account.
+
+        Raises `NotFound`, `InvalidParameter` over 16 megapixels, and what `generate` raises for the queue.
+        """
+        image = await self.jobs.image(image_id, account_id=caller.account_id, variant=caller.variant)
+        if image is None or not await self.images.exists(image.image_uri):
+            raise NotFound("There is no such image.")
+        request = UpscaleRequest(
+            image_id=image_id,
+            scale_factor=scale_factor,
+            source_uri=image.image_uri,
+            source_width=image.width,
+            source_height=image.height,
+        )
+        if request.width * request.height > MAX_OUTPUT_PIXELS:
+            raise InvalidParameter(
+                f"scale_factor: {request.width}x{request.height} is over the limit of 16 megapixels for the output"
+            )
+        return await self._accept(caller, request, call, job_id=new_job_id(JobKind.UPSCALE))
+
+    @to_its_end
+    async def generate_all(
+        self, caller: Caller, requests: Sequence[GenerationRequest], call: Call = NO_CALL
+    ) -> list[Job]:
+        """Accept generations of one prompt for an account's owner, all or none.
+
+        Each counts in the plan, here and not before. Raises `RateLimitExceeded` where the plan leaves fewer, and what
+        `generate` raises.
+        """
         named = {new_job_id(JobKind.GENERATION): request for request in requests}
         first_id = next(iter(named))
         await self._check_prompt(caller, named[first_id], first_id)
@@ -121,13 +128,13 @@ class Submission:
             account_id=caller.account_id,
             plan=caller.plan,
             queue_share=plan_queue_share(caller.plan, self.settings.plan_table.values()),
-            request_id=request_id,
+            request_id=call.request_id,
             traceparents={job_id: span.traceparent for job_id, span in spans.items()},
             max_stored=self._most_stored(caller.plan, memory),
         )
         for job in jobs:
             spans[job.id].end()
-            self._announce(caller, job, request_id)
+            self._announce(caller, job, call.request_id)
         return jobs
 
     async def _check_prompt(self, caller: Caller, request: GenerationRequest, job_id: str) -> None:
@@ -155,43 +162,28 @@ class Submission:
         field = "lora_id" if caller.variant is Variant.A else "model_id"
         return f"{field}: must be an id, not a name; send {' or '.join(ids)}" if ids else ""
 
-    async def _upscale(self, caller: Caller, image_id: str, scale_factor: int, call: Call) -> Acceptance:
-        image = await self.jobs.image(image_id, account_id=caller.account_id, variant=caller.variant)
-        if image is None or not await self.images.exists(image.image_uri):
-            raise NotFound("There is no such image.")
-        request = UpscaleRequest(
-            image_id=image_id,
-            scale_factor=scale_factor,
-            source_uri=image.image_uri,
-            source_width=image.width,
-            source_height=image.height,
-        )
-        if request.width * request.height > MAX_OUTPUT_PIXELS:
-            raise InvalidParameter(
-                f"scale_factor: {request.width}x{request.height} is over the limit of 16 megapixels for the output"
-            )
-        return await self._accept(caller, request, call, job_id=new_job_id(JobKind.UPSCALE))
-
     async def _accept(
         self, caller: Caller, request: Request, call: Call, *, job_id: str, adapter_id: str = ""
     ) -> Acceptance:
         memory = await self.space.check()
         span = self._span(caller, job_id)
         acceptance = await self.queue.accept(
-            job_id=job_id,
-            variant=caller.variant,
-            account_id=caller.account_id,
-            request=request,
-            idempotency_key=call.idempotency_key,
-            body_sha256=fingerprint(request, seed_is_given=call.seed_is_given),
-            queue_share=plan_queue_share(caller.plan, self.settings.plan_table.values()),
-            rate_token=caller.rate_token,
-            adapter_id=adapter_id,
-            key_id=caller.key_id,
-            plan=caller.plan.name,
-            request_id=call.request_id,
-            traceparent=span.traceparent,
-            max_stored=self._most_stored(caller.plan, memory),
+            NewJob(
+                job_id=job_id,
+                variant=caller.variant,
+                account_id=caller.account_id,
+                request=request,
+                idempotency_key=call.idempotency_key,
+                body_sha256=fingerprint(request, seed_is_given=call.seed_is_given),
+                queue_share=plan_queue_share(caller.plan, self.settings.plan_table.values()),
+                rate_token=caller.rate_token,
+                adapter_id=adapter_id,
+                key_id=caller.key_id,
+                plan=caller.plan.name,
+                request_id=call.request_id,
+                traceparent=span.traceparent,
+                max_stored=self._most_stored(caller.plan, memory),
+            )
         )
         span.end()
         self._announce(caller, acceptance.job, call.request_id, replayed=acceptance.replayed)

@@ -21,7 +21,7 @@ from serve_app.loras.registry import AdapterGrants, AdapterRegistry
 from serve_app.loras.weights import WeightStore
 from serve_app.settings import Settings
 from serve_app.store.measures import Measures
-from serve_app.store.process import Background
+from serve_app.store.process import Background, to_its_end
 
 NO_SUCH = "There is no such LoRA."
 _ID = re.compile(r"[A-Za-z0-9_\-]{1,128}")
@@ -138,18 +138,15 @@ class AccountLoras:
         await self._record(by, Act.LORA_CHANGED, lora_id)
         return await self.find(by.caller, lora_id)
 
+    @to_its_end
     async def remove(self, by: AccountActor, lora_id: str) -> None:
         """Remove the account's own LoRA. Raises `NotFound`.
 
         Jobs that wait for it or run with it end as `lora_unavailable`.
         """
         await self._own(by.caller, lora_id)
-
-        async def work() -> None:
-            if await remove_lora(self.registry, self.registration.weights, lora_id) == "removed":
-                await self._record(by, Act.LORA_REMOVED, lora_id)
-
-        await self.background.run_to_end(work())
+        if await remove_lora(self.registry, self.registration.weights, lora_id) == "removed":
+            await self._record(by, Act.LORA_REMOVED, lora_id)
 
     async def share(self, by: AccountActor, lora_id: str, with_whom: str) -> SharedAdapter:
         """Let another account, by its id or name, use the account's own LoRA.

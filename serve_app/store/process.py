@@ -2,10 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from serve_app.domain.errors import AtelierError, StoreUnavailable
 from serve_app.settings import Settings
@@ -19,6 +20,8 @@ from serve_app.tracing import Traces, open_traces
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+P = ParamSpec("P")
+S = TypeVar("S", bound="_HasBackground")
 
 
 class Background:
@@ -52,6 +55,23 @@ class Background:
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, AtelierError):  # an AtelierError goes to the caller
             _log.warning("background work ended with %s", type(error).__name__)
+
+
+class _HasBackground(Protocol):
+    @property
+    def background(self) -> Background: ...
+
+
+def to_its_end(
+    method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
+    """Decorate a method of an object that has a `background`: it runs to its end, even when its caller is canceled."""
+
+    @wraps(method)
+    async def run(self: S, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.background.run_to_end(method(self, *args, **kwargs))
+
+    return run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,6 +15,7 @@ from serve_app.accounts.api_keys import ApiKeyStore
 from serve_app.accounts.auth import Authenticator
 from serve_app.domain.accounts import Scope
 from serve_app.domain.errors import InvalidParameter, NotFound
+from serve_app.domain.jobs import NewJob
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.jobs.polling import Poller
 from serve_app.jobs.queue import JobQueue
@@ -147,7 +148,9 @@ async def _check_polls(stores: Stores) -> None:
     _, secret = await stores.api_keys.create(owner.id, interfaces=BOTH)
     foreign, foreign_secret = await stores.api_keys.create(other.id, interfaces=BOTH)
     request = GenerationRequest(prompt="a boat", lora_id="model_x", seeds=(7,))
-    made = await stores.queue.accept(job_id="gen_x", variant=Variant.A, account_id=owner.id, request=request, group="g")
+    made = await stores.queue.accept(
+        NewJob(job_id="gen_x", variant=Variant.A, account_id=owner.id, request=request, group="g")
+    )
 
     async def seen(key: str, of: Variant | None, job_id: str = made.job.id) -> bool:
         auth, job = await stores.poller.poll(key, Variant.A, job_id, of=of)

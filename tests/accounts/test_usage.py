@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from serve_app.accounts.usage import UsageReader
-from serve_app.domain.jobs import CommitReply, JobKind, Lease, StoredImage, new_image_id, new_job_id
+from serve_app.domain.jobs import CommitReply, JobKind, Lease, NewJob, StoredImage, new_image_id, new_job_id
 from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest, Variant
 from tests.jobs.logical_queue import START_MS, LogicalQueue, roomy_settings
 
@@ -19,7 +19,9 @@ async def _complete(queue: LogicalQueue, request: Request, *, key_id: str, secon
     queue.sync.hset("{job:0}:lora:model_x", mapping={"owner": "", "open": "1", "sha256": "weights"})
     adapter_id = "model_x" if kind is JobKind.GENERATION else ""
     await queue.accept(
-        job_id=job_id, variant=Variant.A, account_id="ann", request=request, adapter_id=adapter_id, key_id=key_id
+        NewJob(
+            job_id=job_id, variant=Variant.A, account_id="ann", request=request, adapter_id=adapter_id, key_id=key_id
+        )
     )
     [claim] = await queue.claim("w", kind=kind, nonce=job_id, limit=4)
     images = [

@@ -9,7 +9,7 @@ from safetensors.numpy import load_file, save
 
 from serve_app.domain.accounts import Account
 from serve_app.domain.catalog import Adapter
-from serve_app.domain.jobs import JobKind, JobState, new_adapter_id, new_job_id
+from serve_app.domain.jobs import JobKind, JobState, NewJob, new_adapter_id, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from tests.composition import Resources
 from tests.support import POCKET, wait_until
@@ -54,12 +54,14 @@ async def fail_job(resources: Resources, lora: BrokenLora) -> str:
     request = GenerationRequest(prompt="a red flower", lora_id=lora.id, seeds=(1,), steps=1, width=256, height=256)
     job_id = new_job_id(JobKind.GENERATION)
     await resources.queue.accept(
-        job_id=job_id,
-        variant=Variant.A,
-        account_id=account.id,
-        request=request,
-        adapter_id=lora.id,
-        plan="professional",
+        NewJob(
+            job_id=job_id,
+            variant=Variant.A,
+            account_id=account.id,
+            request=request,
+            adapter_id=lora.id,
+            plan="professional",
+        )
     )
     await wait_until(lambda: has_state(resources, job_id, JobState.FAILED))
     return job_id
@@ -70,12 +72,14 @@ async def ask_for_images(resources: Resources, account: Account, lora_name: str)
     lora = next(lora for lora in await resources.catalog.all() if lora.name.casefold() == lora_name)
     request = GenerationRequest(prompt="a red flower", lora_id=lora.id, seeds=(1, 2, 3, 4), steps=50)
     await resources.queue.accept(
-        job_id=new_job_id(JobKind.GENERATION),
-        variant=Variant.A,
-        account_id=account.id,
-        request=request,
-        adapter_id=lora.id,
-        plan=account.plan_a,
+        NewJob(
+            job_id=new_job_id(JobKind.GENERATION),
+            variant=Variant.A,
+            account_id=account.id,
+            request=request,
+            adapter_id=lora.id,
+            plan=account.plan_a,
+        )
     )
 
 
@@ -84,12 +88,14 @@ async def draw_small(resources: Resources, account: Account, prompt: str, lora_n
     lora = next(lora for lora in await resources.catalog.all() if lora.name.casefold() == lora_name)
     job_id = new_job_id(JobKind.GENERATION)
     await resources.queue.accept(
-        job_id=job_id,
-        variant=Variant.A,
-        account_id=account.id,
-        request=GenerationRequest(prompt=prompt, lora_id=lora.id, seeds=(1,), steps=1, width=256, height=256),
-        adapter_id=lora.id,
-        plan=account.plan_a,
+        NewJob(
+            job_id=job_id,
+            variant=Variant.A,
+            account_id=account.id,
+            request=GenerationRequest(prompt=prompt, lora_id=lora.id, seeds=(1,), steps=1, width=256, height=256),
+            adapter_id=lora.id,
+            plan=account.plan_a,
+        )
     )
     await wait_until(lambda: has_state(resources, job_id, JobState.COMPLETED))
     return job_id

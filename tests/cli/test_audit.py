@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from serve_app.domain.errors import FailureCode
-from serve_app.domain.jobs import Failure, JobKind, new_job_id
+from serve_app.domain.jobs import Failure, JobKind, NewJob, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from tests.cli.conftest import Atelier
 from tests.composition import Resources
@@ -96,7 +96,9 @@ def test_a_mistake_is_reported_by_name(atelier: Atelier, words: tuple[str, str])
 def _job(atelier: Atelier, account_id: str, *, fails: bool) -> str:
     async def work(resources: Resources) -> str:
         job_id = new_job_id(JobKind.GENERATION)
-        await resources.queue.accept(job_id=job_id, variant=Variant.A, account_id=account_id, request=REQUEST, group="")
+        await resources.queue.accept(
+            NewJob(job_id=job_id, variant=Variant.A, account_id=account_id, request=REQUEST, group="")
+        )
         while fails:
             for claim in await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=job_id, limit=9):
                 if claim.lease.job_id == job_id:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from serve_app.domain.errors import FailureCode
-from serve_app.domain.jobs import Failure, JobKind, StoredImage, new_image_id, new_job_id
+from serve_app.domain.jobs import Failure, JobKind, NewJob, StoredImage, new_image_id, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.jobs.queue import new_nonce
 from tests.cli.conftest import Atelier
@@ -75,7 +75,13 @@ def _job(atelier: Atelier, account_name: str) -> str:
         account = await resources.accounts.get(account_name) or await resources.accounts.create(account_name)
         request = GenerationRequest(prompt=PROMPT, lora_id=adapter_id("outline"), seeds=(7, 8), height=768)
         accepted = await resources.queue.accept(
-            job_id=new_job_id(JobKind.GENERATION), variant=Variant.A, account_id=account.id, request=request, group="g"
+            NewJob(
+                job_id=new_job_id(JobKind.GENERATION),
+                variant=Variant.A,
+                account_id=account.id,
+                request=request,
+                group="g",
+            )
         )
         return accepted.job.id
 

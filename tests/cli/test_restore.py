@@ -14,7 +14,7 @@ import redis
 
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import FailureCode
-from serve_app.domain.jobs import Failure, JobKind, JobState, StoredImage, new_image_id, new_job_id
+from serve_app.domain.jobs import Failure, JobKind, JobState, NewJob, StoredImage, new_image_id, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.jobs.queue import new_nonce
 from serve_app.jobs.records import RECORD_VERSION
@@ -40,7 +40,7 @@ async def _job(resources: Resources, account_id: str) -> str:
     request = GenerationRequest(prompt="a boat", lora_id=adapter_id("neon"), seeds=(7,))
     job_id = new_job_id(JobKind.GENERATION)
     kind: dict[str, Any] = {"job_id": job_id, "variant": Variant.A, "group": "g"}
-    await resources.queue.accept(account_id=account_id, request=request, **kind)
+    await resources.queue.accept(NewJob(account_id=account_id, request=request, **kind))
     return job_id
 
 

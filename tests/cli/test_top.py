@@ -4,7 +4,7 @@ import pytest
 
 from serve_app.domain import metrics
 from serve_app.domain.errors import FailureCode
-from serve_app.domain.jobs import Failure, JobKind, new_job_id
+from serve_app.domain.jobs import Failure, JobKind, NewJob, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.jobs.queue import new_nonce
 from serve_app.store.measures import gauge_field
@@ -22,7 +22,7 @@ async def _busy(resources: Resources) -> str:
         request = GenerationRequest(prompt="a secret boat", lora_id=adapter, seeds=(seed,))
         job_id = new_job_id(JobKind.GENERATION)
         await resources.queue.accept(
-            job_id=job_id, variant=Variant.A, account_id=account.id, request=request, adapter_id=adapter
+            NewJob(job_id=job_id, variant=Variant.A, account_id=account.id, request=request, adapter_id=adapter)
         )
         ids.append(job_id)
     [claim] = await resources.queue.claim("worker-1", kind=JobKind.GENERATION, nonce=new_nonce(), limit=1)

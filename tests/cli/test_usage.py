@@ -5,7 +5,7 @@ from io import StringIO
 
 import pytest
 
-from serve_app.domain.jobs import JobKind, StoredImage, new_image_id, new_job_id
+from serve_app.domain.jobs import JobKind, NewJob, StoredImage, new_image_id, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.jobs.queue import new_nonce
 from tests.cli.conftest import Atelier
@@ -31,12 +31,14 @@ async def _used(resources: Resources) -> None:
                 prompt="a boat", lora_id=adapter_id("outline"), seeds=tuple(range(number)), steps=20
             )
             await resources.queue.accept(
-                job_id=new_job_id(JobKind.GENERATION),
-                variant=Variant.A,
-                account_id=account.id,
-                request=request,
-                adapter_id=adapter_id("outline"),
-                key_id=key_id,
+                NewJob(
+                    job_id=new_job_id(JobKind.GENERATION),
+                    variant=Variant.A,
+                    account_id=account.id,
+                    request=request,
+                    adapter_id=adapter_id("outline"),
+                    key_id=key_id,
+                )
             )
             [claim] = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce(), limit=1)
             stored = [

@@ -14,7 +14,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
 from deployments.scaling import AHEAD, ArrivalRate, BacklogPolicy, wanted_replicas
 from serve_app.domain.errors import StoreUnavailable
-from serve_app.domain.jobs import Backlog, JobKind, new_job_id
+from serve_app.domain.jobs import Backlog, JobKind, NewJob, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from tests.composition import Resources
 from tests.support import adapter_id, wait_until
@@ -141,7 +141,9 @@ async def test_the_policy_follows_the_backlog(resources: Resources, monkeypatch:
     await wait_until(lambda: policy(context(5))[0] == 0)
     request = GenerationRequest(prompt="p", lora_id=adapter_id("neon"), seeds=(1, 2, 3, 4))
     await resources.queue.accept(
-        job_id=new_job_id(JobKind.GENERATION), variant=Variant.A, account_id="acct_x", request=request, group="g"
+        NewJob(
+            job_id=new_job_id(JobKind.GENERATION), variant=Variant.A, account_id="acct_x", request=request, group="g"
+        )
     )
     await wait_until(lambda: policy(context(0))[0] > 1)
 

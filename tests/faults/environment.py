@@ -12,7 +12,7 @@ from typing import Any
 
 import redis
 
-from serve_app.domain.jobs import Job, JobKind, JobState, new_job_id
+from serve_app.domain.jobs import Job, JobKind, JobState, NewJob, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant, image_seeds
 from serve_app.jobs.queue import JobQueue
 from serve_app.loras.catalog import CatalogReader
@@ -77,14 +77,16 @@ class Environment:
             request = replace(request, lora_id=adapter_id)
         adapter = await (catalog or self.resources.catalog).adapter(request.lora_id)
         acceptance = await (queue or self.resources.queue).accept(
-            job_id=job_id or new_job_id(JobKind.GENERATION),
-            variant=Variant.A,
-            account_id=account,
-            request=request,
-            group=adapter.sha256 if adapter else "",
-            adapter_id=adapter_id,
-            idempotency_key=key,
-            body_sha256="body",
+            NewJob(
+                job_id=job_id or new_job_id(JobKind.GENERATION),
+                variant=Variant.A,
+                account_id=account,
+                request=request,
+                group=adapter.sha256 if adapter else "",
+                adapter_id=adapter_id,
+                idempotency_key=key,
+                body_sha256="body",
+            )
         )
         self.acknowledged.note(account, acceptance.job.id, may_end_as=may_end_as)
         return acceptance.job.id

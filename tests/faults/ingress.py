@@ -10,6 +10,7 @@ from typing import Any, Literal, cast
 
 import uvicorn
 
+from serve_app.domain.jobs import NewJob
 from serve_app.jobs.acceptance import Acceptance
 from serve_app.jobs.queue import JobQueue
 from serve_app.settings import Settings
@@ -55,10 +56,10 @@ class _Dying:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._queue, name)
 
-    async def accept(self, **request: Any) -> Acceptance:
+    async def accept(self, new: NewJob) -> Acceptance:
         if self._fault == "dies before accept":
             _die()
-        await self._queue.accept(**request)
+        await self._queue.accept(new)
         return _die()
 
 

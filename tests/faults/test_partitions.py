@@ -88,7 +88,7 @@ async def test_a_lost_reply_changes_nothing(env: Environment, proxy: RedisProxy,
     assert not await env.audit()
 
 
-FORGETS_ITS_OWN_FINISH = replacing("jobs/finish", "if job.state == 'completed' then return 'duplicate' end", "")
+FORGETS_ITS_OWN_FINISH = replacing("jobs/finish", "{completed = 'duplicate'}", "{}")
 ACCEPTS_TWICE = replacing("jobs/accept", "if redis.call('EXISTS', K('job:' .. job_id)) == 1", "if false")
 
 

@@ -20,6 +20,7 @@ from serve_app.domain.jobs import (
     JobKind,
     JobState,
     Lease,
+    NewJob,
     StoredImage,
     kind_of,
 )
@@ -357,17 +358,19 @@ class JobModel:
         self, job: Expected, request: Request, queue_share: float, idempotency_key: str | None, body: str
     ) -> Any:
         return await self.queue.accept(
-            job_id=job.id,
-            variant=job.variant,
-            account_id=job.account,
-            request=request,
-            group=job.group,
-            idempotency_key=idempotency_key,
-            body_sha256=body,
-            queue_share=queue_share,
-            rate_token=job.rate_token,
-            plan="basic",
-            adapter_id=job.adapter,
+            NewJob(
+                job_id=job.id,
+                variant=job.variant,
+                account_id=job.account,
+                request=request,
+                group=job.group,
+                idempotency_key=idempotency_key,
+                body_sha256=body,
+                queue_share=queue_share,
+                rate_token=job.rate_token,
+                plan="basic",
+                adapter_id=job.adapter,
+            )
         )
 
     async def _maybe_twice(

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Protocol
 
 from serve_app.domain.errors import FailureCode, Forbidden
-from serve_app.domain.jobs import WORKER_LIFE, CommitReply, HeartbeatReply, Job, JobKind, Lease, StoredImage
+from serve_app.domain.jobs import WORKER_LIFE, CommitReply, HeartbeatReply, Job, JobKind, Lease, NewJob, StoredImage
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.jobs.backlog import DEFAULT_SECONDS_PER_UNIT
 from serve_app.jobs.queue import Fairness
@@ -540,7 +540,7 @@ async def an_adapter_is_asked_about_at_the_accept(open_queue: OpenQueue) -> None
 
     async def is_taken(job_id: str, adapter_id: str, account: str = "ann") -> bool:
         accept = queue.accept(
-            job_id=job_id, variant=Variant.A, account_id=account, request=request, adapter_id=adapter_id
+            NewJob(job_id=job_id, variant=Variant.A, account_id=account, request=request, adapter_id=adapter_id)
         )
         try:
             return (await accept).job.id == job_id
@@ -787,14 +787,16 @@ async def _accept(
     jobs: list[Job] = []
     for _ in range(number):
         accepted = await queue.accept(
-            job_id=f"{account}-{queue.sync.incr('{job:0}:test-clock:jobs')}",
-            variant=Variant.A,
-            account_id=account,
-            request=request,
-            group=group,
-            queue_share=queue_share,
-            idempotency_key=idempotency_key,
-            adapter_id=adapter_id,
+            NewJob(
+                job_id=f"{account}-{queue.sync.incr('{job:0}:test-clock:jobs')}",
+                variant=Variant.A,
+                account_id=account,
+                request=request,
+                group=group,
+                queue_share=queue_share,
+                idempotency_key=idempotency_key,
+                adapter_id=adapter_id,
+            )
         )
         jobs.append(accepted.job)
     return jobs

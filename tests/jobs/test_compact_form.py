@@ -12,7 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.domain.errors import FailureCode, StoreUnavailable, UnreadableRecord
-from serve_app.domain.jobs import Claim, Failure, Job, JobKind, JobState, StoredImage, Timings, new_image_id, new_job_id
+from serve_app.domain.jobs import (
+    Claim,
+    Failure,
+    Job,
+    JobKind,
+    JobState,
+    NewJob,
+    StoredImage,
+    Timings,
+    new_image_id,
+    new_job_id,
+)
 from serve_app.domain.requests import SEED_SPACE, GenerationRequest, UpscaleRequest, Variant
 from serve_app.jobs.compact_form import Result, as_text, pack_result, unpack_request, unpack_result
 from serve_app.jobs.deletion import Deletions
@@ -37,17 +48,19 @@ async def _accept(resources: Resources, *, images: int = 1, prompt: str = PROMPT
     )
     job_id = new_job_id(JobKind.GENERATION)
     await resources.queue.accept(
-        job_id=job_id,
-        variant=Variant.A,
-        account_id=ACCOUNT,
-        request=request,
-        group="9" * 64,
-        idempotency_key=job_id,
-        rate_token="token",
-        key_id="key_" + "z4y6" * 6 + "ef",
-        request_id="0d9a3c6e-5bb1-4b0e-9f3b-0d6a1c2b3a4f",
-        plan="basic",
-        traceparent=f"00-{'1' * 32}-{'2' * 16}-01",
+        NewJob(
+            job_id=job_id,
+            variant=Variant.A,
+            account_id=ACCOUNT,
+            request=request,
+            group="9" * 64,
+            idempotency_key=job_id,
+            rate_token="token",
+            key_id="key_" + "z4y6" * 6 + "ef",
+            request_id="0d9a3c6e-5bb1-4b0e-9f3b-0d6a1c2b3a4f",
+            plan="basic",
+            traceparent=f"00-{'1' * 32}-{'2' * 16}-01",
+        )
     )
     return job_id
 

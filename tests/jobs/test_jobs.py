@@ -17,6 +17,7 @@ from serve_app.domain.jobs import (
     JobKind,
     JobState,
     Lease,
+    NewJob,
     StoredImage,
     new_image_id,
     new_job_id,
@@ -72,7 +73,7 @@ def dead_letters(resources: Resources) -> DeadLetters:
 async def _accept(queue: JobQueue, *, account: str = "acct_a", request: Request = REQUEST, **more: Any) -> Acceptance:
     kind = JobKind.UPSCALE if isinstance(request, UpscaleRequest) else JobKind.GENERATION
     args: dict[str, Any] = {"job_id": new_job_id(kind), "variant": Variant.A, "group": "g", **more}
-    return await queue.accept(account_id=account, request=request, **args)
+    return await queue.accept(NewJob(account_id=account, request=request, **args))
 
 
 async def _claim(queue: JobQueue, *, kind: JobKind = JobKind.GENERATION, limit: int = 8) -> list[Lease]:

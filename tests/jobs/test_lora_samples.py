@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from serve_app.domain.catalog import Adapter
-from serve_app.domain.jobs import JobKind, StoredImage, new_image_id
+from serve_app.domain.jobs import JobKind, NewJob, StoredImage, new_image_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.jobs.queue import new_nonce
 from tests.composition import Resources
@@ -58,10 +58,10 @@ async def test_a_sample_is_an_ordinary_job_of_its_account_that_counts_nowhere(
 
 async def test_a_sample_waits_for_everybody_elses_jobs(resources: Resources, mine: Adapter) -> None:
     await _claim(resources)
-    waiting = await resources.queue.accept(
+    waiting = await resources.queue.accept(NewJob(
         job_id="gen_other", variant=Variant.A, account_id="other", adapter_id=adapter_id("neon"),
         request=GenerationRequest(prompt="a boat", lora_id=adapter_id("neon"), seeds=(1,)),
-    )  # fmt: skip
+    ))  # fmt: skip
     assert await resources.for_housekeeping.samples.draw_next(every=AT_ONCE) == ""
     assert await _claim(resources) == [waiting.job.id]
     assert await resources.for_housekeeping.samples.draw_next(every=timedelta(minutes=1))

@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from serve_app.domain.errors import FailureCode, UnreadableRecord
-from serve_app.domain.jobs import JobKind, JobState, new_job_id
+from serve_app.domain.jobs import JobKind, JobState, NewJob, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.jobs.compact_form import pack_request
 from serve_app.jobs.queue import JobQueue, new_nonce
@@ -38,7 +38,7 @@ OLDER_ACCEPT = replacing("jobs/accept", "'version', version, ", "")
 async def _accept(resources: Resources, *, request: GenerationRequest = REQUEST, rewrite: Rewrite | None = None) -> str:
     client = connect(resources.redis_url)
     accepted = await JobQueue(client, resources.settings, rewrite=rewrite).accept(
-        job_id=new_job_id(JobKind.GENERATION), variant=Variant.A, account_id=ACCOUNT, request=request, group="g"
+        NewJob(job_id=new_job_id(JobKind.GENERATION), variant=Variant.A, account_id=ACCOUNT, request=request, group="g")
     )
     await client.aclose()
     return accepted.job.id

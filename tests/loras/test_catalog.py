@@ -14,7 +14,7 @@ import yaml
 
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.errors import FailureCode
-from serve_app.domain.jobs import JobKind, JobState, new_job_id
+from serve_app.domain.jobs import JobKind, JobState, NewJob, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.loras import catalog as catalog_reader
 from serve_app.loras.catalog import Position
@@ -190,7 +190,7 @@ async def _accept(resources: Resources, account_id: str, lora_id: str) -> str:
     request = GenerationRequest(prompt="a boat", lora_id=lora_id, seeds=(7,))
     job_id = new_job_id(JobKind.GENERATION)
     await resources.queue.accept(
-        job_id=job_id, variant=Variant.A, account_id=account_id, request=request, adapter_id=lora_id
+        NewJob(job_id=job_id, variant=Variant.A, account_id=account_id, request=request, adapter_id=lora_id)
     )
     return job_id
 

@@ -14,7 +14,7 @@ import redis
 from serve_app.domain.accounts import Account
 from serve_app.domain.audit import OWNER, Act, Actor
 from serve_app.domain.errors import StoreUnavailable
-from serve_app.domain.jobs import HeartbeatReply, JobKind, StoredImage, new_image_id, new_job_id
+from serve_app.domain.jobs import HeartbeatReply, JobKind, NewJob, StoredImage, new_image_id, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.operations.account_deletion import CUT_SHORT_AFTER
 from serve_app.operations.housekeeping import reap_forever
@@ -34,7 +34,9 @@ REQUEST = GenerationRequest(prompt=PROMPT, lora_id="model_x", seeds=(1,))
 async def _accept(resources: Resources, account: Account) -> str:
     job_id = new_job_id(JobKind.GENERATION)
     await resources.queue.accept(
-        job_id=job_id, variant=Variant.A, account_id=account.id, request=REQUEST, group="", idempotency_key=job_id
+        NewJob(
+            job_id=job_id, variant=Variant.A, account_id=account.id, request=REQUEST, group="", idempotency_key=job_id
+        )
     )
     return job_id
 

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from serve_app.domain import metrics
 from serve_app.domain.errors import FailureCode, StoreUnavailable
-from serve_app.domain.jobs import Failure, JobKind, Lease, new_job_id
+from serve_app.domain.jobs import Failure, JobKind, Lease, NewJob, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.jobs.queue import new_nonce
 from serve_app.operations.metrics_page import render_metrics
@@ -44,7 +44,9 @@ async def scrape(resources: Resources) -> Numbers:
 
 async def accept(resources: Resources, plan: str = "", variant: Variant = Variant.A) -> str:
     job_id = new_job_id(JobKind.GENERATION)
-    await resources.queue.accept(job_id=job_id, variant=variant, account_id="acct_a", request=REQUEST, plan=plan)
+    await resources.queue.accept(
+        NewJob(job_id=job_id, variant=variant, account_id="acct_a", request=REQUEST, plan=plan)
+    )
     return job_id
 
 

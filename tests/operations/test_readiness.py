@@ -14,7 +14,7 @@ from deployments.app import always_on as always_on_kinds
 from deployments.args import AppArgs, GeneratorArgs, ScaleArgs
 from deployments.replica import noting_failure
 from serve_app.api.responses import time_left
-from serve_app.domain.jobs import WORKER_LIFE, JobKind, new_job_id
+from serve_app.domain.jobs import WORKER_LIFE, JobKind, NewJob, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.jobs import images
 from serve_app.jobs.images import ImageStore
@@ -96,7 +96,7 @@ async def test_while_no_worker_is_there_an_estimate_has_the_time_of_a_start(
 ) -> None:
     request = GenerationRequest(prompt="a boat", lora_id="model_x", seeds=(7,))
     accepted = await resources.queue.accept(
-        job_id=new_job_id(GENERATION), variant=Variant.A, account_id="acct_x", request=request
+        NewJob(job_id=new_job_id(GENERATION), variant=Variant.A, account_id="acct_x", request=request)
     )
 
     async def left() -> tuple[float, bool]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.domain.jobs import JobKind, JobState, StoredImage, new_image_id, new_job_id
+from serve_app.domain.jobs import JobKind, JobState, NewJob, StoredImage, new_image_id, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.jobs.images import thumbnail_uri
 from serve_app.operations.housekeeping import reap_forever, sweep
@@ -25,7 +25,9 @@ OFTEN = timedelta(milliseconds=20)
 
 async def _accept(resources: Resources) -> str:
     job_id = new_job_id(JobKind.GENERATION)
-    await resources.queue.accept(job_id=job_id, variant=Variant.A, account_id="acct_a", request=REQUEST, group="")
+    await resources.queue.accept(
+        NewJob(job_id=job_id, variant=Variant.A, account_id="acct_a", request=REQUEST, group="")
+    )
     return job_id
 
 

@@ -13,7 +13,7 @@ import redis
 from redis.exceptions import NoPermissionError
 
 from serve_app.domain.audit import Actor
-from serve_app.domain.jobs import JobKind, StoredImage, new_image_id, new_job_id
+from serve_app.domain.jobs import JobKind, NewJob, StoredImage, new_image_id, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.jobs.backlog import read_backlog
 from serve_app.jobs.queue import new_nonce
@@ -114,7 +114,13 @@ async def _live_one_job(folder: Path, url: str) -> None:
         request = GenerationRequest(prompt="a boat", lora_id=adapter_id("outline"), seeds=(1,), steps=20)
         job_id = new_job_id(JobKind.GENERATION)
         await resources.queue.accept(
-            job_id=job_id, variant=Variant.A, account_id=account.id, request=request, adapter_id=adapter_id("outline")
+            NewJob(
+                job_id=job_id,
+                variant=Variant.A,
+                account_id=account.id,
+                request=request,
+                adapter_id=adapter_id("outline"),
+            )
         )
         [claim] = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce(), limit=1)
         await resources.queue.heartbeat(claim.lease, progress=5)

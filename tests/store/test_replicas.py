@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from serve_app.domain.errors import StoreUnavailable
-from serve_app.domain.jobs import JobKind, new_job_id
+from serve_app.domain.jobs import JobKind, NewJob, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.jobs.backlog import QueueStats
 from serve_app.jobs.queue import JobQueue
@@ -63,7 +63,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 
 
 async def _accept(queue: JobQueue, job_id: str) -> None:
-    await queue.accept(job_id=job_id, variant=Variant.A, account_id="acct_a", request=REQUEST, group="g")
+    await queue.accept(NewJob(job_id=job_id, variant=Variant.A, account_id="acct_a", request=REQUEST, group="g"))
 
 
 def _queue(port: int, folder: Path, *, replicas: int) -> tuple[Any, JobQueue]:

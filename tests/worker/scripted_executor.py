@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from serve_app.domain.jobs import Claim, Failure, JobKind, JobState, new_job_id
+from serve_app.domain.jobs import Claim, Failure, JobKind, JobState, NewJob, new_job_id
 from serve_app.domain.metrics import Metric
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.store.measures import Measures
@@ -109,7 +109,7 @@ async def accept(resources: Resources, *, images: int = 1, adapter_id: str = "")
     request = GenerationRequest(prompt="a boat", lora_id="model_x", width=8, height=8, seeds=tuple(range(images)))
     job_id = new_job_id(JobKind.GENERATION)
     await resources.queue.accept(
-        job_id=job_id, variant=Variant.A, account_id=ACCOUNT, request=request, group="", adapter_id=adapter_id
+        NewJob(job_id=job_id, variant=Variant.A, account_id=ACCOUNT, request=request, group="", adapter_id=adapter_id)
     )
     return job_id
 

@@ -12,7 +12,7 @@ import yaml
 
 from deployments.args import GeneratorArgs
 from serve_app.domain.errors import StoreUnavailable
-from serve_app.domain.jobs import Claim, CommitReply, JobKind, new_job_id
+from serve_app.domain.jobs import Claim, CommitReply, JobKind, NewJob, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.engine import Engine, EngineOptions
 from serve_app.jobs.queue import new_nonce
@@ -63,7 +63,7 @@ async def accept(resources: Resources, lora_id: str) -> str:
     request = GenerationRequest(prompt="a boat", lora_id=lora_id, seeds=(1,))
     group = await digest_of(resources, lora_id)
     await resources.queue.accept(
-        job_id=job_id, variant=Variant.A, account_id="acct", request=request, group=group, adapter_id=lora_id
+        NewJob(job_id=job_id, variant=Variant.A, account_id="acct", request=request, group=group, adapter_id=lora_id)
     )
     return job_id
 

@@ -18,7 +18,7 @@ from PIL import Image
 
 from serve_app.domain.accounts import Caller
 from serve_app.domain.errors import FailureCode
-from serve_app.domain.jobs import Claim, Job, JobKind, JobState, new_job_id
+from serve_app.domain.jobs import Claim, Job, JobKind, JobState, NewJob, new_job_id
 from serve_app.domain.metrics import Metric
 from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest, Variant, image_seeds
 from serve_app.engine import Engine, EngineOptions
@@ -97,11 +97,13 @@ async def accept(resources: Resources, request: Request) -> str:
     kind = JobKind.UPSCALE if isinstance(request, UpscaleRequest) else JobKind.GENERATION
     adapter = await resources.catalog.adapter(request.lora_id) if isinstance(request, GenerationRequest) else None
     acceptance = await resources.queue.accept(
-        job_id=new_job_id(kind),
-        variant=Variant.A,
-        account_id=ACCOUNT,
-        request=request,
-        group=adapter.sha256 if adapter else "",
+        NewJob(
+            job_id=new_job_id(kind),
+            variant=Variant.A,
+            account_id=ACCOUNT,
+            request=request,
+            group=adapter.sha256 if adapter else "",
+        )
     )
     return acceptance.job.id
 
