@@ -56,7 +56,7 @@ def test_every_command_exists(document: Path) -> None:
 
 
 def test_operations_explain_every_setting() -> None:
-    text = (ROOT / "docs" / "operations.md").read_text()
+    text = (ROOT / "docs" / "operations" / "settings.md").read_text()
     assert not [name for name in _settings() if f"`{name}`" not in text]
 
 

@@ -26,7 +26,7 @@ ALLOWED = {
     "tests/models/*": {"house"},
     "configs/*": {"verbs", "edge", "wire"},  # Kubernetes: verbs of a role, the network's edge, WireGuard
     "SECURITY.md": {"wire"},  # WireGuard
-    "docs/operations.md": {"wire"},
+    "docs/operations/*": {"wire"},
     "docs/deploy-kubernetes.md": {"edge"},
     "tests/manifests/*": {"edge"},
     "serve_app/cli/*": {"edge"},  # rich: `pad_edge`

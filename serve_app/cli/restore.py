@@ -26,10 +26,11 @@ def _restore(
 ) -> Result:
     """Check after a restore that Redis, the secrets and the storage belong together.
 
-    The copies themselves are put back by the means of Redis and of the storage: docs/operations.md, Backup.
+    The copies themselves are put back by the means of Redis and of the storage: docs/operations/backup-and-restore.md.
     """
     if not check:
-        raise BadUsage("put the copies back as docs/operations.md says (Backup), then run `atelier restore --check`")
+        guide = "docs/operations/backup-and-restore.md"
+        raise BadUsage(f"put the copies back as {guide} says, then run `atelier restore --check`")
     if not settings.has_pepper and not (settings.data_dir / "secrets.json").exists():
         raise Failed(
             f"there is neither ATELIER_PEPPER nor {settings.data_dir / 'secrets.json'}: put it back first, since a "

@@ -148,7 +148,7 @@ def _embedded_binary() -> Iterable[Check]:
     try:
         binary = server_binary()
     except StoreUnavailable as error:
-        yield fail("redis", error.message, "see docs/operations.md")
+        yield fail("redis", error.message, "see docs/operations/redis-and-storage.md")
         return
     version = ".".join(map(str, version_of(binary)))
     yield ok("redis", f"not running; starts with the service from {binary} ({version})")

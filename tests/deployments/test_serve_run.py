@@ -1,4 +1,4 @@
-"""`serve run` works as docs/operations.md says, names a reason in time, and leaves nothing behind."""
+"""`serve run` works as docs/operations says, names a reason in time, and leaves nothing behind."""
 
 import json
 import os

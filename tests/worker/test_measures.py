@@ -65,7 +65,7 @@ async def _after_a_job(service: TestService, engine: Engine) -> Exported:
 
 
 def test_the_table_in_the_documents_is_what_is_exported(exported: Exported) -> None:
-    text = (ROOT / "docs" / "operations.md").read_text()
+    text = (ROOT / "docs" / "operations" / "monitoring.md").read_text()
     rows = re.findall(r"^\| `(atelier_\w+)` \| (\w+) \|([^|]*)\|", text, re.MULTILINE)
     documented = {name: (kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
     assert documented == {metric.full_name: (metric.type.value, metric.labels) for metric in METRICS}
