@@ -1,4 +1,4 @@
-"""The README's curl lines work and return what the README shows."""
+"""The curl lines of the README and of the guide to the interfaces work and return what is shown there."""
 
 import json
 import re
@@ -32,7 +32,7 @@ class Shown:
 
 async def test_the_curl_lines_work_and_answer_as_shown(service: TestService, member: Member) -> None:
     catalog = yaml.safe_load((ROOT / "configs" / "catalog.yaml").read_text())
-    ids = {catalog["adapters"][0]["id"]: LORA}
+    ids = {adapter["id"]: LORA for adapter in catalog["adapters"]}
     for shown in _shown():
         if "gen_…" in shown.line:
             job = await service.complete(ids["gen_…"])
@@ -44,9 +44,10 @@ async def test_the_curl_lines_work_and_answer_as_shown(service: TestService, mem
 
 
 def _shown() -> list[Shown]:
-    text = (ROOT / "README.md").read_text().replace("\\\n", "")
+    documents = (ROOT / "README.md", ROOT / "docs" / "how-to" / "call-the-interfaces.md")
+    text = "".join(document.read_text() for document in documents).replace("\\\n", "")
     pairs = re.findall(r"^(curl -s .*)\n# (.*)$", text, flags=re.MULTILINE)
-    assert len(pairs) == text.count("curl -s") == 6
+    assert len(pairs) == text.count("curl -s") == 8
     return [Shown(line, answer) for line, answer in pairs]
 
 
