@@ -14,7 +14,14 @@ from deployments.local import app
 from serve_app.settings import Settings
 from tests.support import ROOT
 
-TOP_LEVEL = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/RESULTS.md", "models/pocket/README.md")
+TOP_LEVEL = (
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "benchmarks/RESULTS.md",
+    "models/pocket/README.md",
+)
 DOCUMENTS = [*(ROOT / name for name in TOP_LEVEL), *sorted((ROOT / "docs").rglob("*.md"))]
 FOLDERS = ("serve_app", "deployments", "tests", "docs", "configs", "models", "benchmarks", "notebooks")
 PATH = re.compile(rf"(?<![\w./…-])(?:{'|'.join(FOLDERS)})/[\w./*-]*[\w/*]")
