@@ -19,10 +19,10 @@ SPARE = 0.15
 
 
 class ScaleArgs(Args):
-    """Replicas by demand and backlog: as many as do what arrives, and more for what waits.
+    """Scales replicas by demand and backlog: enough for what arrives, and more for what waits.
 
-    One more for each `target_s` seconds of waiting work. More than a replica's start takes is best: below, more are started than
-    will be needed (`benchmarks/fleet.py`).
+    One more is started for each `target_s` seconds of waiting work. `target_s` should exceed the time that a replica
+    takes to start; below it, more are started than needed (`benchmarks/fleet.py`).
     """
 
     min_replicas: int = Field(default=0, ge=0)
@@ -68,7 +68,7 @@ class ReplicaArgs(Args):
 
     @property
     def most_replicas(self) -> int:
-        """How many replicas there may be, as far as `args` say it."""
+        """Return how many replicas there may be at most, as far as `args` say."""
         if isinstance(self.replicas, int):
             return self.replicas
         return 1 if self.replicas == "auto" else self.replicas.max_replicas

@@ -105,7 +105,7 @@ def _is_spread(config: ServeConfig) -> bool:
 
 
 def _connect() -> None:
-    """Join the Ray cluster of this machine, unless this process has.
+    """Join this machine's Ray cluster, unless this process has already joined it.
 
     Raises `Failed` when there is none, or none answers.
     """

@@ -32,7 +32,7 @@ POLL_S = 0.25
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Demo:
-    """The demo account's access, kept in a 0600 file (elsewhere a key is shown once)."""
+    """Holds the demo account's access, which is kept in a 0600 file; elsewhere a key is shown only once."""
 
     base_url: str
     account: str

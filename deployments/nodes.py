@@ -22,7 +22,7 @@ INGRESS = "ingress"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
-    """A living node, and the deployments that it has space for when it is empty."""
+    """Describes a living node, and names the deployments that fit on it when it is empty."""
 
     node_id: str
     address: str

@@ -98,7 +98,7 @@ def _deploy(runtime: Runtime, start: Start, stages: Stages) -> None:
 
 
 async def _prepare(settings: Settings, base_url: str, reporter: Reporter) -> tuple[Demo, str | None]:
-    """Start the embedded Redis; returns the demo account, and the first LoRA it may use, if there is one."""
+    """Start the embedded Redis and apply the catalog; return the demo account and the first LoRA it may use, if any."""
     async with open_process(settings) as process:
         Moderation(settings)  # a mistake in its settings stops the start here, and not each replica
         accounts = AccountParts(process)

@@ -43,7 +43,7 @@ def main(data_dir: Path) -> None:
 
 
 def _is_unused(data_dir: Path) -> bool:
-    """Wait until nobody is connected; False when others go on using the server, or there is none."""
+    """Wait until nobody is connected; return False if others go on using the server, or if there is none."""
     deadline = quiet_since = time.monotonic()
     deadline += LEFT_TO_OTHERS_S
     while time.monotonic() - quiet_since < QUIET_S:

@@ -21,7 +21,7 @@ from deployments.ray_internals import LOOPBACK, dead_core_process
 from serve_app.atomic_files import PRIVATE_FOLDER
 
 LONGEST_STOP_S = 7.0
-"""Time for Serve to stop before the rest is killed. `atelier up` promises to stop within 15 s."""
+"""Serve has this many seconds to stop before the rest is killed. `atelier up` promises to stop within 15 s."""
 STATUS_POLL_S = (0.2, 2.0)
 """The least and the most time between two questions for the status."""
 STATUS_SHARE = 0.1

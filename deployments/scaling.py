@@ -23,7 +23,7 @@ from serve_app.store.embedded_redis import ensure_redis
 MINUTES, MINUTE_S = 10, 60.0
 """Long enough that chance counts for little (6 % at 1.4 jobs a second), short enough to follow a day's wave."""
 BURST = 1.5
-"""A minute counts as at most this many usual ones: what a burst brings waits, and asks for replicas as backlog."""
+"""A minute counts for at most this many average minutes; the rest of a burst waits, and counts as backlog."""
 AHEAD = 2.0
 """Minutes from the middle of the last whole one for which a trend is continued: one until now, and one for a replica's
 start."""

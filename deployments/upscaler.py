@@ -14,7 +14,7 @@ from serve_app.worker.executor import Executor
 class Upscaler(WorkReplica):
     async def __init__(self, args: UpscalerArgs) -> None:
         async def set_up(_process: Process, parts: WorkerParts) -> Executor:
-            from serve_app.worker.upscale import UpscaleExecutor, load_upscaler  # torch: for the replica alone
+            from serve_app.worker.upscale import UpscaleExecutor, load_upscaler  # imports torch: for replicas alone
 
             weights = ROOT / args.weights if args.weights else None
             upscaler = await asyncio.to_thread(

@@ -1,14 +1,14 @@
-"""Console passwords: argon2id hashes, checked in the same time whether one is stored or not.
+"""Checks who signs in: by a password, which takes as long where none is stored, or by a one-time link.
 
-One-time links to the console, random tokens that sign in or set a new password.
+A one-time link has a random token that signs in or sets a new password.
 
-Redis holds their digests. A link is void as soon as the account's password is changed, or the account disabled.
+Redis holds its digest. A link is void as soon as the account's password is changed or the account disabled.
 
-Growing waits between tries to sign in, which never lock an account's owner out.
+`SignIns` makes callers wait longer and longer between tries, but never locks an account's owner out.
 
-Check a password: of who signs in, or asks for what a session or an API key alone may not do.
+`check_password` also serves acts for which a session or an API key alone is not enough.
 
-Limits on attempts: fixed windows in Redis, shared by all replicas.
+`Throttle` limits other attempts by fixed windows in Redis, which all replicas share.
 """
 
 import asyncio

@@ -99,7 +99,7 @@ BODY_ERRORS = (
 )
 """Errors of every path operation that takes a JSON body."""
 SUBMIT_ERRORS = (*BODY_ERRORS, Unauthorized, errors.IdempotencyConflict, RateLimitExceeded, QueueFull)
-"""Errors of every path operation that creates a job."""
+"""Every path operation that creates a job may answer with these errors."""
 EITHER_KEY_ERRORS = (errors.AmbiguousCredentials, Unauthorized, errors.Forbidden)
 """Errors of every path operation that takes either credential."""
 COUNTED_ERRORS = (*EITHER_KEY_ERRORS, RateLimitExceeded)

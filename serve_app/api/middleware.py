@@ -1,12 +1,12 @@
-"""The outermost ASGI layer: adds common headers to every response and answers unexpected errors.
+"""Wraps all requests as the outermost ASGI layer: adds common headers and answers unexpected errors.
 
-Finds the rate window of a caller whom no check has identified.
+`caller_window` finds the rate window of a caller whom no check has identified.
 
-So it is at a path that does not exist, and at an image's address.
+That happens at a path that does not exist, and at an image's address.
 
-Counts requests for `/metrics`, by the pattern of their route.
+`RequestMeasures` counts requests for `/metrics` by the pattern of their route.
 
-An address would be a label for each job.
+If it counted them by address, each job would add a label of its own.
 """
 
 import logging

@@ -79,7 +79,7 @@ async def adapter_metrics(request: Request, start: Start = 0, limit: Limit = 100
 def _is_operator(request: Request) -> bool:
     """Return whether the caller has the operator's token.
 
-    A call from this machine proves nothing: it has other users.
+    That a call comes from this machine proves nothing, because the machine has other users.
     """
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     token: bytes = request.app.state.operator_secret

@@ -75,7 +75,7 @@ def properties_of(model: type[BaseModel]) -> dict[str, Any]:
 
 
 class Rule(NamedTuple):
-    """A parameter's rule in words: for a value out of bounds, and for a value of another type."""
+    """Says in words what a parameter takes, for a value out of bounds and for a value of another type."""
 
     bounds: str
     type: str

@@ -76,7 +76,7 @@ def _deleted(row: AuditRow) -> str:
 
 
 def _time(text: str) -> datetime:
-    """A time ago, or a date with or without a time; without a zone it is UTC."""
+    """Read how long ago, or a date with or without a time of day; without a zone it is UTC."""
     with suppress(ValueError):
         return datetime.now(UTC) - parse_duration(text)
     try:

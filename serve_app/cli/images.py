@@ -120,7 +120,7 @@ def find_lora(client: Client, name_or_id: str) -> Model | Lora:
 
 
 def _usable_loras(client: Client) -> Sequence[Model | Lora]:
-    """A key for interface a only cannot list models, but LoRAs."""
+    """List the LoRAs that the key may use; a key for interface A alone may list LoRAs, but not models."""
     try:
         return client.models()
     except Unauthorized:

@@ -37,11 +37,11 @@ class AsyncLoras:
         self._loras, self._execute = LoraService(service), execute
 
     async def list(self, *, base_model: str | None = None, q: str | None = None) -> list[Lora]:
-        """All of them, newest first; of one base model, or with `q` in name, description or trigger words."""
+        """List the LoRAs, newest first; of one base model, or with `q` in name, description or trigger words."""
         return await self._execute(self._loras.list(base_model, q))
 
     async def get(self, lora_id: str) -> Lora:
-        """One of them. Raises `NotFound`."""
+        """Return one LoRA. Raises `NotFound`."""
         return await self._execute(self._loras.get(lora_id))
 
     async def add(
@@ -103,7 +103,7 @@ class AsyncImage(ImageInfo):
 
 
 class AsyncJob(JobState):
-    """A generation or an upscale: `(await job.wait()).images[0]`."""
+    """Follows a generation or an upscale to its images: `(await job.wait()).images[0]`."""
 
     def __init__(self, client: "AsyncClient", record: Record) -> None:
         super().__init__(record)
@@ -185,7 +185,7 @@ class AsyncClient:
         return await self.execute(self.service.models())
 
     async def run(self, run_id: str) -> AsyncJob:
-        """A job started earlier, by its id."""
+        """Return a job that was started earlier, by its id."""
         return AsyncJob(self, await self.execute(self.service.record(run_id)))
 
     async def jobs(self, limit: int = 20) -> list[AsyncJob]:

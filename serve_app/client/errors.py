@@ -168,7 +168,7 @@ def _json_object(response: httpx.Response) -> dict[str, Any] | None:
 
 
 def _first_words(response: httpx.Response) -> str:
-    """Where a redirect leads, or the beginning of the text without its tags."""
+    """Return where a redirect leads, or else the beginning of the text without its tags."""
     if location := response.headers.get("location"):
         return f"it leads to {location}"
     words = " ".join(re.sub(r"<[^>]*>", " ", response.text[:2000]).split())

@@ -63,7 +63,7 @@ class Call:
     most: float | None = None
     """Seconds after which its answer is of no use, where that is less than the client's own."""
     is_image: bool = False
-    """Whether the URL is an image's, which an object storage may answer instead of the service."""
+    """Says whether the URL is an image's, which object storage may answer instead of the service."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,7 @@ class ImageRecord:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The state of a job in one answer."""
+    """Holds the state of a job as one answer of the service gives it."""
 
     id: str
     interface: Literal["a", "b"]

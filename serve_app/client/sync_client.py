@@ -36,11 +36,11 @@ class Loras:
         self._loras, self._execute = LoraService(service), execute
 
     def list(self, *, base_model: str | None = None, q: str | None = None) -> list[Lora]:
-        """All of them, newest first; of one base model, or with `q` in name, description or trigger words."""
+        """List the LoRAs, newest first; of one base model, or with `q` in name, description or trigger words."""
         return self._execute(self._loras.list(base_model, q))
 
     def get(self, lora_id: str) -> Lora:
-        """One of them. Raises `NotFound`."""
+        """Return one LoRA. Raises `NotFound`."""
         return self._execute(self._loras.get(lora_id))
 
     def add(
@@ -103,7 +103,7 @@ class Image(ImageInfo):
 
 
 class Job(JobState):
-    """A generation or an upscale: `job.wait().images[0].pil()`."""
+    """Follows a generation or an upscale to its images: `job.wait().images[0].pil()`."""
 
     def __init__(self, client: "Client", record: Record) -> None:
         super().__init__(record)
@@ -186,7 +186,7 @@ class Client:
         return self.execute(self.service.models())
 
     def run(self, run_id: str) -> Job:
-        """A job started earlier, by its id."""
+        """Return a job that was started earlier, by its id."""
         return Job(self, self.execute(self.service.record(run_id)))
 
     def jobs(self, limit: int = 20) -> list[Job]:

@@ -26,7 +26,7 @@ LOADERS = 4
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """An adapter in host memory, in one form of two.
+    """Holds an adapter in host memory, in one of two forms.
 
     It is packed for each component's slots, or has its weights as they were read.
     """

@@ -36,7 +36,7 @@ class Layout(NamedTuple):
 
     @classmethod
     def over(cls, layers: Mapping[str, LoRALayer], names: Iterable[str], rank: int, *, version: int) -> "Layout":
-        """The layout of the named `layers`, in the layers' own order."""
+        """Return the layout of those `layers` that `names` has, in the layers' own order."""
         wanted = set(names)
         chosen = [name for name in layers if name in wanted]
         ends = [0]
@@ -263,7 +263,7 @@ class AdapterSlots:
 
     @property
     def lowest_layout(self) -> Layout:
-        """The present layers at the lowest rank."""
+        """Return the layout of the present layers at the lowest rank."""
         return self._laid_out(self.layout.downs, RANK_BUCKETS[0])
 
     def rank_of(self, slots: Iterable[int]) -> int:

@@ -39,7 +39,7 @@ class BatchInvariance:
         self._ranks_agree: dict[tuple[BatchKey, int], bool] = {}
 
     def row_multiple(self, batch_key: BatchKey, like: Conditioning) -> int:
-        """The number whose multiples rows are padded to. `like` shows which further inputs the denoiser takes."""
+        """Return the number to whose multiples rows are padded. `like` shows which other inputs the denoiser takes."""
         if batch_key not in self._row_multiples:
             self._row_multiples[batch_key] = self._measure(batch_key, like)
         return self._row_multiples[batch_key]

@@ -105,7 +105,7 @@ class Run:
     latents: Tensor
     """[channels, …], float32."""
     previous: Tensor
-    """The last step's prediction of the finished latents, which second-order samplers read."""
+    """Second-order samplers read this: the last step's prediction of the finished latents."""
     step: int = 0
     added_at: float = 0.0
     denoised_at: float = 0.0

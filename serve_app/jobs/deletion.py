@@ -26,7 +26,7 @@ from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Argument, Rewrite, Script
 
 CHANGED = "changed"
-"""A script's answer to a caller that has read another result of the job."""
+"""A script answers this when the job's result is not the one that its caller has read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,8 +1,8 @@
-"""Reads of jobs, and of their images, by id.
+"""Reads jobs, and their images, by id.
 
-Lists of jobs, newest first: an account's, page by page, and those of all accounts.
+`JobHistory` lists jobs, newest first: an account's, page by page, and those of all accounts.
 
-Dead letters: jobs that failed for good.
+Dead letters are jobs that failed for good; `DeadLetters` lists, requeues and drops them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -105,9 +105,9 @@ class JobFilter:
 
 
 class JobPage(NamedTuple):
-    """Jobs of one page, and after which position the next begins; None on the last.
+    """Holds the jobs of one page, and the position after which the next page begins; None on the last.
 
-    A page of too few jobs that has a next one ends where no more was to be looked at.
+    A page that has a next one may still be short: the search stops after a bounded number of records.
     """
 
     jobs: list[Job]

@@ -1,6 +1,6 @@
-"""Small, short-lived pictures of unfinished images, for those who watch a job.
+"""Stores small, short-lived pictures of unfinished images, for those who watch a job.
 
-Thumbnails: small WebP copies of images, made when first looked at and kept beside them in storage.
+Thumbnails are small WebP copies of images, made when first looked at and kept beside them in storage.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""Parts of a claim of jobs: its fairness, its nonce, and the rows that the script answers.
+"""Changes a job's state: each change is one Lua script, and safe to run twice.
 
-The job queue: each change of a job's state is one Lua script, safe to run twice.
+A claim names itself by a nonce, is bounded by `Fairness`, and is answered with a `ClaimedRow` for each job.
 """
 
 import hashlib

@@ -26,7 +26,7 @@ RECORD_VERSION = 2
 """Of the records that this code writes. Raise it with a change that a reader of the version before would misread; a field more
 needs no new version. A record that an ended job leaves has none: nobody works on it."""
 JOB_BYTES = 1_100
-"""What a job takes of Redis besides its packed request, with its indexes and one image (`benchmarks/job_memory.py`)."""
+"""A job takes this many bytes besides its packed request, with indexes and one image (`benchmarks/job_memory.py`)."""
 UNREADABLE = (KeyError, TypeError, ValueError, OverflowError, OSError)
 """What reading a damaged field raises; the last two are `datetime`'s for a time out of range."""
 

@@ -1,6 +1,6 @@
-"""The adapters of the latest completed jobs, for workers that prefetch.
+"""Knows the adapters of the latest completed jobs, for workers that prefetch.
 
-Stores whether workers live and can start.
+`WorkerStatus` stores whether workers live, how long their start took, and why one failed.
 """
 
 import random

@@ -1,1 +1,1 @@
-"""LoRAs: the catalog, grants, uploads and their inspection, and the weights that workers read."""
+"""Keeps LoRAs: the catalog, grants, uploads and their inspection, and the weights that workers read."""

@@ -52,7 +52,7 @@ def _matching(pattern: str, meaning: str) -> pydantic.AfterValidator:
 
 
 def _read_time(value: object) -> datetime:
-    """YAML parses an ISO time by itself; without a zone it is UTC."""
+    """Read a time, which YAML may already have parsed; one without a zone is UTC."""
     if isinstance(value, str):
         try:
             value = datetime.fromisoformat(value)

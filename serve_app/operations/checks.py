@@ -1,6 +1,6 @@
-"""Result of one doctor check.
+"""Checks packages, data directory, disk and GPU of this machine.
 
-Checks of packages, data directory, disk and GPU.
+Each check of `atelier doctor`, here and in other modules, yields its results as `Check`.
 """
 
 import os

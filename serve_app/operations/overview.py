@@ -123,14 +123,14 @@ def _by_last_label(measured: Mapping[str, float], metric: Metric) -> dict[str, i
 
 READY_TIMEOUT_S = 5.0
 LONGEST_START_S = 600
-"""Work that has waited for so long without a sign of any worker: none is starting."""
+"""If work has waited for this many seconds without a sign of any worker, none is starting."""
 OK, DOWN, BUSY = "ok", "down", "busy"
 """A service that is busy is ready: taken out of the balance, it would leave its load to the others."""
 IDLE, UNWRITABLE = "scaled to zero", "cannot be written"
 DISK, MEMORY, STORAGE = "disk below its reserve", "Redis at its memory limit", "storage cannot be written"
 
 KeepsWorker = Callable[[JobKind], Awaitable[bool]]
-"""Tells whether the deployment keeps a worker of this kind also without work."""
+"""Tells whether the deployment keeps a worker of this kind even while there is no work."""
 
 
 async def never(_kind: JobKind) -> bool:

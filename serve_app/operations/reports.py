@@ -46,7 +46,7 @@ class LoraRow(NamedTuple):
     adapter: Adapter
     is_registered: bool
     images: int
-    """Made with it in the last `USE_DAYS` days."""
+    """This many images were made with the LoRA in the last `USE_DAYS` days."""
 
 
 class OperatorReader:

@@ -24,7 +24,7 @@ JOBS, LORAS = 1_000, 1_000
 
 @dataclass(frozen=True, kw_only=True)
 class RestoreFacts:
-    """What was found, and what is wrong with it."""
+    """Holds what the check of a restored service found, and what is wrong with it."""
 
     redis: str
     accounts: int

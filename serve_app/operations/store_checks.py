@@ -248,7 +248,7 @@ async def _check_weights(
 
 
 MOST_WEIGHTS, WEIGHTS_WITHIN = 20, timedelta(seconds=10)
-"""Files of LoRAs that are read for a report, and how long, so that a person can wait for it."""
+"""A report reads at most this many files of LoRAs, for at most this long, so that a person can wait for it."""
 
 
 async def check_service(settings: Settings, check_machines: Callable[[], list[Check]] | None = None) -> list[Check]:

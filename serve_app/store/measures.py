@@ -1,9 +1,9 @@
 """Collects what this process measures for `/metrics`, and adds it in Redis to all processes' sums.
 
-Refuses what makes Redis grow before it is at its `maxmemory`.
+`MemoryReserve` refuses what makes Redis grow while Redis is still below its `maxmemory`.
 
-There it refuses every write that needs memory. Ending, cancelling and deleting jobs, heartbeats, signing in and the
-operators' changes are such writes: the reserve is for them.
+A full Redis refuses every write that needs memory. Ending, cancelling and deleting jobs, heartbeats, signing in and
+the operators' changes are such writes, and the reserve is kept for them.
 """
 
 import asyncio

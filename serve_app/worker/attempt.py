@@ -1,10 +1,10 @@
-"""One attempt at a job: run it under a lease that heartbeats extend, then commit, fail or release.
+"""Runs one attempt at a job under a lease that heartbeats extend, then commits, fails or releases it.
 
-Outcomes of an attempt at a job.
+`Completed`, `Failed`, `LeaseLost` and `Released` are the outcomes of an attempt.
 
-Calls a store again until it answers.
+`retry_until_available` calls a store again until it answers.
 
-Defines the intervals and limits of a worker.
+`WorkerTiming` has the intervals and limits of a worker.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""CPU-thread and GPU-memory limits of this replica.
+"""Limits the CPU threads and the GPU memory of a replica, and measures its memory.
 
-Memory of a worker: of its card in all, and of each use.
+`card_gauges` has the memory of the whole card, `memory_parts` that of each use.
 """
 
 import os
@@ -79,7 +79,7 @@ def card_uses(card: CardMemory, held: HeldMemory) -> dict[MemoryUse, int]:
 def _card_memory(device: object) -> CardMemory | None:
     if not str(device).startswith("cuda"):
         return None
-    import torch  # an upscaler is described without it
+    import torch  # only a worker on a card needs it here
 
     card = torch.device(str(device))
     free, total = torch.cuda.mem_get_info(card)

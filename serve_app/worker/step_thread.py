@@ -1,4 +1,4 @@
-"""Thread that calls an executor's steps; its finished runs reach the event loop as futures."""
+"""Calls an executor's steps on a thread; its finished runs reach the event loop as futures."""
 
 import asyncio
 import logging

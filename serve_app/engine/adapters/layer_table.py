@@ -1,10 +1,10 @@
-"""A base model's layers by every name that adapter files use for them.
+"""Finds a base model's layers by every name that adapter files use for them.
 
-The error of an adapter that cannot be used.
+`UnusableAdapter` is the error of an adapter that cannot be used.
 
-Keeps a base model's layer names and shapes in a small file, made once from its configuration.
+`outlined_table` keeps a base model's layer names and shapes in a small file, made once from its configuration.
 
-Making it imports diffusers and transformers (6 s); checking an adapter against it needs neither.
+Making that file imports diffusers and transformers (6 s); checking an adapter against it needs neither.
 """
 
 import hashlib

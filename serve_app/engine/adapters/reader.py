@@ -186,7 +186,7 @@ def _require_one_spelling(first: TensorTarget, key: TensorTarget) -> None:
 
 
 def _weights_of_no_algorithm(found: Mapping[Layer, Mapping[str, str]], keys: Mapping[Layer, TensorTarget]) -> list[str]:
-    """`….weight` is IA³'s only beside `….on_input`: alone it is a layer of a whole checkpoint."""
+    """Return the `….weight` keys that are a whole checkpoint's layers: IA³'s have `….on_input` beside them."""
     return [
         f"{keys[place].stem}.weight"
         for place, parts in found.items()

@@ -65,7 +65,7 @@ Source = Path | Checkpoint
 
 
 def name_of(source: Source) -> str:
-    """Name of a base model that was given none."""
+    """Name a base model that was given no name after its file or folder."""
     path = source if isinstance(source, Path) else source.file
     return path.stem if path.suffix == ".safetensors" else path.name
 

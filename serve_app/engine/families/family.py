@@ -30,7 +30,7 @@ class LatentRGB(NamedTuple):
 
 
 def latent_rgb(vae_class: str, channels: int, *, is_xl: bool) -> LatentRGB | None:
-    """The map of an autoencoder; None where none is known."""
+    """Return the map from an autoencoder's latents to RGB; None where none is known."""
     match vae_class, channels, is_xl:
         case _, 4, False:
             return _map(_SD)
@@ -127,7 +127,7 @@ class Family(Protocol):
         ...
 
     def denoise(self, latents: Tensor, timesteps: Tensor, conditioning: Conditioning) -> Tensor:
-        """Compute the denoiser's output, float32, as the latents [rows, channels, …], at timesteps [rows]."""
+        """Compute the denoiser's output in float32, shaped as the latents [rows, channels, …], at timesteps [rows]."""
         ...
 
     def decode(self, latents: Tensor, request: RunRequest) -> np.ndarray:

@@ -135,7 +135,7 @@ class UNetFamily:
         return 2 ** (len(self.vae.config.block_out_channels) - 1)
 
     def latent_shape(self, request: RunRequest) -> tuple[int, int, int]:
-        """Return channels, height, width, rounded up to the factor; decoding crops the picture."""
+        """Return the latents' channels, height and width; the sides are rounded up, and decoding crops the picture."""
         factor = self.pixels_per_latent
         return self.unet.config.in_channels, math.ceil(request.height / factor), math.ceil(request.width / factor)
 

@@ -1,6 +1,6 @@
-"""The console: the web pages of an account, rendered by the server, which work without JavaScript.
+"""Serves the console: the web pages of an account, rendered on the server, which work without JavaScript.
 
-app.mount("/console", console_app())
+The site mounts it with `app.mount("/console", console_app())`.
 """
 
 from fastapi import FastAPI, Request

@@ -1,6 +1,6 @@
-"""The pages of an account's API keys: create, roll and revoke them.
+"""Serves the pages on which an account's API keys are created, rolled and revoked.
 
-The pages about the account: sign-in, settings, keys, and what went wrong.
+An owner sees all keys of the account, every other user only their own.
 """
 
 import re

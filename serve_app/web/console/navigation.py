@@ -1,6 +1,6 @@
-"""The pages that make keys: *API* and *API Keys*, as the documents name them, and *Both interfaces*.
+"""Lists the pages that make keys: *API* and *API Keys*, as the documents name them, and *Both interfaces*.
 
-The pages that each role may open: one table, which guards and links ask.
+`ROLES` is the one table of who may open which page; guards and links ask it.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
-"""Ends sessions of other browsers: one in the list of the settings page, or all but this one.
+"""Serves the settings: a user's sessions in other browsers, the password, and the account's deletion.
 
-Deletes the account of an owner who types its name and the password, and signs the browser out.
+An owner deletes the account by typing its name and the password; then the browser is signed out.
 """
 
 from fastapi import APIRouter, HTTPException, Request, Response

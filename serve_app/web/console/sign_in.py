@@ -1,6 +1,6 @@
-"""Signs in by a link that works once, and changes passwords.
+"""Signs users of the console in and out, by password or by a link that works once.
 
-The console's path operations: sign in and out, and account settings.
+A link for a new password asks for one before it signs in.
 """
 
 from dataclasses import replace
@@ -123,7 +123,7 @@ async def use_link(request: Request, token: str, link: Link, form: Form) -> Resp
 
 
 def new_password(form: Form) -> str:
-    """Raises `InvalidParameter` when it was typed in two ways, or has a wrong length."""
+    """Return the new password. Raises `InvalidParameter` if its two entries differ or its length is wrong."""
     password = form.get("new_password", "")
     if password != form.get("new_password_again", ""):
         raise InvalidParameter("The two new passwords differ.")

@@ -91,7 +91,7 @@ async def enable(request: Request, session: FormSession, account: ChosenAccount,
 
 @router.post("/accounts/{account_id}/link")
 async def make_link(request: Request, session: FormSession, account: ChosenAccount, form: Form) -> Response:
-    """Answer with the link, once: its user sets a password with it that no operator learns."""
+    """Show once the link by which a user sets a password that no operator learns."""
     check_form(session, form, _LINK)
     path = await operations_of(request).acts.make_sign_in_link(account, by(request, session), LinkPurpose.NEW_PASSWORD)
     public_url = settings_of(request).public_url.rstrip("/")

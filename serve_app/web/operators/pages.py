@@ -1,8 +1,8 @@
-"""Formats sizes for the operators' pages.
+"""Admits operators to their pages, and renders these.
 
-Checks who may open an operators' page or send its form, as dependencies.
+Dependencies of the path operations check who may open an operators' page or send its form.
 
-Rendering of an operators' page in the shared layout.
+`render` puts a page into the layout that all pages share; `size` formats bytes for it.
 """
 
 from datetime import timedelta

@@ -1,12 +1,12 @@
-"""Error pages for browsers outside the console; programs get the contract's envelope.
+"""Gives all pages what they share: how they are rendered, their error pages and their security headers.
 
-An HTML page whose rendering lets other requests go on.
+While `PageResponse` renders a long page, it lets other requests go on.
 
-Error pages of the console and of the operators' pages, in their own layout.
+Browsers get errors as pages, in the console and for operators in the layout there; programs get the envelope.
 
-Security headers of every page, and rejection of a POST from another site.
+`Protection` sets the security headers of every page, and rejects a POST from another site.
 
-Pictures of the bundled LoRAs, drawn by `docs/images/draw.py`, in `static/samples`.
+`static/samples` has pictures of the bundled LoRAs, which `docs/images/draw.py` draws.
 """
 
 import asyncio
