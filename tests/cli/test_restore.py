@@ -160,7 +160,7 @@ def test_what_is_missing_or_does_not_fit_is_named(atelier: Atelier, redis_db: re
     assert "put it back first" in atelier("restore", "--check").err
     atelier.settings.data_dir.mkdir(parents=True, exist_ok=True)
     made = atelier.stores(_fill)
-    assert "(Backup)" in atelier("restore").err
+    assert "backup-and-restore.md" in atelier("restore").err
     assert atelier.json("restore", "--check")["problems"] == []
     assert "the pepper is another one" in _problem(atelier, ATELIER_PEPPER="another")
     assert "1 API keys use a version" in _problem(atelier, ATELIER_PEPPERS='{"2": "another"}')
