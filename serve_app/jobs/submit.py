@@ -31,7 +31,7 @@ ADAPTER_PREFIX = "model_"
 """Ids in a catalog begin with this, by convention."""
 MAX_OUTPUT_PIXELS = 16_000_000
 USUAL_JOB_BYTES = JOB_BYTES + 512
-"""Of Redis, for a job whose prompts have a thousand characters together."""
+"""A job whose prompts have a thousand characters together takes this many bytes of Redis."""
 ONE_DAY = timedelta(days=1)
 """The bytes of stored jobs are counted by days: the last of one go a day after its first could."""
 MAX_QUEUE_SHARE = 8.0

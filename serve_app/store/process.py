@@ -80,7 +80,7 @@ class Process:
 
     settings: Settings
     redis_url: str
-    """Of the server in use, the embedded one included."""
+    """The address of the Redis in use, the embedded one included."""
     redis: RedisClient
     measures: Measures
     traces: Traces

@@ -99,14 +99,14 @@ OBEYED = (
     ),
     *("X-API-Key: a", "Authorization: Bearer a"),
 )
-"""As headers each would change the answer."""
+"""Each of these would change the answer if it were taken for a header."""
 FRAMING = ("Transfer-Encoding: gzip", "Content-Length: 0")
 """HAProxy and uvicorn's parser may refuse these."""
 
 
 @pytest.mark.parametrize("server", ["HAProxy", *SERVERS])
 def test_a_trailer_is_no_header(service: Service, server: str) -> None:
-    """In one packet with its request, and after it."""
+    """The trailer is sent in one packet with its request, and after it."""
     key = service.ready["keys"]["both"]
     ports = [service.port]
     if server in SERVERS:

@@ -90,7 +90,7 @@ def test_an_ingress_passes_no_request_to_another_thread() -> None:
 
 
 def test_a_frozen_replica_of_any_deployment_is_replaced_within_30_s() -> None:
-    """By Serve's own count; `tests/faults/test_recovery.py` sees it happen."""
+    """The bound follows from Serve's own count; `tests/faults/test_recovery.py` sees it happen."""
     for node in deployments_of(build(AppArgs())):
         config = node._bound_deployment._deployment_config
         missed = REPLICA_HEALTH_CHECK_UNHEALTHY_THRESHOLD * config.health_check_timeout_s

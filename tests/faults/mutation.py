@@ -75,7 +75,7 @@ PYTHON_TURNED: Mapping[type[ast.cmpop], type[ast.cmpop]] = {
 
 @dataclass(frozen=True, slots=True)
 class LuaMutant:
-    """In the script file `name`, the characters from `start` to `end` become `new`."""
+    """Replaces the characters from `start` to `end` of the script file `name` by `new`."""
 
     name: str
     text: str

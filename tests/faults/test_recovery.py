@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.ray]
 REPLICAS = ("ingress", "generator", "upscaler", "housekeeper")
 PARTS = (*REPLICAS, "haproxy", "haproxy manager", "proxy", "controller", "redis")
 REPLACED_S = 30.0
-"""By then the replacement of a frozen replica has begun."""
+"""The replacement of a frozen replica has begun within this many seconds."""
 PATIENCE_S = float(os.environ.get("ATELIER_RECOVERY_PATIENCE", "60"))
 """For so long the end and the successor of a process are waited for; a frozen one then goes on."""
 QUIET_S = 6.0
