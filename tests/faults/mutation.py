@@ -223,8 +223,6 @@ def survives(mutant: PythonMutant | None, tests: Sequence[str]) -> bool:
                     "-q",
                     "-p",
                     "no:cacheprovider",
-                    "-p",
-                    "no:xdist",
                     "-m",
                     "not soak and not ray and not gpu",
                     *tests,
