@@ -35,7 +35,12 @@ def loaded() -> Iterator[Engine]:
 
 
 @pytest.fixture
-def executor(loaded: Engine, resources: Resources) -> GenerationExecutor:
+async def executor(loaded: Engine, resources: Resources) -> GenerationExecutor:
+    """Return an executor of the shared engine, once it has read what an earlier test prefetched.
+
+    While its first adapter is being read, an engine has space for no other.
+    """
+    await wait_until(lambda: loaded.has_space("pocket"))
     return GenerationExecutor(loaded, resources.catalog, resources.weights)
 
 
