@@ -9,7 +9,7 @@ from serve_app.domain.errors import AdapterUnavailable, StoreUnavailable
 from serve_app.store.measures import is_cancelled
 from serve_app.store.storage import free_bytes, in_storage_thread
 from serve_app.worker.attempt import WorkerParts
-from serve_app.worker.executor import PrefetchesAdapters
+from serve_app.worker.executor import Executor
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class AdapterPrefetch:
     No job depends on it: a failure is only logged. An adapter that was refused or is gone is not tried again.
     """
 
-    def __init__(self, parts: WorkerParts, executor: PrefetchesAdapters, *, worker: str) -> None:
+    def __init__(self, parts: WorkerParts, executor: Executor, *, worker: str) -> None:
         self._parts = parts
         self._executor = executor
         self._worker = worker

@@ -12,7 +12,7 @@ from serve_app.domain.jobs import Claim
 from serve_app.domain.metrics import WORKER_MEMORY
 from serve_app.store.measures import Measures, gauge_field, is_cancelled
 from serve_app.tracing import Traces
-from serve_app.worker.executor import Executor, LoadedModels, ReportsMemory, ReportsModels
+from serve_app.worker.executor import Executor
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +83,7 @@ async def report_forever(
 async def report(measures: Measures, executor: Executor, *, worker: str) -> None:
     """Report once. Raises `StoreUnavailable`."""
     gauges = {metric.name: value for metric, value in executor.measure(measures).items()}
-    if isinstance(executor, ReportsMemory):
-        gauges |= {gauge_field(WORKER_MEMORY, part.device, part.use): part.size_bytes for part in executor.memory()}
-    loaded = executor.loaded_models() if isinstance(executor, ReportsModels) else LoadedModels((), ())
-    await measures.show(
-        executor.kind,
-        worker,
-        gauges,
-        base_models=loaded.base_models,
-        loras=loaded.loras[:MOST_LORAS],
-    )
+    gauges |= {gauge_field(WORKER_MEMORY, part.device, part.use): part.size_bytes for part in executor.memory()}
+    loaded = executor.loaded_models()
+    await measures.show(executor.kind, worker, gauges, base_models=loaded.base_models, loras=loaded.loras[:MOST_LORAS])
     await measures.send()

@@ -9,11 +9,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from serve_app.domain.jobs import Claim, Failure, JobKind, JobState, NewJob, new_job_id
-from serve_app.domain.metrics import Metric
 from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.store.measures import Measures
 from serve_app.worker.attempt import WorkerTiming
-from serve_app.worker.executor import Pixels
+from serve_app.worker.executor import Executor, Pixels
 from serve_app.worker.worker import Worker
 from tests.composition import Resources
 from tests.support import wait_until
@@ -30,14 +28,13 @@ class ScriptedRun(NamedTuple):
     decode_seconds: float = 0.0
 
 
-class ScriptedExecutor:
+class ScriptedExecutor(Executor):
     """Ends its runs with `results`, one after the other, then with images.
 
     A run that hangs stays until it is aborted.
     """
 
     kind = JobKind.GENERATION
-    free_runs = 8
 
     def __init__(self, *results: Result) -> None:
         self._results = list(results)
@@ -48,6 +45,10 @@ class ScriptedExecutor:
         self.resident_errors: list[Exception] = []
         """Raised by `resident`, one a call."""
         self.aborted: list[str] = []
+
+    @property
+    def free_runs(self) -> int:
+        return 8
 
     @property
     def resident(self) -> Sequence[str]:
@@ -82,9 +83,6 @@ class ScriptedExecutor:
     def progress(self) -> Mapping[str, tuple[int, int]]:
         with self._lock:
             return dict.fromkeys(self._runs, (1, 2))
-
-    def measure(self, measures: Measures) -> Mapping[Metric, float]:
-        return {}
 
 
 def _ended(run_id: str, result: Result) -> ScriptedRun:

@@ -16,7 +16,7 @@ from serve_app.store.keys import redis_key
 from serve_app.store.redis_client import connect
 from serve_app.store.script import Rewrite
 from serve_app.worker.attempt import retry_until_available
-from serve_app.worker.executor import StartError
+from serve_app.worker.executor import RunFailed
 from tests.audit import audit
 from tests.composition import Resources, open_resources
 from tests.rewriting import replacing
@@ -83,7 +83,7 @@ async def test_an_error_at_the_start_is_logged_with_the_job_and_tried_again(
 
 async def test_a_claim_that_cannot_start_fails_as_its_executor_says(resources: Resources) -> None:
     executor = ScriptedExecutor()
-    executor.start_errors = [StartError(BROKEN, retry=False)]
+    executor.start_errors = [RunFailed(BROKEN, retry=False)]
     job_id = await accept(resources)
     async with working(resources, executor):
         await until(resources, job_id, JobState.FAILED)

@@ -17,7 +17,7 @@ from serve_app.domain.jobs import Claim, JobKind, Lease, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.engine import Engine, EngineOptions
 from serve_app.jobs.queue import new_nonce
-from serve_app.worker.executor import Pixels, StartError
+from serve_app.worker.executor import Pixels, RunFailed
 from serve_app.worker.generation import GenerationExecutor
 from tests.api.app import BODY_A, BODY_B, TestService, open_service
 from tests.composition import Resources
@@ -146,7 +146,7 @@ async def claimed(service: TestService, job_id: str) -> GenerationRequest:
 
 
 async def test_a_lora_that_left_the_catalog_is_no_reason_to_retry(executor: GenerationExecutor) -> None:
-    with pytest.raises(StartError) as refused:
+    with pytest.raises(RunFailed) as refused:
         await executor.start(claim_of(dataclasses.replace(REQUEST, lora_id=adapter_id("gone"))), ["1"])
     assert refused.value.failure.code is FailureCode.LORA_UNAVAILABLE
     assert not refused.value.retry

@@ -21,7 +21,7 @@ from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Claim, Job, JobKind, JobState, NewJob, new_job_id
 from serve_app.domain.metrics import Metric
 from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest, Variant, image_seeds
-from serve_app.engine import Engine, EngineOptions
+from serve_app.engine import Engine, EngineOptions, Finished
 from serve_app.engine.run import StepTiming, take
 from serve_app.jobs.queue import JobQueue
 from serve_app.settings import Settings
@@ -31,7 +31,7 @@ from serve_app.store.measures import Measures
 from serve_app.store.redis_client import connect
 from serve_app.upscale.upscaler import Upscaler
 from serve_app.worker.attempt import WorkerTiming
-from serve_app.worker.executor import Executor, FinishedRun
+from serve_app.worker.executor import Executor
 from serve_app.worker.generation import GenerationExecutor
 from serve_app.worker.upscale import UpscaleExecutor
 from serve_app.worker.worker import Unhealthy, Worker
@@ -391,52 +391,26 @@ async def test_two_versions_of_the_code_work_on_one_queue(
     assert audit(redis_db, max_attempts=resources.settings.max_attempts) == []
 
 
-class HeldExecutor:
-    """A executor whose next step can be made to hang, or to fail, as a device does."""
+class HeldExecutor(GenerationExecutor):
+    """An executor whose next step can be made to hang, or to fail, as a device does."""
 
-    def __init__(self, executor: GenerationExecutor) -> None:
-        self._executor = executor
+    def __init__(self, engine: Engine, resources: Resources) -> None:
+        super().__init__(engine, resources.catalog, resources.weights)
         self.hold = threading.Event()
         self.hold.set()
         self.errors: list[Exception] = []
         """Raised one a step while a run is live: what a broken device refuses is to draw."""
 
-    kind = JobKind.GENERATION
-
-    @property
-    def free_runs(self) -> int:
-        return self._executor.free_runs
-
-    @property
-    def resident(self) -> Sequence[str]:
-        return self._executor.resident
-
-    @property
-    def has_work(self) -> bool:
-        return self._executor.has_work
-
-    async def start(self, claim: Claim, run_ids: Sequence[str]) -> None:
-        await self._executor.start(claim, run_ids)
-
-    def step(self) -> Sequence[FinishedRun]:
+    def step(self) -> Sequence[Finished]:
         self.hold.wait(60)
-        if self.errors and self._executor.progress():
+        if self.errors and self.progress():
             raise self.errors.pop()
-        return self._executor.step()
-
-    def abort(self, run_id: str) -> bool:
-        return self._executor.abort(run_id)
-
-    def progress(self) -> Mapping[str, tuple[int, int]]:
-        return self._executor.progress()
-
-    def measure(self, measures: Measures) -> Mapping[Metric, float]:
-        return self._executor.measure(measures)
+        return super().step()
 
 
 @pytest.fixture
-def held(executor: GenerationExecutor) -> Iterator[HeldExecutor]:
-    hanging = HeldExecutor(executor)
+def held(engine: Engine, resources: Resources) -> Iterator[HeldExecutor]:
+    hanging = HeldExecutor(engine, resources)
     yield hanging
     hanging.hold.set()
 
@@ -452,7 +426,7 @@ async def hasty(settings: Settings, redis_db: redis.Redis) -> AsyncIterator[Reso
 async def test_a_hung_step_loses_its_lease_and_its_late_images(
     hasty: Resources, engine: Engine, redis_db: redis.Redis
 ) -> None:
-    hung = HeldExecutor(GenerationExecutor(engine, hasty.catalog, hasty.weights))
+    hung = HeldExecutor(engine, hasty)
     strict = WorkerTiming(poll=QUICK.poll, heartbeat=QUICK.heartbeat, step_limit=timedelta(seconds=0.2))
     async with working(hasty, hung, timing=strict) as worker:
         hung.hold.clear()
