@@ -1,13 +1,10 @@
 """Checks customers' safetensors files: a small header, complete data, sides in bounds, finite numbers.
 
-The engine and the weight store both ask it, so that what one takes the other takes. safetensors 0.8 itself accepts 58 MB of
-metadata (12 s, 1.3 GB of memory), NaN weights, duplicate and path-like names.
+The engine and the weight store both ask it, so that what one takes the other takes. safetensors 0.8 itself accepts 58
+MB of metadata (12 s, 1.3 GB of memory), NaN weights, duplicate and path-like names.
 
-Limits of the process that reads a customer's file, set by that process itself.
-
-Checks a safetensors file in a process of its own, of limited memory and time.
-
-`python -m serve_app.safetensors_file PATH` prints the reason why the file is not one that this service loads, or nothing.
+`python -m serve_app.safetensors_file PATH` prints the reason why the file is not one that this service loads, or
+nothing.
 """
 
 import json
@@ -17,6 +14,7 @@ import re
 import resource
 import subprocess
 import sys
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
@@ -87,7 +85,7 @@ def read_header(path: Path) -> Header:
     return header
 
 
-def read_numbers(file: BinaryIO, header: Header, name: str) -> bytearray:
+def read_numbers(file: BufferedReader, header: Header, name: str) -> bytearray:
     """Read the bytes of one tensor of the open `file`.
 
     Raises UnusableFile when they are cut short or not finite.
@@ -96,7 +94,7 @@ def read_numbers(file: BinaryIO, header: Header, name: str) -> bytearray:
     begin, stop = tensor["data_offsets"]
     file.seek(header.start + begin)
     numbers = bytearray(stop - begin)
-    _must(file.readinto(numbers) == len(numbers), "ends early")  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    _must(file.readinto(numbers) == len(numbers), "ends early")
     if tensor["dtype"] in _FLOATS:
         _require_finite(name, tensor["dtype"], numbers)
     return numbers
@@ -150,7 +148,8 @@ def _check_layout(tensors: dict[str, dict[str, Any]], data_bytes: int) -> None:
     for name, tensor in tensors.items():
         _must(
             not name.startswith("bundle_emb."),
-            "bundles an embedding (bundle_emb, of OneTrainer), which this service does not load: save the LoRA without it",
+            "bundles an embedding (bundle_emb, of OneTrainer), which this service does not load: "
+            "save the LoRA without it",
         )
         _must(_NAME.fullmatch(name), "has a tensor with a forbidden name")
         _must(tensor.keys() == {"dtype", "shape", "data_offsets"}, f"has a malformed entry for {name}")
@@ -161,10 +160,7 @@ def _check_layout(tensors: dict[str, dict[str, Any]], data_bytes: int) -> None:
         _must(_are_integers(shape) and len(shape) <= 5, f"has a malformed shape for {name}")
         _must(all(1 <= side <= MAX_DIMENSION for side in shape), f"has a side out of bounds in {name}")
         _must(_are_integers(offsets) and len(offsets) == 2, f"has malformed offsets for {name}")
-        elements = 1
-        for side in shape:
-            elements *= side
-        _must(offsets[1] - offsets[0] == elements * _BYTES[dtype], f"has offsets that do not fit {name}")
+        _must(offsets[1] - offsets[0] == math.prod(shape) * _BYTES[dtype], f"has offsets that do not fit {name}")
         spans.append((offsets[0], offsets[1]))
     end = 0
     for start, stop in sorted(spans):
@@ -190,7 +186,7 @@ def _check_finite(file: BinaryIO, name: str, tensor: dict[str, Any], *, start: i
 
 
 def _require_finite(name: str, dtype: str, numbers: bytes | bytearray) -> None:
-    import numpy as np  # takes 0.1 s, which commands that read no weights and files refused by their header need not wait
+    import numpy as np  # takes 0.1 s, for which commands that read no weights need not wait
 
     element, mask = _FLOATS[dtype]
     bits = np.frombuffer(numbers, element)

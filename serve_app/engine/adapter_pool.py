@@ -1,7 +1,7 @@
 """Stores adapters on three levels: slots beside the model, host memory, files on disk.
 
-Each level evicts the least recently used. Reading and packing happen on background threads; only a finished row is copied
-into a slot, between two steps, so that a run which waits for its adapter never delays a run that has its own.
+Each level evicts the least recently used. Reading and packing happen on background threads; only a finished row is
+copied into a slot, between two steps, so that a run which waits for its adapter never delays a run that has its own.
 """
 
 import threading
@@ -239,7 +239,8 @@ class AdapterPool:
     def _pack(self, weights: AdapterWeights, *, is_needed: bool = True) -> _Ready:
         """Pack for the present layouts if those cover the adapter.
 
-        One that no run needs yet stays as it was read where that is much smaller: its rows would be padded to the slots' rank.
+        One that no run needs yet stays as it was read where that is much smaller: its rows would be padded to the
+        slots' rank.
         """
         ranks = {name: ranks_of(parts) for name, parts in weights.items()}
         size = _weight_bytes(weights)

@@ -1,7 +1,8 @@
 """Packs many adapters beside a module, any of them for any row of the next forward pass.
 
-Each slot is one flat row of numbers, so filling it is one copy. `bind` gathers the rows that a batch needs into a buffer,
-multiplies each by its scale and gives every layer its views: after that a layer costs two small batched products more.
+Each slot is one flat row of numbers, so filling it is one copy. `bind` gathers the rows that a batch needs into a
+buffer, multiplies each by its scale and gives every layer its views: after that a layer costs two small batched
+products more.
 
 Lays out every layer's part of an adapter in one flat row: all downs first, then all ups.
 """
@@ -18,8 +19,8 @@ from serve_app.engine_options import MAX_RANK
 RANK_BUCKETS = (8, 16, 32, 64, 128, MAX_RANK)
 """A batch's highest rank is rounded up to one of these: lower ranks are computed beside it, padded with zeros."""
 LEAST_SUMMED = 16
-"""Ups, over whose rank a sum runs, are padded to this rank: from here on zeros leave a sum's bits alone (measured on CPU; at
-8 they do not), so that ranks may mix in exact mode."""
+"""Ups, over whose rank a sum runs, are padded to this rank: from here on zeros leave a sum's bits alone (measured on
+CPU; at 8 they do not), so that ranks may mix in exact mode."""
 
 
 class Layout(NamedTuple):
@@ -125,8 +126,8 @@ class PackedRow(NamedTuple):
     version: int
     flat: Tensor
     norms: dict[str, Tensor]
-    """Of layers with a gain [4, out]: the three coefficients of ‖W + scale·BA‖² as a polynomial of the scale, and m²; or
-    the slope and three rows of zeros."""
+    """Of layers with a gain [4, out]: the three coefficients of ‖W + scale·BA‖² as a polynomial of the scale, and m²;
+    or the slope and three rows of zeros."""
     contents: Contents
 
 

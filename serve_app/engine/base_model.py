@@ -20,8 +20,8 @@ from serve_app.engine.sampler import Schedule
 from serve_app.engine_options import EngineOptions
 
 COMPILED_RANK = 32
-"""The highest rank that published adapters commonly have: under `compile`, an adapter of a higher rank, or one that changes
-layers outside the transformer blocks, compiles new graphs once."""
+"""The highest rank that published adapters commonly have: under `compile`, an adapter of a higher rank, or one that
+changes layers outside the transformer blocks, compiles new graphs once."""
 
 
 class FailedRun(NamedTuple):
@@ -136,9 +136,9 @@ class BaseModel:
     def denoise(self, batch: list[Run], limit_rows: Callable[[int], None]) -> list[FailedRun]:
         """Move every run one step on.
 
-        Of a batch that fails, halves are tried, so that only the run at fault is lost.
-        Calls `limit_rows(rows)` when more rows than that do not fit in memory together. Raises AcceleratorError when the
-        device takes no more work from this process.
+        Of a batch that fails, halves are tried, so that only the run at fault is lost. Calls `limit_rows(rows)` when
+        more rows than that do not fit in memory together. Raises AcceleratorError when the device takes no more work
+        from this process.
         """
         steps = [run.step for run in batch]
         try:

@@ -1,10 +1,10 @@
 """Finds the cheapest forward shapes at which a row's bits do not depend on the batch's other rows.
 
-Rows never mix, but a kernel may add numbers in another order when it is given more rows, and the result then differs in its
-last bit. Which row counts agree depends on the machine, so it is measured there: the same random rows go through the denoiser
-at the widest shape and at narrower ones, and must come out bit for bit the same. The result is a row multiple: batches padded
-to a multiple of it are exact. Where nothing narrower agrees it is the widest shape itself. A widest shape that does not fit in
-the device's memory is halved: then bits may differ from those of a larger device.
+Rows never mix, but a kernel may add numbers in another order when it is given more rows, and the result then differs in
+its last bit. Which row counts agree depends on the machine, so it is measured there: the same random rows go through
+the denoiser at the widest shape and at narrower ones, and must come out bit for bit the same. The result is a row
+multiple: batches padded to a multiple of it are exact. Where nothing narrower agrees it is the widest shape itself. A
+widest shape that does not fit in the device's memory is halved: then bits may differ from those of a larger device.
 """
 
 import torch
@@ -25,7 +25,8 @@ class BatchInvariance:
     """Row multiples of one base model, measured on this machine.
 
     Every batch key is measured, at its first use or by `Engine.warm_up`: what holds for one shape need not hold for the
-    next. It takes the time of two to four steps of the widest batch (28 to 52 rows where that has 16), once per process.
+    next. It takes the time of two to four steps of the widest batch (28 to 52 rows where that has 16), once per
+    process.
     """
 
     def __init__(self, family: Family, adapter_slots: AdapterSlots, *, max_rows: int, static: bool) -> None:

@@ -2,8 +2,6 @@
 
 `python -m serve_app.engine.inspection FOLDER BASE PATH MAX_RANK KEPT SECONDS` prints one line of JSON: {"found": …} or
 {"refused": reason}. The base model is known by its layer table, which the folder `KEPT` holds from the second time on.
-
-Chooses fields of a file's training metadata, cuts them, and suggests trigger words.
 """
 
 import json
@@ -65,19 +63,16 @@ def _tag_counts(text: str) -> Counter[str]:
     except (ValueError, RecursionError):
         return Counter()
     counts = Counter[str]()
-    for tags in _objects(_values(folders)):
+    for tags in map(_object, _object(folders).values()):
         for tag, count in tags.items():
             if type(count) is int and len(tag) <= MAX_WORD:
                 counts[tag] += count
     return counts
 
 
-def _values(document: Any) -> Iterable[Any]:
-    return cast(Mapping[str, Any], document).values() if isinstance(document, dict) else ()
-
-
-def _objects(values: Iterable[Any]) -> Iterable[Mapping[str, Any]]:
-    return (cast(Mapping[str, Any], value) for value in values if isinstance(value, dict))
+def _object(value: Any) -> Mapping[str, Any]:
+    """Return a JSON object, and nothing in place of any other value."""
+    return cast(Mapping[str, Any], value) if isinstance(value, dict) else {}
 
 
 def _line(text: str) -> str:
@@ -100,7 +95,7 @@ def main(folder: str, base: str, path: str, max_rank: str, kept: str, seconds: s
     torch.set_num_threads(1)
     limit_memory(MEMORY)
     limit_processor_time(int(seconds))
-    print(json.dumps(inspect_adapter(Path(path), table, base, int(max_rank))))  # noqa: T201 - read by the process that started this one
+    sys.stdout.write(json.dumps(inspect_adapter(Path(path), table, base, int(max_rank))) + "\n")
 
 
 def inspect_adapter(path: Path, table: LayerTable, base: str, max_rank: int) -> dict[str, Any]:

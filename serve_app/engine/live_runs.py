@@ -39,7 +39,7 @@ class LiveRuns:
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()  # guards the fields below, notified of every change
+        self._changed = threading.Condition()  # guards the fields below, notified of every change; reentrant
         self._waiting: OrderedDict[str, PendingRun] = OrderedDict()
         self._running: dict[str, Run] = {}
         self._aborted: list[Run] = []
@@ -100,25 +100,33 @@ class LiveRuns:
     def start(self, waiting: PendingRun, run: Run) -> bool:
         """Move a waiting run to running. False when it was aborted meanwhile."""
         with self._changed:
-            if not self._drop(waiting):
+            if not self.drop(waiting):
                 return False
             self._running[run.request.run_id] = run
             return True
 
     def drop(self, waiting: PendingRun) -> bool:
         """Remove a waiting run that cannot start. False when it was aborted meanwhile."""
+        run_id = waiting.request.run_id
         with self._changed:
-            return self._drop(waiting)
+            if self._waiting.get(run_id) is not waiting:
+                return False
+            del self._waiting[run_id]
+            return True
 
     def end(self, run: Run) -> bool:
         """Remove a running run that failed. False when it was aborted meanwhile."""
         with self._changed:
-            return self._end(run)
+            if run in self._aborted:
+                self._aborted.remove(run)
+                return False
+            del self._running[run.request.run_id]
+            return True
 
     def start_decoding(self, run: Run, start: Callable[[], Future[np.ndarray]]) -> None:
         """Move a run to decoding, which `start` begins, unless the run was aborted meanwhile."""
         with self._changed:
-            if not self._end(run):
+            if not self.end(run):
                 return
             image = start()
             self._decoding[run.request.run_id] = Decoding(run, image)
@@ -138,20 +146,6 @@ class LiveRuns:
             for decoding in ready:
                 del self._decoding[decoding.run.request.run_id]
             return ready
-
-    def _drop(self, waiting: PendingRun) -> bool:
-        run_id = waiting.request.run_id
-        if self._waiting.get(run_id) is not waiting:
-            return False
-        del self._waiting[run_id]
-        return True
-
-    def _end(self, run: Run) -> bool:
-        if run in self._aborted:
-            self._aborted.remove(run)
-            return False
-        del self._running[run.request.run_id]
-        return True
 
 
 def outcome_of_decoding(run: Run, image: Future[np.ndarray]) -> Finished:

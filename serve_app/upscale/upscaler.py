@@ -1,9 +1,8 @@
 """Upscales an image two or four times, by Real-ESRGAN's compact network or, without it, Lanczos.
 
-The network is SRVGGNetCompact (Wang et al. 2021, Real-ESRGAN `realesr-general-x4v3` and kin): same-size convolutions, then a
-pixel shuffle onto the enlarged input. Its width, depth and scale are read from the weights.
-
-Cuts an image into overlapping tiles and joins their upscaled copies without a seam.
+The network is SRVGGNetCompact (Wang et al. 2021, Real-ESRGAN `realesr-general-x4v3` and kin): same-size convolutions,
+then a pixel shuffle onto the enlarged input. Its width, depth and scale are read from the weights. Images are cut into
+overlapping tiles, whose upscaled copies are joined without a seam.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,14 +27,10 @@ class Tile(NamedTuple):
 
 
 def cut(height: int, width: int, *, side: int, overlap: int) -> Iterator[Tile]:
-    """Cut tiles of at most `side` that cover the image; neighbours share at least `overlap` pixels."""
+    """Cut tiles of at most `side` that cover the image; neighbors share at least `overlap` pixels."""
     for top in _starts(height, side, overlap):
         for left in _starts(width, side, overlap):
             yield Tile(top, left, min(side, height), min(side, width))
-
-
-def tile_count(height: int, width: int, *, side: int, overlap: int) -> int:
-    return len(_starts(height, side, overlap)) * len(_starts(width, side, overlap))
 
 
 class Canvas:
@@ -121,12 +116,12 @@ class Upscaler:
         if not self.networks:
             return _lanczos(rgb, size)
         network = self.networks[min((s for s in self.networks if s >= factor), default=max(self.networks))]
-        total = tile_count(height, width, side=TILE_SIDE, overlap=OVERLAP)
+        tiles = list(cut(height, width, side=TILE_SIDE, overlap=OVERLAP))
         canvas = Canvas(height, width, network.scale, OVERLAP)
-        for done, tile in enumerate(cut(height, width, side=TILE_SIDE, overlap=OVERLAP), 1):
+        for done, tile in enumerate(tiles, 1):
             canvas.paste(tile, self._upscale_tile(network, rgb, tile))
             if on_progress is not None:
-                on_progress(done, total)
+                on_progress(done, len(tiles))
         upscaled = (canvas.finish() * 255).round().clip(0, 255).astype(np.uint8)
         return upscaled if network.scale == factor else _lanczos(upscaled, size)
 

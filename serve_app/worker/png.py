@@ -50,7 +50,7 @@ Unfinished = Callable[[str, int], tuple[int, Pixels] | None]
 async def write_previews(
     job_id: str, run_ids: Sequence[str], unfinished: Unfinished, store: PreviewStore, pool: ThreadPoolExecutor
 ) -> None:
-    """Store the newest picture of each run twice a second, until cancelled."""
+    """Store the newest picture of each run twice a second, until canceled."""
     loop, shown = asyncio.get_running_loop(), dict[int, int]()
     while True:
         await asyncio.sleep(EVERY_S)

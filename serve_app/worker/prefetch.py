@@ -39,7 +39,7 @@ class AdapterPrefetch:
         self._refused: set[str] = set()
 
     async def run(self, every: timedelta) -> None:
-        """Prefetch until cancelled, through any failure."""
+        """Prefetch until canceled, through any failure."""
         failures = 0
         while not is_cancelled():
             try:

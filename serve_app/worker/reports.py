@@ -71,7 +71,7 @@ MOST_LORAS = 100
 async def report_forever(
     measures: Measures, executor: Executor, *, worker: str, every_s: float = REPORT_EVERY_S
 ) -> None:
-    """Report until cancelled, through any failure, since no job depends on it."""
+    """Report until canceled, through any failure, since no job depends on it."""
     while not is_cancelled():
         try:
             await report(measures, executor, worker=worker)

@@ -236,7 +236,7 @@ CONVOLUTIONS = ["conv1", "conv2", "conv_shortcut", "downsamplers.0.conv", "to_q"
 PEFT_CONFIGS: dict[str, dict[str, Any]] = {
     "alpha is the rank": {"r": 4, "lora_alpha": 4},
     "alpha 16 of rank 4": {"r": 4, "lora_alpha": 16},
-    "rank-stabilised": {"r": 4, "lora_alpha": 4, "use_rslora": True},
+    "rank-stabilized": {"r": 4, "lora_alpha": 4, "use_rslora": True},
     "patterns": {
         "r": 4,
         "lora_alpha": 4,
@@ -268,11 +268,11 @@ def peft_model(base: Base, component: str, config: Mapping[str, Any]) -> Any:
     module = copy.deepcopy(base.components[component])
     settings: dict[str, Any] = {"target_modules": targets, **config}
     model = get_peft_model(module, LoraConfig(**settings))
-    randomise(model)
+    randomize(model)
     return model
 
 
-def randomise(model: nn.Module) -> None:
+def randomize(model: nn.Module) -> None:
     """LoRA weights that change something: libraries start them at no change."""
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
@@ -316,7 +316,7 @@ def test_a_peft_folder_gives_what_peft_makes(
 DIFFUSERS_ROWS = rows(
     *(
         (name, base)
-        for name in ("alpha 16 of rank 4", "patterns", "DoRA", "rank-stabilised")
+        for name in ("alpha 16 of rank 4", "patterns", "DoRA", "rank-stabilized")
         for base in ("sd", "sd2", "sdxl")
     ),
     everywhere=("DoRA",),
@@ -331,7 +331,7 @@ def test_what_diffusers_saves_gives_what_peft_makes(
     base = bases(base_name)
     module: Any = copy.deepcopy(base.components["unet"])
     module.add_adapter(LoraConfig(target_modules=["to_q", "to_k", "to_v", "to_out.0"], **PEFT_CONFIGS[config]))
-    randomise(module)
+    randomize(module)
     saved: Any = type(base.pipeline)
     saved.save_lora_weights(
         str(tmp_path),
@@ -373,7 +373,7 @@ LYCORIS: dict[str, dict[str, Any]] = {
     "locon with convolutions": {"algo": "locon", "conv_dim": 4, "conv_alpha": 1.0, "preset": "unet-convblock-only"},
     "locon Tucker": {"algo": "locon", "use_tucker": True, "conv_dim": 4, "conv_alpha": 1.0, "preset": "unet-convblock-only"},
     "locon DoRA": {"algo": "locon", "dora_wd": True, "preset": "attn-mlp"},
-    "locon rank-stabilised": {"algo": "locon", "rs_lora": True, "preset": "attn-mlp"},
+    "locon rank-stabilized": {"algo": "locon", "rs_lora": True, "preset": "attn-mlp"},
     "locon scalar": {"algo": "locon", "use_scalar": True, "preset": "attn-mlp"},
     "LoHa": {"algo": "loha", "preset": "attn-mlp"},
     "LoHa convolutions": {"algo": "loha", "conv_dim": 3, "conv_alpha": 1.0, "preset": "unet-convblock-only"},

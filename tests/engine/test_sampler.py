@@ -70,7 +70,7 @@ def test_noise_schedules_of_the_folder_are_followed(sampler: Sampler, extra: dic
 
 
 @pytest.mark.parametrize("setting", [{"clip_sample": True}, {"thresholding": True, "clip_sample": False}])
-def test_a_setting_that_cannot_be_honoured_is_refused_by_name(setting: dict[str, Any]) -> None:
+def test_a_setting_that_cannot_be_honored_is_refused_by_name(setting: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(setting))):
         make_schedule(Sampler.DDIM, {**TRAINING, **setting}, 10)
 
@@ -126,6 +126,6 @@ def test_each_step_of_flow_matching_is_the_step_of_diffusers(
 
 
 @pytest.mark.parametrize("setting", [{"stochastic_sampling": True}, {"invert_sigmas": True}])
-def test_a_flow_setting_that_cannot_be_honoured_is_refused_by_name(setting: dict[str, Any]) -> None:
+def test_a_flow_setting_that_cannot_be_honored_is_refused_by_name(setting: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(setting))):
         make_schedule(Sampler.FLOW_EULER, setting, 4)

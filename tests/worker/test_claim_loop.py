@@ -54,7 +54,7 @@ async def test_a_claim_that_is_not_answered_is_asked_again_under_its_nonce(resou
 
 
 class StubbornExecutor(ScriptedExecutor):
-    """Its `start` does not end when it is cancelled, before `released` is set."""
+    """Its `start` does not end when it is canceled, before `released` is set."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -42,7 +42,7 @@ def check_parts(name: str, parts: Parts, shape: torch.Size, *, max_rank: int) ->
 
 
 def module_weights(
-    name: str, parts: Parts, base: Tensor, *, alpha: float | None, rank_stabilised: bool
+    name: str, parts: Parts, base: Tensor, *, alpha: float | None, rank_stabilized: bool
 ) -> ModuleWeights:
     """The change of a layer whose base weight is `base` [out, in…], by parts that passed `check_parts`.
 
@@ -55,7 +55,7 @@ def module_weights(
         up = up * parts["scalar"].float()
     if "alpha" in parts:
         alpha = float(parts["alpha"])
-    made = ModuleWeights(down, up, _scaling(alpha, dimension, rank_stabilised))
+    made = ModuleWeights(down, up, _scaling(alpha, dimension, rank_stabilized))
     if "peft_magnitude" in parts:
         made = made._replace(magnitude=_per_output(name, parts["peft_magnitude"], base.shape, by_lycoris=False))
     if "dora_scale" in parts:
@@ -64,10 +64,10 @@ def module_weights(
     return made
 
 
-def _scaling(alpha: float | None, dimension: int | None, rank_stabilised: bool) -> float:
+def _scaling(alpha: float | None, dimension: int | None, rank_stabilized: bool) -> float:
     if dimension is None or alpha is None:
         alpha = dimension = dimension or 1
-    return alpha / (dimension**0.5 if rank_stabilised else dimension)
+    return alpha / (dimension**0.5 if rank_stabilized else dimension)
 
 
 def _require_one_algorithm(name: str, parts: Parts) -> None:

@@ -12,7 +12,7 @@ KINDS: Sequence[tuple[str, str]] = (
     (r"\.(oft_blocks|oft_diag|oft_R|rescale)\b|\.oft_", "OFT"),
     (r"\.boft_", "BOFT"),
     (r"\.(a1|a2|b1|b2)\.weight$", "GLoRA"),
-    (r"\.(w_norm|b_norm)$", "normalisation layers (train_norm)"),
+    (r"\.(w_norm|b_norm)$", "normalization layers (train_norm)"),
     (r"\.(diff|diff_b)$", "full-weight difference"),
     (r"lora_B\.(?:\w+\.)?bias$|lora_up\.bias$", "LoRA with a bias (lora_bias)"),
 )
@@ -72,10 +72,10 @@ def explain(unplaced: Sequence[str], tensors: Mapping[str, Tensor], table: Layer
 def wrong_family(tensors: Mapping[str, Tensor], table: LayerTable, declared: Mapping[str, str]) -> str | None:
     """Return the message for a file of another family whose names all happen to fit, else None.
 
-    What `declared` (the file's metadata, PEFT's configuration) says of the base decides only where no shape does. A file of the
-    first text encoder alone, under names that both use (`clip_l.`, `text_encoder.`, PEFT's folder) and without metadata, is
-    undecidable: SD 1 and SDXL have the same CLIP-L, and it acts on either. So is a base of unusual widths, distinguished from
-    SDXL by its one text encoder alone.
+    What `declared` (the file's metadata, PEFT's configuration) says of the base decides only where no shape does. A
+    file of the first text encoder alone, under names that both use (`clip_l.`, `text_encoder.`, PEFT's folder) and
+    without metadata, is undecidable: SD 1 and SDXL have the same CLIP-L, and it acts on either. So is a base of unusual
+    widths, distinguished from SDXL by its one text encoder alone.
     """
     own = base_name(table)
     family = family_of(tensors)

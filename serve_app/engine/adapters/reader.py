@@ -126,7 +126,8 @@ def read_source(
 ) -> AdapterWeights:
     """The adapter that was opened; `pattern_seconds` is what PEFT's `alpha_pattern` may take.
 
-    A replica sets no limit: it reads what was found quick when it was registered. Raises UnusableAdapter with the reason.
+    A replica sets no limit: it reads what was found quick when it was registered. Raises UnusableAdapter with the
+    reason.
     """
     outlines = source.outlines()
     found = _place(source, outlines, table)
@@ -143,7 +144,7 @@ def read_source(
                 {part: read(name) for part, name in names.items()},
                 table.base_weight(component, layer),
                 alpha=scaling.alpha,
-                rank_stabilised=scaling.rank_stabilised,
+                rank_stabilized=scaling.rank_stabilized,
             )
             weights.setdefault(component, {})[layer] = made._replace(down=made.down.to(dtype), up=made.up.to(dtype))
     return weights
@@ -165,7 +166,8 @@ def _place(source: Source, outlines: Mapping[str, Tensor], table: LayerTable) ->
             continue
         if name.startswith("base_model.model.") and source.peft_config is None:
             raise UnusableAdapter(
-                "a PEFT adapter without its adapter_config.json, which says how strongly it acts: bring the whole folder"
+                "a PEFT adapter without its adapter_config.json, which says how strongly it acts: "
+                "bring the whole folder"
             )
         place = (key.component, key.layer)
         _require_one_spelling(keys.setdefault(place, key), key)

@@ -64,7 +64,8 @@ class Source(NamedTuple):
     def opened(self) -> Generator[Callable[[str], Tensor]]:
         """A function that reads one tensor; it raises UnusableAdapter for numbers that are not finite.
 
-        Python reads the file, which lets other threads run meanwhile; `safe_open` would hold them all up on a slow disk.
+        Python reads the file, which lets other threads run meanwhile; `safe_open` would hold them all up on a slow
+        disk.
         """
         with self.file.open("rb") as file:
 
