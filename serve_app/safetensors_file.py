@@ -86,10 +86,7 @@ def read_header(path: Path) -> Header:
 
 
 def read_numbers(file: BufferedReader, header: Header, name: str) -> bytearray:
-    """Read the bytes of one tensor of the open `file`.
-
-    Raises UnusableFile when they are cut short or not finite.
-    """
+    """Read the bytes of one tensor of the open `file`. Raises UnusableFile when they are cut short or not finite."""
     tensor = header.tensors[name]
     begin, stop = tensor["data_offsets"]
     file.seek(header.start + begin)
@@ -122,18 +119,13 @@ def _parse(text: bytes) -> Header:
         raise UnusableFile("the file's header is not JSON in UTF-8: it is no safetensors file, or damaged") from error
     _must(isinstance(parsed, dict), "has a header that is no object")
     tensors = cast(dict[str, Any], parsed)
-    metadata = tensors.pop("__metadata__", {})
+    metadata: Any = tensors.pop("__metadata__", {})
     _must(isinstance(metadata, dict), "has metadata that is not text")
-    _must(
-        len(cast(dict[str, Any], metadata)) <= MAX_METADATA_ENTRIES, f"has over {MAX_METADATA_ENTRIES} metadata entries"
-    )
-    _must(
-        all(isinstance(value, str) for value in cast(dict[str, Any], metadata).values()),
-        "has metadata that is not text",
-    )
+    _must(len(metadata) <= MAX_METADATA_ENTRIES, f"has over {MAX_METADATA_ENTRIES} metadata entries")
+    _must(all(isinstance(value, str) for value in metadata.values()), "has metadata that is not text")
     _must(1 <= len(tensors) <= MAX_TENSORS, f"must hold 1 to {MAX_TENSORS} tensors")
     _must(all(isinstance(tensor, dict) for tensor in tensors.values()), "has a malformed tensor entry")
-    return Header(tensors, cast(dict[str, str], metadata))
+    return Header(tensors, metadata)
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -3,14 +3,13 @@
 Each slot is one flat row of numbers, so filling it is one copy. `bind` gathers the rows that a batch needs into a
 buffer, multiplies each by its scale and gives every layer its views: after that a layer costs two small batched
 products more.
-
-Lays out every layer's part of an adapter in one flat row: all downs first, then all ups.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from serve_app.engine.lora_layers import LoRALayer
@@ -24,7 +23,7 @@ CPU; at 8 they do not), so that ranks may mix in exact mode."""
 
 
 class Layout(NamedTuple):
-    """Offsets by layer, every layer at the same rank.
+    """Offsets of every layer's part in an adapter's flat row, all downs first, every layer at the same rank.
 
     Never changed, only replaced by one of the next version.
     """
@@ -158,10 +157,7 @@ class AdapterSlots:
     # -- filling slots ---------------------------------------------------------------------------------------------
 
     def pack(self, weights: LayerWeights) -> PackedRow | None:
-        """Pack `weights` for the present layout, in host memory; None when it does not cover them.
-
-        For any thread.
-        """
+        """Pack `weights` for the present layout, in host memory; None when it does not cover them. For any thread."""
         layout = self.layout
         if not layout.covers(ranks_of(weights)):
             return None
@@ -173,7 +169,11 @@ class AdapterSlots:
         dora = {
             name: self._norm_coefficients(name, part) for name, part in weights.items() if part.magnitude is not None
         }
-        sloped = {name: _slope_rows(part.slope) for name, part in weights.items() if part.slope is not None}
+        sloped = {
+            name: F.pad(part.slope.float()[None], (0, 0, 0, 3))
+            for name, part in weights.items()
+            if part.slope is not None
+        }
         norms = dora | sloped
         unscaled = frozenset(name for name, part in weights.items() if part.unscaled)
         contents = Contents(ranks_of(weights), frozenset(dora), frozenset(sloped), unscaled)
@@ -313,7 +313,3 @@ class AdapterSlots:
         for row, (slot, scale) in enumerate(zip(slots, scales, strict=True)):
             if scale not in (0, 1) and name in self._contents[slot].unscaled:
                 up[row] /= scale
-
-
-def _slope_rows(slope: Tensor) -> Tensor:
-    return torch.cat([slope.float()[None], torch.zeros(3, slope.shape[0])])

@@ -146,7 +146,8 @@ class BaseModel:
         except torch.AcceleratorError:
             raise
         except Exception as error:  # noqa: BLE001  a step must outlive any run: find it and lose it alone
-            self._recover()
+            self.runner.invalidate()
+            torch.cuda.empty_cache()  # gives back what the failed step left; nothing where CUDA is not in use
             batch = [run for run, step in zip(batch, steps, strict=True) if run.step == step]
             rows, lacks_memory = sum(run.rows for run in batch), is_out_of_memory(error)
             if lacks_memory and self.runner.pads_less(batch[0].batch_key, rows):
@@ -176,8 +177,3 @@ class BaseModel:
                 "the image came out as numbers that are not finite; the adapter or its weight is too strong"
             )
         return self.family.decode(run.latents, run.request)
-
-    def _recover(self) -> None:
-        """Drop what a failed step left behind, cached device memory included."""
-        self.runner.invalidate()
-        torch.cuda.empty_cache()  # nothing where CUDA is not in use

@@ -1,7 +1,4 @@
-"""Device and number type that the engine computes with.
-
-Adapter memory budget and out-of-memory detection.
-"""
+"""Chooses the device and the number type, finds memory for adapters, and recognizes its lack."""
 
 from collections.abc import Iterable
 

@@ -58,7 +58,8 @@ class Engine:
             self.measured.steps.append(StepTiming(time.monotonic() - began, sum(run.rows for run in batch), len(slots)))
         for run in self.scheduler.pop_finished(batch):
             self._decode(run)
-        return ended + self._retire(wait=not batch and not ended)
+        decoded = self.live.pop_decoded(within_s=0 if batch or ended else IDLE_WAIT_S)
+        return ended + [outcome_of_decoding(run, image) for run, image in decoded]
 
     def _remove_aborted(self) -> None:
         for run in self.live.pop_aborted():
@@ -108,12 +109,6 @@ class Engine:
         model = self._model(run.request)
         model.pool.release(run.slot)
         self.live.start_decoding(run, start=lambda: self._decoder.submit(model.decode, run))
-
-    def _retire(self, *, wait: bool) -> list[Finished]:
-        """Collect decoded images; with `wait`, wait a moment for other threads first."""
-        return [
-            outcome_of_decoding(run, image) for run, image in self.live.pop_decoded(within_s=IDLE_WAIT_S if wait else 0)
-        ]
 
     def _model(self, request: RunRequest) -> BaseModel:
         if request.base_model and request.base_model not in self.base_models:

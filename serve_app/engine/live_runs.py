@@ -1,8 +1,6 @@
-"""Holds the state of every live run: waiting, running or decoding.
+"""Holds the state of every live run (waiting, running or decoding), and makes its outcome an image or a named failure.
 
 Any thread adds, aborts and reads; the step thread moves them on.
-
-Outcome of a run: its image, or a named failure.
 """
 
 import threading

@@ -1,7 +1,4 @@
-"""Runs one forward pass and sampler step of a batch; rows differ in time, guidance, adapter, scale.
-
-Random generators from 64-bit seeds.
-"""
+"""Runs one forward pass and sampler step of a batch; rows differ in time, guidance, adapter, scale."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby

@@ -81,8 +81,6 @@ TILE_SIDE = 256
 OVERLAP = 24
 """Source pixels two tiles share; a pixel of the compact network sees at most one per layer to each side."""
 
-Progress = Callable[[int, int], None]
-
 
 class Upscaler:
     """Upscales RGB images. Not thread-safe; the same image gives the same bytes on the same machine."""
@@ -106,7 +104,9 @@ class Upscaler:
         return cls((CompactNetwork.from_weights(load_file(file)) for file in files), torch.device(device))
 
     @torch.inference_mode()
-    def upscale(self, rgb: np.ndarray, factor: int, on_progress: Progress | None = None) -> np.ndarray:
+    def upscale(
+        self, rgb: np.ndarray, factor: int, on_progress: Callable[[int, int], None] | None = None
+    ) -> np.ndarray:
         """Upscale uint8 [height, width, 3] by `factor`. `on_progress(done, total)` counts tiles.
 
         A factor without weights of its own is computed at the nearest larger scale (else the largest), then by Lanczos.

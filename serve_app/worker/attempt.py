@@ -1,11 +1,4 @@
-"""Runs one attempt at a job under a lease that heartbeats extend, then commits, fails or releases it.
-
-`Completed`, `Failed`, `LeaseLost` and `Released` are the outcomes of an attempt.
-
-`retry_until_available` calls a store again until it answers.
-
-`WorkerTiming` has the intervals and limits of a worker.
-"""
+"""Runs one attempt at a job under a lease that heartbeats extend, then commits, fails or releases it."""
 
 import asyncio
 import hashlib
@@ -149,7 +142,6 @@ class Attempt:
         self._run_ids = [f"{lease.job_id}.{lease.attempt}.{index}" for index in range(claim.request.num_images)]
         self._started = False
         self._written: list[str] = []
-        self._denoised = 0.0
         self._times = AttemptTimes()
 
     @property
@@ -215,19 +207,12 @@ class Attempt:
         began = time.monotonic()
         try:
             await self._executor.start(self._claim, self._run_ids)
-            loaded = time.monotonic()
-            self._times.loading, self._times.loaded = began, loaded
+            self._times.loading, self._times.loaded = began, time.monotonic()
             self._started = True
             self._steps.wake()
             storing = [asyncio.create_task(self._store_image(index, future)) for index, future in enumerate(futures)]
             stored = await asyncio.gather(*storing)
-            denoised = self._denoised
-            timings = Timings(
-                load=round(loaded - began, 3),
-                denoise=round(denoised - loaded, 3),
-                store=round(time.monotonic() - denoised, 3),
-            )
-            return Completed(tuple(stored), self._steps.seconds(self._run_ids), timings)
+            return Completed(tuple(stored), self._steps.seconds(self._run_ids), self._times.timings())
         except RunFailed as error:
             return Failed(error.failure, retry=error.retry)
         except StepFailed:
@@ -245,7 +230,7 @@ class Attempt:
     async def _store_image(self, index: int, future: asyncio.Future[FinishedRun]) -> StoredImage:
         """Wait for one run and store its image."""
         run = await future
-        decoded = self._denoised = time.monotonic()
+        decoded = time.monotonic()
         if run.image is None:
             failure = run.failure or generation_failed("The image could not be made.")
             raise RunFailed(failure, retry=failure.code is FailureCode.OUT_OF_MEMORY)
@@ -296,7 +281,7 @@ class Attempt:
         if not parts.settings.previews or parts.moderation.is_on or not executor.shows_unfinished:
             return None
         job_id = self._claim.lease.job_id
-        writing = write_previews(job_id, self._run_ids, executor.unfinished, parts.previews, self._encoders)
+        writing = write_previews(job_id, self._run_ids, executor, parts.previews, self._encoders)
         return asyncio.create_task(writing)
 
     def _progress(self) -> int:

@@ -1,10 +1,6 @@
-"""Runs generation jobs on the engine.
-
-Loads and warms up the engine of a generator replica; a deployment is described without torch.
-"""
+"""Runs generation jobs on the engine, and loads and warms up the engine of a generator replica."""
 
 import logging
-import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -177,7 +173,11 @@ def load_engine(
 ) -> Engine:
     """Load the base models and warm up; threads and memory as in `prepare_device`, the time as in `warm_up`."""
     prepare_device(threads=threads, memory_share=memory_share)
-    engine = Engine.load({model.id: _source(model) for model in base_models}, options)
+    sources = {
+        model.id: Checkpoint(Path(model.source), Path(model.config)) if model.config else Path(model.source)
+        for model in base_models
+    }
+    engine = Engine.load(sources, options)
     warm_up(engine, warm_up_time)
     return engine
 
@@ -187,15 +187,9 @@ def warm_up(engine: Engine, within: timedelta | None) -> None:
 
     Another size is begun while less than `within` has passed; None takes every size on a GPU, the smallest on a CPU.
     """
-    sizes = SIZES
-    if within is not None:
-        seconds = within.total_seconds()
-    else:
-        seconds = math.inf
-        sizes = SIZES[:1] if engine.device.type == "cpu" else SIZES
     began = time.monotonic()
-    for width, height in sizes:
-        if time.monotonic() - began >= seconds:
+    for width, height in SIZES[:1] if within is None and engine.device.type == "cpu" else SIZES:
+        if within is not None and time.monotonic() - began >= within.total_seconds():
             return
         try:
             engine.warm_up(width, height)
@@ -203,8 +197,3 @@ def warm_up(engine: Engine, within: timedelta | None) -> None:
             log.warning("images of %dx%d do not fit this device: jobs for them will fail by name", width, height)
         else:
             log.info("ready for %dx%d after %.1f s", width, height, time.monotonic() - began)
-
-
-def _source(model: BaseModel) -> Path | Checkpoint:
-    source = Path(model.source)
-    return Checkpoint(source, Path(model.config)) if model.config else source

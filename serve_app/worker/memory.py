@@ -1,7 +1,4 @@
-"""Limits the CPU threads and the GPU memory of a replica, and measures its memory.
-
-`card_gauges` has the memory of the whole card, `memory_parts` that of each use.
-"""
+"""Limits the CPU threads and the GPU memory of a replica, and measures its memory."""
 
 import os
 from collections.abc import Mapping

@@ -1,14 +1,11 @@
-"""Records the trace of an attempt once it has ended.
-
-Reports one worker's measurements to the operator's metrics.
-"""
+"""Records an attempt's times and trace, and reports a worker's measurements to the operator's metrics."""
 
 import asyncio
 import logging
 import time
 from dataclasses import dataclass, field
 
-from serve_app.domain.jobs import Claim
+from serve_app.domain.jobs import Claim, Timings
 from serve_app.domain.metrics import WORKER_MEMORY
 from serve_app.store.measures import Measures, gauge_field, is_cancelled
 from serve_app.tracing import Traces
@@ -33,6 +30,16 @@ class AttemptTimes:
     loaded: float = 0.0
     images: list[ImageTimes] = field(default_factory=list[ImageTimes])
     committing: float = 0.0
+
+    def timings(self) -> Timings:
+        """Return what an attempt took whose images are all stored."""
+        decoded = max(image.decoded for image in self.images)
+        stored = max(image.stored for image in self.images)
+        return Timings(
+            load=round(self.loaded - self.loading, 3),
+            denoise=round(decoded - self.loaded, 3),
+            store=round(stored - decoded, 3),
+        )
 
 
 def trace_attempt(traces: Traces, claim: Claim, times: AttemptTimes, *, outcome: str, reply: str) -> None:

@@ -1,7 +1,4 @@
-"""Runs upscale jobs on the upscaler. It loads no diffusers: its replica starts on torch alone.
-
-Loads the upscaler of a replica. Apart from the deployment, so that describing one loads no torch.
-"""
+"""Runs upscale jobs on the upscaler. It loads no diffusers: its replica starts on torch alone."""
 
 import asyncio
 import threading
@@ -57,7 +54,7 @@ class UpscaleExecutor(Executor):
         self._waiting: deque[_Waiting] = deque()
         self._lock = threading.Lock()
         self._current: str | None = None
-        self._aborted: set[str] = set()
+        self._is_aborted = False
         self._progress: tuple[int, int] = (0, 1)
         self._seconds: list[float] = []
 
@@ -87,7 +84,7 @@ class UpscaleExecutor(Executor):
             if not self._waiting:
                 return ()
             job = self._waiting.popleft()
-            self._current, self._progress = job.run_id, (0, 1)
+            self._current, self._progress, self._is_aborted = job.run_id, (0, 1), False
         began = time.monotonic()
         try:
             image = self._upscaler.upscale(job.pixels, job.factor, self._report)
@@ -97,13 +94,12 @@ class UpscaleExecutor(Executor):
             with self._lock:
                 self._seconds.append(time.monotonic() - began)
                 self._current = None
-                self._aborted.discard(job.run_id)
         return (UpscaledRun(job.run_id, image, None),)
 
     def abort(self, run_id: str) -> bool:
         with self._lock:
             if self._current == run_id:
-                self._aborted.add(run_id)
+                self._is_aborted = True
                 return True
             kept = deque(job for job in self._waiting if job.run_id != run_id)
             found = len(kept) < len(self._waiting)
@@ -132,7 +128,7 @@ class UpscaleExecutor(Executor):
     def _report(self, done: int, total: int) -> None:
         with self._lock:
             self._progress = (done, total)
-            if self._current in self._aborted:
+            if self._is_aborted:
                 raise _Aborted
 
 

@@ -86,7 +86,8 @@ def _low_rank(name: str, parts: Parts, shape: torch.Size) -> LowRank:
     try:
         return read(name, parts, shape)
     except (RuntimeError, IndexError) as error:  # torch, of shapes that do not fit each other
-        raise UnusableAdapter(f"{name}: its tensors do not fit each other: {_shapes(parts)}") from error
+        shapes = ", ".join(f"{part} {tuple(tensor.shape)}" for part, tensor in sorted(parts.items()))
+        raise UnusableAdapter(f"{name}: its tensors do not fit each other: {shapes}") from error
 
 
 def _lora(name: str, parts: Parts, shape: torch.Size) -> LowRank:
@@ -203,10 +204,6 @@ def _require(name: str, parts: Parts, *needed: str) -> None:
     if missing:
         wanted = ("both " if len(needed) == 2 else "") + " and ".join(needed)
         raise UnusableAdapter(f"{name}: has {' and '.join(sorted(parts))} but needs {wanted}")
-
-
-def _shapes(parts: Parts) -> str:
-    return ", ".join(f"{part} {tuple(tensor.shape)}" for part, tensor in sorted(parts.items()))
 
 
 def _require_finite(name: str, made: ModuleWeights) -> None:

@@ -1,8 +1,6 @@
-"""Reads an adapter into layer weights.
+"""Reads an adapter into layer weights, by the layer and the part that each tensor's name tells.
 
 Every key is placed or the file is refused: a weight is never dropped in silence.
-
-Tensor names of adapter files → the layer they change and the part they are of its change.
 """
 
 import math
@@ -151,10 +149,7 @@ def read_source(
 
 
 def _place(source: Source, outlines: Mapping[str, Tensor], table: LayerTable) -> dict[Layer, dict[str, str]]:
-    """Every tensor's name at its layer and part.
-
-    Names, and shapes against the base's family, are looked at.
-    """
+    """Every tensor's name at its layer and part. Names, and shapes against the base's family, are looked at."""
     found: dict[Layer, dict[str, str]] = {}
     keys: dict[Layer, TensorTarget] = {}
     unplaced: list[str] = []

@@ -66,10 +66,7 @@ def name_of(source: Source) -> str:
 
 
 def pipeline_class(source: Source) -> str:
-    """Name of diffusers' pipeline class for a base model.
-
-    Raises OSError when its folder or file is missing.
-    """
+    """Name of diffusers' pipeline class for a base model. Raises OSError when its folder or file is missing."""
     file, folder = _file_and_folder(source)
     if file is not None:
         if file.suffix != ".safetensors" or not file.is_file():

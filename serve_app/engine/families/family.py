@@ -128,8 +128,5 @@ class Family(Protocol):
         ...
 
     def decode(self, latents: Tensor, request: RunRequest) -> np.ndarray:
-        """Decode one run's latents to uint8 [height, width, 3].
-
-        Raises FloatingPointError where numbers overflow.
-        """
+        """Decode one run's latents to uint8 [height, width, 3]. Raises FloatingPointError where numbers overflow."""
         ...
