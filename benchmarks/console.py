@@ -143,8 +143,8 @@ async def _register(resources: Resources, account: Account, number: int) -> str:
     lora_id = new_adapter_id()
     adapter = Adapter(
         id=lora_id, name=f"Style {number}", description="A style that was uploaded.", created_at=datetime.now(UTC),
-        file=f"style-{number}.safetensors", sha256=f"{number:064x}", base_model="pocket", accounts=frozenset(), owner=account.id,
-        size_bytes=1 << 20,
+        file=f"style-{number}.safetensors", sha256=f"{number:064x}", base_model="pocket", accounts=frozenset(),
+        owner=account.id, size_bytes=1 << 20,
     )  # fmt: skip
     assert await resources.adapter_registry.register(adapter)
     return lora_id

@@ -1,7 +1,7 @@
 """Measures latency, the wait for a first step, and what adapters cost and their loading delays.
 
-That a batch changes no image, that aborts and bad adapters harm nobody, and that images are those of diffusers, is asserted
-by tests/engine.
+That a batch changes no image, that aborts and bad adapters harm nobody, and that images are those of diffusers, is
+asserted by tests/engine.
 """
 
 import argparse

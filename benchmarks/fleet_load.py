@@ -12,7 +12,8 @@ BURST_SHARE = 0.05
 """Of an hour's jobs: what one account sends at once, each hour, with one LoRA."""
 BURST_GAP_MS = 100
 WAVE = 0.3
-"""The rate goes from 1 - WAVE to 1 + WAVE times its mean and back, once in the time simulated: the first third is quiet."""
+"""The rate goes from 1 - WAVE to 1 + WAVE times its mean and back, once in the time simulated: the first third is
+quiet."""
 HOUR_MS = 3_600_000
 
 

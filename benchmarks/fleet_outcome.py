@@ -18,7 +18,8 @@ class Sample:
 @dataclass
 class Outcome:
     waits: list[float] = field(default_factory=lambda: list[float]())
-    """Seconds from each job's accept to its first step, in order of their ends; jobs of a burst are in `burst_waits`."""
+    """Seconds from each job's accept to its first step, in order of their ends; jobs of a burst are in
+    `burst_waits`."""
     burst_waits: list[float] = field(default_factory=lambda: list[float]())
     lost: int = 0
     """Attempts that ended with their node."""

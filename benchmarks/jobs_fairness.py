@@ -3,8 +3,8 @@
     python -m benchmarks.jobs_fairness                # 4 workers, 12 adapters; some 20 s
     python -m benchmarks.jobs_fairness --large        # 1,000 workers, 10,000 adapters; some minutes
 
-Time is logical: the scripts read a clock that the simulation moves from event to event, so that an hour of service takes
-seconds. One account sends a burst at the start; small accounts send steadily. Adapters are drawn by Zipf's law.
+Time is logical: the scripts read a clock that the simulation moves from event to event, so that an hour of service
+takes seconds. One account sends a burst at the start; small accounts send steadily. Adapters are drawn by Zipf's law.
 """
 
 import argparse
@@ -30,8 +30,8 @@ RUN_MS, SWAP_MS = 4_000, 1_500
 """A job's time on a worker, and what loading an adapter adds (`research/reliability.md`, 2.10)."""
 BUSY = "greedy"
 LOAD = 0.89
-"""What the small accounts ask for, against what the workers could do if they never loaded an adapter; the burst comes on
-top. The figure of the earlier measurement, so that the tables compare."""
+"""What the small accounts ask for, against what the workers could do if they never loaded an adapter; the burst comes
+on top. The figure of the earlier measurement, so that the tables compare."""
 POLL_MS = 500
 """An idle worker looks again after this long."""
 AT_ONCE = 32
