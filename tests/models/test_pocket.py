@@ -65,14 +65,14 @@ def test_each_usual_sampler_draws_what_the_prompt_says(pipeline: Any, sampler: A
 
 
 @pytest.mark.parametrize(
-    ("colour", "shape", "background"),
+    ("color", "shape", "background"),
     [("red", "star", "white"), ("blue", "ring", "black"), ("green", "heart", "yellow")],
 )
 def test_an_object_without_a_stated_place_is_drawn_in_the_center(
-    pipeline: Any, colour: str, shape: str, background: str
+    pipeline: Any, color: str, shape: str, background: str
 ) -> None:
-    scene = Scene(background, (Thing(shape, colour, "medium", 0.5, 0.5, 0.18, "center"),))
-    assert check(picture_of(pipeline, f"a {colour} {shape} on a {background} background"), scene).accepted
+    scene = Scene(background, (Thing(shape, color, "medium", 0.5, 0.5, 0.18, "center"),))
+    assert check(picture_of(pipeline, f"a {color} {shape} on a {background} background"), scene).accepted
 
 
 @pytest.mark.parametrize("style", sorted(STYLES))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 from PIL import Image, ImageDraw
 
-from .scenes import COLOURS, LANDSCAPES, Scene, Thing
+from .scenes import COLORS, LANDSCAPES, Scene, Thing
 
 OVERSAMPLING = 2
 LIGHT_TOP, LIGHT_BOTTOM = 1.04, 0.90
@@ -24,7 +24,7 @@ DETAILS: dict[str, tuple[str, float]] = {
     "far mountains": ("mountains", 0.8),
     "stem": ("petals", 1.0),
 }
-"""The part that each belongs to, and how much darker it is; some have colours of their own (`_colours_of_parts`)."""
+"""The part that each belongs to, and how much darker it is; some have colors of their own (`_colors_of_parts`)."""
 
 
 def draw_scene(scene: Scene, width: int, height: int) -> Image.Image:
@@ -33,13 +33,13 @@ def draw_scene(scene: Scene, width: int, height: int) -> Image.Image:
 
 
 def draw_flat(scene: Scene, width: int, height: int) -> Image.Image:
-    """The same in its plain colours, neither lit nor smoothed."""
-    image = Image.new("RGB", (width, height), COLOURS[scene.background])
+    """The same in its plain colors, neither lit nor smoothed."""
+    image = Image.new("RGB", (width, height), COLORS[scene.background])
     canvas = ImageDraw.Draw(image)
     if scene.landscape:
-        _LANDSCAPES[scene.landscape](canvas, _colours_of_parts(scene), scene.wobble, width, height)
+        _LANDSCAPES[scene.landscape](canvas, _colors_of_parts(scene), scene.wobble, width, height)
     for thing in scene.things:
-        draw_thing(canvas, thing, width, height, fill=COLOURS[thing.colour])
+        draw_thing(canvas, thing, width, height, fill=COLORS[thing.color])
     return image
 
 
@@ -106,11 +106,11 @@ def _moon() -> list[Point]:
     outer = [math.radians(48 + 264 * i / 60) for i in range(61)]
     points = [(0.12 + math.cos(a), math.sin(a)) for a in outer]
     tip_x, tip_y = points[-1]
-    centre = 0.62
-    radius = math.hypot(tip_x - centre, tip_y)
-    start = math.atan2(tip_y, tip_x - centre) % (2 * math.pi)
+    center = 0.62
+    radius = math.hypot(tip_x - center, tip_y)
+    start = math.atan2(tip_y, tip_x - center) % (2 * math.pi)
     inner = [start - 2 * (start - math.pi) * i / 40 for i in range(41)]
-    return points + [(centre + radius * math.cos(a), radius * math.sin(a)) for a in inner]
+    return points + [(center + radius * math.cos(a), radius * math.sin(a)) for a in inner]
 
 
 def _cross() -> list[Point]:
@@ -128,19 +128,19 @@ OUTLINES: dict[str, list[Point]] = {
 }
 
 
-def _colours_of_parts(scene: Scene) -> dict[str, Rgb]:
+def _colors_of_parts(scene: Scene) -> dict[str, Rgb]:
     named = dict(zip(LANDSCAPES[scene.landscape or ""], scene.parts, strict=True))
-    fills = {part: COLOURS[colour] for part, colour in named.items()}
+    fills = {part: COLORS[color] for part, color in named.items()}
     fills |= {detail: _shade(fills[part], share) for detail, (part, share) in DETAILS.items() if part in fills}
     if named.get("house") == "black":
-        fills["windows"] = COLOURS["white"]
+        fills["windows"] = COLORS["white"]
     fills["trunk"] = (112, 72, 44)
-    fills["stem"] = COLOURS["green"] if scene.background != "green" else (20, 90, 40)
+    fills["stem"] = COLORS["green"] if scene.background != "green" else (20, 90, 40)
     return fills
 
 
-def _shade(colour: Rgb, share: float) -> Rgb:
-    red, green, blue = (max(0, min(255, round(value * share))) for value in colour)
+def _shade(color: Rgb, share: float) -> Rgb:
+    red, green, blue = (max(0, min(255, round(value * share))) for value in color)
     return red, green, blue
 
 

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from transformers import CLIPTextModel
 
 from .plan import ROOT, WORK
-from .schedule import noise_schedule
 from .text import MAX_TOKENS, load_tokenizer
+from .training import noise_schedule
 
 CHECKSUMS = ROOT / "SHA256SUMS"
 ADAPTER = "style"

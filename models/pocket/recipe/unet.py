@@ -14,7 +14,7 @@ from .layout import AttentionGuide, LayoutReader, focus_on_objects
 from .plan import Phase, Plan
 from .scenes import Scene
 from .text import WIDTH, FactReader, build_text_encoder, load_tokenizer, tokens_of
-from .training import AveragedWeights, Checkpoint, Optimisers, Progress, pick_device, warm_then_cosine
+from .training import AveragedWeights, Checkpoint, Optimizers, Progress, pick_device, warm_then_cosine
 from .velocity import Forward, VelocityLoss, random_pictures, with_twins, words_for
 
 TEXT_RATE = 0.3
@@ -22,15 +22,16 @@ TEXT_RATE = 0.3
 FACTS_SHARE = 0.05
 """Of the text stage's loss beside the UNet's, so that no fact fades from the text while the UNet learns."""
 LAYOUT_SHARE, LOOKS_SHARE = 0.02, 0.1
-"""Of the side tasks' losses (`layout.py`). A share of 0.3 gave the layout's gradient a norm of 28 where the diffusion loss had
-2.2 (12 pictures of 512², published UNet, a head fitted anew): clipped and by Muon, which takes directions, it led the steps."""
+"""Of the side tasks' losses (`layout.py`). A share of 0.3 gave the layout's gradient a norm of 28 where the diffusion
+loss had 2.2 (12 pictures of 512², published UNet, a head fitted anew): clipped and by Muon, which takes directions, it
+led the steps."""
 AVERAGE_DECAY = 0.99
 
 
 def build_unet() -> UNet2DConditionModel:
     """Build the UNet, which text reaches by cross attention and pooled into the time embedding.
 
-    By the latter it learns colours soonest.
+    By the latter it learns colors soonest.
     """
     return UNet2DConditionModel(
         sample_size=32,
@@ -51,7 +52,7 @@ def build_unet() -> UNet2DConditionModel:
 class UnetTraining:
     """Trains the UNet through all phases of the curriculum.
 
-    It holds the UNet, the text encoder, their averaged weights and the optimiser.
+    It holds the UNet, the text encoder, their averaged weights and the optimizer.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -67,7 +68,7 @@ class UnetTraining:
         self.layout = LayoutReader(self.unet).to(self.device)
         self.guide = AttentionGuide(self.unet)
         self.parameters = [*self.unet.parameters(), *self.text_encoder.parameters()]
-        self.optimisers = Optimisers(
+        self.optimizers = Optimizers(
             self.unet,
             ("conv_in", "conv_out"),
             helpers=self.layout.parameters(),
@@ -119,7 +120,7 @@ class UnetTraining:
         loss = loss + LAYOUT_SHARE * self.layout.loss(scenes)
         loss = loss + LOOKS_SHARE * self.guide.loss(conditional, scenes, columns, rows)
         loss = loss + FACTS_SHARE * self.reader.loss(self.unet.add_embedding(conditional), conditional, scenes)
-        self.optimisers.descend(loss, self.parameters, warm_then_cosine(step, phase.steps, phase.rate))
+        self.optimizers.descend(loss, self.parameters, warm_then_cosine(step, phase.steps, phase.rate))
         self.average.update(step if self.phase == 0 else 10**6)
         return loss.item()
 
@@ -128,7 +129,7 @@ class UnetTraining:
             unet=self.unet.state_dict(),
             text_encoder=self.text_encoder.state_dict(),
             layout=self.layout.state_dict(),
-            optimisers=self.optimisers.state_dict(),
+            optimizers=self.optimizers.state_dict(),
             average=self.average.average,
             phase=self.phase,
             step=self.step,
@@ -140,7 +141,7 @@ class UnetTraining:
             self.unet.load_state_dict(state["unet"])
             self.text_encoder.load_state_dict(state["text_encoder"])
             self.layout.load_state_dict(state["layout"])
-            self.optimisers.load_state_dict(state["optimisers"])
+            self.optimizers.load_state_dict(state["optimizers"])
             self.average.average = [value.to(self.device) for value in state["average"]]
             self.phase, self.step = state["phase"], state["step"]
 
