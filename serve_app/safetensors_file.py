@@ -214,10 +214,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 
 def check_in_subprocess(path: Path) -> None:
-    """Run `check_safetensors` in another process.
-
-    Raises UnusableFile with the reason, OSError when no process starts.
-    """
+    """Run `check_safetensors` in another process. Raises UnusableFile with the reason, OSError when none starts."""
     environment = {"PATH": os.defpath, "PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": "1"}
     command = (sys.executable, "-m", "serve_app.safetensors_file", str(path))
     try:

@@ -26,10 +26,7 @@ LOADERS = 4
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """Holds an adapter in host memory, in one of two forms.
-
-    It is packed for each component's slots, or has its weights as they were read.
-    """
+    """Holds an adapter in host memory, packed for each component's slots or as its weights were read."""
 
     ranks: Mapping[str, Mapping[str, int]]
     """The rank of each layer of each component."""

@@ -131,10 +131,7 @@ class PackedRow(NamedTuple):
 
 
 class AdapterSlots:
-    """Slots over one module's layers.
-
-    They cover only layers and ranks that adapters have needed, and grow on demand.
-    """
+    """Slots over one module's layers, which cover only layers and ranks that adapters have needed, and grow."""
 
     def __init__(self, layers: Mapping[str, LoRALayer], count: int, *, uniform: bool = False) -> None:
         """`uniform` binds every layer at full rank for any batch, so that a compiled forward never changes."""

@@ -196,9 +196,8 @@ class Engine:
         return engine
 
     def warm_up(self, width: int, height: int) -> None:
-        """Do now what the first image of this size would wait for, with every base model.
+        """Do now what the first image of this size would wait for, with every base model; for the step thread alone.
 
-        For the step thread alone.
         Raises torch.OutOfMemoryError or MemoryError when one such image does not fit.
         """
         for model in self.base_models.values():

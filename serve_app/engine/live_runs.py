@@ -156,10 +156,7 @@ def outcome_of_decoding(run: Run, image: Future[np.ndarray]) -> Finished:
 
 
 def failure_outcome(run_id: str, added_at: float, error: BaseException) -> Finished:
-    """Return the outcome of a run that failed with `error`.
-
-    Raises an AcceleratorError itself: the device, not the run, failed.
-    """
+    """Return the outcome of a run that failed with `error`; raise an AcceleratorError, since the device failed then."""
     if isinstance(error, torch.AcceleratorError):
         raise error
     return Finished(run_id, None, _failure(error), time.monotonic() - added_at)

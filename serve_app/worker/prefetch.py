@@ -19,10 +19,7 @@ LONGEST_PAUSE = timedelta(minutes=1)
 
 
 def pause(every: timedelta, failures: int) -> timedelta:
-    """Return the time until the next look.
-
-    After each failure in a row it is twice as long, up to `LONGEST_PAUSE`.
-    """
+    """Return the time until the next look, twice as long after each failure in a row, up to `LONGEST_PAUSE`."""
     return min(every * 2 ** min(failures, 10), max(every, LONGEST_PAUSE))
 
 

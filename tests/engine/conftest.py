@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.engine import Engine, EngineOptions
+from serve_app.engine import AdapterFile, Engine, EngineOptions
 from tests.engine import tiny_models
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -35,6 +35,12 @@ def sd2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def sdxl(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_models.write_sdxl(tmp_path_factory.mktemp("models") / "sdxl")
+
+
+@pytest.fixture
+def loras(sd: Path, tmp_path: Path) -> list[AdapterFile]:
+    """Adapters of the tiny Stable Diffusion 1.x."""
+    return [tiny_models.write_lora(tmp_path / f"{i}.safetensors", sd, rank=4, seed=i) for i in range(6)]
 
 
 @pytest.fixture

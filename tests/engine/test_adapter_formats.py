@@ -71,7 +71,7 @@ def bases(sd: Path, sd2: Path, sdxl: Path) -> Iterator[Callable[[str], Base]]:
         print(f"\n{len(compared)} rows, largest latent error {largest:.1e} ({label})")  # noqa: T201 - with `-s`
 
 
-# -- names: one set of changes under every spelling ------------------------------------------------------------------------
+# -- names: one set of changes under every spelling --------------------------------------------------------------------
 
 
 class Pair(NamedTuple):
@@ -156,7 +156,8 @@ def original_names(prefix: str) -> Callable[[Base, str, str], tuple[str, str, st
         aliases = sgm_aliases([name for name, _ in base.layers("unet", ("",))], unet.config.layers_per_block)
         spelled = next(alias for alias, ours in aliases.items() if ours == layer and "." in alias)
         spelled = spelled if prefix.endswith(".") else spelled.replace(".", "_")
-        return tuple(f"{prefix}{spelled}{part}" for part in (".lora_down.weight", ".lora_up.weight", ".alpha"))  # type: ignore[return-value]
+        stem = prefix + spelled
+        return f"{stem}.lora_down.weight", f"{stem}.lora_up.weight", f"{stem}.alpha"
 
     return named
 
@@ -230,7 +231,7 @@ def test_every_spelling_gives_the_merged_result(
     require_equal(base, path, weights, lambda weight: base.merged(changes, weight))
 
 
-# -- PEFT's folders --------------------------------------------------------------------------------------------------------
+# -- PEFT's folders ----------------------------------------------------------------------------------------------------
 
 CONVOLUTIONS = ["conv1", "conv2", "conv_shortcut", "downsamplers.0.conv", "to_q"]
 PEFT_CONFIGS: dict[str, dict[str, Any]] = {
@@ -311,7 +312,7 @@ def test_a_peft_folder_gives_what_peft_makes(
     )
 
 
-# -- diffusers' own writer -------------------------------------------------------------------------------------------------
+# -- diffusers' own writer ---------------------------------------------------------------------------------------------
 
 DIFFUSERS_ROWS = rows(
     *(
@@ -343,7 +344,7 @@ def test_what_diffusers_saves_gives_what_peft_makes(
     assert torch.equal(base.with_adapter(tmp_path)[-1], base.with_adapter(path)[-1]), "the folder differs from its file"
 
 
-# -- kohya's sd-scripts ----------------------------------------------------------------------------------------------------
+# -- kohya's sd-scripts ------------------------------------------------------------------------------------------------
 
 SD_SCRIPTS = Path(__file__).with_name("sd_scripts")
 SD_SCRIPTS_ROWS = rows(
@@ -366,18 +367,22 @@ def test_what_sd_scripts_saved_gives_what_sd_scripts_made(
     require_equal(base, SD_SCRIPTS / f"{name}.safetensors", weights, lambda weight: made[f"{weight}"])
 
 
-# -- LyCORIS ---------------------------------------------------------------------------------------------------------------
+# -- LyCORIS -----------------------------------------------------------------------------------------------------------
 
 LYCORIS: dict[str, dict[str, Any]] = {
     "locon": {"algo": "locon", "preset": "attn-mlp"},
     "locon with convolutions": {"algo": "locon", "conv_dim": 4, "conv_alpha": 1.0, "preset": "unet-convblock-only"},
-    "locon Tucker": {"algo": "locon", "use_tucker": True, "conv_dim": 4, "conv_alpha": 1.0, "preset": "unet-convblock-only"},
+    "locon Tucker": {
+        "algo": "locon", "use_tucker": True, "conv_dim": 4, "conv_alpha": 1.0, "preset": "unet-convblock-only",
+    },
     "locon DoRA": {"algo": "locon", "dora_wd": True, "preset": "attn-mlp"},
     "locon rank-stabilized": {"algo": "locon", "rs_lora": True, "preset": "attn-mlp"},
     "locon scalar": {"algo": "locon", "use_scalar": True, "preset": "attn-mlp"},
     "LoHa": {"algo": "loha", "preset": "attn-mlp"},
     "LoHa convolutions": {"algo": "loha", "conv_dim": 3, "conv_alpha": 1.0, "preset": "unet-convblock-only"},
-    "LoHa Tucker": {"algo": "loha", "use_tucker": True, "conv_dim": 3, "conv_alpha": 1.0, "preset": "unet-convblock-only"},
+    "LoHa Tucker": {
+        "algo": "loha", "use_tucker": True, "conv_dim": 3, "conv_alpha": 1.0, "preset": "unet-convblock-only",
+    },
     "LoHa DoRA": {"algo": "loha", "dora_wd": True, "preset": "attn-mlp"},
     "LoKr": {"algo": "lokr", "factor": 4, "preset": "attn-mlp"},
     "LoKr low-rank": {"algo": "lokr", "factor": 4, "dim": 2, "preset": "attn-mlp"},

@@ -194,6 +194,11 @@ def kohya_names(
     return renamed
 
 
+def write_lora(path: Path, folder: Path, **options: Any) -> AdapterFile:
+    """Write a random LoRA for the model in `folder`, with the options of `random_lora`."""
+    return write_adapter(path, random_lora(folder, **options))
+
+
 def write_adapter(
     path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, Any] | None = None
 ) -> AdapterFile:
@@ -207,5 +212,5 @@ def write_adapter(
 def _weights(component: Path) -> dict[str, list[int]]:
     """The shape of every layer's weight in a saved component, by layer."""
     with safe_open(next(component.glob("*.safetensors")), framework="pt") as file:
-        shapes = {name: file.get_slice(name).get_shape() for name in file.keys() if name.endswith(".weight")}  # noqa: SIM118
-    return {name.removesuffix(".weight"): shape for name, shape in shapes.items()}
+        names = [name for name in file.keys() if name.endswith(".weight")]  # noqa: SIM118
+        return {name.removesuffix(".weight"): file.get_slice(name).get_shape() for name in names}

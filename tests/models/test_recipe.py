@@ -12,19 +12,14 @@ from peft.tuners.lora.layer import LoraLayer
 from peft.utils import set_peft_model_state_dict
 from transformers import CLIPTokenizer
 
-from models.pocket.recipe.agreement import EARLY_SHARE, OPEN, SETTLED, AgreementLoss, early_timesteps
 from models.pocket.recipe.captions import full_caption, plain_caption
 from models.pocket.recipe.drawing import draw_scene
 from models.pocket.recipe.export import ADAPTER, export_lora, lora_config, published_lora
 from models.pocket.recipe.latents import cached_latents
-from models.pocket.recipe.layout import color_cover, focus_on_objects, kind_cover, place_cover
-from models.pocket.recipe.lora import focus_on_style
+from models.pocket.recipe.layout import color_cover, kind_cover, place_cover
 from models.pocket.recipe.plan import Phase, Plan
 from models.pocket.recipe.scenes import (
     COLORS,
-    LANDSCAPES,
-    PARTS,
-    PLACES_OF_PARTS,
     POSITIONS,
     SHAPES,
     SIZES,
@@ -35,13 +30,12 @@ from models.pocket.recipe.scenes import (
     random_scene,
     random_single,
 )
-from models.pocket.recipe.style_map import StyleMap
 from models.pocket.recipe.style_statistics import fit_discriminant
 from models.pocket.recipe.styles import STYLES, styled_scene
 from models.pocket.recipe.text import ABSENT, ANSWERS, FACT_TOKENS, MAX_TOKENS, facts, places_of, with_stated_place
 from models.pocket.recipe.training import Float32Muon, Optimizers
 from models.pocket.recipe.unet import build_unet
-from models.pocket.recipe.velocity import Forward, VelocityLoss, random_pictures, with_twins, words_for
+from models.pocket.recipe.velocity import VelocityLoss, random_pictures, with_twins, words_for
 from serve_app.upscale.upscaler import CompactNetwork
 from tests.support import POCKET
 
@@ -63,24 +57,6 @@ def test_the_object_of_a_place_is_drawn_there() -> None:
             assert SHAPES[int(around.argmax())] == shape, scene
             found += 1
     assert found > 200
-
-
-def test_the_facts_name_each_part_of_a_landscape_at_the_place_where_it_is_drawn() -> None:
-    rng = random.Random(5)
-    for scene in (random_landscape(rng) for _ in range(60)):
-        answers = {q: ANSWERS[q][a] for (q, a) in zip(ANSWERS, facts(scene), strict=True) if a >= 0}
-        kinds, places = kind_cover(scene, CELLS, CELLS), place_cover(scene, CELLS, CELLS)
-        assert torch.equal(kinds[0], places[0])
-        highest: dict[str, int] = {}
-        for part, color in zip(LANDSCAPES[scene.landscape or ""], scene.parts, strict=True):
-            place = PLACES_OF_PARTS[part]
-            assert (answers[f"part at {place}"], answers[f"color at {place}"]) == (part, color)
-            cover = places[1 + tuple(POSITIONS).index(place)]
-            assert torch.equal(cover, kinds[1 + len(SHAPES) + PARTS.index(part)])
-            highest[place] = int(cover.sum(dim=1).nonzero()[0])
-        assert sorted(highest, key=lambda place: highest[place]) == sorted(
-            highest, key=lambda place: POSITIONS[place][1]
-        )
 
 
 def test_latents_cached_of_another_world_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,21 +100,6 @@ def test_the_cover_of_colors_names_objects_and_background() -> None:
             whole = places[1 + tuple(POSITIONS).index(place)] == 1
             assert whole.any()
             assert (colors[names.index(thing.color)][whole] == 1).all()
-
-
-def test_the_cover_of_colors_names_a_landscapes_parts_shaded_ones_too() -> None:
-    rng = random.Random(10)
-    names = tuple(COLORS)
-    for scene in (random_landscape(rng) for _ in range(60)):
-        colors, focus = color_cover(scene, CELLS, CELLS), focus_on_objects(scene, CELLS, CELLS)
-        assert torch.allclose(colors.sum(dim=0), torch.ones(CELLS, CELLS))
-        sky, *parts = (colors[names.index(color)] for color in (scene.background, *scene.parts))
-        assert (sky[0, [0, -1]] == 1).all()
-        assert all((part == 1).any() for part in parts), scene
-        if scene.landscape in ("hills", "house", "boat", "tree"):
-            assert (parts[-1][-1] == 1).all(), scene  # the ground, from one side to the other, in the shade or not
-        assert focus.mean().item() == pytest.approx(1.0, abs=1e-5)
-        assert all(focus[part == 1].min() > focus[0, 0] == focus.min() for part in parts)
 
 
 def test_an_object_without_a_stated_place_is_in_the_center_and_said_to_be() -> None:
@@ -215,79 +176,6 @@ def test_agreement_teaches_only_the_twin_without_words() -> None:
     agreeing, disputing = pull(0.0), pull(1.0)
     assert torch.equal(agreeing[:8], disputing[:8])
     assert (disputing[8:] > agreeing[8:] + 0.1).all()
-
-
-def _says(conditional: float, unconditional: float) -> Forward:
-    """A model that predicts the first with words, and the second without."""
-
-    def forward(noisy: torch.Tensor, *_: torch.Tensor, **__: bool) -> tuple[torch.Tensor]:
-        half = torch.ones_like(noisy[: len(noisy) // 2])
-        return (torch.cat([conditional * half, unconditional * half]),)
-
-    return forward
-
-
-@pytest.mark.parametrize(
-    ("timestep", "wanted"), [(0, 1.0), (SETTLED, 1.0), ((SETTLED + OPEN) // 2, 0.5), (OPEN, 0.0), (999, 0.0)]
-)
-def test_words_change_nothing_where_the_picture_is_decided(timestep: int, wanted: float) -> None:
-    """The student is to say what its teacher says with words.
-
-    Without words it comes so much of the way from 0 to 1.
-    """
-    loss = AgreementLoss(_says(1.0, 0.0), torch.device("cpu"))
-    latents, focus, timesteps = torch.randn(2, 8, 4, 4), torch.ones(2, 4, 4), torch.full((2,), timestep)
-
-    def of(conditional: float, unconditional: float) -> float:
-        return loss(_says(conditional, unconditional), latents, timesteps, latents, focus).item()
-
-    assert of(1.0, wanted) == pytest.approx(0.0, abs=1e-6)
-    assert all(
-        of(conditional, unconditional) > 0.01
-        for conditional, unconditional in ((0.9, wanted), (1.0, wanted + 0.1), (1.0, wanted - 0.1))
-    )
-
-
-def test_agreement_draws_most_of_its_noise_levels_where_it_has_work() -> None:
-    timesteps = early_timesteps(4000)
-    assert timesteps.min() >= 0
-    assert timesteps.max() <= 999
-    assert (timesteps < OPEN).float().mean().item() == pytest.approx(EARLY_SHARE, abs=0.01)
-
-
-def test_what_a_style_changes_weighs_half_of_its_loss() -> None:
-    plain = torch.randn(3, 8, 20, 20)
-    styled = plain.clone()
-    styled[0, :, 5:7, 4:14] += 1.0  # a shadow, of a twentieth of the cells
-    styled[1] += torch.randn(8, 1, 1)  # a tint
-    focus = focus_on_style(styled, plain)
-    assert focus[0, 5:7, 4:14].sum().item() == pytest.approx(0.525 * 400, rel=1e-3)
-    assert focus[0].sum().item() == pytest.approx(400, rel=1e-3)
-    assert torch.allclose(focus[1], torch.ones(20, 20), atol=1e-3)
-    assert (focus[2] == 0.5).all()  # nothing changed: no cell before the others
-
-
-def test_a_styles_map_predicts_what_a_difference_becomes() -> None:
-    """The style repeats every two cells.
-
-    It has dots that hide what is below, and between them colors turned and halved.
-    """
-    torch.manual_seed(0)
-    plain = torch.randn(60, 8, 16, 16)
-    mixing = torch.linalg.qr(torch.randn(8, 8))[0] / 2
-
-    def styled(latents: torch.Tensor) -> torch.Tensor:
-        shown = torch.einsum("nihw,io->nohw", latents, mixing)
-        shown[:, :, ::2, ::2] = 3.0
-        return shown
-
-    style_map = StyleMap(plain, styled(plain))
-    one, other = torch.randn(2, 2, 8, 16, 16)
-    assert style_map.explained > 0.99
-    assert torch.allclose(style_map(one - other), styled(one) - styled(other), atol=0.02)
-    assert StyleMap(plain, torch.randn_like(plain)).explained < 0.1
-    elsewhere = StyleMap(plain, styled(plain), "meta")  # cached latents lie on the CPU, wherever the training is
-    assert elsewhere(torch.empty(1, 8, 16, 16, device="meta")).device.type == "meta"
 
 
 def test_a_lora_goes_on_from_its_published_weights(tmp_path: Path) -> None:

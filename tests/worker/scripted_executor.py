@@ -8,11 +8,14 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from serve_app.domain.jobs import Claim, Failure, JobKind, JobState, NewJob, new_job_id
+from serve_app.domain.jobs import Claim, Failure, Job, JobKind, JobState, NewJob, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.jobs.queue import JobQueue
+from serve_app.store.redis_client import connect
+from serve_app.store.script import Rewrite
 from serve_app.worker.attempt import WorkerTiming
 from serve_app.worker.executor import Executor, Pixels
-from serve_app.worker.worker import Worker
+from serve_app.worker.worker import Unhealthy, Worker
 from tests.composition import Resources
 from tests.support import wait_until
 
@@ -112,9 +115,28 @@ async def accept(resources: Resources, *, images: int = 1, adapter_id: str = "")
     return job_id
 
 
+def with_queue(resources: Resources, rewrite: Rewrite) -> Resources:
+    """The same stores, with a planted defect in the queue's scripts."""
+    return resources.with_parts(queue=JobQueue(connect(resources.redis_url), resources.settings, rewrite=rewrite))
+
+
+def is_unhealthy(worker: Worker) -> bool:
+    try:
+        worker.check()
+    except Unhealthy:
+        return True
+    return False
+
+
+async def job_of(resources: Resources, job_id: str) -> Job:
+    job = await resources.jobs.find(job_id)
+    assert job is not None
+    return job
+
+
 async def until(resources: Resources, job_id: str, state: JobState, *, attempt: int = 1) -> None:
     async def is_there() -> bool:
-        job = await resources.jobs.find(job_id)
-        return job is not None and (job.state, job.attempt) == (state, attempt)
+        job = await job_of(resources, job_id)
+        return (job.state, job.attempt) == (state, attempt)
 
     await wait_until(is_there)

@@ -101,15 +101,8 @@ async def test_every_field_of_a_request_changes_the_image(executor: GenerationEx
     (image,) = await images_of(executor, REQUEST)
     (changed,) = await images_of(executor, dataclasses.replace(REQUEST, **{name: CHANGES[name]}))
     assert not np.array_equal(image, changed)
-    assert changed.shape == (CHANGES["height"] if name == "height" else 256, CHANGES["width"] if name == "width" else 256, 3)  # fmt: skip
-
-
-@pytest.mark.slow
-async def test_every_seed_makes_an_image(executor: GenerationExecutor) -> None:
-    first, second = await images_of(executor, dataclasses.replace(REQUEST, seeds=(1, 2)))
-    (alone,) = await images_of(executor, dataclasses.replace(REQUEST, seeds=(2,)))
-    assert np.array_equal(second, alone)
-    assert not np.array_equal(first, second)
+    sides = [CHANGES[side] if name == side else 256 for side in ("height", "width")]
+    assert changed.shape == (*sides, 3)
 
 
 @pytest.mark.parametrize(
@@ -186,12 +179,3 @@ async def test_a_folder_of_peft_in_the_catalog_acts_as_its_configuration_says(
     (image,) = await images_of(executor, dataclasses.replace(REQUEST, lora_id="model_peft", lora_weight=0.375))
     (outline,) = await images_of(executor, dataclasses.replace(REQUEST, lora_weight=0.75))
     assert np.array_equal(image, outline)
-
-
-async def test_an_aborted_run_leaves_the_executor(executor: GenerationExecutor) -> None:
-    await executor.start(claim_of(REQUEST), ["1"])
-    assert executor.progress() == {"1": (0, 2)}
-    assert executor.abort("1")
-    assert not executor.abort("1")
-    assert executor.step() == []
-    assert not executor.has_work

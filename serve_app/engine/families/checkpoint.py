@@ -73,8 +73,9 @@ def pipeline_class(source: Source) -> str:
             raise FileNotFoundError(f"{file}: no such safetensors file")
         if not (folder / "model_index.json").is_file():
             raise FileNotFoundError(
-                f"{file}: a single file does not describe its contents, and {folder} holds no model_index.json. Give "
-                "as its config a diffusers folder of the same architecture, or put one there; its weights are not needed"
+                f"{file}: a single file does not describe its contents, and {folder} holds no model_index.json. "
+                "Give as its config a diffusers folder of the same architecture, or put one there; its weights are not "
+                "needed"
             )
     return str(_read_index(folder).get("_class_name"))
 
