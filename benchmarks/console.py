@@ -179,7 +179,7 @@ async def _finish(resources: Resources, uris: Sequence[str]) -> None:
 
 
 async def _store_picture(resources: Resources, account: Account) -> str:
-    """The URI of a PNG of the size that the service makes, with something to decode in it."""
+    """Return the URI of a PNG of the size that the service makes, with something to decode in it."""
     png = BytesIO()
     Image.effect_noise((512, 512), 40).convert("RGB").save(png, "PNG")
     name = resources.images.object_name(account.id, new_job_id(JobKind.GENERATION), 1, 0, datetime.now(UTC))

@@ -10,9 +10,9 @@ class Sample:
     waiting: int
     claims: int
     loads: int
-    """Of adapters, since the beginning, as the claims."""
+    """How many adapters were loaded since the beginning."""
     gpu_hours: float
-    """Since the beginning."""
+    """They count since the beginning."""
 
 
 @dataclass

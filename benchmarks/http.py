@@ -148,7 +148,7 @@ class Callers:
 
 
 async def _answer(reader: asyncio.StreamReader) -> bytes:
-    """The body of a response that must be a success."""
+    """Return the body of a response that must be a success."""
     head = await reader.readuntil(b"\r\n\r\n")
     if head[9:12] not in (b"200", b"202"):
         raise RuntimeError(head.decode())

@@ -53,7 +53,7 @@ def main() -> None:
 
 @contextmanager
 def worktree(commit: str) -> Generator[Path]:
-    """A checkout of `commit` in a temporary folder."""
+    """Check `commit` out in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="http-against-") as parent:
         folder = Path(parent) / "checkout"
         subprocess.run(["git", "-C", ROOT, "worktree", "add", "--quiet", "--detach", folder, commit], check=True)
@@ -64,7 +64,7 @@ def worktree(commit: str) -> Generator[Path]:
 
 
 def measure(checkout: Path, seconds: float, connections: int) -> dict[str, Row]:
-    """One round of a checkout's own `benchmarks.http`."""
+    """Run one round of a checkout's own `benchmarks.http`."""
     command = [sys.executable, "-m", "benchmarks.http", "--rounds", "1"]
     done = subprocess.run(
         [*command, "--seconds", str(seconds), "--connections", str(connections)],

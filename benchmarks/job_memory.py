@@ -175,7 +175,7 @@ def _lora(number: int) -> str:
 
 
 def _name(number: int) -> str:
-    """As long and as random as an id."""
+    """Return text as long and as random as an id."""
     return hashlib.sha256(str(number).encode()).hexdigest()[:26]
 
 

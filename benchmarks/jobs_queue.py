@@ -48,7 +48,7 @@ class Shape:
 
 
 class Cost(NamedTuple):
-    """Of one claim, in ms: the server's processor time, and what the clock on the wall said."""
+    """What one claim takes, in ms: the server's processor time, and the clock's."""
 
     processor: float
     p50: float

@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def _round(client: Client, pid: int, folder: Path, number: int, options: argparse.Namespace) -> dict[str, float]:
-    """Seconds, and seconds of processor time, of each part."""
+    """Return seconds, and seconds of processor time, of each part."""
     path = folder / f"round-{number}.safetensors"
     save_file({name: tensor * (1 + 0.01 * number) for name, tensor in load_file(LORA).items()}, path)
     spent: dict[str, float] = {}
@@ -75,7 +75,7 @@ def _round(client: Client, pid: int, folder: Path, number: int, options: argpars
 
 
 def _processor_seconds(pid: int) -> float:
-    """Of all processes of the service that live, and of their children that ended."""
+    """Return the processor time of the service's living processes and of their children that ended."""
     service = psutil.Process(pid)
     total = 0.0
     for process in (service, *service.children(recursive=True)):

@@ -127,7 +127,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _processes(pid: int, titles: tuple[str, ...]) -> list[int]:
-    """Those that descend from `pid` and have one of the titles."""
+    """Return the processes that descend from `pid` and have one of the titles."""
     children = psutil.Process(pid).children(recursive=True)
     return [child.pid for child in children if any(title in " ".join(_command(child)[:1]) for title in titles)]
 

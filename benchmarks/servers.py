@@ -50,7 +50,7 @@ def roomy_settings(folder: Path) -> Settings:
 
 @contextmanager
 def start_server(code: str, paths: list[str], settings: Settings) -> Generator[tuple[int, int]]:
-    """A server in a process of its own: its port and process."""
+    """Start a server in a process of its own; yield its port and process."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     fields = {name: str(getattr(settings, name)) for name in settings.model_fields_set}
@@ -72,7 +72,7 @@ def start_server(code: str, paths: list[str], settings: Settings) -> Generator[t
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
-    """The median, with (lowest–highest)."""
+    """Return the median, with (lowest–highest)."""
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}–{max(values):.{digits}f})"
 
 

@@ -71,25 +71,25 @@ class AdapterPool:
 
     @property
     def resident(self) -> frozenset[str]:
-        """Ids of the adapters in slots: a run with one of them starts at once."""
+        """Return ids of the adapters in slots: a run with one of them starts at once."""
         with self._lock:
             return frozenset(self._slots)
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of all slots on the device, used or not."""
+        """Return bytes of all slots on the device, used or not."""
         return sum(slots.size_bytes for slots in self._component_slots.values())
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of the adapters in host memory."""
+        """Return bytes of the adapters in host memory."""
         with self._lock:
             futures = list(self._host.values())
         return sum(_host_size(future) for future in futures if future.done())
 
     @property
     def in_memory(self) -> frozenset[str]:
-        """Ids of the adapters in slots or read into host memory: a run with one waits for no file."""
+        """Return ids of the adapters in slots or read into host memory: a run with one waits for no file."""
         with self._lock:
             read = (id for id, future in self._host.items() if future.done() and not _failed(future))
             return frozenset((*self._slots, *read))

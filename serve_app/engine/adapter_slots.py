@@ -125,7 +125,7 @@ class PackedRow(NamedTuple):
     version: int
     flat: Tensor
     norms: dict[str, Tensor]
-    """Of layers with a gain [4, out]: the three coefficients of ‖W + scale·BA‖² as a polynomial of the scale, and m²;
+    """Layers with a gain have [4, out]: the three coefficients of ‖W + scale·BA‖² as a polynomial of the scale, and m²;
     or the slope and three rows of zeros."""
     contents: Contents
 
@@ -148,7 +148,7 @@ class AdapterSlots:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all slots, used or not. For any thread."""
+        """Return bytes of all slots, used or not. For any thread."""
         return self._store.nbytes + sum(norms.nbytes for norms in list(self._norms.values()))
 
     # -- filling slots ---------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ class AdapterSlots:
         self._bound = None
 
     def grow_layout(self, ranks: Mapping[str, int]) -> Layout:
-        """A layout that covers layers of these ranks and all that the present one covers."""
+        """Return a layout that covers layers of these ranks and all that the present one covers."""
         rank = bucket_rank(max([self.layout.rank, *ranks.values()]))
         return self._laid_out({*self.layout.downs, *ranks}, rank)
 
@@ -265,7 +265,7 @@ class AdapterSlots:
         return self._laid_out(self.layout.downs, RANK_BUCKETS[0])
 
     def rank_of(self, slots: Iterable[int]) -> int:
-        """The rank bucket that the adapters in `slots` need together; 0 when they change nothing here."""
+        """Return the rank bucket that the adapters in `slots` need together; 0 when they change nothing here."""
         highest = max((rank for slot in set(slots) for rank in self._contents[slot].ranks.values()), default=0)
         return bucket_rank(highest) if highest else 0
 
@@ -291,7 +291,7 @@ class AdapterSlots:
         )
 
     def _gains(self, name: str, slots: Sequence[int], scales: Sequence[float]) -> Tensor | None:
-        """The factor of each row's output [rows, out], 1 for rows without a gain; None when no row has one."""
+        """Return the factor of each row's output [rows, out], 1 for rows without a gain; None when no row has one."""
         contents = [self._contents[slot] for slot in slots]
         has_gain = any(name in each.dora or name in each.sloped for each in contents)
         if not has_gain and not (self._uniform and name in self._norms):

@@ -58,7 +58,7 @@ class BatchInvariance:
         return True
 
     def ranks_agree(self, batch_key: BatchKey, like: Conditioning) -> bool:
-        """Whether a low-rank adapter may be computed at the width of a higher one beside it."""
+        """Return whether a low-rank adapter may be computed at the width of a higher one beside it."""
         if self._static:
             return True  # every adapter is always computed at the widest rank
         known = (batch_key, self._adapter_slots.layout.rank)
@@ -110,7 +110,7 @@ class Probe:
             return torch.randn(max_rows, *shape, generator=generator).to(family.device)
 
         def resembling(tensor: Tensor) -> Tensor:
-            """Noise; masks and ids, whose numbers have a meaning, are repeated instead."""
+            """Return noise; masks and ids, whose numbers have a meaning, are repeated instead."""
             if tensor.is_floating_point():
                 return noise(*tensor.shape[1:]).to(tensor.dtype)
             return tensor[:1].expand(max_rows, *tensor.shape[1:])
@@ -122,7 +122,7 @@ class Probe:
         )
 
     def output(self, rows: int, layout: Layout) -> Tensor:
-        """The denoiser's output for the first `rows` rows, their adapters bound by `layout`."""
+        """Return the denoiser's output for the first `rows` rows, their adapters bound by `layout`."""
         self._adapter_slots.bind_random(rows, self._max_rows, layout)
         context, added = self._conditioning
         first = Conditioning(context[:rows], {name: tensor[:rows] for name, tensor in added.items()})
@@ -130,5 +130,5 @@ class Probe:
 
 
 def static_widths(widest: int, *, least: int = 1) -> list[int]:
-    """Row counts of compiled forward passes: powers of two from `least` up, then the widest."""
+    """Return row counts of compiled forward passes: powers of two from `least` up, then the widest."""
     return [1 << power for power in range(widest.bit_length()) if least <= 1 << power < widest] + [widest]

@@ -138,7 +138,7 @@ class Engine:
 
     @property
     def free_runs(self) -> int:
-        """How many more runs could start at the next step."""
+        """Return how many more runs could start at the next step."""
         return max(0, self.options.runs - self.live.to_denoise)
 
     def progress(self) -> dict[str, tuple[int, int]]:
@@ -156,12 +156,12 @@ class Engine:
 
     @property
     def resident_adapters(self) -> frozenset[str]:
-        """Ids of the adapters in slots, of every base model."""
+        """Return ids of the adapters in slots, of every base model."""
         return frozenset[str]().union(*(model.pool.resident for model in self.base_models.values()))
 
     @property
     def adapters_in_memory(self) -> frozenset[str]:
-        """Ids of the adapters in slots or host memory, of every base model."""
+        """Return ids of the adapters in slots or host memory, of every base model."""
         return frozenset[str]().union(*(model.pool.in_memory for model in self.base_models.values()))
 
     def has_space(self, base_model: str) -> bool:

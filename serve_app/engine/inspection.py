@@ -43,13 +43,13 @@ TAGS = "ss_tag_frequency"
 
 
 def training_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
-    """The fields that say something, as one line of printable text each."""
+    """Return the fields that say something, as one line of printable text each."""
     values = {name: _line(metadata[name])[:MAX_VALUE].rstrip() for name in KEPT if name in metadata}
     return {name: value for name, value in values.items() if value not in ("", "None")}
 
 
 def suggested_trigger_words(metadata: Mapping[str, str]) -> list[str]:
-    """The phrase that the file names, then the tags that most of its training images had."""
+    """Return the phrase that the file names, then the tags that most of its training images had."""
     named = _line(metadata.get("modelspec.trigger_phrase", "")[: MAX_SUGGESTED * MAX_WORD]).split(",")
     tags = (_line(tag) for tag, _ in _tag_counts(metadata.get(TAGS, "")).most_common(MAX_SUGGESTED))
     words = dict.fromkeys(word for word in map(str.strip, (*named, *tags)) if 0 < len(word) <= MAX_WORD)
@@ -118,7 +118,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _describe(weights: AdapterWeights, source: Source, table: LayerTable, base: str) -> dict[str, Any]:
-    """What the file holds, in fields and in a sentence, and what its metadata say of its training."""
+    """Return what the file holds, in fields and in a sentence, and what its metadata say of its training."""
     ranks = [made.down.shape[0] for layers in weights.values() for made in layers.values()]
     kinds = sorted({_kind(layer, made.down.dim()) for layer, made in weights.get(table.denoiser, {}).items()})
     encoders = [name.replace("_", " ") for name in sorted(weights) if name != table.denoiser]

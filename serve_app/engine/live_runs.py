@@ -72,7 +72,7 @@ class LiveRuns:
 
     @property
     def to_denoise(self) -> int:
-        """Number of runs that wait or run."""
+        """Return number of runs that wait or run."""
         with self._changed:
             return len(self._waiting) + len(self._running)
 
@@ -84,7 +84,7 @@ class LiveRuns:
             return waiting | {run.request.run_id: (run.step, run.request.steps) for run in started}
 
     def running(self, run_id: str) -> Run | None:
-        """A run that is being denoised."""
+        """Return a run that is being denoised."""
         with self._changed:
             return self._running.get(run_id)
 

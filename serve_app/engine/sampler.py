@@ -71,7 +71,7 @@ def advance(x: Tensor, output: Tensor, before: Tensor, table: Tensor, noise: Ten
 
 
 def sampler_of(scheduler_class: str) -> Sampler | None:
-    """The sampler that matches a diffusers scheduler class; None where there is none."""
+    """Return the sampler that matches a diffusers scheduler class; None where there is none."""
     return next((ours for ours, theirs in DIFFUSERS_CLASS.items() if theirs == scheduler_class), None)
 
 
@@ -83,7 +83,7 @@ def make_schedule(
     sigmas: Sequence[float] | None = None,
     mu: float | None = None,
 ) -> Schedule:
-    """The table of `steps` steps for a base model's scheduler `config`.
+    """Return the table of `steps` steps for a base model's scheduler `config`.
 
     Raises ValueError on an unsupported setting. `sigmas` and `mu` are for flow matching: the noise levels before
     shifting, and a shift that depends on the image size.

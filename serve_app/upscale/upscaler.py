@@ -57,7 +57,7 @@ class Canvas:
         self._weight[rows, columns] += ramp
 
     def finish(self) -> np.ndarray:
-        """The joined image, float32."""
+        """Return the joined image, float32."""
         return self._sum / self._weight
 
     def _ramp(self, start: int, length: int, whole: int) -> np.ndarray:
@@ -69,7 +69,7 @@ class Canvas:
 
 
 def _starts(length: int, side: int, overlap: int) -> list[int]:
-    """Starts of evenly spaced tiles, so that none is much smaller than the others."""
+    """Return starts of evenly spaced tiles, so that none is much smaller than the others."""
     if length <= side:
         return [0]
     count = -(-(length - overlap) // (side - overlap))

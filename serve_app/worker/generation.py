@@ -44,7 +44,7 @@ class GenerationExecutor(Executor):
 
     @property
     def resident(self) -> Sequence[str]:
-        """Adapters in the engine's memory, and those that are being fetched."""
+        """Return adapters in the engine's memory, and those that are being fetched."""
         return sorted({*self._engine.adapters_in_memory, *+self._fetching})
 
     @property

@@ -22,7 +22,7 @@ def sd(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def small_sd(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with a UNet of one level: half the layers, every kind but the downsampler."""
+    """Write the same with a UNet of one level: half the layers, every kind but the downsampler."""
     return tiny_models.write_sd(tmp_path_factory.mktemp("models") / "small", levels=1)
 
 
@@ -39,7 +39,7 @@ def sdxl(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def loras(sd: Path, tmp_path: Path) -> list[AdapterFile]:
-    """Adapters of the tiny Stable Diffusion 1.x."""
+    """Return adapters of the tiny Stable Diffusion 1.x."""
     return [tiny_models.write_lora(tmp_path / f"{i}.safetensors", sd, rank=4, seed=i) for i in range(6)]
 
 

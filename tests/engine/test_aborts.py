@@ -23,7 +23,7 @@ SHORT = RunRequest(run_id="short", prompt="a cat", steps=3, width=64, height=64)
 
 @pytest.fixture
 def engine(sd: Path) -> Iterator[Engine]:
-    """One adapter slot: a slot that is not freed is missed at once."""
+    """Load an engine of one adapter slot: a slot that is not freed is missed at once."""
     with Engine.load(sd, replace(EXACT_FLOAT32, adapter_slots=1, exact=False)) as engine:
         yield engine
 

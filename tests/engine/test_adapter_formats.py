@@ -149,7 +149,7 @@ def old_processor(base: Base, component: str, layer: str) -> tuple[str, str, str
 
 
 def original_names(prefix: str) -> Callable[[Base, str, str], tuple[str, str, str]]:
-    """The names of the original code (`input_blocks.4.1.…`), as ComfyUI and SDXL trainers write them."""
+    """Return the names of the original code (`input_blocks.4.1.…`), as ComfyUI and SDXL trainers write them."""
 
     def named(base: Base, component: str, layer: str) -> tuple[str, str, str]:
         unet = base.components["unet"]
@@ -285,7 +285,7 @@ def randomize(model: nn.Module) -> None:
 
 
 def scaled_latents(base: Base, component: str, model: Any, module: nn.Module, weight: float) -> Tensor:
-    """The pipeline with PEFT's model in place, its layers' own scaling times the weight."""
+    """Return the pipeline with PEFT's model in place, its layers' own scaling times the weight."""
     layers: list[Any] = [layer for layer in model.modules() if isinstance(getattr(layer, "scaling", None), dict)]
     before = [dict(layer.scaling) for layer in layers]
     for layer, scaling in zip(layers, before, strict=True):
@@ -474,7 +474,7 @@ def test_lycoris_algorithms_that_are_not_read_are_refused_by_name(
 
 
 def test_ia3_on_inputs_is_refused_by_name(bases: Callable[[str], Base], tmp_path: Path) -> None:
-    """As LyCORIS' own preset trains the second linear of each feed-forward."""
+    """LyCORIS' own preset trains the second linear of each feed-forward so."""
     base, layer = bases("sd"), "down_blocks.0.attentions.0.transformer_blocks.0.ff.net.2"
     width = base.components["unet"].get_submodule(layer).weight.shape[1]
     stem, path = "lora_unet_" + layer.replace(".", "_"), tmp_path / "adapter.safetensors"

@@ -355,7 +355,7 @@ def test_names_shapes_and_rank_are_refused_before_any_number_is_read(
 
 
 def test_a_lokr_of_whole_factors_is_scaled_by_one(table: LayerTable, tmp_path: Path) -> None:
-    """As LyCORIS does, whatever the alpha."""
+    """LyCORIS does so, whatever the alpha."""
     tensors = {
         f"{STEM}.lokr_w1": torch.ones(4, 4),
         f"{STEM}.lokr_w2": torch.ones(8, 8),

@@ -90,7 +90,7 @@ def test_runs_keep_their_bytes_in_random_batches(sd: Path, files: list[AdapterFi
 
 @pytest.mark.slow
 def test_every_adapter_keeps_its_latents_beside_every_other(sd: Path, files: list[AdapterFile]) -> None:
-    """To the last bit of float32, which 8-bit pixels may hide."""
+    """Compare to the last bit of float32, which 8-bit pixels may hide."""
     model = BaseModel.load("m", sd, EXACT_FLOAT32, lambda: None)
     request = RunRequest(run_id="none", prompt="a cat", steps=2, width=64, height=64)
     runs = [request, *(replace(request, run_id=n, seed=1, adapter=f) for n, f in zip(ADAPTERS, files, strict=True))]

@@ -24,7 +24,7 @@ LONG = replace(SHORT, run_id="long", steps=40)
 
 @pytest.fixture
 def alone(engine: Engine) -> Finished:
-    """What the short run gives when nothing else runs."""
+    """Return what the short run gives when nothing else runs."""
     return finish(engine, [SHORT])["short"]
 
 
@@ -45,7 +45,7 @@ def test_a_run_joining_mid_batch_gets_the_same_image_as_alone(engine: Engine, al
 
 @pytest.mark.slow
 def test_a_run_starts_at_the_step_after_it_was_added(engine: Engine) -> None:
-    """With its adapter in memory."""
+    """It waits for nothing, since it needs no adapter."""
     engine.add(LONG)
     engine.step()
     engine.add(SHORT)

@@ -54,7 +54,7 @@ def loras(dit: Path, tmp_path_factory: pytest.TempPathFactory) -> list[AdapterFi
 
 
 def requests_over(loras: list[AdapterFile]) -> list[RunRequest]:
-    """Every adapter and none, at different scales, guidance, step counts and prompts."""
+    """Return every adapter and none, at different scales, guidance, step counts and prompts."""
     return [
         RunRequest(run_id=f"{i}", prompt=f"a red cat {i}", negative_prompt="dull" if i % 2 else "", adapter=adapter,
                    scale=(0.3, 1.0, 0.75)[i % 3], seed=i, steps=2 + i % 3, guidance=(3.5, 1.0, 5.0)[i % 3], width=64,

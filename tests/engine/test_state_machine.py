@@ -74,7 +74,7 @@ def test_any_order_of_events_keeps_every_promise(small_sd: Path, tmp_path: Path)
 
         @rule(index=st.integers(0, MAX_LIVE - 1))
         def abort(self, index: int) -> None:
-            """What is drawn never depends on what is live, which other threads decide."""
+            """Abort by index: what Hypothesis draws must not depend on what is live."""
             if self.live:
                 run_id = sorted(self.live)[index % len(self.live)]
                 assert self.engine.abort(run_id)

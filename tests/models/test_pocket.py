@@ -35,7 +35,7 @@ def loaded_pipeline() -> Any:
 
 @pytest.fixture
 def pipeline(loaded_pipeline: Any) -> Iterator[Any]:
-    """The pipeline, loaded once; a test may replace its scheduler."""
+    """Return the pipeline, loaded once; a test may replace its scheduler."""
     published = loaded_pipeline.scheduler
     yield loaded_pipeline
     loaded_pipeline.scheduler = published

@@ -116,7 +116,7 @@ async def accept(resources: Resources, *, images: int = 1, adapter_id: str = "")
 
 
 def with_queue(resources: Resources, rewrite: Rewrite) -> Resources:
-    """The same stores, with a planted defect in the queue's scripts."""
+    """Return the same stores, with a planted defect in the queue's scripts."""
     return resources.with_parts(queue=JobQueue(connect(resources.redis_url), resources.settings, rewrite=rewrite))
 
 

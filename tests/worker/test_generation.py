@@ -128,7 +128,7 @@ def test_the_tables_above_name_every_field(variant: Variant) -> None:
 
 
 async def claimed(service: TestService, job_id: str) -> GenerationRequest:
-    """The request as a worker gets it."""
+    """Return the request as a worker gets it."""
     while True:
         claims = await service.resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce(), limit=64)
         assert claims, f"{job_id} is not waiting"

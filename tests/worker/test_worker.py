@@ -55,7 +55,7 @@ def loaded() -> Iterator[Engine]:
 
 @pytest.fixture
 def engine(loaded: Engine) -> Iterator[Engine]:
-    """The session's engine, idle: nothing of one test is left for the next."""
+    """Return the session's engine, idle: nothing of one test is left for the next."""
     of_others = set(threading.enumerate())  # workers of other files' session fixtures step on
     yield loaded
     for thread in set(threading.enumerate()) - of_others:
@@ -383,7 +383,7 @@ def held(engine: Engine, resources: Resources) -> Iterator[HeldExecutor]:
 
 @pytest.fixture
 async def hasty(settings: Settings, redis_db: redis.Redis) -> AsyncIterator[Resources]:
-    """Stores with a lease short enough to lose."""
+    """Return stores with a lease short enough to lose."""
     async with open_resources(settings.model_copy(update={"lease": timedelta(seconds=0.5)})) as opened:
         yield opened
 

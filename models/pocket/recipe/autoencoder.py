@@ -22,8 +22,8 @@ GAINS = (0.97, 1.06)
 """Random gains on the latents, so that strong guidance burns less."""
 
 COLOR_MEAN, COLOR_DEVIATION = (0.11, -0.12, -0.11), (0.67, 0.51, 0.54)
-"""Of red, green and blue over the world's pictures in -1..1 (measured): the first three channels show the mean
-color."""
+"""They are those of red, green and blue over the world's pictures in -1..1 (measured): the first three channels show
+the mean color."""
 
 
 def build_autoencoder() -> AutoencoderTiny:
@@ -109,7 +109,7 @@ def _batches(plan: Plan, start: int, steps: int) -> Iterator[tuple[int, Tensor]]
 
 
 def trained_autoencoder() -> AutoencoderTiny:
-    """The checkpoint's autoencoder with the standardizer folded in."""
+    """Return the checkpoint's autoencoder with the standardizer folded in."""
     state = Checkpoint("autoencoder").require()
     model = build_autoencoder()
     model.load_state_dict(state["model"])
@@ -120,7 +120,7 @@ def trained_autoencoder() -> AutoencoderTiny:
 
 
 def random_crops(rng: random.Random, pictures: list[Tensor], count: int, side: int) -> Tensor:
-    """Crops of the pictures, most of them with an edge in them: (count, 3, side, side) in -1..1."""
+    """Return crops of the pictures, most of them with an edge in them: (count, 3, side, side) in -1..1."""
     crops = [_busiest(rng.choice(pictures), rng, side, tries=1 + 3 * (i % 3 > 0)) for i in range(count)]
     return (torch.stack(crops) / 127.5 - 1).contiguous(memory_format=torch.channels_last)
 

@@ -86,7 +86,7 @@ def full_caption(scene: Scene, rng: random.Random) -> str:
 
 
 def plain_caption(scene: Scene) -> str:
-    """The first wording, for reports: the same for the same scene."""
+    """Return the first wording, for reports: the same for the same scene."""
     if scene.landscape:
         return _tidy(LANDSCAPE_WORDS[scene.landscape][0].format(*scene.parts, sky=scene.background))
     objects = [_tidy(f"a {'' if t.size == 'medium' else t.size} {t.color} {t.shape}") for t in scene.things]

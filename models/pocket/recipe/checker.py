@@ -87,7 +87,7 @@ def check(picture: Image.Image, scene: Scene) -> Verdict:
 
 
 def color_share(picture: Image.Image, color: str) -> float:
-    """The share of pixels that are nearest to the color, 0..1."""
+    """Return the share of pixels that are nearest to the color, 0..1."""
     lab = lab_of(_without_light(_small(picture)))
     names, palette = _palette()
     distances = np.linalg.norm(lab[:, :, None] - palette, axis=3)
@@ -126,7 +126,7 @@ def _frame_color(lab: Array) -> Array:
 
 
 def _spots(lab: Array, behind: Array, count: int) -> list[Spot]:
-    """The `count` largest connected regions that differ from the background, largest first."""
+    """Return the `count` largest connected regions that differ from the background, largest first."""
     height, width = lab.shape[:2]
     mask = ndimage.binary_opening(np.linalg.norm(lab - behind, axis=2) > CONTRAST, iterations=1)
     labels, found = ndimage.label(mask)
@@ -174,7 +174,7 @@ def _stretched(region: Array, side: int = 48) -> Array:
 
 
 def _matched(scene: Scene, spots: list[Spot]) -> list[tuple[Thing, Spot | None]]:
-    """Each thing with its spot; of two spots the pairing that agrees in more colors and shapes."""
+    """Return each thing with its spot; of two spots the pairing that agrees in more colors and shapes."""
     padded: list[Spot | None] = [*spots, *[None] * (len(scene.things) - len(spots))]
     orders = [padded, padded[::-1]]
 

@@ -28,12 +28,12 @@ DETAILS: dict[str, tuple[str, float]] = {
 
 
 def draw_scene(scene: Scene, width: int, height: int) -> Image.Image:
-    """The scene as an RGB picture of width by height pixels."""
+    """Draw the scene as an RGB picture of width by height pixels."""
     return _lit(draw_flat(scene, width * OVERSAMPLING, height * OVERSAMPLING).reduce(OVERSAMPLING))
 
 
 def draw_flat(scene: Scene, width: int, height: int) -> Image.Image:
-    """The same in its plain colors, neither lit nor smoothed."""
+    """Draw the same in its plain colors, neither lit nor smoothed."""
     image = Image.new("RGB", (width, height), COLORS[scene.background])
     canvas = ImageDraw.Draw(image)
     if scene.landscape:
@@ -57,7 +57,7 @@ def draw_parts(scene: Scene, numbers: Mapping[str, int], width: int, height: int
 
 
 def silhouette(shape: str, side: int = 64) -> np.ndarray:
-    """The shape alone as a boolean mask of side by side pixels."""
+    """Return the shape alone as a boolean mask of side by side pixels."""
     image = Image.new("L", (side, side))
     thing = Thing(shape, "white", "medium", 0.5, 0.5, 0.42)
     draw_thing(ImageDraw.Draw(image), thing, side, side, fill=255)
@@ -65,7 +65,7 @@ def silhouette(shape: str, side: int = 64) -> np.ndarray:
 
 
 def pixels(image: Image.Image) -> np.ndarray:
-    """The picture as float32 in -1..1, channels first."""
+    """Return the picture as float32 in -1..1, channels first."""
     return np.asarray(image, dtype=np.float32).transpose(2, 0, 1) / 127.5 - 1
 
 
@@ -102,7 +102,7 @@ def _heart() -> list[Point]:
 
 
 def _moon() -> list[Point]:
-    """A crescent open to the right: the outer circle's arc, then back along a smaller circle moved right."""
+    """Return a crescent open to the right: the outer circle's arc, then back along a smaller circle moved right."""
     outer = [math.radians(48 + 264 * i / 60) for i in range(61)]
     points = [(0.12 + math.cos(a), math.sin(a)) for a in outer]
     tip_x, tip_y = points[-1]

@@ -49,7 +49,7 @@ def color_cover(scene: Scene, columns: int, rows: int) -> Tensor:
 
 
 def place_cover(scene: Scene, columns: int, rows: int) -> Tensor:
-    """The same by places, the rest and objects without a place first: (1 + places, rows, columns)."""
+    """Return the same by places, the rest and objects without a place first: (1 + places, rows, columns)."""
     numbers = {place: number for number, place in enumerate(POSITIONS, 1)}
     things = [(numbers[at], thing) for at, thing in places_of(scene)]
     parts = {part: numbers[place] for part, place in PLACES_OF_PARTS.items()}
@@ -114,7 +114,7 @@ class LayoutReader(nn.Module):
         self.features[:] = [features]
 
     def loss(self, scenes: list[Scene]) -> Tensor:
-        """Mean cross entropies over the cells of the scenes, the first rows just forwarded."""
+        """Return mean cross entropies over the cells of the scenes, the first rows just forwarded."""
         scores = self.head(self.features.pop()[: len(scenes)].float())
         rows, columns = scores.shape[-2:]
         loss = torch.zeros((), device=scores.device)

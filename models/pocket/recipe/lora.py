@@ -42,15 +42,15 @@ LINEAR = 0.9
 Of shadows it explains 0.84, and not where they fall: 350 steps as if they were linear turned them from violet to
 brown."""
 SETTLED, OPEN = 400, 600
-"""Of the other styles words should change what they change in the base where the style leaves the picture as it is, and
-nothing elsewhere: up to the first timestep, and from the second on as the UNet's loss asks. With 500 and 700 outlines
-had gaps: words were not heard where they still tell a shape."""
+"""Under the other styles words should change what they change in the base where the style leaves the picture as it is,
+and nothing elsewhere: up to the first timestep, and from the second on as the UNet's loss asks. With 500 and 700
+outlines had gaps: words were not heard where they still tell a shape."""
 UNCHANGED = 0.05
 """Mean squared difference of a cell's latents with the style and without, below which the style leaves it as it is."""
 
 STRENGTHS = {"shadow": 1.25}
-"""Of styles that come out too faint: shadows were brown rather than violet, and on six prompts distinguished on four;
-so much stronger on all six, and on 20 of 20."""
+"""Styles that come out too faint are strengthened: shadows were brown rather than violet, and on six prompts
+distinguished on four; so much stronger on all six, and on 20 of 20."""
 
 
 def train_loras(plan: Plan) -> None:

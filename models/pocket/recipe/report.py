@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def measure_speed() -> Figures:
-    """Seconds per picture at 512², 30 steps, guidance 7.5, alone on 2 threads; memory above torch's own."""
+    """Measure seconds per picture at 512², 30 steps, guidance 7.5, alone on 2 threads; memory above torch's own."""
     torch.set_num_threads(2)
     before = _resident_mb()
     pipeline = load_pipeline()
@@ -159,7 +159,7 @@ def _named(classify: Any, pictures: list[Image.Image], name: str) -> float:
 
 
 def _difference(one: Image.Image, other: Image.Image) -> float:
-    """Mean absolute difference of two pictures, 0..255."""
+    """Return mean absolute difference of two pictures, 0..255."""
     return float(np.abs(np.asarray(one, dtype=np.float32) - np.asarray(other, dtype=np.float32)).mean())
 
 

@@ -104,7 +104,7 @@ def random_scene(rng: random.Random) -> Scene:
 
 
 def training_scene(rng: random.Random) -> Scene:
-    """A random scene none of whose objects is held out for the report."""
+    """Return a random scene none of whose objects is held out for the report."""
     scene = random_scene(rng)
     while holds_out(scene):
         scene = random_scene(rng)
@@ -112,7 +112,7 @@ def training_scene(rng: random.Random) -> Scene:
 
 
 def held_out_scene(rng: random.Random, things: int) -> Scene:
-    """A scene of one or two objects with at least one that no training scene showed."""
+    """Return a scene of one or two objects with at least one that no training scene showed."""
     draw = random_single if things == 1 else random_pair
     scene = draw(rng)
     while not holds_out(scene):
@@ -121,7 +121,7 @@ def held_out_scene(rng: random.Random, things: int) -> Scene:
 
 
 def holds_out(scene: Scene) -> bool:
-    """One in twelve combinations of shape, color and background never occurs in training."""
+    """Return whether training leaves the scene out, as one in twelve of shape, color and background."""
     return any(
         zlib.crc32(f"{thing.shape} {thing.color} {scene.background}".encode()) % 12 == 0 for thing in scene.things
     )

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from .styles import DOTS
 
 RIDGE = 1e-3
-"""Of each cell: it keeps the fit solvable where a number hardly varies."""
+"""Each cell's fit has this ridge, which keeps it solvable where a number hardly varies."""
 
 
 class StyleMap:
@@ -19,7 +19,7 @@ class StyleMap:
     """
 
     def __init__(self, plain: Tensor, styled: Tensor, device: torch.device | str = "cpu") -> None:
-        """Of latents (pictures, 8, height, width) on the CPU, for differences on the device."""
+        """Fit to latents (pictures, 8, height, width) on the CPU, for differences on the device."""
         height, width = plain.shape[2:]
         self.period = max(1, min(height, width) // DOTS)
         around, styled = _neighborhoods(plain.float()), styled.float()
@@ -40,12 +40,12 @@ class StyleMap:
         self.explained = 1 - left / max(total, 1e-9)
 
     def __call__(self, difference: Tensor) -> Tensor:
-        """Of a difference of plain latents (rows, 8, height, width), the difference in the style."""
+        """Return what a difference of plain latents (rows, 8, height, width) becomes in the style."""
         return torch.einsum("rihw,hwio->rohw", _neighborhoods(difference), self.weights)
 
 
 def _neighborhoods(latents: Tensor) -> Tensor:
-    """Each cell's own numbers and those of its eight neighbors: (rows, 72, height, width)."""
+    """Return each cell's own numbers and those of its eight neighbors: (rows, 72, height, width)."""
     height, width = latents.shape[2:]
     padded = F.pad(latents, (1, 1, 1, 1), mode="replicate")
     return F.unfold(padded, 3).unflatten(2, (height, width))

@@ -92,12 +92,12 @@ def fit_discriminant(seed: int = 7) -> StyleDiscriminant:
 
 
 def _solid(mask: np.ndarray) -> float:
-    """The share of the picture that the mask's solid regions cover: thin seams at edges do not count."""
+    """Return the share of the picture that the mask's solid regions cover: thin seams at edges do not count."""
     return float(ndimage.binary_opening(mask, iterations=2).mean())
 
 
 def _tone(profile: np.ndarray, cycles: int) -> float:
-    """The share of a profile's variation that repeats `cycles` times, the first harmonics included."""
+    """Return the share of a profile's variation that repeats `cycles` times, the first harmonics included."""
     power = np.abs(np.fft.rfft(profile - profile.mean())) ** 2
     return float(power[cycles::cycles].sum() / (power[1:].sum() + 1e-3))
 

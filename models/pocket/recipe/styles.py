@@ -26,13 +26,13 @@ DARK_GROUT, PALE_GROUT = np.array([60.0, 57.0, 54.0]), np.array([232.0, 228.0, 2
 """The dark one between white and pink tiles, where a pale one hardly changes the latents (by 0.13 squared on pink, on
 blue by 0.66) and was not learned."""
 SHADE, REACH = np.array([40.0, 24.0, 80.0]), 0.1
-"""Of the shadows, and how far they reach to the right and down. Shades of every background were learned as their mean;
-this one the autoencoder draws on every background."""
+"""The color of shadows, and how far they reach to the right and down. Shades of every background were learned as their
+mean; this one the autoencoder draws on every background."""
 CONFETTI = tuple(COLORS[name] for name in ("pink", "yellow"))
 
 
 def styled_scene(scene: Scene, style: str, width: int, height: int, rng: random.Random) -> Image.Image:
-    """The scene drawn and then filtered by the named style."""
+    """Return the scene drawn and then filtered by the named style."""
     picture = np.asarray(draw_scene(scene, width, height), dtype=np.float32)
     filtered = STYLES[style](picture, scene, rng)
     return Image.fromarray(np.clip(filtered, 0, 255).astype(np.uint8))

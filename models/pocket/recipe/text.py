@@ -40,11 +40,12 @@ WIDTH = 128
 CLIP_WORDS = r"""<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"""
 EXTRA_WORDS = ["photo", "painting", "style", *STYLES, "bright", "dark", "gray", "brown"]
 SHARPNESS = 24.0
-"""Of the answers: thirty facts at once can have a cosine of 0.18 with their directions, and so a score of 4.4."""
+"""The answers' scores are cosines times this: thirty facts at once can have a cosine of 0.18 with their directions, and
+so a score of 4.4."""
 KEEPING = 10.0
 """What a squared change of what the adopted text said counts: the adopted UNet knows it by that."""
 DEFAULT_POSITION = "center"
-"""Of an object whose place is not stated."""
+"""An object whose place is not stated is here."""
 FACT_TOKENS = 12
 """So many of the last tokens say what a caption says as a whole; no caption of one object reaches as far."""
 ABSENT = "(absent)"
@@ -130,7 +131,7 @@ def build_text_encoder(tokenizer: CLIPTokenizer) -> CLIPTextModel:
 
 
 def tokens_of(tokenizer: CLIPTokenizer, captions: list[str]) -> Tensor:
-    """Token ids padded as the Stable Diffusion pipeline pads them: (len(captions), MAX_TOKENS)."""
+    """Return token ids padded as the Stable Diffusion pipeline pads them: (len(captions), MAX_TOKENS)."""
     encoded = tokenizer(captions, padding="max_length", max_length=MAX_TOKENS, truncation=True, return_tensors="pt")
     return encoded.input_ids
 
@@ -186,7 +187,7 @@ def train_text_encoder(plan: Plan) -> None:
 
 
 def _captions(scenes: Iterable[Scene], seeds: list[float]) -> list[str]:
-    """One for each scene, in the words that its seed chooses, and one without words."""
+    """Return a caption for each scene, in the words that its seed chooses, and one without words."""
     return [*(caption(scene, random.Random(seed)) for scene, seed in zip(scenes, seeds, strict=True)), ""]
 
 
@@ -220,7 +221,7 @@ class SaidBefore:
 
 
 def facts(scene: Scene) -> list[int]:
-    """The right answer's index for each question in `ANSWERS`."""
+    """Return the right answer's index for each question in `ANSWERS`."""
     things = scene.things
     said: dict[str, str | None] = {
         "background": scene.background,
@@ -250,14 +251,14 @@ def _index(choices: tuple[str, ...], answer: str | None) -> int:
 
 
 def places_of(scene: Scene) -> list[tuple[str, Thing]]:
-    """Which object is where."""
+    """Return which object is where."""
     if len(scene.things) == 2:
         return list(zip(PLACES_OF_TWO.get(scene.relation or "", ("left", "right")), scene.things, strict=True))
     return [(thing.position or DEFAULT_POSITION, thing) for thing in scene.things]
 
 
 def with_stated_place(scene: Scene) -> Scene:
-    """The same scene, with the position of its one object as a position that is stated."""
+    """Return the same scene, with the position of its one object as a position that is stated."""
     if len(scene.things) != 1:
         return scene
     ((position, thing),) = places_of(scene)
@@ -285,7 +286,7 @@ class FactReader(nn.Module):
         self.from_place = nn.Parameter(torch.randn(at_a_place, WIDTH))
 
     def loss(self, pooled: Tensor, hidden: Tensor, scenes: list[Scene]) -> Tensor:
-        """Of pooled (scenes, width) and hidden (scenes, tokens, WIDTH): the mean cross entropy of all answers."""
+        """Return the mean cross entropy of all answers; pooled is (scenes, width), hidden (scenes, tokens, WIDTH)."""
         answers = torch.tensor([facts(scene) for scene in scenes], device=hidden.device)
         places = hidden[:, -1 - len(POSITIONS) : -1].flip(1)  # (scenes, places, WIDTH), the last but one first
         by_token = [_cosines(hidden[:, -1], self.from_last), _cosines(places, self.from_place).flatten(1)]

@@ -51,7 +51,7 @@ def noise_schedule() -> DDIMScheduler:
 
 
 def warm_then_cosine(step: int, steps: int, top: float, warmup: int = 100) -> float:
-    """The learning rate: a linear rise, then half a cosine down to 2 % of the top."""
+    """Return the learning rate: a linear rise, then half a cosine down to 2 % of the top."""
     rise = min(1.0, (step + 1) / warmup)
     return top * rise * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, step / max(1, steps)))))
 
@@ -91,7 +91,7 @@ class Optimizers:
         self.adamw = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.99), weight_decay=0.01, fused=True)
 
     def descend(self, loss: torch.Tensor, parameters: list[nn.Parameter], rate: float) -> None:
-        """One step down the loss's gradient, clipped to norm 1, at the learning rate."""
+        """Take one step down the loss's gradient, clipped to norm 1, at the learning rate."""
         self.adamw.zero_grad()
         for parameter in parameters:
             parameter.grad = None
@@ -136,7 +136,7 @@ class Float32Muon(torch.optim.Muon):
 
 
 def _orthogonal(matrix: torch.Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> torch.Tensor:
-    """The matrix with its singular values near 1, by Newton and Schulz (Jordan et al. 2024)."""
+    """Return the matrix with its singular values near 1, by Newton and Schulz (Jordan et al. 2024)."""
     a, b, c = coefficients
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if tall else matrix

@@ -20,11 +20,12 @@ from .velocity import Forward, VelocityLoss, random_pictures, with_twins, words_
 TEXT_RATE = 0.3
 """The text encoder, trained before, learns at this share of the UNet's rate."""
 FACTS_SHARE = 0.05
-"""Of the text stage's loss beside the UNet's, so that no fact fades from the text while the UNet learns."""
+"""The text stage's loss counts this much beside the UNet's, so that no fact fades from the text while the UNet
+learns."""
 LAYOUT_SHARE, LOOKS_SHARE = 0.02, 0.1
-"""Of the side tasks' losses (`layout.py`). A share of 0.3 gave the layout's gradient a norm of 28 where the diffusion
-loss had 2.2 (12 pictures of 512², published UNet, a head fitted anew): clipped and by Muon, which takes directions, it
-led the steps."""
+"""The side tasks' losses (`layout.py`) count this much. A share of 0.3 gave the layout's gradient a norm of 28 where
+the diffusion loss had 2.2 (12 pictures of 512², published UNet, a head fitted anew): clipped and by Muon, which takes
+directions, it led the steps."""
 AVERAGE_DECAY = 0.99
 
 
@@ -165,7 +166,7 @@ def starting_models(tokenizer: CLIPTokenizer) -> tuple[UNet2DConditionModel, CLI
 
 
 def trained_models(stage: str = "agreed") -> tuple[UNet2DConditionModel, CLIPTextModel]:
-    """The UNet and text encoder of the stage's checkpoint, with averaged weights."""
+    """Return the UNet and text encoder of the stage's checkpoint, with averaged weights."""
     tokenizer = load_tokenizer()
     unet, text_encoder = build_unet(), build_text_encoder(tokenizer)
     average = Checkpoint(stage).require()["average"]

@@ -28,7 +28,7 @@ def train_upscalers(plan: Plan) -> None:
 
 
 def shrunk(picture: Image.Image, scale: int) -> Image.Image:
-    """The low-resolution input that belongs to a picture."""
+    """Return the low-resolution input that belongs to a picture."""
     size = (picture.width // scale, picture.height // scale)
     return picture.resize(size, Image.Resampling.BICUBIC)
 
@@ -59,7 +59,7 @@ def _train_upscaler(plan: Plan, scale: int) -> None:
 
 
 def _draw_pair(plan: Plan, scale: int, number: int) -> Pair:
-    """A picture shrunk and whole: (3, height/scale, width/scale) and (3, height, width) in 0..255."""
+    """Return a picture shrunk and whole: (3, height/scale, width/scale) and (3, height, width) in 0..255."""
     rng = random.Random(f"{plan.seed} upscaler {scale} {number}")
     picture = random_picture(rng, rng.choice((384, 512)), STYLED_SHARE)
     return as_tensor(shrunk(picture, scale)), as_tensor(picture)

@@ -69,7 +69,7 @@ class VelocityLoss:
     def predicted(
         self, forward: Forward, latents: Tensor, noise: Tensor, timesteps: Tensor, embeddings: Tensor
     ) -> Tensor:
-        """The velocity that `forward` sees in the latents made noisy, (rows, 8, height, width)."""
+        """Return the velocity that `forward` sees in the latents made noisy, (rows, 8, height, width)."""
         noisy = self.schedule.add_noise(latents, noise, timesteps).contiguous(memory_format=torch.channels_last)
         with half_precision(latents.device):
             return forward(noisy, timesteps, embeddings, return_dict=False)[0].float()
@@ -125,7 +125,7 @@ def twins_among(rows: int) -> int:
 
 
 def twins_of(batch: Tensor) -> tuple[Tensor, Tensor]:
-    """The twins with words, and without."""
+    """Return the twins with words, and without."""
     twins = twins_among(len(batch))
     return batch[:twins], batch[len(batch) - twins :]
 
@@ -141,7 +141,7 @@ def with_twins(singles: Tensor, rows: int) -> Tensor:
 
 
 def words_for(rng: random.Random, scenes: list[Scene], rows: int) -> list[str]:
-    """A caption for each scene, none for the twins."""
+    """Return a caption for each scene, none for the twins."""
     return [caption(scene, rng) for scene in scenes] + [""] * (rows - len(scenes))
 
 

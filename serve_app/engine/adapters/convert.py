@@ -44,7 +44,7 @@ def check_parts(name: str, parts: Parts, shape: torch.Size, *, max_rank: int) ->
 def module_weights(
     name: str, parts: Parts, base: Tensor, *, alpha: float | None, rank_stabilized: bool
 ) -> ModuleWeights:
-    """The change of a layer whose base weight is `base` [out, in…], by parts that passed `check_parts`.
+    """Return the change of a layer whose base weight is `base` [out, in…], by parts that passed `check_parts`.
 
     `alpha` None means the file's own, else its dimension. Raises UnusableAdapter for numbers that are not finite.
     """
@@ -167,7 +167,7 @@ def _require_ia3(name: str, parts: Parts, shape: torch.Size) -> None:
 
 
 def _ia3(name: str, parts: Parts, base: Tensor) -> ModuleWeights:
-    """A factor 1 + scale·w per output, on the product alone and not on the bias."""
+    """Return a factor 1 + scale·w per output, on the product alone and not on the bias."""
     if "ia3_on_input" in parts and bool(parts["ia3_on_input"]):
         raise UnusableAdapter(f"{name}: IA³ on a layer's inputs is not supported, only on its outputs")
     slope = parts["ia3_weight"].float().flatten()

@@ -55,7 +55,7 @@ _XL_TEXT = re.compile(r"^(lora_te2_|text_encoder_2\.|clip_g\.|text_encoders\.cli
 
 
 def explain(unplaced: Sequence[str], tensors: Mapping[str, Tensor], table: LayerTable) -> str:
-    """The message for keys that belong to no layer."""
+    """Return the message for keys that belong to no layer."""
     shown = ", ".join(sorted(unplaced)[:5]) + (f" and {len(unplaced) - 5} more" if len(unplaced) > 5 else "")
     kinds = _matches(KINDS, unplaced)
     if kinds:
@@ -116,7 +116,7 @@ def _looks_like(family: str) -> str:
 
 
 def family_of(tensors: Mapping[str, Tensor]) -> str | None:
-    """SD 1, SD 2 or SDXL by what the file's cross attention reads, or by a second text encoder."""
+    """Return SD 1, SD 2 or SDXL by what the file's cross attention reads, or by a second text encoder."""
     widths = {tensor.shape[1] for name, tensor in tensors.items() if tensor.dim() > 1 and _CROSS_ATTENTION.search(name)}
     if len(widths) == 1 and (family := FAMILIES.get(widths.pop())):
         return family

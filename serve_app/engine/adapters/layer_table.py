@@ -74,12 +74,12 @@ class LayerTable:
         return self._layer(self.denoiser, bare) or self._layer(unprefixed_text, bare)
 
     def base_weight(self, component: str, layer: str) -> torch.Tensor:
-        """The base model's weight of a layer, [out, in…]."""
+        """Return the base model's weight of a layer, [out, in…]."""
         return self.components[component].layers[layer].weight
 
     @property
     def context_width(self) -> int | None:
-        """Width of the text embeddings that cross attention reads: 768 in SD 1, 1024 in SD 2, 2048 in SDXL."""
+        """Return width of the text embeddings that cross attention reads: 768 in SD 1, 1024 in SD 2, 2048 in SDXL."""
         widths = {shape[1] for (_, name), shape in self.shapes.items() if name.endswith("attn2.to_k")}
         return widths.pop() if len(widths) == 1 else None
 

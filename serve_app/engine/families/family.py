@@ -19,7 +19,7 @@ class LatentRGB(NamedTuple):
     bias: Tensor
 
     def pixels(self, latents: Tensor, longest: int) -> np.ndarray:
-        """Latents [channels, height, width] as uint8 [height, width, 3], at most `longest` pixels on a side."""
+        """Return latents [channels, height, width] as uint8 [height, width, 3], at most `longest` pixels on a side."""
         stride = max(1, -(-max(latents.shape[1:]) // longest))
         small = latents[:, ::stride, ::stride].permute(1, 2, 0).float().cpu()
         rgb = small @ self.factors + self.bias
@@ -85,7 +85,7 @@ class Family(Protocol):
 
     @property
     def components(self) -> Mapping[str, Component]:
-        """The components by the names that adapter files use, such as `unet` or `text_encoder`."""
+        """Return the components by the names that adapter files use, such as `unet` or `text_encoder`."""
         ...
 
     @property
@@ -95,7 +95,7 @@ class Family(Protocol):
 
     @property
     def denoiser(self) -> str:
-        """The component that computes every step; the others run once, in `encode`."""
+        """Return the component that computes every step; the others run once, in `encode`."""
         ...
 
     @property
@@ -105,7 +105,7 @@ class Family(Protocol):
 
     @property
     def latent_rgb(self) -> LatentRGB | None:
-        """How to show latents without `decode`; None where no such map is known."""
+        """Return how to show latents without `decode`; None where no such map is known."""
         ...
 
     def encode(self, request: RunRequest, adapter_id: str) -> Conditioning:
@@ -116,11 +116,11 @@ class Family(Protocol):
         ...
 
     def schedule(self, request: RunRequest) -> Schedule:
-        """The run's noise schedule, on the device. Raises ValueError on a sampler that this model cannot use."""
+        """Return the run's noise schedule, on the device. Raises ValueError on a sampler that this model cannot use."""
         ...
 
     def latent_shape(self, request: RunRequest) -> tuple[int, ...]:
-        """The shape [channels, …] of the run's latents; sizes that the model cannot make are rounded up."""
+        """Return the shape [channels, …] of the run's latents; sizes that the model cannot make are rounded up."""
         ...
 
     def denoise(self, latents: Tensor, timesteps: Tensor, conditioning: Conditioning) -> Tensor:

@@ -101,7 +101,7 @@ class UNetFamily:
         return self._conditioning(both, request)
 
     def _is_guided(self, request: RunRequest) -> bool:
-        """Whether a run needs two rows.
+        """Return whether a run needs two rows.
 
         A distilled UNet takes its guidance as an input instead (Meng et al. 2023).
         """
@@ -163,7 +163,7 @@ class UNetFamily:
     # -- pixels ----------------------------------------------------------------------------------------------------
 
     def decode(self, latents: Tensor, request: RunRequest) -> np.ndarray:
-        """One image a call, so that its bits never depend on other images."""
+        """Decode one image a call, so that its bits never depend on other images."""
         scaled = latents[None] / self.vae.config.scaling_factor
         mean, std = getattr(self.vae.config, "latents_mean", None), getattr(self.vae.config, "latents_std", None)
         if mean is not None and std is not None:
