@@ -40,7 +40,7 @@ def sdxl(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def loras(sd: Path, tmp_path: Path) -> list[AdapterFile]:
     """Return adapters of the tiny Stable Diffusion 1.x."""
-    return [tiny_models.write_lora(tmp_path / f"{i}.safetensors", sd, rank=4, seed=i) for i in range(6)]
+    return [tiny_models.write_lora(tmp_path / f"{i}.safetensors", sd, rank=4, seed=i) for i in range(5)]
 
 
 @pytest.fixture
