@@ -143,8 +143,8 @@ async def _register(resources: Resources, account: Account, number: int) -> str:
     lora_id = new_adapter_id()
     adapter = Adapter(
         id=lora_id, name=f"Style {number}", description="A style that was uploaded.", created_at=datetime.now(UTC),
-        file=f"style-{number}.safetensors", sha256=f"{number:064x}", base_model="pocket", accounts=frozenset(), owner=account.id,
-        size_bytes=1 << 20,
+        file=f"style-{number}.safetensors", sha256=f"{number:064x}", base_model="pocket", accounts=frozenset(),
+        owner=account.id, size_bytes=1 << 20,
     )  # fmt: skip
     assert await resources.adapter_registry.register(adapter)
     return lora_id
@@ -179,7 +179,7 @@ async def _finish(resources: Resources, uris: Sequence[str]) -> None:
 
 
 async def _store_picture(resources: Resources, account: Account) -> str:
-    """The URI of a PNG of the size that the service makes, with something to decode in it."""
+    """Return the URI of a PNG of the size that the service makes, with something to decode in it."""
     png = BytesIO()
     Image.effect_noise((512, 512), 40).convert("RGB").save(png, "PNG")
     name = resources.images.object_name(account.id, new_job_id(JobKind.GENERATION), 1, 0, datetime.now(UTC))

@@ -2,7 +2,7 @@
 
     python -m benchmarks.engine --model pocket
     python -m benchmarks.engine --distinct --checks late-arrival          # one check alone
-    python -m benchmarks.engine --device cuda --model sdxl --random-weights
+    python -m benchmarks.engine --device cuda --model sdxl
 
 Every comparison is made in one process and one run, rounds interleaved, warm-up excluded, medians given with their
 spread, and every image is checked: ours byte for byte against a run made alone, the policies' against ours. Writes JSON
@@ -67,7 +67,6 @@ def main() -> None:
         max_rows=args.rows,
         adapter_slots=args.adapters,
         compile=args.compile,
-        exact=not args.inexact,
     )
     with tempfile.TemporaryDirectory() as folder:
         benchmark = make_model(
@@ -140,7 +139,7 @@ def _speed(results: Sequence[Result], jobs: int) -> dict[str, Any]:
 
 
 def _ratios(rounds: Mapping[str, Sequence[Result]]) -> dict[str, Any]:
-    """Ours over each policy, round by round (neighbours in time), the median and the spread."""
+    """Ours over each policy, round by round (neighbors in time), the median and the spread."""
     ratios: dict[str, Any] = {}
     for name in [name for name in rounds if name in COMPARED]:
         pairs = list(zip(rounds["ours"], rounds[name], strict=True))
@@ -213,9 +212,6 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--model", choices=sorted(SIZES), default="pocket")
-    parser.add_argument(
-        "--random-weights", action="store_true", help="sd15 and sdxl always have them; said for the record"
-    )
     parser.add_argument("--side", type=int, default=0, help="pixels; 0 takes the model's own")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--jobs", type=int, help="at least one per adapter")
@@ -236,7 +232,6 @@ def _arguments() -> argparse.Namespace:
         "--policy-threads", type=int, nargs="*", help="each policy runs with each, its fastest counts; none: as ours"
     )
     parser.add_argument("--compile", default="")
-    parser.add_argument("--inexact", action="store_true")
     parser.add_argument("--checks", choices=["all", "none", *CHECKS])
     parser.add_argument("--goals", action="store_true", help="the figures with goals also on a CPU, to rehearse them")
     parser.add_argument("--out", type=Path)

@@ -1,7 +1,7 @@
 """Measures latency, the wait for a first step, and what adapters cost and their loading delays.
 
-That a batch changes no image, that aborts and bad adapters harm nobody, and that images are those of diffusers, is asserted
-by tests/engine.
+That a batch changes no image, that aborts and bad adapters harm nobody, and that images are those of diffusers, is
+asserted by tests/engine.
 """
 
 import argparse
@@ -87,7 +87,7 @@ def enqueue_to_first_step(benchmark: BenchmarkModel, _: argparse.Namespace) -> d
 
 
 def mixed_over_bare(benchmark: BenchmarkModel, args: argparse.Namespace) -> dict[str, Any]:
-    """A full batch with eight adapters over the same batch with none."""
+    """Measure a full batch with eight adapters over the same batch with none."""
     mixed, bare = _loaded(benchmark, runs=8), _loaded(benchmark, runs=8, adapters=0)
     ratios = [_timed(mixed.step, benchmark.work) / _timed(bare.step, benchmark.work) for _ in range(5 * args.repeats)]
     return {"ratio": round(statistics.median(ratios), 3), "spread": [round(min(ratios), 3), round(max(ratios), 3)]}
@@ -130,7 +130,7 @@ CHECKS: dict[str, Callable[[BenchmarkModel, argparse.Namespace], dict[str, Any]]
 
 
 def _loaded(benchmark: BenchmarkModel, *, runs: int, adapters: int = 8) -> Engine:
-    """An engine in the middle of long runs, warm."""
+    """Return an engine in the middle of long runs, warm."""
     engine = benchmark.engine()
     for request in benchmark.requests(
         runs, adapters=adapters and min(adapters, runs), steps=1000 if benchmark.name == "pocket" else 999
@@ -142,7 +142,7 @@ def _loaded(benchmark: BenchmarkModel, *, runs: int, adapters: int = 8) -> Engin
 
 
 def _copy_of(adapter: AdapterFile, path: Path, factor: float) -> AdapterFile:
-    """The same adapter with its numbers times `factor`: another identity."""
+    """Return the same adapter with its numbers times `factor`: another identity."""
     save_file({name: (tensor.float() * factor).contiguous() for name, tensor in load_file(adapter.path).items()}, path)
     return AdapterFile(f"{adapter.id}*{factor}", path)
 

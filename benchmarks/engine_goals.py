@@ -14,7 +14,7 @@ from serve_app.engine import AdapterFile
 from serve_app.engine.device import torch_device, torch_dtype
 
 MATRIX_SIDE = {"cuda": 8192, "cpu": 1024}
-"""Of the square product that measures the device's matrix speed."""
+"""The side of the square product that measures the device's matrix speed."""
 SWAPS = 20
 
 

@@ -45,7 +45,7 @@ class BenchmarkModel(NamedTuple):
     options: EngineOptions
 
     def engine(self, **changes: Any) -> Engine:
-        """A fresh engine over a copy of the model, so that no two engines share state."""
+        """Return a fresh engine over a copy of the model, so that no two engines share state."""
         options = replace(self.options, **changes)
         engine = Engine(options)
         family = UNetFamily(copy.deepcopy(self.pipeline), options)
@@ -53,16 +53,16 @@ class BenchmarkModel(NamedTuple):
         return engine
 
     def wall(self) -> float:
-        """Seconds by the clock, once the device has finished."""
+        """Return seconds by the clock, once the device has finished."""
         self._wait()
         return time.perf_counter()
 
     def work(self) -> float:
-        """Seconds of processor time; on a GPU, which has no such clock, by the clock."""
+        """Return seconds of processor time; on a GPU, which has no such clock, by the clock."""
         return self.wall() if self._is_gpu else time.process_time()
 
     def thread_work(self) -> float:
-        """As `work`, of this thread alone."""
+        """Return what `work` does, for this thread alone."""
         return self.wall() if self._is_gpu else time.thread_time()
 
     @property
@@ -136,7 +136,7 @@ def _random_adapter(unet: torch.nn.Module, path: Path, rank: int, seed: int, tar
 
 
 def _sd15() -> Any:
-    """The architecture of stable-diffusion-v1-5, from its published configs."""
+    """Return the architecture of stable-diffusion-v1-5, from its published configs."""
     unet = diffusers.UNet2DConditionModel(sample_size=64, cross_attention_dim=768, attention_head_dim=8)
     scheduler = diffusers.EulerDiscreteScheduler(**{k: v for k, v in TRAINING.items() if k != "clip_sample"})
     return diffusers.StableDiffusionPipeline(
@@ -154,7 +154,7 @@ def _sd15() -> Any:
 
 
 def _sdxl() -> Any:
-    """The architecture of stable-diffusion-xl-base-1.0, from its published configs."""
+    """Return the architecture of stable-diffusion-xl-base-1.0, from its published configs."""
     unet = diffusers.UNet2DConditionModel(
         sample_size=128,
         block_out_channels=(320, 640, 1280),
@@ -204,7 +204,7 @@ def _vae(scaling: float, side: int) -> Any:
 
 
 def _tokenizer() -> Any:
-    """The pocket model's, given CLIP's window: random weights read any ids."""
+    """Return the pocket model's, given CLIP's window: random weights read any ids."""
     return transformers.CLIPTokenizer.from_pretrained(str(POCKET / "tokenizer"), model_max_length=77)
 
 

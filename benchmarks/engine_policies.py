@@ -31,7 +31,7 @@ Policy = Callable[[Sequence[RunRequest]], Result]
 
 
 def with_threads(policy: Policy, threads: int) -> Policy:
-    """The policy under its own number of CPU threads: small forwards may be faster with fewer."""
+    """Return the policy under its own number of CPU threads: small forwards may be faster with fewer."""
 
     def run(requests: Sequence[RunRequest]) -> Result:
         before = torch.get_num_threads()
@@ -45,7 +45,7 @@ def with_threads(policy: Policy, threads: int) -> Policy:
 
 
 def at_its_best(results: Mapping[int, Sequence[Result]]) -> tuple[int, Sequence[Result]]:
-    """Of one policy's results by threads: the number of threads whose median is fastest, and its results."""
+    """Return the number of threads whose median is fastest of one policy's results by threads, and those results."""
     return min(results.items(), key=lambda item: statistics.median(result.wall_s for result in item[1]))
 
 

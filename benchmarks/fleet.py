@@ -36,8 +36,8 @@ from tests.jobs.logical_queue import LogicalQueue, model_settings
 GOAL_S = 30.0
 PROGRESS_MS = 600_000
 HEADER = (
-    "| load | seed | jobs | on a resident adapter | in the second half | prefetched a job | GPU-hours | oracle | ratio | wait p50 s | p99 s | over 30 s"
-    " | bursts p50 s | p99 s | cold starts | lost |\n" + "|---" * 16 + "|"
+    "| load | seed | jobs | on a resident adapter | in the second half | prefetched a job | GPU-hours | oracle | ratio"
+    " | wait p50 s | p99 s | over 30 s | bursts p50 s | p99 s | cold starts | lost |\n" + "|---" * 16 + "|"
 )
 
 
@@ -63,8 +63,8 @@ def show_progress(sample: Sample) -> None:
     """Tell every ten minutes simulated how far it is, on standard error."""
     if sample.claims and sample.at_ms % PROGRESS_MS == 0:
         print(
-            f"{sample.at_ms / HOUR_MS:.1f} h: {sample.claims:,} jobs, {1 - sample.loads / sample.claims:.1%} on a resident"
-            f" adapter, {sample.replicas} replicas, {sample.waiting} jobs wait",
+            f"{sample.at_ms / HOUR_MS:.1f} h: {sample.claims:,} jobs, {1 - sample.loads / sample.claims:.1%} on a"
+            f" resident adapter, {sample.replicas} replicas, {sample.waiting} jobs wait",
             file=sys.stderr,
         )
 
@@ -125,37 +125,15 @@ def main() -> None:
     parser.add_argument("--loras", type=int, default=demand.loras)
     parser.add_argument("--accounts", type=int, default=demand.accounts)
     parser.add_argument("--slots", type=int, default=fleet.engine.slots, help="adapters that one replica holds")
-    parser.add_argument(
-        "--prefetch-s",
-        type=float,
-        default=fleet.engine.prefetch_ms / 1000,
-        help="between two adapters; 0 prefetches none",
-    )
     parser.add_argument("--image-s", type=float, default=fleet.engine.image_ms / 1000, help="of a fully busy replica")
-    parser.add_argument("--cold-start-s", type=float, default=fleet.cold_start_ms / 1000)
-    parser.add_argument("--target-s", type=float, default=fleet.scale.target_s)
     parser.add_argument("--spare", type=float, default=fleet.scale.spare, help="replicas beyond demand, as a share")
-    parser.add_argument("--downscale-delay-s", type=float, default=fleet.scale.downscale_delay_s)
     parser.add_argument("--node-losses", type=int, default=0, help="how often a node dies with its replicas")
     parser.add_argument("--node-replicas", type=int, default=fleet.node_replicas)
     chosen = parser.parse_args()
     image_ms = chosen.image_s * 1000
-    scale = {
-        "max_replicas": chosen.replicas,
-        "target_s": chosen.target_s,
-        "spare": chosen.spare,
-        "downscale_delay_s": chosen.downscale_delay_s,
-    }
     fleet = Fleet(
-        scale=fleet.scale.model_copy(update=scale),
-        engine=replace(
-            fleet.engine,
-            slots=chosen.slots,
-            image_ms=image_ms,
-            alone_ms=1.5 * image_ms,
-            prefetch_ms=round(1000 * chosen.prefetch_s),
-        ),
-        cold_start_ms=round(chosen.cold_start_s * 1000),
+        scale=fleet.scale.model_copy(update={"max_replicas": chosen.replicas, "spare": chosen.spare}),
+        engine=replace(fleet.engine, slots=chosen.slots, image_ms=image_ms, alone_ms=1.5 * image_ms),
         node_losses=chosen.node_losses,
         node_replicas=chosen.node_replicas,
     )

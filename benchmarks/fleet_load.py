@@ -9,10 +9,11 @@ from typing import NamedTuple
 IMAGES, IMAGE_WEIGHTS = (1, 2, 4), (2, 1, 1)
 """Images of a job, and how often: two on average."""
 BURST_SHARE = 0.05
-"""Of an hour's jobs: what one account sends at once, each hour, with one LoRA."""
+"""One account sends this share of an hour's jobs at once, each hour, with one LoRA."""
 BURST_GAP_MS = 100
 WAVE = 0.3
-"""The rate goes from 1 - WAVE to 1 + WAVE times its mean and back, once in the time simulated: the first third is quiet."""
+"""The rate goes from 1 - WAVE to 1 + WAVE times its mean and back, once in the time simulated: the first third is
+quiet."""
 HOUR_MS = 3_600_000
 
 

@@ -17,8 +17,8 @@ def oracle_hours(
 ) -> float:
     """Solve the linear program for the cheapest schedule: replicas n(t), work S(t) done, starts u(t).
 
-    It minimises the sum of n and of u times a cold start. S rises by at most n, is never ahead of what has arrived, and
-    never behind what arrived `deadline_ms` earlier. Every relaxation favours the oracle: replicas may be fractions,
+    It minimizes the sum of n and of u times a cold start. S rises by at most n, is never ahead of what has arrived, and
+    never behind what arrived `deadline_ms` earlier. Every relaxation favors the oracle: replicas may be fractions,
     always work at full width, hold every adapter, are stopped at once, and are ready the moment they are needed; a
     start costs the replica's time all the same. Work is cut into bins, which lets it do a bin's work up to a bin early.
     """

@@ -10,15 +10,16 @@ class Sample:
     waiting: int
     claims: int
     loads: int
-    """Of adapters, since the beginning, as the claims."""
+    """How many adapters were loaded since the beginning."""
     gpu_hours: float
-    """Since the beginning."""
+    """They count since the beginning."""
 
 
 @dataclass
 class Outcome:
     waits: list[float] = field(default_factory=lambda: list[float]())
-    """Seconds from each job's accept to its first step, in order of their ends; jobs of a burst are in `burst_waits`."""
+    """Seconds from each job's accept to its first step, in order of their ends; jobs of a burst are in
+    `burst_waits`."""
     burst_waits: list[float] = field(default_factory=lambda: list[float]())
     lost: int = 0
     """Attempts that ended with their node."""

@@ -21,12 +21,12 @@ class Engine:
     alone_ms: float = 3_000.0
     """The same while it draws one image only: SDXL wins 1.6 to 2 times by batching, SD 1.5 more."""
     load_ms: float = 1_500.0
-    """From a claim to an adapter in its slot, where it was not there."""
+    """An adapter that was not there takes this long from the claim to its slot."""
     prefetch_ms: int = 2_000
-    """Between two adapters that a replica reads before a job needs them; 0 reads none."""
+    """A replica reads another adapter before a job needs it this often; 0 reads none."""
 
     def pass_ms(self, runs: int) -> float:
-        """From the first step to the last of an image among `runs`."""
+        """Return how long an image takes among `runs`, from its first step to its last."""
         slope = (self.runs * self.image_ms - self.alone_ms) / max(1, self.runs - 1)
         return self.alone_ms + (runs - 1) * slope
 
@@ -37,7 +37,7 @@ class ClaimedJob:
     loaded_at: float
     began: float | None = None
     seconds: float = 0.0
-    """Of the replica, its share of each pass."""
+    """Its share of the replica's time in each pass."""
     images_left: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -83,7 +83,7 @@ class SimulatedReplica:
 
     @property
     def jobs(self) -> list[ClaimedJob]:
-        """Those that it works on, in their order."""
+        """Return the jobs that it works on, in their order."""
         return list({id(run.job): run.job for run in (*self.active, *self.pending)}.values())
 
     def take(self, claim: Claim) -> bool:
@@ -107,7 +107,7 @@ class SimulatedReplica:
 
     @property
     def is_full(self) -> bool:
-        """Whether it holds as many adapters as it has slots."""
+        """Return whether it holds as many adapters as it has slots."""
         return len(self.held) >= self.engine.slots
 
     def advance(self, at: float) -> list[ClaimedJob]:

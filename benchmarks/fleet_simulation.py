@@ -28,7 +28,7 @@ POLL_MS, SCALE_EVERY_MS, SAMPLE_EVERY_MS = 500, 1_000, 60_000
 LEASE_MS, REAP_EVERY_MS = 30_000, 2_000
 REAPED_AT_ONCE = 100
 RECENT_ADAPTERS = 8_192
-"""As `finish.lua` remembers."""
+"""`finish.lua` remembers as many."""
 SHIPPED = ScaleArgs(
     max_replicas=8, target_s=60, upscale_delay_s=5, downscale_delay_s=120, downscale_to_zero_delay_s=900
 )
@@ -103,7 +103,7 @@ class Simulation:
         return self._outcome
 
     async def _run_until(self, at: int | None) -> None:
-        """The events before `at`, or until every job has ended."""
+        """Let the events happen before `at`, or until every job has ended."""
         while self._events[0][0] < at if at is not None else self._unfinished:
             when, _, event = heapq.heappop(self._events)
             self._set_clock(when)
@@ -132,7 +132,7 @@ class Simulation:
         self._wake_idle()
 
     def _sign_in_idle(self) -> None:
-        """What idle workers' polls of an empty queue have written meanwhile: none is simulated."""
+        """Write what idle workers' polls of an empty queue have written meanwhile: none is simulated."""
         if self._now < self._signed_in_at + POLL_MS:
             return
         self._signed_in_at = self._now
@@ -278,7 +278,7 @@ class Simulation:
         self._outcome.gpu_hours += max(0, until - replica.started) / HOUR_MS
 
     def _lose_node(self) -> None:
-        """A node's replicas die at once, with what they draw; their jobs wait for the end of their leases."""
+        """Let a node's replicas die with what they draw; their jobs wait for the end of their leases."""
         first = self._random.randrange(max(1, len(self._replicas)))
         lost = self._replicas[first : first + self._fleet.node_replicas]
         self._replicas[first : first + self._fleet.node_replicas] = []
@@ -323,7 +323,7 @@ class Simulation:
         self._now = max(self._now, at)
 
     def _queue_now(self) -> LogicalQueue:
-        """The queue at the time simulated, which Redis learns only before a question: most events ask nothing."""
+        """Return the queue at the time simulated, which Redis learns only now: most events ask nothing."""
         late = self._start + self._now - self._queue.now
         if late:
             self._queue.advance(late)

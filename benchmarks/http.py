@@ -9,27 +9,21 @@ changes its durability between rounds (`CONFIG SET`), in turn, so that a slow mo
 import argparse
 import asyncio
 import json
-import multiprocessing
 import os
-import socket
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple
 
 import redis
-import uvicorn
-import uvloop
 
-from benchmarks.servers import roomy_settings
-from serve_app.api.process import freeze_startup_objects
+from benchmarks.servers import SERVE, roomy_settings, spread, start_server
 from serve_app.domain.requests import Variant
-from serve_app.settings import Settings
+from serve_app.settings import ROOT, Settings
 from serve_app.store.embedded_redis import stop_redis
 from tests.composition import open_resources
 
@@ -70,11 +64,8 @@ async def _measure(settings: Settings, rounds: int, seconds: float, connections:
         _, secret = await resources.api_keys.create(account.id, interfaces=frozenset({Variant.A}))
         lora_id = (await resources.catalog.all())[0].id
         plain = redis.Redis.from_url(resources.redis_url, decode_responses=True, encoding_errors="surrogateescape")
-    with socket.create_server(("127.0.0.1", 0), backlog=256) as listening:
-        server = _start_server(settings, listening)
-        port = listening.getsockname()[1]
-        assert server.pid is not None
-        callers = Callers(port, [server.pid], secret, lora_id, connections)
+    with start_server(SERVE, [str(ROOT)], settings) as (port, pid):
+        callers = Callers(port, [pid], secret, lora_id, connections)
         accepts: dict[str, list[Measured]] = {mode: [] for mode in MODES}
         polls: dict[str, list[Measured]] = {mode: [] for mode in MODES}
         await callers.accept(WARM_UP_S)
@@ -83,11 +74,11 @@ async def _measure(settings: Settings, rounds: int, seconds: float, connections:
                 _set_durability(plain, config)
                 accepts[mode].append(await callers.accept(seconds))
                 polls[mode].append(await callers.poll(seconds))
-                _print(
-                    f"round {number + 1}, {mode}: {accepts[mode][-1].per_s:.0f} accepts/s, {polls[mode][-1].per_s:.0f} polls/s\n"
-                )
-        server.kill()
-    _print(_report(accepts, polls, rounds, seconds, connections, len(callers.ids)))
+                _print(f"round {number + 1}, {mode}: {accepts[mode][-1].per_s:.0f} accepts a second, ")
+                _print(f"{polls[mode][-1].per_s:.0f} polls\n")
+    load = "/".join(f"{value:.1f}" for value in os.getloadavg())
+    _print(f"\n{rounds} rounds of {seconds:g} s each, {connections} connections, {os.cpu_count()} cores, load {load}, ")
+    _print(f"{len(callers.ids)} jobs\n\n" + "\n".join(_report(accepts, polls)) + "\n")
 
 
 def _set_durability(plain: redis.Redis, config: dict[str, str]) -> None:
@@ -157,7 +148,7 @@ class Callers:
 
 
 async def _answer(reader: asyncio.StreamReader) -> bytes:
-    """The body of a response that must be a success."""
+    """Return the body of a response that must be a success."""
     head = await reader.readuntil(b"\r\n\r\n")
     if head[9:12] not in (b"200", b"202"):
         raise RuntimeError(head.decode())
@@ -171,58 +162,15 @@ def cpu_seconds(pid: int) -> float:
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
-def _start_server(settings: Settings, listening: socket.socket) -> BaseProcess:
-    fields = {name: getattr(settings, name) for name in settings.model_fields_set}
-    process = multiprocessing.get_context("spawn").Process(target=_serve, args=(fields, listening), daemon=True)
-    process.start()
-    return process
-
-
-def _serve(fields: dict[str, object], listening: socket.socket) -> None:
-    async def serve() -> None:
-        async with open_resources(Settings.model_validate(fields)) as resources:
-            config = uvicorn.Config(resources.app(), log_level="warning", lifespan="off", access_log=False)
-            freeze_startup_objects()
-            await uvicorn.Server(config).serve(sockets=[listening])
-
-    uvloop.run(serve())  # as in a Ray actor; asyncio's own loop leaves Nagle's algorithm on here: 44 ms a poll
-
-
-def _report(
-    accepts: dict[str, list[Measured]],
-    polls: dict[str, list[Measured]],
-    rounds: int,
-    seconds: float,
-    connections: int,
-    total: int,
-) -> str:
-    return "\n".join(_lines(accepts, polls, rounds, seconds, connections, total)) + "\n"
-
-
-def _lines(
-    accepts: dict[str, list[Measured]],
-    polls: dict[str, list[Measured]],
-    rounds: int,
-    seconds: float,
-    connections: int,
-    total: int,
-) -> Iterator[str]:
-    load = "/".join(f"{value:.1f}" for value in os.getloadavg())
-    yield f"\n{rounds} rounds of {seconds:g} s each, {connections} connections, {os.cpu_count()} cores, load {load}, {total} jobs\n"
+def _report(accepts: dict[str, list[Measured]], polls: dict[str, list[Measured]]) -> Iterator[str]:
     yield "| | appendfsync | per second | p50 ms | p99 ms | CPU ms each | against no file |"
     yield "|---|---|---|---|---|---|---|"
     for name, results in (("accept", accepts), ("poll", polls)):
         free = statistics.median(row.per_s for row in results["no file"])
         for mode, rows in results.items():
             share = statistics.median(row.per_s for row in rows) / free
-            cells = [
-                _spread([row[field] for row in rows], digits) for field, digits in ((0, 0), (1, 1), (2, 1), (3, 2))
-            ]
+            cells = [spread([row[field] for row in rows], digits) for field, digits in ((0, 0), (1, 1), (2, 1), (3, 2))]
             yield f"| {name} | {mode} | {' | '.join(cells)} | {100 * share:.0f} % |"
-
-
-def _spread(values: list[float], digits: int) -> str:
-    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}–{max(values):.{digits}f})"
 
 
 def _print(text: str) -> None:

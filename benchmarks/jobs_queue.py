@@ -1,4 +1,4 @@
-"""What one claim costs as the queue grows, and what a waiting job weighs.
+"""What one claim costs as the queue grows.
 
     python -m benchmarks.jobs_queue                 # up to 100,000 waiting jobs
     python -m benchmarks.jobs_queue --queued 1000000
@@ -48,14 +48,13 @@ class Shape:
 
 
 class Cost(NamedTuple):
-    """Of one claim, in ms: the server's processor time, and what the clock on the wall said."""
+    """What one claim takes, in ms: the server's processor time, and the clock's."""
 
     processor: float
     p50: float
     p99: float
 
 
-BASE = Shape(queued=100_000, accounts=1_000, adapters=1_000, resident=32)
 SHAPES: dict[str, Sequence[Shape]] = {
     "jobs waiting": [Shape(queued, 100, 100, 32) for queued in (4_000, 20_000, 100_000)],
     "accounts": [Shape(20_000, accounts, 1_000, 32) for accounts in (1, 100, 10_000)],
@@ -109,10 +108,6 @@ class Server:
         facts = self.client.info("cpu")
         return facts["used_cpu_user"] + facts["used_cpu_sys"]
 
-    @property
-    def used_memory(self) -> int:
-        return self.client.info("memory")["used_memory"]
-
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -124,7 +119,6 @@ def main() -> None:
             if chosen.queued:
                 _report("jobs waiting", Shape(chosen.queued, 1_000, 1_000, 32), server)
             else:
-                _print_memory(server)
                 for what, shapes in SHAPES.items():
                     for shape in shapes:
                         _report(what, shape, server)
@@ -137,18 +131,10 @@ def _report(what: str, shape: Shape, server: Server) -> None:
     cost = server.claims(shape, min(CLAIMS, shape.queued // (2 * shape.capacity)) if shape.queued else CLAIMS)
     print(
         f"{what:16} | {shape.queued:9,} jobs {shape.accounts:6,} accounts {shape.adapters:6,} adapters"
-        f" {shape.resident:5,} held, capacity {shape.capacity:2} | cpu {cost.processor:.3f} p50 {cost.p50:.3f} p99 {cost.p99:.3f} ms",
+        f" {shape.resident:5,} held, capacity {shape.capacity:2}"
+        f" | cpu {cost.processor:.3f} p50 {cost.p50:.3f} p99 {cost.p99:.3f} ms",
         flush=True,
     )
-
-
-def _print_memory(server: Server) -> None:
-    server.client.flushall()
-    empty = server.used_memory
-    server.fill(BASE)
-    grown = server.used_memory - empty
-    print(f"{BASE.queued:,} waiting jobs, prompts of {len(PROMPT)} characters: {grown / 1e6:.0f} MB,", end=" ")
-    print(f"{grown / BASE.queued:.0f} bytes a job", flush=True)
 
 
 def _claim_times(client: Any) -> Iterator[float]:

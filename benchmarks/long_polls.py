@@ -68,7 +68,7 @@ class Usage(NamedTuple):
     redis_clients: int
 
     def shares_since(self, other: "Usage") -> list[float]:
-        """Of a processor, of each process."""
+        """Return the share of a processor that each process used."""
         return [(b - a) / (self.at - other.at) for a, b in zip(other.cpu_s, self.cpu_s, strict=True)]
 
 

@@ -2,8 +2,8 @@
 
     .venv/bin/python -m benchmarks.serve [--rounds 9] [--seconds 2] [--connections 32]
 
-Measured in turn, in one run: `atelier up` as it is shipped, and the same application on one uvicorn process over the same
-Redis and jobs. Each figure is the processor time of every process that a request passes.
+Measured in turn, in one run: `atelier up` as it is shipped, and the same application on one uvicorn process over the
+same Redis and jobs. Each figure is the processor time of every process that a request passes.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from typing import NamedTuple
 import psutil
 
 from benchmarks.http import Callers, Measured, cpu_seconds
-from benchmarks.servers import SERVE, roomy_settings, start_server
+from benchmarks.servers import SERVE, roomy_settings, spread, start_server
 from deployments.runtime import kill_all_of, runtime_home
 from serve_app.domain.requests import Variant
 from serve_app.settings import ROOT, Settings
@@ -57,6 +57,9 @@ UP = "from deployments.local import main; main()"
 class Server(NamedTuple):
     port: int
     pids: list[int]
+    """The processes that a request passes."""
+    pid: int = 0
+    """The process of `atelier up`, from which all others descend."""
 
 
 class Cost(NamedTuple):
@@ -83,13 +86,11 @@ def main() -> None:
 
 
 @contextmanager
-def atelier_up(
-    settings: Settings, folder: Path, *, config: Path = ROOT / "configs" / "local.yaml", **environment: str
-) -> Generator[Server]:
-    """Run `atelier up` until the block ends, its workers, which draw what is accepted, at low priority."""
+def atelier_up(settings: Settings, folder: Path, *, worker_niceness: int = 19, **environment: str) -> Generator[Server]:
+    """Run `atelier up` until the block ends, its workers, which draw what is accepted, at low priority as a rule."""
     port, ready, log = free_port(), folder / "ready.json", folder / "up.log"
     fields = {f"ATELIER_{name.upper()}": str(getattr(settings, name)) for name in settings.model_fields_set}
-    command = [sys.executable, "-c", UP, "up", "--config", str(config), "--port", str(port)]
+    command = [sys.executable, "-c", UP, "up", "--port", str(port)]
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*command, "--ready-file", str(ready)],
@@ -101,8 +102,8 @@ def atelier_up(
         _until(process, log, ready.exists)
         _until(process, log, lambda: "Ctrl-C stops everything" in log.read_text())
         for worker in _processes(process.pid, WORKERS):
-            psutil.Process(worker).nice(19)
-        yield Server(port, _processes(process.pid, ON_THE_WAY))
+            psutil.Process(worker).nice(worker_niceness)
+        yield Server(port, _processes(process.pid, ON_THE_WAY), process.pid)
     finally:
         _stop(process)
         kill_all_of(runtime_home(settings.data_dir))
@@ -126,7 +127,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _processes(pid: int, titles: tuple[str, ...]) -> list[int]:
-    """Those that descend from `pid` and have one of the titles."""
+    """Return the processes that descend from `pid` and have one of the titles."""
     children = psutil.Process(pid).children(recursive=True)
     return [child.pid for child in children if any(title in " ".join(_command(child)[:1]) for title in titles)]
 
@@ -190,11 +191,7 @@ def _lines(costs: dict[str, dict[str, list[Cost]]]) -> Generator[str]:
             parts = ", ".join(
                 f"{title} {statistics.median(cost.parts[title] for cost in each):.2f}" for title in each[0].parts
             )
-            yield f"| {kind} | {name} | {_spread([cost.cpu_ms for cost in each])} | {_spread(ratios)} | {parts} |"
-
-
-def _spread(values: list[float]) -> str:
-    return f"{statistics.median(values):.2f} ({min(values):.2f}–{max(values):.2f})"
+            yield f"| {kind} | {name} | {spread([cost.cpu_ms for cost in each])} | {spread(ratios)} | {parts} |"
 
 
 if __name__ == "__main__":

@@ -43,8 +43,8 @@ class EngineOptions:
     """How many adapters at most are in slots beside the model; there are fewer where they do not fit `adapter_memory`.
     """
     adapter_memory: int = 0
-    """Device bytes for each base model's adapter slots; 0 shares 1 GiB of a CPU's memory, or a third of what a GPU leaves
-    this process, among the base models."""
+    """Device bytes for each base model's adapter slots; 0 shares 1 GiB of a CPU's memory, or a third of what a GPU
+    leaves this process, among the base models."""
     host_memory: int = 4 * 2**30
     """Host bytes for packed adapters that are not in a slot."""
     max_rank: int = DEFAULT_MAX_RANK
@@ -52,9 +52,9 @@ class EngineOptions:
     sampler: str = ""
     """Sampler of runs that name none (`euler`, `ddim`, `dpm++2m`, `lcm`); empty means the base model's own."""
     compile: str = ""
-    """A `torch.compile` backend (`inductor`) for the denoiser; empty is eager. One graph per forward shape, made at warm-up.
-    A prompt beyond the encoder's window, an adapter of a rank above 32, or one on layers outside the transformer blocks
-    compiles new graphs at its first use, within one step: leave time for that in `step_limit_s`."""
+    """A `torch.compile` backend (`inductor`) for the denoiser; empty is eager. One graph per forward shape, made at
+    warm-up. A prompt beyond the encoder's window, an adapter of a rank above 32, or one on layers outside the
+    transformer blocks compiles new graphs at its first use, within one step: leave time for that in `step_limit_s`."""
     threads: int = 0
     """CPU threads of torch for the whole process; 0 leaves them as they are."""
 

@@ -1,13 +1,10 @@
 """Checks customers' safetensors files: a small header, complete data, sides in bounds, finite numbers.
 
-The engine and the weight store both ask it, so that what one takes the other takes. safetensors 0.8 itself accepts 58 MB of
-metadata (12 s, 1.3 GB of memory), NaN weights, duplicate and path-like names.
+The engine and the weight store both ask it, so that what one takes the other takes. safetensors 0.8 itself accepts 58
+MB of metadata (12 s, 1.3 GB of memory), NaN weights, duplicate and path-like names.
 
-Limits of the process that reads a customer's file, set by that process itself.
-
-Checks a safetensors file in a process of its own, of limited memory and time.
-
-`python -m serve_app.safetensors_file PATH` prints the reason why the file is not one that this service loads, or nothing.
+`python -m serve_app.safetensors_file PATH` prints the reason why the file is not one that this service loads, or
+nothing.
 """
 
 import json
@@ -17,6 +14,7 @@ import re
 import resource
 import subprocess
 import sys
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
@@ -87,16 +85,13 @@ def read_header(path: Path) -> Header:
     return header
 
 
-def read_numbers(file: BinaryIO, header: Header, name: str) -> bytearray:
-    """Read the bytes of one tensor of the open `file`.
-
-    Raises UnusableFile when they are cut short or not finite.
-    """
+def read_numbers(file: BufferedReader, header: Header, name: str) -> bytearray:
+    """Read the bytes of one tensor of the open `file`. Raises UnusableFile when they are cut short or not finite."""
     tensor = header.tensors[name]
     begin, stop = tensor["data_offsets"]
     file.seek(header.start + begin)
     numbers = bytearray(stop - begin)
-    _must(file.readinto(numbers) == len(numbers), "ends early")  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    _must(file.readinto(numbers) == len(numbers), "ends early")
     if tensor["dtype"] in _FLOATS:
         _require_finite(name, tensor["dtype"], numbers)
     return numbers
@@ -124,18 +119,13 @@ def _parse(text: bytes) -> Header:
         raise UnusableFile("the file's header is not JSON in UTF-8: it is no safetensors file, or damaged") from error
     _must(isinstance(parsed, dict), "has a header that is no object")
     tensors = cast(dict[str, Any], parsed)
-    metadata = tensors.pop("__metadata__", {})
+    metadata: Any = tensors.pop("__metadata__", {})
     _must(isinstance(metadata, dict), "has metadata that is not text")
-    _must(
-        len(cast(dict[str, Any], metadata)) <= MAX_METADATA_ENTRIES, f"has over {MAX_METADATA_ENTRIES} metadata entries"
-    )
-    _must(
-        all(isinstance(value, str) for value in cast(dict[str, Any], metadata).values()),
-        "has metadata that is not text",
-    )
+    _must(len(metadata) <= MAX_METADATA_ENTRIES, f"has over {MAX_METADATA_ENTRIES} metadata entries")
+    _must(all(isinstance(value, str) for value in metadata.values()), "has metadata that is not text")
     _must(1 <= len(tensors) <= MAX_TENSORS, f"must hold 1 to {MAX_TENSORS} tensors")
     _must(all(isinstance(tensor, dict) for tensor in tensors.values()), "has a malformed tensor entry")
-    return Header(tensors, cast(dict[str, str], metadata))
+    return Header(tensors, metadata)
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -150,7 +140,8 @@ def _check_layout(tensors: dict[str, dict[str, Any]], data_bytes: int) -> None:
     for name, tensor in tensors.items():
         _must(
             not name.startswith("bundle_emb."),
-            "bundles an embedding (bundle_emb, of OneTrainer), which this service does not load: save the LoRA without it",
+            "bundles an embedding (bundle_emb, of OneTrainer), which this service does not load: "
+            "save the LoRA without it",
         )
         _must(_NAME.fullmatch(name), "has a tensor with a forbidden name")
         _must(tensor.keys() == {"dtype", "shape", "data_offsets"}, f"has a malformed entry for {name}")
@@ -161,10 +152,7 @@ def _check_layout(tensors: dict[str, dict[str, Any]], data_bytes: int) -> None:
         _must(_are_integers(shape) and len(shape) <= 5, f"has a malformed shape for {name}")
         _must(all(1 <= side <= MAX_DIMENSION for side in shape), f"has a side out of bounds in {name}")
         _must(_are_integers(offsets) and len(offsets) == 2, f"has malformed offsets for {name}")
-        elements = 1
-        for side in shape:
-            elements *= side
-        _must(offsets[1] - offsets[0] == elements * _BYTES[dtype], f"has offsets that do not fit {name}")
+        _must(offsets[1] - offsets[0] == math.prod(shape) * _BYTES[dtype], f"has offsets that do not fit {name}")
         spans.append((offsets[0], offsets[1]))
     end = 0
     for start, stop in sorted(spans):
@@ -190,7 +178,7 @@ def _check_finite(file: BinaryIO, name: str, tensor: dict[str, Any], *, start: i
 
 
 def _require_finite(name: str, dtype: str, numbers: bytes | bytearray) -> None:
-    import numpy as np  # takes 0.1 s, which commands that read no weights and files refused by their header need not wait
+    import numpy as np  # takes 0.1 s, for which commands that read no weights need not wait
 
     element, mask = _FLOATS[dtype]
     bits = np.frombuffer(numbers, element)
@@ -226,10 +214,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 
 def check_in_subprocess(path: Path) -> None:
-    """Run `check_safetensors` in another process.
-
-    Raises UnusableFile with the reason, OSError when no process starts.
-    """
+    """Run `check_safetensors` in another process. Raises UnusableFile with the reason, OSError when none starts."""
     environment = {"PATH": os.defpath, "PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": "1"}
     command = (sys.executable, "-m", "serve_app.safetensors_file", str(path))
     try:

@@ -1,7 +1,7 @@
 """Denoise many runs together, each with its own prompt, seed, guidance, step count and LoRA adapter.
 
-`Engine.load(folder).generate("a red circle")` works without a server. What is imported from here is loaded at its first use:
-reading an adapter needs neither diffusers nor transformers, which take seconds.
+`Engine.load(folder).generate("a red circle")` works without a server. What is imported from here is loaded at its first
+use: reading an adapter needs neither diffusers nor transformers, which take seconds.
 """
 
 from importlib import import_module

@@ -1,7 +1,7 @@
 """Stores adapters on three levels: slots beside the model, host memory, files on disk.
 
-Each level evicts the least recently used. Reading and packing happen on background threads; only a finished row is copied
-into a slot, between two steps, so that a run which waits for its adapter never delays a run that has its own.
+Each level evicts the least recently used. Reading and packing happen on background threads; only a finished row is
+copied into a slot, between two steps, so that a run which waits for its adapter never delays a run that has its own.
 """
 
 import threading
@@ -26,10 +26,7 @@ LOADERS = 4
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """Holds an adapter in host memory, in one of two forms.
-
-    It is packed for each component's slots, or has its weights as they were read.
-    """
+    """Holds an adapter in host memory, packed for each component's slots or as its weights were read."""
 
     ranks: Mapping[str, Mapping[str, int]]
     """The rank of each layer of each component."""
@@ -74,25 +71,25 @@ class AdapterPool:
 
     @property
     def resident(self) -> frozenset[str]:
-        """Ids of the adapters in slots: a run with one of them starts at once."""
+        """Return ids of the adapters in slots: a run with one of them starts at once."""
         with self._lock:
             return frozenset(self._slots)
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of all slots on the device, used or not."""
+        """Return bytes of all slots on the device, used or not."""
         return sum(slots.size_bytes for slots in self._component_slots.values())
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of the adapters in host memory."""
+        """Return bytes of the adapters in host memory."""
         with self._lock:
             futures = list(self._host.values())
         return sum(_host_size(future) for future in futures if future.done())
 
     @property
     def in_memory(self) -> frozenset[str]:
-        """Ids of the adapters in slots or read into host memory: a run with one waits for no file."""
+        """Return ids of the adapters in slots or read into host memory: a run with one waits for no file."""
         with self._lock:
             read = (id for id, future in self._host.items() if future.done() and not _failed(future))
             return frozenset((*self._slots, *read))
@@ -239,7 +236,8 @@ class AdapterPool:
     def _pack(self, weights: AdapterWeights, *, is_needed: bool = True) -> _Ready:
         """Pack for the present layouts if those cover the adapter.
 
-        One that no run needs yet stays as it was read where that is much smaller: its rows would be padded to the slots' rank.
+        One that no run needs yet stays as it was read where that is much smaller: its rows would be padded to the
+        slots' rank.
         """
         ranks = {name: ranks_of(parts) for name, parts in weights.items()}
         size = _weight_bytes(weights)

@@ -1,15 +1,15 @@
 """Packs many adapters beside a module, any of them for any row of the next forward pass.
 
-Each slot is one flat row of numbers, so filling it is one copy. `bind` gathers the rows that a batch needs into a buffer,
-multiplies each by its scale and gives every layer its views: after that a layer costs two small batched products more.
-
-Lays out every layer's part of an adapter in one flat row: all downs first, then all ups.
+Each slot is one flat row of numbers, so filling it is one copy. `bind` gathers the rows that a batch needs into a
+buffer, multiplies each by its scale and gives every layer its views: after that a layer costs two small batched
+products more.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from serve_app.engine.lora_layers import LoRALayer
@@ -18,12 +18,12 @@ from serve_app.engine_options import MAX_RANK
 RANK_BUCKETS = (8, 16, 32, 64, 128, MAX_RANK)
 """A batch's highest rank is rounded up to one of these: lower ranks are computed beside it, padded with zeros."""
 LEAST_SUMMED = 16
-"""Ups, over whose rank a sum runs, are padded to this rank: from here on zeros leave a sum's bits alone (measured on CPU; at
-8 they do not), so that ranks may mix in exact mode."""
+"""Ups, over whose rank a sum runs, are padded to this rank: from here on zeros leave a sum's bits alone (measured on
+CPU; at 8 they do not), so that ranks may mix in exact mode."""
 
 
 class Layout(NamedTuple):
-    """Offsets by layer, every layer at the same rank.
+    """Offsets of every layer's part in an adapter's flat row, all downs first, every layer at the same rank.
 
     Never changed, only replaced by one of the next version.
     """
@@ -125,16 +125,13 @@ class PackedRow(NamedTuple):
     version: int
     flat: Tensor
     norms: dict[str, Tensor]
-    """Of layers with a gain [4, out]: the three coefficients of ‖W + scale·BA‖² as a polynomial of the scale, and m²; or
-    the slope and three rows of zeros."""
+    """Layers with a gain have [4, out]: the three coefficients of ‖W + scale·BA‖² as a polynomial of the scale, and m²;
+    or the slope and three rows of zeros."""
     contents: Contents
 
 
 class AdapterSlots:
-    """Slots over one module's layers.
-
-    They cover only layers and ranks that adapters have needed, and grow on demand.
-    """
+    """Slots over one module's layers, which cover only layers and ranks that adapters have needed, and grow."""
 
     def __init__(self, layers: Mapping[str, LoRALayer], count: int, *, uniform: bool = False) -> None:
         """`uniform` binds every layer at full rank for any batch, so that a compiled forward never changes."""
@@ -151,16 +148,13 @@ class AdapterSlots:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all slots, used or not. For any thread."""
+        """Return bytes of all slots, used or not. For any thread."""
         return self._store.nbytes + sum(norms.nbytes for norms in list(self._norms.values()))
 
     # -- filling slots ---------------------------------------------------------------------------------------------
 
     def pack(self, weights: LayerWeights) -> PackedRow | None:
-        """Pack `weights` for the present layout, in host memory; None when it does not cover them.
-
-        For any thread.
-        """
+        """Pack `weights` for the present layout, in host memory; None when it does not cover them. For any thread."""
         layout = self.layout
         if not layout.covers(ranks_of(weights)):
             return None
@@ -172,7 +166,11 @@ class AdapterSlots:
         dora = {
             name: self._norm_coefficients(name, part) for name, part in weights.items() if part.magnitude is not None
         }
-        sloped = {name: _slope_rows(part.slope) for name, part in weights.items() if part.slope is not None}
+        sloped = {
+            name: F.pad(part.slope.float()[None], (0, 0, 0, 3))
+            for name, part in weights.items()
+            if part.slope is not None
+        }
         norms = dora | sloped
         unscaled = frozenset(name for name, part in weights.items() if part.unscaled)
         contents = Contents(ranks_of(weights), frozenset(dora), frozenset(sloped), unscaled)
@@ -197,7 +195,7 @@ class AdapterSlots:
         self._bound = None
 
     def grow_layout(self, ranks: Mapping[str, int]) -> Layout:
-        """A layout that covers layers of these ranks and all that the present one covers."""
+        """Return a layout that covers layers of these ranks and all that the present one covers."""
         rank = bucket_rank(max([self.layout.rank, *ranks.values()]))
         return self._laid_out({*self.layout.downs, *ranks}, rank)
 
@@ -267,7 +265,7 @@ class AdapterSlots:
         return self._laid_out(self.layout.downs, RANK_BUCKETS[0])
 
     def rank_of(self, slots: Iterable[int]) -> int:
-        """The rank bucket that the adapters in `slots` need together; 0 when they change nothing here."""
+        """Return the rank bucket that the adapters in `slots` need together; 0 when they change nothing here."""
         highest = max((rank for slot in set(slots) for rank in self._contents[slot].ranks.values()), default=0)
         return bucket_rank(highest) if highest else 0
 
@@ -293,7 +291,7 @@ class AdapterSlots:
         )
 
     def _gains(self, name: str, slots: Sequence[int], scales: Sequence[float]) -> Tensor | None:
-        """The factor of each row's output [rows, out], 1 for rows without a gain; None when no row has one."""
+        """Return the factor of each row's output [rows, out], 1 for rows without a gain; None when no row has one."""
         contents = [self._contents[slot] for slot in slots]
         has_gain = any(name in each.dora or name in each.sloped for each in contents)
         if not has_gain and not (self._uniform and name in self._norms):
@@ -312,7 +310,3 @@ class AdapterSlots:
         for row, (slot, scale) in enumerate(zip(slots, scales, strict=True)):
             if scale not in (0, 1) and name in self._contents[slot].unscaled:
                 up[row] /= scale
-
-
-def _slope_rows(slope: Tensor) -> Tensor:
-    return torch.cat([slope.float()[None], torch.zeros(3, slope.shape[0])])

@@ -20,8 +20,8 @@ from serve_app.engine.sampler import Schedule
 from serve_app.engine_options import EngineOptions
 
 COMPILED_RANK = 32
-"""The highest rank that published adapters commonly have: under `compile`, an adapter of a higher rank, or one that changes
-layers outside the transformer blocks, compiles new graphs once."""
+"""The highest rank that published adapters commonly have: under `compile`, an adapter of a higher rank, or one that
+changes layers outside the transformer blocks, compiles new graphs once."""
 
 
 class FailedRun(NamedTuple):
@@ -136,9 +136,9 @@ class BaseModel:
     def denoise(self, batch: list[Run], limit_rows: Callable[[int], None]) -> list[FailedRun]:
         """Move every run one step on.
 
-        Of a batch that fails, halves are tried, so that only the run at fault is lost.
-        Calls `limit_rows(rows)` when more rows than that do not fit in memory together. Raises AcceleratorError when the
-        device takes no more work from this process.
+        Of a batch that fails, halves are tried, so that only the run at fault is lost. Calls `limit_rows(rows)` when
+        more rows than that do not fit in memory together. Raises AcceleratorError when the device takes no more work
+        from this process.
         """
         steps = [run.step for run in batch]
         try:
@@ -146,7 +146,8 @@ class BaseModel:
         except torch.AcceleratorError:
             raise
         except Exception as error:  # noqa: BLE001  a step must outlive any run: find it and lose it alone
-            self._recover()
+            self.runner.invalidate()
+            torch.cuda.empty_cache()  # gives back what the failed step left; nothing where CUDA is not in use
             batch = [run for run, step in zip(batch, steps, strict=True) if run.step == step]
             rows, lacks_memory = sum(run.rows for run in batch), is_out_of_memory(error)
             if lacks_memory and self.runner.pads_less(batch[0].batch_key, rows):
@@ -176,8 +177,3 @@ class BaseModel:
                 "the image came out as numbers that are not finite; the adapter or its weight is too strong"
             )
         return self.family.decode(run.latents, run.request)
-
-    def _recover(self) -> None:
-        """Drop what a failed step left behind, cached device memory included."""
-        self.runner.invalidate()
-        torch.cuda.empty_cache()  # nothing where CUDA is not in use

@@ -1,10 +1,10 @@
 """Finds the cheapest forward shapes at which a row's bits do not depend on the batch's other rows.
 
-Rows never mix, but a kernel may add numbers in another order when it is given more rows, and the result then differs in its
-last bit. Which row counts agree depends on the machine, so it is measured there: the same random rows go through the denoiser
-at the widest shape and at narrower ones, and must come out bit for bit the same. The result is a row multiple: batches padded
-to a multiple of it are exact. Where nothing narrower agrees it is the widest shape itself. A widest shape that does not fit in
-the device's memory is halved: then bits may differ from those of a larger device.
+Rows never mix, but a kernel may add numbers in another order when it is given more rows, and the result then differs in
+its last bit. Which row counts agree depends on the machine, so it is measured there: the same random rows go through
+the denoiser at the widest shape and at narrower ones, and must come out bit for bit the same. The result is a row
+multiple: batches padded to a multiple of it are exact. Where nothing narrower agrees it is the widest shape itself. A
+widest shape that does not fit in the device's memory is halved: then bits may differ from those of a larger device.
 """
 
 import torch
@@ -25,7 +25,8 @@ class BatchInvariance:
     """Row multiples of one base model, measured on this machine.
 
     Every batch key is measured, at its first use or by `Engine.warm_up`: what holds for one shape need not hold for the
-    next. It takes the time of two to four steps of the widest batch (28 to 52 rows where that has 16), once per process.
+    next. It takes the time of two to four steps of the widest batch (28 to 52 rows where that has 16), once per
+    process.
     """
 
     def __init__(self, family: Family, adapter_slots: AdapterSlots, *, max_rows: int, static: bool) -> None:
@@ -57,7 +58,7 @@ class BatchInvariance:
         return True
 
     def ranks_agree(self, batch_key: BatchKey, like: Conditioning) -> bool:
-        """Whether a low-rank adapter may be computed at the width of a higher one beside it."""
+        """Return whether a low-rank adapter may be computed at the width of a higher one beside it."""
         if self._static:
             return True  # every adapter is always computed at the widest rank
         known = (batch_key, self._adapter_slots.layout.rank)
@@ -109,7 +110,7 @@ class Probe:
             return torch.randn(max_rows, *shape, generator=generator).to(family.device)
 
         def resembling(tensor: Tensor) -> Tensor:
-            """Noise; masks and ids, whose numbers have a meaning, are repeated instead."""
+            """Return noise; masks and ids, whose numbers have a meaning, are repeated instead."""
             if tensor.is_floating_point():
                 return noise(*tensor.shape[1:]).to(tensor.dtype)
             return tensor[:1].expand(max_rows, *tensor.shape[1:])
@@ -121,7 +122,7 @@ class Probe:
         )
 
     def output(self, rows: int, layout: Layout) -> Tensor:
-        """The denoiser's output for the first `rows` rows, their adapters bound by `layout`."""
+        """Return the denoiser's output for the first `rows` rows, their adapters bound by `layout`."""
         self._adapter_slots.bind_random(rows, self._max_rows, layout)
         context, added = self._conditioning
         first = Conditioning(context[:rows], {name: tensor[:rows] for name, tensor in added.items()})
@@ -129,5 +130,5 @@ class Probe:
 
 
 def static_widths(widest: int, *, least: int = 1) -> list[int]:
-    """Row counts of compiled forward passes: powers of two from `least` up, then the widest."""
+    """Return row counts of compiled forward passes: powers of two from `least` up, then the widest."""
     return [1 << power for power in range(widest.bit_length()) if least <= 1 << power < widest] + [widest]

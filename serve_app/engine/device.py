@@ -1,7 +1,4 @@
-"""Device and number type that the engine computes with.
-
-Adapter memory budget and out-of-memory detection.
-"""
+"""Chooses the device and the number type, finds memory for adapters, and recognizes its lack."""
 
 from collections.abc import Iterable
 
@@ -29,7 +26,7 @@ OUT_OF_MEMORY_MESSAGE = "The device has no memory left for this image."
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Recognise torch's own error on a GPU, and a RuntimeError that names the CPU allocator on a CPU."""
+    """Recognize torch's own error on a GPU, and a RuntimeError that names the CPU allocator on a CPU."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in str(error)
 
 
@@ -40,7 +37,7 @@ def module_bytes(modules: Iterable[nn.Module]) -> int:
 
 
 def spare_memory(device: torch.device, *, base_models: int) -> int:
-    """Bytes for the adapter slots of one of `base_models` base models.
+    """Return bytes for the adapter slots of one of `base_models` base models.
 
     On a GPU it is a third of what this process may still take: a slot store that grows lies beside the old one for a
     moment, and images need memory too.

@@ -58,7 +58,8 @@ class Engine:
             self.measured.steps.append(StepTiming(time.monotonic() - began, sum(run.rows for run in batch), len(slots)))
         for run in self.scheduler.pop_finished(batch):
             self._decode(run)
-        return ended + self._retire(wait=not batch and not ended)
+        decoded = self.live.pop_decoded(within_s=0 if batch or ended else IDLE_WAIT_S)
+        return ended + [outcome_of_decoding(run, image) for run, image in decoded]
 
     def _remove_aborted(self) -> None:
         for run in self.live.pop_aborted():
@@ -109,12 +110,6 @@ class Engine:
         model.pool.release(run.slot)
         self.live.start_decoding(run, start=lambda: self._decoder.submit(model.decode, run))
 
-    def _retire(self, *, wait: bool) -> list[Finished]:
-        """Collect decoded images; with `wait`, wait a moment for other threads first."""
-        return [
-            outcome_of_decoding(run, image) for run, image in self.live.pop_decoded(within_s=IDLE_WAIT_S if wait else 0)
-        ]
-
     def _model(self, request: RunRequest) -> BaseModel:
         if request.base_model and request.base_model not in self.base_models:
             raise ValueError(f"base model {request.base_model!r} is not loaded here")
@@ -143,7 +138,7 @@ class Engine:
 
     @property
     def free_runs(self) -> int:
-        """How many more runs could start at the next step."""
+        """Return how many more runs could start at the next step."""
         return max(0, self.options.runs - self.live.to_denoise)
 
     def progress(self) -> dict[str, tuple[int, int]]:
@@ -161,12 +156,12 @@ class Engine:
 
     @property
     def resident_adapters(self) -> frozenset[str]:
-        """Ids of the adapters in slots, of every base model."""
+        """Return ids of the adapters in slots, of every base model."""
         return frozenset[str]().union(*(model.pool.resident for model in self.base_models.values()))
 
     @property
     def adapters_in_memory(self) -> frozenset[str]:
-        """Ids of the adapters in slots or host memory, of every base model."""
+        """Return ids of the adapters in slots or host memory, of every base model."""
         return frozenset[str]().union(*(model.pool.in_memory for model in self.base_models.values()))
 
     def has_space(self, base_model: str) -> bool:
@@ -201,9 +196,8 @@ class Engine:
         return engine
 
     def warm_up(self, width: int, height: int) -> None:
-        """Do now what the first image of this size would wait for, with every base model.
+        """Do now what the first image of this size would wait for, with every base model; for the step thread alone.
 
-        For the step thread alone.
         Raises torch.OutOfMemoryError or MemoryError when one such image does not fit.
         """
         for model in self.base_models.values():

@@ -2,8 +2,6 @@
 
 `python -m serve_app.engine.inspection FOLDER BASE PATH MAX_RANK KEPT SECONDS` prints one line of JSON: {"found": …} or
 {"refused": reason}. The base model is known by its layer table, which the folder `KEPT` holds from the second time on.
-
-Chooses fields of a file's training metadata, cuts them, and suggests trigger words.
 """
 
 import json
@@ -45,13 +43,13 @@ TAGS = "ss_tag_frequency"
 
 
 def training_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
-    """The fields that say something, as one line of printable text each."""
+    """Return the fields that say something, as one line of printable text each."""
     values = {name: _line(metadata[name])[:MAX_VALUE].rstrip() for name in KEPT if name in metadata}
     return {name: value for name, value in values.items() if value not in ("", "None")}
 
 
 def suggested_trigger_words(metadata: Mapping[str, str]) -> list[str]:
-    """The phrase that the file names, then the tags that most of its training images had."""
+    """Return the phrase that the file names, then the tags that most of its training images had."""
     named = _line(metadata.get("modelspec.trigger_phrase", "")[: MAX_SUGGESTED * MAX_WORD]).split(",")
     tags = (_line(tag) for tag, _ in _tag_counts(metadata.get(TAGS, "")).most_common(MAX_SUGGESTED))
     words = dict.fromkeys(word for word in map(str.strip, (*named, *tags)) if 0 < len(word) <= MAX_WORD)
@@ -65,19 +63,16 @@ def _tag_counts(text: str) -> Counter[str]:
     except (ValueError, RecursionError):
         return Counter()
     counts = Counter[str]()
-    for tags in _objects(_values(folders)):
+    for tags in map(_object, _object(folders).values()):
         for tag, count in tags.items():
             if type(count) is int and len(tag) <= MAX_WORD:
                 counts[tag] += count
     return counts
 
 
-def _values(document: Any) -> Iterable[Any]:
-    return cast(Mapping[str, Any], document).values() if isinstance(document, dict) else ()
-
-
-def _objects(values: Iterable[Any]) -> Iterable[Mapping[str, Any]]:
-    return (cast(Mapping[str, Any], value) for value in values if isinstance(value, dict))
+def _object(value: Any) -> Mapping[str, Any]:
+    """Return a JSON object, and nothing in place of any other value."""
+    return cast(Mapping[str, Any], value) if isinstance(value, dict) else {}
 
 
 def _line(text: str) -> str:
@@ -100,7 +95,7 @@ def main(folder: str, base: str, path: str, max_rank: str, kept: str, seconds: s
     torch.set_num_threads(1)
     limit_memory(MEMORY)
     limit_processor_time(int(seconds))
-    print(json.dumps(inspect_adapter(Path(path), table, base, int(max_rank))))  # noqa: T201 - read by the process that started this one
+    sys.stdout.write(json.dumps(inspect_adapter(Path(path), table, base, int(max_rank))) + "\n")
 
 
 def inspect_adapter(path: Path, table: LayerTable, base: str, max_rank: int) -> dict[str, Any]:
@@ -123,7 +118,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _describe(weights: AdapterWeights, source: Source, table: LayerTable, base: str) -> dict[str, Any]:
-    """What the file holds, in fields and in a sentence, and what its metadata say of its training."""
+    """Return what the file holds, in fields and in a sentence, and what its metadata say of its training."""
     ranks = [made.down.shape[0] for layers in weights.values() for made in layers.values()]
     kinds = sorted({_kind(layer, made.down.dim()) for layer, made in weights.get(table.denoiser, {}).items()})
     encoders = [name.replace("_", " ") for name in sorted(weights) if name != table.denoiser]

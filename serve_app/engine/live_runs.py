@@ -1,8 +1,6 @@
-"""Holds the state of every live run: waiting, running or decoding.
+"""Holds the state of every live run (waiting, running or decoding), and makes its outcome an image or a named failure.
 
 Any thread adds, aborts and reads; the step thread moves them on.
-
-Outcome of a run: its image, or a named failure.
 """
 
 import threading
@@ -39,7 +37,7 @@ class LiveRuns:
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()  # guards the fields below, notified of every change
+        self._changed = threading.Condition()  # guards the fields below, notified of every change; reentrant
         self._waiting: OrderedDict[str, PendingRun] = OrderedDict()
         self._running: dict[str, Run] = {}
         self._aborted: list[Run] = []
@@ -74,7 +72,7 @@ class LiveRuns:
 
     @property
     def to_denoise(self) -> int:
-        """Number of runs that wait or run."""
+        """Return number of runs that wait or run."""
         with self._changed:
             return len(self._waiting) + len(self._running)
 
@@ -86,7 +84,7 @@ class LiveRuns:
             return waiting | {run.request.run_id: (run.step, run.request.steps) for run in started}
 
     def running(self, run_id: str) -> Run | None:
-        """A run that is being denoised."""
+        """Return a run that is being denoised."""
         with self._changed:
             return self._running.get(run_id)
 
@@ -100,25 +98,33 @@ class LiveRuns:
     def start(self, waiting: PendingRun, run: Run) -> bool:
         """Move a waiting run to running. False when it was aborted meanwhile."""
         with self._changed:
-            if not self._drop(waiting):
+            if not self.drop(waiting):
                 return False
             self._running[run.request.run_id] = run
             return True
 
     def drop(self, waiting: PendingRun) -> bool:
         """Remove a waiting run that cannot start. False when it was aborted meanwhile."""
+        run_id = waiting.request.run_id
         with self._changed:
-            return self._drop(waiting)
+            if self._waiting.get(run_id) is not waiting:
+                return False
+            del self._waiting[run_id]
+            return True
 
     def end(self, run: Run) -> bool:
         """Remove a running run that failed. False when it was aborted meanwhile."""
         with self._changed:
-            return self._end(run)
+            if run in self._aborted:
+                self._aborted.remove(run)
+                return False
+            del self._running[run.request.run_id]
+            return True
 
     def start_decoding(self, run: Run, start: Callable[[], Future[np.ndarray]]) -> None:
         """Move a run to decoding, which `start` begins, unless the run was aborted meanwhile."""
         with self._changed:
-            if not self._end(run):
+            if not self.end(run):
                 return
             image = start()
             self._decoding[run.request.run_id] = Decoding(run, image)
@@ -139,20 +145,6 @@ class LiveRuns:
                 del self._decoding[decoding.run.request.run_id]
             return ready
 
-    def _drop(self, waiting: PendingRun) -> bool:
-        run_id = waiting.request.run_id
-        if self._waiting.get(run_id) is not waiting:
-            return False
-        del self._waiting[run_id]
-        return True
-
-    def _end(self, run: Run) -> bool:
-        if run in self._aborted:
-            self._aborted.remove(run)
-            return False
-        del self._running[run.request.run_id]
-        return True
-
 
 def outcome_of_decoding(run: Run, image: Future[np.ndarray]) -> Finished:
     """Outcome of a run whose decoding is done."""
@@ -164,10 +156,7 @@ def outcome_of_decoding(run: Run, image: Future[np.ndarray]) -> Finished:
 
 
 def failure_outcome(run_id: str, added_at: float, error: BaseException) -> Finished:
-    """Return the outcome of a run that failed with `error`.
-
-    Raises an AcceleratorError itself: the device, not the run, failed.
-    """
+    """Return the outcome of a run that failed with `error`; raise an AcceleratorError, since the device failed then."""
     if isinstance(error, torch.AcceleratorError):
         raise error
     return Finished(run_id, None, _failure(error), time.monotonic() - added_at)

@@ -1,7 +1,8 @@
 """Adds to each row of a linear or convolution its own low-rank change: y = base(x) + (x·down)·up.
 
-`down` and `up` are bound before a forward pass, one per row, already multiplied by the row's scale. A layer that no adapter of
-the batch changes has rank 0 and costs its base alone. DoRA (Liu et al. 2024) multiplies the output by a gain per row.
+`down` and `up` are bound before a forward pass, one per row, already multiplied by the row's scale. A layer that no
+adapter of the batch changes has rank 0 and costs its base alone. DoRA (Liu et al. 2024) multiplies the output by a gain
+per row.
 """
 
 import math
@@ -102,8 +103,8 @@ class LoRALinear(LoRALayer):
 class LoRAPointwise(LoRALinear):
     """A 1×1 convolution, computed as a linear over channels.
 
-    With one thread torch computes a small batch of 1×1 convolutions by another kernel than a large one, and a row's bits
-    would depend on the other rows."""
+    With one thread torch computes a small batch of 1×1 convolutions by another kernel than a large one, and a row's
+    bits would depend on the other rows."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.permute(0, 2, 3, 1).contiguous()).permute(0, 3, 1, 2)
@@ -186,8 +187,8 @@ def _offset(bias: Tensor, gain: Tensor) -> Tensor:
 def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Multiply by the kernel that torch.compile emits on CPUs.
 
-    Beside F.linear (MKL) it is 2 to 3 times as fast on an AMD processor, and its rows keep their bits at every batch size
-    from two up (measured, see benchmarks/RESULTS.md)."""
+    Beside F.linear (MKL) it is 2 to 3 times as fast on an AMD processor, and its rows keep their bits at every batch
+    size from two up (measured, see benchmarks/RESULTS.md)."""
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 

@@ -1,7 +1,4 @@
-"""Data of one image: the request, the run while it is denoised, and the result.
-
-What an engine has done, for whoever measures it.
-"""
+"""Holds the data of one image (request, run, result), and what an engine has done, for whoever measures it."""
 
 import math
 from collections import deque
@@ -77,10 +74,7 @@ class BatchKey(NamedTuple):
 
 
 class Conditioning(NamedTuple):
-    """Inputs of the denoiser besides latents and time.
-
-    A run has one row, or two (negative first) with guidance.
-    """
+    """Inputs of the denoiser besides latents and time. A run has one row, or two (negative first) with guidance."""
 
     context: Tensor
     """[rows, tokens, width] encoder hidden states."""

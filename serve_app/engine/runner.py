@@ -1,7 +1,4 @@
-"""Runs one forward pass and sampler step of a batch; rows differ in time, guidance, adapter, scale.
-
-Random generators from 64-bit seeds.
-"""
+"""Runs one forward pass and sampler step of a batch; rows differ in time, guidance, adapter, scale."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -94,7 +91,7 @@ class Runner:
             run.step += 1
 
     def _forward_batches(self, runs: Sequence[Run]) -> Iterator[ForwardBatch]:
-        """The runs in one batch, or one per rank where this machine's bits depend on the rank beside them."""
+        """Return the runs in one batch, or one per rank where this machine's bits depend on the rank beside them."""
         if self._last_batch is not None and self._last_batch.runs == list(runs):
             yield self._last_batch
             return
@@ -176,7 +173,7 @@ _WORDS_AT = 24
 
 
 def seeded_generator(seed: int) -> torch.Generator:
-    """A CPU generator for an unsigned 64-bit seed; every seed has its own stream.
+    """Return a CPU generator for an unsigned 64-bit seed; every seed has its own stream.
 
     Below 2^32 it is torch's own. From 2^32 up the generator's whole state is filled from both halves of the seed by the
     Mersenne Twister's `init_by_array` (Matsumoto & Nishimura 1998), low half first, as numpy's `RandomState` does.
@@ -193,5 +190,5 @@ def seeded_generator(seed: int) -> torch.Generator:
 
 
 def _bytes_of(numbers: np.ndarray) -> torch.Tensor:
-    """The numbers as this machine keeps them in memory."""
+    """Return the numbers as this machine keeps them in memory."""
     return torch.from_numpy(numbers.view(np.uint8).copy())

@@ -4,9 +4,9 @@ Every sampler here is linear in its inputs, so a step is seven numbers per run:
 
     input = scale·x          x0 = p·x + q·output          x' = a·x + b·x0 + c·x0_before + d·noise
 
-where `output` is the denoiser's output and `x0` the finished latents it predicts. The numbers are computed once per schedule
-in float64 and stacked per batch. Timesteps and sigmas come from diffusers' scheduler of the same name, which is also the
-reference in the tests.
+where `output` is the denoiser's output and `x0` the finished latents it predicts. The numbers are computed once per
+schedule in float64 and stacked per batch. Timesteps and sigmas come from diffusers' scheduler of the same name, which
+is also the reference in the tests.
 """
 
 import math
@@ -71,7 +71,7 @@ def advance(x: Tensor, output: Tensor, before: Tensor, table: Tensor, noise: Ten
 
 
 def sampler_of(scheduler_class: str) -> Sampler | None:
-    """The sampler that matches a diffusers scheduler class; None where there is none."""
+    """Return the sampler that matches a diffusers scheduler class; None where there is none."""
     return next((ours for ours, theirs in DIFFUSERS_CLASS.items() if theirs == scheduler_class), None)
 
 
@@ -83,10 +83,10 @@ def make_schedule(
     sigmas: Sequence[float] | None = None,
     mu: float | None = None,
 ) -> Schedule:
-    """The table of `steps` steps for a base model's scheduler `config`.
+    """Return the table of `steps` steps for a base model's scheduler `config`.
 
-    Raises ValueError on an unsupported setting.
-    `sigmas` and `mu` are for flow matching: the noise levels before shifting, and a shift that depends on the image size.
+    Raises ValueError on an unsupported setting. `sigmas` and `mu` are for flow matching: the noise levels before
+    shifting, and a shift that depends on the image size.
     """
     reference = diffusers_scheduler(sampler, config)
     _refuse_unsupported(sampler, reference.config)

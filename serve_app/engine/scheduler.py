@@ -21,7 +21,7 @@ class Scheduler:
 
     @property
     def free_runs(self) -> int:
-        """How many more runs may join."""
+        """Return how many more runs may join."""
         return max(0, self.max_runs - len(self))
 
     def add(self, run: Run) -> None:

@@ -1,9 +1,8 @@
 """Upscales an image two or four times, by Real-ESRGAN's compact network or, without it, Lanczos.
 
-The network is SRVGGNetCompact (Wang et al. 2021, Real-ESRGAN `realesr-general-x4v3` and kin): same-size convolutions, then a
-pixel shuffle onto the enlarged input. Its width, depth and scale are read from the weights.
-
-Cuts an image into overlapping tiles and joins their upscaled copies without a seam.
+The network is SRVGGNetCompact (Wang et al. 2021, Real-ESRGAN `realesr-general-x4v3` and kin): same-size convolutions,
+then a pixel shuffle onto the enlarged input. Its width, depth and scale are read from the weights. Images are cut into
+overlapping tiles, whose upscaled copies are joined without a seam.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,14 +27,10 @@ class Tile(NamedTuple):
 
 
 def cut(height: int, width: int, *, side: int, overlap: int) -> Iterator[Tile]:
-    """Cut tiles of at most `side` that cover the image; neighbours share at least `overlap` pixels."""
+    """Cut tiles of at most `side` that cover the image; neighbors share at least `overlap` pixels."""
     for top in _starts(height, side, overlap):
         for left in _starts(width, side, overlap):
             yield Tile(top, left, min(side, height), min(side, width))
-
-
-def tile_count(height: int, width: int, *, side: int, overlap: int) -> int:
-    return len(_starts(height, side, overlap)) * len(_starts(width, side, overlap))
 
 
 class Canvas:
@@ -62,7 +57,7 @@ class Canvas:
         self._weight[rows, columns] += ramp
 
     def finish(self) -> np.ndarray:
-        """The joined image, float32."""
+        """Return the joined image, float32."""
         return self._sum / self._weight
 
     def _ramp(self, start: int, length: int, whole: int) -> np.ndarray:
@@ -74,7 +69,7 @@ class Canvas:
 
 
 def _starts(length: int, side: int, overlap: int) -> list[int]:
-    """Starts of evenly spaced tiles, so that none is much smaller than the others."""
+    """Return starts of evenly spaced tiles, so that none is much smaller than the others."""
     if length <= side:
         return [0]
     count = -(-(length - overlap) // (side - overlap))
@@ -85,8 +80,6 @@ TILE_SIDE = 256
 """Pixels of the source per tile; bounds memory whatever the image's size."""
 OVERLAP = 24
 """Source pixels two tiles share; a pixel of the compact network sees at most one per layer to each side."""
-
-Progress = Callable[[int, int], None]
 
 
 class Upscaler:
@@ -111,7 +104,9 @@ class Upscaler:
         return cls((CompactNetwork.from_weights(load_file(file)) for file in files), torch.device(device))
 
     @torch.inference_mode()
-    def upscale(self, rgb: np.ndarray, factor: int, on_progress: Progress | None = None) -> np.ndarray:
+    def upscale(
+        self, rgb: np.ndarray, factor: int, on_progress: Callable[[int, int], None] | None = None
+    ) -> np.ndarray:
         """Upscale uint8 [height, width, 3] by `factor`. `on_progress(done, total)` counts tiles.
 
         A factor without weights of its own is computed at the nearest larger scale (else the largest), then by Lanczos.
@@ -121,12 +116,12 @@ class Upscaler:
         if not self.networks:
             return _lanczos(rgb, size)
         network = self.networks[min((s for s in self.networks if s >= factor), default=max(self.networks))]
-        total = tile_count(height, width, side=TILE_SIDE, overlap=OVERLAP)
+        tiles = list(cut(height, width, side=TILE_SIDE, overlap=OVERLAP))
         canvas = Canvas(height, width, network.scale, OVERLAP)
-        for done, tile in enumerate(cut(height, width, side=TILE_SIDE, overlap=OVERLAP), 1):
+        for done, tile in enumerate(tiles, 1):
             canvas.paste(tile, self._upscale_tile(network, rgb, tile))
             if on_progress is not None:
-                on_progress(done, total)
+                on_progress(done, len(tiles))
         upscaled = (canvas.finish() * 255).round().clip(0, 255).astype(np.uint8)
         return upscaled if network.scale == factor else _lanczos(upscaled, size)
 

@@ -1,11 +1,4 @@
-"""Runs one attempt at a job under a lease that heartbeats extend, then commits, fails or releases it.
-
-`Completed`, `Failed`, `LeaseLost` and `Released` are the outcomes of an attempt.
-
-`retry_until_available` calls a store again until it answers.
-
-`WorkerTiming` has the intervals and limits of a worker.
-"""
+"""Runs one attempt at a job under a lease that heartbeats extend, then commits, fails or releases it."""
 
 import asyncio
 import hashlib
@@ -27,7 +20,7 @@ from serve_app.jobs.workers import RecentAdapters
 from serve_app.log import log_ids
 from serve_app.loras.weights import WeightStore
 from serve_app.store.process import Process
-from serve_app.worker.executor import Executor, FinishedRun, ShowsUnfinished, StartError
+from serve_app.worker.executor import Executor, FinishedRun, RunFailed, generation_failed
 from serve_app.worker.png import encode_png, write_previews
 from serve_app.worker.reports import AttemptTimes, ImageTimes, trace_attempt
 from serve_app.worker.step_thread import StepFailed, StepThread
@@ -57,18 +50,6 @@ class Released:
 
 
 Outcome = Completed | Failed | LeaseLost | Released
-
-
-class RunFailed(Exception):
-    """A run ended without an image."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.message)
-        self.failure = failure
-
-
-def generation_failed(message: str) -> Failure:
-    return Failure(code=FailureCode.GENERATION_FAILED, message=message)
 
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
@@ -132,8 +113,6 @@ class WorkerParts:
 
 log = logging.getLogger(__name__)
 
-FORBIDDEN_ADAPTER = "The account may no longer use this LoRA."
-
 
 class Attempt:
     """Runs a claimed job.
@@ -163,7 +142,6 @@ class Attempt:
         self._run_ids = [f"{lease.job_id}.{lease.attempt}.{index}" for index in range(claim.request.num_images)]
         self._started = False
         self._written: list[str] = []
-        self._denoised = 0.0
         self._times = AttemptTimes()
 
     @property
@@ -229,18 +207,14 @@ class Attempt:
         began = time.monotonic()
         try:
             await self._executor.start(self._claim, self._run_ids)
-            loaded = time.monotonic()
-            self._times.loading, self._times.loaded = began, loaded
+            self._times.loading, self._times.loaded = began, time.monotonic()
             self._started = True
             self._steps.wake()
             storing = [asyncio.create_task(self._store_image(index, future)) for index, future in enumerate(futures)]
             stored = await asyncio.gather(*storing)
-            timings = self._timings(began, loaded)
-            return Completed(tuple(stored), self._steps.seconds(self._run_ids), timings)
-        except StartError as error:
-            return Failed(error.failure, retry=error.retry)
+            return Completed(tuple(stored), self._steps.seconds(self._run_ids), self._times.timings())
         except RunFailed as error:
-            return Failed(error.failure, retry=error.failure.code is FailureCode.OUT_OF_MEMORY)
+            return Failed(error.failure, retry=error.retry)
         except StepFailed:
             return Failed(generation_failed("The image could not be made."), retry=True)
         except ModerationUnavailable:
@@ -253,25 +227,20 @@ class Attempt:
             for task in storing:
                 task.cancel()
 
-    def _timings(self, began: float, loaded: float) -> Timings:
-        denoised, stored = self._denoised, time.monotonic()
-        return Timings(
-            load=round(loaded - began, 3), denoise=round(denoised - loaded, 3), store=round(stored - denoised, 3)
-        )
-
     async def _store_image(self, index: int, future: asyncio.Future[FinishedRun]) -> StoredImage:
         """Wait for one run and store its image."""
         run = await future
-        decoded = self._denoised = time.monotonic()
+        decoded = time.monotonic()
         if run.image is None:
-            raise RunFailed(run.failure or generation_failed("The image could not be made."))
+            failure = run.failure or generation_failed("The image could not be made.")
+            raise RunFailed(failure, retry=failure.code is FailureCode.OUT_OF_MEMORY)
         lease, loop = self._claim.lease, asyncio.get_running_loop()
         pixels = run.image
         named = lease.job_id if self._parts.settings.png_job_id else None
         png = await loop.run_in_executor(self._encoders, lambda: encode_png(pixels, job_id=named))
         verdict = await self._parts.moderation.image(account_id=self._claim.account_id, job_id=lease.job_id, png=png)
         if not verdict.allowed:
-            raise RunFailed(generation_failed("The image was refused by this service's moderation."))
+            raise RunFailed(generation_failed("The image was refused by this service's moderation."), retry=False)
         name = self._parts.images.object_name(
             self._claim.account_id, lease.job_id, lease.attempt, index, self._claim.created_at
         )
@@ -301,17 +270,18 @@ class Attempt:
             if reply is HeartbeatReply.CANCEL:
                 return Failed(Failure(code=FailureCode.CANCELED, message="The job was canceled."), retry=False)
             if reply is HeartbeatReply.FORBIDDEN:
-                return Failed(Failure(code=FailureCode.LORA_UNAVAILABLE, message=FORBIDDEN_ADAPTER), retry=False)
+                message = "The account may no longer use this LoRA."
+                return Failed(Failure(code=FailureCode.LORA_UNAVAILABLE, message=message), retry=False)
             if reply is HeartbeatReply.FENCED:
                 return LeaseLost()
 
     def _write_previews(self) -> asyncio.Task[None] | None:
         """Start to write previews, except where moderation has yet to see the images."""
         executor, parts = self._executor, self._parts
-        if not parts.settings.previews or parts.moderation.is_on or not isinstance(executor, ShowsUnfinished):
+        if not parts.settings.previews or parts.moderation.is_on or not executor.shows_unfinished:
             return None
         job_id = self._claim.lease.job_id
-        writing = write_previews(job_id, self._run_ids, executor.unfinished, parts.previews, self._encoders)
+        writing = write_previews(job_id, self._run_ids, executor, parts.previews, self._encoders)
         return asyncio.create_task(writing)
 
     def _progress(self) -> int:

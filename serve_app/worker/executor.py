@@ -1,12 +1,13 @@
-"""The protocol of executors, which run a worker's jobs: the engine's and the upscaler's."""
+"""The base of executors, which run a worker's jobs: the engine's and the upscaler's."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serve_app.domain.errors import AtelierError
+from serve_app.domain.errors import AtelierError, FailureCode
 from serve_app.domain.jobs import Claim, Failure, JobKind
 from serve_app.domain.metrics import MemoryUse, Metric
 from serve_app.store.measures import Measures
@@ -30,8 +31,8 @@ class FinishedRun(Protocol):
         ...
 
 
-class StartError(AtelierError):
-    """A claim's runs cannot start.
+class RunFailed(AtelierError):
+    """A claim's runs cannot start, or one of them ended without an image.
 
     `failure` goes into the job's record; `retry` says whether another attempt may help.
     """
@@ -42,58 +43,15 @@ class StartError(AtelierError):
         self.retry = retry
 
 
-class Executor(Protocol):
-    """Runs jobs.
-
-    `step` blocks for one step and is called from one thread; `start` is awaited on the event loop; all else returns at
-    once and may be called from any thread.
-    """
-
-    @property
-    def kind(self) -> JobKind: ...
-
-    @property
-    def free_runs(self) -> int:
-        """Return how many more runs could start now."""
-        ...
-
-    @property
-    def resident(self) -> Sequence[str]:
-        """Return the groups (adapters) whose weights are in memory: their jobs wait for no file."""
-        ...
-
-    @property
-    def has_work(self) -> bool: ...
-
-    async def start(self, claim: Claim, run_ids: Sequence[str]) -> None:
-        """Fetch what the claim needs, then add its runs, one per id. Raises `StartError` and adds none."""
-        ...
-
-    def step(self) -> Sequence[FinishedRun]: ...
-
-    def abort(self, run_id: str) -> bool: ...
-
-    def measure(self, measures: Measures) -> Mapping[Metric, float]:
-        """Add the measurements since the last call; return the current gauges."""
-        ...
-
-    def progress(self) -> Mapping[str, tuple[int, int]]:
-        """Return the steps done and the steps in all, by live run id."""
-        ...
+def generation_failed(message: str) -> Failure:
+    return Failure(code=FailureCode.GENERATION_FAILED, message=message)
 
 
 class LoadedModels(NamedTuple):
     """Base models in memory, by name, and the ids of the LoRAs beside them."""
 
-    base_models: Sequence[str]
-    loras: Sequence[str]
-
-
-@runtime_checkable
-class ReportsModels(Protocol):
-    """An executor that reports the models in its memory, for operators."""
-
-    def loaded_models(self) -> LoadedModels: ...
+    base_models: Sequence[str] = ()
+    loras: Sequence[str] = ()
 
 
 class MemoryPart(NamedTuple):
@@ -104,35 +62,64 @@ class MemoryPart(NamedTuple):
     size_bytes: int
 
 
-@runtime_checkable
-class ReportsMemory(Protocol):
-    """An executor that reports what its memory is used for, for operators."""
+class Executor(ABC):
+    """Runs jobs.
 
-    def memory(self) -> Sequence[MemoryPart]: ...
+    `step` blocks for one step and is called from one thread; `start` and `prefetch` are awaited on the event loop; all
+    else returns at once and may be called from any thread.
+    """
 
-
-@runtime_checkable
-class PrefetchesAdapters(Protocol):
-    """An executor that reads adapters before a job needs them."""
+    kind: JobKind
+    shows_unfinished = False
+    """Whether `unfinished` can show anything."""
 
     @property
-    def kind(self) -> JobKind: ...
+    @abstractmethod
+    def free_runs(self) -> int:
+        """Return how many more runs could start now."""
+
+    @property
+    def resident(self) -> Sequence[str]:
+        """Return the groups (adapters) whose weights are in memory: their jobs wait for no file."""
+        return ()
+
+    @property
+    @abstractmethod
+    def has_work(self) -> bool: ...
+
+    @abstractmethod
+    async def start(self, claim: Claim, run_ids: Sequence[str]) -> None:
+        """Fetch what the claim needs, then add its runs, one per id. Raises `RunFailed` and adds none."""
+
+    @abstractmethod
+    def step(self) -> Sequence[FinishedRun]: ...
+
+    @abstractmethod
+    def abort(self, run_id: str) -> bool: ...
+
+    @abstractmethod
+    def progress(self) -> Mapping[str, tuple[int, int]]:
+        """Return the steps done and the steps in all, by live run id."""
+
+    def measure(self, measures: Measures) -> Mapping[Metric, float]:
+        """Add the measurements since the last call; return the current gauges."""
+        return {}
+
+    def loaded_models(self) -> LoadedModels:
+        """Return the models in memory, for operators."""
+        return LoadedModels()
+
+    def memory(self) -> Sequence[MemoryPart]:
+        """Return what the memory is used for, for operators."""
+        return ()
 
     async def prefetch(self, lora_id: str) -> str | None:
         """Read a LoRA into free memory; return its group, or None where it is here, unknown, or has no space.
 
         Raises `AdapterUnavailable` and `StoreUnavailable`.
         """
-        ...
-
-
-@runtime_checkable
-class ShowsUnfinished(Protocol):
-    """An executor that shows unfinished images between steps."""
+        return None
 
     def unfinished(self, run_id: str, longest: int) -> tuple[int, Pixels] | None:
-        """Return a run's step and its picture so far, at most `longest` pixels on a side.
-
-        It returns at once, on any thread.
-        """
-        ...
+        """Return a run's step and its picture so far, at most `longest` pixels on a side."""
+        return None

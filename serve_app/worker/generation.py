@@ -1,11 +1,8 @@
-"""Runs generation jobs on the engine.
-
-Loads and warms up the engine of a generator replica; a deployment is described without torch.
-"""
+"""Runs generation jobs on the engine, and loads and warms up the engine of a generator replica."""
 
 import logging
-import math
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -25,19 +22,20 @@ from serve_app.engine_options import EngineOptions
 from serve_app.loras.catalog import CatalogReader
 from serve_app.loras.weights import LAYER_TABLES, WeightStore
 from serve_app.store.measures import Measures
-from serve_app.worker.executor import LoadedModels, MemoryPart, Pixels, StartError
-from serve_app.worker.memory import HeldMemory, card_gauges, memory_parts, prepare_device
+from serve_app.worker.executor import Executor, LoadedModels, MemoryPart, Pixels, RunFailed
+from serve_app.worker.memory import card_gauges, memory_parts, prepare_device
 
 
-class GenerationExecutor:
+class GenerationExecutor(Executor):
     """Runs many images at once, each at its own step; an adapter is fetched before its runs are added."""
 
     kind = JobKind.GENERATION
+    shows_unfinished = True
 
     def __init__(self, engine: Engine, catalog: CatalogReader, weights: WeightStore) -> None:
         self._engine = engine
         self._catalog, self._weights = catalog, weights
-        self._fetching: dict[str, int] = {}
+        self._fetching = Counter[str]()
         self._lora_ids: dict[str, str] = {}  # digest → the LoRA it was last asked for as
 
     @property
@@ -46,8 +44,8 @@ class GenerationExecutor:
 
     @property
     def resident(self) -> Sequence[str]:
-        """Adapters in the engine's memory, and those that are being fetched."""
-        return sorted({*self._engine.adapters_in_memory, *self._fetching})
+        """Return adapters in the engine's memory, and those that are being fetched."""
+        return sorted({*self._engine.adapters_in_memory, *+self._fetching})
 
     @property
     def has_work(self) -> bool:
@@ -112,12 +110,12 @@ class GenerationExecutor:
 
     def memory(self) -> Sequence[MemoryPart]:
         models = list(self._engine.base_models.values())
-        held = HeldMemory(
+        return memory_parts(
+            self._engine.device,
             weights=sum(model.weight_bytes for model in models),
             adapters=sum(model.pool.slot_bytes for model in models),
             adapter_cache=sum(model.pool.host_bytes for model in models),
         )
-        return memory_parts(self._engine.device, held)
 
     def loaded_models(self) -> LoadedModels:
         loras = sorted(self._lora_ids.get(digest, digest) for digest in self._engine.resident_adapters)
@@ -130,18 +128,16 @@ class GenerationExecutor:
         """Fetch the adapter's file to this machine; return it and the base model it belongs to."""
         adapter = await self._catalog.adapter(lora_id)
         if adapter is None:
-            raise StartError(_lora_unavailable("The LoRA is no longer in the catalog."), retry=False)
+            raise RunFailed(_lora_unavailable("The LoRA is no longer in the catalog."), retry=False)
         self._lora_ids[adapter.sha256] = lora_id
-        self._fetching[group] = self._fetching.get(group, 0) + 1
+        self._fetching[group] += 1
         try:
             path = await self._weights.fetch(adapter)
         except AdapterUnavailable as error:
             outage = isinstance(error.__cause__, StoreUnavailable)  # then another try may find the storage back
-            raise StartError(_lora_unavailable(error.message), retry=outage) from error
+            raise RunFailed(_lora_unavailable(error.message), retry=outage) from error
         finally:
             self._fetching[group] -= 1
-            if not self._fetching[group]:
-                del self._fetching[group]
         return AdapterFile(id=adapter.sha256, path=path), adapter.base_model
 
 
@@ -177,7 +173,11 @@ def load_engine(
 ) -> Engine:
     """Load the base models and warm up; threads and memory as in `prepare_device`, the time as in `warm_up`."""
     prepare_device(threads=threads, memory_share=memory_share)
-    engine = Engine.load({model.id: _source(model) for model in base_models}, options)
+    sources = {
+        model.id: Checkpoint(Path(model.source), Path(model.config)) if model.config else Path(model.source)
+        for model in base_models
+    }
+    engine = Engine.load(sources, options)
     warm_up(engine, warm_up_time)
     return engine
 
@@ -187,15 +187,9 @@ def warm_up(engine: Engine, within: timedelta | None) -> None:
 
     Another size is begun while less than `within` has passed; None takes every size on a GPU, the smallest on a CPU.
     """
-    sizes = SIZES
-    if within is not None:
-        seconds = within.total_seconds()
-    else:
-        seconds = math.inf
-        sizes = SIZES[:1] if engine.device.type == "cpu" else SIZES
     began = time.monotonic()
-    for width, height in sizes:
-        if time.monotonic() - began >= seconds:
+    for width, height in SIZES[:1] if within is None and engine.device.type == "cpu" else SIZES:
+        if within is not None and time.monotonic() - began >= within.total_seconds():
             return
         try:
             engine.warm_up(width, height)
@@ -203,8 +197,3 @@ def warm_up(engine: Engine, within: timedelta | None) -> None:
             log.warning("images of %dx%d do not fit this device: jobs for them will fail by name", width, height)
         else:
             log.info("ready for %dx%d after %.1f s", width, height, time.monotonic() - began)
-
-
-def _source(model: BaseModel) -> Path | Checkpoint:
-    source = Path(model.source)
-    return Checkpoint(source, Path(model.config)) if model.config else source

@@ -1,7 +1,4 @@
-"""Limits the CPU threads and the GPU memory of a replica, and measures its memory.
-
-`card_gauges` has the memory of the whole card, `memory_parts` that of each use.
-"""
+"""Limits the CPU threads and the GPU memory of a replica, and measures its memory."""
 
 import os
 from collections.abc import Mapping
@@ -24,14 +21,6 @@ def prepare_device(*, threads: int | None, memory_share: float | None) -> None:
         torch.cuda.set_per_process_memory_fraction(memory_share)
 
 
-class HeldMemory(NamedTuple):
-    """Bytes that an executor holds: the adapters' cache in the machine's memory, all else on its device."""
-
-    weights: int
-    adapters: int = 0
-    adapter_cache: int = 0
-
-
 class CardMemory(NamedTuple):
     """Bytes of a card: all and free by its driver, reserved and allocated by this process's torch."""
 
@@ -41,23 +30,26 @@ class CardMemory(NamedTuple):
     allocated: int
 
 
-def card_gauges(device: object) -> Mapping[Metric, float]:
-    """Return the memory in use and in all of a device by its name; empty without a card."""
+def card_gauges(device: torch.device) -> Mapping[Metric, float]:
+    """Return the memory in use and in all of a card; empty for another device."""
     card = _card_memory(device)
     return {} if card is None else {metrics.GPU_MEMORY: card.total, metrics.GPU_MEMORY_USED: card.total - card.free}
 
 
-def memory_parts(device: object, held: HeldMemory) -> list[MemoryPart]:
-    """Return the memory of a worker by use. Those on a card add up to the whole card."""
+def memory_parts(device: torch.device, *, weights: int, adapters: int = 0, adapter_cache: int = 0) -> list[MemoryPart]:
+    """Return the memory of a worker by use. Those on a card add up to the whole card.
+
+    The executor holds weights and adapters on its device, and the adapters' cache in the machine's memory.
+    """
     card = _card_memory(device)
-    uses = {MemoryUse.WEIGHTS: held.weights, MemoryUse.ADAPTERS: held.adapters}
+    uses = {MemoryUse.WEIGHTS: weights, MemoryUse.ADAPTERS: adapters}
     if card is not None:
-        uses = card_uses(card, held)
+        uses = card_uses(card, weights=weights, adapters=adapters)
     parts = [MemoryPart("cpu" if card is None else "cuda", use, size) for use, size in uses.items()]
-    return [*parts, MemoryPart("cpu", MemoryUse.ADAPTER_CACHE, held.adapter_cache)]
+    return [*parts, MemoryPart("cpu", MemoryUse.ADAPTER_CACHE, adapter_cache)]
 
 
-def card_uses(card: CardMemory, held: HeldMemory) -> dict[MemoryUse, int]:
+def card_uses(card: CardMemory, *, weights: int, adapters: int) -> dict[MemoryUse, int]:
     """Divide a card among its uses, none below zero.
 
     The counters are read one after another while the card works, so that they may contradict each other a little.
@@ -66,9 +58,9 @@ def card_uses(card: CardMemory, held: HeldMemory) -> dict[MemoryUse, int]:
     uses: dict[MemoryUse, int] = {}
     for use, size in (
         (MemoryUse.FREE, card.free),
-        (MemoryUse.WEIGHTS, held.weights),
-        (MemoryUse.ADAPTERS, held.adapters),
-        (MemoryUse.ACTIVATIONS, card.allocated - held.weights - held.adapters),
+        (MemoryUse.WEIGHTS, weights),
+        (MemoryUse.ADAPTERS, adapters),
+        (MemoryUse.ACTIVATIONS, card.allocated - weights - adapters),
         (MemoryUse.RESERVED, card.reserved - card.allocated),
     ):
         uses[use] = min(max(size, 0), rest)
@@ -76,11 +68,8 @@ def card_uses(card: CardMemory, held: HeldMemory) -> dict[MemoryUse, int]:
     return {**uses, MemoryUse.OTHER: rest}
 
 
-def _card_memory(device: object) -> CardMemory | None:
-    if not str(device).startswith("cuda"):
+def _card_memory(device: torch.device) -> CardMemory | None:
+    if device.type != "cuda":
         return None
-    import torch  # only a worker on a card needs it here
-
-    card = torch.device(str(device))
-    free, total = torch.cuda.mem_get_info(card)
-    return CardMemory(total, free, torch.cuda.memory_reserved(card), torch.cuda.memory_allocated(card))
+    free, total = torch.cuda.mem_get_info(device)
+    return CardMemory(total, free, torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device))

@@ -1,10 +1,7 @@
-"""PNG encoding, with the generator's name in the file.
-
-Writes previews of a running job while somebody watches it, without delaying its steps.
-"""
+"""Encodes PNGs, and writes previews of a running job while somebody watches it."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.metadata import version
@@ -15,7 +12,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.jobs.previews import Preview, PreviewStore
-from serve_app.worker.executor import Pixels
+from serve_app.worker.executor import Executor, Pixels
 
 
 def encode_png(pixels: Pixels, *, job_id: str | None = None) -> bytes:
@@ -38,26 +35,24 @@ def generator_name() -> str:
 
 
 EVERY_S = 0.5
+"""How often a running job's pictures are stored while somebody watches it."""
 FIRST_STEP = 3
 """The first step that is shown: before it a picture is nothing but noise."""
 LONGEST_SIDE = 64
 """The longest side has this many pixels; a page shows it larger."""
 
-Unfinished = Callable[[str, int], tuple[int, Pixels] | None]
-"""Takes a run's id and the longest side, and returns its step and its picture so far; None for a run that has none."""
-
 
 async def write_previews(
-    job_id: str, run_ids: Sequence[str], unfinished: Unfinished, store: PreviewStore, pool: ThreadPoolExecutor
+    job_id: str, run_ids: Sequence[str], executor: Executor, store: PreviewStore, pool: ThreadPoolExecutor
 ) -> None:
-    """Store the newest picture of each run twice a second, until cancelled."""
+    """Store the newest picture of each run twice a second, until canceled."""
     loop, shown = asyncio.get_running_loop(), dict[int, int]()
     while True:
         await asyncio.sleep(EVERY_S)
         try:
             if not await store.is_watched(job_id):
                 continue
-            fresh = await loop.run_in_executor(pool, _fresh, run_ids, unfinished, dict(shown))
+            fresh = await loop.run_in_executor(pool, _fresh, run_ids, executor, dict(shown))
             if fresh:
                 await store.put(job_id, fresh)
                 shown |= {index: preview.step for index, preview in fresh.items()}
@@ -65,11 +60,11 @@ async def write_previews(
             continue
 
 
-def _fresh(run_ids: Sequence[str], unfinished: Unfinished, shown: dict[int, int]) -> dict[int, Preview]:
-    """Yield previews of runs that have moved on since they were shown."""
+def _fresh(run_ids: Sequence[str], executor: Executor, shown: dict[int, int]) -> dict[int, Preview]:
+    """Return previews of the runs that have moved on since they were shown."""
     found: dict[int, Preview] = {}
     for index, run_id in enumerate(run_ids):
-        latest = unfinished(run_id, LONGEST_SIDE)
+        latest = executor.unfinished(run_id, LONGEST_SIDE)
         if latest is not None and latest[0] >= FIRST_STEP and latest[0] != shown.get(index):
             found[index] = Preview(latest[0], encode_png(latest[1]))
     return found

@@ -9,7 +9,7 @@ from serve_app.domain.errors import AdapterUnavailable, StoreUnavailable
 from serve_app.store.measures import is_cancelled
 from serve_app.store.storage import free_bytes, in_storage_thread
 from serve_app.worker.attempt import WorkerParts
-from serve_app.worker.executor import PrefetchesAdapters
+from serve_app.worker.executor import Executor
 
 log = logging.getLogger(__name__)
 
@@ -19,10 +19,7 @@ LONGEST_PAUSE = timedelta(minutes=1)
 
 
 def pause(every: timedelta, failures: int) -> timedelta:
-    """Return the time until the next look.
-
-    After each failure in a row it is twice as long, up to `LONGEST_PAUSE`.
-    """
+    """Return the time until the next look, twice as long after each failure in a row, up to `LONGEST_PAUSE`."""
     return min(every * 2 ** min(failures, 10), max(every, LONGEST_PAUSE))
 
 
@@ -32,14 +29,14 @@ class AdapterPrefetch:
     No job depends on it: a failure is only logged. An adapter that was refused or is gone is not tried again.
     """
 
-    def __init__(self, parts: WorkerParts, executor: PrefetchesAdapters, *, worker: str) -> None:
+    def __init__(self, parts: WorkerParts, executor: Executor, *, worker: str) -> None:
         self._parts = parts
         self._executor = executor
         self._worker = worker
         self._refused: set[str] = set()
 
     async def run(self, every: timedelta) -> None:
-        """Prefetch until cancelled, through any failure."""
+        """Prefetch until canceled, through any failure."""
         failures = 0
         while not is_cancelled():
             try:

@@ -1,18 +1,15 @@
-"""Records the trace of an attempt once it has ended.
-
-Reports one worker's measurements to the operator's metrics.
-"""
+"""Records an attempt's times and trace, and reports a worker's measurements to the operator's metrics."""
 
 import asyncio
 import logging
 import time
 from dataclasses import dataclass, field
 
-from serve_app.domain.jobs import Claim
+from serve_app.domain.jobs import Claim, Timings
 from serve_app.domain.metrics import WORKER_MEMORY
 from serve_app.store.measures import Measures, gauge_field, is_cancelled
 from serve_app.tracing import Traces
-from serve_app.worker.executor import Executor, LoadedModels, ReportsMemory, ReportsModels
+from serve_app.worker.executor import Executor
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +30,16 @@ class AttemptTimes:
     loaded: float = 0.0
     images: list[ImageTimes] = field(default_factory=list[ImageTimes])
     committing: float = 0.0
+
+    def timings(self) -> Timings:
+        """Return what an attempt took whose images are all stored."""
+        decoded = max(image.decoded for image in self.images)
+        stored = max(image.stored for image in self.images)
+        return Timings(
+            load=round(self.loaded - self.loading, 3),
+            denoise=round(decoded - self.loaded, 3),
+            store=round(stored - decoded, 3),
+        )
 
 
 def trace_attempt(traces: Traces, claim: Claim, times: AttemptTimes, *, outcome: str, reply: str) -> None:
@@ -71,7 +78,7 @@ MOST_LORAS = 100
 async def report_forever(
     measures: Measures, executor: Executor, *, worker: str, every_s: float = REPORT_EVERY_S
 ) -> None:
-    """Report until cancelled, through any failure, since no job depends on it."""
+    """Report until canceled, through any failure, since no job depends on it."""
     while not is_cancelled():
         try:
             await report(measures, executor, worker=worker)
@@ -83,14 +90,7 @@ async def report_forever(
 async def report(measures: Measures, executor: Executor, *, worker: str) -> None:
     """Report once. Raises `StoreUnavailable`."""
     gauges = {metric.name: value for metric, value in executor.measure(measures).items()}
-    if isinstance(executor, ReportsMemory):
-        gauges |= {gauge_field(WORKER_MEMORY, part.device, part.use): part.size_bytes for part in executor.memory()}
-    loaded = executor.loaded_models() if isinstance(executor, ReportsModels) else LoadedModels((), ())
-    await measures.show(
-        executor.kind,
-        worker,
-        gauges,
-        base_models=loaded.base_models,
-        loras=loaded.loras[:MOST_LORAS],
-    )
+    gauges |= {gauge_field(WORKER_MEMORY, part.device, part.use): part.size_bytes for part in executor.memory()}
+    loaded = executor.loaded_models()
+    await measures.show(executor.kind, worker, gauges, base_models=loaded.base_models, loras=loaded.loras[:MOST_LORAS])
     await measures.send()

@@ -1,43 +1,28 @@
-"""Runs upscale jobs on the upscaler. It loads no diffusers: its replica starts on torch alone.
-
-Loads the upscaler of a replica. Apart from the deployment, so that describing one loads no torch.
-"""
+"""Runs upscale jobs on the upscaler. It loads no diffusers: its replica starts on torch alone."""
 
 import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
 
 from serve_app.domain import metrics
-from serve_app.domain.errors import FailureCode, NotFound, StoreUnavailable
+from serve_app.domain.errors import NotFound, StoreUnavailable
 from serve_app.domain.jobs import Claim, Failure, JobKind
 from serve_app.domain.metrics import Metric
 from serve_app.domain.requests import UpscaleRequest
 from serve_app.jobs.images import ImageStore
 from serve_app.store.measures import Measures
 from serve_app.upscale.upscaler import Upscaler
-from serve_app.worker.executor import MemoryPart, Pixels, StartError
-from serve_app.worker.memory import HeldMemory, card_gauges, memory_parts, prepare_device
-
-
-class ImageUpscaler(Protocol):
-    """`on_progress(done, total)` is called between tiles, and may raise to stop."""
-
-    @property
-    def device(self) -> object: ...
-
-    @property
-    def weight_bytes(self) -> int: ...
-
-    def upscale(self, rgb: Pixels, factor: int, on_progress: Callable[[int, int], None] | None = None) -> Pixels: ...
+from serve_app.worker.executor import Executor, MemoryPart, Pixels, RunFailed, generation_failed
+from serve_app.worker.memory import card_gauges, memory_parts, prepare_device
 
 
 class UpscaledRun(NamedTuple):
@@ -57,20 +42,19 @@ class _Aborted(Exception):
     pass
 
 
-class UpscaleExecutor:
+class UpscaleExecutor(Executor):
     """Upscales one image a step; an abort of its job stops it between tiles."""
 
     kind = JobKind.UPSCALE
-    resident: Sequence[str] = ()
 
-    def __init__(self, upscaler: ImageUpscaler, images: ImageStore, *, max_runs: int = 2) -> None:
+    def __init__(self, upscaler: Upscaler, images: ImageStore, *, max_runs: int = 2) -> None:
         self._upscaler = upscaler
         self._images = images
         self._max_runs = max_runs
         self._waiting: deque[_Waiting] = deque()
         self._lock = threading.Lock()
         self._current: str | None = None
-        self._aborted: set[str] = set()
+        self._is_aborted = False
         self._progress: tuple[int, int] = (0, 1)
         self._seconds: list[float] = []
 
@@ -88,9 +72,9 @@ class UpscaleExecutor:
         try:
             png = await self._images.get(request.source_uri)
         except NotFound as error:
-            raise StartError(_failed("The image to enlarge is no longer stored."), retry=False) from error
+            raise RunFailed(generation_failed("The image to enlarge is no longer stored."), retry=False) from error
         except StoreUnavailable as error:
-            raise StartError(_failed("The image to enlarge cannot be read."), retry=True) from error
+            raise RunFailed(generation_failed("The image to enlarge cannot be read."), retry=True) from error
         pixels = await asyncio.to_thread(_decode, png)
         with self._lock:
             self._waiting.extend(_Waiting(run_id, pixels, request.scale_factor) for run_id in run_ids)
@@ -100,7 +84,7 @@ class UpscaleExecutor:
             if not self._waiting:
                 return ()
             job = self._waiting.popleft()
-            self._current, self._progress = job.run_id, (0, 1)
+            self._current, self._progress, self._is_aborted = job.run_id, (0, 1), False
         began = time.monotonic()
         try:
             image = self._upscaler.upscale(job.pixels, job.factor, self._report)
@@ -110,13 +94,12 @@ class UpscaleExecutor:
             with self._lock:
                 self._seconds.append(time.monotonic() - began)
                 self._current = None
-                self._aborted.discard(job.run_id)
         return (UpscaledRun(job.run_id, image, None),)
 
     def abort(self, run_id: str) -> bool:
         with self._lock:
             if self._current == run_id:
-                self._aborted.add(run_id)
+                self._is_aborted = True
                 return True
             kept = deque(job for job in self._waiting if job.run_id != run_id)
             found = len(kept) < len(self._waiting)
@@ -140,22 +123,18 @@ class UpscaleExecutor:
         }
 
     def memory(self) -> Sequence[MemoryPart]:
-        return memory_parts(self._upscaler.device, HeldMemory(weights=self._upscaler.weight_bytes))
+        return memory_parts(self._upscaler.device, weights=self._upscaler.weight_bytes)
 
     def _report(self, done: int, total: int) -> None:
         with self._lock:
             self._progress = (done, total)
-            if self._current in self._aborted:
+            if self._is_aborted:
                 raise _Aborted
 
 
 def _decode(png: bytes) -> Pixels:
     with Image.open(BytesIO(png)) as image:
         return np.asarray(image.convert("RGB"))
-
-
-def _failed(message: str) -> Failure:
-    return Failure(code=FailureCode.GENERATION_FAILED, message=message)
 
 
 def load_upscaler(weights: Path | None, *, threads: int | None = None, memory_share: float | None = None) -> Upscaler:

@@ -10,7 +10,7 @@ from serve_app.domain.jobs import Claim
 from serve_app.jobs.queue import new_nonce
 from serve_app.log import log_ids
 from serve_app.worker.attempt import Attempt, WorkerParts, WorkerTiming
-from serve_app.worker.executor import Executor, PrefetchesAdapters
+from serve_app.worker.executor import Executor
 from serve_app.worker.prefetch import AdapterPrefetch
 from serve_app.worker.reports import report_forever
 from serve_app.worker.step_thread import StepThread
@@ -59,7 +59,7 @@ class Worker:
         self._reporting = asyncio.create_task(
             report_forever(self._parts.measures, self._executor, worker=self._name), name=f"{self._name} reports"
         )
-        if self._timing.prefetch is not None and isinstance(self._executor, PrefetchesAdapters):
+        if self._timing.prefetch is not None:
             prefetch = AdapterPrefetch(self._parts, self._executor, worker=self._name)
             self._prefetching = asyncio.create_task(
                 prefetch.run(self._timing.prefetch), name=f"{self._name} prefetches"

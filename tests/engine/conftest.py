@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.engine import Engine, EngineOptions
+from serve_app.engine import AdapterFile, Engine, EngineOptions
 from tests.engine import tiny_models
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -22,7 +22,7 @@ def sd(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def small_sd(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with a UNet of one level: half the layers, every kind but the downsampler."""
+    """Write the same with a UNet of one level: half the layers, every kind but the downsampler."""
     return tiny_models.write_sd(tmp_path_factory.mktemp("models") / "small", levels=1)
 
 
@@ -35,6 +35,12 @@ def sd2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def sdxl(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_models.write_sdxl(tmp_path_factory.mktemp("models") / "sdxl")
+
+
+@pytest.fixture
+def loras(sd: Path, tmp_path: Path) -> list[AdapterFile]:
+    """Return adapters of the tiny Stable Diffusion 1.x."""
+    return [tiny_models.write_lora(tmp_path / f"{i}.safetensors", sd, rank=4, seed=i) for i in range(5)]
 
 
 @pytest.fixture

@@ -31,17 +31,20 @@ _TEST = re.compile(r"::(test_\w+)\[(.+)-every-weight\]")
 _ROW = re.compile(r"(.+)-(sd|sd2|sdxl)(?:-(\w+))?")
 _INTRODUCTION = f"""# Formats of LoRA files
 
-Each row is a format that the tests write, read and draw with on tiny random models of the three architectures, at the weights
-{", ".join(f"{weight:g}" for weight in EVERY_WEIGHT)}. A number is the largest error of a latent against the result of the tool that wrote the file, of
-{TOLERANCE:g} allowed; the adapters change latents by more than 0.01. An empty cell was not tried. "A merge by hand" is a set of names: the
-tensors are written under them by the test, as the tool's source spells them, because some tools (OneTrainer, ComfyUI) are
-on no package index; its changes are merged into the base's weights with the formula of LoRA. A file is refused with the reason where it
-holds full-weight differences, norms, OFT, BOFT, GLoRA, IA³ on inputs, DoRA per input, biases or bundled embeddings.
+Each row is a format that the tests write, read and draw with on tiny random models of the three architectures, at the
+weights {", ".join(f"{weight:g}" for weight in EVERY_WEIGHT)}. A number is the largest error of a latent against the
+result of the tool that wrote the file, of {TOLERANCE:g} allowed; the adapters change latents by more than 0.01. An
+empty cell was not tried. "A merge by hand" is a set of names: the tensors are written under them by the test, as the
+tool's source spells them, because some tools (OneTrainer, ComfyUI) are on no package index; its changes are merged into
+the base's weights with the formula of LoRA. A file is refused with the reason where it holds full-weight differences,
+norms, OFT, BOFT, GLoRA, IA³ on inputs, DoRA per input, biases or bundled embeddings.
 
-A file of the first text encoder alone fits SD 1 and SDXL alike (both have CLIP-L): only its metadata (`ss_base_model_version`,
-`modelspec.architecture`, PEFT's `base_model_name_or_path`) say which it is for. Without them it is taken by either.
+A file of the first text encoder alone fits SD 1 and SDXL alike (both have CLIP-L): only its metadata
+(`ss_base_model_version`, `modelspec.architecture`, PEFT's `base_model_name_or_path`) say which it is for. Without them
+it is taken by either.
 
-Written by `python -m tests.engine.format_table`; a test holds its rows to those of `tests/engine/test_adapter_formats.py`.
+`python -m tests.engine.format_table` writes this page; a test holds its rows to those of
+`tests/engine/test_adapter_formats.py`.
 
 | compared with | format | {" | ".join(BASES.values())} |
 |---|---|{"---|" * len(BASES)}
@@ -71,7 +74,7 @@ def main() -> int:
 
 
 def of_row(row_id: str) -> tuple[str, str]:
-    """The format and the base model of a row such as `without q_proj-sdxl-text_encoder_2`."""
+    """Return the format and the base model of a row such as `without q_proj-sdxl-text_encoder_2`."""
     found = _ROW.fullmatch(row_id)
     assert found is not None, row_id
     part = "" if found[3] in (None, "unet") else f", {found[3].replace('_', ' ')}"
@@ -91,7 +94,7 @@ def documented() -> set[tuple[str, str, str]]:
 
 
 def rows_of(rows: Mapping[str, Sequence[Any]]) -> set[tuple[str, str, str]]:
-    """The same of the rows by the test that they are of."""
+    """Return the same of the rows by the test that they are of."""
     ids = ((test, str(row.id)) for test, each in rows.items() for row in each)
     return {
         (WRITERS[test], *of_row(row_id.removesuffix("-every-weight")))

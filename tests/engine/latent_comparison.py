@@ -38,7 +38,7 @@ class Base:
         self.plain = self.latents()
 
     def latents(self) -> Tensor:
-        """What the pipeline makes with whatever is in place: [channels, height, width]."""
+        """Return what the pipeline makes with whatever is in place: [channels, height, width]."""
         return self.pipeline(
             "a red cat",
             negative_prompt="dull",
@@ -51,7 +51,7 @@ class Base:
         ).images[0]
 
     def with_adapter(self, path: Path, weights: Sequence[float] = SOME_WEIGHTS) -> list[Tensor]:
-        """The engine's latents at each weight, all in one batch."""
+        """Return the engine's latents at each weight, all in one batch."""
         adapter = AdapterFile(id=str(path), path=path)
         requests = [
             RunRequest(
@@ -64,7 +64,7 @@ class Base:
         return [made[request.run_id] for request in requests]
 
     def merged(self, changes: Mapping[Module, Tensor], weight: float) -> Tensor:
-        """The latents with the changes times the weight added to the base's own weights."""
+        """Return the latents with the changes times the weight added to the base's own weights."""
         with torch.no_grad():
             for (component, layer), change in changes.items():
                 parameter = self.components[component].get_submodule(layer).weight
@@ -84,7 +84,7 @@ class Base:
 
 
 def require_equal(base: Base, path: Path, weights: Sequence[float], expected: Callable[[float], Tensor]) -> None:
-    """The engine's latents are the writer's at each weight, and the adapter does something."""
+    """Require that the engine's latents are the writer's at each weight, and that the adapter does something."""
     wanted = [expected(weight) for weight in weights]
     effect = max(float((latents - base.plain).abs().max()) for latents in wanted)
     assert effect > EFFECT, "the reference shows no effect"

@@ -45,7 +45,7 @@ OPEN_CLIP = {
 
 
 def write_original(folder: Path, file: Path) -> Path:
-    """The whole checkpoint of a diffusers folder, its weights under the original names."""
+    """Write the whole checkpoint of a diffusers folder, its weights under the original names."""
     pipeline = open_pipeline(folder)
     tensors = _prefixed("model.diffusion_model.", _unet(pipeline.unet))
     tensors |= _prefixed("first_stage_model.", _vae(pipeline.vae))
@@ -61,7 +61,7 @@ def write_original(folder: Path, file: Path) -> Path:
 
 
 def copy_config(folder: Path, into: Path) -> Path:
-    """A diffusers folder without its weights."""
+    """Copy a diffusers folder without its weights."""
     return Path(shutil.copytree(folder, into, ignore=shutil.ignore_patterns("*.safetensors")))
 
 

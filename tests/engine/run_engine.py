@@ -27,7 +27,7 @@ def finish(engine: Engine, requests: Iterable[RunRequest] = ()) -> dict[str, Fin
 
 @torch.inference_mode()
 def start(model: BaseModel, request: RunRequest) -> Run:
-    """A run at its first step, its adapter read and in a slot."""
+    """Return a run at its first step, its adapter read and in a slot."""
     if request.adapter is not None:
         model.pool.prefetch(request.adapter)
     for _ in range(STEP_LIMIT):

@@ -13,7 +13,6 @@ from torch import nn
 
 from serve_app.engine import AdapterFile, Engine, RunRequest
 from serve_app.engine.families.unet import UNetFamily
-from tests.engine import tiny_models
 from tests.engine.conftest import EXACT_FLOAT32
 from tests.engine.run_engine import finish
 
@@ -24,17 +23,9 @@ SHORT = RunRequest(run_id="short", prompt="a cat", steps=3, width=64, height=64)
 
 @pytest.fixture
 def engine(sd: Path) -> Iterator[Engine]:
-    """One adapter slot: a slot that is not freed is missed at once."""
+    """Load an engine of one adapter slot: a slot that is not freed is missed at once."""
     with Engine.load(sd, replace(EXACT_FLOAT32, adapter_slots=1, exact=False)) as engine:
         yield engine
-
-
-@pytest.fixture
-def loras(sd: Path, tmp_path: Path) -> list[AdapterFile]:
-    return [
-        tiny_models.write_adapter(tmp_path / f"{i}.safetensors", tiny_models.random_lora(sd, rank=4, seed=i))
-        for i in range(2)
-    ]
 
 
 @contextmanager
@@ -60,16 +51,13 @@ def aborts_then(engine: Engine, error: Exception | None = None) -> Callable[[], 
     return call
 
 
-@pytest.mark.parametrize("error", [None, RuntimeError("not today")], ids=["encoding succeeds", "encoding fails"])
-def test_an_abort_while_a_prompt_is_encoded(engine: Engine, loras: list[AdapterFile], error: Exception | None) -> None:
-    with before_forward(component(engine, "text_encoder"), aborts_then(engine, error)):
-        assert finish(engine, [replace(SHORT, adapter=loras[0])]) == {}
-    after = finish(engine, [replace(SHORT, adapter=loras[1])])
-    assert after["short"].image is not None
-
-
-def test_an_abort_during_a_step_that_fails(engine: Engine, loras: list[AdapterFile]) -> None:
-    with before_forward(component(engine, "unet"), aborts_then(engine, RuntimeError("not today"))):
+@pytest.mark.parametrize(("part", "error"), [
+    ("text_encoder", None), ("text_encoder", RuntimeError("not today")), ("unet", RuntimeError("not today")),
+], ids=["encoding succeeds", "encoding fails", "a step fails"])  # fmt: skip
+def test_an_abort_while_a_part_computes(
+    engine: Engine, loras: list[AdapterFile], part: str, error: Exception | None
+) -> None:
+    with before_forward(component(engine, part), aborts_then(engine, error)):
         assert finish(engine, [replace(SHORT, adapter=loras[0])]) == {}
     after = finish(engine, [replace(SHORT, adapter=loras[1])])
     assert after["short"].image is not None

@@ -71,7 +71,7 @@ def bases(sd: Path, sd2: Path, sdxl: Path) -> Iterator[Callable[[str], Base]]:
         print(f"\n{len(compared)} rows, largest latent error {largest:.1e} ({label})")  # noqa: T201 - with `-s`
 
 
-# -- names: one set of changes under every spelling ------------------------------------------------------------------------
+# -- names: one set of changes under every spelling --------------------------------------------------------------------
 
 
 class Pair(NamedTuple):
@@ -149,14 +149,15 @@ def old_processor(base: Base, component: str, layer: str) -> tuple[str, str, str
 
 
 def original_names(prefix: str) -> Callable[[Base, str, str], tuple[str, str, str]]:
-    """The names of the original code (`input_blocks.4.1.…`), as ComfyUI and SDXL trainers write them."""
+    """Return the names of the original code (`input_blocks.4.1.…`), as ComfyUI and SDXL trainers write them."""
 
     def named(base: Base, component: str, layer: str) -> tuple[str, str, str]:
         unet = base.components["unet"]
         aliases = sgm_aliases([name for name, _ in base.layers("unet", ("",))], unet.config.layers_per_block)
         spelled = next(alias for alias, ours in aliases.items() if ours == layer and "." in alias)
         spelled = spelled if prefix.endswith(".") else spelled.replace(".", "_")
-        return tuple(f"{prefix}{spelled}{part}" for part in (".lora_down.weight", ".lora_up.weight", ".alpha"))  # type: ignore[return-value]
+        stem = prefix + spelled
+        return f"{stem}.lora_down.weight", f"{stem}.lora_up.weight", f"{stem}.alpha"
 
     return named
 
@@ -230,13 +231,13 @@ def test_every_spelling_gives_the_merged_result(
     require_equal(base, path, weights, lambda weight: base.merged(changes, weight))
 
 
-# -- PEFT's folders --------------------------------------------------------------------------------------------------------
+# -- PEFT's folders ----------------------------------------------------------------------------------------------------
 
 CONVOLUTIONS = ["conv1", "conv2", "conv_shortcut", "downsamplers.0.conv", "to_q"]
 PEFT_CONFIGS: dict[str, dict[str, Any]] = {
     "alpha is the rank": {"r": 4, "lora_alpha": 4},
     "alpha 16 of rank 4": {"r": 4, "lora_alpha": 16},
-    "rank-stabilised": {"r": 4, "lora_alpha": 4, "use_rslora": True},
+    "rank-stabilized": {"r": 4, "lora_alpha": 4, "use_rslora": True},
     "patterns": {
         "r": 4,
         "lora_alpha": 4,
@@ -268,11 +269,11 @@ def peft_model(base: Base, component: str, config: Mapping[str, Any]) -> Any:
     module = copy.deepcopy(base.components[component])
     settings: dict[str, Any] = {"target_modules": targets, **config}
     model = get_peft_model(module, LoraConfig(**settings))
-    randomise(model)
+    randomize(model)
     return model
 
 
-def randomise(model: nn.Module) -> None:
+def randomize(model: nn.Module) -> None:
     """LoRA weights that change something: libraries start them at no change."""
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
@@ -284,7 +285,7 @@ def randomise(model: nn.Module) -> None:
 
 
 def scaled_latents(base: Base, component: str, model: Any, module: nn.Module, weight: float) -> Tensor:
-    """The pipeline with PEFT's model in place, its layers' own scaling times the weight."""
+    """Return the pipeline with PEFT's model in place, its layers' own scaling times the weight."""
     layers: list[Any] = [layer for layer in model.modules() if isinstance(getattr(layer, "scaling", None), dict)]
     before = [dict(layer.scaling) for layer in layers]
     for layer, scaling in zip(layers, before, strict=True):
@@ -311,12 +312,12 @@ def test_a_peft_folder_gives_what_peft_makes(
     )
 
 
-# -- diffusers' own writer -------------------------------------------------------------------------------------------------
+# -- diffusers' own writer ---------------------------------------------------------------------------------------------
 
 DIFFUSERS_ROWS = rows(
     *(
         (name, base)
-        for name in ("alpha 16 of rank 4", "patterns", "DoRA", "rank-stabilised")
+        for name in ("alpha 16 of rank 4", "patterns", "DoRA", "rank-stabilized")
         for base in ("sd", "sd2", "sdxl")
     ),
     everywhere=("DoRA",),
@@ -331,7 +332,7 @@ def test_what_diffusers_saves_gives_what_peft_makes(
     base = bases(base_name)
     module: Any = copy.deepcopy(base.components["unet"])
     module.add_adapter(LoraConfig(target_modules=["to_q", "to_k", "to_v", "to_out.0"], **PEFT_CONFIGS[config]))
-    randomise(module)
+    randomize(module)
     saved: Any = type(base.pipeline)
     saved.save_lora_weights(
         str(tmp_path),
@@ -343,7 +344,7 @@ def test_what_diffusers_saves_gives_what_peft_makes(
     assert torch.equal(base.with_adapter(tmp_path)[-1], base.with_adapter(path)[-1]), "the folder differs from its file"
 
 
-# -- kohya's sd-scripts ----------------------------------------------------------------------------------------------------
+# -- kohya's sd-scripts ------------------------------------------------------------------------------------------------
 
 SD_SCRIPTS = Path(__file__).with_name("sd_scripts")
 SD_SCRIPTS_ROWS = rows(
@@ -366,18 +367,22 @@ def test_what_sd_scripts_saved_gives_what_sd_scripts_made(
     require_equal(base, SD_SCRIPTS / f"{name}.safetensors", weights, lambda weight: made[f"{weight}"])
 
 
-# -- LyCORIS ---------------------------------------------------------------------------------------------------------------
+# -- LyCORIS -----------------------------------------------------------------------------------------------------------
 
 LYCORIS: dict[str, dict[str, Any]] = {
     "locon": {"algo": "locon", "preset": "attn-mlp"},
     "locon with convolutions": {"algo": "locon", "conv_dim": 4, "conv_alpha": 1.0, "preset": "unet-convblock-only"},
-    "locon Tucker": {"algo": "locon", "use_tucker": True, "conv_dim": 4, "conv_alpha": 1.0, "preset": "unet-convblock-only"},
+    "locon Tucker": {
+        "algo": "locon", "use_tucker": True, "conv_dim": 4, "conv_alpha": 1.0, "preset": "unet-convblock-only",
+    },
     "locon DoRA": {"algo": "locon", "dora_wd": True, "preset": "attn-mlp"},
-    "locon rank-stabilised": {"algo": "locon", "rs_lora": True, "preset": "attn-mlp"},
+    "locon rank-stabilized": {"algo": "locon", "rs_lora": True, "preset": "attn-mlp"},
     "locon scalar": {"algo": "locon", "use_scalar": True, "preset": "attn-mlp"},
     "LoHa": {"algo": "loha", "preset": "attn-mlp"},
     "LoHa convolutions": {"algo": "loha", "conv_dim": 3, "conv_alpha": 1.0, "preset": "unet-convblock-only"},
-    "LoHa Tucker": {"algo": "loha", "use_tucker": True, "conv_dim": 3, "conv_alpha": 1.0, "preset": "unet-convblock-only"},
+    "LoHa Tucker": {
+        "algo": "loha", "use_tucker": True, "conv_dim": 3, "conv_alpha": 1.0, "preset": "unet-convblock-only",
+    },
     "LoHa DoRA": {"algo": "loha", "dora_wd": True, "preset": "attn-mlp"},
     "LoKr": {"algo": "lokr", "factor": 4, "preset": "attn-mlp"},
     "LoKr low-rank": {"algo": "lokr", "factor": 4, "dim": 2, "preset": "attn-mlp"},
@@ -469,7 +474,7 @@ def test_lycoris_algorithms_that_are_not_read_are_refused_by_name(
 
 
 def test_ia3_on_inputs_is_refused_by_name(bases: Callable[[str], Base], tmp_path: Path) -> None:
-    """As LyCORIS' own preset trains the second linear of each feed-forward."""
+    """LyCORIS' own preset trains the second linear of each feed-forward so."""
     base, layer = bases("sd"), "down_blocks.0.attentions.0.transformer_blocks.0.ff.net.2"
     width = base.components["unet"].get_submodule(layer).weight.shape[1]
     stem, path = "lora_unet_" + layer.replace(".", "_"), tmp_path / "adapter.safetensors"

@@ -21,14 +21,6 @@ SHORT = RunRequest(run_id="short", prompt="a cat", steps=2, width=64, height=64)
 
 
 @pytest.fixture
-def loras(sd: Path, tmp_path: Path) -> list[AdapterFile]:
-    return [
-        tiny_models.write_adapter(tmp_path / f"{i}.safetensors", tiny_models.random_lora(sd, rank=4, seed=i))
-        for i in range(5)
-    ]
-
-
-@pytest.fixture
 def small(sd: Path) -> BaseModel:
     """Two slots."""
     return BaseModel.load("m", sd, replace(EXACT_FLOAT32, adapter_slots=2), lambda: None)
@@ -59,16 +51,9 @@ def test_an_adapter_in_a_slot_is_shared_by_its_runs(small: BaseModel, loras: lis
     assert small.pool.acquire(loras[2]) is None, "one run still holds it"
 
 
-def test_more_adapters_than_slots_all_get_made(sd: Path, loras: list[AdapterFile]) -> None:
-    with Engine.load(sd, replace(EXACT_FLOAT32, adapter_slots=2)) as engine:
-        ended = finish(engine, [replace(SHORT, run_id=f"{i}", adapter=lora) for i, lora in enumerate(loras)])
-    assert all(one.image is not None for one in ended.values())
-
-
 def test_slots_give_way_to_the_memory_they_were_given(sd: Path, loras: list[AdapterFile], tmp_path: Path) -> None:
-    big = tiny_models.write_adapter(
-        tmp_path / "big.safetensors",
-        tiny_models.random_lora(sd, rank=60, seed=9, targets=tiny_models.EVERYTHING, text=True),
+    big = tiny_models.write_lora(
+        tmp_path / "big.safetensors", sd, rank=60, seed=9, targets=tiny_models.EVERYTHING, text=True
     )
     with Engine.load(sd, replace(EXACT_FLOAT32, max_runs=1, adapter_slots=64, adapter_memory=16 * 2**20)) as engine:
         finish(engine, [replace(SHORT, run_id=f"{i}", adapter=lora) for i, lora in enumerate(loras)])
@@ -99,13 +84,6 @@ def test_base_models_share_the_devices_memory(
     assert memory / 4 < sum(held) <= memory
 
 
-def test_host_memory_is_bounded_and_evicted_adapters_are_read_again(sd: Path, loras: list[AdapterFile]) -> None:
-    with Engine.load(sd, replace(EXACT_FLOAT32, adapter_slots=1, host_memory=1)) as engine:
-        for _ in range(2):
-            ended = finish(engine, [replace(SHORT, run_id=f"{i}", adapter=lora) for i, lora in enumerate(loras)])
-            assert all(one.image is not None for one in ended.values())
-
-
 def test_adapters_are_preloaded_into_free_host_memory_only(sd: Path, loras: list[AdapterFile]) -> None:
     model = BaseModel.load("m", sd, replace(EXACT_FLOAT32, adapter_slots=2), lambda: None)
     assert model.pool.preload(loras[0])
@@ -134,8 +112,9 @@ def test_a_preloaded_adapter_beside_one_of_high_rank_takes_its_own_size(
     sd: Path, loras: list[AdapterFile], tmp_path: Path
 ) -> None:
     """Packed for the slots it would take that of the largest."""
-    lora = tiny_models.random_lora(sd, rank=60, seed=9, targets=tiny_models.EVERYTHING, text=True)
-    big = tiny_models.write_adapter(tmp_path / "big.safetensors", lora)
+    big = tiny_models.write_lora(
+        tmp_path / "big.safetensors", sd, rank=60, seed=9, targets=tiny_models.EVERYTHING, text=True
+    )
     small = replace(SHORT, run_id="small", adapter=loras[0])
     with Engine.load(sd, EXACT_FLOAT32) as engine:
         expected = finish(engine, [small])["small"].image
@@ -165,7 +144,7 @@ def test_runs_go_on_while_an_adapter_is_being_read(sd: Path, loras: list[Adapter
 def test_adapters_are_read_and_packed_again_after_growth_without_the_step_thread(
     sd: Path, loras: list[AdapterFile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    big = tiny_models.write_adapter(tmp_path / "big.safetensors", tiny_models.random_lora(sd, rank=40, seed=9))
+    big = tiny_models.write_lora(tmp_path / "big.safetensors", sd, rank=40, seed=9)
     packers: list[str] = []
     pack = AdapterSlots.pack
 

@@ -15,7 +15,6 @@ from serve_app.engine.adapters import AdapterWeights, LayerTable, UnusableAdapte
 from serve_app.engine.adapters.layer_table import outlined_table
 from serve_app.engine.adapters.scaling import scaling_rules
 from serve_app.engine.families.registry import load_family
-from tests.engine import tiny_models
 from tests.engine.conftest import EXACT_FLOAT32
 
 Q = "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q"
@@ -37,8 +36,8 @@ def xl_table(sdxl: Path) -> LayerTable:
     return layer_table(sdxl)
 
 
-def read(path: Path, table: LayerTable, max_rank: int = 64) -> AdapterWeights:
-    return read_adapter(path, table, max_rank=max_rank, dtype=torch.float32)
+def read(path: Path, table: LayerTable) -> AdapterWeights:
+    return read_adapter(path, table, max_rank=64, dtype=torch.float32)
 
 
 def saved(path: Path, tensors: dict[str, torch.Tensor]) -> Path:
@@ -54,56 +53,21 @@ def pair(stem: str, down: str, up: str) -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.mark.parametrize(("stem", "down", "up"), [
-    (f"unet.{Q}", ".lora_A.weight", ".lora_B.weight"),
-    (Q, ".lora_A.weight", ".lora_B.weight"),
-    (f"unet.{Q}", ".lora_A.default.weight", ".lora_B.default.weight"),
-    (f"unet.{Q}", ".lora.down.weight", ".lora.up.weight"),
-    (f"unet.{Q.replace('.to_q', '.processor.to_q')}_lora", ".down.weight", ".up.weight"),
-    ("lora_unet_" + Q.replace(".", "_"), ".lora_down.weight", ".lora_up.weight"),
-])  # fmt: skip
-def test_every_spelling_names_the_same_layer(table: LayerTable, tmp_path: Path, stem: str, down: str, up: str) -> None:
-    weights = read(saved(tmp_path / "a.safetensors", pair(stem, down, up)), table)
-    assert weights.keys() == {"unet"}
-    assert weights["unet"].keys() == {Q}
-    assert weights["unet"][Q].scaling == 1  # no alpha means alpha = rank
-
-
-@pytest.mark.parametrize("stem", [
-    "text_encoder.text_model.encoder.layers.0.self_attn.q_proj",
-    "text_encoder.encoder.layers.0.self_attn.q_proj",
-    "lora_te_text_model_encoder_layers_0_self_attn_q_proj",
-    "lora_te1_text_model_encoder_layers_0_self_attn_q_proj",
-])  # fmt: skip
-def test_text_encoder_layers_are_found(table: LayerTable, tmp_path: Path, stem: str) -> None:
-    weights = read(saved(tmp_path / "a.safetensors", pair(stem, ".lora_down.weight", ".lora_up.weight")), table)
-    assert [len(layers) for component, layers in weights.items() if component == "text_encoder"] == [1]
-
-
 @pytest.mark.parametrize(("sgm", "ours"), [
-    ("lora_unet_input_blocks_4_1_transformer_blocks_0_attn1_to_q", "down_blocks.1.attentions.0.transformer_blocks.0.attn1.to_q"),
+    ("lora_unet_input_blocks_4_1_transformer_blocks_0_attn1_to_q",
+     "down_blocks.1.attentions.0.transformer_blocks.0.attn1.to_q"),
     ("lora_unet_input_blocks_5_1_proj_in", "down_blocks.1.attentions.1.proj_in"),
     ("lora_unet_input_blocks_1_0_emb_layers_1", "down_blocks.0.resnets.0.time_emb_proj"),
-    ("lora_unet_middle_block_1_transformer_blocks_1_attn2_to_k", "mid_block.attentions.0.transformer_blocks.1.attn2.to_k"),
-    ("lora_unet_output_blocks_2_1_transformer_blocks_0_ff_net_0_proj", "up_blocks.0.attentions.2.transformer_blocks.0.ff.net.0.proj"),
+    ("lora_unet_middle_block_1_transformer_blocks_1_attn2_to_k",
+     "mid_block.attentions.0.transformer_blocks.1.attn2.to_k"),
+    ("lora_unet_output_blocks_2_1_transformer_blocks_0_ff_net_0_proj",
+     "up_blocks.0.attentions.2.transformer_blocks.0.ff.net.0.proj"),
     ("lora_unet_output_blocks_2_2_conv", "up_blocks.0.upsamplers.0.conv"),
     ("lora_unet_input_blocks_3_0_op", "down_blocks.0.downsamplers.0.conv"),
     ("lora_unet_time_embed_0", "time_embedding.linear_1"),
 ])  # fmt: skip
 def test_names_of_the_original_sdxl_code_are_found(xl_table: LayerTable, sgm: str, ours: str) -> None:
     assert xl_table.find(sgm) == ("unet", ours)
-
-
-def test_alpha_scales_and_per_layer_alphas_win(table: LayerTable, tmp_path: Path) -> None:
-    stem = "lora_unet_" + Q.replace(".", "_")
-    tensors = pair(stem, ".lora_down.weight", ".lora_up.weight") | {f"{stem}.alpha": torch.tensor(1.0)}
-    assert read(saved(tmp_path / "a.safetensors", tensors), table)["unet"][Q].scaling == 0.25
-    peft = tiny_models.write_adapter(
-        tmp_path / "b.safetensors",
-        pair(f"unet.{Q}", ".lora_A.weight", ".lora_B.weight"),
-        {"unet.lora_alpha": 8, "unet.alpha_pattern": {"attn1.to_q": 2}},
-    )
-    assert read(peft.path, table)["unet"][Q].scaling == 0.5
 
 
 @pytest.mark.parametrize(("name", "reason"), [
@@ -134,7 +98,6 @@ def test_a_key_that_cannot_be_placed_refuses_the_file_by_name(
 @pytest.mark.parametrize(("change", "reason"), [
     ({"down": torch.full((4, 32), float("nan"))}, "not finite"),
     ({"up": torch.full((32, 4), float("inf"))}, "not finite"),
-    ({"down": torch.zeros(4, 31)}, "do not fit"),
     ({"down": torch.zeros(5, 32)}, "do not fit"),
     ({"up": None}, "needs both"),
 ])  # fmt: skip
@@ -175,31 +138,17 @@ def test_a_table_is_made_anew_when_the_configuration_changes(sd: Path, tmp_path:
     for name in ("model_index.json", "unet/config.json", "text_encoder/config.json"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes((sd / name).read_bytes())
+    (folder / "transformer").mkdir()  # of a part that no family of today has
+    for depth in (1, 2):
+        (folder / "transformer/config.json").write_text(json.dumps({"num_layers": depth}))
+        outlined_table(folder, kept)
+        assert len([*kept.iterdir()]) == depth
     layer = "time_embedding.linear_1"
     before = outlined_table(folder, kept).base_weight("unet", layer).shape
     config = json.loads((folder / "unet/config.json").read_text())
     config["block_out_channels"] = [2 * width for width in config["block_out_channels"]]
     (folder / "unet/config.json").write_text(json.dumps(config))
     assert outlined_table(folder, kept).base_weight("unet", layer).shape == tuple(2 * side for side in before)
-
-
-def test_a_table_is_made_anew_when_the_configuration_of_any_part_changes(sd: Path, tmp_path: Path) -> None:
-    """Of a transformer, say, which no family of today has."""
-    folder, kept = tmp_path / "model", tmp_path / "kept"
-    for name in ("model_index.json", "unet/config.json", "text_encoder/config.json"):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes((sd / name).read_bytes())
-    (folder / "transformer").mkdir()
-    for depth in (1, 2):
-        (folder / "transformer/config.json").write_text(json.dumps({"num_layers": depth}))
-        outlined_table(folder, kept)
-        assert len([*kept.iterdir()]) == depth
-
-
-def test_a_rank_above_the_limit_is_refused(table: LayerTable, tmp_path: Path) -> None:
-    path = saved(tmp_path / "a.safetensors", pair(f"unet.{Q}", ".lora_A.weight", ".lora_B.weight"))
-    with pytest.raises(UnusableAdapter, match=r"rank 4 .*, this server takes 2"):
-        read(path, table, max_rank=2)
 
 
 @pytest.mark.parametrize(("config", "reason"), [
@@ -254,13 +203,6 @@ def test_patterns_that_take_long_are_refused_where_a_limit_is_set() -> None:
     assert scaling_rules({}, config).of("unet", layer).alpha == 8
     with pytest.raises(UnusableAdapter, match="alpha_pattern: its expressions take too long"):
         scaling_rules({}, config, seconds=1e-4).of("unet", layer)
-
-
-@pytest.mark.slow
-def test_a_plain_name_for_each_layer_is_quick() -> None:
-    names = [f"down_blocks.{number}.to_q" for number in range(800)]
-    rules = scaling_rules({}, {"alpha_pattern": {name: number for number, name in enumerate(names)}}, seconds=2.0)
-    assert [rules.of("unet", name).alpha for name in names] == list(range(800))
 
 
 def test_pefts_names_without_its_configuration_are_refused(table: LayerTable, tmp_path: Path) -> None:
@@ -377,40 +319,31 @@ def test_an_adapter_of_another_base_is_named_by_its_cross_attention(
         read(saved(tmp_path / "a.safetensors", tensors), xl_table)
 
 
-@pytest.mark.parametrize("parts", [
-    {"hada_w1_a": (32, 2), "hada_w1_b": (2, 32), "hada_w2_a": (31, 2), "hada_w2_b": (2, 32)},
-    {"hada_w1_a": (32, 2), "hada_w1_b": (2, 32), "hada_w2_a": (32, 2)},
-    {"hada_w1_a": (32, 100), "hada_w1_b": (100, 32), "hada_w2_a": (32, 100), "hada_w2_b": (100, 32)},
-    {"lokr_w1": (4, 4), "lokr_w2": (8, 7)},
-    {"lokr_w1": (4, 4)},
-    {"lokr_w1_a": (4, 2), "lokr_w1_b": (3, 4), "lokr_w2": (8, 8)},
-    {"lora_down.weight": (4, 32), "lora_up.weight": (32, 4), "lora_mid.weight": (4, 3, 3, 3)},
-])  # fmt: skip
-def test_parts_of_lycoris_that_do_not_fit_are_refused_by_layer(
-    table: LayerTable, tmp_path: Path, parts: dict[str, tuple[int, ...]]
-) -> None:
-    stem = "lora_unet_" + Q.replace(".", "_")
-    path = saved(tmp_path / "a.safetensors", {f"{stem}.{part}": torch.ones(shape) for part, shape in parts.items()})
-    with pytest.raises(UnusableAdapter, match=Q):
-        read(path, table)
-
-
 @pytest.mark.parametrize(("name", "shapes", "reason"), [
     ("lora_unet_nowhere", {"lora_down.weight": (4, 32), "lora_up.weight": (32, 4)}, "no such layers"),
     (STEM, {"lora_down.weight": (4, 33), "lora_up.weight": (32, 4)}, "do not fit"),
     (STEM, {"lora_down.weight": (65, 32), "lora_up.weight": (32, 65)}, r"rank 65 .*, this server takes 64"),
     (STEM, {"hada_w1_a": (32, 9), "hada_w1_b": (9, 32), "hada_w2_a": (32, 8), "hada_w2_b": (8, 32)}, "rank 72"),
     (STEM, {"lokr_w1_a": (4, 4), "lokr_w1_b": (4, 4), "lokr_w2_a": (8, 20), "lokr_w2_b": (20, 8)}, "rank 80"),
-    (CONV, {"lora_down.weight": (4, 32, 1, 1), "lora_up.weight": (32, 70, 1, 1), "lora_mid.weight": (70, 4, 3, 3)}, "rank 70"),
+    (CONV, {"lora_down.weight": (4, 32, 1, 1), "lora_up.weight": (32, 70, 1, 1), "lora_mid.weight": (70, 4, 3, 3)},
+     "rank 70"),
     (STEM, {"lora_down.weight": (4, 32), "lora_up.weight": (32, 4), "alpha": (2,)}, "alpha is not one number"),
     (STEM, {"lora_down.weight": (4, 32), "lora_up.weight": (32, 4), "dora_scale": (31, 1)}, "one number per output"),
     (STEM, {"lora_down.weight": (4, 32), "lora_up.weight": (32, 4), "hada_w1_a": (32, 4)}, "needs|two algorithms"),
-    (STEM, {"lora_down.weight": (4, 32), "lora_up.weight": (32, 4), "lokr_w1": (4, 4), "lokr_w2": (8, 8)}, "two algorithms"),
+    (STEM, {"lora_down.weight": (4, 32), "lora_up.weight": (32, 4), "lokr_w1": (4, 4), "lokr_w2": (8, 8)},
+     "two algorithms"),
     (STEM, {"lokr_w1": (4, 4), "lokr_w1_a": (4, 2), "lokr_w1_b": (2, 4), "lokr_w2": (8, 8)}, "two algorithms"),
     (STEM, {"lora_down.weight": (4, 32), "lora_up.weight": (32, 4), "on_input": ()}, "two algorithms"),
     (STEM, {"weight": (33,), "on_input": ()}, "IA³ of 33 numbers"),
     (STEM, {"weight": (32,), "on_input": (2,)}, "not one flag"),
     (STEM, {"on_input": ()}, "no weights that they belong to"),
+    (STEM, {"hada_w1_a": (32, 2), "hada_w1_b": (2, 32), "hada_w2_a": (31, 2), "hada_w2_b": (2, 32)}, Q),
+    (STEM, {"hada_w1_a": (32, 2), "hada_w1_b": (2, 32), "hada_w2_a": (32, 2)}, Q),
+    (STEM, {"hada_w1_a": (32, 100), "hada_w1_b": (100, 32), "hada_w2_a": (32, 100), "hada_w2_b": (100, 32)}, Q),
+    (STEM, {"lokr_w1": (4, 4), "lokr_w2": (8, 7)}, Q),
+    (STEM, {"lokr_w1": (4, 4)}, Q),
+    (STEM, {"lokr_w1_a": (4, 2), "lokr_w1_b": (3, 4), "lokr_w2": (8, 8)}, Q),
+    (STEM, {"lora_down.weight": (4, 32), "lora_up.weight": (32, 4), "lora_mid.weight": (4, 3, 3, 3)}, Q),
 ])  # fmt: skip
 def test_names_shapes_and_rank_are_refused_before_any_number_is_read(
     table: LayerTable, tmp_path: Path, name: str, shapes: dict[str, tuple[int, ...]], reason: str
@@ -422,16 +355,10 @@ def test_names_shapes_and_rank_are_refused_before_any_number_is_read(
 
 
 def test_a_lokr_of_whole_factors_is_scaled_by_one(table: LayerTable, tmp_path: Path) -> None:
-    """As LyCORIS does, whatever the alpha."""
+    """LyCORIS does so, whatever the alpha."""
     tensors = {
         f"{STEM}.lokr_w1": torch.ones(4, 4),
         f"{STEM}.lokr_w2": torch.ones(8, 8),
         f"{STEM}.alpha": torch.zeros(()),
     }
     assert read(saved(tmp_path / "a.safetensors", tensors), table)["unet"][Q].scaling == 1
-
-
-def test_a_file_that_is_not_safetensors_is_refused(table: LayerTable, tmp_path: Path) -> None:
-    (tmp_path / "a.safetensors").write_bytes(b"not at all")
-    with pytest.raises(UnusableAdapter, match="no safetensors file"):
-        read(tmp_path / "a.safetensors", table)

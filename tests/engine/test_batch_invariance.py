@@ -14,7 +14,7 @@ from serve_app.engine import AdapterFile, Engine, RunRequest
 from serve_app.engine.base_model import BaseModel
 from tests.engine import tiny_models
 from tests.engine.conftest import EXACT_FLOAT32
-from tests.engine.run_engine import final_latents, finish, start
+from tests.engine.run_engine import final_latents, finish
 
 SIZES = ((64, 64), (96, 64))
 
@@ -43,12 +43,7 @@ ADAPTERS = {
 def files(sd: Path, tmp_path_factory: pytest.TempPathFactory) -> list[AdapterFile]:
     into = tmp_path_factory.mktemp("adapters")
     return [
-        tiny_models.write_adapter(
-            into / f"{i}.safetensors",
-            tiny_models.random_lora(
-                sd, rank=one.rank, seed=i, targets=one.targets, text=one.text, dora=one.dora, size=0.05
-            ),
-        )
+        tiny_models.write_lora(into / f"{i}.safetensors", sd, seed=i, size=0.05, **one._asdict())
         for i, one in enumerate(ADAPTERS.values())
     ]
 
@@ -95,7 +90,7 @@ def test_runs_keep_their_bytes_in_random_batches(sd: Path, files: list[AdapterFi
 
 @pytest.mark.slow
 def test_every_adapter_keeps_its_latents_beside_every_other(sd: Path, files: list[AdapterFile]) -> None:
-    """To the last bit of float32, which 8-bit pixels may hide."""
+    """Compare to the last bit of float32, which 8-bit pixels may hide."""
     model = BaseModel.load("m", sd, EXACT_FLOAT32, lambda: None)
     request = RunRequest(run_id="none", prompt="a cat", steps=2, width=64, height=64)
     runs = [request, *(replace(request, run_id=n, seed=1, adapter=f) for n, f in zip(ADAPTERS, files, strict=True))]
@@ -158,11 +153,3 @@ def test_the_first_image_of_a_warm_size_waits_only_for_its_steps(engine: Engine)
     passes.clear()
     finish(engine, [RunRequest(run_id="k", prompt="a cat", steps=3, width=64, height=64)])
     assert len(passes) == 3
-
-
-@pytest.mark.slow
-def test_rows_are_padded_to_a_measured_multiple(sd: Path, files: list[AdapterFile]) -> None:
-    model = BaseModel.load("m", sd, EXACT_FLOAT32, lambda: None)
-    run = start(model, RunRequest(run_id="k", prompt="", adapter=files[0], steps=2, width=64, height=64))
-    assert model.runner.invariance is not None
-    assert model.runner.invariance.row_multiple(run.batch_key, run.conditioning) in (1, 2, 4, 8, EXACT_FLOAT32.max_rows)

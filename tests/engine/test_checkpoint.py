@@ -25,9 +25,7 @@ def test_a_single_file_makes_the_latents_of_its_folder(
     folder: Path = request.getfixturevalue(family)
     file = write_original(folder, tmp_path / "model.safetensors")
     config = copy_config(folder, tmp_path / "config")
-    lora = tiny_models.write_adapter(
-        tmp_path / "lora.safetensors", tiny_models.random_lora(folder, rank=4, seed=1, text=True)
-    )
+    lora = tiny_models.write_lora(tmp_path / "lora.safetensors", folder, rank=4, seed=1, text=True)
     requests = [REQUEST, replace(REQUEST, run_id="lora", adapter=lora)]
     expected = final_latents(BaseModel.load("m", folder, EXACT_FLOAT32, lambda: None), requests)
     made = final_latents(BaseModel.load("m", Checkpoint(file, config), EXACT_FLOAT32, lambda: None), requests)

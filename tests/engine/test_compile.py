@@ -67,10 +67,7 @@ def compiled(small_sd: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     folder = tmp_path_factory.mktemp("compiled")
     targets = (tiny_models.ATTENTION, tiny_models.EVERYTHING, tiny_models.EVERYTHING)
     adapters = [
-        tiny_models.write_adapter(
-            folder / f"{i}.safetensors",
-            tiny_models.random_lora(small_sd, rank=4 + 6 * i, seed=i, targets=targets[i]),
-        )
+        tiny_models.write_lora(folder / f"{i}.safetensors", small_sd, rank=4 + 6 * i, seed=i, targets=targets[i])
         for i in range(3)
     ]
     dynamo: Any = importlib.import_module("torch._dynamo")
@@ -95,7 +92,8 @@ def test_a_warm_size_has_all_its_graphs_over_a_thousand_compositions(compiled: C
     assert len(graphs) == 3, "one, two and four rows"
     compiled.is_replaying = True
     requests = [
-        RunRequest(run_id=f"{i}", prompt="a cat", adapter=files[i % 4] if i % 4 < 3 else None, scale=0.1 * i, guidance=[1.0, 5.0][i % 2], steps=50, width=64, height=64, sampler="euler")
+        RunRequest(run_id=f"{i}", prompt="a cat", adapter=files[i % 4] if i % 4 < 3 else None, scale=0.1 * i,
+                   guidance=[1.0, 5.0][i % 2], steps=50, width=64, height=64, sampler="euler")
         for i in range(8)
     ]  # fmt: skip
     chance = random.Random(0)

@@ -23,16 +23,8 @@ LONG = replace(SHORT, run_id="long", steps=40)
 
 
 @pytest.fixture
-def loras(sd: Path, tmp_path: Path) -> list[AdapterFile]:
-    return [
-        tiny_models.write_adapter(tmp_path / f"{i}.safetensors", tiny_models.random_lora(sd, rank=4, seed=i))
-        for i in range(6)
-    ]
-
-
-@pytest.fixture
 def alone(engine: Engine) -> Finished:
-    """What the short run gives when nothing else runs."""
+    """Return what the short run gives when nothing else runs."""
     return finish(engine, [SHORT])["short"]
 
 
@@ -53,7 +45,7 @@ def test_a_run_joining_mid_batch_gets_the_same_image_as_alone(engine: Engine, al
 
 @pytest.mark.slow
 def test_a_run_starts_at_the_step_after_it_was_added(engine: Engine) -> None:
-    """With its adapter in memory."""
+    """It waits for nothing, since it needs no adapter."""
     engine.add(LONG)
     engine.step()
     engine.add(SHORT)
@@ -114,7 +106,7 @@ def test_runs_beyond_the_capacity_wait_their_turn(sd: Path) -> None:
     (replace(SHORT, base_model="other"), FailureCode.GENERATION_FAILED, "other"),
     (replace(SHORT, sampler="magic"), FailureCode.GENERATION_FAILED, "magic"),
     (replace(SHORT, sampler="lcm", steps=999), FailureCode.GENERATION_FAILED, "999"),
-    (replace(SHORT, adapter=AdapterFile("no", Path("/no/such/file.safetensors"))), FailureCode.LORA_UNAVAILABLE, "file"),
+    (replace(SHORT, adapter=AdapterFile("no", Path("/no/such.safetensors"))), FailureCode.LORA_UNAVAILABLE, "file"),
 ])  # fmt: skip
 def test_what_cannot_be_made_fails_by_name_and_alone(
     engine: Engine, alone: Finished, request_: RunRequest, code: FailureCode, reason: str
@@ -141,9 +133,8 @@ def test_a_poisonous_adapter_fails_its_own_run_and_touches_no_other(
     engine: Engine, alone: Finished, sd: Path, tmp_path: Path
 ) -> None:
     """Finite weights that overflow the forward pass, and weights that are no numbers."""
-    exploding = tiny_models.write_adapter(
-        tmp_path / "e.safetensors",
-        tiny_models.random_lora(sd, rank=4, seed=1, targets=tiny_models.EVERYTHING, size=1e19),
+    exploding = tiny_models.write_lora(
+        tmp_path / "e.safetensors", sd, rank=4, seed=1, targets=tiny_models.EVERYTHING, size=1e19
     )
     tensors = tiny_models.random_lora(sd, rank=4, seed=1)
     poison = tiny_models.write_adapter(
@@ -160,14 +151,10 @@ def test_a_poisonous_adapter_fails_its_own_run_and_touches_no_other(
 
 @pytest.mark.slow
 def test_the_slot_of_a_poisonous_adapter_is_clean_for_the_next(sd: Path, tmp_path: Path) -> None:
-    exploding = tiny_models.write_adapter(
-        tmp_path / "e.safetensors",
-        tiny_models.random_lora(sd, rank=4, seed=1, targets=tiny_models.EVERYTHING, size=1e19),
+    exploding = tiny_models.write_lora(
+        tmp_path / "e.safetensors", sd, rank=4, seed=1, targets=tiny_models.EVERYTHING, size=1e19
     )
-    good = replace(
-        SHORT,
-        adapter=tiny_models.write_adapter(tmp_path / "g.safetensors", tiny_models.random_lora(sd, rank=4, seed=2)),
-    )
+    good = replace(SHORT, adapter=tiny_models.write_lora(tmp_path / "g.safetensors", sd, rank=4, seed=2))
     with Engine.load(sd, replace(EXACT_FLOAT32, adapter_slots=1)) as engine:
         finish(engine, [replace(SHORT, adapter=exploding)])
         after = finish(engine, [good])["short"]
@@ -348,13 +335,6 @@ def test_generate_needs_no_server(sd: Path, loras: list[AdapterFile]) -> None:
     assert [image.size for image in images] == [(64, 64), (64, 64)]
     assert seen[-1] == (6, 6)
     assert seen == sorted(seen)
-
-
-@pytest.mark.slow
-def test_generate_makes_one_image_without_being_watched(engine: Engine) -> None:
-    (image,) = engine.generate("a cat", steps=2, width=64, height=64)
-    assert image.size == (64, 64)
-    assert engine.device == torch.device("cpu")
 
 
 @pytest.mark.slow

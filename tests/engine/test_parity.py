@@ -23,7 +23,6 @@ def adapters(folder: Path, into: Path) -> list[AdapterFile]:
 
     One has attention only, one every layer with convolutions, one attention and text encoders under kohya's names.
     """
-    plain = tiny_models.random_lora(folder, rank=4, seed=1)
     whole = tiny_models.random_lora(folder, rank=8, seed=2, targets=tiny_models.EVERYTHING)
     texts = tiny_models.random_lora(folder, rank=6, seed=3, text=True)
     encoders = (
@@ -33,7 +32,7 @@ def adapters(folder: Path, into: Path) -> list[AdapterFile]:
     )
     prefixes = {"unet": "lora_unet", **encoders}
     return [
-        tiny_models.write_adapter(into / "plain.safetensors", plain),
+        tiny_models.write_lora(into / "plain.safetensors", folder, rank=4, seed=1),
         tiny_models.write_adapter(
             into / "whole.safetensors",
             whole,
@@ -53,8 +52,8 @@ def test_a_mixed_batch_makes_the_latents_of_diffusers_one_at_a_time(
     folder: Path = request.getfixturevalue(family)
     files = [*adapters(folder, tmp_path), None]
     requests = [
-        RunRequest(run_id=f"{i}-{weight}", prompt=f"a red cat {i}", negative_prompt="dull" if i % 2 else "", adapter=file, scale=weight,
-                   seed=2**32 - 1 - i, steps=3 + i, guidance=3.0 + i, width=64, height=64)
+        RunRequest(run_id=f"{i}-{weight}", prompt=f"a red cat {i}", negative_prompt="dull" if i % 2 else "",
+                   adapter=file, scale=weight, seed=2**32 - 1 - i, steps=3 + i, guidance=3.0 + i, width=64, height=64)
         for (i, file), weight in product(enumerate(files), WEIGHTS)
     ]  # fmt: skip
     model = BaseModel.load("m", folder, WIDE_FLOAT32, lambda: None)

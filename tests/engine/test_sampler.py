@@ -69,10 +69,15 @@ def test_noise_schedules_of_the_folder_are_followed(sampler: Sampler, extra: dic
     assert torch.allclose(ours, x, atol=1e-4)
 
 
-@pytest.mark.parametrize("setting", [{"clip_sample": True}, {"thresholding": True, "clip_sample": False}])
-def test_a_setting_that_cannot_be_honoured_is_refused_by_name(setting: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("sampler", "setting"), [
+    (Sampler.DDIM, {"clip_sample": True, **TRAINING}),
+    (Sampler.DDIM, {"thresholding": True, "clip_sample": False, **TRAINING}),
+    (Sampler.FLOW_EULER, {"stochastic_sampling": True}),
+    (Sampler.FLOW_EULER, {"invert_sigmas": True}),
+])  # fmt: skip
+def test_a_setting_that_cannot_be_honored_is_refused_by_name(sampler: Sampler, setting: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(setting))):
-        make_schedule(Sampler.DDIM, {**TRAINING, **setting}, 10)
+        make_schedule(sampler, setting, 10)
 
 
 @pytest.mark.parametrize("sampler", [Sampler.EULER, Sampler.DDIM, Sampler.DPMPP_2M])
@@ -123,9 +128,3 @@ def test_each_step_of_flow_matching_is_the_step_of_diffusers(
         theirs = reference.step(output, timestep, theirs).prev_sample
         ours, before = advance(ours, output, before, schedule.table[i : i + 1], None)
         assert torch.allclose(ours, theirs, atol=1e-5), i
-
-
-@pytest.mark.parametrize("setting", [{"stochastic_sampling": True}, {"invert_sigmas": True}])
-def test_a_flow_setting_that_cannot_be_honoured_is_refused_by_name(setting: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(setting))):
-        make_schedule(Sampler.FLOW_EULER, setting, 4)

@@ -4,6 +4,7 @@ No row ever sees another's adapter, prompt or noise: its bytes are those it has 
 """
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from serve_app.engine import AdapterFile, Engine, EngineOptions, RunRequest
+from serve_app.engine import Engine, EngineOptions, RunRequest
 from tests.engine import tiny_models
 from tests.engine.run_engine import finish
 
@@ -23,9 +24,7 @@ MAX_LIVE = 6
 
 def test_any_order_of_events_keeps_every_promise(small_sd: Path, tmp_path: Path) -> None:
     files = [
-        tiny_models.write_adapter(
-            tmp_path / f"{i}.safetensors", tiny_models.random_lora(small_sd, rank=4 + 8 * i, seed=i, text=i == 1)
-        )
+        tiny_models.write_lora(tmp_path / f"{i}.safetensors", small_sd, rank=4 + 8 * i, seed=i, text=i == 1)
         for i in range(ADAPTERS)
     ]
     alone: dict[RunRequest, str] = {}
@@ -53,7 +52,16 @@ def test_any_order_of_events_keeps_every_promise(small_sd: Path, tmp_path: Path)
             if len(self.live) == MAX_LIVE:
                 return
             self.added += 1
-            request = _request(files, f"{self.added}", adapter, prompt, steps, guided, large, seed)
+            request = RunRequest(
+                run_id=f"{self.added}",
+                prompt=prompt,
+                adapter=None if adapter is None else files[adapter],
+                seed=seed,
+                steps=steps,
+                guidance=5.0 if guided else 1.0,
+                width=64,
+                height=96 if large else 64,
+            )
             self.engine.add(request)
             self.live[request.run_id] = request
 
@@ -66,7 +74,7 @@ def test_any_order_of_events_keeps_every_promise(small_sd: Path, tmp_path: Path)
 
         @rule(index=st.integers(0, MAX_LIVE - 1))
         def abort(self, index: int) -> None:
-            """What is drawn never depends on what is live, which other threads decide."""
+            """Abort by index: what Hypothesis draws must not depend on what is live."""
             if self.live:
                 run_id = sorted(self.live)[index % len(self.live)]
                 assert self.engine.abort(run_id)
@@ -86,7 +94,7 @@ def test_any_order_of_events_keeps_every_promise(small_sd: Path, tmp_path: Path)
             Machine.spare = self.engine
 
     def expected(request: RunRequest) -> str:
-        same = _request(files, "alone", *_meaning(request, files))
+        same = replace(request, run_id="alone")
         if same not in alone:
             image = finish(reference, [same])["alone"].image
             assert image is not None
@@ -103,35 +111,6 @@ def test_any_order_of_events_keeps_every_promise(small_sd: Path, tmp_path: Path)
             database=None,
         ),
     )
-
-
-def _request(
-    files: list[AdapterFile],
-    run_id: str,
-    adapter: int | None,
-    prompt: str,
-    steps: int,
-    guided: bool,
-    large: bool,
-    seed: int,
-) -> RunRequest:
-    side = 96 if large else 64
-    file = None if adapter is None else files[adapter]
-    return RunRequest(
-        run_id=run_id,
-        prompt=prompt,
-        adapter=file,
-        seed=seed,
-        steps=steps,
-        guidance=5.0 if guided else 1.0,
-        width=64,
-        height=side,
-    )
-
-
-def _meaning(request: RunRequest, files: list[AdapterFile]) -> tuple[int | None, str, int, bool, bool, int]:
-    adapter = None if request.adapter is None else files.index(request.adapter)
-    return adapter, request.prompt, request.steps, request.guidance > 1, request.height > 64, request.seed
 
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

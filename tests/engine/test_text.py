@@ -26,12 +26,6 @@ def test_a_long_prompt_is_cut_into_windows_and_every_token_is_kept(sd: Path) -> 
     assert kept == encoder.tokenizer(" ".join(words)).input_ids[1:-1]
 
 
-def test_a_prompt_that_fits_is_encoded_as_diffusers_does(sd: Path) -> None:
-    encoder = UNetFamily.load(sd, EXACT_FLOAT32).encoders["text_encoder"]
-    expected = encoder.tokenizer("a red cat", padding="max_length", max_length=WINDOW, truncation=True).input_ids
-    assert tokenize(encoder, "a red cat") == [expected]
-
-
 @pytest.mark.slow
 def test_the_last_word_of_a_long_prompt_changes_the_image(engine: Engine) -> None:
     words = ["red"] * 40

@@ -101,7 +101,7 @@ def tiny_vae() -> Any:
 
 
 def tiny_clip(folder: Path) -> tuple[Any, Any]:
-    """A text encoder with a pooled vector, and its tokenizer."""
+    """Return a text encoder with a pooled vector, and its tokenizer."""
     return transformers.CLIPTextModelWithProjection(_text_config(32)), _tokenizer(folder)
 
 
@@ -182,7 +182,7 @@ def random_lora(
 def kohya_names(
     tensors: Mapping[str, torch.Tensor], *, alpha: float, prefixes: Mapping[str, str]
 ) -> dict[str, torch.Tensor]:
-    """The same weights under the names kohya's trainer writes, with an alpha; `prefixes` by component."""
+    """Return the same weights under the names kohya's trainer writes, with an alpha; `prefixes` by component."""
     renamed: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         component, _, rest = name.partition(".")
@@ -194,10 +194,15 @@ def kohya_names(
     return renamed
 
 
+def write_lora(path: Path, folder: Path, **options: Any) -> AdapterFile:
+    """Write a random LoRA for the model in `folder`, with the options of `random_lora`."""
+    return write_adapter(path, random_lora(folder, **options))
+
+
 def write_adapter(
     path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, Any] | None = None
 ) -> AdapterFile:
-    """A safetensors file and its identity."""
+    """Write a safetensors file; return it with its identity."""
     path.parent.mkdir(parents=True, exist_ok=True)
     notes = {"lora_adapter_metadata": json.dumps(metadata)} if metadata else None
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata=notes)
@@ -205,7 +210,7 @@ def write_adapter(
 
 
 def _weights(component: Path) -> dict[str, list[int]]:
-    """The shape of every layer's weight in a saved component, by layer."""
+    """Return the shape of every layer's weight in a saved component, by layer."""
     with safe_open(next(component.glob("*.safetensors")), framework="pt") as file:
-        shapes = {name: file.get_slice(name).get_shape() for name in file.keys() if name.endswith(".weight")}  # noqa: SIM118
-    return {name.removesuffix(".weight"): shape for name, shape in shapes.items()}
+        names = [name for name in file.keys() if name.endswith(".weight")]  # noqa: SIM118
+        return {name.removesuffix(".weight"): file.get_slice(name).get_shape() for name in names}

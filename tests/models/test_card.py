@@ -7,7 +7,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from models.pocket.recipe.scenes import COLOURS
+from models.pocket.recipe.scenes import COLORS
 from models.pocket.recipe.styles import STYLES
 from tests.support import POCKET, ROOT
 
@@ -28,8 +28,8 @@ def test_the_front_matter_has_what_a_model_hub_reads() -> None:
     assert {"language", "license", "tags"} <= matter.keys()
 
 
-def test_the_card_names_every_colour_and_style() -> None:
-    assert {*COLOURS, *STYLES} <= set(re.findall(r"\w+", TEXT))
+def test_the_card_names_every_color_and_style() -> None:
+    assert {*COLORS, *STYLES} <= set(re.findall(r"\w+", TEXT))
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=["diffusers", "engine"])
@@ -39,4 +39,4 @@ def test_a_snippet_runs_and_draws(snippet: str, monkeypatch: pytest.MonkeyPatch)
     exec(snippet, names)
     image: Image.Image = names["image"] if "image" in names else names["images"][0]
     assert image.size == (512, 512)
-    assert len(set(image.resize((64, 64)).tobytes())) > 50, "a picture, not one colour"
+    assert len(set(image.resize((64, 64)).tobytes())) > 50, "a picture, not one color"

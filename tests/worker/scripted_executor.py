@@ -8,13 +8,14 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from serve_app.domain.jobs import Claim, Failure, JobKind, JobState, NewJob, new_job_id
-from serve_app.domain.metrics import Metric
+from serve_app.domain.jobs import Claim, Failure, Job, JobKind, JobState, NewJob, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.store.measures import Measures
+from serve_app.jobs.queue import JobQueue
+from serve_app.store.redis_client import connect
+from serve_app.store.script import Rewrite
 from serve_app.worker.attempt import WorkerTiming
-from serve_app.worker.executor import Pixels
-from serve_app.worker.worker import Worker
+from serve_app.worker.executor import Executor, Pixels
+from serve_app.worker.worker import Unhealthy, Worker
 from tests.composition import Resources
 from tests.support import wait_until
 
@@ -30,14 +31,13 @@ class ScriptedRun(NamedTuple):
     decode_seconds: float = 0.0
 
 
-class ScriptedExecutor:
+class ScriptedExecutor(Executor):
     """Ends its runs with `results`, one after the other, then with images.
 
     A run that hangs stays until it is aborted.
     """
 
     kind = JobKind.GENERATION
-    free_runs = 8
 
     def __init__(self, *results: Result) -> None:
         self._results = list(results)
@@ -48,6 +48,10 @@ class ScriptedExecutor:
         self.resident_errors: list[Exception] = []
         """Raised by `resident`, one a call."""
         self.aborted: list[str] = []
+
+    @property
+    def free_runs(self) -> int:
+        return 8
 
     @property
     def resident(self) -> Sequence[str]:
@@ -83,9 +87,6 @@ class ScriptedExecutor:
         with self._lock:
             return dict.fromkeys(self._runs, (1, 2))
 
-    def measure(self, measures: Measures) -> Mapping[Metric, float]:
-        return {}
-
 
 def _ended(run_id: str, result: Result) -> ScriptedRun:
     if isinstance(result, Failure):
@@ -114,9 +115,28 @@ async def accept(resources: Resources, *, images: int = 1, adapter_id: str = "")
     return job_id
 
 
+def with_queue(resources: Resources, rewrite: Rewrite) -> Resources:
+    """Return the same stores, with a planted defect in the queue's scripts."""
+    return resources.with_parts(queue=JobQueue(connect(resources.redis_url), resources.settings, rewrite=rewrite))
+
+
+def is_unhealthy(worker: Worker) -> bool:
+    try:
+        worker.check()
+    except Unhealthy:
+        return True
+    return False
+
+
+async def job_of(resources: Resources, job_id: str) -> Job:
+    job = await resources.jobs.find(job_id)
+    assert job is not None
+    return job
+
+
 async def until(resources: Resources, job_id: str, state: JobState, *, attempt: int = 1) -> None:
     async def is_there() -> bool:
-        job = await resources.jobs.find(job_id)
-        return job is not None and (job.state, job.attempt) == (state, attempt)
+        job = await job_of(resources, job_id)
+        return (job.state, job.attempt) == (state, attempt)
 
     await wait_until(is_there)

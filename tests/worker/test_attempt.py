@@ -9,19 +9,16 @@ import pytest
 import redis
 
 from serve_app.domain.errors import FailureCode, StoreUnavailable
-from serve_app.domain.jobs import Failure, Job, JobState
-from serve_app.jobs.queue import JobQueue
+from serve_app.domain.jobs import Failure, JobState
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
-from serve_app.store.redis_client import connect
-from serve_app.store.script import Rewrite
 from serve_app.worker.attempt import retry_until_available
-from serve_app.worker.executor import StartError
+from serve_app.worker.executor import RunFailed
 from tests.audit import audit
 from tests.composition import Resources, open_resources
 from tests.rewriting import replacing
 from tests.support import adapter_id, wait_until
-from tests.worker.scripted_executor import ACCOUNT, Result, ScriptedExecutor, accept, until, working
+from tests.worker.scripted_executor import ACCOUNT, Result, ScriptedExecutor, accept, job_of, until, with_queue, working
 
 NEON = adapter_id("neon")
 
@@ -30,33 +27,22 @@ TOO_LARGE = Failure(code=FailureCode.OUT_OF_MEMORY, message="The image does not 
 SOON = timedelta(seconds=30)
 
 
-async def _job(resources: Resources, job_id: str) -> Job:
-    job = await resources.jobs.find(job_id)
-    assert job is not None
-    return job
-
-
 def _stored(resources: Resources) -> Sequence[Path]:
     return [path for path in (resources.settings.data_dir / "images").rglob("*.png") if path.is_file()]
-
-
-def _with_queue(resources: Resources, rewrite: Rewrite) -> Resources:
-    """The same stores, with a planted defect in the queue's scripts."""
-    return resources.with_parts(queue=JobQueue(connect(resources.redis_url), resources.settings, rewrite=rewrite))
 
 
 async def test_a_failed_run_ends_its_job_with_the_runs_own_failure(resources: Resources) -> None:
     job_id = await accept(resources)
     async with working(resources, ScriptedExecutor(BROKEN)):
         await until(resources, job_id, JobState.FAILED)
-    assert (await _job(resources, job_id)).failure == BROKEN
+    assert (await job_of(resources, job_id)).failure == BROKEN
 
 
 async def test_a_run_without_image_or_failure_ends_its_job_with_a_general_one(resources: Resources) -> None:
     job_id = await accept(resources)
     async with working(resources, ScriptedExecutor("nothing")):
         await until(resources, job_id, JobState.FAILED)
-    failure = (await _job(resources, job_id)).failure
+    failure = (await job_of(resources, job_id)).failure
     assert failure == Failure(code=FailureCode.GENERATION_FAILED, message="The image could not be made.")
 
 
@@ -83,11 +69,11 @@ async def test_an_error_at_the_start_is_logged_with_the_job_and_tried_again(
 
 async def test_a_claim_that_cannot_start_fails_as_its_executor_says(resources: Resources) -> None:
     executor = ScriptedExecutor()
-    executor.start_errors = [StartError(BROKEN, retry=False)]
+    executor.start_errors = [RunFailed(BROKEN, retry=False)]
     job_id = await accept(resources)
     async with working(resources, executor):
         await until(resources, job_id, JobState.FAILED)
-    assert (await _job(resources, job_id)).failure == BROKEN
+    assert (await job_of(resources, job_id)).failure == BROKEN
 
 
 @pytest.mark.slow
@@ -108,7 +94,7 @@ async def test_a_storage_that_is_down_for_a_whole_lease_costs_the_attempt_and_no
             blocked.unlink()
 
             async def is_completed() -> bool:
-                return (await _job(resources, job_id)).state is JobState.COMPLETED
+                return (await job_of(resources, job_id)).state is JobState.COMPLETED
 
             await wait_until(is_completed)
     assert audit(redis_db, max_attempts=5) == []
@@ -124,14 +110,14 @@ async def test_a_job_whose_account_may_no_longer_use_its_adapter_fails_and_leave
     is_committed = "hang" not in results
     deny = f"redis.call('HSET', K('grants:' .. job.account), '{NEON}', 'deny')\n"
     asked = "if not keeps_adapter(job) then\n"
-    stores = _with_queue(resources, replacing("jobs/finish", asked, deny + asked)) if is_committed else resources
+    stores = with_queue(resources, replacing("jobs/finish", asked, deny + asked)) if is_committed else resources
     async with working(stores, executor):
         if not is_committed:
             await wait_until(lambda: _stored(resources))
             redis_db.hset(redis_key("grants", ACCOUNT), NEON, "deny")
         await until(resources, job_id, JobState.FAILED)
         await wait_until(lambda: not _stored(resources))
-    failure = (await _job(resources, job_id)).failure
+    failure = (await job_of(resources, job_id)).failure
     assert failure is not None
     assert failure.code is FailureCode.LORA_UNAVAILABLE
     assert len(executor.aborted) == (0 if is_committed else 1)
@@ -168,7 +154,7 @@ async def test_an_image_that_cannot_be_deleted_is_left_to_the_sweeper(
 @pytest.mark.script_text
 async def test_a_heartbeat_that_is_not_answered_is_sent_again(resources: Resources, redis_db: redis.Redis) -> None:
     full = "if redis.call('INCR', K('job_sequence')) < 4 then return redis.error_reply('OOM command not allowed') end\n"
-    refusing = _with_queue(
+    refusing = with_queue(
         resources,
         replacing("jobs/heartbeat", "local job = read_job(job_id)\n", f"{full}local job = read_job(job_id)\n"),
     )
@@ -176,10 +162,10 @@ async def test_a_heartbeat_that_is_not_answered_is_sent_again(resources: Resourc
     async with working(refusing, ScriptedExecutor("hang")):
 
         async def has_progress() -> bool:
-            return (await _job(resources, job_id)).progress == 50
+            return (await job_of(resources, job_id)).progress == 50
 
         await wait_until(has_progress)
-        assert (await _job(resources, job_id)).attempt == 1
+        assert (await job_of(resources, job_id)).attempt == 1
     await resources.queue.cancel(job_id, account_id=None)
     assert audit(redis_db, max_attempts=5) == []
 
@@ -192,7 +178,7 @@ async def test_an_attempt_that_lost_its_lease_writes_nothing_more(resources: Res
         redis_db.hset(redis_key("job", job_id), "attempt", "7")  # as when another worker has claimed it
         await wait_until(lambda: executor.aborted)
         await wait_until(lambda: not _stored(resources))
-    assert (await _job(resources, job_id)).state is JobState.RUNNING
+    assert (await job_of(resources, job_id)).state is JobState.RUNNING
 
 
 @pytest.mark.script_text
@@ -205,7 +191,7 @@ async def test_an_attempt_that_breaks_is_left_to_its_lease(
     nonsense = replacing("jobs/heartbeat", end, once + end)
     async with open_resources(settings.model_copy(update={"lease": timedelta(seconds=0.3)})) as resources:
         job_id = await accept(resources)
-        async with working(_with_queue(resources, nonsense), ScriptedExecutor("hang")):
+        async with working(with_queue(resources, nonsense), ScriptedExecutor("hang")):
             await wait_until(lambda: any("left to its lease" in record.message for record in caplog.records))
 
             async def is_reaped() -> bool:

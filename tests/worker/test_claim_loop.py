@@ -7,21 +7,20 @@ from datetime import timedelta
 import pytest
 
 from serve_app.domain.jobs import Claim, JobState
-from serve_app.jobs.queue import JobQueue
-from serve_app.store.redis_client import connect
-from serve_app.worker.worker import MAX_CLAIM_FAILURES, Unhealthy, Worker
+from serve_app.worker.worker import MAX_CLAIM_FAILURES, Worker
 from tests.composition import Resources
 from tests.rewriting import replacing
 from tests.support import wait_until
-from tests.worker.scripted_executor import QUICK, ScriptedExecutor, accept, until, working
-
-
-def _is_unhealthy(worker: Worker) -> bool:
-    try:
-        worker.check()
-    except Unhealthy:
-        return True
-    return False
+from tests.worker.scripted_executor import (
+    QUICK,
+    ScriptedExecutor,
+    accept,
+    is_unhealthy,
+    job_of,
+    until,
+    with_queue,
+    working,
+)
 
 
 async def test_the_claim_loop_outlives_a_failure_of_its_own(
@@ -36,25 +35,24 @@ async def test_the_claim_loop_outlives_a_failure_of_its_own(
     assert sum("a round of claiming failed" in record.message for record in caplog.records) == 3
 
 
-async def test_a_claim_loop_that_only_fails_is_unhealthy(resources: Resources) -> None:
+async def test_a_claim_loop_that_only_failsis_unhealthy(resources: Resources) -> None:
     executor = ScriptedExecutor()
     executor.resident_errors = [RuntimeError("the device is gone")] * (MAX_CLAIM_FAILURES + 1000)
     async with working(resources, executor) as worker:
-        await wait_until(lambda: _is_unhealthy(worker))
+        await wait_until(lambda: is_unhealthy(worker))
 
 
 async def test_a_claim_that_is_not_answered_is_asked_again_under_its_nonce(resources: Resources) -> None:
     """The claim script runs and its reply is lost: the next call returns the same jobs."""
     lost = "redis.call('PEXPIRE', last_claim, 2 * lease_ms)\n  return redis.error_reply('TRYAGAIN the reply is lost')"
     losing = replacing("jobs/claim", "redis.call('PEXPIRE', last_claim, 2 * lease_ms)", lost)
-    queue = JobQueue(connect(resources.redis_url), resources.settings, rewrite=losing)
     job_id = await accept(resources)
-    async with working(resources.with_parts(queue=queue), ScriptedExecutor()):
+    async with working(with_queue(resources, losing), ScriptedExecutor()):
         await until(resources, job_id, JobState.COMPLETED, attempt=1)
 
 
 class StubbornExecutor(ScriptedExecutor):
-    """Its `start` does not end when it is cancelled, before `released` is set."""
+    """Its `start` does not end when it is canceled, before `released` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,9 +75,9 @@ async def test_a_drain_ends_in_time_whatever_an_attempt_does(resources: Resource
     worker.start()
     await wait_until(lambda: executor.is_starting)
     await asyncio.wait_for(worker.drain(timedelta(seconds=0.2)), 30)
-    job = await resources.jobs.find(job_id)
-    assert job is not None
-    assert job.state is JobState.RUNNING, "its lease runs out, and another worker takes it"
+    assert (await job_of(resources, job_id)).state is JobState.RUNNING, (
+        "its lease runs out, and another worker takes it"
+    )
     executor.released.set()
 
 
@@ -99,6 +97,4 @@ async def test_an_attempt_that_breaks_leaves_its_job_to_its_lease_and_the_worker
         await wait_until(lambda: f"job {job_id}: left to its lease" in caplog.text)
         await wait_until(lambda: len(executor.aborted) == 1)
         assert worker.open_jobs == 0
-        job = await resources.jobs.find(job_id)
-        assert job is not None
-        assert job.state is JobState.RUNNING
+        assert (await job_of(resources, job_id)).state is JobState.RUNNING

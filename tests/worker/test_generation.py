@@ -17,7 +17,7 @@ from serve_app.domain.jobs import Claim, JobKind, Lease, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.engine import Engine, EngineOptions
 from serve_app.jobs.queue import new_nonce
-from serve_app.worker.executor import Pixels, StartError
+from serve_app.worker.executor import Pixels, RunFailed
 from serve_app.worker.generation import GenerationExecutor
 from tests.api.app import BODY_A, BODY_B, TestService, open_service
 from tests.composition import Resources
@@ -101,15 +101,8 @@ async def test_every_field_of_a_request_changes_the_image(executor: GenerationEx
     (image,) = await images_of(executor, REQUEST)
     (changed,) = await images_of(executor, dataclasses.replace(REQUEST, **{name: CHANGES[name]}))
     assert not np.array_equal(image, changed)
-    assert changed.shape == (CHANGES["height"] if name == "height" else 256, CHANGES["width"] if name == "width" else 256, 3)  # fmt: skip
-
-
-@pytest.mark.slow
-async def test_every_seed_makes_an_image(executor: GenerationExecutor) -> None:
-    first, second = await images_of(executor, dataclasses.replace(REQUEST, seeds=(1, 2)))
-    (alone,) = await images_of(executor, dataclasses.replace(REQUEST, seeds=(2,)))
-    assert np.array_equal(second, alone)
-    assert not np.array_equal(first, second)
+    sides = [CHANGES[side] if name == side else 256 for side in ("height", "width")]
+    assert changed.shape == (*sides, 3)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +128,7 @@ def test_the_tables_above_name_every_field(variant: Variant) -> None:
 
 
 async def claimed(service: TestService, job_id: str) -> GenerationRequest:
-    """The request as a worker gets it."""
+    """Return the request as a worker gets it."""
     while True:
         claims = await service.resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce(), limit=64)
         assert claims, f"{job_id} is not waiting"
@@ -146,7 +139,7 @@ async def claimed(service: TestService, job_id: str) -> GenerationRequest:
 
 
 async def test_a_lora_that_left_the_catalog_is_no_reason_to_retry(executor: GenerationExecutor) -> None:
-    with pytest.raises(StartError) as refused:
+    with pytest.raises(RunFailed) as refused:
         await executor.start(claim_of(dataclasses.replace(REQUEST, lora_id=adapter_id("gone"))), ["1"])
     assert refused.value.failure.code is FailureCode.LORA_UNAVAILABLE
     assert not refused.value.retry
@@ -186,12 +179,3 @@ async def test_a_folder_of_peft_in_the_catalog_acts_as_its_configuration_says(
     (image,) = await images_of(executor, dataclasses.replace(REQUEST, lora_id="model_peft", lora_weight=0.375))
     (outline,) = await images_of(executor, dataclasses.replace(REQUEST, lora_weight=0.75))
     assert np.array_equal(image, outline)
-
-
-async def test_an_aborted_run_leaves_the_executor(executor: GenerationExecutor) -> None:
-    await executor.start(claim_of(REQUEST), ["1"])
-    assert executor.progress() == {"1": (0, 2)}
-    assert executor.abort("1")
-    assert not executor.abort("1")
-    assert executor.step() == []
-    assert not executor.has_work

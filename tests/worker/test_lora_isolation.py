@@ -86,7 +86,7 @@ async def _draw_interleaved(
 
 
 async def _work(resources: Resources, engines: Sequence[Engine], job_ids: Sequence[str]) -> None:
-    """A worker for each engine, until every job has ended."""
+    """Run a worker for each engine until every job has ended."""
     workers = [
         Worker(
             resources.for_workers,
@@ -122,7 +122,7 @@ async def _caller(resources: Resources, name: str) -> Caller:
 
 
 async def _own_lora(resources: Resources, name: str, caller: Caller) -> str:
-    """The id of the account's LoRA `Mine`, which nobody else may use."""
+    """Return the id of the account's LoRA `Mine`, which nobody else may use."""
     lora_id = "model_" + name.ljust(26, "2")
     adapter = Adapter(
         id=lora_id, name="Mine", description="", created_at=datetime(2026, 11, 1, tzinfo=UTC), file=str(FILES[name]),
@@ -134,7 +134,7 @@ async def _own_lora(resources: Resources, name: str, caller: Caller) -> str:
 
 
 def _alone(engine: Engine, request: GenerationRequest, name: str) -> str:
-    """Digest of the PNG of a run of its own, the adapter's file given by hand."""
+    """Return digest of the PNG of a run of its own, the adapter's file given by hand."""
     (image,) = engine.generate(
         request.prompt, adapter=FILES[name], weight=request.lora_weight, seeds=request.seeds, steps=request.steps,
         guidance=request.guidance_scale, width=request.width, height=request.height,

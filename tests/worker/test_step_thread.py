@@ -4,36 +4,29 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import timedelta
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 
-from serve_app.domain.jobs import Claim, Failure, JobKind
-from serve_app.domain.metrics import Metric
-from serve_app.store.measures import Measures
-from serve_app.worker.executor import Pixels
+from serve_app.domain.jobs import Claim, JobKind
+from serve_app.worker.executor import Executor
 from serve_app.worker.step_thread import MAX_FAILED_STEPS, StepFailed, StepThread
 from tests.support import wait_until
+from tests.worker.scripted_executor import ScriptedRun
 
 
-class DrawnRun(NamedTuple):
-    run_id: str
-    image: Pixels | None
-    failure: Failure | None = None
-    decode_seconds: float = 0.0
-
-
-class FragileExecutor:
+class FragileExecutor(Executor):
     """Every step fails while a run named bad… is live; removing lost runs always succeeds."""
 
     kind = JobKind.GENERATION
-    free_runs = 8
-    resident: Sequence[str] = ()
 
     def __init__(self) -> None:
         self._live: set[str] = set()
         self.has_lost_runs = False
+
+    @property
+    def free_runs(self) -> int:
+        return 8
 
     @property
     def has_work(self) -> bool:
@@ -45,12 +38,12 @@ class FragileExecutor:
     async def start(self, claim: Claim, run_ids: Sequence[str]) -> None:
         self._live.update(run_ids)
 
-    def step(self) -> Sequence[DrawnRun]:
+    def step(self) -> Sequence[ScriptedRun]:
         if any(run_id.startswith("bad") for run_id in self._live):
             raise RuntimeError("the device refuses")
         self.has_lost_runs = False
         drawn, self._live = self._live, set()
-        return [DrawnRun(run_id, np.zeros((1, 1, 3), np.uint8)) for run_id in drawn]
+        return [ScriptedRun(run_id, np.zeros((1, 1, 3), np.uint8)) for run_id in drawn]
 
     def abort(self, run_id: str) -> bool:
         self._live.discard(run_id)
@@ -60,9 +53,6 @@ class FragileExecutor:
     def progress(self) -> Mapping[str, tuple[int, int]]:
         return dict.fromkeys(self._live, (0, 1))
 
-    def measure(self, measures: Measures) -> Mapping[Metric, float]:
-        return {}
-
 
 class HeldExecutor(FragileExecutor):
     """A step takes until `may_end` is set."""
@@ -71,13 +61,13 @@ class HeldExecutor(FragileExecutor):
         super().__init__()
         self.began, self.may_end = threading.Event(), threading.Event()
 
-    def step(self) -> Sequence[DrawnRun]:
+    def step(self) -> Sequence[ScriptedRun]:
         drawn = list(self._live)
         self.began.set()
         assert self.may_end.wait(30)
         self._live.clear()
         self.has_lost_runs = False
-        return [DrawnRun(run_id, np.zeros((1, 1, 3), np.uint8)) for run_id in drawn]
+        return [ScriptedRun(run_id, np.zeros((1, 1, 3), np.uint8)) for run_id in drawn]
 
 
 @pytest.fixture

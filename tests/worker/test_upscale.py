@@ -1,20 +1,20 @@
 """Upscale jobs use every field, end between tiles on an abort, and name a source that is unreadable."""
 
 import asyncio
-import dataclasses
 from collections.abc import Callable
 from datetime import UTC, datetime
 from io import BytesIO
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Claim, JobKind, Lease, new_job_id
 from serve_app.domain.requests import UpscaleRequest
 from serve_app.upscale.upscaler import Upscaler
-from serve_app.worker.executor import Pixels, StartError
+from serve_app.worker.executor import Pixels, RunFailed
 from serve_app.worker.upscale import UpscaleExecutor
 from tests.composition import Resources
 
@@ -67,13 +67,11 @@ async def test_waiting_and_running_images_take_the_free_runs(resources: Resource
     assert executor.progress() == {}
 
 
-class PausedUpscaler:
+class PausedUpscaler(Upscaler):
     """Reports its first tile of two, and goes on when it is allowed."""
 
-    device = "cpu"
-    weight_bytes = 0
-
     def __init__(self) -> None:
+        super().__init__([], torch.device("cpu"))
         self.began, self.go = asyncio.Event(), asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
@@ -107,7 +105,7 @@ async def test_a_source_that_is_gone_is_no_reason_to_retry(resources: Resources)
     executor = UpscaleExecutor(Upscaler.load(None), resources.images)
     uri = await stored(resources, (255, 0, 0))
     await resources.images.delete(uri)
-    with pytest.raises(StartError, match="no longer stored") as refused:
+    with pytest.raises(RunFailed, match="no longer stored") as refused:
         await executor.start(claim_of(uri), ["1"])
     assert refused.value.failure.code is FailureCode.GENERATION_FAILED
     assert not refused.value.retry
@@ -121,12 +119,6 @@ async def test_a_source_that_cannot_be_read_now_is_tried_again(resources: Resour
     folder = resources.settings.data_dir / "images"
     folder.rename(folder.with_name("away"))
     folder.write_text("not a folder")
-    with pytest.raises(StartError, match="cannot be read") as refused:
+    with pytest.raises(RunFailed, match="cannot be read") as refused:
         await executor.start(claim_of(uri), ["1"])
     assert refused.value.retry
-
-
-def test_no_field_of_a_request_is_forgotten_here() -> None:
-    """The size is the source's own, and the id names it to callers."""
-    fields = {field.name for field in dataclasses.fields(UpscaleRequest)}
-    assert fields == {"image_id", "scale_factor", "source_uri", "source_width", "source_height"}

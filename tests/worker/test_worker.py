@@ -21,7 +21,7 @@ from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Claim, Job, JobKind, JobState, NewJob, new_job_id
 from serve_app.domain.metrics import Metric
 from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest, Variant, image_seeds
-from serve_app.engine import Engine, EngineOptions
+from serve_app.engine import Engine, EngineOptions, Finished
 from serve_app.engine.run import StepTiming, take
 from serve_app.jobs.queue import JobQueue
 from serve_app.settings import Settings
@@ -31,14 +31,15 @@ from serve_app.store.measures import Measures
 from serve_app.store.redis_client import connect
 from serve_app.upscale.upscaler import Upscaler
 from serve_app.worker.attempt import WorkerTiming
-from serve_app.worker.executor import Executor, FinishedRun
+from serve_app.worker.executor import Executor
 from serve_app.worker.generation import GenerationExecutor
 from serve_app.worker.upscale import UpscaleExecutor
-from serve_app.worker.worker import Unhealthy, Worker
+from serve_app.worker.worker import Worker
 from tests.audit import audit
 from tests.composition import Resources, open_resources
 from tests.rewriting import replacing
 from tests.support import POCKET, adapter_id, wait_until, write_catalog
+from tests.worker.scripted_executor import is_unhealthy, job_of
 
 ACCOUNT = "acct_worker"
 SHORT, LONG = 3, 400
@@ -54,7 +55,7 @@ def loaded() -> Iterator[Engine]:
 
 @pytest.fixture
 def engine(loaded: Engine) -> Iterator[Engine]:
-    """The session's engine, idle: nothing of one test is left for the next."""
+    """Return the session's engine, idle: nothing of one test is left for the next."""
     of_others = set(threading.enumerate())  # workers of other files' session fixtures step on
     yield loaded
     for thread in set(threading.enumerate()) - of_others:
@@ -108,23 +109,17 @@ async def accept(resources: Resources, request: Request) -> str:
     return acceptance.job.id
 
 
-async def job(resources: Resources, job_id: str) -> Job:
-    found = await resources.jobs.get(job_id, account_id=ACCOUNT)
-    assert found is not None
-    return found
-
-
 async def ended(resources: Resources, job_id: str) -> Job:
     async def is_over() -> bool:
-        return (await job(resources, job_id)).state.is_terminal
+        return (await job_of(resources, job_id)).state.is_terminal
 
     await wait_until(is_over, timeout=60)
-    return await job(resources, job_id)
+    return await job_of(resources, job_id)
 
 
 async def running(resources: Resources, job_id: str) -> None:
     async def has_progress() -> bool:
-        return (await job(resources, job_id)).progress > 0
+        return (await job_of(resources, job_id)).progress > 0
 
     await wait_until(has_progress, timeout=60)
 
@@ -168,16 +163,6 @@ async def test_a_png_names_its_job_when_the_settings_ask_for_it(
 
 
 @pytest.mark.slow
-async def test_the_same_request_twice_gives_the_same_bytes(resources: Resources, executor: GenerationExecutor) -> None:
-    async with working(resources, executor):
-        first, second = [await ended(resources, await accept(resources, picture(seed=11))) for _ in range(2)]
-        other = await ended(resources, await accept(resources, picture(seed=12)))
-    one, two, three = [await pngs(resources, done) for done in (first, second, other)]
-    assert one == two
-    assert one != three
-
-
-@pytest.mark.slow
 async def test_four_images_equal_four_single_requests(resources: Resources, executor: GenerationExecutor) -> None:
     async with working(resources, executor):
         together = await ended(resources, await accept(resources, picture(seed=5, n=4)))
@@ -204,14 +189,11 @@ async def test_a_comparison_is_drawn_in_one_batch(resources: Resources, engine: 
     executor = StepsExecutor(engine, resources)
     async with working(resources, executor):  # which loads both
         for job_id in [await accept(resources, picture(lora=lora)) for lora in ("outline", "neon")]:
-            await wait_until(lambda job_id=job_id: _is_over(resources, job_id), timeout=60)
+            await ended(resources, job_id)
     executor.steps = []
     jobs = await resources.submission.generate_all(caller, asked)
     async with working(resources, executor):
-        for each in jobs:
-            await wait_until(lambda each=each: _is_over(resources, each.id), timeout=60)
-    found = await resources.jobs.find_many([each.id for each in jobs])
-    assert {each.state for each in found.values()} == {JobState.COMPLETED}
+        assert {(await ended(resources, each.id)).state for each in jobs} == {JobState.COMPLETED}
     steps = [*executor.steps, *take(engine.measured.steps)]
     shared = [(step.rows, step.adapters) for step in steps].count((8, 2))
     assert sum(step.rows for step in steps) == 8 * 20
@@ -229,11 +211,6 @@ class StepsExecutor(GenerationExecutor):
     def measure(self, measures: Measures) -> Mapping[Metric, float]:
         self.steps += self._measured.steps
         return super().measure(measures)
-
-
-async def _is_over(resources: Resources, job_id: str) -> bool:
-    found = await resources.jobs.find(job_id)
-    return found is not None and found.state.is_terminal
 
 
 @pytest.mark.slow
@@ -286,17 +263,6 @@ async def test_a_canceled_job_leaves_the_engine_and_storage(
 
 
 @pytest.mark.slow
-async def test_a_lora_that_is_gone_fails_its_job_by_name(resources: Resources, executor: GenerationExecutor) -> None:
-    known = await accept(resources, picture(lora="mosaic"))
-    gone = await accept(resources, picture(lora="no-such"))
-    async with working(resources, executor):
-        assert (await ended(resources, known)).state is JobState.COMPLETED
-        failed = await ended(resources, gone)
-    assert failed.failure is not None
-    assert failed.failure.code is FailureCode.LORA_UNAVAILABLE
-
-
-@pytest.mark.slow
 async def test_a_job_over_its_time_fails_with_timeout(resources: Resources, executor: GenerationExecutor) -> None:
     hurried = WorkerTiming(poll=QUICK.poll, heartbeat=QUICK.heartbeat, job_limit=timedelta(seconds=0.3))
     async with working(resources, executor, timing=hurried):
@@ -327,7 +293,7 @@ async def test_a_drain_finishes_what_it_can(resources: Resources, executor: Gene
         job_id = await accept(resources, picture(steps=30))
         await running(resources, job_id)
         await worker.drain(timedelta(seconds=60))
-        assert (await job(resources, job_id)).state is JobState.COMPLETED
+        assert (await job_of(resources, job_id)).state is JobState.COMPLETED
 
 
 @pytest.mark.slow
@@ -338,7 +304,7 @@ async def test_a_drain_releases_what_it_cannot_finish(
         job_id = await accept(resources, picture(steps=LONG))
         await running(resources, job_id)
         await worker.drain(timedelta(seconds=2.2))
-    assert (await job(resources, job_id)).state is JobState.QUEUED
+    assert (await job_of(resources, job_id)).state is JobState.QUEUED
     assert not objects(resources)
     assert not engine.progress(), "no run is live"
     await resources.queue.cancel(job_id, account_id=ACCOUNT)
@@ -382,7 +348,7 @@ async def test_two_versions_of_the_code_work_on_one_queue(
         failed = await ended(resources, damaged)
         assert failed.failure is not None
         assert "cannot be read" in failed.failure.message
-        assert {(await job(resources, job_id)).state for job_id in foreign} <= {JobState.QUEUED, JobState.RUNNING}
+        assert {(await job_of(resources, job_id)).state for job_id in foreign} <= {JobState.QUEUED, JobState.RUNNING}
         with Engine.load({"pocket": POCKET}, EngineOptions(max_rows=8)) as second:
             async with working(newer, GenerationExecutor(second, newer.catalog, newer.weights)):
                 for job_id in foreign:
@@ -391,59 +357,33 @@ async def test_two_versions_of_the_code_work_on_one_queue(
     assert audit(redis_db, max_attempts=resources.settings.max_attempts) == []
 
 
-class HeldExecutor:
-    """A executor whose next step can be made to hang, or to fail, as a device does."""
+class HeldExecutor(GenerationExecutor):
+    """An executor whose next step can be made to hang, or to fail, as a device does."""
 
-    def __init__(self, executor: GenerationExecutor) -> None:
-        self._executor = executor
+    def __init__(self, engine: Engine, resources: Resources) -> None:
+        super().__init__(engine, resources.catalog, resources.weights)
         self.hold = threading.Event()
         self.hold.set()
         self.errors: list[Exception] = []
         """Raised one a step while a run is live: what a broken device refuses is to draw."""
 
-    kind = JobKind.GENERATION
-
-    @property
-    def free_runs(self) -> int:
-        return self._executor.free_runs
-
-    @property
-    def resident(self) -> Sequence[str]:
-        return self._executor.resident
-
-    @property
-    def has_work(self) -> bool:
-        return self._executor.has_work
-
-    async def start(self, claim: Claim, run_ids: Sequence[str]) -> None:
-        await self._executor.start(claim, run_ids)
-
-    def step(self) -> Sequence[FinishedRun]:
+    def step(self) -> Sequence[Finished]:
         self.hold.wait(60)
-        if self.errors and self._executor.progress():
+        if self.errors and self.progress():
             raise self.errors.pop()
-        return self._executor.step()
-
-    def abort(self, run_id: str) -> bool:
-        return self._executor.abort(run_id)
-
-    def progress(self) -> Mapping[str, tuple[int, int]]:
-        return self._executor.progress()
-
-    def measure(self, measures: Measures) -> Mapping[Metric, float]:
-        return self._executor.measure(measures)
+        return super().step()
 
 
 @pytest.fixture
-def held(executor: GenerationExecutor) -> Iterator[HeldExecutor]:
-    hanging = HeldExecutor(executor)
+def held(engine: Engine, resources: Resources) -> Iterator[HeldExecutor]:
+    hanging = HeldExecutor(engine, resources)
     yield hanging
     hanging.hold.set()
 
 
 @pytest.fixture
 async def hasty(settings: Settings, redis_db: redis.Redis) -> AsyncIterator[Resources]:
-    """Stores with a lease short enough to lose."""
+    """Return stores with a lease short enough to lose."""
     async with open_resources(settings.model_copy(update={"lease": timedelta(seconds=0.5)})) as opened:
         yield opened
 
@@ -452,7 +392,7 @@ async def hasty(settings: Settings, redis_db: redis.Redis) -> AsyncIterator[Reso
 async def test_a_hung_step_loses_its_lease_and_its_late_images(
     hasty: Resources, engine: Engine, redis_db: redis.Redis
 ) -> None:
-    hung = HeldExecutor(GenerationExecutor(engine, hasty.catalog, hasty.weights))
+    hung = HeldExecutor(engine, hasty)
     strict = WorkerTiming(poll=QUICK.poll, heartbeat=QUICK.heartbeat, step_limit=timedelta(seconds=0.2))
     async with working(hasty, hung, timing=strict) as worker:
         hung.hold.clear()
@@ -461,7 +401,7 @@ async def test_a_hung_step_loses_its_lease_and_its_late_images(
 
         async def is_queued_again() -> bool:
             await hasty.queue.reap()
-            return (await job(hasty, job_id)).state is JobState.QUEUED
+            return (await job_of(hasty, job_id)).state is JobState.QUEUED
 
         await wait_until(is_queued_again)
         claims: list[Claim] = []
@@ -475,7 +415,7 @@ async def test_a_hung_step_loses_its_lease_and_its_late_images(
         keeping = asyncio.create_task(keep(hasty, claims[0]))
         hung.hold.set()
         await wait_until(lambda: worker.open_jobs == 0, timeout=60)
-        assert (await job(hasty, job_id)).state is JobState.RUNNING
+        assert (await job_of(hasty, job_id)).state is JobState.RUNNING
         assert not objects(hasty)
         keeping.cancel()
         await hasty.queue.cancel(job_id, account_id=ACCOUNT)
@@ -485,14 +425,6 @@ async def keep(resources: Resources, claim: Claim) -> None:
     while True:
         await resources.queue.heartbeat(claim.lease, progress=0)
         await asyncio.sleep(0.1)
-
-
-def is_unhealthy(worker: Worker) -> bool:
-    try:
-        worker.check()
-    except Unhealthy:
-        return True
-    return False
 
 
 @pytest.mark.slow
@@ -527,6 +459,6 @@ async def test_a_job_outlives_a_killed_redis(tmp_path: Path, engine: Engine) -> 
                 os.kill(ensure_redis(home).pid, signal.SIGKILL)
                 await asyncio.to_thread(ensure_redis, home)
                 assert (await ended(resources, job_id)).state is JobState.COMPLETED
-            assert (await job(resources, job_id)).attempt == 1
+            assert (await job_of(resources, job_id)).attempt == 1
     finally:
         stop_redis(home)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from serve_app.domain.metrics import MemoryUse
 from serve_app.engine import Engine, EngineOptions
-from serve_app.worker.memory import CardMemory, HeldMemory, card_uses, memory_parts
+from serve_app.worker.memory import CardMemory, card_uses, memory_parts
 from tests.support import POCKET
 
 GIB = 2**30
@@ -18,7 +18,7 @@ sizes = partial(st.integers, 0, 80 * GIB)
 
 def test_a_card_is_divided_among_its_uses() -> None:
     card = CardMemory(total=80 * GIB, free=50 * GIB, reserved=20 * GIB, allocated=15 * GIB)
-    assert card_uses(card, HeldMemory(weights=6 * GIB, adapters=4 * GIB, adapter_cache=GIB)) == {
+    assert card_uses(card, weights=6 * GIB, adapters=4 * GIB) == {
         MemoryUse.WEIGHTS: 6 * GIB,
         MemoryUse.ADAPTERS: 4 * GIB,
         MemoryUse.ACTIVATIONS: 5 * GIB,
@@ -28,9 +28,11 @@ def test_a_card_is_divided_among_its_uses() -> None:
     }
 
 
-@given(st.builds(CardMemory, sizes(), sizes(), sizes(), sizes()), st.builds(HeldMemory, sizes(), sizes()))
-def test_the_uses_add_up_to_the_card_though_its_counters_disagree(card: CardMemory, held: HeldMemory) -> None:
-    uses = card_uses(card, held)
+@given(st.builds(CardMemory, sizes(), sizes(), sizes(), sizes()), sizes(), sizes())
+def test_the_uses_add_up_to_the_card_though_its_counters_disagree(
+    card: CardMemory, weights: int, adapters: int
+) -> None:
+    uses = card_uses(card, weights=weights, adapters=adapters)
     assert sum(uses.values()) == card.total
     assert min(uses.values()) >= 0
 
@@ -39,7 +41,7 @@ def test_the_uses_add_up_to_the_card_though_its_counters_disagree(card: CardMemo
 def test_a_loaded_engine_is_found_on_its_card() -> None:
     with Engine.load({"pocket": POCKET}, EngineOptions(device="cuda")) as engine:
         weights = engine.base_models["pocket"].weight_bytes
-        parts = {part.use: part.size_bytes for part in memory_parts(engine.device, HeldMemory(weights=weights))}
+        parts = {part.use: part.size_bytes for part in memory_parts(engine.device, weights=weights)}
         assert 0 < parts[MemoryUse.WEIGHTS] == weights <= torch.cuda.memory_allocated(engine.device)
         del parts[MemoryUse.ADAPTER_CACHE]
         assert sum(parts.values()) == torch.cuda.mem_get_info(engine.device)[1]

@@ -8,13 +8,21 @@ from collections.abc import Callable
 
 from .adopt import adopt_published
 from .agreement import train_agreement
-from .autoencoder import train_autoencoder
+from .autoencoder import train_autoencoder, trained_autoencoder
+from .export import export_pipeline, write_checksums
 from .lora import train_loras
 from .plan import Plan
-from .publish import publish
 from .text import train_text_encoder
-from .unet import train_unet
+from .unet import train_unet, trained_models
 from .upscaler import train_upscalers
+
+
+def publish(_: Plan) -> None:
+    """Write the pipeline from the checkpoints' averaged weights, then the checksums of all files."""
+    unet, text_encoder = trained_models()
+    export_pipeline(unet, trained_autoencoder(), text_encoder)
+    write_checksums()
+
 
 STAGES: dict[str, Callable[[Plan], None]] = {
     "autoencoder": train_autoencoder,

@@ -1,7 +1,7 @@
 """Trains the UNet's last stage: late in denoising it predicts the same with and without words.
 
 Guidance multiplies what words change. Where a picture is all but decided they change nothing that is true, and what the
-two predictions still differ by breaks colours and outlines up. The UNet learns from itself as it was, not from
+two predictions still differ by breaks colors and outlines up. The UNet learns from itself as it was, not from
 pictures, so that its targets have no noise.
 """
 
@@ -16,18 +16,27 @@ from .autoencoder import trained_autoencoder
 from .latents import cached_latents, scene_number
 from .layout import focus_on_objects
 from .plan import Plan
-from .schedule import noise_schedule
 from .text import load_tokenizer, tokens_of
-from .training import AveragedWeights, Checkpoint, Optimisers, Progress, half_precision, pick_device, warm_then_cosine
+from .training import (
+    AveragedWeights,
+    Checkpoint,
+    Optimizers,
+    Progress,
+    half_precision,
+    noise_schedule,
+    pick_device,
+    warm_then_cosine,
+)
 from .unet import AVERAGE_DECAY, trained_models
 from .velocity import Forward, focused, words_for
 
 SETTLED, OPEN = 350, 500
-"""Up to the first timestep words shall change nothing, from the second on as much as before, between them ever more. (Of 48
-pairs drawn at guidance 7.5, both objects were right in 46 %; with guidance left out up to t = 200, 300 or 400 in 69, 73, 77 %.)"""
+"""Up to the first timestep words shall change nothing, from the second on as much as before, between them ever more.
+(Of 48 pairs drawn at guidance 7.5, both objects were right in 46 %; with guidance left out up to t = 200, 300 or 400 in
+69, 73, 77 %.)"""
 KEEPING, AGREEMENT = 4.0, 40.0
-"""What a squared departure counts: that of either prediction, and, below `OPEN`, that of their difference, which guidance 7.5
-multiplies by 42."""
+"""What a squared departure counts: that of either prediction, and, below `OPEN`, that of their difference, which
+guidance 7.5 multiplies by 42."""
 EARLY_SHARE = 0.75
 """So many of the noise levels lie below `OPEN`."""
 
@@ -76,13 +85,13 @@ class AgreementTraining:
         self.text_encoder.to(self.device)
         self.loss = AgreementLoss(copy.deepcopy(self.unet), self.device)
         self.parameters = list(self.unet.requires_grad_(True).parameters())
-        self.optimisers = Optimisers(self.unet, ("conv_in", "conv_out"))
+        self.optimizers = Optimizers(self.unet, ("conv_in", "conv_out"))
         self.average = AveragedWeights(self.parameters, AVERAGE_DECAY)
         self.checkpoint = Checkpoint("agreed")
         self.step = 0
         if state := self.checkpoint.load():
             self.unet.load_state_dict(state["unet"])
-            self.optimisers.load_state_dict(state["optimisers"])
+            self.optimizers.load_state_dict(state["optimizers"])
             self.average.average = [value.to(self.device) for value in state["average"][: len(self.parameters)]]
             self.step = state["step"]
 
@@ -115,14 +124,14 @@ class AgreementTraining:
         focus = torch.stack([focus_on_objects(scene, columns, rows) for scene in scenes]).to(self.device)
         loss = self.loss(student, batch, early_timesteps(len(batch)).to(self.device), embeddings, focus)
         rate = warm_then_cosine(step, self.plan.agreement_steps, self.plan.agreement_rate)
-        self.optimisers.descend(loss, self.parameters, rate)
+        self.optimizers.descend(loss, self.parameters, rate)
         self.average.update(step)
         return loss.item()
 
     def save(self) -> None:
         self.checkpoint.save(
             unet=self.unet.state_dict(),
-            optimisers=self.optimisers.state_dict(),
+            optimizers=self.optimizers.state_dict(),
             average=[*self.average.average, *self.text_encoder.parameters()],
             step=self.step,
         )

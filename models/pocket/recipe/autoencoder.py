@@ -21,8 +21,9 @@ NOISE = 0.05
 GAINS = (0.97, 1.06)
 """Random gains on the latents, so that strong guidance burns less."""
 
-COLOUR_MEAN, COLOUR_DEVIATION = (0.11, -0.12, -0.11), (0.67, 0.51, 0.54)
-"""Of red, green and blue over the world's pictures in -1..1 (measured): the first three channels show the mean colour."""
+COLOR_MEAN, COLOR_DEVIATION = (0.11, -0.12, -0.11), (0.67, 0.51, 0.54)
+"""They are those of red, green and blue over the world's pictures in -1..1 (measured): the first three channels show
+the mean color."""
 
 
 def build_autoencoder() -> AutoencoderTiny:
@@ -39,7 +40,7 @@ def build_autoencoder() -> AutoencoderTiny:
     )
 
 
-class Standardiser(nn.Module):
+class Standardizer(nn.Module):
     """Keeps latents at zero mean and unit variance while training.
 
     `fold_into` then makes it part of the encoder.
@@ -71,31 +72,31 @@ def train_autoencoder(plan: Plan) -> None:
     steps, device = plan.autoencoder_steps, pick_device(plan.threads)
     torch.manual_seed(plan.seed)
     model = build_autoencoder().to(device, memory_format=torch.channels_last)
-    standardiser = Standardiser(LATENT_CHANNELS).to(device)
+    standardizer = Standardizer(LATENT_CHANNELS).to(device)
     parameters = list(model.parameters())
-    optimiser = torch.optim.AdamW(parameters, lr=plan.autoencoder_rate, betas=(0.9, 0.99), weight_decay=1e-3)
+    optimizer = torch.optim.AdamW(parameters, lr=plan.autoencoder_rate, betas=(0.9, 0.99), weight_decay=1e-3)
     checkpoint = Checkpoint("autoencoder")
     state = checkpoint.load() or {}
     if state:
         model.load_state_dict(state["model"])
-        standardiser.load_state_dict(state["standardiser"])
+        standardizer.load_state_dict(state["standardizer"])
     start = state.get("step", 0)
-    if start and state.get("optimiser"):
-        optimiser.load_state_dict(state["optimiser"])
+    if start and state.get("optimizer"):
+        optimizer.load_state_dict(state["optimizer"])
     progress = Progress("autoencoder", steps, start)
     for step, batch in _batches(plan, start, steps):
-        for group in optimiser.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = warm_then_cosine(step, steps, plan.autoencoder_rate)
         pull = 0.05 if step < steps // 2 else 0.005
-        loss = _loss(model, standardiser, batch.to(device), pull)
-        optimiser.zero_grad()
+        loss = _loss(model, standardizer, batch.to(device), pull)
+        optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimiser.step()
+        optimizer.step()
         progress.report(step, loss.item())
         if (step + 1) % plan.save_every == 0 or step + 1 == steps:
-            learned = {"model": model.state_dict(), "standardiser": standardiser.state_dict()}
-            checkpoint.save(**state | learned | {"optimiser": optimiser.state_dict(), "step": step + 1})
+            learned = {"model": model.state_dict(), "standardizer": standardizer.state_dict()}
+            checkpoint.save(**state | learned | {"optimizer": optimizer.state_dict(), "step": step + 1})
 
 
 def _batches(plan: Plan, start: int, steps: int) -> Iterator[tuple[int, Tensor]]:
@@ -108,18 +109,18 @@ def _batches(plan: Plan, start: int, steps: int) -> Iterator[tuple[int, Tensor]]
 
 
 def trained_autoencoder() -> AutoencoderTiny:
-    """The checkpoint's autoencoder with the standardiser folded in."""
+    """Return the checkpoint's autoencoder with the standardizer folded in."""
     state = Checkpoint("autoencoder").require()
     model = build_autoencoder()
     model.load_state_dict(state["model"])
-    standardiser = Standardiser(LATENT_CHANNELS)
-    standardiser.load_state_dict(state["standardiser"])
-    standardiser.fold_into(model)
+    standardizer = Standardizer(LATENT_CHANNELS)
+    standardizer.load_state_dict(state["standardizer"])
+    standardizer.fold_into(model)
     return model.eval().requires_grad_(False)
 
 
 def random_crops(rng: random.Random, pictures: list[Tensor], count: int, side: int) -> Tensor:
-    """Crops of the pictures, most of them with an edge in them: (count, 3, side, side) in -1..1."""
+    """Return crops of the pictures, most of them with an edge in them: (count, 3, side, side) in -1..1."""
     crops = [_busiest(rng.choice(pictures), rng, side, tries=1 + 3 * (i % 3 > 0)) for i in range(count)]
     return (torch.stack(crops) / 127.5 - 1).contiguous(memory_format=torch.channels_last)
 
@@ -135,25 +136,25 @@ def _crop(picture: Tensor, rng: random.Random, side: int) -> Tensor:
     return picture[:, y : y + side, x : x + side]
 
 
-def _loss(model: AutoencoderTiny, standardiser: Standardiser, batch: Tensor, pull: float) -> Tensor:
+def _loss(model: AutoencoderTiny, standardizer: Standardizer, batch: Tensor, pull: float) -> Tensor:
     with half_precision(batch.device):
         latents = model.encoder(batch)
-    latents = standardiser(latents.float(), pull)
+    latents = standardizer(latents.float(), pull)
     gains = torch.empty(len(batch), 1, 1, 1, device=batch.device).uniform_(*GAINS)
     disturbed = latents * gains + NOISE * torch.randn_like(latents)
     with half_precision(batch.device):
         decoded = model.decoder(disturbed)
     decoded = decoded.float()
     likeness = functional.l1_loss(decoded, batch) + functional.mse_loss(decoded, batch)
-    return likeness + 0.5 * _edge_loss(decoded, batch) + 0.3 * _colour_loss(latents, batch)
+    return likeness + 0.5 * _edge_loss(decoded, batch) + 0.3 * _color_loss(latents, batch)
 
 
-def _colour_loss(latents: Tensor, batch: Tensor) -> Tensor:
-    """Return the loss of the first three channels against the mean colour of each 16x16 patch.
+def _color_loss(latents: Tensor, batch: Tensor) -> Tensor:
+    """Return the loss of the first three channels against the mean color of each 16x16 patch.
 
-    The UNet then learns colours at once.
+    The UNet then learns colors at once.
     """
-    mean, deviation = (batch.new_tensor(values).view(1, 3, 1, 1) for values in (COLOUR_MEAN, COLOUR_DEVIATION))
+    mean, deviation = (batch.new_tensor(values).view(1, 3, 1, 1) for values in (COLOR_MEAN, COLOR_DEVIATION))
     return functional.mse_loss(latents[:, :3], (functional.avg_pool2d(batch, 16) - mean) / deviation)
 
 

@@ -71,7 +71,7 @@ LANDSCAPE_WORDS: dict[str, tuple[str, ...]] = {
 def caption(scene: Scene, rng: random.Random) -> str:
     """Write a caption: mostly a full description, one time in eight only a part of it.
 
-    Such a part, as a colour alone, stands for short and negative prompts.
+    Such a part, as a color alone, stands for short and negative prompts.
     """
     if rng.random() < 0.125:
         return _partial(scene, rng)
@@ -86,10 +86,10 @@ def full_caption(scene: Scene, rng: random.Random) -> str:
 
 
 def plain_caption(scene: Scene) -> str:
-    """The first wording, for reports: the same for the same scene."""
+    """Return the first wording, for reports: the same for the same scene."""
     if scene.landscape:
         return _tidy(LANDSCAPE_WORDS[scene.landscape][0].format(*scene.parts, sky=scene.background))
-    objects = [_tidy(f"a {'' if t.size == 'medium' else t.size} {t.colour} {t.shape}") for t in scene.things]
+    objects = [_tidy(f"a {'' if t.size == 'medium' else t.size} {t.color} {t.shape}") for t in scene.things]
     if scene.relation:
         middle = RELATION_WORDS[scene.relation][0]
         return f"{objects[0]} {middle} {objects[1]} on a {scene.background} background"
@@ -100,7 +100,7 @@ def plain_caption(scene: Scene) -> str:
 def _partial(scene: Scene, rng: random.Random) -> str:
     kind = rng.random()
     if kind < 0.35:
-        return rng.choice(sorted(scene.colours))
+        return rng.choice(sorted(scene.colors))
     if kind < 0.55:
         return rng.choice((f"{scene.background} background", f"a {scene.background} background"))
     if scene.landscape:
@@ -108,7 +108,7 @@ def _partial(scene: Scene, rng: random.Random) -> str:
     if kind < 0.8:
         return _objects(scene, rng)
     thing = rng.choice(scene.things)
-    return rng.choice((thing.shape, f"a {thing.shape}", f"{thing.colour} {thing.shape}"))
+    return rng.choice((thing.shape, f"a {thing.shape}", f"{thing.color} {thing.shape}"))
 
 
 def _objects(scene: Scene, rng: random.Random) -> str:
@@ -121,7 +121,7 @@ def _objects(scene: Scene, rng: random.Random) -> str:
 
 def _named(thing: Thing, rng: random.Random) -> str:
     size = rng.choice(SIZE_WORDS[thing.size])
-    return _tidy(f"a {size} {thing.colour} {rng.choice(SHAPE_WORDS.get(thing.shape, (thing.shape,)))}")
+    return _tidy(f"a {size} {thing.color} {rng.choice(SHAPE_WORDS.get(thing.shape, (thing.shape,)))}")
 
 
 def _with_background(objects: str, background: str, rng: random.Random) -> str:

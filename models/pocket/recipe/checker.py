@@ -1,4 +1,4 @@
-"""Judges a picture by classical image measures, without any model: colours, places and contours."""
+"""Judges a picture by classical image measures, without any model: colors, places and contours."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -8,7 +8,7 @@ from PIL import Image
 from scipy import ndimage
 
 from .drawing import LIGHT_BOTTOM, LIGHT_TOP, silhouette
-from .scenes import COLOURS, POSITIONS, SHAPES, Scene, Thing
+from .scenes import COLORS, POSITIONS, SHAPES, Scene, Thing
 
 SIDE = 256
 """Pictures are measured at this length of their shorter side."""
@@ -26,7 +26,7 @@ Array = np.ndarray
 class Spot:
     """One object as found: `overlaps` says how well each shape's silhouette covers it, 0..1."""
 
-    colour: str
+    color: str
     x: float
     y: float
     area: float
@@ -48,11 +48,11 @@ class Spot:
 class Verdict:
     """What of the scene the picture shows.
 
-    `objects` says for each thing whether colour, shape and place are right.
+    `objects` says for each thing whether color, shape and place are right.
     """
 
     background: bool
-    colour: bool
+    color: bool
     position: bool
     shape: bool
     objects: tuple[bool, ...]
@@ -65,42 +65,42 @@ class Verdict:
 def check(picture: Image.Image, scene: Scene) -> Verdict:
     """Compares the picture with a scene of one or two things (landscapes: the background alone)."""
     lab = lab_of(_without_light(_small(picture)))
-    behind = _frame_colour(lab)
-    background = nearest_colour(behind) == scene.background
+    behind = _frame_color(lab)
+    background = nearest_color(behind) == scene.background
     if not scene.things:
         return Verdict(background, True, True, True, ())
     spots = _spots(lab, behind, len(scene.things))
     pairs = _matched(scene, spots)
     objects = tuple(
-        spot is not None and spot.colour == thing.colour and spot.shape == thing.shape and _placed(thing, spot)
+        spot is not None and spot.color == thing.color and spot.shape == thing.shape and _placed(thing, spot)
         for thing, spot in pairs
     )
     found = [(thing, spot) for thing, spot in pairs if spot]
     everyone = len(found) == len(pairs)
     return Verdict(
         background=background,
-        colour=everyone and all(spot.colour == thing.colour for thing, spot in found),
+        color=everyone and all(spot.color == thing.color for thing, spot in found),
         position=everyone and all(_placed(thing, spot) for thing, spot in found) and _related(scene, found),
         shape=everyone and all(spot.shape == thing.shape for thing, spot in found),
         objects=objects if _related(scene, found) else (False,) * len(pairs),
     )
 
 
-def colour_share(picture: Image.Image, colour: str) -> float:
-    """The share of pixels that are nearest to the colour, 0..1."""
+def color_share(picture: Image.Image, color: str) -> float:
+    """Return the share of pixels that are nearest to the color, 0..1."""
     lab = lab_of(_without_light(_small(picture)))
     names, palette = _palette()
     distances = np.linalg.norm(lab[:, :, None] - palette, axis=3)
-    return float((distances.argmin(axis=2) == names.index(colour)).mean())
+    return float((distances.argmin(axis=2) == names.index(color)).mean())
 
 
-def nearest_colour(lab: Array) -> str:
+def nearest_color(lab: Array) -> str:
     names, palette = _palette()
     return names[int(np.linalg.norm(palette - lab, axis=1).argmin())]
 
 
 def palette_distance(picture: Image.Image) -> float:
-    """Return the mean Lab distance from each pixel to the world's nearest colour.
+    """Return the mean Lab distance from each pixel to the world's nearest color.
 
     It is large in burnt-out or muddy pictures.
     """
@@ -119,14 +119,14 @@ def _without_light(rgb: Array) -> Array:
     return np.clip(rgb / light[:, None, None], 0, 255)
 
 
-def _frame_colour(lab: Array) -> Array:
+def _frame_color(lab: Array) -> Array:
     edge = max(2, len(lab) // 32)
     sides = (lab[:edge], lab[-edge:], lab[:, :edge], lab[:, -edge:])
     return np.median(np.concatenate([side.reshape(-1, 3) for side in sides]), axis=0)
 
 
 def _spots(lab: Array, behind: Array, count: int) -> list[Spot]:
-    """The `count` largest connected regions that differ from the background, largest first."""
+    """Return the `count` largest connected regions that differ from the background, largest first."""
     height, width = lab.shape[:2]
     mask = ndimage.binary_opening(np.linalg.norm(lab - behind, axis=2) > CONTRAST, iterations=1)
     labels, found = ndimage.label(mask)
@@ -137,10 +137,10 @@ def _spots(lab: Array, behind: Array, count: int) -> list[Spot]:
         region = labels == i + 1
         rows, columns = np.flatnonzero(region.any(axis=1)), np.flatnonzero(region.any(axis=0))
         inside = ndimage.binary_erosion(region, iterations=2)
-        colour = np.median(lab[inside if inside.any() else region], axis=0)
+        color = np.median(lab[inside if inside.any() else region], axis=0)
         crop = region[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
         x, y = (columns[0] + columns[-1] + 1) / 2 / width, (rows[0] + rows[-1] + 1) / 2 / height
-        spots.append(Spot(nearest_colour(colour), float(x), float(y), float(areas[i]), _overlaps(crop)))
+        spots.append(Spot(nearest_color(color), float(x), float(y), float(areas[i]), _overlaps(crop)))
     return spots
 
 
@@ -174,13 +174,13 @@ def _stretched(region: Array, side: int = 48) -> Array:
 
 
 def _matched(scene: Scene, spots: list[Spot]) -> list[tuple[Thing, Spot | None]]:
-    """Each thing with its spot; of two spots the pairing that agrees in more colours and shapes."""
+    """Return each thing with its spot; of two spots the pairing that agrees in more colors and shapes."""
     padded: list[Spot | None] = [*spots, *[None] * (len(scene.things) - len(spots))]
     orders = [padded, padded[::-1]]
 
     def agreement(order: list[Spot | None]) -> int:
         return sum(
-            (spot.colour == thing.colour) + (spot.shape == thing.shape)
+            (spot.color == thing.color) + (spot.shape == thing.shape)
             for thing, spot in zip(scene.things, order, strict=True)
             if spot
         )
@@ -211,8 +211,8 @@ def _related(scene: Scene, found: list[tuple[Thing, Spot]]) -> bool:
 
 @cache
 def _palette() -> tuple[tuple[str, ...], Array]:
-    colours = np.array(list(COLOURS.values()), dtype=np.float32)
-    return tuple(COLOURS), lab_of(colours[None])[0]
+    colors = np.array(list(COLORS.values()), dtype=np.float32)
+    return tuple(COLORS), lab_of(colors[None])[0]
 
 
 def lab_of(rgb: Array) -> Array:

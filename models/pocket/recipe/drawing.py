@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 from PIL import Image, ImageDraw
 
-from .scenes import COLOURS, LANDSCAPES, Scene, Thing
+from .scenes import COLORS, LANDSCAPES, Scene, Thing
 
 OVERSAMPLING = 2
 LIGHT_TOP, LIGHT_BOTTOM = 1.04, 0.90
@@ -24,22 +24,22 @@ DETAILS: dict[str, tuple[str, float]] = {
     "far mountains": ("mountains", 0.8),
     "stem": ("petals", 1.0),
 }
-"""The part that each belongs to, and how much darker it is; some have colours of their own (`_colours_of_parts`)."""
+"""The part that each belongs to, and how much darker it is; some have colors of their own (`_colors_of_parts`)."""
 
 
 def draw_scene(scene: Scene, width: int, height: int) -> Image.Image:
-    """The scene as an RGB picture of width by height pixels."""
+    """Draw the scene as an RGB picture of width by height pixels."""
     return _lit(draw_flat(scene, width * OVERSAMPLING, height * OVERSAMPLING).reduce(OVERSAMPLING))
 
 
 def draw_flat(scene: Scene, width: int, height: int) -> Image.Image:
-    """The same in its plain colours, neither lit nor smoothed."""
-    image = Image.new("RGB", (width, height), COLOURS[scene.background])
+    """Draw the same in its plain colors, neither lit nor smoothed."""
+    image = Image.new("RGB", (width, height), COLORS[scene.background])
     canvas = ImageDraw.Draw(image)
     if scene.landscape:
-        _LANDSCAPES[scene.landscape](canvas, _colours_of_parts(scene), scene.wobble, width, height)
+        _LANDSCAPES[scene.landscape](canvas, _colors_of_parts(scene), scene.wobble, width, height)
     for thing in scene.things:
-        draw_thing(canvas, thing, width, height, fill=COLOURS[thing.colour])
+        draw_thing(canvas, thing, width, height, fill=COLORS[thing.color])
     return image
 
 
@@ -57,7 +57,7 @@ def draw_parts(scene: Scene, numbers: Mapping[str, int], width: int, height: int
 
 
 def silhouette(shape: str, side: int = 64) -> np.ndarray:
-    """The shape alone as a boolean mask of side by side pixels."""
+    """Return the shape alone as a boolean mask of side by side pixels."""
     image = Image.new("L", (side, side))
     thing = Thing(shape, "white", "medium", 0.5, 0.5, 0.42)
     draw_thing(ImageDraw.Draw(image), thing, side, side, fill=255)
@@ -65,7 +65,7 @@ def silhouette(shape: str, side: int = 64) -> np.ndarray:
 
 
 def pixels(image: Image.Image) -> np.ndarray:
-    """The picture as float32 in -1..1, channels first."""
+    """Return the picture as float32 in -1..1, channels first."""
     return np.asarray(image, dtype=np.float32).transpose(2, 0, 1) / 127.5 - 1
 
 
@@ -102,15 +102,15 @@ def _heart() -> list[Point]:
 
 
 def _moon() -> list[Point]:
-    """A crescent open to the right: the outer circle's arc, then back along a smaller circle moved right."""
+    """Return a crescent open to the right: the outer circle's arc, then back along a smaller circle moved right."""
     outer = [math.radians(48 + 264 * i / 60) for i in range(61)]
     points = [(0.12 + math.cos(a), math.sin(a)) for a in outer]
     tip_x, tip_y = points[-1]
-    centre = 0.62
-    radius = math.hypot(tip_x - centre, tip_y)
-    start = math.atan2(tip_y, tip_x - centre) % (2 * math.pi)
+    center = 0.62
+    radius = math.hypot(tip_x - center, tip_y)
+    start = math.atan2(tip_y, tip_x - center) % (2 * math.pi)
     inner = [start - 2 * (start - math.pi) * i / 40 for i in range(41)]
-    return points + [(centre + radius * math.cos(a), radius * math.sin(a)) for a in inner]
+    return points + [(center + radius * math.cos(a), radius * math.sin(a)) for a in inner]
 
 
 def _cross() -> list[Point]:
@@ -128,19 +128,19 @@ OUTLINES: dict[str, list[Point]] = {
 }
 
 
-def _colours_of_parts(scene: Scene) -> dict[str, Rgb]:
+def _colors_of_parts(scene: Scene) -> dict[str, Rgb]:
     named = dict(zip(LANDSCAPES[scene.landscape or ""], scene.parts, strict=True))
-    fills = {part: COLOURS[colour] for part, colour in named.items()}
+    fills = {part: COLORS[color] for part, color in named.items()}
     fills |= {detail: _shade(fills[part], share) for detail, (part, share) in DETAILS.items() if part in fills}
     if named.get("house") == "black":
-        fills["windows"] = COLOURS["white"]
+        fills["windows"] = COLORS["white"]
     fills["trunk"] = (112, 72, 44)
-    fills["stem"] = COLOURS["green"] if scene.background != "green" else (20, 90, 40)
+    fills["stem"] = COLORS["green"] if scene.background != "green" else (20, 90, 40)
     return fills
 
 
-def _shade(colour: Rgb, share: float) -> Rgb:
-    red, green, blue = (max(0, min(255, round(value * share))) for value in colour)
+def _shade(color: Rgb, share: float) -> Rgb:
+    red, green, blue = (max(0, min(255, round(value * share))) for value in color)
     return red, green, blue
 
 

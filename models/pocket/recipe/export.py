@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from transformers import CLIPTextModel
 
 from .plan import ROOT, WORK
-from .schedule import noise_schedule
 from .text import MAX_TOKENS, load_tokenizer
+from .training import noise_schedule
 
 CHECKSUMS = ROOT / "SHA256SUMS"
 ADAPTER = "style"
@@ -76,7 +76,7 @@ def export_lora(
 
 
 def published_lora(name: str, folder: Path = ROOT / "loras") -> dict[str, torch.Tensor]:
-    """What `export_lora` wrote, its strength aside, as `set_peft_model_state_dict` of the UNet takes it."""
+    """Return what `export_lora` wrote, its strength aside, as `set_peft_model_state_dict` of the UNet takes it."""
     tensors = load_file(folder / f"{name}.safetensors")
     return {key.removeprefix("unet."): value.float() for key, value in tensors.items()}
 
@@ -90,7 +90,7 @@ def export_upscaler(scale: int, state: dict[str, torch.Tensor], folder: Path = R
 
 
 def write_checksums(folder: Path = ROOT) -> None:
-    """One line per weight, configuration or vocabulary file, as `sha256sum --check` reads it."""
+    """Write one line per weight, configuration or vocabulary file, as `sha256sum --check` reads it."""
     suffixes = {".safetensors", ".json", ".txt"}
     parts = ("unet", "vae", "text_encoder", "tokenizer", "scheduler", "loras", "upscaler")
     files = [folder / "model_index.json"]

@@ -19,7 +19,7 @@ ENCODE_BATCH = 16
 
 
 def scene_number(i: int, phase: str, seed: int) -> Scene:
-    """The i-th training scene of a phase: drawn again from its number wherever it is needed."""
+    """Return the i-th training scene of a phase: drawn again from its number wherever it is needed."""
     return training_scene(random.Random(f"{seed} {phase} {i}"))
 
 

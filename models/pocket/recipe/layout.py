@@ -1,6 +1,6 @@
 """Side tasks of the UNet's training, which teach it what is where in the picture.
 
-It learns which shape or part and which colour cover each cell of the latents, and to ask the text what is at each
+It learns which shape or part and which color cover each cell of the latents, and to ask the text what is at each
 place.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .drawing import OVERSAMPLING, draw_flat, draw_parts, draw_thing
-from .scenes import COLOURS, LANDSCAPES, PARTS, PLACES_OF_PARTS, POSITIONS, SHAPES, Scene, Thing
+from .scenes import COLORS, LANDSCAPES, PARTS, PLACES_OF_PARTS, POSITIONS, SHAPES, Scene, Thing
 from .text import places_of
 
 KINDS = 1 + len(SHAPES) + len(PARTS)
@@ -35,21 +35,21 @@ def kind_cover(scene: Scene, columns: int, rows: int) -> Tensor:
     return _cover(scene, things, parts, KINDS, columns, rows)
 
 
-def colour_cover(scene: Scene, columns: int, rows: int) -> Tensor:
-    """Return how much of each cell each colour covers: (colours, rows, columns).
+def color_cover(scene: Scene, columns: int, rows: int) -> Tensor:
+    """Return how much of each cell each color covers: (colors, rows, columns).
 
-    The background's colour counts too, and a shaded part's as the colour it is a shade of.
+    The background's color counts too, and a shaded part's as the color it is a shade of.
     """
     width, height = columns * OVERSAMPLING, rows * OVERSAMPLING
     drawn = np.asarray(draw_flat(scene, width, height)).reshape(-1, 3)
     _, first, same = np.unique(drawn @ (1 << 16, 1 << 8, 1), return_index=True, return_inverse=True)
-    known = np.array([*COLOURS.values()]) * np.array([1.0, SHADED])[:, None, None]
+    known = np.array([*COLORS.values()]) * np.array([1.0, SHADED])[:, None, None]
     nearest = np.square(drawn[first, None, None] - known).sum(-1).min(1).argmin(1)
-    return _shares(torch.from_numpy(nearest[same].reshape(height, width)), len(COLOURS))
+    return _shares(torch.from_numpy(nearest[same].reshape(height, width)), len(COLORS))
 
 
 def place_cover(scene: Scene, columns: int, rows: int) -> Tensor:
-    """The same by places, the rest and objects without a place first: (1 + places, rows, columns)."""
+    """Return the same by places, the rest and objects without a place first: (1 + places, rows, columns)."""
     numbers = {place: number for number, place in enumerate(POSITIONS, 1)}
     things = [(numbers[at], thing) for at, thing in places_of(scene)]
     parts = {part: numbers[place] for part, place in PLACES_OF_PARTS.items()}
@@ -94,8 +94,8 @@ class LayoutReader(nn.Module):
 
     They have the latents' full resolution. A star's error against a circle lies in a few cells of its edge, a small
     part of the diffusion loss; here every cell of it counts. From nothing, 400 steps with it reach what takes 480
-    without at the noise where shapes are decided (measured). The same idea as aligning features to a recogniser's
-    (REPA, Yu et al. 2024), whose answers we can draw. Colours are read as names, so that red for orange is as wrong as
+    without at the noise where shapes are decided (measured). The same idea as aligning features to a recognizer's
+    (REPA, Yu et al. 2024), whose answers we can draw. Colors are read as names, so that red for orange is as wrong as
     red for green; their latents lie less than half as far apart. In the trained UNet the features' standard deviations
     are 97 to 301: without the norm every step shook the answers.
     """
@@ -105,7 +105,7 @@ class LayoutReader(nn.Module):
         block: Any = unet.up_blocks[-2]
         width = block.resnets[-1].out_channels
         self.head = nn.Sequential(
-            nn.GroupNorm(1, width, affine=False), nn.Conv2d(width, KINDS + len(COLOURS), kernel_size=1)
+            nn.GroupNorm(1, width, affine=False), nn.Conv2d(width, KINDS + len(COLORS), kernel_size=1)
         )
         self.features: list[Tensor] = []
         block.register_forward_hook(self._keep)
@@ -114,12 +114,12 @@ class LayoutReader(nn.Module):
         self.features[:] = [features]
 
     def loss(self, scenes: list[Scene]) -> Tensor:
-        """Mean cross entropies over the cells of the scenes, the first rows just forwarded."""
+        """Return mean cross entropies over the cells of the scenes, the first rows just forwarded."""
         scores = self.head(self.features.pop()[: len(scenes)].float())
         rows, columns = scores.shape[-2:]
         loss = torch.zeros((), device=scores.device)
-        kinds, colours = scores.split((KINDS, len(COLOURS)), dim=1)
-        for cover, said in ((kind_cover, kinds), (colour_cover, colours)):
+        kinds, colors = scores.split((KINDS, len(COLORS)), dim=1)
+        for cover, said in ((kind_cover, kinds), (color_cover, colors)):
             truth = torch.stack([cover(scene, columns, rows) for scene in scenes]).to(scores.device)
             loss = loss - (truth * said.log_softmax(dim=1)).sum(dim=1).mean()
         return loss
@@ -130,7 +130,7 @@ class AttentionGuide:
 
     From where an object or a landscape's part is, that is the token that says what is at that place (`FactReader`), and
     from elsewhere the last token, which says the rest. Without it the UNet soon knew where two objects belong, and gave
-    both the mean of their colours (seen in its predictions at high noise).
+    both the mean of their colors (seen in its predictions at high noise).
     """
 
     def __init__(self, unet: UNet2DConditionModel) -> None:

@@ -38,18 +38,19 @@ from .velocity import (
 AGREEMENT = 40.0
 """What it counts that words change another thing than they should, squared: guidance 7.5 shows it 42-fold."""
 LINEAR = 0.9
-"""A style of whose pictures the map explains so much is linear: what words should change is known at every noise level. Of
-shadows it explains 0.84, and not where they fall: 350 steps as if they were linear turned them from violet to brown."""
+"""A style of whose pictures the map explains so much is linear: what words should change is known at every noise level.
+Of shadows it explains 0.84, and not where they fall: 350 steps as if they were linear turned them from violet to
+brown."""
 SETTLED, OPEN = 400, 600
-"""Of the other styles words should change what they change in the base where the style leaves the picture as it is, and nothing
-elsewhere: up to the first timestep, and from the second on as the UNet's loss asks. With 500 and 700 outlines had gaps: words
-were not heard where they still tell a shape."""
+"""Under the other styles words should change what they change in the base where the style leaves the picture as it is,
+and nothing elsewhere: up to the first timestep, and from the second on as the UNet's loss asks. With 500 and 700
+outlines had gaps: words were not heard where they still tell a shape."""
 UNCHANGED = 0.05
 """Mean squared difference of a cell's latents with the style and without, below which the style leaves it as it is."""
 
 STRENGTHS = {"shadow": 1.25}
-"""Of styles that come out too faint: shadows were brown rather than violet, and on six prompts distinguished on four; so much
-stronger on all six, and on 20 of 20."""
+"""Styles that come out too faint are strengthened: shadows were brown rather than violet, and on six prompts
+distinguished on four; so much stronger on all six, and on 20 of 20."""
 
 
 def train_loras(plan: Plan) -> None:
@@ -103,7 +104,7 @@ def _train_one(
     device, tokenizer = unet.device, load_tokenizer()
     losses = [StyleLoss(base, StyleMap(*latents, device), device) for latents in zip(plain, styled, strict=True)]
     parameters = [parameter for parameter in unet.parameters() if parameter.requires_grad]
-    optimiser = torch.optim.AdamW(parameters, lr=phase.rate, betas=(0.9, 0.99), weight_decay=0.0, fused=True)
+    optimizer = torch.optim.AdamW(parameters, lr=phase.rate, betas=(0.9, 0.99), weight_decay=0.0, fused=True)
     progress = Progress(f"lora {style}", phase.steps)
     for step in range(phase.steps):
         rng = random.Random(f"{plan.seed} {style} step {step}")
@@ -114,12 +115,12 @@ def _train_one(
         with torch.no_grad():
             embeddings = text_encoder(tokens_of(tokenizer, words).to(device)).last_hidden_state
         error = losses[size](forward, batch, bare, embeddings, phase.middle, focus_on_style(batch, bare))
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         error.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
-        for group in optimiser.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = warm_then_cosine(step, phase.steps, phase.rate, warmup=20)
-        optimiser.step()
+        optimizer.step()
         progress.report(step, error.item())
 
 
@@ -127,7 +128,7 @@ class StyleLoss:
     """The diffusion loss, and a loss that keeps what words change under the style.
 
     Words shall change under the style what they change without it, seen through the style: a pattern that words weaken
-    a little is gone under guidance, and a colour that they still ask for comes back. What they change without the style
+    a little is gone under guidance, and a color that they still ask for comes back. What they change without the style
     is what the UNet without the LoRA predicts, on the same scenes drawn plainly under the same noise.
     """
 

@@ -21,7 +21,7 @@ Drawn = TypeVar("Drawn")
 
 
 def random_picture(rng: random.Random, side: int, styled_share: float) -> Image.Image:
-    """A square picture of a training scene, in a LoRA's style at the given share."""
+    """Return a square picture of a training scene, in a LoRA's style at the given share."""
     scene = training_scene(rng)
     if rng.random() < styled_share:
         return styled_scene(scene, rng.choice(tuple(STYLES)), side, side, rng)
@@ -29,7 +29,7 @@ def random_picture(rng: random.Random, side: int, styled_share: float) -> Image.
 
 
 def as_tensor(picture: Image.Image) -> Tensor:
-    """The picture as bytes, channels first: (3, height, width) in 0..255."""
+    """Return the picture as bytes, channels first: (3, height, width) in 0..255."""
     return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
 
 

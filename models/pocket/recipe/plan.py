@@ -11,7 +11,7 @@ WORK = Path(__file__).resolve().parent / ".work"
 
 SQUARE, LARGE, WIDE, TALL = (512, 512), (768, 768), (768, 512), (512, 768)
 SIDES = (SQUARE, LARGE, SQUARE, LARGE, SQUARE, WIDE, SQUARE, LARGE, LARGE, TALL)
-"""As they take turns: the squares, which are measured, four times as often."""
+"""Sizes in the order in which they take turns: the squares, which are measured, come four times as often."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Plan:
     upscaler_rate: float = 2e-3
 
     def shortened(self, share: float) -> "Plan":
-        """The same plan with every number of steps and pictures scaled by the share, for trials."""
+        """Return the same plan with every number of steps and pictures scaled by the share, for trials."""
 
         def cut(count: int) -> int:
             return max(2, round(count * share))

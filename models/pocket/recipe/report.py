@@ -5,77 +5,60 @@ import json
 import random
 import resource
 import time
-from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from diffusers import StableDiffusionPipeline
+from diffusers import DiffusionPipeline, StableDiffusionPipeline
 from PIL import Image
 
 from .captions import plain_caption
-from .checker import Verdict, check, colour_share, palette_distance
+from .checker import Verdict, check, color_share, palette_distance
 from .drawing import draw_scene, pixels
 from .plan import ROOT
-from .sampling import generate, load_pipeline
-from .scenes import COLOURS, Scene, held_out_scene, random_landscape
+from .scenes import COLORS, Scene, held_out_scene, random_landscape
 from .style_statistics import fit_discriminant
 from .styles import STYLES
 from .upscaler import SCALES, load_upscaler, shrunk
 
 REPORT = ROOT / "report.json"
 BURNT = 14.0
-"""Mean Lab distance to the world's colours above which a picture counts as burnt out (drawn pictures: below 3)."""
+"""Mean Lab distance to the world's colors above which a picture counts as burnt out (drawn pictures: below 3)."""
 WEIGHTS = (0.1, 0.5, 1.0)
+PROMPTS, STYLE_PROMPTS, NEGATIVE_PROMPTS, GUIDANCE_PROMPTS, UPSCALED, TIMED = 200, 20, 24, 40, 40, 3
+"""How many pictures each section measures."""
+BATCH = 4
+"""Pictures that are drawn together."""
 
 Figures = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Sample:
-    """How much to measure. The full report is `Sample()`; `scaled` makes a quick one."""
-
-    prompts: int = 200
-    style_prompts: int = 20
-    negative_prompts: int = 24
-    guidance_prompts: int = 40
-    upscaled: int = 40
-    timed: int = 3
-    compiled: bool = False
-    """Prompts are drawn by a compiled UNet: sooner, after minutes of compiling, and the same but for rounding."""
-
-    def scaled(self, share: float) -> "Sample":
-        counts = {name: count for name, count in vars(self).items() if name != "compiled"}
-        return replace(self, **{name: max(2, round(count * share)) for name, count in counts.items()})
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--share", type=float, default=1.0, help="share of the full samples; 0.2 takes minutes")
     parser.add_argument("--only", nargs="*", choices=sorted(SECTIONS), help="measure these sections, keep the others")
     parser.add_argument(
         "--compile", action="store_true", help="draw the prompts sooner, by torch.compile; needs a C++ compiler"
     )
     options = parser.parse_args()
-    sample = Sample(compiled=options.compile)
-    sample = sample if options.share == 1.0 else sample.scaled(options.share)
+    sections = SECTIONS | {"following": partial(measure_following, compiles=options.compile)}
     report: Figures = json.loads(REPORT.read_text()) if options.only and REPORT.exists() else {}
     for name in options.only or SECTIONS:
         began = time.monotonic()
-        report[name] = SECTIONS[name](sample)
+        report[name] = sections[name]()
         print(f"{name} ({time.monotonic() - began:.0f} s): {json.dumps(report[name])}", flush=True)
         REPORT.write_text(json.dumps(report, indent=2) + "\n")
 
 
-def measure_speed(sample: Sample) -> Figures:
-    """Seconds per picture at 512², 30 steps, guidance 7.5, alone on 2 threads; memory above torch's own."""
+def measure_speed() -> Figures:
+    """Measure seconds per picture at 512², 30 steps, guidance 7.5, alone on 2 threads; memory above torch's own."""
     torch.set_num_threads(2)
     before = _resident_mb()
     pipeline = load_pipeline()
     generate(pipeline, ["a red star"], steps=2)
     times: list[float] = []
-    for i in range(sample.timed):
+    for i in range(TIMED):
         began = time.perf_counter()
         generate(pipeline, ["a large red star on a white background"], seed=i)
         times.append(time.perf_counter() - began)
@@ -86,12 +69,12 @@ def measure_speed(sample: Sample) -> Figures:
     }
 
 
-def measure_following(sample: Sample) -> Figures:
+def measure_following(*, compiles: bool = False) -> Figures:
     """Held-out prompts, judged by the checker: shares that are right, at each size and guidance."""
     pipeline = load_pipeline()
-    if sample.compiled:
+    if compiles:
         pipeline.unet.compile(dynamic=False)
-    scenes = held_out_scenes(sample.prompts)
+    scenes = held_out_scenes(PROMPTS)
     cases = {
         "512 guidance 7.5": (512, 7.5),
         "512 guidance 4": (512, 4.0),
@@ -126,11 +109,11 @@ def _following(
     return {
         "prompts": len(scenes),
         "background": _share(verdicts, "background"),
-        "colour": _share(singles, "colour"),
+        "color": _share(singles, "color"),
         "position": _share(singles, "position"),
         "shape": _share(singles, "shape"),
         "both objects": round(float(np.mean([all(v.objects) for v in pairs])), 3),
-        "two objects: colours": _share(pairs, "colour"),
+        "two objects: colors": _share(pairs, "color"),
         "two objects: relation": _share(pairs, "position"),
     }
 
@@ -139,16 +122,14 @@ def _share(verdicts: list[Verdict], what: str) -> float:
     return round(float(np.mean([getattr(verdict, what) for verdict in verdicts])), 3)
 
 
-def measure_loras(sample: Sample) -> Figures:
+def measure_loras() -> Figures:
     """Measure each LoRA.
 
     At weight 1.0 the discriminant names it; and each weight moves the picture from the base's by so much.
     """
     pipeline, discriminant = load_pipeline(), fit_discriminant()
     rng = random.Random(77)
-    scenes = [
-        random_landscape(rng) if i % 5 == 4 else held_out_scene(rng, 1 + i % 2) for i in range(sample.style_prompts)
-    ]
+    scenes = [random_landscape(rng) if i % 5 == 4 else held_out_scene(rng, 1 + i % 2) for i in range(STYLE_PROMPTS)]
     prompts = [plain_caption(scene) for scene in scenes]
     base = generate(pipeline, prompts, seed=500)
     figures: Figures = {"prompts": len(prompts), "base": _named(discriminant.classify, base, "base")}
@@ -165,7 +146,7 @@ def measure_loras(sample: Sample) -> Figures:
             growing &= change > last
             last = change
         figures[style] = {
-            "recognised": _named(discriminant.classify, styled, style),
+            "recognized": _named(discriminant.classify, styled, style),
             "change by weight": moved,
             "grows": round(float(growing.mean()), 3),
         }
@@ -178,25 +159,25 @@ def _named(classify: Any, pictures: list[Image.Image], name: str) -> float:
 
 
 def _difference(one: Image.Image, other: Image.Image) -> float:
-    """Mean absolute difference of two pictures, 0..255."""
+    """Return mean absolute difference of two pictures, 0..255."""
     return float(np.abs(np.asarray(one, dtype=np.float32) - np.asarray(other, dtype=np.float32)).mean())
 
 
-def measure_guidance(sample: Sample) -> Figures:
+def measure_guidance() -> Figures:
     """Measure guidance: negative prompts, and pictures at guidance 1, 7.5 and 20.
 
-    The colour that covers most of a picture, named in the negative prompt, loses its share.
+    The color that covers most of a picture, named in the negative prompt, loses its share.
     """
     pipeline = load_pipeline()
     plain: list[float] = []
     against: list[float] = []
-    for seed in range(900, 900 + sample.negative_prompts):
+    for seed in range(900, 900 + NEGATIVE_PROMPTS):
         (picture,) = generate(pipeline, ["a large circle in the center"], seed=seed)
-        share, colour = max((colour_share(picture, colour), colour) for colour in COLOURS)
-        (without,) = generate(pipeline, ["a large circle in the center"], seed=seed, negative=colour)
+        share, color = max((color_share(picture, color), color) for color in COLORS)
+        (without,) = generate(pipeline, ["a large circle in the center"], seed=seed, negative=color)
         plain.append(share)
-        against.append(colour_share(without, colour))
-    scenes = held_out_scenes(sample.guidance_prompts)
+        against.append(color_share(without, color))
+    scenes = held_out_scenes(GUIDANCE_PROMPTS)
     texts = [plain_caption(scene) for scene in scenes]
     figures: Figures = {
         "negative": {
@@ -215,10 +196,10 @@ def measure_guidance(sample: Sample) -> Figures:
     return figures
 
 
-def measure_upscalers(sample: Sample) -> Figures:
+def measure_upscalers() -> Figures:
     """PSNR on held-out drawn scenes against Lanczos, from the same small picture."""
     rng = random.Random(31)
-    scenes = [held_out_scene(rng, 1 + i % 2) if i % 3 else random_landscape(rng) for i in range(sample.upscaled)]
+    scenes = [held_out_scene(rng, 1 + i % 2) if i % 3 else random_landscape(rng) for i in range(UPSCALED)]
     figures: Figures = {}
     for scale in SCALES:
         model = load_upscaler(scale)
@@ -240,6 +221,51 @@ def measure_upscalers(sample: Sample) -> Figures:
 def _psnr(picture: Image.Image, truth: Image.Image) -> float:
     error = np.square(np.asarray(picture, dtype=np.float64) - np.asarray(truth, dtype=np.float64)).mean()
     return float(10 * np.log10(255**2 / max(error, 1e-9)))
+
+
+def load_pipeline() -> StableDiffusionPipeline:
+    pipeline = DiffusionPipeline.from_pretrained(ROOT, local_files_only=True)
+    assert isinstance(pipeline, StableDiffusionPipeline)
+    pipeline.set_progress_bar_config(disable=True)
+    pipeline.unet.to(memory_format=torch.channels_last)
+    pipeline.vae.to(memory_format=torch.channels_last)
+    return pipeline
+
+
+def generate(
+    pipeline: StableDiffusionPipeline,
+    prompts: list[str],
+    *,
+    seed: int = 0,
+    size: tuple[int, int] = (512, 512),
+    guidance: float = 7.5,
+    negative: str | None = None,
+    steps: int = 30,
+    label: str = "",
+) -> list[Image.Image]:
+    """Generate one picture for each prompt; the i-th starts from seed + i, whatever the batch.
+
+    A label asks for progress lines.
+    """
+    pictures: list[Image.Image] = []
+    began = time.monotonic()
+    for first in range(0, len(prompts), BATCH):
+        some = prompts[first : first + BATCH]
+        generators = [torch.Generator().manual_seed(seed + first + i) for i in range(len(some))]
+        negatives = [negative] * len(some) if negative is not None else None
+        pictures += pipeline(
+            some,
+            negative_prompt=negatives,
+            generator=generators,
+            width=size[0],
+            height=size[1],
+            guidance_scale=guidance,
+            num_inference_steps=steps,
+        ).images
+        if label and len(pictures) % 20 < len(some):
+            seconds = (time.monotonic() - began) / len(pictures)
+            print(f"{label:<24} {len(pictures):>4}/{len(prompts)}  {seconds:.2f} s/picture", flush=True)
+    return pictures
 
 
 def _resident_mb() -> float:

@@ -4,7 +4,7 @@ import random
 import zlib
 from dataclasses import dataclass
 
-COLOURS: dict[str, tuple[int, int, int]] = {
+COLORS: dict[str, tuple[int, int, int]] = {
     "red": (220, 42, 46),
     "orange": (246, 140, 30),
     "yellow": (250, 216, 64),
@@ -35,7 +35,7 @@ LANDSCAPES: dict[str, tuple[str, ...]] = {
     "mountains": ("moon", "mountains"),
     "flower": ("petals", "middle"),
 }
-"""Each landscape's coloured parts besides the sky, in the order in which captions name them."""
+"""Each landscape's colored parts besides the sky, in the order in which captions name them."""
 PARTS = tuple(part for parts in LANDSCAPES.values() for part in parts)
 PLACES_OF_PARTS = {
     **dict.fromkeys(("sun", "moon", "roof", "sail", "leaves", "petals"), "top"),
@@ -43,7 +43,7 @@ PLACES_OF_PARTS = {
     **dict.fromkeys(("hills", "field", "water", "hill", "mountains"), "bottom"),
 }
 """The position that each part is nearest to."""
-LANDSCAPE_COLOURS: dict[str, tuple[str, ...]] = {
+LANDSCAPE_COLORS: dict[str, tuple[str, ...]] = {
     "sky": ("blue", "white", "pink", "orange", "yellow", "purple", "black"),
     "sun": ("yellow", "orange", "red", "white"),
     "moon": ("white", "yellow", "orange"),
@@ -53,19 +53,19 @@ LANDSCAPE_COLOURS: dict[str, tuple[str, ...]] = {
     "water": ("blue", "green", "purple", "black"),
     "mountains": ("purple", "blue", "green", "white", "black"),
 }
-"""Parts that are not listed take any colour."""
+"""Parts that are not listed take any color."""
 
 
 @dataclass(frozen=True)
 class Thing:
     """One object.
 
-    Its centre and radius are shares of the picture's sides and of its shorter side. Its position is what captions may
+    Its center and radius are shares of the picture's sides and of its shorter side. Its position is what captions may
     say of its place, if anything.
     """
 
     shape: str
-    colour: str
+    color: str
     size: str
     x: float
     y: float
@@ -88,8 +88,8 @@ class Scene:
     wobble: float = 0.0
 
     @property
-    def colours(self) -> frozenset[str]:
-        return frozenset((self.background, *self.parts, *(thing.colour for thing in self.things)))
+    def colors(self) -> frozenset[str]:
+        return frozenset((self.background, *self.parts, *(thing.color for thing in self.things)))
 
 
 def random_scene(rng: random.Random) -> Scene:
@@ -104,7 +104,7 @@ def random_scene(rng: random.Random) -> Scene:
 
 
 def training_scene(rng: random.Random) -> Scene:
-    """A random scene none of whose objects is held out for the report."""
+    """Return a random scene none of whose objects is held out for the report."""
     scene = random_scene(rng)
     while holds_out(scene):
         scene = random_scene(rng)
@@ -112,7 +112,7 @@ def training_scene(rng: random.Random) -> Scene:
 
 
 def held_out_scene(rng: random.Random, things: int) -> Scene:
-    """A scene of one or two objects with at least one that no training scene showed."""
+    """Return a scene of one or two objects with at least one that no training scene showed."""
     draw = random_single if things == 1 else random_pair
     scene = draw(rng)
     while not holds_out(scene):
@@ -121,9 +121,9 @@ def held_out_scene(rng: random.Random, things: int) -> Scene:
 
 
 def holds_out(scene: Scene) -> bool:
-    """One in twelve combinations of shape, colour and background never occurs in training."""
+    """Return whether training leaves the scene out, as one in twelve of shape, color and background."""
     return any(
-        zlib.crc32(f"{thing.shape} {thing.colour} {scene.background}".encode()) % 12 == 0 for thing in scene.things
+        zlib.crc32(f"{thing.shape} {thing.color} {scene.background}".encode()) % 12 == 0 for thing in scene.things
     )
 
 
@@ -132,7 +132,7 @@ def random_single(rng: random.Random) -> Scene:
 
     While it was anywhere, such objects came out as blobs (seen), and the prompt that people try first states none.
     """
-    background = rng.choice(tuple(COLOURS))
+    background = rng.choice(tuple(COLORS))
     position = rng.choice(tuple(POSITIONS)) if rng.random() < 0.75 else None
     size = rng.choice(("small", "medium", "medium", "large"))
     x, y = POSITIONS[position] if position else (rng.uniform(0.46, 0.54), rng.uniform(0.46, 0.54))
@@ -140,7 +140,7 @@ def random_single(rng: random.Random) -> Scene:
 
 
 def random_pair(rng: random.Random) -> Scene:
-    background = rng.choice(tuple(COLOURS))
+    background = rng.choice(tuple(COLORS))
     relation = rng.choice((*RELATIONS, "and"))
     near, far = (0.26, 0.5), (0.74, 0.5)
     if relation in ("above", "below"):
@@ -156,10 +156,10 @@ def random_pair(rng: random.Random) -> Scene:
 
 def random_landscape(rng: random.Random) -> Scene:
     landscape = rng.choice(tuple(LANDSCAPES))
-    sky = rng.choice(LANDSCAPE_COLOURS["sky"])
+    sky = rng.choice(LANDSCAPE_COLORS["sky"])
     parts: list[str] = []
     for part in LANDSCAPES[landscape]:
-        choices = [c for c in LANDSCAPE_COLOURS.get(part, tuple(COLOURS)) if c not in (sky, *parts)]
+        choices = [c for c in LANDSCAPE_COLORS.get(part, tuple(COLORS)) if c not in (sky, *parts)]
         parts.append(rng.choice(choices))
     return Scene(sky, landscape=landscape, parts=tuple(parts), wobble=rng.uniform(-1, 1))
 
@@ -167,10 +167,10 @@ def random_landscape(rng: random.Random) -> Scene:
 def _thing(
     rng: random.Random, background: str, size: str, radius: float, x: float, y: float, position: str | None
 ) -> Thing:
-    colour = rng.choice([c for c in COLOURS if c != background])
+    color = rng.choice([c for c in COLORS if c != background])
     return Thing(
         shape=rng.choice(SHAPES),
-        colour=colour,
+        color=color,
         size=size,
         x=x + rng.uniform(-0.025, 0.025),
         y=y + rng.uniform(-0.025, 0.025),

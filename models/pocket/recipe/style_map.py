@@ -7,22 +7,22 @@ from torch.nn import functional as F
 from .styles import DOTS
 
 RIDGE = 1e-3
-"""Of each cell: it keeps the fit solvable where a number hardly varies."""
+"""Each cell's fit has this ridge, which keeps it solvable where a number hardly varies."""
 
 
 class StyleMap:
     """The best linear map from the latents of drawn scenes to those of the same scenes in the style.
 
-    It maps each cell from its neighbourhood of three by three, by its place in the pattern's period. It explains 93 to
+    It maps each cell from its neighborhood of three by three, by its place in the pattern's period. It explains 93 to
     97 % of what differs between scenes in mosaic, confetti, stripes and sepia, 84 % in shadow, and 6 to 12 % in
-    outline, neon and blueprint, which show where colours meet (80 pictures that it was not fitted on, 512²).
+    outline, neon and blueprint, which show where colors meet (80 pictures that it was not fitted on, 512²).
     """
 
     def __init__(self, plain: Tensor, styled: Tensor, device: torch.device | str = "cpu") -> None:
-        """Of latents (pictures, 8, height, width) on the CPU, for differences on the device."""
+        """Fit to latents (pictures, 8, height, width) on the CPU, for differences on the device."""
         height, width = plain.shape[2:]
         self.period = max(1, min(height, width) // DOTS)
-        around, styled = _neighbourhoods(plain.float()), styled.float()
+        around, styled = _neighborhoods(plain.float()), styled.float()
         inputs, outputs = around.shape[1], styled.shape[1]
         weights = torch.zeros(height, width, inputs, outputs)
         left = total = 0.0
@@ -40,12 +40,12 @@ class StyleMap:
         self.explained = 1 - left / max(total, 1e-9)
 
     def __call__(self, difference: Tensor) -> Tensor:
-        """Of a difference of plain latents (rows, 8, height, width), the difference in the style."""
-        return torch.einsum("rihw,hwio->rohw", _neighbourhoods(difference), self.weights)
+        """Return what a difference of plain latents (rows, 8, height, width) becomes in the style."""
+        return torch.einsum("rihw,hwio->rohw", _neighborhoods(difference), self.weights)
 
 
-def _neighbourhoods(latents: Tensor) -> Tensor:
-    """Each cell's own numbers and those of its eight neighbours: (rows, 72, height, width)."""
+def _neighborhoods(latents: Tensor) -> Tensor:
+    """Return each cell's own numbers and those of its eight neighbors: (rows, 72, height, width)."""
     height, width = latents.shape[2:]
     padded = F.pad(latents, (1, 1, 1, 1), mode="replicate")
     return F.unfold(padded, 3).unflatten(2, (height, width))

@@ -1,4 +1,4 @@
-"""Recognises styles by a linear discriminant of classical measures.
+"""Recognizes styles by a linear discriminant of classical measures.
 
 It is fitted on drawn pictures, never on the model's.
 """
@@ -20,13 +20,13 @@ SIDE = 256
 EXAMPLES = 60
 """Drawn pictures of each class that the discriminant is fitted on."""
 IN_SHADOW = 20.0
-"""A colour not further than this (CIE76) from a shadow's counts as one: the autoencoder draws it up to 13 off."""
+"""A color not further than this (CIE76) from a shadow's counts as one: the autoencoder draws it up to 13 off."""
 
 
 def features(picture: Image.Image) -> np.ndarray:
     """Return seventeen numbers of a picture.
 
-    They are lightness, chroma, shares of typical colours, edges and their direction, periods, specks, unrest and
+    They are lightness, chroma, shares of typical colors, edges and their direction, periods, specks, unrest and
     shadow.
     """
     small = picture.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BOX)
@@ -92,12 +92,12 @@ def fit_discriminant(seed: int = 7) -> StyleDiscriminant:
 
 
 def _solid(mask: np.ndarray) -> float:
-    """The share of the picture that the mask's solid regions cover: thin seams at edges do not count."""
+    """Return the share of the picture that the mask's solid regions cover: thin seams at edges do not count."""
     return float(ndimage.binary_opening(mask, iterations=2).mean())
 
 
 def _tone(profile: np.ndarray, cycles: int) -> float:
-    """The share of a profile's variation that repeats `cycles` times, the first harmonics included."""
+    """Return the share of a profile's variation that repeats `cycles` times, the first harmonics included."""
     power = np.abs(np.fft.rfft(profile - profile.mean())) ** 2
     return float(power[cycles::cycles].sum() / (power[1:].sum() + 1e-3))
 

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
 from .drawing import draw_scene
-from .scenes import COLOURS, Scene
+from .scenes import COLORS, Scene
 
 Array = np.ndarray
 PAPER, INK = np.array([250.0, 248.0, 242.0]), np.array([24.0, 24.0, 30.0])
@@ -19,19 +19,20 @@ NIGHT = np.array([8.0, 8.0, 20.0])
 BLUEPRINT = np.array([18.0, 62.0, 140.0])
 SEPIA_DARK, SEPIA_LIGHT = np.array([62.0, 34.0, 14.0]), np.array([250.0, 226.0, 178.0])
 TILES, STRIPES, DOTS = 16, 8, 8
-"""Along the shorter side. Tiles repeat every two, stripes and dots every four cells of a 512² picture's latents: patterns that
-do not fit the cells (10 tiles, 9.9 stripes) were learned badly, as broken lines, and so were dots that lay anywhere."""
+"""Along the shorter side. Tiles repeat every two, stripes and dots every four cells of a 512² picture's latents:
+patterns that do not fit the cells (10 tiles, 9.9 stripes) were learned badly, as broken lines, and so were dots that
+lay anywhere."""
 DARK_GROUT, PALE_GROUT = np.array([60.0, 57.0, 54.0]), np.array([232.0, 228.0, 220.0])
-"""The dark one between white and pink tiles, where a pale one hardly changes the latents (by 0.13 squared on pink, on blue by
-0.66) and was not learned."""
+"""The dark one between white and pink tiles, where a pale one hardly changes the latents (by 0.13 squared on pink, on
+blue by 0.66) and was not learned."""
 SHADE, REACH = np.array([40.0, 24.0, 80.0]), 0.1
-"""Of the shadows, and how far they reach to the right and down. Shades of every background were learned as their mean; this
-one the autoencoder draws on every background."""
-CONFETTI = tuple(COLOURS[name] for name in ("pink", "yellow"))
+"""The color of shadows, and how far they reach to the right and down. Shades of every background were learned as their
+mean; this one the autoencoder draws on every background."""
+CONFETTI = tuple(COLORS[name] for name in ("pink", "yellow"))
 
 
 def styled_scene(scene: Scene, style: str, width: int, height: int, rng: random.Random) -> Image.Image:
-    """The scene drawn and then filtered by the named style."""
+    """Return the scene drawn and then filtered by the named style."""
     picture = np.asarray(draw_scene(scene, width, height), dtype=np.float32)
     filtered = STYLES[style](picture, scene, rng)
     return Image.fromarray(np.clip(filtered, 0, 255).astype(np.uint8))
@@ -58,7 +59,7 @@ def _mosaic(picture: Array, scene: Scene, rng: random.Random) -> Array:
 def _neon(picture: Array, scene: Scene, rng: random.Random) -> Array:
     side = min(picture.shape[:2])
     edges = _edges(picture, 0.012)
-    vivid = _strongest_neighbour(picture, side)
+    vivid = _strongest_neighbor(picture, side)
     glow = np.asarray(Image.fromarray((edges * 255).astype(np.uint8)).filter(ImageFilter.GaussianBlur(side * 0.022)))
     halo = np.clip(glow.astype(np.float32) / 255 * 1.6, 0, 0.75)
     return _blend(_blend(NIGHT, vivid, halo), np.minimum(vivid * 1.15 + 50, 255), edges)
@@ -81,8 +82,8 @@ def _blueprint(picture: Array, scene: Scene, rng: random.Random) -> Array:
 
 
 def _sepia(picture: Array, scene: Scene, rng: random.Random) -> Array:
-    grey = picture @ np.array([0.3, 0.59, 0.11], dtype=np.float32) / 255
-    return _blend(SEPIA_DARK, SEPIA_LIGHT, np.clip(0.08 + grey, 0, 1))
+    gray = picture @ np.array([0.3, 0.59, 0.11], dtype=np.float32) / 255
+    return _blend(SEPIA_DARK, SEPIA_LIGHT, np.clip(0.08 + gray, 0, 1))
 
 
 def _confetti(picture: Array, scene: Scene, rng: random.Random) -> Array:
@@ -99,7 +100,7 @@ def _confetti(picture: Array, scene: Scene, rng: random.Random) -> Array:
 
 def _shadow(picture: Array, scene: Scene, rng: random.Random) -> Array:
     height, width = picture.shape[:2]
-    behind = COLOURS[scene.background]
+    behind = COLORS[scene.background]
     mask = np.abs(picture - _lit_background(behind, height)).max(axis=2) > 24
     reach = round(min(width, height) * REACH)
     shadow = np.zeros_like(mask)
@@ -108,17 +109,17 @@ def _shadow(picture: Array, scene: Scene, rng: random.Random) -> Array:
     return np.where((shadow & ~mask)[:, :, None], SHADE, picture)
 
 
-def _lit_background(colour: tuple[int, int, int], height: int) -> Array:
-    blank = draw_scene(Scene(_name(colour)), 2, height)
+def _lit_background(color: tuple[int, int, int], height: int) -> Array:
+    blank = draw_scene(Scene(_name(color)), 2, height)
     return np.asarray(blank, dtype=np.float32)[:, :1]
 
 
-def _name(colour: tuple[int, int, int]) -> str:
-    return next(name for name, rgb in COLOURS.items() if rgb == colour)
+def _name(color: tuple[int, int, int]) -> str:
+    return next(name for name, rgb in COLORS.items() if rgb == color)
 
 
 def _edges(picture: Array, thickness: float) -> Array:
-    """Lines of the given thickness where colours meet: 0..1, shape (H, W)."""
+    """Lines of the given thickness where colors meet: 0..1, shape (H, W)."""
     height, width = picture.shape[:2]
     step = np.zeros((height, width), dtype=np.float32)
     across = np.abs(np.diff(picture, axis=1)).max(axis=2)
@@ -131,16 +132,16 @@ def _edges(picture: Array, thickness: float) -> Array:
     return np.asarray(lines, dtype=np.float32) / 255
 
 
-def _strongest_neighbour(picture: Array, side: int) -> Array:
-    """Return the most saturated colour nearby.
+def _strongest_neighbor(picture: Array, side: int) -> Array:
+    """Return the most saturated color nearby.
 
-    A neon line then takes the object's colour rather than a mixture.
+    A neon line then takes the object's color rather than a mixture.
     """
     image = Image.fromarray(picture.astype(np.uint8))
     reach = max(3, round(side * 0.02) // 2 * 2 + 1)
     light = np.asarray(image.filter(ImageFilter.MaxFilter(reach)), dtype=np.float32)
-    grey = light.mean(axis=2, keepdims=True)
-    return np.clip(grey + (light - grey) * 1.5, 70, 255)
+    gray = light.mean(axis=2, keepdims=True)
+    return np.clip(gray + (light - gray) * 1.5, 70, 255)
 
 
 def _grid(width: int, height: int, spacing: float, thickness: int) -> Array:

@@ -1,6 +1,6 @@
 """The tokenizer of the captions' language, and a first training of the text encoder without pictures.
 
-The text encoder first learns to answer what a caption says (colours, shapes, places). The UNet then finds these facts
+The text encoder first learns to answer what a caption says (colors, shapes, places). The UNet then finds these facts
 in the embeddings from its first step, and needs far fewer steps to follow the text.
 """
 
@@ -20,7 +20,7 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 from .captions import caption
 from .plan import WORK, Plan
 from .scenes import (
-    COLOURS,
+    COLORS,
     LANDSCAPES,
     PARTS,
     PLACES_OF_PARTS,
@@ -32,53 +32,39 @@ from .scenes import (
     Thing,
     training_scene,
 )
+from .styles import STYLES
 from .training import Checkpoint, Progress, half_precision, pick_device, warm_then_cosine
 
 MAX_TOKENS = 32
 WIDTH = 128
 CLIP_WORDS = r"""<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"""
-EXTRA_WORDS = [
-    "photo",
-    "painting",
-    "style",
-    "outline",
-    "mosaic",
-    "neon",
-    "stripes",
-    "blueprint",
-    "sepia",
-    "confetti",
-    "shadow",
-    "bright",
-    "dark",
-    "gray",
-    "brown",
-]
+EXTRA_WORDS = ["photo", "painting", "style", *STYLES, "bright", "dark", "gray", "brown"]
 SHARPNESS = 24.0
-"""Of the answers: thirty facts at once can have a cosine of 0.18 with their directions, and so a score of 4.4."""
+"""The answers' scores are cosines times this: thirty facts at once can have a cosine of 0.18 with their directions, and
+so a score of 4.4."""
 KEEPING = 10.0
 """What a squared change of what the adopted text said counts: the adopted UNet knows it by that."""
 DEFAULT_POSITION = "center"
-"""Of an object whose place is not stated."""
+"""An object whose place is not stated is here."""
 FACT_TOKENS = 12
 """So many of the last tokens say what a caption says as a whole; no caption of one object reaches as far."""
 ABSENT = "(absent)"
 UNASKED = -100
 ANSWERS_AT_A_PLACE: dict[str, tuple[str, ...]] = {
-    "colour": (ABSENT, *COLOURS),
+    "color": (ABSENT, *COLORS),
     "shape": (ABSENT, *SHAPES),
     "size": (ABSENT, *SIZES),
     "part": (ABSENT, *PARTS),
 }
 ANSWERS: dict[str, tuple[str, ...]] = {
-    "background": (ABSENT, *COLOURS),
+    "background": (ABSENT, *COLORS),
     "landscape": (ABSENT, *LANDSCAPES),
     "relation": (ABSENT, *RELATIONS, "and"),
     "position": (ABSENT, *POSITIONS),
     **{f"shape {i}": (ABSENT, *SHAPES) for i in (1, 2)},
     **{f"size {i}": (ABSENT, *SIZES) for i in (1, 2)},
-    **{f"colour {i}": (ABSENT, *COLOURS) for i in (1, 2, 3)},
-    **{f"colour of {part}": tuple(COLOURS) for part in PARTS},
+    **{f"color {i}": (ABSENT, *COLORS) for i in (1, 2, 3)},
+    **{f"color of {part}": tuple(COLORS) for part in PARTS},
     **{f"{what} at {place}": answers for place in POSITIONS for what, answers in ANSWERS_AT_A_PLACE.items()},
 }
 PLACES_OF_TWO = {
@@ -145,7 +131,7 @@ def build_text_encoder(tokenizer: CLIPTokenizer) -> CLIPTextModel:
 
 
 def tokens_of(tokenizer: CLIPTokenizer, captions: list[str]) -> Tensor:
-    """Token ids padded as the Stable Diffusion pipeline pads them: (len(captions), MAX_TOKENS)."""
+    """Return token ids padded as the Stable Diffusion pipeline pads them: (len(captions), MAX_TOKENS)."""
     encoded = tokenizer(captions, padding="max_length", max_length=MAX_TOKENS, truncation=True, return_tensors="pt")
     return encoded.input_ids
 
@@ -174,11 +160,11 @@ def train_text_encoder(plan: Plan) -> None:
     reader = FactReader(pooling.proj.out_features).to(device)
     before = SaidBefore(encoder, pooling) if adopted is not None else None
     parameters = [*encoder.parameters(), *pooling.parameters(), *reader.parameters()]
-    optimiser = torch.optim.AdamW(parameters, lr=plan.text_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(parameters, lr=plan.text_rate, betas=(0.9, 0.98), weight_decay=0.01)
     progress = Progress("text", plan.text_steps)
     rng = random.Random(f"{plan.seed} text")
     for step in range(plan.text_steps):
-        for group in optimiser.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = warm_then_cosine(step, plan.text_steps, plan.text_rate)
         scenes = [training_scene(rng) for _ in range(plan.text_batch)]
         seeds = [rng.random() for _ in scenes]
@@ -192,16 +178,16 @@ def train_text_encoder(plan: Plan) -> None:
                 # the reader first learns how the adopted text says it
                 hidden, pooled = hidden.detach(), pooled.detach()
         loss = reader.loss(pooled[:-1], hidden[:-1], scenes) + KEEPING * changed
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimiser.step()
+        optimizer.step()
         progress.report(step, loss.item())
     checkpoint.save(encoder=encoder.state_dict(), pooling=pooling.state_dict(), reader=reader.state_dict())
 
 
 def _captions(scenes: Iterable[Scene], seeds: list[float]) -> list[str]:
-    """One for each scene, in the words that its seed chooses, and one without words."""
+    """Return a caption for each scene, in the words that its seed chooses, and one without words."""
     return [*(caption(scene, random.Random(seed)) for scene, seed in zip(scenes, seeds, strict=True)), ""]
 
 
@@ -235,7 +221,7 @@ class SaidBefore:
 
 
 def facts(scene: Scene) -> list[int]:
-    """The right answer's index for each question in `ANSWERS`."""
+    """Return the right answer's index for each question in `ANSWERS`."""
     things = scene.things
     said: dict[str, str | None] = {
         "background": scene.background,
@@ -247,14 +233,14 @@ def facts(scene: Scene) -> list[int]:
         thing = things[i - 1] if len(things) >= i else None
         said[f"shape {i}"] = thing.shape if thing else None
         said[f"size {i}"] = thing.size if thing else None
-    colours = scene.parts or tuple(thing.colour for thing in things)
+    colors = scene.parts or tuple(thing.color for thing in things)
     for i in (1, 2, 3):
-        said[f"colour {i}"] = colours[i - 1] if len(colours) >= i else None
-    for part, colour in zip(LANDSCAPES.get(scene.landscape or "", ()), scene.parts, strict=True):
+        said[f"color {i}"] = colors[i - 1] if len(colors) >= i else None
+    for part, color in zip(LANDSCAPES.get(scene.landscape or "", ()), scene.parts, strict=True):
         place = PLACES_OF_PARTS[part]
-        said |= {f"colour of {part}": colour, f"colour at {place}": colour, f"part at {place}": part}
+        said |= {f"color of {part}": color, f"color at {place}": color, f"part at {place}": part}
     for place, thing in places_of(scene):
-        said |= {f"colour at {place}": thing.colour, f"shape at {place}": thing.shape, f"size at {place}": thing.size}
+        said |= {f"color at {place}": thing.color, f"shape at {place}": thing.shape, f"size at {place}": thing.size}
     return [_index(choices, said.get(question)) for question, choices in ANSWERS.items()]
 
 
@@ -265,14 +251,14 @@ def _index(choices: tuple[str, ...], answer: str | None) -> int:
 
 
 def places_of(scene: Scene) -> list[tuple[str, Thing]]:
-    """Which object is where."""
+    """Return which object is where."""
     if len(scene.things) == 2:
         return list(zip(PLACES_OF_TWO.get(scene.relation or "", ("left", "right")), scene.things, strict=True))
     return [(thing.position or DEFAULT_POSITION, thing) for thing in scene.things]
 
 
 def with_stated_place(scene: Scene) -> Scene:
-    """The same scene, with the position of its one object as a position that is stated."""
+    """Return the same scene, with the position of its one object as a position that is stated."""
     if len(scene.things) != 1:
         return scene
     ((position, thing),) = places_of(scene)
@@ -285,10 +271,10 @@ class FactReader(nn.Module):
     These are the two ways by which text reaches the UNet. What is at a place has a token of its own, which a query of
     that place can find by its position: from "first", "second" and "left of" alone the UNet hardly learned to put two
     objects where they belong (measured), and while a landscape's parts had none, at high noise a house had its roof's
-    colour all over or nowhere (seen). Red is the same direction in the token of every place, so that the UNet need
+    color all over or nowhere (seen). Red is the same direction in the token of every place, so that the UNet need
     learn it only once.
 
-    An answer is a direction. Under a plain linear reader, and without any once the UNet learned, colours grew until a
+    An answer is a direction. Under a plain linear reader, and without any once the UNet learned, colors grew until a
     word such as "left" moved the pooled text by a twentieth of what "red" did, and the UNet ignored it (measured).
     """
 
@@ -300,7 +286,7 @@ class FactReader(nn.Module):
         self.from_place = nn.Parameter(torch.randn(at_a_place, WIDTH))
 
     def loss(self, pooled: Tensor, hidden: Tensor, scenes: list[Scene]) -> Tensor:
-        """Of pooled (scenes, width) and hidden (scenes, tokens, WIDTH): the mean cross entropy of all answers."""
+        """Return the mean cross entropy of all answers; pooled is (scenes, width), hidden (scenes, tokens, WIDTH)."""
         answers = torch.tensor([facts(scene) for scene in scenes], device=hidden.device)
         places = hidden[:, -1 - len(POSITIONS) : -1].flip(1)  # (scenes, places, WIDTH), the last but one first
         by_token = [_cosines(hidden[:, -1], self.from_last), _cosines(places, self.from_place).flatten(1)]

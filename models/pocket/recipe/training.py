@@ -1,4 +1,4 @@
-"""What every training loop shares: device, learning rate, averaged weights, checkpoints, progress."""
+"""What every training loop shares: device, noise, learning rate, averaged weights, checkpoints, progress."""
 
 import math
 import time
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from diffusers import DDIMScheduler
 from torch import nn
 
 from .plan import WORK
@@ -32,8 +33,25 @@ def computes_in_bfloat16(device: torch.device) -> bool:
     return device.type != "cpu" or bool(known.get("avx512_bf16") or known.get("bf16"))
 
 
+def noise_schedule() -> DDIMScheduler:
+    """Return the plain linear schedule, which ends at 1/157 of the signal.
+
+    So no background color leaks into the starting noise.
+    """
+    return DDIMScheduler(
+        beta_schedule="linear",
+        beta_start=0.0001,
+        beta_end=0.02,
+        prediction_type="v_prediction",
+        clip_sample=False,
+        set_alpha_to_one=True,
+        timestep_spacing="trailing",
+        steps_offset=1,
+    )
+
+
 def warm_then_cosine(step: int, steps: int, top: float, warmup: int = 100) -> float:
-    """The learning rate: a linear rise, then half a cosine down to 2 % of the top."""
+    """Return the learning rate: a linear rise, then half a cosine down to 2 % of the top."""
     rise = min(1.0, (step + 1) / warmup)
     return top * rise * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, step / max(1, steps)))))
 
@@ -41,7 +59,7 @@ def warm_then_cosine(step: int, steps: int, top: float, warmup: int = 100) -> fl
 Parameters = Iterable[nn.Parameter]
 
 
-class Optimisers:
+class Optimizers:
     """Muon (Jordan et al. 2024) for a model's matrices, and AdamW for the rest.
 
     Convolutions are taken as matrices of one row per output channel. AdamW is for the model's `ends` (the first and the
@@ -73,7 +91,7 @@ class Optimisers:
         self.adamw = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.99), weight_decay=0.01, fused=True)
 
     def descend(self, loss: torch.Tensor, parameters: list[nn.Parameter], rate: float) -> None:
-        """One step down the loss's gradient, clipped to norm 1, at the learning rate."""
+        """Take one step down the loss's gradient, clipped to norm 1, at the learning rate."""
         self.adamw.zero_grad()
         for parameter in parameters:
             parameter.grad = None
@@ -81,10 +99,10 @@ class Optimisers:
         nn.utils.clip_grad_norm_(parameters, 1.0)
         for flat, matrix in zip(self.flat, self.matrices, strict=True):
             flat.grad = None if matrix.grad is None else _as_matrix(matrix.grad)
-        for optimiser in (self.muon, self.adamw):
-            for group in optimiser.param_groups:
+        for optimizer in (self.muon, self.adamw):
+            for group in optimizer.param_groups:
                 group["lr"] = group.get("share", 1.0) * rate
-            optimiser.step()
+            optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
         return {"muon": self.muon.state_dict(), "adamw": self.adamw.state_dict()}
@@ -97,7 +115,7 @@ class Optimisers:
 class Float32Muon(torch.optim.Muon):
     """Muon in float32, with Nesterov's momentum and `adjust_lr_fn="match_rms_adamw"`.
 
-    torch's own orthogonalises in bfloat16, which was five sixths of a step's time where the processor only emulates it
+    torch's own orthogonalizes in bfloat16, which was five sixths of a step's time where the processor only emulates it
     (some fifteen times as long; both measured).
     """
 
@@ -118,7 +136,7 @@ class Float32Muon(torch.optim.Muon):
 
 
 def _orthogonal(matrix: torch.Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> torch.Tensor:
-    """The matrix with its singular values near 1, by Newton and Schulz (Jordan et al. 2024)."""
+    """Return the matrix with its singular values near 1, by Newton and Schulz (Jordan et al. 2024)."""
     a, b, c = coefficients
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if tall else matrix
@@ -193,6 +211,7 @@ class Progress:
         self.losses.clear()
         left = seconds_per_step * (self.steps - done) / 60
         print(
-            f"{self.stage:<12} {done:>6}/{self.steps}  loss {mean:.4f}  {seconds_per_step:.3f} s/step  {left:.1f} min left",
+            f"{self.stage:<12} {done:>6}/{self.steps}  loss {mean:.4f}"
+            f"  {seconds_per_step:.3f} s/step  {left:.1f} min left",
             flush=True,
         )

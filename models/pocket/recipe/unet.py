@@ -14,23 +14,25 @@ from .layout import AttentionGuide, LayoutReader, focus_on_objects
 from .plan import Phase, Plan
 from .scenes import Scene
 from .text import WIDTH, FactReader, build_text_encoder, load_tokenizer, tokens_of
-from .training import AveragedWeights, Checkpoint, Optimisers, Progress, pick_device, warm_then_cosine
+from .training import AveragedWeights, Checkpoint, Optimizers, Progress, pick_device, warm_then_cosine
 from .velocity import Forward, VelocityLoss, random_pictures, with_twins, words_for
 
 TEXT_RATE = 0.3
 """The text encoder, trained before, learns at this share of the UNet's rate."""
 FACTS_SHARE = 0.05
-"""Of the text stage's loss beside the UNet's, so that no fact fades from the text while the UNet learns."""
+"""The text stage's loss counts this much beside the UNet's, so that no fact fades from the text while the UNet
+learns."""
 LAYOUT_SHARE, LOOKS_SHARE = 0.02, 0.1
-"""Of the side tasks' losses (`layout.py`). A share of 0.3 gave the layout's gradient a norm of 28 where the diffusion loss had
-2.2 (12 pictures of 512², published UNet, a head fitted anew): clipped and by Muon, which takes directions, it led the steps."""
+"""The side tasks' losses (`layout.py`) count this much. A share of 0.3 gave the layout's gradient a norm of 28 where
+the diffusion loss had 2.2 (12 pictures of 512², published UNet, a head fitted anew): clipped and by Muon, which takes
+directions, it led the steps."""
 AVERAGE_DECAY = 0.99
 
 
 def build_unet() -> UNet2DConditionModel:
     """Build the UNet, which text reaches by cross attention and pooled into the time embedding.
 
-    By the latter it learns colours soonest.
+    By the latter it learns colors soonest.
     """
     return UNet2DConditionModel(
         sample_size=32,
@@ -51,7 +53,7 @@ def build_unet() -> UNet2DConditionModel:
 class UnetTraining:
     """Trains the UNet through all phases of the curriculum.
 
-    It holds the UNet, the text encoder, their averaged weights and the optimiser.
+    It holds the UNet, the text encoder, their averaged weights and the optimizer.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -67,7 +69,7 @@ class UnetTraining:
         self.layout = LayoutReader(self.unet).to(self.device)
         self.guide = AttentionGuide(self.unet)
         self.parameters = [*self.unet.parameters(), *self.text_encoder.parameters()]
-        self.optimisers = Optimisers(
+        self.optimizers = Optimizers(
             self.unet,
             ("conv_in", "conv_out"),
             helpers=self.layout.parameters(),
@@ -119,7 +121,7 @@ class UnetTraining:
         loss = loss + LAYOUT_SHARE * self.layout.loss(scenes)
         loss = loss + LOOKS_SHARE * self.guide.loss(conditional, scenes, columns, rows)
         loss = loss + FACTS_SHARE * self.reader.loss(self.unet.add_embedding(conditional), conditional, scenes)
-        self.optimisers.descend(loss, self.parameters, warm_then_cosine(step, phase.steps, phase.rate))
+        self.optimizers.descend(loss, self.parameters, warm_then_cosine(step, phase.steps, phase.rate))
         self.average.update(step if self.phase == 0 else 10**6)
         return loss.item()
 
@@ -128,7 +130,7 @@ class UnetTraining:
             unet=self.unet.state_dict(),
             text_encoder=self.text_encoder.state_dict(),
             layout=self.layout.state_dict(),
-            optimisers=self.optimisers.state_dict(),
+            optimizers=self.optimizers.state_dict(),
             average=self.average.average,
             phase=self.phase,
             step=self.step,
@@ -140,7 +142,7 @@ class UnetTraining:
             self.unet.load_state_dict(state["unet"])
             self.text_encoder.load_state_dict(state["text_encoder"])
             self.layout.load_state_dict(state["layout"])
-            self.optimisers.load_state_dict(state["optimisers"])
+            self.optimizers.load_state_dict(state["optimizers"])
             self.average.average = [value.to(self.device) for value in state["average"]]
             self.phase, self.step = state["phase"], state["step"]
 
@@ -164,7 +166,7 @@ def starting_models(tokenizer: CLIPTokenizer) -> tuple[UNet2DConditionModel, CLI
 
 
 def trained_models(stage: str = "agreed") -> tuple[UNet2DConditionModel, CLIPTextModel]:
-    """The UNet and text encoder of the stage's checkpoint, with averaged weights."""
+    """Return the UNet and text encoder of the stage's checkpoint, with averaged weights."""
     tokenizer = load_tokenizer()
     unet, text_encoder = build_unet(), build_text_encoder(tokenizer)
     average = Checkpoint(stage).require()["average"]

@@ -1,7 +1,4 @@
-"""Trains super-resolution on the pocket model's world.
-
-The network is Real-ESRGAN's compact one (Wang et al. 2021).
-"""
+"""Trains super-resolution on the pocket model's world: the network that Atelier upscales with."""
 
 import random
 from functools import partial
@@ -9,41 +6,20 @@ from functools import partial
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
+
+from serve_app.upscale.upscaler import CompactNetwork
 
 from .export import export_upscaler
 from .pictures import as_tensor, random_picture, renewed_pool
 from .plan import ROOT, Plan
-from .training import Checkpoint, Optimisers, Progress, pick_device, warm_then_cosine
+from .training import Checkpoint, Optimizers, Progress, pick_device, warm_then_cosine
 
 SCALES = (2, 4)
+WIDTH, DEPTH = 32, 8
 STYLED_SHARE = 0.4
 
 Pair = tuple[Tensor, Tensor]
-
-
-class CompactUpscaler(nn.Module):
-    """SRVGGNetCompact: convolutions at low resolution, one pixel shuffle, added to the enlarged input.
-
-    Pictures are RGB in 0..1.
-    """
-
-    def __init__(self, scale: int, features: int = 32, layers: int = 8) -> None:
-        super().__init__()
-        self.scale = scale
-        body: list[nn.Module] = [nn.Conv2d(3, features, 3, 1, 1), nn.PReLU(features)]
-        for _ in range(layers):
-            body += [nn.Conv2d(features, features, 3, 1, 1), nn.PReLU(features)]
-        body.append(nn.Conv2d(features, 3 * scale**2, 3, 1, 1))
-        self.body = nn.ModuleList(body)
-
-    def forward(self, picture: Tensor) -> Tensor:
-        hidden = picture
-        for layer in self.body:
-            hidden = layer(hidden)
-        enlarged = functional.interpolate(picture, scale_factor=self.scale, mode="nearest")
-        return functional.pixel_shuffle(hidden, self.scale) + enlarged
 
 
 def train_upscalers(plan: Plan) -> None:
@@ -52,7 +28,7 @@ def train_upscalers(plan: Plan) -> None:
 
 
 def shrunk(picture: Image.Image, scale: int) -> Image.Image:
-    """The low-resolution input that belongs to a picture."""
+    """Return the low-resolution input that belongs to a picture."""
     size = (picture.width // scale, picture.height // scale)
     return picture.resize(size, Image.Resampling.BICUBIC)
 
@@ -60,30 +36,30 @@ def shrunk(picture: Image.Image, scale: int) -> Image.Image:
 def _train_upscaler(plan: Plan, scale: int) -> None:
     device = pick_device(plan.threads)
     torch.manual_seed(plan.seed)
-    model = CompactUpscaler(scale).to(device, memory_format=torch.channels_last)
+    model = CompactNetwork(WIDTH, DEPTH, scale).to(device, memory_format=torch.channels_last)
     with torch.no_grad():
         model.body[-1].weight.mul_(0.1)
-    optimisers, parameters = Optimisers(model, ("body.0.", f"body.{len(model.body) - 1}.")), list(model.parameters())
+    optimizers, parameters = Optimizers(model, ("body.0.", f"body.{len(model.body) - 1}.")), list(model.parameters())
     checkpoint, start = Checkpoint(f"upscaler-x{scale}"), 0
     if state := checkpoint.load():
         model.load_state_dict(state["model"])
-        if state["optimisers"]:
-            optimisers.load_state_dict(state["optimisers"])
+        if state["optimizers"]:
+            optimizers.load_state_dict(state["optimizers"])
         start = state["step"]
     progress = Progress(f"upscaler x{scale}", plan.upscaler_steps, start)
     for step, pairs in renewed_pool(partial(_draw_pair, plan, scale), plan.pool, start, plan.upscaler_steps):
         low, high = _crops(random.Random(f"{step}"), pairs, plan, scale)
         enlarged = model(low.to(device, memory_format=torch.channels_last))  # bfloat16 would round at 50 dB
         loss = (enlarged - high.to(device)).square().mean((1, 2, 3)).sqrt().mean()
-        optimisers.descend(loss, parameters, warm_then_cosine(step, plan.upscaler_steps, plan.upscaler_rate))
+        optimizers.descend(loss, parameters, warm_then_cosine(step, plan.upscaler_steps, plan.upscaler_rate))
         progress.report(step, loss.item())
         if (step + 1) % plan.save_every == 0 or step + 1 == plan.upscaler_steps:
-            checkpoint.save(model=model.state_dict(), optimisers=optimisers.state_dict(), step=step + 1)
+            checkpoint.save(model=model.state_dict(), optimizers=optimizers.state_dict(), step=step + 1)
     export_upscaler(scale, model.state_dict())
 
 
 def _draw_pair(plan: Plan, scale: int, number: int) -> Pair:
-    """A picture shrunk and whole: (3, height/scale, width/scale) and (3, height, width) in 0..255."""
+    """Return a picture shrunk and whole: (3, height/scale, width/scale) and (3, height, width) in 0..255."""
     rng = random.Random(f"{plan.seed} upscaler {scale} {number}")
     picture = random_picture(rng, rng.choice((384, 512)), STYLED_SHARE)
     return as_tensor(shrunk(picture, scale)), as_tensor(picture)
@@ -105,8 +81,7 @@ def _crops(rng: random.Random, pairs: list[Pair], plan: Plan, scale: int) -> Pai
     return torch.stack(low) / 255, torch.stack(high) / 255
 
 
-def load_upscaler(scale: int) -> CompactUpscaler:
-    """The published upscaler, in float32."""
-    model = CompactUpscaler(scale)
-    model.load_state_dict(load_file(ROOT / "upscaler" / f"x{scale}.safetensors"))
-    return model.float().eval().requires_grad_(False)
+def load_upscaler(scale: int) -> CompactNetwork:
+    """Load the published upscaler, in float32."""
+    network = CompactNetwork.from_weights(load_file(ROOT / "upscaler" / f"x{scale}.safetensors"))
+    return network.eval().requires_grad_(False)

@@ -11,23 +11,23 @@ from torch import Tensor
 
 from .captions import caption
 from .scenes import Scene
-from .schedule import noise_schedule
-from .training import half_precision
+from .training import half_precision, noise_schedule
 
 TWIN_SHARE = 0.2
 """So much of every batch are twins: the first pictures once more, equally noisy, without their words."""
 AGREEMENT, DISPUTE = 15.0, 1.0
 AGREED, DISPUTED = 400, 500
-"""The squared difference of twins' predictions counts so many times as much as the error, the first up to the first timestep,
-the second from the second timestep on: there the twin without words predicts half way to the other, and guidance 7.5 does
-what 4.25 would.
+"""The squared difference of twins' predictions counts so many times as much as the error, the first up to the first
+timestep, the second from the second timestep on: there the twin without words predicts half way to the other, and
+guidance 7.5 does what 4.25 would.
 
-Guidance multiplies that difference. Where a picture is all but decided words have little to add: at t = 300 the words lowered
-the error by 0.005 and yet the predictions differed by 0.009, so that guidance 7.5 raised the error from 0.04 to 0.45, and
-colours broke up; with guidance left out below t = 400 they hardly did. 1,000 steps at 20, up to 420 and 550, brought it down to
-0.06. Agreement up to t = 700 was too much: small objects lost their colour where the words still tell it, at t = 500 and 600.
-(Seen on 48 validation pictures and eight prompts, at 512².) Half of the way brought shapes at 7.5 from six prompts of ten to
-all. At a weight of 3 for 520 more steps, both of two objects were right in 31 % of 48 pairs at 7.5 and 56 % at 4, not in 46 and 71."""
+Guidance multiplies that difference. Where a picture is all but decided words have little to add: at t = 300 the words
+lowered the error by 0.005 and yet the predictions differed by 0.009, so that guidance 7.5 raised the error from 0.04 to
+0.45, and colors broke up; with guidance left out below t = 400 they hardly did. 1,000 steps at 20, up to 420 and 550,
+brought it down to 0.06. Agreement up to t = 700 was too much: small objects lost their color where the words still tell
+it, at t = 500 and 600. (Seen on 48 validation pictures and eight prompts, at 512².) Half of the way brought shapes at
+7.5 from six prompts of ten to all. At a weight of 3 for 520 more steps, both of two objects were right in 31 % of 48
+pairs at 7.5 and 56 % at 4, not in 46 and 71."""
 FOCUSED, UNFOCUSED = 700, 900
 SNR_CEILING = 5.0
 MIDDLE_SHARE = 0.8
@@ -69,7 +69,7 @@ class VelocityLoss:
     def predicted(
         self, forward: Forward, latents: Tensor, noise: Tensor, timesteps: Tensor, embeddings: Tensor
     ) -> Tensor:
-        """The velocity that `forward` sees in the latents made noisy, (rows, 8, height, width)."""
+        """Return the velocity that `forward` sees in the latents made noisy, (rows, 8, height, width)."""
         noisy = self.schedule.add_noise(latents, noise, timesteps).contiguous(memory_format=torch.channels_last)
         with half_precision(latents.device):
             return forward(noisy, timesteps, embeddings, return_dict=False)[0].float()
@@ -125,7 +125,7 @@ def twins_among(rows: int) -> int:
 
 
 def twins_of(batch: Tensor) -> tuple[Tensor, Tensor]:
-    """The twins with words, and without."""
+    """Return the twins with words, and without."""
     twins = twins_among(len(batch))
     return batch[:twins], batch[len(batch) - twins :]
 
@@ -141,7 +141,7 @@ def with_twins(singles: Tensor, rows: int) -> Tensor:
 
 
 def words_for(rng: random.Random, scenes: list[Scene], rows: int) -> list[str]:
-    """A caption for each scene, none for the twins."""
+    """Return a caption for each scene, none for the twins."""
     return [caption(scene, rng) for scene in scenes] + [""] * (rows - len(scenes))
 
 

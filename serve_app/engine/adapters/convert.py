@@ -42,9 +42,9 @@ def check_parts(name: str, parts: Parts, shape: torch.Size, *, max_rank: int) ->
 
 
 def module_weights(
-    name: str, parts: Parts, base: Tensor, *, alpha: float | None, rank_stabilised: bool
+    name: str, parts: Parts, base: Tensor, *, alpha: float | None, rank_stabilized: bool
 ) -> ModuleWeights:
-    """The change of a layer whose base weight is `base` [out, in…], by parts that passed `check_parts`.
+    """Return the change of a layer whose base weight is `base` [out, in…], by parts that passed `check_parts`.
 
     `alpha` None means the file's own, else its dimension. Raises UnusableAdapter for numbers that are not finite.
     """
@@ -55,7 +55,7 @@ def module_weights(
         up = up * parts["scalar"].float()
     if "alpha" in parts:
         alpha = float(parts["alpha"])
-    made = ModuleWeights(down, up, _scaling(alpha, dimension, rank_stabilised))
+    made = ModuleWeights(down, up, _scaling(alpha, dimension, rank_stabilized))
     if "peft_magnitude" in parts:
         made = made._replace(magnitude=_per_output(name, parts["peft_magnitude"], base.shape, by_lycoris=False))
     if "dora_scale" in parts:
@@ -64,10 +64,10 @@ def module_weights(
     return made
 
 
-def _scaling(alpha: float | None, dimension: int | None, rank_stabilised: bool) -> float:
+def _scaling(alpha: float | None, dimension: int | None, rank_stabilized: bool) -> float:
     if dimension is None or alpha is None:
         alpha = dimension = dimension or 1
-    return alpha / (dimension**0.5 if rank_stabilised else dimension)
+    return alpha / (dimension**0.5 if rank_stabilized else dimension)
 
 
 def _require_one_algorithm(name: str, parts: Parts) -> None:
@@ -86,7 +86,8 @@ def _low_rank(name: str, parts: Parts, shape: torch.Size) -> LowRank:
     try:
         return read(name, parts, shape)
     except (RuntimeError, IndexError) as error:  # torch, of shapes that do not fit each other
-        raise UnusableAdapter(f"{name}: its tensors do not fit each other: {_shapes(parts)}") from error
+        shapes = ", ".join(f"{part} {tuple(tensor.shape)}" for part, tensor in sorted(parts.items()))
+        raise UnusableAdapter(f"{name}: its tensors do not fit each other: {shapes}") from error
 
 
 def _lora(name: str, parts: Parts, shape: torch.Size) -> LowRank:
@@ -166,7 +167,7 @@ def _require_ia3(name: str, parts: Parts, shape: torch.Size) -> None:
 
 
 def _ia3(name: str, parts: Parts, base: Tensor) -> ModuleWeights:
-    """A factor 1 + scale·w per output, on the product alone and not on the bias."""
+    """Return a factor 1 + scale·w per output, on the product alone and not on the bias."""
     if "ia3_on_input" in parts and bool(parts["ia3_on_input"]):
         raise UnusableAdapter(f"{name}: IA³ on a layer's inputs is not supported, only on its outputs")
     slope = parts["ia3_weight"].float().flatten()
@@ -203,10 +204,6 @@ def _require(name: str, parts: Parts, *needed: str) -> None:
     if missing:
         wanted = ("both " if len(needed) == 2 else "") + " and ".join(needed)
         raise UnusableAdapter(f"{name}: has {' and '.join(sorted(parts))} but needs {wanted}")
-
-
-def _shapes(parts: Parts) -> str:
-    return ", ".join(f"{part} {tuple(tensor.shape)}" for part, tensor in sorted(parts.items()))
 
 
 def _require_finite(name: str, made: ModuleWeights) -> None:

@@ -12,7 +12,7 @@ KINDS: Sequence[tuple[str, str]] = (
     (r"\.(oft_blocks|oft_diag|oft_R|rescale)\b|\.oft_", "OFT"),
     (r"\.boft_", "BOFT"),
     (r"\.(a1|a2|b1|b2)\.weight$", "GLoRA"),
-    (r"\.(w_norm|b_norm)$", "normalisation layers (train_norm)"),
+    (r"\.(w_norm|b_norm)$", "normalization layers (train_norm)"),
     (r"\.(diff|diff_b)$", "full-weight difference"),
     (r"lora_B\.(?:\w+\.)?bias$|lora_up\.bias$", "LoRA with a bias (lora_bias)"),
 )
@@ -55,7 +55,7 @@ _XL_TEXT = re.compile(r"^(lora_te2_|text_encoder_2\.|clip_g\.|text_encoders\.cli
 
 
 def explain(unplaced: Sequence[str], tensors: Mapping[str, Tensor], table: LayerTable) -> str:
-    """The message for keys that belong to no layer."""
+    """Return the message for keys that belong to no layer."""
     shown = ", ".join(sorted(unplaced)[:5]) + (f" and {len(unplaced) - 5} more" if len(unplaced) > 5 else "")
     kinds = _matches(KINDS, unplaced)
     if kinds:
@@ -72,10 +72,10 @@ def explain(unplaced: Sequence[str], tensors: Mapping[str, Tensor], table: Layer
 def wrong_family(tensors: Mapping[str, Tensor], table: LayerTable, declared: Mapping[str, str]) -> str | None:
     """Return the message for a file of another family whose names all happen to fit, else None.
 
-    What `declared` (the file's metadata, PEFT's configuration) says of the base decides only where no shape does. A file of the
-    first text encoder alone, under names that both use (`clip_l.`, `text_encoder.`, PEFT's folder) and without metadata, is
-    undecidable: SD 1 and SDXL have the same CLIP-L, and it acts on either. So is a base of unusual widths, distinguished from
-    SDXL by its one text encoder alone.
+    What `declared` (the file's metadata, PEFT's configuration) says of the base decides only where no shape does. A
+    file of the first text encoder alone, under names that both use (`clip_l.`, `text_encoder.`, PEFT's folder) and
+    without metadata, is undecidable: SD 1 and SDXL have the same CLIP-L, and it acts on either. So is a base of unusual
+    widths, distinguished from SDXL by its one text encoder alone.
     """
     own = base_name(table)
     family = family_of(tensors)
@@ -116,7 +116,7 @@ def _looks_like(family: str) -> str:
 
 
 def family_of(tensors: Mapping[str, Tensor]) -> str | None:
-    """SD 1, SD 2 or SDXL by what the file's cross attention reads, or by a second text encoder."""
+    """Return SD 1, SD 2 or SDXL by what the file's cross attention reads, or by a second text encoder."""
     widths = {tensor.shape[1] for name, tensor in tensors.items() if tensor.dim() > 1 and _CROSS_ATTENTION.search(name)}
     if len(widths) == 1 and (family := FAMILIES.get(widths.pop())):
         return family

@@ -1,10 +1,7 @@
 """Finds a base model's layers by every name that adapter files use for them.
 
-`UnusableAdapter` is the error of an adapter that cannot be used.
-
-`outlined_table` keeps a base model's layer names and shapes in a small file, made once from its configuration.
-
-Making that file imports diffusers and transformers (6 s); checking an adapter against it needs neither.
+`outlined_table` keeps a base model's layer names and shapes in a small file, made once from its configuration. Making
+that file imports diffusers and transformers (6 s); checking an adapter against it needs neither.
 """
 
 import hashlib
@@ -77,12 +74,12 @@ class LayerTable:
         return self._layer(self.denoiser, bare) or self._layer(unprefixed_text, bare)
 
     def base_weight(self, component: str, layer: str) -> torch.Tensor:
-        """The base model's weight of a layer, [out, in…]."""
+        """Return the base model's weight of a layer, [out, in…]."""
         return self.components[component].layers[layer].weight
 
     @property
     def context_width(self) -> int | None:
-        """Width of the text embeddings that cross attention reads: 768 in SD 1, 1024 in SD 2, 2048 in SDXL."""
+        """Return width of the text embeddings that cross attention reads: 768 in SD 1, 1024 in SD 2, 2048 in SDXL."""
         widths = {shape[1] for (_, name), shape in self.shapes.items() if name.endswith("attn2.to_k")}
         return widths.pop() if len(widths) == 1 else None
 
@@ -107,8 +104,7 @@ class UnusableAdapter(ValueError):
 
 
 VERSION = 1
-"""The version of the file's form and of the rules by which it is made: raise it when names or aliases of layers change.
-"""
+"""The version of the file's form and rules: raise it when names or aliases of layers change."""
 _INDEX = "model_index.json"
 
 
@@ -129,7 +125,8 @@ class OutlinedComponent(NamedTuple):
 def outlined_table(folder: Path, kept: Path, *, name: str = "") -> LayerTable:
     """Return the layer table of the diffusers folder `folder` from its file in `kept`, without weights.
 
-    `name` is what messages call the base model. Makes the file where it is missing. Raises OSError, or ValueError for a family that is not supported.
+    `name` is what messages call the base model. Makes the file where it is missing. Raises OSError, or ValueError for a
+    family that is not supported.
     """
     file = kept / f"{_digest(folder)}.json"
     try:
@@ -152,16 +149,15 @@ def _digest(folder: Path) -> str:
 
 
 def _write(table: LayerTable) -> bytes:
-    parts = {name: _outline(component) for name, component in table.components.items()}
-    return json.dumps({"denoiser": table.denoiser, "components": parts}, separators=(",", ":")).encode()
-
-
-def _outline(component: LayersOfComponent) -> dict[str, Any]:
-    return {
-        "layers": {name: list(layer.weight.shape) for name, layer in component.layers.items()},
-        "aliases": dict(component.aliases),
-        "kohya_prefixes": list(component.kohya_prefixes),
+    parts = {
+        name: {
+            "layers": {layer: list(module.weight.shape) for layer, module in component.layers.items()},
+            "aliases": dict(component.aliases),
+            "kohya_prefixes": list(component.kohya_prefixes),
+        }
+        for name, component in table.components.items()
     }
+    return json.dumps({"denoiser": table.denoiser, "components": parts}, separators=(",", ":")).encode()
 
 
 def _read(written: bytes, name: str) -> LayerTable:

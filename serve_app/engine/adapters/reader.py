@@ -1,8 +1,6 @@
-"""Reads an adapter into layer weights.
+"""Reads an adapter into layer weights, by the layer and the part that each tensor's name tells.
 
 Every key is placed or the file is refused: a weight is never dropped in silence.
-
-Tensor names of adapter files → the layer they change and the part they are of its change.
 """
 
 import math
@@ -64,7 +62,7 @@ class TensorTarget(NamedTuple):
 
 
 def parse(name: str, table: LayerTable, *, unprefixed_text: str = "text_encoder") -> TensorTarget | None:
-    """None when the name is of no layer of this base model, or of a part that is not known.
+    """Parse a tensor's name; return None when no layer of this base model or no known part is named so.
 
     `unprefixed_text` is the text encoder that names without a prefix are of.
     """
@@ -86,7 +84,7 @@ def algorithm_of(names: Iterable[str]) -> str:
 
 
 def _algorithm(parts: Iterable[str]) -> str:
-    """That of one layer."""
+    """Return the algorithm of one layer's parts."""
     heads = {part.split("_")[0] for part in parts}
     name = next((algorithm for head, algorithm in ALGORITHMS.items() if head in heads), "LoRA")
     if not heads & {"dora", "peft"}:
@@ -95,7 +93,7 @@ def _algorithm(parts: Iterable[str]) -> str:
 
 
 def _split(name: str) -> tuple[str, str, str]:
-    """The layer's spelling, the part and the adapter's name; no part when none is known."""
+    """Return the layer's spelling, the part and the adapter's name; no part when none is known."""
     if written := _BY_PEFT.fullmatch(name):
         return written[1], _PEFT_PARTS.get(written[2], "peft_magnitude"), written[3] or written[4] or ""
     suffix = next((suffix for suffix in _LONGEST_FIRST if name.endswith("." + suffix)), None)
@@ -114,7 +112,7 @@ Layer = tuple[str, str]
 def read_adapter(
     path: Path, table: LayerTable, *, max_rank: int, dtype: torch.dtype, pattern_seconds: float = math.inf
 ) -> AdapterWeights:
-    """The adapter in `path` (a file, or a folder of PEFT or diffusers), ready to pack.
+    """Return the adapter in `path` (a file, or a folder of PEFT or diffusers), ready to pack.
 
     Raises UnusableAdapter with the reason, OSError when it cannot be read.
     """
@@ -124,9 +122,10 @@ def read_adapter(
 def read_source(
     source: Source, table: LayerTable, *, max_rank: int, dtype: torch.dtype, pattern_seconds: float = math.inf
 ) -> AdapterWeights:
-    """The adapter that was opened; `pattern_seconds` is what PEFT's `alpha_pattern` may take.
+    """Return the adapter that was opened; `pattern_seconds` is what PEFT's `alpha_pattern` may take.
 
-    A replica sets no limit: it reads what was found quick when it was registered. Raises UnusableAdapter with the reason.
+    A replica sets no limit: it reads what was found quick when it was registered. Raises UnusableAdapter with the
+    reason.
     """
     outlines = source.outlines()
     found = _place(source, outlines, table)
@@ -143,17 +142,14 @@ def read_source(
                 {part: read(name) for part, name in names.items()},
                 table.base_weight(component, layer),
                 alpha=scaling.alpha,
-                rank_stabilised=scaling.rank_stabilised,
+                rank_stabilized=scaling.rank_stabilized,
             )
             weights.setdefault(component, {})[layer] = made._replace(down=made.down.to(dtype), up=made.up.to(dtype))
     return weights
 
 
 def _place(source: Source, outlines: Mapping[str, Tensor], table: LayerTable) -> dict[Layer, dict[str, str]]:
-    """Every tensor's name at its layer and part.
-
-    Names, and shapes against the base's family, are looked at.
-    """
+    """Return every tensor's name at its layer and part. Names, and shapes against the base's family, are looked at."""
     found: dict[Layer, dict[str, str]] = {}
     keys: dict[Layer, TensorTarget] = {}
     unplaced: list[str] = []
@@ -165,7 +161,8 @@ def _place(source: Source, outlines: Mapping[str, Tensor], table: LayerTable) ->
             continue
         if name.startswith("base_model.model.") and source.peft_config is None:
             raise UnusableAdapter(
-                "a PEFT adapter without its adapter_config.json, which says how strongly it acts: bring the whole folder"
+                "a PEFT adapter without its adapter_config.json, which says how strongly it acts: "
+                "bring the whole folder"
             )
         place = (key.component, key.layer)
         _require_one_spelling(keys.setdefault(place, key), key)
@@ -204,7 +201,7 @@ def _unprefixed_text(outlines: Mapping[str, Tensor], table: LayerTable) -> str:
 
 
 def _fits(name: str, outline: Tensor, table: LayerTable, encoder: str) -> bool:
-    """Whether a tensor has the sides of the encoder's layer that it names."""
+    """Return whether a tensor has the sides of the encoder's layer that it names."""
     key = parse(name, table, unprefixed_text=encoder)
     if key is None:
         return False

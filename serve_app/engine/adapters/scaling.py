@@ -19,7 +19,7 @@ PEFT_ALPHA = 8
 MAX_ALPHA = 1e9
 _PLAIN = re.compile(r"[A-Za-z0-9_.\-]+")
 CHANGED_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
-"""Initialisations that train on another base weight: without it the difference cannot be applied."""
+"""Initializations that train on another base weight: without it the difference cannot be applied."""
 UNSUPPORTED = ("lora_bias", "modules_to_save", "target_parameters", "layer_replication", "use_qalora", "use_bdlora",
                "trainable_token_indices", "alora_invocation_tokens", "arrow_config", "kasa_config")  # fmt: skip
 
@@ -28,7 +28,7 @@ class Scaling(NamedTuple):
     """A layer's alpha, divided by its rank, or by the root of it (Kalajdzievski 2023)."""
 
     alpha: float | None
-    rank_stabilised: bool
+    rank_stabilized: bool
 
 
 UNTOLD = Scaling(None, False)
@@ -54,12 +54,12 @@ class PeftLora(NamedTuple):
 
     alpha: float
     alpha_pattern: Sequence[tuple[Pattern, float]]
-    rank_stabilised: bool
+    rank_stabilized: bool
 
     def of(self, layer: str) -> Scaling:
         """Return the scaling of the first pattern that fits, as PEFT's `get_pattern_key` has it."""
         alphas = (alpha for pattern, alpha in self.alpha_pattern if pattern.fits(layer))
-        return Scaling(next(alphas, self.alpha), self.rank_stabilised)
+        return Scaling(next(alphas, self.alpha), self.rank_stabilized)
 
 
 class ScalingRules:
@@ -115,7 +115,8 @@ def _lora_config(fields: Mapping[str, Any], place: str) -> PeftLora:
         raise UnusableAdapter(f"{place}: bias {fields['bias']!r} is not supported, only 'none'")
     if str(fields.get("init_lora_weights")).lower().startswith(CHANGED_BASES):
         raise UnusableAdapter(
-            f"{place}: trained from changed base weights ({fields['init_lora_weights']}); save it converted to plain LoRA"
+            f"{place}: trained from changed base weights ({fields['init_lora_weights']}); "
+            "save it converted to plain LoRA"
         )
     written = fields.get("alpha_pattern") or {}
     if not isinstance(written, dict):

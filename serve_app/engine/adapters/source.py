@@ -49,12 +49,12 @@ class Source(NamedTuple):
 
     @property
     def declared(self) -> dict[str, str]:
-        """The metadata, and the base model by PEFT's configuration."""
+        """Return the metadata, and the base model by PEFT's configuration."""
         base = (self.peft_config or {}).get(PEFT_BASE)
         return self.metadata | ({PEFT_BASE: base} if isinstance(base, str) else {})
 
     def outlines(self) -> dict[str, Tensor]:
-        """The tensors by name, of torch's meta device: they have shapes and no numbers."""
+        """Return the tensors by name, of torch's meta device: they have shapes and no numbers."""
         return {
             name: torch.empty(tensor["shape"], dtype=_DTYPES[tensor["dtype"]], device="meta")
             for name, tensor in self.header.tensors.items()
@@ -62,9 +62,10 @@ class Source(NamedTuple):
 
     @contextmanager
     def opened(self) -> Generator[Callable[[str], Tensor]]:
-        """A function that reads one tensor; it raises UnusableAdapter for numbers that are not finite.
+        """Return a function that reads one tensor; it raises UnusableAdapter for numbers that are not finite.
 
-        Python reads the file, which lets other threads run meanwhile; `safe_open` would hold them all up on a slow disk.
+        Python reads the file, which lets other threads run meanwhile; `safe_open` would hold them all up on a slow
+        disk.
         """
         with self.file.open("rb") as file:
 
@@ -80,7 +81,7 @@ class Source(NamedTuple):
 
 
 def open_source(path: Path) -> Source:
-    """The adapter at `path`, by its header.
+    """Return the adapter at `path`, by its header.
 
     Raises UnusableAdapter with the reason, OSError when it cannot be read.
     """
@@ -93,7 +94,7 @@ def open_source(path: Path) -> Source:
 
 
 def _parts(path: Path) -> tuple[Path, Path | None]:
-    """The weights' file and PEFT's configuration."""
+    """Return the weights' file and PEFT's configuration."""
     if not path.is_dir():
         config = path.with_name(PEFT_CONFIG)
         return path, config if path.name == PEFT_WEIGHTS and config.is_file() else None

@@ -1,9 +1,4 @@
-"""Loads diffusers' pipeline of a base model from a folder or a single file.
-
-Nothing is ever fetched from a network.
-
-Hides progress bars and two misleading warnings of diffusers and transformers during loading.
-"""
+"""Loads diffusers' pipeline of a base model from a folder or a single file, and never from a network."""
 
 import importlib
 import logging
@@ -25,7 +20,7 @@ _MISLEADING = {
 
 @contextmanager
 def quiet_loading() -> Generator[None]:
-    """Restore progress bars and warnings at the end of the block."""
+    """Hide progress bars and two misleading warnings of diffusers and transformers until the end of the block."""
     libraries: list[Any] = [importlib.import_module(name) for name in _LIBRARIES]
     with_bars = [library for library in libraries if library.is_progress_bar_enabled()]
     loggers = [logging.getLogger(name) for name in _MISLEADING]
@@ -71,22 +66,16 @@ def name_of(source: Source) -> str:
 
 
 def pipeline_class(source: Source) -> str:
-    """Name of diffusers' pipeline class for a base model.
-
-    Raises OSError when its folder or file is missing.
-    """
-    checkpoint = _as_checkpoint(source)
-    if checkpoint is None:
-        assert isinstance(source, Path)
-        folder = source
-    else:
-        file, folder = checkpoint
+    """Name of diffusers' pipeline class for a base model. Raises OSError when its folder or file is missing."""
+    file, folder = _file_and_folder(source)
+    if file is not None:
         if file.suffix != ".safetensors" or not file.is_file():
             raise FileNotFoundError(f"{file}: no such safetensors file")
         if not (folder / "model_index.json").is_file():
             raise FileNotFoundError(
-                f"{file}: a single file does not describe its contents, and {folder} holds no model_index.json. Give as "
-                f"its config a diffusers folder of the same architecture, or put one there; its weights are not needed"
+                f"{file}: a single file does not describe its contents, and {folder} holds no model_index.json. "
+                "Give as its config a diffusers folder of the same architecture, or put one there; its weights are not "
+                "needed"
             )
     return str(_read_index(folder).get("_class_name"))
 
@@ -96,19 +85,16 @@ def load_pipeline(source: Source, dtype: torch.dtype) -> Any:
 
     Raises OSError when a file is missing, ValueError when one is of another architecture.
     """
-    checkpoint = _as_checkpoint(source)
+    file, folder = _file_and_folder(source)
     with quiet_loading():
-        if checkpoint is not None:
-            return _load_file(checkpoint, pipeline_class(checkpoint), dtype)
-        assert isinstance(source, Path)
-        return _load_folder(source, dtype)
+        return _load_folder(folder, dtype) if file is None else _load_file(file, folder, pipeline_class(source), dtype)
 
 
-def _as_checkpoint(source: Source) -> Checkpoint | None:
-    """None for a folder."""
+def _file_and_folder(source: Source) -> tuple[Path | None, Path]:
+    """Return the single file, or None, and the folder that describes it or holds the weights."""
     if isinstance(source, Checkpoint):
         return source
-    return Checkpoint(source, source.with_suffix("")) if source.suffix == ".safetensors" else None
+    return (source, source.with_suffix("")) if source.suffix == ".safetensors" else (None, source)
 
 
 def _load_folder(folder: Path, dtype: torch.dtype) -> Any:
@@ -119,8 +105,7 @@ def _load_folder(folder: Path, dtype: torch.dtype) -> Any:
     )
 
 
-def _load_file(checkpoint: Checkpoint, class_name: str, dtype: torch.dtype) -> Any:
-    file, config = checkpoint
+def _load_file(file: Path, config: Path, class_name: str, dtype: torch.dtype) -> Any:
     pipeline = getattr(diffusers, class_name)
     unneeded = dict.fromkeys(UNNEEDED)
     incomplete = ValueError(f"{file}: lacks weights that the architecture at {config} has")

@@ -53,7 +53,7 @@ def pad_chunks(encoded: Encoded, chunks: int, encode_empty: Callable[[], Encoded
 
 
 def tokenize(encoder: TextEncoder, prompt: str) -> list[list[int]]:
-    """Token ids in windows, each with the special tokens and padding of a prompt of its own."""
+    """Return token ids in windows, each with the special tokens and padding of a prompt of its own."""
     tokenizer, window = encoder.tokenizer, encoder.window
     whole: list[int] = tokenizer(prompt).input_ids
     if len(whole) <= window:
@@ -79,7 +79,7 @@ def clip_aliases(layers: Iterable[str]) -> dict[str, str]:
 
 
 def _special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """The tokens that the tokenizer puts before and after a prompt."""
+    """Return the tokens that the tokenizer puts before and after a prompt."""
     around: list[int] = tokenizer("").input_ids
     if len(around) == 1 and around[0] == tokenizer.eos_token_id:
         return [], around

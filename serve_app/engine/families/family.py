@@ -1,7 +1,4 @@
-"""Defines the protocol of a model architecture: encode, schedule, denoise, decode, adapted layers.
-
-Draws unfinished latents without the decoder: a linear map turns each latent cell into a pixel.
-"""
+"""Defines the protocol of a model architecture: encode, schedule, denoise, decode, adapted layers."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -16,13 +13,13 @@ from serve_app.engine.sampler import Schedule
 
 
 class LatentRGB(NamedTuple):
-    """RGB in -1..1 = latents · `factors` [channels, 3] + `bias` [3], in the latents' own scale."""
+    """Draws unfinished latents without the decoder: RGB in -1..1 = latents · `factors` [channels, 3] + `bias` [3]."""
 
     factors: Tensor
     bias: Tensor
 
     def pixels(self, latents: Tensor, longest: int) -> np.ndarray:
-        """Latents [channels, height, width] as uint8 [height, width, 3], at most `longest` pixels on a side."""
+        """Return latents [channels, height, width] as uint8 [height, width, 3], at most `longest` pixels on a side."""
         stride = max(1, -(-max(latents.shape[1:]) // longest))
         small = latents[:, ::stride, ::stride].permute(1, 2, 0).float().cpu()
         rgb = small @ self.factors + self.bias
@@ -46,7 +43,7 @@ def _map(factors: tuple[tuple[float, ...], ...], bias: tuple[float, ...] = (0.0,
     return LatentRGB(torch.tensor(factors), torch.tensor(bias))
 
 
-# of Stable Diffusion 1.x, 2.x and XL, as they are in common use: https://github.com/comfyanonymous/ComfyUI/blob/master/comfy/latent_formats.py
+# The factors of Stable Diffusion 1.x, 2.x and XL are in common use, for example in comfy/latent_formats.py of ComfyUI.
 _SD = ((0.3512, 0.2297, 0.3227), (0.325, 0.4974, 0.235), (-0.2829, 0.1762, 0.2721), (-0.212, -0.2616, -0.7177))
 _SDXL = ((0.392, 0.4054, 0.4549), (-0.2634, -0.0196, 0.0653), (0.0568, 0.1687, -0.0755), (-0.3112, -0.2359, -0.2076))
 _POCKET = (
@@ -59,8 +56,8 @@ _POCKET = (
     (0.0283, 0.0111, -0.0226),
     (0.0104, 0.0075, 0.0291),
 )
-"""Of the bundled model: least squares over 14 finished pictures of 256² and their latents, root mean square error 0.11.
-"""
+"""The bundled model's factors are least squares over 14 finished pictures of 256² and their latents (root mean square
+error 0.11)."""
 
 
 class Component(NamedTuple):
@@ -88,7 +85,7 @@ class Family(Protocol):
 
     @property
     def components(self) -> Mapping[str, Component]:
-        """The components by the names that adapter files use, such as `unet` or `text_encoder`."""
+        """Return the components by the names that adapter files use, such as `unet` or `text_encoder`."""
         ...
 
     @property
@@ -98,7 +95,7 @@ class Family(Protocol):
 
     @property
     def denoiser(self) -> str:
-        """The component that computes every step; the others run once, in `encode`."""
+        """Return the component that computes every step; the others run once, in `encode`."""
         ...
 
     @property
@@ -108,7 +105,7 @@ class Family(Protocol):
 
     @property
     def latent_rgb(self) -> LatentRGB | None:
-        """How to show latents without `decode`; None where no such map is known."""
+        """Return how to show latents without `decode`; None where no such map is known."""
         ...
 
     def encode(self, request: RunRequest, adapter_id: str) -> Conditioning:
@@ -119,11 +116,11 @@ class Family(Protocol):
         ...
 
     def schedule(self, request: RunRequest) -> Schedule:
-        """The run's noise schedule, on the device. Raises ValueError on a sampler that this model cannot use."""
+        """Return the run's noise schedule, on the device. Raises ValueError on a sampler that this model cannot use."""
         ...
 
     def latent_shape(self, request: RunRequest) -> tuple[int, ...]:
-        """The shape [channels, …] of the run's latents; sizes that the model cannot make are rounded up."""
+        """Return the shape [channels, …] of the run's latents; sizes that the model cannot make are rounded up."""
         ...
 
     def denoise(self, latents: Tensor, timesteps: Tensor, conditioning: Conditioning) -> Tensor:
@@ -131,8 +128,5 @@ class Family(Protocol):
         ...
 
     def decode(self, latents: Tensor, request: RunRequest) -> np.ndarray:
-        """Decode one run's latents to uint8 [height, width, 3].
-
-        Raises FloatingPointError where numbers overflow.
-        """
+        """Decode one run's latents to uint8 [height, width, 3]. Raises FloatingPointError where numbers overflow."""
         ...

@@ -1,7 +1,4 @@
-"""Registry of model families by the pipeline class in a checkpoint's model_index.json.
-
-Makes a base model's layer table without its weights, in a second and a few megabytes.
-"""
+"""Registers model families by the pipeline class in a checkpoint's model_index.json."""
 
 import importlib
 import json
@@ -13,11 +10,8 @@ import torch
 
 from serve_app.engine.adapters.layer_table import LayerTable
 from serve_app.engine.families.checkpoint import Source, diffusers, pipeline_class
-from serve_app.engine.families.clip_text import clip_aliases
 from serve_app.engine.families.family import Component, Family
-from serve_app.engine.families.sgm import sgm_aliases
-from serve_app.engine.families.unet import KOHYA_PREFIXES, UNetFamily
-from serve_app.engine.lora_layers import wrap_layers
+from serve_app.engine.families.unet import UNetFamily, encoder_component, unet_component
 from serve_app.engine_options import EngineOptions
 
 FAMILIES: dict[str, Callable[[Source, EngineOptions], Family]] = {
@@ -44,7 +38,7 @@ _ENCODERS = ("text_encoder", "text_encoder_2")
 
 
 def load_meta_layers(folder: Path) -> LayerTable:
-    """The layer table of a diffusers folder, whose weights are not read: they are of torch's meta device.
+    """Return the layer table of a diffusers folder in a second and a few megabytes, without reading its weights.
 
     Raises OSError, or ValueError for another family.
     """
@@ -52,22 +46,16 @@ def load_meta_layers(folder: Path) -> LayerTable:
     if index.get("_class_name") not in FAMILIES:
         raise ValueError(f"{folder}: {index.get('_class_name')} is not supported")
     with torch.device("meta"):
-        components = {"unet": _unet(folder)}
+        unet = diffusers.UNet2DConditionModel.from_config(_read(folder / "unet" / "config.json"))
+        components = {"unet": unet_component(unet)}
         components |= {name: _encoder(folder, name, index[name][1]) for name in _ENCODERS if _has(index, name)}
     return LayerTable(components, "unet")
 
 
-def _unet(folder: Path) -> Component:
-    unet = diffusers.UNet2DConditionModel.from_config(_read(folder / "unet" / "config.json"))
-    layers = wrap_layers(unet)
-    return Component(unet, layers, sgm_aliases(layers, unet.config.layers_per_block), KOHYA_PREFIXES["unet"])
-
-
 def _encoder(folder: Path, name: str, class_name: str) -> Component:
     encoder_class = getattr(transformers, class_name)
-    encoder = encoder_class(encoder_class.config_class.from_dict(_read(folder / name / "config.json")))
-    layers = wrap_layers(encoder)
-    return Component(encoder, layers, clip_aliases(layers), KOHYA_PREFIXES[name])
+    config = encoder_class.config_class.from_dict(_read(folder / name / "config.json"))
+    return encoder_component(name, encoder_class(config))
 
 
 def _has(index: Mapping[str, Any], name: str) -> bool:

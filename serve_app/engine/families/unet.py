@@ -1,10 +1,10 @@
 """Stable Diffusion 1.x, 2.x and XL: a UNet with cross attention, CLIP text encoders and a VAE.
 
-With `checkpoint.py`, `clip_text.py` and `sampler.py` the only place that meets diffusers' and transformers' untyped objects.
-
-Compilation of a denoiser by torch.compile.
+This module, `checkpoint.py`, `clip_text.py` and `sampler.py` alone meet the untyped objects of diffusers and
+transformers.
 """
 
+import importlib
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ def compile_denoiser(module: nn.Module, backend: str) -> Any:
 
     By default torch keeps eight, then runs eagerly and only logs it.
     """
-    limits = torch._dynamo.config  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage, reportAttributeAccessIssue]
+    limits: Any = importlib.import_module("torch._dynamo").config
     limits.recompile_limit = max(limits.recompile_limit, GRAPHS)
     limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, GRAPHS)
     return torch.compile(module, backend=backend, dynamic=False)
@@ -62,15 +62,16 @@ class UNetFamily:
             self.vae.to(self._vae_dtype(self.vae))
         self.encoders = self._load_encoders(pipeline)
         self._scheduler_config = dict(pipeline.scheduler.config)
-        self.sampler = Sampler(options.sampler) if options.sampler else self._own_sampler(pipeline.scheduler)
-        self._require_supported(self.sampler)
+        own = sampler_of(type(pipeline.scheduler).__name__) or Sampler.DPMPP_2M  # old multistep ones (PNDM, LMS)
+        self.sampler = _supported(options.sampler or own)
         self._zero_negative = bool(pipeline.config.get("force_zeros_for_empty_prompt", False))
         self._schedules: dict[tuple[Sampler, int], Schedule] = {}
         self._encoded: OrderedDict[tuple[str, str, float], Encoded] = OrderedDict()
         self.latent_rgb = latent_rgb(
             type(self.vae).__name__, self.unet.config.in_channels, is_xl="text_encoder_2" in self.encoders
         )
-        self.components = self._wrap_components()
+        self.components = {"unet": unet_component(self.unet)}
+        self.components |= {name: encoder_component(name, encoder.model) for name, encoder in self.encoders.items()}
         self.common_targets = [name for name in self.components["unet"].layers if ".attentions." in name]
         self._denoise = compile_denoiser(self.unet, options.compile) if options.compile else self.unet
 
@@ -100,7 +101,7 @@ class UNetFamily:
         return self._conditioning(both, request)
 
     def _is_guided(self, request: RunRequest) -> bool:
-        """Whether a run needs two rows.
+        """Return whether a run needs two rows.
 
         A distilled UNet takes its guidance as an input instead (Meng et al. 2023).
         """
@@ -140,8 +141,7 @@ class UNetFamily:
         return self.unet.config.in_channels, math.ceil(request.height / factor), math.ceil(request.width / factor)
 
     def schedule(self, request: RunRequest) -> Schedule:
-        sampler = Sampler(request.sampler) if request.sampler else self.sampler
-        self._require_supported(sampler)
+        sampler = _supported(request.sampler or self.sampler)
         key = sampler, request.steps
         if key not in self._schedules:
             self._schedules[key] = make_schedule(sampler, self._scheduler_config, request.steps).to(self.device)
@@ -163,7 +163,7 @@ class UNetFamily:
     # -- pixels ----------------------------------------------------------------------------------------------------
 
     def decode(self, latents: Tensor, request: RunRequest) -> np.ndarray:
-        """One image a call, so that its bits never depend on other images."""
+        """Decode one image a call, so that its bits never depend on other images."""
         scaled = latents[None] / self.vae.config.scaling_factor
         mean, std = getattr(self.vae.config, "latents_mean", None), getattr(self.vae.config, "latents_std", None)
         if mean is not None and std is not None:
@@ -194,24 +194,21 @@ class UNetFamily:
             if model is not None
         }
 
-    def _wrap_components(self) -> dict[str, Component]:
-        layers = wrap_layers(self.unet)
-        aliases = sgm_aliases(layers, self.unet.config.layers_per_block)
-        components = {"unet": Component(self.unet, layers, aliases, KOHYA_PREFIXES["unet"])}
-        for name, encoder in self.encoders.items():
-            layers = wrap_layers(encoder.model)
-            components[name] = Component(encoder.model, layers, clip_aliases(layers), KOHYA_PREFIXES[name])
-        return components
 
-    @staticmethod
-    def _own_sampler(scheduler: Any) -> Sampler:
-        """Return the checkpoint's own sampler; DPM++ 2M for old multistep schedulers (PNDM, LMS)."""
-        return sampler_of(type(scheduler).__name__) or Sampler.DPMPP_2M
+def unet_component(unet: Any) -> Component:
+    layers = wrap_layers(unet)
+    return Component(unet, layers, sgm_aliases(layers, unet.config.layers_per_block), KOHYA_PREFIXES["unet"])
 
-    @staticmethod
-    def _require_supported(sampler: Sampler) -> None:
-        if sampler not in SAMPLERS:
-            raise ValueError(f"sampler {sampler}: this base model uses {', '.join(SAMPLERS)}")
+
+def encoder_component(name: str, encoder: Any) -> Component:
+    layers = wrap_layers(encoder)
+    return Component(encoder, layers, clip_aliases(layers), KOHYA_PREFIXES[name])
+
+
+def _supported(name: str) -> Sampler:
+    if name not in SAMPLERS:
+        raise ValueError(f"sampler {name}: this base model uses {', '.join(SAMPLERS)}")
+    return Sampler(name)
 
 
 def guidance_embedding(guidance: float, width: int) -> Tensor:

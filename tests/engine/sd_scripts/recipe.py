@@ -28,8 +28,10 @@ from tests.engine.latent_comparison import EVERY_WEIGHT, Base
 FOLDER = Path(__file__).parent
 TRAINING = {
     "ss_output_name": "ink", "ss_network_module": "networks.lora", "ss_mixed_precision": "no", "ss_v2": "False",
-    "ss_sd_model_name": "tiny", "ss_resolution": "(32, 32)", "ss_steps": "10", "ss_num_train_images": "3", "ss_clip_skip": "None",
-    "ss_tag_frequency": '{"3_ink": {"ink drawing": 3, "a cat": 1}}', "ss_dataset_dirs": '{"3_ink": {"n_repeats": 3, "img_count": 3}}',
+    "ss_sd_model_name": "tiny", "ss_resolution": "(32, 32)", "ss_steps": "10", "ss_num_train_images": "3",
+    "ss_clip_skip": "None",
+    "ss_tag_frequency": '{"3_ink": {"ink drawing": 3, "a cat": 1}}',
+    "ss_dataset_dirs": '{"3_ink": {"n_repeats": 3, "img_count": 3}}',
 }  # fmt: skip
 """A part of what `train_network.py` notes; all of it is text."""
 
@@ -76,7 +78,8 @@ def _write(path: Path, fixture: Fixture, base: Base, lora: Any) -> None:
             network.set_multiplier(weight)
             latents[f"{weight}"] = base.latents().clone()
     notes = {
-        "ss_base_model_version": fixture.version, "ss_network_dim": f"{fixture.dim}", "ss_network_alpha": f"{fixture.alpha}",
+        "ss_base_model_version": fixture.version, "ss_network_dim": f"{fixture.dim}",
+        "ss_network_alpha": f"{fixture.alpha}",
     }  # fmt: skip
     network.save_weights(str(path), fixture.dtype, TRAINING | notes)
     save_file(latents, path.with_suffix(".latents"))
