@@ -14,10 +14,45 @@ class Sampler(StrEnum):
     """Numerical methods that integrate from noise to image."""
 
     EULER = "euler"
+    EULER_A = "euler-a"
+    HEUN = "heun"
+    DPM2 = "dpm2"
+    DPM2_A = "dpm2-a"
+    LMS = "lms"
     DDIM = "ddim"
+    DDPM = "ddpm"
+    PNDM = "pndm"
     DPMPP_2M = "dpm++2m"
+    DPMPP_2M_SDE = "dpm++2m-sde"
+    DPMPP_2S = "dpm++2s"
+    DPMPP_SDE = "dpm++sde"
+    DEIS = "deis"
+    UNIPC = "unipc"
+    SA = "sa"
     LCM = "lcm"
+    TCD = "tcd"
     FLOW_EULER = "flow-euler"
+
+
+class SigmaSpacing(StrEnum):
+    """How a sampler's steps are spread over the noise levels."""
+
+    KARRAS = "karras"
+    EXPONENTIAL = "exponential"
+    BETA = "beta"
+    TRAILING = "trailing"
+    SGM_UNIFORM = "sgm-uniform"
+
+
+def parse_sampler(name: str) -> tuple[Sampler, SigmaSpacing | None]:
+    """Return a sampler and its spacing from a name such as `dpm++2m` or `dpm++2m-karras`. Raises ValueError."""
+    for spacing in (None, *SigmaSpacing):
+        method = name if spacing is None else name.removesuffix(f"-{spacing}")
+        if method in {*Sampler} and name == (method if spacing is None else f"{method}-{spacing}"):
+            return Sampler(method), spacing
+    raise ValueError(
+        f"sampler: must be one of {', '.join(Sampler)}, alone or with -{', -'.join(SigmaSpacing)}, not {name!r}"
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +85,7 @@ class EngineOptions:
     max_rank: int = DEFAULT_MAX_RANK
     """Adapters of a higher rank are refused, by uploads too."""
     sampler: str = ""
-    """Sampler of runs that name none (`euler`, `ddim`, `dpm++2m`, `lcm`); empty means the base model's own."""
+    """Sampler of runs that name none, such as `dpm++2m-karras` (see `Sampler`); empty means the base model's own."""
     compile: str = ""
     """A `torch.compile` backend (`inductor`) for the denoiser; empty is eager. One graph per forward shape, made at
     warm-up. A prompt beyond the encoder's window, an adapter of a rank above 32, or one on layers outside the
@@ -72,8 +107,8 @@ class EngineOptions:
             raise ValueError(f"adapter_slots: must be at least 1, not {self.adapter_slots}")
         if not 1 <= self.max_rank <= MAX_RANK:
             raise ValueError(f"max_rank: must be between 1 and {MAX_RANK}, not {self.max_rank}")
-        if self.sampler and self.sampler not in {*Sampler}:
-            raise ValueError(f"sampler: must be one of {', '.join(Sampler)}, not {self.sampler!r}")
+        if self.sampler:
+            parse_sampler(self.sampler)
 
     @property
     def runs(self) -> int:

@@ -110,7 +110,6 @@ class BaseModel:
     def _first_step(self, request: RunRequest, added_at: float, schedule: Schedule, slot: int) -> Run:
         conditioning = self.family.encode(request, self._apply_to_encoders(request, slot))
         shape = self.family.latent_shape(request)
-        empty = torch.zeros(shape, device=self.family.device)
         run = Run(
             request=request,
             batch_key=BatchKey(self.name, shape, conditioning.context.shape[1]),
@@ -118,11 +117,10 @@ class BaseModel:
             slot=slot,
             schedule=schedule,
             generator=seeded_generator(request.seed),
-            latents=empty,
-            previous=empty,
+            state=[torch.zeros(shape, device=self.family.device)] * schedule.size,
             added_at=added_at,
         )
-        run.latents = draw_noise(run) * schedule.noise_scale
+        run.state[0] = draw_noise(run) * schedule.noise_scale
         return run
 
     def _apply_to_encoders(self, request: RunRequest, slot: int) -> str:
@@ -163,7 +161,7 @@ class BaseModel:
     @torch.inference_mode()
     def warm_up(self, width: int, height: int) -> None:
         """Do now what the first image of this size would wait for."""
-        run = self.start(RunRequest(run_id="warm-up", prompt="", width=width, height=height, steps=2), 0.0)
+        run = self.start(RunRequest(run_id="warm-up", prompt="", width=width, height=height), 0.0)
         assert run is not None, "only an adapter is ever waited for"
         self.runner.warm_up(run)
         self.runner.denoise([run])

@@ -149,10 +149,10 @@ class Engine:
     def unfinished(self, run_id: str, longest: int) -> tuple[int, np.ndarray] | None:
         """Return a running run's step and the picture that it predicts, without the decoder, or None."""
         run = self.live.running(run_id)
-        if run is None or not run.step:
+        if run is None or run.finished is None:
             return None
         rgb = self._model(run.request).family.latent_rgb
-        return None if rgb is None else (run.step, rgb.pixels(run.previous, longest))
+        return None if rgb is None else (run.steps_done, rgb.pixels(run.finished, longest))
 
     @property
     def resident_adapters(self) -> frozenset[str]:

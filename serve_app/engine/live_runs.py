@@ -81,7 +81,7 @@ class LiveRuns:
         with self._changed:
             waiting = {run_id: (0, it.request.steps) for run_id, it in self._waiting.items()}
             started = [*self._running.values(), *(decoding.run for decoding in self._decoding.values())]
-            return waiting | {run.request.run_id: (run.step, run.request.steps) for run in started}
+            return waiting | {run.request.run_id: (run.steps_done, run.request.steps) for run in started}
 
     def running(self, run_id: str) -> Run | None:
         """Return a run that is being denoised."""

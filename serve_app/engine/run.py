@@ -96,21 +96,31 @@ class Run:
     slot: int
     schedule: Schedule
     generator: torch.Generator
-    latents: Tensor
-    """[channels, …], float32."""
-    previous: Tensor
-    """Second-order samplers read this: the last step's prediction of the finished latents."""
+    state: list[Tensor]
+    """Each [channels, …], float32: the latents, and what the sampler remembers of earlier passes."""
+    finished: Tensor | None = None
+    """The last pass's prediction of the finished latents, [channels, …]."""
     step: int = 0
+    """Passes of the denoiser that are done; some samplers take two for a step of the request."""
     added_at: float = 0.0
     denoised_at: float = 0.0
+
+    @property
+    def latents(self) -> Tensor:
+        return self.state[0]
 
     @property
     def rows(self) -> int:
         return self.conditioning.rows
 
     @property
+    def steps_done(self) -> int:
+        """Return how many of the request's steps are done."""
+        return self.step * self.request.steps // self.schedule.passes
+
+    @property
     def is_done(self) -> bool:
-        return self.step >= self.request.steps
+        return self.step >= self.schedule.passes
 
 
 MOST_KEPT = 4096

@@ -76,18 +76,20 @@ class Runner:
 
     def _step(self, batch: ForwardBatch) -> None:
         runs = batch.runs
-        latents = torch.stack([run.latents for run in runs])
-        table = torch.stack([run.schedule.table[run.step] for run in runs])
+        size = max(run.schedule.size for run in runs)
+        state = [torch.stack([_remembered(run, i) for run in runs]) for i in range(size)]
+        table = torch.stack([run.schedule.table[run.step, :size, : 2 + size] for run in runs])
+        scale, p, q = torch.stack([run.schedule.inputs[run.step] for run in runs]).unbind(1)
         timesteps = torch.stack([run.schedule.timesteps[run.step] for run in runs])
-        inputs = latents * _per_run(table[:, 0], latents.dim() - 1)
+        inputs = state[0] * _per_run(scale, state[0].dim() - 1)
         self.adapter_slots.bind(batch.slots, batch.scales)
         output = self.family.denoise(inputs[batch.run_of_row], timesteps[batch.run_of_row], batch.conditioning)
         negative, positive = output[batch.negative_row], output[batch.positive_row]
         guided = negative + batch.guidance * (positive - negative)  # Ho & Salimans 2022
-        before = torch.stack([run.previous for run in runs])
-        after, predicted = advance(latents, guided, before, table, _noise(runs))
-        for run, x, x0 in zip(runs, after, predicted, strict=True):
-            run.latents, run.previous = x, x0
+        finished = _per_run(p, inputs.dim() - 1) * inputs + _per_run(q, inputs.dim() - 1) * guided
+        after = advance(state, guided, table, _noise(runs))
+        for i, run in enumerate(runs):
+            run.state, run.finished = [tensor[i] for tensor in after[: run.schedule.size]], finished[i]
             run.step += 1
 
     def _forward_batches(self, runs: Sequence[Run]) -> Iterator[ForwardBatch]:
@@ -143,7 +145,7 @@ def draw_noise(run: Run) -> Tensor:
 
 def _noise(runs: Sequence[Run]) -> Tensor | None:
     """Draw each run's own noise, only in the steps whose sampler adds any."""
-    if not any(run.schedule.adds_noise for run in runs):
+    if not any(run.schedule.noisy[run.step] for run in runs):
         return None
     return torch.stack(
         [draw_noise(run) if run.schedule.noisy[run.step] else torch.zeros_like(run.latents) for run in runs]
@@ -160,6 +162,11 @@ def _join(conditionings: Sequence[Conditioning], padding: int) -> Conditioning:
 def _per_run(numbers: Tensor, dimensions: int) -> Tensor:
     """View [runs] as [runs, 1, …], to multiply latents of so many dimensions by."""
     return numbers.view(-1, *(1,) * dimensions)
+
+
+def _remembered(run: Run, place: int) -> Tensor:
+    """Return one tensor of a run's state, zeros in place of what only other samplers remember."""
+    return run.state[place] if place < len(run.state) else torch.zeros_like(run.latents)
 
 
 def _pad(rows: Tensor, padding: int) -> Tensor:

@@ -1,134 +1,325 @@
 """Steps many runs along the noise schedule at once, each at its own step of its own sampler.
 
-Every sampler here is linear in its inputs, so a step is seven numbers per run:
+Every scheduler of diffusers that computes a step from sums of what it has seen is a table of numbers here. A pass of the
+denoiser takes the run's state, which is the latents and what the scheduler remembers of earlier passes, to the next one:
 
-    input = scale·x          x0 = p·x + q·output          x' = a·x + b·x0 + c·x0_before + d·noise
+    input = scale·latents        state' = table · [output, noise, *state]        x0 = p·input + q·output
 
-where `output` is the denoiser's output and `x0` the finished latents it predicts. The numbers are computed once per
-schedule in float64 and stacked per batch. Timesteps and sigmas come from diffusers' scheduler of the same name, which
-is also the reference in the tests.
+where `output` is the denoiser's output and `x0` the finished latents that it predicts. The numbers are read off diffusers'
+own scheduler, once for each schedule: it steps unit vectors instead of latents, so that a step's result is its column of
+numbers. A scheduler that clips, or whose step sizes depend on the latents, does not follow its table and is refused.
 """
 
+import copy
+import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import diffusers
 import torch
+from diffusers.schedulers.scheduling_euler_discrete import rescale_zero_terminal_snr
 from torch import Tensor
 
-from serve_app.engine_options import Sampler
+from serve_app.engine_options import Sampler, SigmaSpacing, parse_sampler
 
-DIFFUSERS_CLASS = {
-    Sampler.EULER: "EulerDiscreteScheduler",
-    Sampler.DDIM: "DDIMScheduler",
-    Sampler.DPMPP_2M: "DPMSolverMultistepScheduler",
-    Sampler.LCM: "LCMScheduler",
-    Sampler.FLOW_EULER: "FlowMatchEulerDiscreteScheduler",
+DIFFUSERS: Mapping[Sampler, tuple[str, Mapping[str, Any]]] = {
+    Sampler.EULER: ("EulerDiscreteScheduler", {}),
+    Sampler.EULER_A: ("EulerAncestralDiscreteScheduler", {}),
+    Sampler.HEUN: ("HeunDiscreteScheduler", {}),
+    Sampler.DPM2: ("KDPM2DiscreteScheduler", {}),
+    Sampler.DPM2_A: ("KDPM2AncestralDiscreteScheduler", {}),
+    Sampler.LMS: ("LMSDiscreteScheduler", {}),
+    Sampler.DDIM: ("DDIMScheduler", {}),
+    Sampler.DDPM: ("DDPMScheduler", {}),
+    Sampler.PNDM: ("PNDMScheduler", {"skip_prk_steps": True}),
+    Sampler.DPMPP_2M: ("DPMSolverMultistepScheduler", {"algorithm_type": "dpmsolver++", "solver_order": 2}),
+    Sampler.DPMPP_2M_SDE: ("DPMSolverMultistepScheduler", {"algorithm_type": "sde-dpmsolver++", "solver_order": 2}),
+    Sampler.DPMPP_2S: ("DPMSolverSinglestepScheduler", {"algorithm_type": "dpmsolver++", "solver_order": 2}),
+    Sampler.DPMPP_SDE: ("DPMSolverSDEScheduler", {}),
+    Sampler.DEIS: ("DEISMultistepScheduler", {"algorithm_type": "deis", "solver_type": "logrho"}),
+    Sampler.UNIPC: ("UniPCMultistepScheduler", {}),
+    Sampler.SA: ("SASolverScheduler", {}),
+    Sampler.LCM: ("LCMScheduler", {}),
+    Sampler.TCD: ("TCDScheduler", {}),
+    Sampler.FLOW_EULER: ("FlowMatchEulerDiscreteScheduler", {}),
 }
-
-
-class StepCoefficients(NamedTuple):
-    """One row of a table: see the module's equation."""
-
-    scale: float
-    p: float
-    q: float
-    a: float
-    b: float
-    c: float = 0.0
-    d: float = 0.0
+"""diffusers' class for each sampler, and the settings that make it this one whatever a checkpoint says."""
+SPACING: Mapping[SigmaSpacing, Mapping[str, Any]] = {
+    SigmaSpacing.KARRAS: {"use_karras_sigmas": True},
+    SigmaSpacing.EXPONENTIAL: {"use_exponential_sigmas": True},
+    SigmaSpacing.BETA: {"use_beta_sigmas": True},
+    SigmaSpacing.TRAILING: {"timestep_spacing": "trailing"},
+    SigmaSpacing.SGM_UNIFORM: {"timestep_spacing": "trailing"},
+}
+NO_SIGMAS = {"use_karras_sigmas": False, "use_exponential_sigmas": False, "use_beta_sigmas": False}
+LEAST_ALPHA = 2.0**-24
+"""What is left of the image at the last timestep of a schedule with zero terminal SNR, as diffusers' Euler takes it."""
+MAX_STATE = 8
+"""Tensors that a run keeps between its passes at most: the latents, and what its scheduler remembers."""
+ROUNDING = 1e-6
+"""Where a number is read off beside noise of strength 1, less than this is nothing."""
+_ZEROS, _CHECKS = 8, 4
+_OUTPUT, _NOISE, _STATE = 0, 1, 2
 
 
 class Schedule(NamedTuple):
-    """All steps of a sampler: `table` is [steps, 7] float32, `timesteps` [steps] float32."""
+    """All passes of a sampler; a step has one or two."""
 
     timesteps: Tensor
+    """[passes] float32."""
+    inputs: Tensor
+    """[passes, 3] float32: scale, p and q of the module's equations."""
     table: Tensor
+    """[passes, MAX_STATE, 2 + MAX_STATE] float32; rows are the next state, columns output, noise and the state before."""
+    size: int
+    """The tensors of a run's state."""
     noise_scale: float
     """The first latents are unit noise times this."""
     noisy: tuple[bool, ...]
-    """Whether each step adds fresh noise."""
+    """Whether each pass draws fresh noise."""
 
     @property
-    def adds_noise(self) -> bool:
-        return any(self.noisy)
+    def passes(self) -> int:
+        return len(self.noisy)
 
     def to(self, device: torch.device) -> "Schedule":
-        return self._replace(table=self.table.to(device), timesteps=self.timesteps.to(device))
+        return self._replace(
+            timesteps=self.timesteps.to(device),
+            inputs=self.inputs.to(device),
+            table=self.table.to(device),
+        )
 
 
-def advance(x: Tensor, output: Tensor, before: Tensor, table: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Compute one step of every run: x, output, before, noise are [runs, …], table [runs, 7].
+def advance(state: Sequence[Tensor], output: Tensor, table: Tensor, noise: Tensor | None) -> list[Tensor]:
+    """Return the next state of every run.
 
-    Returns the new x, and x0.
+    Output, noise and each tensor of the state are [runs, …], the table is [runs, size, 2 + size]. The terms are added in
+    one order whatever is in the batch, and what a run does not remember is zeros, so that company changes no bit.
     """
-    _, p, q, a, b, c, d = table.view(*table.shape, *(1,) * (x.dim() - 1)).unbind(1)
-    x0 = p * x + q * output
-    after = a * x + b * x0 + c * before
-    return (after if noise is None else after + d * noise), x0
+    factors = table.view(*table.shape, *(1,) * (output.dim() - 1))
+    columns = {_OUTPUT: output, _NOISE: noise, **dict(enumerate(state, start=_STATE))}
+    after: list[Tensor] = []
+    term = torch.empty_like(output)
+    for row in factors.unbind(1):
+        total = row[:, _OUTPUT] * output
+        for place, column in columns.items():
+            if place != _OUTPUT and column is not None:
+                total += torch.mul(row[:, place], column, out=term)
+        after.append(total)
+    return after
 
 
-def sampler_of(scheduler_class: str) -> Sampler | None:
-    """Return the sampler that matches a diffusers scheduler class; None where there is none."""
-    return next((ours for ours, theirs in DIFFUSERS_CLASS.items() if theirs == scheduler_class), None)
+def make_scheduler(sampler: str, own: Any) -> Any:
+    """Return diffusers' scheduler of a sampler's name for the base model whose own scheduler is `own`; '' means that one.
+
+    What the checkpoint says, and what diffusers' pipeline corrected in it, is kept. Raises ValueError on what the
+    scheduler has no setting for.
+    """
+    config = dict(own.config)
+    defaults = {name: parameter.default for name, parameter in inspect.signature(type(own).__init__).parameters.items()}
+    chosen = {}
+    if not sampler:
+        cls, config["_use_default_values"] = type(own), []
+    else:
+        method, spacing = parse_sampler(sampler)
+        name, chosen = DIFFUSERS[method]
+        cls = getattr(diffusers, name)
+        unnamed = config.get("_use_default_values", [])
+        config["_use_default_values"] = [name for name in unnamed if config[name] == defaults.get(name)]
+        if spacing is not None:
+            chosen = {**NO_SIGMAS, **chosen, **SPACING[spacing]}
+    known = inspect.signature(cls.__init__).parameters
+    if lacking := [name for name, value in chosen.items() if name not in known and value is not False]:
+        raise ValueError(f"sampler {sampler}: diffusers' {cls.__name__} has no {', '.join(lacking)}")
+    chosen = {name: value for name, value in chosen.items() if name in known}
+    if config.get("rescale_betas_zero_snr") and "rescale_betas_zero_snr" not in known:
+        chosen["trained_betas"] = _zero_snr_betas(own)
+    return cls.from_config(config, **chosen)
+
+
+def _zero_snr_betas(own: Any) -> list[float]:
+    """Return the betas of zero terminal SNR (Lin et al. 2023) for a scheduler that has no setting for it."""
+    kept = torch.cumprod(1 - rescale_zero_terminal_snr(own.betas.double()), 0)
+    kept[-1] = LEAST_ALPHA
+    return (1 - torch.cat([kept[:1], kept[1:] / kept[:-1]])).tolist()
 
 
 def make_schedule(
-    sampler: Sampler,
-    config: Mapping[str, Any],
-    steps: int,
-    *,
-    sigmas: Sequence[float] | None = None,
-    mu: float | None = None,
+    scheduler: Any, steps: int, *, sigmas: Sequence[float] | None = None, mu: float | None = None
 ) -> Schedule:
-    """Return the table of `steps` steps for a base model's scheduler `config`.
+    """Tabulate `steps` steps of diffusers' scheduler, which is left as it was.
 
-    Raises ValueError on an unsupported setting. `sigmas` and `mu` are for flow matching: the noise levels before
-    shifting, and a shift that depends on the image size.
+    `sigmas` and `mu` are for flow matching: the noise levels before shifting, and a shift that depends on the image size.
+    Raises ValueError on a scheduler that is no table of numbers, or that cannot make so many steps.
     """
-    reference = diffusers_scheduler(sampler, config)
-    _refuse_unsupported(sampler, reference.config)
-    flow = {name: value for name, value in (("sigmas", sigmas), ("mu", mu)) if value is not None}
-    reference.set_timesteps(steps, **flow)
-    rows = _TABLES[sampler](reference)
-    if len(rows) != steps:
-        raise ValueError(f"sampler {sampler} cannot make {steps} steps of this model's schedule, only {len(rows)}")
+    scheduler = copy.deepcopy(scheduler)
+    timing = {name: value for name, value in (("sigmas", sigmas), ("mu", mu)) if value is not None}
+    try:
+        scheduler.set_timesteps(steps, **timing)
+        passes = list(_probe(scheduler))
+    except (ValueError, IndexError, ZeroDivisionError, NotImplementedError, TypeError) as error:
+        name = type(scheduler).__name__
+        raise ValueError(f"{name} cannot make {steps} steps of this base model: {error}") from error
+    size, table = _compact(passes)
     return Schedule(
-        timesteps=reference.timesteps.to(torch.float32),
-        table=torch.tensor(rows, dtype=torch.float64).to(torch.float32),
-        noise_scale=float(getattr(reference, "init_noise_sigma", 1.0)),
-        noisy=tuple(bool(row.d) for row in rows),
+        timesteps=scheduler.timesteps.to(torch.float32),
+        inputs=torch.tensor([(one.scale, *one.finished) for one in passes]),
+        table=table,
+        size=size,
+        noise_scale=float(getattr(scheduler, "init_noise_sigma", 1.0)),
+        noisy=tuple(one.draws for one in passes),
     )
 
 
-def diffusers_scheduler(sampler: Sampler, config: Mapping[str, Any]) -> Any:
-    """diffusers' scheduler object for `config`."""
-    return getattr(diffusers, DIFFUSERS_CLASS[sampler]).from_config(dict(config))
+class _Pass(NamedTuple):
+    """One pass as a scheduler computes it, in numbers."""
+
+    scale: float
+    finished: tuple[float, float]
+    draws: bool
+    rows: Mapping[str, Mapping[str, float]]
+    """By the next state's tensors: the factors of output, noise and the state before."""
 
 
-_SUPPORTED: dict[str, tuple[Any, ...]] = {
-    "clip_sample": (False, None),
-    "thresholding": (False, None),
-    "prediction_type": ("epsilon", "v_prediction", "sample"),
-    "algorithm_type": ("dpmsolver++", None),
-    "solver_type": ("midpoint", None),
-    "solver_order": (1, 2, None),
-}
-_SUPPORTED_FLOW: dict[str, tuple[Any, ...]] = {"stochastic_sampling": (False, None), "invert_sigmas": (False, None)}
+LATENTS, OUTPUT, NOISE = "latents", "output", "noise"
 
 
-def _refuse_unsupported(sampler: Sampler, config: Mapping[str, Any]) -> None:
-    """Raise on settings that the linear step cannot express."""
-    for name, allowed in (_SUPPORTED_FLOW if sampler is Sampler.FLOW_EULER else _SUPPORTED).items():
-        if config.get(name) not in allowed:
-            raise ValueError(f"sampler {sampler}: {name}={config.get(name)!r} is not supported, only {allowed}")
+def _probe(scheduler: Any) -> Iterator[_Pass]:
+    """Yield every pass of a scheduler that is stepped with unit vectors for its state and the denoiser's output.
+
+    Some channels are zero, and show the noise; some are random, and show whether the numbers tell all.
+    """
+    generator = torch.Generator().manual_seed(0)
+    random = torch.Generator().manual_seed(1)
+    if hasattr(scheduler, "noise_sampler"):
+        scheduler.noise_sampler = _BrownianPath(generator)
+    takes = inspect.signature(scheduler.step).parameters
+    extra = {name: value for name, value in (("generator", generator), ("eta", 0.0)) if name in takes}
+    for timestep in scheduler.timesteps:
+        names = [LATENTS, *_remembered(scheduler), OUTPUT]
+        if len(names) - 1 > MAX_STATE:
+            raise ValueError(f"it remembers more than {MAX_STATE} tensors")
+        units = {name: _unit(i, random) for i, name in enumerate(names)}
+        for name in names[1:-1]:
+            _remember(scheduler, name, units[name].clone())
+        before = generator.get_state()
+        seen = scaled_input(scheduler, units[LATENTS], timestep)
+        after = scheduler.step(units[OUTPUT].clone(), timestep, units[LATENTS].clone(), **extra).prev_sample
+        noise = torch.zeros_like(after)
+        draws = not torch.equal(generator.get_state(), before)
+        if draws:
+            noise = torch.randn(after.shape, generator=torch.Generator().manual_seed(0).set_state(before))
+        made = {LATENTS: after, **{name: _recall(scheduler, name) for name in _remembered(scheduler)}}
+        yield _Pass(
+            scale=float(seen[0, 0, 0, 0]),
+            finished=_finished(scheduler, timestep, float(seen[0, 0, 0, 0])),
+            draws=draws,
+            rows={name: _factors(tensor, units, noise) for name, tensor in made.items()},
+        )
 
 
-def _predicted(kind: str, alpha: float, sigma: float) -> tuple[float, float]:
-    """p and q of x0 = p·x + q·output for x = alpha·x0 + sigma·noise (Salimans & Ho 2022, appendix D)."""
-    match kind:
+def scaled_input(scheduler: Any, latents: Tensor, timestep: Tensor) -> Tensor:
+    """Return the denoiser's input; flow matching takes latents as they are."""
+    scale = getattr(scheduler, "scale_model_input", None)
+    return latents if scale is None else scale(latents, timestep)
+
+
+class _BrownianPath:
+    """Increments of one Brownian motion from a generator's noise, for the scheduler that asks for intervals of it.
+
+    The second pass of a step continues from where the first one went (Lu et al. 2022, DPM-Solver++ SDE).
+    """
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator = generator
+        self.start, self.end = math.nan, math.nan
+        self.moved: Tensor | None = None
+
+    def __call__(self, start: Tensor, end: Tensor) -> Tensor:
+        again = self.moved is not None and math.isclose(float(start), self.start)
+        at = self.end if again else float(start)
+        moved = torch.randn(_unit(0).shape, generator=self.generator) * math.sqrt(abs(float(end) - at))
+        self.moved = self.moved + moved if again and self.moved is not None else moved
+        self.start, self.end = float(start), float(end)
+        return self.moved / math.sqrt(abs(self.end - self.start))
+
+
+def _unit(place: int, random: torch.Generator | None = None) -> Tensor:
+    """Return channels [1, …, 1, 1]: a one at `place`, zeros, and random numbers beyond any range that is clipped to."""
+    unit = torch.zeros(1, MAX_STATE + 1 + _ZEROS + _CHECKS, 1, 1)
+    unit[0, place] = 1
+    if random is not None:
+        unit[0, -_CHECKS:] = 50 * torch.randn(_CHECKS, 1, 1, generator=random)
+    return unit
+
+
+def _owners(scheduler: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    yield "", vars(scheduler)
+    if isinstance(getattr(scheduler, "noise_sampler", None), _BrownianPath):
+        yield "noise_sampler.", vars(scheduler.noise_sampler)
+
+
+def _remembered(scheduler: Any) -> list[str]:
+    """Return the names of the tensors in the scheduler that are shaped as latents: attributes, and places in lists."""
+    shape = _unit(0).shape
+    return [
+        f"{owner}{name}[{i}]"
+        for owner, attributes in _owners(scheduler)
+        for name, value in attributes.items()
+        for i, one in enumerate(value if isinstance(value, list) else [value])
+        if isinstance(one, Tensor) and one.shape == shape
+    ]
+
+
+def _place(scheduler: Any, name: str) -> tuple[dict[str, Any], str, int]:
+    attribute, index = name.removesuffix("]").split("[")
+    owner, _, attribute = attribute.rpartition(".")
+    return vars(getattr(scheduler, owner) if owner else scheduler), attribute, int(index)
+
+
+def _recall(scheduler: Any, name: str) -> Tensor:
+    attributes, attribute, index = _place(scheduler, name)
+    value = attributes[attribute]
+    return value[index] if isinstance(value, list) else value
+
+
+def _remember(scheduler: Any, name: str, tensor: Tensor) -> None:
+    attributes, attribute, index = _place(scheduler, name)
+    if isinstance(attributes[attribute], list):
+        attributes[attribute][index] = tensor
+    else:
+        attributes[attribute] = tensor
+
+
+def _factors(made: Tensor, units: Mapping[str, Tensor], noise: Tensor) -> dict[str, float]:
+    """Return what `made` has of each unit and of the noise. Raises ValueError where that is not all there is."""
+    if not bool(made.isfinite().all()):
+        raise ValueError("its numbers are not finite with these settings (epsilon with zero terminal SNR, for one)")
+    zeros = slice(MAX_STATE + 1, MAX_STATE + 1 + _ZEROS)
+    strength = float((made * noise)[0, zeros].sum() / (noise * noise)[0, zeros].sum()) if bool(noise.any()) else 0.0
+    rest = made - strength * noise
+    factors = {name: float(rest[0, i, 0, 0]) for i, name in enumerate(units)}
+    rounding = ROUNDING * abs(strength)
+    factors = {name: factor if abs(factor) > rounding else 0.0 for name, factor in factors.items()}
+    told = sum((factor * units[name] for name, factor in factors.items()), torch.zeros_like(made))
+    size = max(1.0, *(abs(factor) for factor in factors.values()))
+    if not bool(((told - rest)[0, -_CHECKS - _ZEROS :].abs() < 1e-2 * size).all()):
+        raise ValueError("its steps are no sums of what it has seen (clip_sample and thresholding must be off)")
+    return {**factors, NOISE: strength}
+
+
+def _finished(scheduler: Any, timestep: Tensor, scale: float) -> tuple[float, float]:
+    """Return p and q of x0 = p·input + q·output (Salimans & Ho 2022, appendix D), for pictures of unfinished latents."""
+    if hasattr(scheduler, "precondition_outputs"):  # Karras et al. 2022, table 1
+        sigma, data = float(scheduler.sigmas[max(0, scheduler.step_index - 1)]), scheduler.config.sigma_data
+        total = math.sqrt(sigma * sigma + data * data)
+        return data * data / total / total / scale, sigma * data / total
+    if not hasattr(scheduler, "alphas_cumprod"):  # a rectified flow
+        return 1.0, -float(timestep) / scheduler.config.num_train_timesteps
+    kept = scheduler.alphas_cumprod[min(len(scheduler.alphas_cumprod) - 1, round(float(timestep)))]
+    alpha, sigma = math.sqrt(max(float(kept), LEAST_ALPHA)), math.sqrt(1 - float(kept))
+    match scheduler.config.prediction_type:
         case "epsilon":
             return 1 / alpha, -sigma / alpha
         case "v_prediction":
@@ -137,99 +328,16 @@ def _predicted(kind: str, alpha: float, sigma: float) -> tuple[float, float]:
             return 0.0, 1.0
 
 
-def _euler(reference: Any) -> list[StepCoefficients]:
-    """Karras et al. 2022, algorithm 2 without churn, on x = x0 + sigma·noise."""
-    sigmas = [float(sigma) for sigma in reference.sigmas]
-    rows: list[StepCoefficients] = []
-    for here, there in pairwise(sigmas):
-        shrink = 1 / math.sqrt(here * here + 1)
-        p, q = _predicted(reference.config.prediction_type, shrink, here * shrink)
-        if reference.config.prediction_type != "sample":
-            p *= shrink  # the prediction is of the scaled input
-        rows.append(StepCoefficients(shrink, p, q, there / here, 1 - there / here))
-    return rows
-
-
-def _ddim(reference: Any) -> list[StepCoefficients]:
-    """Song et al. 2020, equation 12 with eta 0."""
-    kept = reference.alphas_cumprod.double()
-    stride = reference.config.num_train_timesteps // reference.num_inference_steps
-    rows: list[StepCoefficients] = []
-    for timestep in reference.timesteps.tolist():
-        here = float(kept[timestep])
-        there = float(kept[timestep - stride]) if timestep >= stride else float(reference.final_alpha_cumprod)
-        p, q = _predicted(reference.config.prediction_type, math.sqrt(here), math.sqrt(1 - here))
-        noise = math.sqrt((1 - there) / (1 - here))
-        rows.append(StepCoefficients(1.0, p, q, noise, math.sqrt(there) - noise * math.sqrt(here)))
-    return rows
-
-
-def _dpmpp_2m(reference: Any) -> list[StepCoefficients]:
-    """Lu et al. 2022 (DPM-Solver++), algorithm 2, midpoint, data prediction."""
-    levels = [_Level.at(float(sigma)) for sigma in reference.sigmas]
-    steps = len(levels) - 1
-    config = reference.config
-    rows: list[StepCoefficients] = []
-    for i in range(steps):
-        here, there = levels[i], levels[i + 1]
-        p, q = _predicted(config.prediction_type, here.alpha, here.sigma)
-        grow = -there.alpha * math.expm1(-(there.log_snr - here.log_snr))
-        last = i == steps - 1
-        lower = last and (
-            config.euler_at_final or config.final_sigmas_type == "zero" or (config.lower_order_final and steps < 15)
-        )
-        look_back = 0.0
-        if i and config.solver_order == 2 and not lower:
-            look_back = 0.5 * (there.log_snr - here.log_snr) / (here.log_snr - levels[i - 1].log_snr)
-        rows.append(StepCoefficients(1.0, p, q, there.sigma / here.sigma, grow * (1 + look_back), -grow * look_back))
-    return rows
-
-
-def _lcm(reference: Any) -> list[StepCoefficients]:
-    """Luo et al. 2023, multistep consistency sampling: jump to x0, then back to the next noise level."""
-    kept, config = reference.alphas_cumprod.double(), reference.config
-    timesteps: list[int] = reference.timesteps.tolist()
-    rows: list[StepCoefficients] = []
-    for i, timestep in enumerate(timesteps):
-        alpha, sigma = math.sqrt(float(kept[timestep])), math.sqrt(1 - float(kept[timestep]))
-        p, q = _predicted(config.prediction_type, alpha, sigma)
-        scaled = timestep * config.timestep_scaling
-        skip, out = 0.25 / (scaled**2 + 0.25), scaled / math.sqrt(scaled**2 + 0.25)  # sigma_data = 0.5
-        if i == len(timesteps) - 1:
-            rows.append(StepCoefficients(1.0, p, q, skip, out))
-            continue
-        there = float(kept[timesteps[i + 1]])
-        rows.append(
-            StepCoefficients(1.0, p, q, math.sqrt(there) * skip, math.sqrt(there) * out, 0.0, math.sqrt(1 - there))
-        )
-    return rows
-
-
-def _flow_euler(reference: Any) -> list[StepCoefficients]:
-    """Tabulate Euler steps of a rectified flow (Liu et al. 2022): x = (1 - sigma)·x0 + sigma·noise."""
-    return [
-        StepCoefficients(1.0, 1.0, -here, there / here, 1 - there / here)
-        for here, there in pairwise(float(sigma) for sigma in reference.sigmas)
-    ]
-
-
-class _Level(NamedTuple):
-    """A noise level as x = alpha·x0 + sigma·noise, with its half log signal-to-noise ratio."""
-
-    alpha: float
-    sigma: float
-    log_snr: float
-
-    @classmethod
-    def at(cls, sigma: float) -> "_Level":
-        alpha = 1 / math.sqrt(sigma * sigma + 1)
-        return cls(alpha, sigma * alpha, -math.log(sigma) if sigma else math.inf)
-
-
-_TABLES: dict[Sampler, Callable[[Any], list[StepCoefficients]]] = {
-    Sampler.EULER: _euler,
-    Sampler.DDIM: _ddim,
-    Sampler.DPMPP_2M: _dpmpp_2m,
-    Sampler.LCM: _lcm,
-    Sampler.FLOW_EULER: _flow_euler,
-}
+def _compact(passes: Sequence[_Pass]) -> tuple[int, Tensor]:
+    """Return the size of the state, with only what a later pass reads, and the table over it."""
+    read = [{LATENTS}]
+    for one in reversed(passes):
+        used = {name for row in read[-1] for name, factor in one.rows[row].items() if factor}
+        read.append({LATENTS} | (used - {OUTPUT, NOISE}))
+    places = [[LATENTS, *sorted(names - {LATENTS})] for names in reversed(read)]
+    table = torch.zeros(len(passes), MAX_STATE, _STATE + MAX_STATE)
+    for n, one in enumerate(passes):
+        for r, row in enumerate(places[n + 1]):
+            factors = [one.rows[row].get(name, 0.0) for name in (OUTPUT, NOISE, *places[n])]
+            table[n, r, : len(factors)] = torch.tensor(factors)
+    return max(map(len, places)), table

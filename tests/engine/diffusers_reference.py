@@ -1,5 +1,7 @@
 """diffusers' own pipelines, one request at a time: the reference that the engine is compared with."""
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +9,7 @@ import numpy as np
 import torch
 
 from serve_app.engine import RunRequest
-from serve_app.engine.sampler import DIFFUSERS_CLASS
-from serve_app.engine_options import Sampler
+from serve_app.engine.sampler import make_scheduler
 from tests.engine.tiny_models import diffusers
 
 
@@ -20,12 +21,27 @@ def open_pipeline(folder: Path) -> Any:
     return pipeline
 
 
+class BrownianPath:
+    """Gives the SDE scheduler the increments of a Brownian path from a run's noise instead of a tree's."""
+
+    def __init__(self, generator: torch.Generator, shape: Sequence[int]) -> None:
+        self.generator, self.start, self.end, self.moved = generator, math.nan, math.nan, torch.zeros(*shape)
+
+    def __call__(self, start: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
+        again = bool(self.start == float(start))
+        at = self.end if again else float(start)
+        moved = torch.randn(self.moved.shape, generator=self.generator) * math.sqrt(abs(float(end) - at))
+        self.moved = self.moved + moved if again else moved
+        self.start, self.end = float(start), float(end)
+        return self.moved / math.sqrt(abs(self.end - self.start))
+
+
 class DiffusersReference:
     """One pipeline, used for one request at a time, its adapters loaded by diffusers and PEFT."""
 
     def __init__(self, folder: Path) -> None:
         self.pipeline = open_pipeline(folder)
-        self._config = self.pipeline.scheduler.config
+        self._own = self.pipeline.scheduler
         self._loaded: dict[str, str] = {}
 
     def latents(self, request: RunRequest) -> torch.Tensor:
@@ -37,19 +53,37 @@ class DiffusersReference:
 
     def _call(self, request: RunRequest, output: str) -> Any:
         if request.sampler:
-            self.pipeline.scheduler = getattr(diffusers, DIFFUSERS_CLASS[Sampler(request.sampler)]).from_config(
-                self._config
-            )
+            self.pipeline.scheduler = make_scheduler(request.sampler, self._own)
         self._apply_adapter(request)
+        self.trace: list[torch.Tensor] = []
+        generator = torch.Generator().manual_seed(request.seed)
+        scheduler = self.pipeline.scheduler
+        set_timesteps = type(scheduler).set_timesteps.__get__(scheduler)
+
+        def set_timesteps_and_noise(*args: Any, **kwargs: Any) -> None:
+            set_timesteps(*args, **kwargs)
+            if hasattr(scheduler, "noise_sampler"):
+                shape = (1, 4, request.height // 8, request.width // 8)
+                scheduler.noise_sampler = BrownianPath(generator, shape)
+
+        def keep(
+            _pipeline: Any, _step: int, _timestep: Any, tensors: dict[str, torch.Tensor]
+        ) -> dict[str, torch.Tensor]:
+            self.trace.append(tensors["latents"][0].clone())
+            return tensors
+
+        if hasattr(scheduler, "noise_sampler"):
+            scheduler.set_timesteps = set_timesteps_and_noise
         return self.pipeline(
             request.prompt,
             negative_prompt=request.negative_prompt or None,
-            generator=torch.Generator().manual_seed(request.seed),
+            generator=generator,
             num_inference_steps=request.steps,
             guidance_scale=request.guidance,
             width=request.width,
             height=request.height,
             output_type=output,
+            callback_on_step_end=keep,
         ).images
 
     def _apply_adapter(self, request: RunRequest) -> None:

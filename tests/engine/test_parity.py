@@ -1,21 +1,32 @@
 """The engine's latents are those of diffusers' own pipelines, whatever the batch."""
 
+import contextlib
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
 from serve_app.engine import AdapterFile, Engine, RunRequest
 from serve_app.engine.base_model import BaseModel
 from serve_app.engine.families.unet import SAMPLERS
+from serve_app.engine.run import Run
 from serve_app.engine_options import Sampler
 from tests.engine import tiny_models
 from tests.engine.conftest import WIDE_FLOAT32
 from tests.engine.diffusers_reference import DiffusersReference
-from tests.engine.run_engine import final_latents, finish
+from tests.engine.run_engine import final_latents, finish, start
+from tests.engine.test_sampler import SPACINGS, STEPS
 
 TOLERANCE = 1e-4
 WEIGHTS = (0.1, 0.75, 1.0)
+
+
+def batched(runs: Sequence[Run], size: int) -> Iterator[Sequence[Run]]:
+    for first in range(0, len(runs), size):
+        yield runs[first : first + size]
 
 
 def adapters(folder: Path, into: Path) -> list[AdapterFile]:
@@ -112,3 +123,39 @@ def test_every_latent_shape_gives_the_image_of_diffusers(engine: Engine, sd: Pat
     assert image is not None
     assert image.shape == (height, width, 3)
     assert abs(image.astype(int) - expected).max() <= 1  # rounding to 8 bits
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("prediction", ["epsilon", "v_prediction", "sample"])
+def test_every_sampler_spacing_and_step_count_is_the_pipeline_at_every_pass(
+    prediction: str, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    """All runs are in one batch here, and one at a time in the pipeline."""
+    folder = tiny_models.write_sd(tmp_path, prediction=prediction)
+    model, reference = BaseModel.load("m", folder, WIDE_FLOAT32, lambda: None), DiffusersReference(folder)
+    names = [sampler if spacing is None else f"{sampler}-{spacing}" for spacing in SPACINGS for sampler in SAMPLERS]
+    runs: list[Run] = []
+    for name, steps in product(names, STEPS):
+        one = RunRequest(
+            run_id=f"{name} {steps}", prompt="a cat", seed=steps, steps=steps, guidance=2.0,
+            width=64, height=64, sampler=name,
+        )  # fmt: skip
+        with contextlib.suppress(ValueError):  # diffusers' class has no such spacing or prediction
+            runs.append(start(model, one))
+    traces: dict[str, list[Tensor]] = {run.request.run_id: [] for run in runs}
+    with torch.inference_mode():
+        while live := [run for run in runs if not run.is_done]:
+            for batch in batched(live, WIDE_FLOAT32.max_rows // 2):
+                model.runner.denoise(batch)
+            for run in live:
+                traces[run.request.run_id].append(run.latents)
+    worst = ("", 0.0)
+    for run in runs:
+        reference.latents(run.request)
+        name, theirs = run.request.run_id, reference.trace
+        assert len(traces[name]) == len(theirs), name
+        for ours, expected in zip(traces[name], theirs, strict=True):
+            difference = float((ours - expected).abs().max() / expected.abs().max().clamp(min=1))
+            worst = max(worst, (name, difference), key=lambda one: one[1])
+    pytestconfig.get_terminal_writer().line(f"\n{prediction}: {len(runs)} runs, largest difference {worst}")
+    assert worst[1] < TOLERANCE, worst

@@ -81,9 +81,7 @@ class TinyDiTFamily:
             tokenizer, module(transformers.CLIPTextModelWithProjection, "text_encoder"), penultimate=False
         )
         self.encoder = encoder
-        self.scheduler_config = dict(
-            diffusers.FlowMatchEulerDiscreteScheduler.from_pretrained(folder / "scheduler").config
-        )
+        self.scheduler = diffusers.FlowMatchEulerDiscreteScheduler.from_pretrained(folder / "scheduler")
         layers, text_layers = wrap_layers(self.transformer), wrap_layers(encoder.model)
         self.components = {
             "transformer": Component(self.transformer, layers, {}, ("lora_transformer",)),
@@ -115,13 +113,12 @@ class TinyDiTFamily:
         return Conditioning(torch.cat([one.chunks[:1] for one in encoded]), added)
 
     def schedule(self, request: RunRequest) -> Schedule:
-        sampler = Sampler(request.sampler) if request.sampler else Sampler.FLOW_EULER
-        if sampler is not Sampler.FLOW_EULER:
-            raise ValueError(f"sampler {sampler}: this base model uses flow-euler")
+        if request.sampler not in (None, Sampler.FLOW_EULER):
+            raise ValueError(f"sampler {request.sampler}: this base model uses flow-euler")
         _, height, width = self.latent_shape(request)
         levels = noise_levels(request.steps)
         mu = image_shift(height * width // PATCH**2)
-        return make_schedule(sampler, self.scheduler_config, request.steps, sigmas=levels, mu=mu).to(self.device)
+        return make_schedule(self.scheduler, request.steps, sigmas=levels, mu=mu).to(self.device)
 
     def latent_shape(self, request: RunRequest) -> tuple[int, ...]:
         side = 8 * PATCH

@@ -21,8 +21,8 @@ from serve_app.engine.families.family import Component, latent_rgb
 from serve_app.engine.families.sgm import sgm_aliases
 from serve_app.engine.lora_layers import wrap_layers
 from serve_app.engine.run import Conditioning, RunRequest
-from serve_app.engine.sampler import Schedule, make_schedule, sampler_of
-from serve_app.engine_options import EngineOptions, Sampler
+from serve_app.engine.sampler import Schedule, make_schedule, make_scheduler
+from serve_app.engine_options import EngineOptions, Sampler, parse_sampler
 
 GRAPHS = 1024
 """Compiled forward shapes that are kept: batch keys (latent shape, prompt length) times row counts."""
@@ -39,12 +39,14 @@ def compile_denoiser(module: nn.Module, backend: str) -> Any:
     return torch.compile(module, backend=backend, dynamic=False)
 
 
-SAMPLERS = (Sampler.EULER, Sampler.DDIM, Sampler.DPMPP_2M, Sampler.LCM)
+SAMPLERS = tuple(sampler for sampler in Sampler if sampler is not Sampler.FLOW_EULER)
 KOHYA_PREFIXES = {
     "unet": ("lora_unet",),
     "text_encoder": ("lora_te", "lora_te1"),
     "text_encoder_2": ("lora_te2",),
 }
+USUAL_STEPS = 30
+"""A schedule of so many steps is made at load, so that a scheduler that cannot be drawn is refused there."""
 MAX_ENCODED_PROMPTS = 256
 """Encoded prompts that are cached."""
 
@@ -61,11 +63,11 @@ class UNetFamily:
         if self.vae.dtype != self._vae_dtype(self.vae):
             self.vae.to(self._vae_dtype(self.vae))
         self.encoders = self._load_encoders(pipeline)
-        self._scheduler_config = dict(pipeline.scheduler.config)
-        own = sampler_of(type(pipeline.scheduler).__name__) or Sampler.DPMPP_2M  # old multistep ones (PNDM, LMS)
-        self.sampler = _supported(options.sampler or own)
+        self._scheduler = pipeline.scheduler
+        self.sampler = options.sampler
         self._zero_negative = bool(pipeline.config.get("force_zeros_for_empty_prompt", False))
-        self._schedules: dict[tuple[Sampler, int], Schedule] = {}
+        self._schedules: dict[tuple[str, int], Schedule] = {}
+        self._schedule(self.sampler, USUAL_STEPS)
         self._encoded: OrderedDict[tuple[str, str, float], Encoded] = OrderedDict()
         self.latent_rgb = latent_rgb(
             type(self.vae).__name__, self.unet.config.in_channels, is_xl="text_encoder_2" in self.encoders
@@ -141,10 +143,19 @@ class UNetFamily:
         return self.unet.config.in_channels, math.ceil(request.height / factor), math.ceil(request.width / factor)
 
     def schedule(self, request: RunRequest) -> Schedule:
-        sampler = _supported(request.sampler or self.sampler)
-        key = sampler, request.steps
+        return self._schedule(request.sampler or self.sampler, request.steps)
+
+    def _schedule(self, sampler: str, steps: int) -> Schedule:
+        """Return a schedule of the named sampler, or of the base model's own. Raises ValueError with the choices."""
+        key = sampler, steps
         if key not in self._schedules:
-            self._schedules[key] = make_schedule(sampler, self._scheduler_config, request.steps).to(self.device)
+            try:
+                if sampler and parse_sampler(sampler)[0] not in SAMPLERS:
+                    raise ValueError(f"sampler {sampler} is for another family")
+                made = make_schedule(make_scheduler(sampler, self._scheduler), steps)
+            except ValueError as error:
+                raise ValueError(f"{error}; sampler: may be one of {', '.join(SAMPLERS)}") from error
+            self._schedules[key] = made.to(self.device)
         return self._schedules[key]
 
     def denoise(self, latents: Tensor, timesteps: Tensor, conditioning: Conditioning) -> Tensor:
@@ -203,12 +214,6 @@ def unet_component(unet: Any) -> Component:
 def encoder_component(name: str, encoder: Any) -> Component:
     layers = wrap_layers(encoder)
     return Component(encoder, layers, clip_aliases(layers), KOHYA_PREFIXES[name])
-
-
-def _supported(name: str) -> Sampler:
-    if name not in SAMPLERS:
-        raise ValueError(f"sampler {name}: this base model uses {', '.join(SAMPLERS)}")
-    return Sampler(name)
 
 
 def guidance_embedding(guidance: float, width: int) -> Tensor:
