@@ -160,7 +160,7 @@ async def test_the_sweeper_keeps_what_records_name_and_removes_the_rest(resource
 
 
 async def test_one_process_sweeps_per_interval(resources: Resources) -> None:
-    turns = await asyncio.gather(*(resources.sweep_lock.acquire(timedelta(seconds=60)) for _ in range(8)))
+    turns = await asyncio.gather(*(resources.for_housekeeping.may_sweep(timedelta(seconds=60)) for _ in range(8)))
     assert turns.count(True) == 1
 
 
