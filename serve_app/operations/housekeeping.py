@@ -19,7 +19,7 @@ from serve_app.loras.catalog import CatalogReader
 from serve_app.loras.registration import UploadPlaces
 from serve_app.loras.stored_weights import LoraFiles, LoraWeights
 from serve_app.loras.weights import WeightStore
-from serve_app.operations.account_deletion import account_deletion
+from serve_app.operations.account_deletion import AccountDeletion
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import ensure_redis
 from serve_app.store.keys import redis_key
@@ -49,7 +49,7 @@ class Housekeeping:
         self.jobs = JobReader(redis)
         self.images = ImageStore(settings, process.measures)
         self.deletions = Deletions(redis, self.images)
-        self.accounts = account_deletion(process, self.images)
+        self.accounts = AccountDeletion(process, self.images)
         self.weights = LoraWeights(redis, LoraFiles(settings))
         self.catalog = AppliedCatalog(redis, settings)
         self.uploads = UploadPlaces(settings.data_dir)
