@@ -12,8 +12,8 @@ from serve_app.cli import accounts, jobs, keys, loras, operators
 from serve_app.cli.accounts import add_usage
 from serve_app.cli.audit import add_audit
 from serve_app.cli.command import OneLineErrors
+from serve_app.cli.doctor import add_restore
 from serve_app.cli.images import add_image_commands
-from serve_app.cli.restore import add_restore
 from serve_app.cli.top import add_top
 
 app = typer.Typer(

@@ -15,7 +15,7 @@ from serve_app.accounts.accounts import AccountStore
 from serve_app.accounts.sign_in import LinkPurpose
 from serve_app.api.parts import AccountParts, OperationParts
 from serve_app.cli.audit import record_act, this_operator
-from serve_app.cli.command import BadUsage, Failed, Result, store_command, table
+from serve_app.cli.command import BadUsage, Failed, Result, command, table
 from serve_app.cli.local import local_base_url
 from serve_app.domain.accounts import Account
 from serve_app.domain.audit import Act, Actor
@@ -32,7 +32,7 @@ PlanB = Annotated[str | None, typer.Option(help="X-API-Key interface: free, basi
 PasswordStdin = Annotated[bool, typer.Option("--password-stdin", help="Read the console password from standard input.")]
 
 
-@store_command(app, "create", creates_data=True)
+@command(app, "create", creates_data=True)
 async def create(
     accounts: AccountParts,
     name: Annotated[str, typer.Argument(help="1 to 100 printable characters.", show_default=False)],
@@ -69,7 +69,7 @@ def _key_lines(secret: str) -> str:
 The key is shown this once. Further keys, with limits or an expiry: atelier keys create"""
 
 
-@store_command(app, "list")
+@command(app, "list")
 async def list_accounts(accounts: AccountParts) -> Result:
     """List all accounts, oldest first."""
     found = await accounts.store.list()
@@ -81,7 +81,7 @@ async def list_accounts(accounts: AccountParts) -> Result:
     )
 
 
-@store_command(app, "set-plan")
+@command(app, "set-plan")
 async def set_plan(
     accounts: AccountParts, operations: OperationParts, account: AccountName, plan_a: PlanA = None, plan_b: PlanB = None
 ) -> Result:
@@ -96,21 +96,21 @@ async def set_plan(
     return _account_result(changed)
 
 
-@store_command(app, "disable")
+@command(app, "disable")
 async def disable(accounts: AccountParts, operations: OperationParts, account: AccountName) -> Result:
     """Reject the account's keys and end its console sessions and links at once; its jobs and images stay."""
     found = await find_account(accounts.store, account)
     return _account_result(await operations.acts.disable(found, Actor(this_operator())))
 
 
-@store_command(app, "enable")
+@command(app, "enable")
 async def enable(accounts: AccountParts, operations: OperationParts, account: AccountName) -> Result:
     """Enable a disabled account."""
     found = await find_account(accounts.store, account)
     return _account_result(await operations.acts.enable(found, Actor(this_operator())))
 
 
-@store_command(app, "delete")
+@command(app, "delete")
 async def delete(
     accounts: AccountParts,
     operations: OperationParts,
@@ -132,7 +132,7 @@ async def delete(
     return Result(facts=facts, shown=shown, failed=bool(deleted.left))
 
 
-@store_command(app, "set-password")
+@command(app, "set-password")
 async def set_password(accounts: AccountParts, account: AccountName, password_stdin: PasswordStdin = False) -> Result:
     """Set an account's console password; ends its console sessions and the links made for it."""
     found = await find_account(accounts.store, account)
@@ -149,7 +149,7 @@ async def set_password(accounts: AccountParts, account: AccountName, password_st
     )
 
 
-@store_command(app, "sign-in-link")
+@command(app, "sign-in-link")
 async def sign_in_link(
     settings: Settings,
     accounts: AccountParts,
@@ -222,7 +222,7 @@ MOST_DAYS = 400
 
 
 def add_usage(app: typer.Typer) -> None:
-    store_command(app, "usage")(_usage)
+    command(app, "usage")(_usage)
 
 
 async def _usage(

@@ -10,14 +10,14 @@ import typer
 
 from serve_app.accounts.audit import AuditLog
 from serve_app.api.parts import AccountParts, OperationParts
-from serve_app.cli.command import BadUsage, Failed, Result, store_command, table
+from serve_app.cli.command import BadUsage, Failed, Result, command, table
 from serve_app.domain.audit import Act, AuditRow, operator
 from serve_app.domain.durations import parse_duration
 from serve_app.operations.usage_report import log_names
 
 
 def add_audit(app: typer.Typer) -> None:
-    store_command(app, "audit")(_audit)
+    command(app, "audit")(_audit)
 
 
 def this_operator() -> str:

@@ -9,7 +9,7 @@ import typer
 from serve_app.api.parts import AccountParts, LoraParts
 from serve_app.cli.accounts import AccountName, find_account
 from serve_app.cli.audit import record_act
-from serve_app.cli.command import BadUsage, Failed, Result, store_command, table
+from serve_app.cli.command import BadUsage, Failed, Result, command, table
 from serve_app.cli.loras import find_adapter
 from serve_app.domain.accounts import ALL_SCOPES, ApiKey, Scope
 from serve_app.domain.audit import Act
@@ -23,7 +23,7 @@ app = typer.Typer(no_args_is_help=True, help="Create, list, roll and revoke API 
 KeyId = Annotated[str, typer.Argument(help="The key's id, from `atelier keys list`.", show_default=False)]
 
 
-@store_command(app, "create")
+@command(app, "create")
 async def create(
     settings: Settings,
     accounts: AccountParts,
@@ -71,7 +71,7 @@ async def create(
     return Result(facts={"key": secret, **_facts(key)}, shown=secret)
 
 
-@store_command(app, "list")
+@command(app, "list")
 async def list_keys(accounts: AccountParts, account: AccountName) -> Result:
     """List an account's keys, including revoked and expired ones."""
     found = await find_account(accounts.store, account)
@@ -87,7 +87,7 @@ async def list_keys(accounts: AccountParts, account: AccountName) -> Result:
     )
 
 
-@store_command(app, "edit")
+@command(app, "edit")
 async def edit(
     settings: Settings,
     accounts: AccountParts,
@@ -109,7 +109,7 @@ async def edit(
     return Result(facts=_facts(key), shown=f"{key.id}: {_limit(key)}")
 
 
-@store_command(app, "roll")
+@command(app, "roll")
 async def roll(
     accounts: AccountParts,
     key_id: KeyId,
@@ -129,7 +129,7 @@ async def roll(
     return Result(facts={"key": secret, "replaces": key_id, **_facts(key)}, shown=secret)
 
 
-@store_command(app, "revoke")
+@command(app, "revoke")
 async def revoke(accounts: AccountParts, key_id: KeyId) -> Result:
     """Revoke a key, effective from its next use."""
     if not await accounts.api_keys.revoke(key_id):

@@ -19,7 +19,7 @@ from rich.status import Status
 from serve_app.api.parts import AccountParts, JobParts, LoraParts, OperationParts
 from serve_app.cli.accounts import AccountName, find_account
 from serve_app.cli.audit import record_act
-from serve_app.cli.command import BadUsage, Failed, Result, command, store_command, table
+from serve_app.cli.command import BadUsage, Failed, Result, command, table
 from serve_app.cli.images import (
     BaseUrl,
     Key,
@@ -84,7 +84,7 @@ add_try_command(app)
 Lora = Annotated[str, typer.Argument(metavar="LORA", help="The adapter's id or name.", show_default=False)]
 
 
-@store_command(app, "add")
+@command(app, "add")
 async def add(
     settings: Settings,
     accounts: AccountParts,
@@ -153,7 +153,7 @@ def _doing(words: str) -> Status:
     return Console(stderr=True).status(escape(words))
 
 
-@store_command(app, "remove")
+@command(app, "remove")
 async def remove(settings: Settings, accounts: AccountParts, loras: LoraParts, lora: Lora) -> Result:
     """Remove an added adapter: jobs that wait for it or run with it end as lora_unavailable."""
     adapter = await find_adapter(loras.catalog, lora)
@@ -164,7 +164,7 @@ async def remove(settings: Settings, accounts: AccountParts, loras: LoraParts, l
     return Result(facts={"lora": adapter.id, "removed": True}, shown=f"{adapter.name} ({adapter.id}) is removed")
 
 
-@store_command(app, "list")
+@command(app, "list")
 async def list_loras(
     accounts: AccountParts,
     loras: LoraParts,
@@ -187,7 +187,7 @@ async def list_loras(
     )
 
 
-@store_command(app, "show")
+@command(app, "show")
 async def show(loras: LoraParts, operations: OperationParts, lora: Lora) -> Result:
     """Show an adapter: what it is called, what its check found, and what its file says of its training."""
     adapter = await find_adapter(loras.catalog, lora)
@@ -209,7 +209,7 @@ async def show(loras: LoraParts, operations: OperationParts, lora: Lora) -> Resu
     return Result(facts=_facts(adapter), shown=shown)
 
 
-@store_command(app, "grant")
+@command(app, "grant")
 async def grant(accounts: AccountParts, loras: LoraParts, lora: Lora, account: AccountName) -> Result:
     """Allow an account to use an adapter, overriding whom it is offered to."""
     adapter, found = await find_adapter(loras.catalog, lora), await find_account(accounts.store, account)
@@ -218,7 +218,7 @@ async def grant(accounts: AccountParts, loras: LoraParts, lora: Lora, account: A
     return _grant_result(adapter, found.name, "may use", allowed=True)
 
 
-@store_command(app, "revoke")
+@command(app, "revoke")
 async def revoke(accounts: AccountParts, loras: LoraParts, lora: Lora, account: AccountName) -> Result:
     """Forbid an account from using an adapter, overriding whom it is offered to."""
     adapter, found = await find_adapter(loras.catalog, lora), await find_account(accounts.store, account)

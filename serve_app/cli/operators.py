@@ -11,7 +11,7 @@ from serve_app.accounts.sign_in import LinkPurpose, SignInLinks
 from serve_app.api.parts import AccountParts, OperationParts
 from serve_app.cli.accounts import PasswordStdin, password_from_stdin, password_from_terminal
 from serve_app.cli.audit import record_act
-from serve_app.cli.command import BadUsage, Failed, Result, store_command, table
+from serve_app.cli.command import BadUsage, Failed, Result, command, table
 from serve_app.cli.local import local_base_url
 from serve_app.domain.accounts import Operator
 from serve_app.domain.audit import Act, operator
@@ -23,7 +23,7 @@ app = typer.Typer(no_args_is_help=True, help="Create operators of the web pages,
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The operator's name.", show_default=False)]
 
 
-@store_command(app, "create", creates_data=True)
+@command(app, "create", creates_data=True)
 async def create(
     settings: Settings,
     accounts: AccountParts,
@@ -45,7 +45,7 @@ async def create(
     return await _link(settings, accounts.audit, operations.links, made, LinkPurpose.NEW_PASSWORD)
 
 
-@store_command(app, "list")
+@command(app, "list")
 async def list_operators(operations: OperationParts) -> Result:
     """List all operators, oldest first."""
     operators = await operations.operators.list()
@@ -58,7 +58,7 @@ async def list_operators(operations: OperationParts) -> Result:
     )
 
 
-@store_command(app, "password")
+@command(app, "password")
 async def password(
     accounts: AccountParts, operations: OperationParts, name: Name, password_stdin: PasswordStdin = False
 ) -> Result:
@@ -74,7 +74,7 @@ async def password(
     return Result(facts={"name": name, "sessions_ended": ended}, shown=f"{name}: password set")
 
 
-@store_command(app, "sign-in-link")
+@command(app, "sign-in-link")
 async def sign_in_link(
     settings: Settings,
     accounts: AccountParts,
@@ -96,7 +96,7 @@ async def sign_in_link(
     )
 
 
-@store_command(app, "delete")
+@command(app, "delete")
 async def delete(accounts: AccountParts, operations: OperationParts, name: Name) -> Result:
     """Delete an operator and end their sessions; what they did stays in the audit log."""
     await _find(operations.operators, name)

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.text import Text
 
 from serve_app.api.parts import JobParts, LoraParts, OperationParts
-from serve_app.cli.command import Result, store_command, table
+from serve_app.cli.command import Result, command, table
 from serve_app.domain.durations import rounded_duration
 from serve_app.operations.overview import adapter_names, overview
 
@@ -21,7 +21,7 @@ _USES = {"weights": "weights", "adapters": "slots", "adapter_cache": "cache"}
 
 
 def add_top(app: typer.Typer) -> None:
-    store_command(app, "top")(_top)
+    command(app, "top")(_top)
 
 
 async def _top(
