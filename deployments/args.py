@@ -60,13 +60,6 @@ class ReplicaArgs(Args):
     """At a stop, running jobs get this long to finish; then they are released to the queue."""
 
     @property
-    def least_replicas(self) -> int:
-        """How many replicas there are without any work, as far as `args` say it."""
-        if isinstance(self.replicas, int):
-            return self.replicas
-        return 0 if self.replicas == "auto" else self.replicas.min_replicas
-
-    @property
     def most_replicas(self) -> int:
         """Return how many replicas there may be at most, as far as `args` say."""
         if isinstance(self.replicas, int):

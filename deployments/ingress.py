@@ -72,16 +72,14 @@ class Hints:
 
 
 class KeptWorkers:
-    """Tells which kinds keep a worker without work, by `args` or by what Serve has now."""
+    """Tells which kinds keep a worker without work, by what Serve has now."""
 
-    def __init__(self, always_on: frozenset[JobKind], deployments: dict[JobKind, str], application: str) -> None:
-        self._always_on = always_on
+    def __init__(self, deployments: dict[JobKind, str], application: str) -> None:
         self._deployments = deployments
         self._application = application
 
     async def __call__(self, kind: JobKind) -> bool:
-        if kind in self._always_on:
-            return True
+        """False also while Serve's controller does not answer."""
         try:
             async with asyncio.timeout(CONTROLLER_TIMEOUT_S):
                 return await least_replicas(self._deployments[kind], self._application) > 0
@@ -117,7 +115,6 @@ class Ingress:
         generator: DeploymentHandle[Any],
         upscaler: DeploymentHandle[Any],
         *_beside: DeploymentHandle[Any],
-        always_on: frozenset[JobKind] = frozenset(),
         requests_at_once: int | None = None,
         requests_waiting: int,
         max_rank: int = DEFAULT_MAX_RANK,
@@ -131,7 +128,7 @@ class Ingress:
         configure_replica_log(settings)
         handles = {JobKind.GENERATION: generator, JobKind.UPSCALE: upscaler}
         names = {kind: handle.deployment_name for kind, handle in handles.items()}
-        kept = KeptWorkers(always_on, names, serve.get_replica_context().app_name)
+        kept = KeptWorkers(names, serve.get_replica_context().app_name)
         self._stack = AsyncExitStack()
         process = await self._stack.enter_async_context(open_process(settings))
         accounts = AccountParts(process)

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from deployments.ray_environment import ray_environment
+from deployments.runtime import ray_environment
 from serve_app.domain.requests import Variant
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import ensure_redis, stop_redis

@@ -14,14 +14,12 @@ from ray.serve.schema import ServeDeploySchema
 from deployments.app import assemble, build
 from deployments.args import AppArgs, IngressArgs, ScaleArgs
 from deployments.config import ConfigError, ServeConfig, read_config
-from serve_app.domain.jobs import JobKind
 from serve_app.domain.requests import Variant
 from serve_app.loras.catalog_file import read_catalog
 from serve_app.settings import Settings
 from tests.support import ROOT
 
 CONFIGS = ROOT / "configs"
-ALL_KINDS = frozenset(JobKind)
 SERVE_FILES = ("local.yaml", "one_gpu.yaml", "production.yaml")
 
 
@@ -75,7 +73,6 @@ def test_the_ingress_itself_bounds_the_requests_that_it_takes() -> None:
         built: Any = build(AppArgs.model_validate(words))
         assert built._bound_deployment._deployment_config.max_ongoing_requests > 10_000, "half-sent bodies are open too"
         assert built._bound_deployment.init_kwargs == {
-            "always_on": ALL_KINDS,
             "requests_at_once": asked,
             "requests_waiting": 1000,
             "max_rank": 200,

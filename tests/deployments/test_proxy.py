@@ -19,7 +19,7 @@ import yaml
 from starlette.types import Receive, Scope, Send
 
 from deployments.proxy import HTTP_SERVERS, LIMITS, METRICS, WRAPPER, environment, haproxy_binary, proxy_secret
-from deployments.ray_environment import RECOVERY
+from deployments.runtime import RECOVERY
 from serve_app.domain.accounts import BUILTIN_PLANS
 from serve_app.domain.requests import Variant
 from tests.attack.raw import Answer, breach, exchange, first_line

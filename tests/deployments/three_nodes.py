@@ -24,7 +24,7 @@ from pydantic import SecretStr
 from deployments.cluster_commands import check_cluster, check_places
 from deployments.config import ServeConfig
 from deployments.nodes import check_nodes, living_nodes
-from deployments.ray_environment import ray_environment
+from deployments.runtime import ray_environment
 from serve_app.domain.requests import Variant
 from serve_app.operations.checks import Check, Level
 from serve_app.settings import Settings

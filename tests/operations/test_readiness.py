@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 import redis
 
-from deployments.app import always_on as always_on_kinds
-from deployments.args import AppArgs, GeneratorArgs, ScaleArgs
 from deployments.replica import noting_failure
 from serve_app.api.responses import time_left
 from serve_app.domain.jobs import WORKER_LIFE, JobKind, NewJob, new_job_id
@@ -160,11 +158,3 @@ async def test_a_storage_that_fails_or_hangs_is_found_by_few_tries(
 
     await wait_until(recovers)
     assert not [path for path in bucket.rglob("*") if path.is_file()]
-
-
-@pytest.mark.parametrize(
-    ("replicas", "kept"),
-    [(1, True), (ScaleArgs(min_replicas=0), False), (ScaleArgs(min_replicas=2, max_replicas=2), True)],
-)
-def test_the_ingress_knows_which_workers_the_deployment_keeps(replicas: int | ScaleArgs, kept: bool) -> None:
-    assert (GENERATION in always_on_kinds(AppArgs(generator=GeneratorArgs(replicas=replicas)))) is kept
