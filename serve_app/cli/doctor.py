@@ -6,7 +6,6 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import Annotated
 
-import httpx
 import typer
 from rich.console import RenderableType
 from rich.table import Table
@@ -14,8 +13,8 @@ from rich.text import Text
 
 from serve_app.api.parts import JobParts, OperationParts
 from serve_app.cli.command import BadUsage, Failed, Result, command, open_stores
-from serve_app.cli.local import READY_FILE, read_ready_file
-from serve_app.operations.checks import Check, Level, cannot_listen, check_gpu, fail, ok, warn
+from serve_app.cli.local import check_port
+from serve_app.operations.checks import Check, Level, check_gpu
 from serve_app.operations.restore_check import RestoreFacts, check_restored
 from serve_app.operations.store_checks import MOST_WEIGHTS, check_service
 from serve_app.settings import Settings
@@ -54,32 +53,7 @@ def checks_result(checks: Sequence[Check]) -> Result:
 async def _run_checks(settings: Settings, port: int, all_weights: bool) -> list[Check]:
     most = None if all_weights else MOST_WEIGHTS
     checks = await check_service(settings, most_weights=most, weights_within=timedelta.max)
-    return [*checks, *check_gpu(), *_check_port(settings, port)]
-
-
-def _check_port(settings: Settings, port: int) -> Iterable[Check]:
-    """Check that the port is free, or held by a service of this program."""
-    reason = cannot_listen("127.0.0.1", port)
-    local = read_ready_file(settings.data_dir / READY_FILE) or {"base_url": ""}
-    if reason is None:
-        yield ok("port", f"{port} is free")
-    elif not _tells_readiness(port):
-        yield fail("port", f"{port} {reason}", f"stop what listens there, or: atelier up --port {port + 1}")
-    elif httpx.URL(local["base_url"]).port == port:
-        yield ok("port", f"{port}: used by the service of this data directory at {local['base_url']}")
-    else:
-        found = "used by a service that answers /readyz, which `atelier up` of this data directory did not start"
-        advice = f"leave it, if it is the one that you mean; to start another: atelier up --port {port + 1}"
-        yield warn("port", f"{port}: {found}", advice)
-
-
-def _tells_readiness(port: int) -> bool:
-    """Whether the listener answers as this program does, ready or not."""
-    try:
-        answer = httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=3.0)
-        return answer.json().get("status") in ("ready", "not ready")
-    except (httpx.HTTPError, ValueError, AttributeError):
-        return False
+    return [*checks, *check_gpu(), *check_port(settings, port)]
 
 
 def _render(checks: Iterable[Check]) -> RenderableType:
