@@ -49,8 +49,8 @@ class ReplicaArgs(Args):
     """Number of replicas, and what each asks of its node. Ray counts CPU shares and does not enforce them."""
 
     replicas: int | Literal["auto"] | ScaleArgs = 1
-    """`auto`: by the deployment's `autoscaling_config` under Serve's `deployments:`, where a changed bound restarts
-    nothing."""
+    """`auto` leaves it to the deployment's `autoscaling_config` under Serve's `deployments:`, where a changed bound
+    restarts nothing."""
     num_cpus: float = Field(default=0.1, gt=0)
     num_gpus: float = Field(default=0, ge=0)
     """A fraction shares one card between deployments; whole numbers take whole cards."""
@@ -119,8 +119,8 @@ class LoadScaleArgs(Args):
 class IngressArgs(ReplicaArgs):
     replicas: int | Literal["auto"] | LoadScaleArgs = 1  # pyright: ignore[reportIncompatibleVariableOverride]
     max_ongoing_requests: int | None = Field(default=None, ge=1)
-    """Of one replica, at most half of them polls that wait. Unset: `ATELIER_OPEN_REQUESTS` and `ATELIER_WAITING_POLLS`
-    together."""
+    """One replica takes so many requests, at most half of them polls that wait. Unset, it takes as many as
+    `ATELIER_OPEN_REQUESTS` and `ATELIER_WAITING_POLLS` together."""
     max_queued_requests: int = Field(default=1000, ge=1)
     """How many requests wait for one replica beyond those in progress; the next is answered 503 `overloaded`."""
 
@@ -128,11 +128,12 @@ class IngressArgs(ReplicaArgs):
 class GeneratorArgs(WorkerArgs):
     engine: EngineOptions = EngineOptions()
     prefetch_s: float = Field(default=2, ge=0)
-    """Seconds between two adapters of the latest completed jobs that a replica reads into free host memory (`engine.host_memory`) before a
-    job of its own needs them; 0 reads none."""
+    """A replica reads adapters of the latest completed jobs into free host memory (`engine.host_memory`) before a job of
+    its own needs them, one in so many seconds; 0 reads none."""
     warm_up_s: float | None = Field(default=None, ge=0)
-    """Before its first job a replica warms up for the image sizes on offer, smallest first, and begins another while less than
-    this has passed. Unset: every size on a GPU, the smallest on a CPU (1 to 2 s with the pocket model); 0 begins none."""
+    """Before its first job a replica warms up for the image sizes on offer, smallest first, and begins another while less
+    than this has passed. Unset, it takes every size on a GPU, and the smallest on a CPU (1 to 2 s with the pocket model);
+    0 begins none."""
 
     @property
     def timing(self) -> WorkerTiming:

@@ -170,11 +170,6 @@ def read_config(path: Path) -> ServeConfig:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not YAML: {str(error).splitlines()[0]}") from error
     except ValidationError as error:
-        raise ConfigError(f"{path}: {first_error(error)}") from error
-
-
-def first_error(error: ValidationError) -> str:
-    """The first error in one line: place and message."""
-    first = error.errors(include_url=False, include_context=False)[0]
-    place = ".".join(str(part) for part in first["loc"])
-    return f"{place}: {first['msg']}" if place else first["msg"]
+        first = error.errors(include_url=False, include_context=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ConfigError(": ".join(filter(None, (str(path), place, first["msg"])))) from error

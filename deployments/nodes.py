@@ -15,7 +15,7 @@ from serve_app.operations.fingerprints import differences, fingerprints
 from serve_app.settings import Settings
 
 ANSWER_LIMIT_S = 60.0
-"""Time for all nodes to answer, side by side: each starts a worker process of Ray, which takes seconds."""
+"""All nodes answer side by side within this time: each starts a worker process of Ray, which takes seconds."""
 CONTROLLER_LIMIT_S = 30.0
 INGRESS = "ingress"
 
@@ -30,7 +30,7 @@ class Node:
 
     @property
     def secrets(self) -> tuple[Secret, ...]:
-        """Those that its replicas use: the ingress alone signs addresses of images."""
+        """The secrets that its replicas use: the ingress alone signs addresses of images."""
         return SECRETS if INGRESS in self.deployments else ("pepper",)
 
 
@@ -44,7 +44,7 @@ class NodeFacts:
 
 
 def living_nodes(demands: Sequence[ReplicaDemand]) -> list[Node]:
-    """Those of Ray's nodes on which a replica may run; all of them when no demand is known."""
+    """List Ray's nodes on which a replica may run, or all of them when no demand is known."""
     import ray
 
     found: list[Node] = []

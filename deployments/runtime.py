@@ -26,14 +26,14 @@ from serve_app.operations.checks import cannot_listen
 LONGEST_STOP_S = 7.0
 """Serve has this many seconds to stop before the rest is killed. `atelier up` promises to stop within 15 s."""
 STATUS_POLL_S = (0.2, 2.0)
-"""The least and the most time between two questions for the status."""
+"""The least and the most time between two questions for the status of the deployments."""
 STATUS_SHARE = 0.1
-"""Answering them takes at most this share of the time: Serve pickles its configuration for each."""
+"""Serve answers these questions for at most this share of the time, as it pickles its configuration for each."""
 RAY_POLL_S = 0.5
 KILL_LIMIT_S = 2.0
 PROXY_PORTS = 2
 REPLICA_PORTS = 100
-"""Ports for ingress replicas: Serve reuses the port of a replaced replica only after minutes."""
+"""Ingress replicas have so many ports, as Serve reuses the port of a replaced replica only after minutes."""
 
 RECOVERY = {
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",  # a frozen replica takes no part in its own stop
@@ -42,7 +42,7 @@ RECOVERY = {
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # on a busy machine one was killed again and again after Serve's 5 s
     "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "2s",  # a frozen ingress is sent nothing more after 7 s instead of 16
 }
-"""Serve and HAProxy notice so soon what is dead or frozen; `HEALTH_CHECKS` in `deployments/app.py` are the replicas'."""
+"""Serve and HAProxy notice this soon what is dead or frozen; `deployments/app.py` sets how soon for replicas."""
 
 
 class Runtime:
@@ -209,7 +209,7 @@ def ray_environment(home: Path) -> dict[str, str]:
         "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(fallback_grpc),
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(replicas),
         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(replicas + REPLICA_PORTS - 1),
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",  # the default of 30 s is longer than a whole stop may take
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",  # a whole stop may not take as long as the default of 30 s
         **RECOVERY,
         "RAY_SERVE_LOG_TO_STDERR": "0",
     }

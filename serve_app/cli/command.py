@@ -24,7 +24,7 @@ from typer.exceptions import TyperException
 
 from serve_app.api.parts import AccountParts, JobParts, LoraParts, OperationParts
 from serve_app.client import AtelierClientError
-from serve_app.domain.errors import AtelierError
+from serve_app.domain.errors import AtelierError, InvalidParameter
 from serve_app.log import configure_logging
 from serve_app.loras.catalog_file import CatalogError
 from serve_app.settings import Settings
@@ -56,7 +56,7 @@ class OneLineErrors(TyperGroup):
             sys.exit(error.exit_code)
         except (AtelierError, AtelierClientError, OSError) as error:
             _print_error(str(error))
-            sys.exit(1)
+            sys.exit(BadUsage.exit_code if isinstance(error, InvalidParameter) else 1)
         except typer.Abort:
             _print_error("interrupted")
             sys.exit(INTERRUPTED)
@@ -156,8 +156,9 @@ class Result:
 def command(group: typer.Typer, name: str, *, creates_data: bool = False) -> Callable[[Callable[..., Any]], Any]:
     """Add a function that returns a `Result` as a command with the three shared options.
 
-    Its parameters of a type in `PARTS` are given to it, all others are its arguments and options. A coroutine function
-    has the stores opened, and may only with `creates_data` create a missing data directory; a plain one gets `Settings`.
+    Its parameters of a type in `PARTS` are given to it, all others are its arguments and options. For a coroutine
+    function the stores are opened, which may only with `creates_data` create a data directory; a plain function gets
+    `Settings` alone.
     """
 
     def register(function: Callable[..., Any]) -> Any:

@@ -1,4 +1,4 @@
-"""`atelier doctor` checks everything that the service depends on, `atelier restore --check` one put back from copies."""
+"""`atelier doctor` checks what a service depends on, `atelier restore --check` one that was put back from copies."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
@@ -68,7 +68,7 @@ def _render(checks: Iterable[Check]) -> RenderableType:
 
 
 SHOWN = 5
-"""How many missing files are named; `--json` has them all."""
+"""A person is shown the names of so many missing files; `--json` has them all."""
 
 
 def add_restore(app: typer.Typer) -> None:

@@ -1,4 +1,4 @@
-"""`atelier jobs`: list, show, cancel, requeue and delete the jobs of every account."""
+"""`atelier jobs` lists, shows, cancels, requeues, drops and deletes the jobs of every account."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -51,7 +51,8 @@ async def dead(accounts: AccountParts, jobs: JobParts, limit: Limit = 50) -> Res
 async def show(jobs: JobParts, operations: OperationParts, job_id: JobId) -> Result:
     """Show a job's record. The prompt is included only with `--json`."""
     job = await _find(jobs.reader, job_id)
-    facts = {**_facts(job), "request": _request_facts(job)}
+    request = {} if job.request is None else {**asdict(job.request), "work": job.request.work}
+    facts = {**_facts(job), "request": request}
     lines = Table(box=None, show_header=False, pad_edge=False)
     names = await operations.reader.account_names([job.account_id])
     for name, value in {**facts, "account": names.get(job.account_id, job.account_id)}.items():
@@ -153,7 +154,12 @@ def _what(job: Job) -> str:
 
 def _facts(job: Job) -> dict[str, object]:
     """The job's record for `--json`; a time that has not come is null."""
-    times = {"created_at": job.created_at, "started_at": job.started_at, "finished_at": job.finished_at}
+    times = {
+        "created_at": job.created_at,
+        "started_at": job.started_at,
+        "finished_at": job.finished_at,
+        "finish_estimate": job.finish_estimate,
+    }
     return {
         "id": job.id,
         "kind": job.kind,
@@ -163,11 +169,6 @@ def _facts(job: Job) -> dict[str, object]:
         "progress": job.progress,
         "attempt": job.attempt,
         **{name: time.isoformat() if time else None for name, time in times.items()},
-        "finish_estimate": job.finish_estimate.isoformat() if job.finish_estimate else None,
         "failure": {"code": job.failure.code, "message": job.failure.message} if job.failure else None,
         "images": [{"image_id": image.image_id, "image_uri": image.image_uri} for image in job.images],
     }
-
-
-def _request_facts(job: Job) -> dict[str, object]:
-    return {} if job.request is None else {**asdict(job.request), "work": job.request.work}
