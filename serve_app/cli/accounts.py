@@ -17,7 +17,7 @@ from serve_app.cli.local import local_base_url
 from serve_app.domain.accounts import Account
 from serve_app.domain.audit import Act, Actor
 from serve_app.domain.requests import Variant
-from serve_app.operations.usage_report import UsageRow, usage_csv, usage_report
+from serve_app.operations.reports import UsageRow, usage_csv, usage_report
 from serve_app.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, help="Create accounts, change their plans and console passwords.")

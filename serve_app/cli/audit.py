@@ -13,7 +13,7 @@ from serve_app.api.parts import AccountParts, OperationParts
 from serve_app.cli.command import BadUsage, Failed, Result, command, table
 from serve_app.domain.audit import Act, AuditRow, operator
 from serve_app.domain.durations import parse_duration
-from serve_app.operations.usage_report import log_names
+from serve_app.operations.reports import log_names
 
 
 def add_audit(app: typer.Typer) -> None:
