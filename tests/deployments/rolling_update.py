@@ -1,7 +1,7 @@
-"""Runs a rolling update for its test: one Ray, one Redis, an older checkout's replicas, then ours.
+"""Runs a rolling update for its test: one Ray, one Redis, replicas of one checkout, then those of another.
 
 rolling_update.py HOME REPORT OLD NEW: both checkouts are deployed as one application, whose workers find their code by
-PYTHONPATH, as an image of each version would give it. While Serve rolls, both versions work on one queue, under load.
+PYTHONPATH, as an image of each version would give it. While Serve rolls, both work on one queue, under load.
 """
 
 import asyncio
@@ -22,12 +22,11 @@ from serve_app.domain.requests import Variant
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import ensure_redis, stop_redis
 from tests.composition import open_resources
+from tests.deployments.three_nodes import pids_of
 from tests.support import free_port, says_ready
 
 CALLERS = 4
 BEFORE_S, AFTER_S = 20.0, 10.0
-NEW_PAGE = "/operators/sign-in"
-"""Only this version has it: whoever answers 200 is a new ingress, 404 an old one."""
 
 
 def config(port: int, checkout: str) -> dict[str, Any]:
@@ -113,18 +112,18 @@ def main(home: Path, report: Path, old: str, new: str) -> None:
         deploy(config(port, old))
         base_url = f"http://127.0.0.1:{port}"
         until(lambda: says_ready(base_url))
-        was_old = httpx.get(base_url + NEW_PAGE).status_code
         secret, lora_id = asyncio.run(new_key())
         load = Load(base_url, secret, lora_id)
         time.sleep(BEFORE_S)
         at_old, began = dict(load.ended), time.monotonic()
+        old_replicas = set(pids_of("ServeReplica:atelier:"))
         deploy(config(port, new))
-        until(lambda: all(httpx.get(base_url + NEW_PAGE).status_code == 200 for _ in range(10)))
+        until(lambda: old_replicas.isdisjoint(pids_of("ServeReplica:atelier:")))
         rolled = time.monotonic() - began
         time.sleep(AFTER_S)
         load.end()
         seen = {
-            "old_page": was_old,
+            "old_replicas": len(old_replicas),
             "ended_at_old": at_old,
             "ended": dict(load.ended),
             "statuses": dict(load.statuses),
