@@ -54,10 +54,7 @@ def python(code: str, *arguments: str, **variables: str) -> subprocess.Completed
 
 
 def serve_run(name: str) -> str:
-    """Return a command line, as JSON, that starts a Ray of its own.
-
-    Without the address it would meet the Ray that was last started on this machine, also by another test.
-    """
+    """A command line, as JSON, that starts a Ray of its own, and meets none that another test has started."""
     return json.dumps(["/usr/bin/serve", "run", "--address", "local", str(ROOT / "configs" / name)])
 
 

@@ -17,43 +17,24 @@ from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import Backlog, JobKind, NewJob, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from tests.composition import Resources
-from tests.support import adapter_id, wait_until
+from tests.support import wait_until
 
 
-def backlog(
-    *,
-    ready: int = 0,
-    leased: int = 0,
-    delayed: int = 0,
-    seconds: float = 0,
-    ready_seconds: float = 0,
-    busy: float = 0.5,
-) -> Backlog:
-    return Backlog(
-        ready=ready,
-        leased=leased,
-        delayed=delayed,
-        ready_seconds=ready_seconds,
-        seconds=seconds,
-        oldest_age_s=0,
-        accepted=0,
-        busy_seconds_per_unit=busy,
-    )
+def backlog(*, busy: float = 0.5, **numbers: float) -> Backlog:
+    none = dict.fromkeys(("ready", "leased", "delayed", "ready_seconds", "seconds", "oldest_age_s", "accepted"), 0)
+    facts: dict[str, Any] = {**none, **numbers}
+    return Backlog(busy_seconds_per_unit=busy, **facts)
 
 
 def context(replicas: int) -> Any:
     return SimpleNamespace(target_num_replicas=replicas)
 
 
-def test_no_work_needs_no_replica() -> None:
-    assert wanted_replicas(backlog(), None, 30) == 0
-    assert wanted_replicas(backlog(), 0.0, 30) == 0
-
-
 def test_jobs_of_minutes_ago_keep_no_replica() -> None:
     """Without work, `downscale_to_zero_delay_s` alone says how long the last replica stays."""
     rate = _rate(0, 60, 60, 60).units_per_second
-    assert wanted_replicas(backlog(), rate, 30) == 0
+    for demand in (None, 0.0, rate):
+        assert wanted_replicas(backlog(), demand, 30) == 0
     assert wanted_replicas(backlog(leased=1), rate, 30) == 1
     assert wanted_replicas(backlog(busy=8), rate, 30) == 3, "more than one is needed: a pause between two jobs"
 
@@ -63,10 +44,7 @@ def test_what_arrives_keeps_its_replicas_while_nothing_waits() -> None:
 
 
 def test_spare_replicas_do_not_justify_themselves() -> None:
-    """Half empty forward passes make each image slower.
-
-    The backlog in seconds grows, the replicas wanted do not.
-    """
+    """Half empty forward passes make each image slower: the backlog in seconds grows, the replicas wanted do not."""
     assert wanted_replicas(backlog(leased=9, seconds=400), 8.2, 60) == 5
 
 
@@ -139,12 +117,8 @@ async def test_the_policy_follows_the_backlog(resources: Resources, monkeypatch:
     monkeypatch.setenv("ATELIER_REDIS_URL", resources.redis_url)
     policy = BacklogPolicy("generation", target_s=0.001)
     await wait_until(lambda: policy(context(5))[0] == 0)
-    request = GenerationRequest(prompt="p", lora_id=adapter_id("neon"), seeds=(1, 2, 3, 4))
-    await resources.queue.accept(
-        NewJob(
-            job_id=new_job_id(JobKind.GENERATION), variant=Variant.A, account_id="acct_x", request=request, group="g"
-        )
-    )
+    request, job_id = GenerationRequest(prompt="p", lora_id="neon", seeds=(1, 2, 3, 4)), new_job_id(JobKind.GENERATION)
+    await resources.queue.accept(NewJob(job_id=job_id, variant=Variant.A, account_id="acct_x", request=request))
     await wait_until(lambda: policy(context(0))[0] > 1)
 
 

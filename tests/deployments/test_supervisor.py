@@ -28,8 +28,10 @@ def run(child):
     exec(body, scope)
     return scope["code"]
 
-code = supervise(run, clean_up=lambda session: say("cleaned", session), on_stop=lambda: say("stopping"), stop_limit_s=1.0)
-say("code", code)
+def clean_up(session):
+    say("cleaned", session)
+
+say("code", supervise(run, clean_up=clean_up, on_stop=lambda: say("stopping"), stop_limit_s=1.0))
 """
 FOREVER = "say('ready', os.getpid())\nwhile True: time.sleep(0.05)"
 

@@ -40,20 +40,13 @@ PEPPER = "p" * 32
 OPERATOR_TOKEN = "the token of an operator"
 OPERATOR = {"Authorization": f"Bearer {OPERATOR_TOKEN}"}
 POLICY = "deployments.scaling:BacklogPolicy"
-SCALING: dict[str, Any] = {
-    "upscale_delay_s": 0,
-    "downscale_delay_s": 1,
-    "downscale_to_zero_delay_s": 2,
-}
+SCALING: dict[str, Any] = {"upscale_delay_s": 0, "downscale_delay_s": 1, "downscale_to_zero_delay_s": 2}
 LIMIT_S = 560
 WORKER: dict[str, Any] = {"replicas": "auto", "threads": 1, "drain_s": 3}
 
 
 def config(port: int, *, most: int, least: int = 0) -> dict[str, Any]:
-    """Return a Serve YAML, as `serve deploy` takes it.
-
-    `most` is the largest number of generators and of upscalers, `least` the smallest of generators.
-    """
+    """A Serve YAML with `most` generators and upscalers at most, and `least` generators."""
     return {
         "proxy_location": "HeadOnly",
         "http_options": {"host": "127.0.0.1", "port": port},
@@ -150,10 +143,7 @@ def doctor() -> list[str]:
 
 
 def too_much(port: int) -> list[str]:
-    """Return what `atelier check --cluster` says of replicas that exceed the nodes' GPUs.
-
-    It says the same of cards that none has.
-    """
+    """What `atelier check --cluster` says of more replicas than the nodes have GPUs, and of cards that none has."""
     greedy = config(port, most=1)
     greedy["applications"][0]["args"]["generator"]["num_gpus"] = 2
     checks = [*check_places(demands_of(config(port, most=3))), *check_places(demands_of(greedy))]
@@ -210,10 +200,7 @@ def serve_jobs(port: int, kill: Callable[[], None]) -> dict[str, Any]:
         ids: list[str] = []
 
         def both_work() -> bool:
-            """Return whether generators and upscalers both work, with work waiting all the time.
-
-            On a busy machine the first generator may be done before the second starts.
-            """
+            """Whether two generators work; more jobs are posted, as the first may be done before the second starts."""
             while len(ids) - len(rows_of(ids, state="completed")) < JOBS:
                 ids.append(caller.post("/v1/generate", json=body).raise_for_status().json()["request_id"])
             return len(field_of(ids, "worker", state="running")) == 2
@@ -283,21 +270,14 @@ def field_of(ids: list[str], field: str, *, state: str) -> set[str]:
 
 def rows_of(ids: list[str], *, state: str) -> list[dict[str, str]]:
     with connect_sync(Settings().redis_url) as redis:
-        rows: list[dict[str, str]] = [redis.hgetall(redis_key("job", job_id)) for job_id in ids]  # pyright: ignore[reportAssignmentType]
+        rows: Any = [redis.hgetall(redis_key("job", job_id)) for job_id in ids]
     return [row for row in rows if row.get("state") == state]
 
 
 def what_runs() -> str:
-    """Return the replicas by Serve's word and by the system's, for a failure's message."""
-    states = {
-        name: found.model_dump(include={"status", "message", "replica_states"})
-        for name, found in application().deployments.items()
-    }
-    found = [
-        (child.pid, child.ppid(), child.status(), child.cmdline()[:1])
-        for child in psutil.Process().children(recursive=True)
-    ]
-    return f"{states} {[entry for entry in found if any('Serve' in word for word in entry[3])]}"
+    """The replicas by Serve's word and by the system's, for a failure's message."""
+    states = {name: str(found) for name, found in application().deployments.items()}
+    return f"{states} {[str(psutil.Process(pid)) for pid in pids_of('Serve')]}"
 
 
 def pids_of(title: str) -> list[int]:
