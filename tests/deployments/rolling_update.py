@@ -11,18 +11,15 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from deployments.runtime import ray_environment
-from serve_app.domain.requests import Variant
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import ensure_redis, stop_redis
-from tests.composition import open_resources
-from tests.deployments.three_nodes import pids_of
+from tests.deployments.three_nodes import deploy, new_key, pids_of, until
 from tests.support import free_port, says_ready
 
 CALLERS = 4
@@ -109,15 +106,15 @@ def main(home: Path, report: Path, old: str, new: str) -> None:
     port = free_port()
     serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
     try:
-        deploy(config(port, old))
+        deploy(config(port, old), limit=240)
         base_url = f"http://127.0.0.1:{port}"
         until(lambda: says_ready(base_url))
-        secret, lora_id = asyncio.run(new_key())
+        secret, lora_id = asyncio.run(new_key(Settings()))
         load = Load(base_url, secret, lora_id)
         time.sleep(BEFORE_S)
         at_old, began = dict(load.ended), time.monotonic()
         old_replicas = set(pids_of("ServeReplica:atelier:"))
-        deploy(config(port, new))
+        deploy(config(port, new), limit=240)
         until(lambda: old_replicas.isdisjoint(pids_of("ServeReplica:atelier:")))
         rolled = time.monotonic() - began
         time.sleep(AFTER_S)
@@ -135,32 +132,6 @@ def main(home: Path, report: Path, old: str, new: str) -> None:
         serve.shutdown()
         ray.shutdown()
         stop_redis(data_dir)
-
-
-def deploy(content: dict[str, Any]) -> None:
-    from ray import serve
-    from ray.serve.context import _get_global_client  # pyright: ignore[reportPrivateUsage] - what `serve run` calls
-    from ray.serve.schema import ServeDeploySchema
-
-    client: Any = _get_global_client()
-    client.deploy_apps(ServeDeploySchema.model_validate(content))
-    until(lambda: serve.status().applications["atelier"].status in ("RUNNING", "DEPLOY_FAILED"))
-    status = serve.status().applications["atelier"]
-    assert status.status == "RUNNING", status.message
-
-
-async def new_key() -> tuple[str, str]:
-    async with open_resources(Settings()) as resources:
-        account = await resources.accounts.create("rolling", plan_a="enterprise")
-        _, secret = await resources.api_keys.create(account.id, interfaces=frozenset({Variant.A}))
-        return secret, (await resources.catalog.all())[0].id
-
-
-def until(condition: Callable[[], bool], limit: float = 240) -> None:
-    deadline = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.2)
 
 
 if __name__ == "__main__":

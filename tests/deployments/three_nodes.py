@@ -150,10 +150,10 @@ def too_much(port: int) -> list[str]:
     return [f"{check.level}: {check.found}" for check in checks]
 
 
-def deploy(content: dict[str, Any]) -> None:
+def deploy(content: dict[str, Any], *, limit: float = 120) -> None:
     """As `serve deploy` does, and wait."""
     client().deploy_apps(schema(content))
-    until(lambda: application().status == "RUNNING", limit=120, why=lambda: application().message)
+    until(lambda: application().status == "RUNNING", limit=limit, why=lambda: application().message)
 
 
 def deploy_and_fail(port: int) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def replicas() -> list[int]:
 
 
 def serve_jobs(port: int, kill: Callable[[], None]) -> dict[str, Any]:
-    secret, lora_id = asyncio.run(new_key())
+    secret, lora_id = asyncio.run(new_key(Settings(pepper=SecretStr(PEPPER))))
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {secret}"}) as caller:
         until(lambda: says_ready(f"http://127.0.0.1:{port}"))
         before, idle = sorted(replicas()), len(pids_of("ServeReplica:atelier:generator"))
@@ -250,9 +250,10 @@ def unready(caller: httpx.Client) -> dict[str, Any]:
     return answers[-1].json()
 
 
-async def new_key() -> tuple[str, str]:
-    async with open_resources(Settings(pepper=SecretStr(PEPPER))) as resources:
-        account = await resources.accounts.create("three-nodes", plan_a="enterprise")
+async def new_key(settings: Settings) -> tuple[str, str]:
+    """A key for interface A, and a LoRA that it may use."""
+    async with open_resources(settings) as resources:
+        account = await resources.accounts.create("caller", plan_a="enterprise")
         _, secret = await resources.api_keys.create(account.id, interfaces=frozenset({Variant.A}))
         return secret, (await resources.catalog.all())[0].id
 
