@@ -206,7 +206,7 @@ def test_what_other_users_can_open_is_named(atelier: Atelier, tmp_path: Path) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["RAY_AUTH_TOKEN_PATH", "RAY_SERVE_HAPROXY_SOCKET_PATH"])
 def test_a_token_or_a_socket_that_other_users_can_open_is_named(atelier: Atelier, tmp_path: Path, name: str) -> None:
-    """With the one they run code as this user, with the other they send the service's callers elsewhere."""
+    """With the token they run code as this user, with the socket they send the service's callers elsewhere."""
     folder = tmp_path / "private"
     folder.mkdir()
     file = folder / "secret"
@@ -230,7 +230,7 @@ def test_a_disk_below_the_reserve_fails(atelier: Atelier) -> None:
 
 @pytest.mark.slow
 def test_an_embedded_redis_that_ended_under_the_service_fails(atelier: Atelier, tmp_path: Path) -> None:
-    """As on a full disk; without the service, a Redis that does not run is as it should be."""
+    """It ends on a full disk, for example; without the service, a Redis that does not run is as it should be."""
     place = tmp_path / "mine"
     place.mkdir(mode=0o700)
     words, env = ("--data-dir", str(place)), {"ATELIER_REDIS_URL": ""}

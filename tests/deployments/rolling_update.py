@@ -48,7 +48,7 @@ def config(port: int, checkout: str) -> dict[str, Any]:
 
 
 class Load:
-    """Callers that post a job, poll it until it ends, and begin again; everything that they saw."""
+    """Callers post a job, poll it until it ends, and begin again; this holds what they saw."""
 
     def __init__(self, base_url: str, secret: str, lora_id: str) -> None:
         self._client = httpx.Client(base_url=base_url, headers={"Authorization": f"Bearer {secret}"}, timeout=60)

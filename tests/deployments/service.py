@@ -55,7 +55,7 @@ class Service:
         self.until(lambda: "Ctrl-C stops everything" in self.output.read_text(), limit=START_LIMIT_S)
 
     def stop(self) -> tuple[int, float]:
-        """SIGTERM; the exit code, and the seconds it took."""
+        """Send SIGTERM; return the exit code, and the seconds until the end."""
         assert self._process is not None
         self.client.close()
         began = time.monotonic()

@@ -44,7 +44,7 @@ def test_a_shipped_config_is_valid_for_serve_and_for_us(name: str) -> None:
 
 @pytest.mark.parametrize(("log_format", "encoding"), [("text", "TEXT"), ("json", "JSON")])
 def test_no_deployment_logs_its_requests(monkeypatch: pytest.MonkeyPatch, log_format: str, encoding: str) -> None:
-    """However it is started, also by a file of one's own without a word on logging."""
+    """It is so however the service is started, also by a file of one's own without a word on logging."""
     monkeypatch.setenv("ATELIER_LOG_FORMAT", log_format)
     for node in deployments_of(build(AppArgs())):
         logging_config = node._bound_deployment.logging_config
@@ -53,7 +53,7 @@ def test_no_deployment_logs_its_requests(monkeypatch: pytest.MonkeyPatch, log_fo
 
 
 def test_the_ingress_of_a_cluster_follows_its_load() -> None:
-    """By Serve's own policy, which HAProxy's replicas feed, and never with fewer than two."""
+    """It scales by Serve's own policy, which HAProxy's replicas feed, and never to fewer than two."""
     (shipped,) = read_config(CONFIGS / "production.yaml").applications
     application = assemble(shipped.args, shipped.scaling)
     scaling = application._bound_deployment._deployment_config.autoscaling_config  # pyright: ignore[reportPrivateUsage]
@@ -133,7 +133,7 @@ def test_a_mistake_is_named_in_one_line(tmp_path: Path, text: str, place: str) -
 
 @pytest.mark.parametrize(("option", "value"), [("max_row", 4), ("max_rows", "many"), ("dtype", "float8"), ("exact", 3)])
 def test_a_wrong_engine_option_stops_the_builder_by_name(option: str, value: object) -> None:
-    """As `serve run` and `serve deploy` call it: nothing is built, no replica starts."""
+    """`serve run` and `serve deploy` call the builder like this: nothing is built, no replica starts."""
     with pytest.raises(ValidationError, match=option):
         call_user_app_builder_with_args_if_necessary(build, {"generator": {"engine": {option: value}}})
 

@@ -24,7 +24,7 @@ def cards(nodes: int, gpus: int = 1, **resources: float) -> Pool:
 
 
 def test_eight_whole_generators_leave_upscalers_no_card() -> None:
-    """What once kept an upscale waiting for 115 s: ten GPUs asked of eight."""
+    """Ten GPUs asked of eight once kept an upscale waiting for 115 s."""
     demands = [generator(8), upscaler(4)]
     found = [(short.deployment, short.unplaced) for short in shortfalls(demands, [cards(8)])]
     assert found == [("generator", 4), ("upscaler", 4)]

@@ -50,7 +50,7 @@ class Start:
             time.sleep(0.05)
 
     def descendants(self) -> list[psutil.Process]:
-        """Those alive now; all that were ever seen are remembered."""
+        """The processes below it that are alive now; all that were ever seen are remembered."""
         found = psutil.Process(self.process.pid).children(recursive=True)
         self.seen |= {process.pid: process for process in found}
         return found

@@ -151,7 +151,7 @@ def too_much(port: int) -> list[str]:
 
 
 def deploy(content: dict[str, Any], *, limit: float = 120) -> None:
-    """As `serve deploy` does, and wait."""
+    """Deploy as `serve deploy` does, and wait."""
     client().deploy_apps(schema(content))
     until(lambda: application().status == "RUNNING", limit=limit, why=lambda: application().message)
 
@@ -259,13 +259,13 @@ async def new_key(settings: Settings) -> tuple[str, str]:
 
 
 def forget_workers() -> None:
-    """As a minute after the last was seen."""
+    """Make Redis look as a minute after the last worker was seen."""
     with connect_sync(Settings().redis_url) as redis:
         redis.delete(redis_key("workers", "generation"))
 
 
 def field_of(ids: list[str], field: str, *, state: str) -> set[str]:
-    """What the records in `state` say; the worker's name is nobody's business but ours."""
+    """The values of a field in the records in `state`; callers are not told the worker's name."""
     return {row[field] for row in rows_of(ids, state=state)}
 
 

@@ -42,7 +42,7 @@ def _serve_config(profile: str) -> str:
 
 
 def _plain(document: Document) -> Document:
-    """Without what says that Helm looks after it."""
+    """The object without the labels and annotations that say that Helm looks after it."""
     metadata = document["metadata"]
     for name in ("helm.sh/chart", "app.kubernetes.io/managed-by"):
         metadata.get("labels", {}).pop(name, None)
@@ -56,7 +56,7 @@ def _plain(document: Document) -> Document:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Texts of several lines stay readable."""
+    """Writes texts of several lines so that they stay readable."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

@@ -198,7 +198,7 @@ def redis_keeps_what_it_confirms(documents: list[Document]) -> Iterator[str]:
 
 @rule
 def kuberay_takes_the_service(documents: list[Document]) -> Iterator[str]:
-    """What the operator refuses beyond its definition's schema (its validation.go)."""
+    """KubeRay's operator refuses more than its definition's schema does, in its validation.go."""
     for document in documents:
         if document["kind"] != "RayService":
             continue

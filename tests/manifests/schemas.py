@@ -55,10 +55,7 @@ def _kubernetes_mistakes(document: Document) -> list[str]:
 
 @cache
 def _kubernetes(api_version: str, kind: str, version: str) -> jsonschema.Draft202012Validator:
-    """Return the package's schema that refuses unknown fields.
-
-    It is read once: the schemas are megabytes.
-    """
+    """The package's schema that refuses unknown fields. It is read once: the schemas are megabytes."""
     group, _, name = api_version.rpartition("/")
     file = "-".join(filter(None, (kind.lower(), group.split(".")[0], name)))
     folder = resources.files(kubernetes_validate) / "kubernetes-json-schema" / f"v{version}-local-strict"
@@ -79,7 +76,7 @@ def _errors(schema: jsonschema.Draft7Validator | jsonschema.Draft202012Validator
 
 @cache
 def excerpt(kind: str) -> jsonschema.Draft7Validator:
-    """Of a custom resource: the fields that the chart may use."""
+    """The schema of the fields of a custom resource that the chart may use."""
     return jsonschema.Draft7Validator(close(yaml.safe_load(EXCERPTS.read_text())[kind]))
 
 

@@ -91,7 +91,7 @@ def test_a_typo_in_a_field_of_kuberay_is_found() -> None:
 
 
 def test_the_serve_configuration_is_the_production_file() -> None:
-    """Not a copy of it: nothing is added, and the pools are those that the worker groups make."""
+    """Nothing is added to it, and its pools are those that the worker groups make."""
     shipped = yaml.safe_load((ROOT / "configs" / "production.yaml").read_text())
     deployed = serve_config(rendered("many-gpus"))
     for config in (shipped, deployed):
@@ -100,7 +100,7 @@ def test_the_serve_configuration_is_the_production_file() -> None:
 
 
 def _copy_of_the_chart(folder: Path) -> Path:
-    """With what its links name beside it."""
+    """Copy the chart, with what its links name beside it."""
     chart = folder / "configs" / "helm" / "atelier"
     shutil.copytree(CHART, chart, symlinks=True)
     for name in ("monitoring", "redis"):
@@ -167,7 +167,7 @@ OLD_SECRET = 'dict "data" (dict "redis-password" "c2VydmljZQ==")'
 
 
 def test_the_head_may_only_read_in_redis(tmp_path: Path) -> None:
-    """Unless its Secret is of an earlier version and has no password for that: then it goes on as before."""
+    """A Secret of an earlier version has no password for that: with it the head goes on as before."""
     values = profile_values("many-gpus")
     assert _redis_user_of_head(render(values)) == ("redis-scaler-password", "scaler")
     assert _redis_user_of_head(render(merge(values, {"redis": {"jobs": {"users": False}}}))) == ("redis-password", "")
@@ -264,7 +264,7 @@ def test_ray_speaks_encrypted_between_pods() -> None:
 
 
 def test_whoever_speaks_to_the_head_does_so_encrypted() -> None:
-    """KubeRay's own containers too: the autoscaler, and the one in which a worker waits for the head."""
+    """KubeRay's own containers do too: the autoscaler, and the one in which a worker waits for the head."""
     found: list[str] = []
     for pod in ray_pods(rendered("production")).values():
         for container in pod.containers:
@@ -304,7 +304,7 @@ BODY_SIZES = {
 
 @pytest.mark.parametrize("controller", BODY_SIZES)
 def test_the_edge_lets_through_what_the_service_takes(controller: str) -> None:
-    """The largest upload and its form, at the two paths of uploads; what is small everywhere else."""
+    """The largest upload with its form passes at the two paths of uploads, and little everywhere else."""
     values = {"ingress": {"controller": controller}, "limits": {"loraMegabytes": 300}}
     documents = render(merge(profile_values("production"), values))
     environment = find(documents, "ConfigMap", "atelier-environment")["data"]
@@ -426,7 +426,7 @@ def test_a_drain_of_the_head_is_refused_by_name() -> None:
     places=st.integers(1, 4),
 )
 def test_the_chart_refuses_at_least_what_cannot_be_placed(replicas: int, gpus: float, nodes: int, places: int) -> None:
-    """The chart's arithmetic against the placement that `atelier up` checks by."""
+    """The chart's arithmetic agrees with the placement that `atelier up` checks by."""
     change: dict[str, Any] = {
         "serve": {
             "args": {"upscaler": {"num_gpus": gpus, "num_cpus": 0.1}},

@@ -58,7 +58,7 @@ def _rows(server: Any, account: Account) -> dict[str, bytes]:
 
 @pytest.fixture
 def raw(redis_url: str, redis_db: redis.Redis) -> Iterator[Any]:
-    """A client for bytes; values are dumped as they are, without compression."""
+    """A client for bytes, by which values are dumped as they are, without compression."""
     with redis.Redis.from_url(redis_url) as client:
         untyped = cast(Any, client)
         untyped.config_set("rdbcompression", "no")
