@@ -26,7 +26,7 @@ from serve_app.settings import Settings
 
 HINTS_AT_ONCE = 100
 ONE_EVENT_LOOP = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
-"""The ingress blocks nowhere and needs no second thread: Serve's default passes each request to one and back."""
+"""The ingress blocks nowhere and needs no second thread, to which Serve's default passes each request and back."""
 
 
 class HealthChecks(TypedDict):

@@ -15,7 +15,7 @@ class Args(BaseModel):
 
 
 SPARE = 0.15
-"""Replicas beyond those that are needed, as a share: a job whose adapter only full replicas hold costs another load."""
+"""The share of replicas beyond those that are needed: a job whose adapter only full replicas hold costs another load."""
 
 
 class ScaleArgs(Args):
@@ -40,7 +40,7 @@ class ScaleArgs(Args):
 
 
 def check_bounds(least: int, most: int) -> None:
-    """Raises `ValueError`."""
+    """Refuse bounds that are out of order. Raises `ValueError`."""
     if least > most:
         raise ValueError(f"min_replicas {least} is above max_replicas {most}")
 
@@ -55,7 +55,7 @@ class ReplicaArgs(Args):
     num_gpus: float = Field(default=0, ge=0)
     """A fraction shares one card between deployments; whole numbers take whole cards."""
     resources: dict[str, float] = Field(default_factory=dict)
-    """Custom node resources, to keep a deployment on the nodes meant for it."""
+    """Custom resources of nodes keep a deployment on the nodes that are meant for it."""
     drain_s: float = Field(default=30, gt=0)
     """At a stop, running jobs get this long to finish; then they are released to the queue."""
 
@@ -77,10 +77,10 @@ class ReplicaArgs(Args):
 
 class WorkerArgs(ReplicaArgs):
     memory_fraction: float | None = Field(default=None, gt=0, le=1)
-    """Share of the card's memory this process may use. Unset, a fractional `num_gpus` is the share: Ray does not
+    """The share of the card's memory that this process may use. Unset, a fractional `num_gpus` is the share: Ray does not
     isolate memory."""
     threads: int | None = Field(default=None, ge=1)
-    """CPU threads for the arithmetic; unset takes every core this process may use."""
+    """CPU threads for the arithmetic; unset, they are as many as the cores that this process may use."""
     poll_s: float = Field(default=0.5, gt=0)
     step_limit_s: float = Field(default=180, gt=0)
     job_limit_s: float = Field(default=1800, gt=0)
@@ -142,14 +142,14 @@ class GeneratorArgs(WorkerArgs):
 
 class UpscalerArgs(WorkerArgs):
     weights: str | None = None
-    """Folder of a learned upscaler, relative to the checkout; unset, Lanczos."""
+    """The folder of a learned upscaler, relative to the checkout; unset, Lanczos' method enlarges."""
 
 
 class HousekeeperArgs(Args):
     num_cpus: float = Field(default=0.1, gt=0)
     resources: dict[str, float] = Field(default_factory=dict)
     every_s: float = Field(default=1, gt=0)
-    """Seconds between looks for expired leases and checks of the embedded Redis."""
+    """Expired leases are looked for, and the embedded Redis is checked, once in so many seconds."""
 
 
 class AppArgs(Args):

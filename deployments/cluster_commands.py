@@ -1,4 +1,4 @@
-"""`atelier check FILE` and `atelier doctor --cluster`: a cluster before and while it serves."""
+"""`atelier check FILE` and `atelier doctor --cluster` check a cluster before and while it serves."""
 
 import logging
 import os
@@ -60,7 +60,7 @@ def _largest(demands: Iterable[ReplicaDemand]) -> str:
 
 
 def _check_pools(config: ServeConfig) -> Iterable[Check]:
-    """`read_config` has refused replicas that find no place on the pools, if there are any."""
+    """Say how the pools were checked: `read_config` has refused replicas that find no place on them."""
     if config.pools:
         nodes = ", ".join(f"{pool.nodes} {pool.name}" for pool in config.pools)
         yield ok("pools", f"every replica finds a place on {nodes}, in whatever order they scale")
@@ -79,7 +79,7 @@ def _check_settings(config: ServeConfig, settings: Settings) -> Iterable[Check]:
 
 
 def check_places(demands: Sequence[ReplicaDemand]) -> Iterable[Check]:
-    """The declared demand against the nodes that live. More may join where a cluster scales by itself."""
+    """Check that the declared demand fits the living nodes. More may join where a cluster scales by itself."""
     import ray
 
     pools = [node_pool(node) for node in ray.nodes() if node["Alive"]]
@@ -116,7 +116,7 @@ def _connect() -> None:
         except Exception as error:  # noqa: BLE001 - Ray has many of its own
             failures.append(error)
 
-    # In a thread, as Ray waits without end for a cluster with another token or TLS.
+    # A thread joins, as Ray waits without end for a cluster with another token or TLS.
     joining = threading.Thread(target=join, daemon=True)
     joining.start()
     joining.join(CONNECT_LIMIT_S)

@@ -63,7 +63,7 @@ class Autoscaling(_Strict):
 
 
 class Deployment(_Strict):
-    """What Serve sets over `args`: a change of a bound here restarts no replica."""
+    """What Serve sets over `args` for one deployment: a change of a bound here restarts no replica."""
 
     name: Literal["ingress", "generator", "upscaler", "housekeeper"]
     request_router_config: RequestRouterConfig | None = None

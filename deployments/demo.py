@@ -21,7 +21,7 @@ from serve_app.settings import Settings
 ACCOUNT = "demo"
 INTERFACES = {"a": frozenset({Variant.A}), "b": frozenset({Variant.B}), "both": frozenset(Variant)}
 EXAMPLE_PROMPT = "purple mountains under a black sky with a yellow moon"
-"""Looks good with the catalog's first LoRA at 512 × 512."""
+"""This prompt looks good with the catalog's first LoRA at 512 × 512."""
 FIRST_IMAGE_LIMIT_S = 300.0
 
 
@@ -34,7 +34,7 @@ class Demo:
     keys: dict[str, str]
     console_password: str
     sign_in_url: str = ""
-    """Signs in to the console once. Not kept."""
+    """This address signs in to the console once, and is not kept."""
 
     @property
     def console_url(self) -> str:

@@ -48,13 +48,13 @@ class Hints:
         self._under_way: dict[JobKind, asyncio.Task[None]] = {}
 
     async def __call__(self, kind: JobKind, job_id: str) -> None:
-        """Returns at once. One hint per kind at a time is enough: it says "look", not what to take."""
+        """Return at once. One hint per kind at a time is enough: it says "look", not what to take."""
         self._wanted.add(kind)
         if kind not in self._under_way:
             self._under_way[kind] = asyncio.create_task(self._send_wanted(kind), name=f"hint {job_id}")
 
     async def _send_wanted(self, kind: JobKind) -> None:
-        """Send one, and another if there were more jobs meanwhile: the first may have come too early."""
+        """Send a hint, and another if there were more jobs meanwhile: the first may have come too early."""
         try:
             while kind in self._wanted:
                 self._wanted.discard(kind)
@@ -79,7 +79,7 @@ class KeptWorkers:
         self._application = application
 
     async def __call__(self, kind: JobKind) -> bool:
-        """False also while Serve's controller does not answer."""
+        """Whether a worker is kept; False also while Serve's controller does not answer."""
         try:
             async with asyncio.timeout(CONTROLLER_TIMEOUT_S):
                 return await least_replicas(self._deployments[kind], self._application) > 0
@@ -105,7 +105,7 @@ def without_request_id(app: ASGIApp) -> ASGIApp:
 
 @serve.ingress()  # pyright: ignore[reportUntypedClassDecorator]
 class Ingress:
-    """Bound to the deployments it hints, and to those that only have to run beside it.
+    """Serves the API, bound to the deployments it hints, and to those that only have to run beside it.
 
     Everything it promises is in Redis before it answers.
     """

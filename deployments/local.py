@@ -37,7 +37,7 @@ from serve_app.store.embedded_redis import embedded_release, stop_redis
 from serve_app.store.process import open_process
 
 START_LIMIT_S = 900.0
-"""Time for all replicas to start: large models take minutes to load and to warm up."""
+"""All replicas may take this long to start: large models take minutes to load and to warm up."""
 STOP_LIMIT_S = 11.0
 """What has not stopped by then is killed: 15 s are promised."""
 STOP_REDIS_S = 2.0
@@ -94,7 +94,7 @@ def up(
     as_json: Annotated[bool, typer.Option("--json", help="Print only that JSON, when requests are accepted")] = False,
 ) -> None:
     """Run the whole service in the foreground: Redis, Ray, interfaces, console. Ctrl-C stops it."""
-    os.umask(PRIVATE_UMASK)  # also of everything that it starts
+    os.umask(PRIVATE_UMASK)  # everything that it starts inherits the mask
     config, found = (config, "") if config else config_for_this_machine()
     settings, service = _checked(config, data_dir, redis_url)
     if ready_file is not None and not ready_file.parent.is_dir():
@@ -116,7 +116,7 @@ def up(
 def _checked(config: Path, data_dir: Path | None, redis_url: str | None) -> tuple[Settings, ServeConfig]:
     """Check options and settings before anything starts. Raises `BadUsage` with one line."""
     settings = read_settings(data_dir=data_dir, redis_url=redis_url)
-    # replicas read the environment, and have other working directories
+    # Replicas read the environment, and have other working directories.
     os.environ["ATELIER_DATA_DIR"] = str(settings.data_dir.resolve())
     os.environ["ATELIER_REDIS_URL"] = settings.redis_url
     os.environ["ATELIER_CATALOG"] = str(settings.catalog.resolve())

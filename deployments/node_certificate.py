@@ -40,7 +40,7 @@ def new_authority() -> Authority:
 
 
 def read_authority(certificate: Path, key: Path) -> Authority:
-    """Raises `ValueError` when the files are no certificate and EC or RSA key."""
+    """Read a CA. Raises `ValueError` when the files are no certificate and EC or RSA key."""
     return Authority(
         x509.load_pem_x509_certificate(certificate.read_bytes()),
         load_pem_private_key(key.read_bytes(), password=None),  # pyright: ignore[reportArgumentType]

@@ -99,7 +99,7 @@ def check_nodes(nodes: Sequence[Node], *, spread: bool) -> list[Check]:
 
 
 def node_facts(secrets_used: tuple[Secret, ...], nonce: bytes) -> NodeFacts:
-    """Run on the node, in the environment that its replicas get."""
+    """Say what is asked of a node; runs there, in the environment that its replicas get."""
     try:
         settings = Settings()
     except ValidationError as error:

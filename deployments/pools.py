@@ -117,12 +117,12 @@ class _Node:
 
 
 def _cards(demand: ReplicaDemand) -> int:
-    """Cards a replica touches: one for a fraction, else as many as it asks for."""
+    """How many cards a replica touches: one for a fraction, else as many as it asks for."""
     return 0 if demand.gpus == 0 else max(1, int(demand.gpus))
 
 
 def _share(demand: ReplicaDemand) -> int:
-    """How much it takes of each of them."""
+    """How much a replica takes of each card that it touches."""
     return _units(min(demand.gpus, 1))
 
 

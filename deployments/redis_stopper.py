@@ -29,7 +29,7 @@ def stop_redis_after_this_process(settings: Settings) -> None:
     command = [sys.executable, "-m", __name__, str(settings.data_dir.resolve())]
     subprocess.Popen(
         command,
-        stdin=subprocess.PIPE,  # open as long as this process lives; what it starts does not inherit it
+        stdin=subprocess.PIPE,  # it is open as long as this process lives, and what that starts does not inherit it
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,  # neither Ctrl-C nor the end of the terminal is for it

@@ -38,8 +38,8 @@ REPLICA_PORTS = 100
 RECOVERY = {
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",  # a frozen replica takes no part in its own stop
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.5",  # a killed proxy is back in 5 s instead of 29 s
-    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "3",  # with 2, a busy machine missed some
-    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # on a busy machine one was killed again and again after Serve's 5 s
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "3",  # with 2, a busy machine missed some checks
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # on a busy machine a proxy was killed again and again after Serve's 5 s
     "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "2s",  # a frozen ingress is sent nothing more after 7 s instead of 16
 }
 """Serve and HAProxy notice this soon what is dead or frozen; `deployments/app.py` sets how soon for replicas."""
@@ -149,7 +149,7 @@ class Runtime:
                 stopping = threading.Thread(target=serve.shutdown, daemon=True)
                 stopping.start()
                 stopping.join(LONGEST_STOP_S)
-                if not stopping.is_alive():  # else it would meet Ray's end, and Ray then ends this process
+                if not stopping.is_alive():  # else it would meet Ray's end, and Ray would then end this process
                     ray.shutdown()
         self.kill()
 

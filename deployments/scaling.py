@@ -41,7 +41,7 @@ class ArrivalRate:
     def add(self, at: float, accepted: float) -> None:
         """Note the work units accepted since ever, as of `at` (seconds of any clock that does not go back)."""
         if self._marks and accepted < self._marks[-1][1]:
-            self._marks.clear()  # another Redis, or an older one restored
+            self._marks.clear()  # this is another Redis, or an older one restored
         if not self._marks or at - self._marks[-1][0] >= MINUTE_S:
             self._marks.append((at, accepted))
 

@@ -121,7 +121,7 @@ async def _open(settings: Settings) -> AsyncGenerator[Parts]:
             accounts = AccountParts(process)
             loras = LoraParts(process, accounts)
             jobs = JobParts(process, accounts, loras)
-        except (ValueError, ImportError) as error:  # what fsspec raises for a protocol it does not know or cannot load
+        except (ValueError, ImportError) as error:  # fsspec does not know or cannot load the protocol
             raise BadUsage(f"ATELIER_STORAGE_URL: {error}") from None
         try:
             await loras.applied_catalog.apply_file_once()

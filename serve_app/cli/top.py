@@ -47,7 +47,7 @@ async def _top(
                 await asyncio.sleep(every)
                 facts = await look()
                 live.update(_render(facts), refresh=True)
-        except asyncio.CancelledError:  # Ctrl-C
+        except asyncio.CancelledError:  # by Ctrl-C
             return Result(facts=facts, shown="")
 
 

@@ -113,17 +113,11 @@ class AccountRecords:
         await pipeline.execute()
 
     async def remove_account(self, account_id: str, name: str) -> None:
-        """Remove the account's record and free its name.
-
-        This is the last step, until which the account can be found. Safe to repeat.
-        """
+        """Remove the account's record and free its name, as the last step. Safe to repeat."""
         await self._remove_account(account=account_id, name=name)
 
     async def still_naming(self, account_id: str) -> list[str]:
-        """List the keys that still hold the account's id, in name or value.
-
-        Those of the audit log, which stays, are not read.
-        """
+        """List the keys that still hold the account's id in name or value, apart from those of the audit log."""
         found: list[str] = []
         async for names in self._names("*"):
             looked_at = [each for each in names if _parts(each)[0] not in (*KEPT, LISTED)]

@@ -79,7 +79,7 @@ async def reap_forever(
     look_every: timedelta = timedelta(seconds=1),
     remove_every: timedelta = REMOVE_EVERY,
 ) -> None:
-    """Reap, sweep, follow the catalog file and draw samples until cancelled, through any outage.
+    """Reap, sweep, follow the catalog file and draw samples until canceled, through any outage.
 
     It also restarts the embedded Redis. Any number of processes may run it.
     """
@@ -105,7 +105,7 @@ async def _repeat(name: str, work: Callable[[], Awaitable[object]], every: timed
 
 
 async def _pause(length: timedelta) -> None:
-    """Sleep between two rounds, unless the task was cancelled in the last.
+    """Sleep between two rounds, unless the task was canceled in the last.
 
     A cancel may be lost in the Redis client: `asyncio.wait_for` swallows one that coincides with its end (CPython issue
     86296).
@@ -181,7 +181,7 @@ def _is_orphan(name: str, job: Job | None, *, is_over: bool) -> bool:
         return is_over
     if not job.state.is_terminal:
         return False
-    return not any(  # by name: the storage may have moved since the record was written
+    return not any(  # names are compared: the storage may have moved since the record was written
         uri.endswith(f"/{name}") for image in job.images for uri in (image.image_uri, thumbnail_uri(image.image_uri))
     )
 

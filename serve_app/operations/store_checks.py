@@ -34,7 +34,7 @@ from serve_app.store.redis_inspection import DURABLE, RedisFacts, inspect_redis,
 from serve_app.store.redis_process import server_binary, version_of
 
 MEMORY_WARNING = 0.8
-"""Share of maxmemory from which on the doctor warns, as the alert rule does: before new jobs are refused."""
+"""The doctor warns from this share of maxmemory on, as the alert rule does: before new jobs are refused."""
 ONE_DAY, LEAST_SPAN = timedelta(days=1), timedelta(hours=12)
 """A rate is measured over at least this span, or that of a first hour would be taken for that of every day."""
 STORAGE_ADVICE = (
