@@ -15,7 +15,7 @@ class Args(BaseModel):
 
 
 SPARE = 0.15
-"""The share of replicas beyond those that are needed: a job whose adapter only full replicas hold costs another load."""
+"""The share of replicas beyond those needed: a job whose adapter only full replicas hold costs another load."""
 
 
 class ScaleArgs(Args):
@@ -77,8 +77,8 @@ class ReplicaArgs(Args):
 
 class WorkerArgs(ReplicaArgs):
     memory_fraction: float | None = Field(default=None, gt=0, le=1)
-    """The share of the card's memory that this process may use. Unset, a fractional `num_gpus` is the share: Ray does not
-    isolate memory."""
+    """The share of the card's memory that this process may use. Unset, a fractional `num_gpus` is the share: Ray does
+    not isolate memory."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads for the arithmetic; unset, they are as many as the cores that this process may use."""
     poll_s: float = Field(default=0.5, gt=0)
@@ -128,12 +128,12 @@ class IngressArgs(ReplicaArgs):
 class GeneratorArgs(WorkerArgs):
     engine: EngineOptions = EngineOptions()
     prefetch_s: float = Field(default=2, ge=0)
-    """A replica reads adapters of the latest completed jobs into free host memory (`engine.host_memory`) before a job of
-    its own needs them, one in so many seconds; 0 reads none."""
+    """A replica reads adapters of the latest completed jobs into free host memory (`engine.host_memory`) before a job
+    of its own needs them, one in so many seconds; 0 reads none."""
     warm_up_s: float | None = Field(default=None, ge=0)
-    """Before its first job a replica warms up for the image sizes on offer, smallest first, and begins another while less
-    than this has passed. Unset, it takes every size on a GPU, and the smallest on a CPU (1 to 2 s with the pocket model);
-    0 begins none."""
+    """Before its first job a replica warms up for the image sizes on offer, smallest first, and begins another while
+    less than this has passed. Unset, it takes every size on a GPU, and the smallest on a CPU (1 to 2 s with the pocket
+    model); 0 begins none."""
 
     @property
     def timing(self) -> WorkerTiming:

@@ -39,7 +39,7 @@ RECOVERY = {
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",  # a frozen replica takes no part in its own stop
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.5",  # a killed proxy is back in 5 s instead of 29 s
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "3",  # with 2, a busy machine missed some checks
-    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # on a busy machine a proxy was killed again and again after Serve's 5 s
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # a busy machine's proxy was killed after Serve's 5 s
     "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "2s",  # a frozen ingress is sent nothing more after 7 s instead of 16
 }
 """Serve and HAProxy notice this soon what is dead or frozen; `deployments/app.py` sets how soon for replicas."""
@@ -209,7 +209,7 @@ def ray_environment(home: Path) -> dict[str, str]:
         "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(fallback_grpc),
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(replicas),
         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(replicas + REPLICA_PORTS - 1),
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",  # a whole stop may not take as long as the default of 30 s
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",  # the default of 30 s exceeds a whole stop
         **RECOVERY,
         "RAY_SERVE_LOG_TO_STDERR": "0",
     }

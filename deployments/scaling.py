@@ -21,13 +21,13 @@ from serve_app.settings import Settings
 from serve_app.store.embedded_redis import ensure_redis
 
 MINUTES, MINUTE_S = 10, 60.0
-"""So many minutes are long enough that chance counts for little (6 % at 1.4 jobs a second), and short enough to follow a
-day's wave."""
+"""So many minutes are long enough that chance counts for little (6 % at 1.4 jobs a second), and short enough to follow
+a day's wave."""
 BURST = 1.5
 """A minute counts for at most this many average minutes; the rest of a burst waits, and counts as backlog."""
 AHEAD = 2.0
-"""A trend is continued for so many minutes from the middle of the last whole one: one until now, and one for a replica's
-start."""
+"""A trend is continued for so many minutes from the middle of the last whole one: one until now, and one for a
+replica's start."""
 SURE = 2.0
 """A trend is cut by so many standard errors before it is continued: among few jobs it is mostly chance."""
 
@@ -47,7 +47,7 @@ class ArrivalRate:
 
     @property
     def units_per_second(self) -> float | None:
-        """The mean of the last minutes without their bursts, continued as they rose or fell; None in the first minute."""
+        """The mean of the last minutes without bursts, continued as they rose or fell; None in the first minute."""
         rates = [(after - before) / (then - at) for (at, before), (then, after) in pairwise(self._marks)]
         if not rates:
             return None
@@ -118,11 +118,11 @@ class BacklogPolicy:
 def wanted_replicas(backlog: Backlog, units_per_second: float | None, target_s: float, spare: float = SPARE) -> int:
     """Compute how many replicas do what arrives, and one more for each `target_s` of work that waits.
 
-    `spare` is a share of these, rounded down: in a fleet of six or fewer, rounding the demand up leaves as much.
-    Any work needs at least one; without work none is wanted once less than one is needed, and Serve's
+    `spare` is a share of these, rounded down: in a fleet of six or fewer, rounding the demand up leaves as much. Any
+    work needs at least one; without work none is wanted once less than one is needed, and Serve's
     `downscale_to_zero_delay_s` says how long the last one stays. What arrives counts at the speed of replicas that are
-    fully busy: at their present speed, spare replicas would justify themselves, since a forward pass for few images draws
-    each more slowly. While no demand is known, right after a start of Serve's controller, there is one for each
+    fully busy: at their present speed, spare replicas would justify themselves, since a forward pass for few images
+    draws each more slowly. While no demand is known, right after a start of Serve's controller, there is one for each
     `target_s` seconds of all unfinished work.
     """
     has_work = backlog.ready + backlog.leased + backlog.delayed > 0

@@ -59,9 +59,9 @@ def supervise(
 ) -> int | None:
     """Run `run` in a child process and return its exit code; None when the child ended without one.
 
-    A signal interrupts `run` (`KeyboardInterrupt`), or kills it after `stop_limit_s`; the code is then 0. Once the child
-    has ended, `clean_up` gets the id of its session, in which its descendants may still run. A child that has lost its
-    supervisor calls it itself.
+    A signal interrupts `run` (`KeyboardInterrupt`), or kills it after `stop_limit_s`; the code is then 0. Once the
+    child has ended, `clean_up` gets the id of its session, in which its descendants may still run. A child that has
+    lost its supervisor calls it itself.
     """
     child = Child()
     lifeline, holder = os.pipe()

@@ -23,7 +23,7 @@ MOST_ADAPTERS, MOST_FAILURES = 15, 8
 async def overview(
     measures: Measures, stats: QueueStats, dead_letters: DeadLetters, workers: WorkerStatus, names: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Read facts for an operator. `names` are of adapters, by the digest of their weights. Raises `StoreUnavailable`."""
+    """Read facts for an operator; `names` are adapters', by their weights' digest. Raises `StoreUnavailable`."""
     measured = await measures.measured()
     counts = await stats.counts()
     failed = await dead_letters.list(MOST_FAILURES)

@@ -33,7 +33,7 @@ def test_eight_whole_generators_leave_upscalers_no_card() -> None:
 
 
 def test_a_sum_that_fits_is_not_enough() -> None:
-    """Two upscalers of 0.3 on one card leave a generator of 0.7 without one; a place for each on every card keeps it."""
+    """Two upscalers of 0.3 on one card leave a generator of 0.7 without one; a place for each on each card keeps it."""
     demands = [generator(4, 0.7), upscaler(4, 0.3)]
     (short,) = shortfalls(demands, [cards(4)])
     assert short.deployment == "generator"

@@ -15,7 +15,7 @@ KUBERAY = ROOT / "configs" / "kuberay"
 KUSTOMIZE = ROOT / "configs" / "kustomize"
 OWN_SECRET: dict[str, Any] = {"secrets": {"generate": False, "existingSecret": "atelier-secrets"}}
 HEADER = """\
-# Written by `make rayservice` from the Helm chart in configs/helm with values-{profile}.yaml: change those, not this file.
+# Written by `make rayservice` from the Helm chart in configs/helm and values-{profile}.yaml: change those, not this.
 # docs/deploy-kubernetes.md says which Secret must be there before it is applied.
 """
 
