@@ -32,6 +32,16 @@ from tests.support import ROOT
 profiles = pytest.mark.parametrize("profile", PROFILES)
 
 
+def production(**values: Any) -> list[Document]:
+    """The objects of the production installation with other values."""
+    return render(merge(profile_values("production"), values))
+
+
+def shared_environment(documents: list[Document]) -> dict[str, str]:
+    """What every pod of Ray has in its environment."""
+    return find(documents, "ConfigMap", "atelier-environment")["data"]
+
+
 def serve_config(documents: list[Document]) -> dict[str, Any]:
     return yaml.safe_load(find(documents, "RayService")["spec"]["serveConfigV2"])
 
@@ -74,7 +84,7 @@ GATEWAY: dict[str, Any] = {
 
 
 def test_a_typo_is_found_in_each_kind() -> None:
-    for document in [*rendered("production"), *render(merge(profile_values("production"), GATEWAY))]:
+    for document in [*rendered("production"), *production(**GATEWAY)]:
         assert mistakes(document) == []
         for part in (document, document.get("spec", {})):
             for word in part.keys() - {"apiVersion", "kind", "metadata", "spec"}:
@@ -149,10 +159,9 @@ def test_requests_of_customers_reach_no_gpu_pod() -> None:
 
 
 def test_a_pod_gets_the_secrets_of_its_deployments_and_no_other() -> None:
-    values = merge(profile_values("production"), {"storage": {"credentialsSecret": "bucket"}})
     found = {
         component: {name for name, variable in variables(pod).items() if "valueFrom" in variable}
-        for component, pod in ray_pods(render(values)).items()
+        for component, pod in ray_pods(production(storage={"credentialsSecret": "bucket"})).items()
     }
     worker = {"REDIS_JOBS_PASSWORD", "ATELIER_PEPPER", "ATELIER_PEPPERS", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
     assert found == {
@@ -177,10 +186,8 @@ def test_the_head_may_only_read_in_redis(tmp_path: Path) -> None:
     assert asked in names.read_text()
     names.write_text(names.read_text().replace(asked, OLD_SECRET))
     assert _redis_user_of_head(render(values, folder=folder)) == ("redis-password", "")
-    notes = helm_python.Chart.load(folder).render(values, name="atelier", namespace="demo")[
-        "atelier/templates/NOTES.txt"
-    ]
-    assert "The Secret atelier-secrets lacks redis-scaler-password" in notes
+    texts = helm_python.Chart.load(folder).render(values, name="atelier", namespace="demo")
+    assert "The Secret atelier-secrets lacks redis-scaler-password" in texts["atelier/templates/NOTES.txt"]
 
 
 def _redis_user_of_head(documents: list[Document]) -> tuple[str, str]:
@@ -195,11 +202,9 @@ OWN_REDIS = {"redis": {"jobs": {"enabled": False, "urlSecret": {"name": "redis",
 
 def test_the_head_may_have_a_redis_user_of_its_own_elsewhere() -> None:
     def urls(**jobs: Any) -> dict[str, str]:
-        found = ray_pods(render(merge(profile_values("production"), merge(OWN_REDIS, {"redis": {"jobs": jobs}}))))
-        return {
-            component: variables(pod)["ATELIER_REDIS_URL"]["valueFrom"]["secretKeyRef"]["key"]
-            for component, pod in found.items()
-        }
+        found = ray_pods(production(**merge(OWN_REDIS, {"redis": {"jobs": jobs}})))
+        sources = {component: variables(pod)["ATELIER_REDIS_URL"]["valueFrom"] for component, pod in found.items()}
+        return {component: source["secretKeyRef"]["key"] for component, source in sources.items()}
 
     assert set(urls().values()) == {"url"}
     given = urls(scalerUrlSecret={"name": "redis", "key": "scaler"})
@@ -208,15 +213,10 @@ def test_the_head_may_have_a_redis_user_of_its_own_elsewhere() -> None:
 
 
 def test_whoever_asks_redis_reaches_one_elsewhere() -> None:
-    address = {"cidr": "10.9.8.7/32", "ports": [6379]}
-    values = merge(profile_values("production"), {"networkPolicy": {"egress": [address]}})
-
     def reach_it(**change: Any) -> set[str]:
-        return {
-            policy["metadata"]["name"]
-            for policy in render(merge(values, change))
-            if policy["kind"] == "NetworkPolicy" and "10.9.8.7/32" in str(policy["spec"]["egress"])
-        }
+        egress = {"egress": [{"cidr": "10.9.8.7/32", "ports": [6379]}]}
+        policies = [each for each in production(networkPolicy=egress, **change) if each["kind"] == "NetworkPolicy"]
+        return {each["metadata"]["name"] for each in policies if "10.9.8.7/32" in str(each["spec"]["egress"])}
 
     workers = {"atelier-ingress", "atelier-generation", "atelier-upscaling", "atelier-models-job"}
     assert reach_it() == workers
@@ -253,7 +253,7 @@ def test_every_ray_pod_has_the_same_environment() -> None:
 def test_ray_speaks_encrypted_between_pods() -> None:
     """The CA's key is in the container that makes the certificate, and in no other."""
     documents = rendered("production")
-    shared = find(documents, "ConfigMap", "atelier-environment")["data"]
+    shared = shared_environment(documents)
     assert len(ray_pods(documents)) == 4
     for pod in ray_pods(documents).values():
         certificate, *others = pod.containers
@@ -277,19 +277,17 @@ def test_whoever_speaks_to_the_head_does_so_encrypted() -> None:
 
 
 def test_without_it_the_operator_says_that_the_network_is_encrypted() -> None:
-    documents = render(merge(profile_values("production"), {"ray": {"tls": {"enabled": False, "caSecret": ""}}}))
-    environment = find(documents, "ConfigMap", "atelier-environment")["data"]
-    assert environment["ATELIER_NETWORK_ENCRYPTED"] == "true"
+    documents = production(ray={"tls": {"enabled": False, "caSecret": ""}})
+    assert shared_environment(documents)["ATELIER_NETWORK_ENCRYPTED"] == "true"
     assert not _named(documents, "RAY_USE_TLS")
     alone = rendered("cpu-demo")
     assert not _named(alone, "RAY_USE_TLS"), "one pod has nobody to speak to"
-    assert "ATELIER_NETWORK_ENCRYPTED" not in find(alone, "ConfigMap", "atelier-environment")["data"]
+    assert "ATELIER_NETWORK_ENCRYPTED" not in shared_environment(alone)
 
 
 def test_addresses_of_images_begin_with_what_customers_open() -> None:
     def address(**values: Any) -> str:
-        found = find(render(merge(profile_values("production"), values)), "ConfigMap", "atelier-environment")
-        return found["data"]["ATELIER_PUBLIC_URL"]
+        return shared_environment(production(**values))["ATELIER_PUBLIC_URL"]
 
     assert address() == "https://images.example.com"
     assert address(**merge(GATEWAY, {"gateway": {"host": "other.example.com"}})) == "https://other.example.com"
@@ -305,10 +303,8 @@ BODY_SIZES = {
 @pytest.mark.parametrize("controller", BODY_SIZES)
 def test_the_edge_lets_through_what_the_service_takes(controller: str) -> None:
     """The largest upload with its form passes at the two paths of uploads, and little everywhere else."""
-    values = {"ingress": {"controller": controller}, "limits": {"loraMegabytes": 300}}
-    documents = render(merge(profile_values("production"), values))
-    environment = find(documents, "ConfigMap", "atelier-environment")["data"]
-    largest = Settings(max_lora_size=environment["ATELIER_MAX_LORA_SIZE"]).max_lora_size
+    documents = production(ingress={"controller": controller}, limits={"loraMegabytes": 300})
+    largest = Settings(max_lora_size=shared_environment(documents)["ATELIER_MAX_LORA_SIZE"]).max_lora_size
     form = MAX_CONFIG_BYTES + FRAME_BYTES
     by_path = {
         path["path"]: int(each["metadata"]["annotations"][BODY_SIZES[controller]].removesuffix("m")) << 20
@@ -337,7 +333,7 @@ def test_the_edge_lets_through_what_the_service_takes(controller: str) -> None:
 
 def test_a_gateway_does_not_cut_an_upload_short() -> None:
     """A gigabyte takes longer than a request may: the service bounds an upload by its rate."""
-    route = find(render(merge(profile_values("production"), GATEWAY)), "HTTPRoute")
+    route = find(production(**GATEWAY), "HTTPRoute")
     uploads, everything = route["spec"]["rules"]
     assert {match["path"]["value"] for match in uploads["matches"]} == {"/v1/loras", "/console/loras/new"}
     assert uploads["timeouts"]["request"] == "0s"
@@ -348,7 +344,7 @@ def test_a_changed_environment_makes_a_new_cluster() -> None:
     """Environment, catalog and secrets are read once, when a process starts."""
 
     def annotations(**values: Any) -> dict[str, str]:
-        service = find(render(merge(profile_values("production"), values)), "RayService")
+        service = find(production(**values), "RayService")
         return service["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["metadata"]["annotations"]
 
     before = annotations()
@@ -396,7 +392,7 @@ def test_a_changed_environment_makes_a_new_cluster() -> None:
 )
 def test_values_that_cannot_work_are_refused_by_name(change: dict[str, Any], message: str) -> None:
     with pytest.raises(helm_python.HelmError) as refused:
-        render(merge(profile_values("production"), change))
+        production(**change)
     assert message in str(refused.value)
 
 
@@ -455,8 +451,7 @@ def test_what_is_drained_is_only_what_customers_need_at_once() -> None:
 
 def test_the_environment_is_written_once_and_the_operators_wins() -> None:
     def environment(**values: str) -> dict[str, str]:
-        documents = render(merge(profile_values("production"), {"environment": values}))
-        return find(documents, "ConfigMap", "atelier-environment")["data"]
+        return shared_environment(production(environment=values))
 
     assert environment()["ATELIER_LOG_FORMAT"] == "json"
     changed = environment(RAY_SERVE_HAPROXY_MAXCONN="30000", ATELIER_LOG_FORMAT="text")
@@ -470,8 +465,8 @@ def test_the_environment_is_written_once_and_the_operators_wins() -> None:
 
 
 def test_a_generation_pod_asks_for_the_disk_of_its_adapters() -> None:
-    documents = render(merge(profile_values("production"), {"models": {"adapterCache": "20Gi"}}))
-    assert find(documents, "ConfigMap", "atelier-environment")["data"]["ATELIER_WEIGHT_CACHE"] == f"{20 * 1024}MiB"
+    documents = production(models={"adapterCache": "20Gi"})
+    assert shared_environment(documents)["ATELIER_WEIGHT_CACHE"] == f"{20 * 1024}MiB"
     asked = {
         component: pod.spec["containers"][0]["resources"]["requests"].get("ephemeral-storage")
         for component, pod in ray_pods(documents).items()
@@ -480,10 +475,8 @@ def test_a_generation_pod_asks_for_the_disk_of_its_adapters() -> None:
 
 
 def _notes(profile: str, **values: Any) -> str:
-    rendered = helm_python.Chart.load(CHART).render(
-        merge(profile_values(profile), values), name="atelier", namespace="demo"
-    )
-    return rendered["atelier/templates/NOTES.txt"]
+    chart, values = helm_python.Chart.load(CHART), merge(profile_values(profile), values)
+    return chart.render(values, name="atelier", namespace="demo")["atelier/templates/NOTES.txt"]
 
 
 def test_the_notes_say_where_customers_addresses_get_lost() -> None:
@@ -502,9 +495,8 @@ def test_the_notes_say_how_to_go_on() -> None:
 
 def test_the_monitoring_has_the_token_that_the_ingress_pods_ask_for() -> None:
     documents = rendered("production")
-    by_port = {
-        endpoint["port"]: endpoint for endpoint in find(documents, "ServiceMonitor", "atelier")["spec"]["endpoints"]
-    }
+    endpoints = find(documents, "ServiceMonitor", "atelier")["spec"]["endpoints"]
+    by_port = {endpoint["port"]: endpoint for endpoint in endpoints}
     assert by_port["serve"]["authorization"]["type"] == "Bearer"
     environments = [env for document in documents for env in _named(document, "ATELIER_OPERATOR_TOKEN")]
     (reference,) = [env["valueFrom"]["secretKeyRef"] for env in environments]
