@@ -5,7 +5,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -26,7 +26,6 @@ class Start:
 
     def __init__(self, home: Path) -> None:
         self.data_dir, self._output = home / "var", home / "output.txt"
-        self._home = home
 
     def begin(self, *options: str, **environment: str) -> None:
         arguments = ("--data-dir", str(self.data_dir), "--port", str(free_port()), *options)
@@ -34,26 +33,20 @@ class Start:
         self.seen: dict[int, psutil.Process] = {}
 
     def until_it_runs(self, program: str) -> psutil.Process:
-        deadline = time.monotonic() + START_LIMIT_S
-        while not (found := [process for process in self.descendants() if program in _program(process)]):
-            assert self.process.poll() is None, self.output
-            assert time.monotonic() < deadline, f"{program} was not started"
-            time.sleep(0.02)
-        return found[0]
+        self._until(lambda: any(program in _program(process) for process in self.seen.values()))
+        return next(process for process in self.seen.values() if program in _program(process))
 
     def until_it_says(self, text: str) -> None:
+        self._until(lambda: text in self.output)
+
+    def _until(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + START_LIMIT_S
-        while text not in self.output:
+        while not condition():
             assert self.process.poll() is None, self.output
             assert time.monotonic() < deadline, self.output
-            self.descendants()
-            time.sleep(0.05)
-
-    def descendants(self) -> list[psutil.Process]:
-        """The processes below it that are alive now; all that were ever seen are remembered."""
-        found = psutil.Process(self.process.pid).children(recursive=True)
-        self.seen |= {process.pid: process for process in found}
-        return found
+            found = psutil.Process(self.process.pid).children(recursive=True)
+            self.seen |= {process.pid: process for process in found}
+            time.sleep(0.02)
 
     @property
     def output(self) -> str:
