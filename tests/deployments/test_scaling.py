@@ -59,21 +59,21 @@ def _rate(*accepted: float, every_s: float = 60) -> ArrivalRate:
     return rate
 
 
-def test_the_rate_is_known_after_a_minute() -> None:
-    assert _rate(70, 100, every_s=30).units_per_second is None
-    assert _rate(70, 100, 130, every_s=30).units_per_second == 1.0
-
-
-def test_a_burst_is_hardly_demand() -> None:
-    assert _rate(0, 60, 120, 180, 6_000, 6_060).units_per_second == pytest.approx(1.1)
-
-
-def test_rare_jobs_are_demand() -> None:
-    assert _rate(0, 0, 0, 0, 600, 600, 600).units_per_second == pytest.approx(600 / 360)
-
-
-def test_demand_follows_a_change_and_forgets() -> None:
-    assert _rate(*range(0, 600, 60), *range(600, 2_401, 180)).units_per_second == 3.0
+@pytest.mark.parametrize(
+    ("accepted", "every_s", "rate"),
+    [
+        ((70, 100), 30, None),
+        ((70, 100, 130), 30, 1.0),
+        ((0, 60, 120, 180, 6_000, 6_060), 60, 1.1),
+        ((0, 0, 0, 0, 600, 600, 600), 60, 600 / 360),
+        ((*range(0, 600, 60), *range(600, 2_401, 180)), 60, 3.0),
+        ((500, 560, 620, 0), 60, None),
+        ((500, 560, 0, 120), 60, 2.0),
+    ],
+    ids=["no minute yet", "a minute", "a burst", "rare jobs", "a change", "another Redis", "a minute of another Redis"],
+)
+def test_demand_is_the_rate_of_the_last_minutes(accepted: tuple[int, ...], every_s: float, rate: float | None) -> None:
+    assert _rate(*accepted, every_s=every_s).units_per_second == (rate and pytest.approx(rate))
 
 
 def _minutes(*rates: float) -> ArrivalRate:
@@ -98,11 +98,6 @@ def test_what_may_be_chance_is_no_trend() -> None:
 def test_a_large_fleet_has_spare_replicas_as_rounding_up_gives_a_small_one(spare: float, wanted: list[int]) -> None:
     demands = (0.2, 5.5, 10, 100, 1000)
     assert [wanted_replicas(backlog(leased=9, busy=1), units, 60, spare) for units in demands] == wanted
-
-
-def test_demand_starts_anew_on_another_redis() -> None:
-    assert _rate(500, 560, 620, 0).units_per_second is None
-    assert _rate(500, 560, 0, 120).units_per_second == 2.0
 
 
 @given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9), st.floats(0, 1e6))
