@@ -28,6 +28,7 @@ BEFORE_S, AFTER_S = 20.0, 10.0
 
 def config(port: int, checkout: str) -> dict[str, Any]:
     worker = {"threads": 1, "drain_s": 20}
+    wrapper = f"{checkout}/deployments/proxy/haproxy"  # each checkout asks for its own
     return {
         "proxy_location": "HeadOnly",
         "http_options": {"host": "127.0.0.1", "port": port},
@@ -36,7 +37,7 @@ def config(port: int, checkout: str) -> dict[str, Any]:
                 "name": "atelier",
                 "route_prefix": "/",
                 "import_path": "deployments.app:build",
-                "runtime_env": {"env_vars": {"PYTHONPATH": checkout}},
+                "runtime_env": {"env_vars": {"PYTHONPATH": checkout, "RAY_SERVE_HAPROXY_BINARY_PATH": wrapper}},
                 "args": {
                     "ingress": {"replicas": 2, "drain_s": 40},
                     "generator": {**worker, "replicas": 2, "engine": {"max_rows": 4}},
