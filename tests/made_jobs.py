@@ -17,7 +17,8 @@ async def accept(resources: Resources, account_id: str = "acct_a", *, variant: V
     """Accept a generation with `more` fields of its request or of the job; return its id."""
     job_id = new_job_id(JobKind.GENERATION)
     facts = {name: more.pop(name) for name in OF_THE_JOB if name in more}
-    request = GenerationRequest(**{"prompt": "a boat", "lora_id": "model_x", "seeds": (1,), **more})
+    fields: dict[str, Any] = {"prompt": "a boat", "lora_id": "model_x", "seeds": (1,), **more}
+    request = GenerationRequest(**fields)
     job = NewJob(job_id=job_id, variant=variant, account_id=account_id, request=request, **facts)
     await resources.queue.accept(job)
     return job_id

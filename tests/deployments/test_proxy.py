@@ -357,8 +357,7 @@ def test_a_request_without_a_host_is_refused(proxy: Proxy) -> None:
 
 def test_one_address_can_neither_take_all_connections_nor_read_the_routes(tmp_path: Path) -> None:
     """A proxy on this machine, or a trusted one, may take them: it stands for many callers."""
-    own = {"ATELIER_CONNECTIONS_PER_ADDRESS": "0", "ATELIER_TRUSTED_PROXIES": "127.0.0.9"}
-    with running(tmp_path, **own) as proxy:
+    with running(tmp_path, ATELIER_CONNECTIONS_PER_ADDRESS="0", ATELIER_TRUSTED_PROXIES="127.0.0.9") as proxy:
         assert proxy.get(source="127.0.0.9").status == 200
         proxy.config.write_text(proxy.config.read_text().replace("127.0.0.0/8 ::1", "127.0.0.1"))
         command = [str(WRAPPER), "-db", "-f", str(proxy.config), "-sf", str(proxy.process.pid)]

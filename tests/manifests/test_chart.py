@@ -37,7 +37,7 @@ def production(**values: Any) -> list[Document]:
     return render(merge(profile_values("production"), values))
 
 
-def shared_environment(documents: list[Document]) -> dict[str, str]:
+def shared_environment(documents: list[Document]) -> dict[str, Any]:
     """What every pod of Ray has in its environment."""
     return find(documents, "ConfigMap", "atelier-environment")["data"]
 
