@@ -26,7 +26,7 @@ from serve_app.settings import Settings
 
 HINTS_AT_ONCE = 100
 ONE_EVENT_LOOP = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
-"""The ingress blocks nowhere and needs no second thread: Serve's default passes each request to one and back."""
+"""The ingress blocks nowhere and needs no second thread, to which Serve's default passes each request and back."""
 
 
 class HealthChecks(TypedDict):
@@ -36,9 +36,9 @@ class HealthChecks(TypedDict):
 
 HEALTH_CHECKS = HealthChecks(health_check_period_s=3, health_check_timeout_s=7)
 """Serve replaces a replica that misses three checks in a row, so a frozen one after 24 s at most. A check is answered
-between the threads that compute: on a machine with a load of 73 a generator missed two (`tests/faults/test_recovery.py`)."""
+between the threads that compute: on a machine with a load of 73 a generator missed two."""
 STOP_MARGIN_S = 5.0
-"""Time between the end of a replica's own drain and its kill by Serve."""
+"""Serve kills a replica this long after the end of its own drain."""
 
 
 def build(args: AppArgs) -> Application:
@@ -78,17 +78,10 @@ def assemble(args: AppArgs, scaling: Mapping[str, Autoscaling]) -> Application:
         generator,
         upscaler,
         housekeeper,
-        always_on=always_on(args),
         requests_at_once=args.ingress.max_ongoing_requests,
         requests_waiting=args.ingress.max_queued_requests,
         max_rank=args.generator.engine.max_rank,
     )
-
-
-def always_on(args: AppArgs) -> frozenset[JobKind]:
-    """The kinds of which there is a worker also without work, as far as `args` say it."""
-    workers = {JobKind.GENERATION: args.generator, JobKind.UPSCALE: args.upscaler}
-    return frozenset(kind for kind, worker in workers.items() if worker.least_replicas)
 
 
 def replica_logging(settings: Settings) -> LoggingConfig:

@@ -15,7 +15,7 @@ class Args(BaseModel):
 
 
 SPARE = 0.15
-"""Replicas beyond those that are needed, as a share: a job whose adapter only full replicas hold costs another load."""
+"""The share of replicas beyond those needed: a job whose adapter only full replicas hold costs another load."""
 
 
 class ScaleArgs(Args):
@@ -40,7 +40,7 @@ class ScaleArgs(Args):
 
 
 def check_bounds(least: int, most: int) -> None:
-    """Raises `ValueError`."""
+    """Refuse bounds that are out of order. Raises `ValueError`."""
     if least > most:
         raise ValueError(f"min_replicas {least} is above max_replicas {most}")
 
@@ -49,22 +49,15 @@ class ReplicaArgs(Args):
     """Number of replicas, and what each asks of its node. Ray counts CPU shares and does not enforce them."""
 
     replicas: int | Literal["auto"] | ScaleArgs = 1
-    """`auto`: by the deployment's `autoscaling_config` under Serve's `deployments:`, where a changed bound restarts
-    nothing."""
+    """`auto` leaves it to the deployment's `autoscaling_config` under Serve's `deployments:`, where a changed bound
+    restarts nothing."""
     num_cpus: float = Field(default=0.1, gt=0)
     num_gpus: float = Field(default=0, ge=0)
     """A fraction shares one card between deployments; whole numbers take whole cards."""
     resources: dict[str, float] = Field(default_factory=dict)
-    """Custom node resources, to keep a deployment on the nodes meant for it."""
+    """Custom resources of nodes keep a deployment on the nodes that are meant for it."""
     drain_s: float = Field(default=30, gt=0)
     """At a stop, running jobs get this long to finish; then they are released to the queue."""
-
-    @property
-    def least_replicas(self) -> int:
-        """How many replicas there are without any work, as far as `args` say it."""
-        if isinstance(self.replicas, int):
-            return self.replicas
-        return 0 if self.replicas == "auto" else self.replicas.min_replicas
 
     @property
     def most_replicas(self) -> int:
@@ -84,10 +77,10 @@ class ReplicaArgs(Args):
 
 class WorkerArgs(ReplicaArgs):
     memory_fraction: float | None = Field(default=None, gt=0, le=1)
-    """Share of the card's memory this process may use. Unset, a fractional `num_gpus` is the share: Ray does not
-    isolate memory."""
+    """The share of the card's memory that this process may use. Unset, a fractional `num_gpus` is the share: Ray does
+    not isolate memory."""
     threads: int | None = Field(default=None, ge=1)
-    """CPU threads for the arithmetic; unset takes every core this process may use."""
+    """CPU threads for the arithmetic; unset, they are as many as the cores that this process may use."""
     poll_s: float = Field(default=0.5, gt=0)
     step_limit_s: float = Field(default=180, gt=0)
     job_limit_s: float = Field(default=1800, gt=0)
@@ -126,8 +119,8 @@ class LoadScaleArgs(Args):
 class IngressArgs(ReplicaArgs):
     replicas: int | Literal["auto"] | LoadScaleArgs = 1  # pyright: ignore[reportIncompatibleVariableOverride]
     max_ongoing_requests: int | None = Field(default=None, ge=1)
-    """Of one replica, at most half of them polls that wait. Unset: `ATELIER_OPEN_REQUESTS` and `ATELIER_WAITING_POLLS`
-    together."""
+    """One replica takes so many requests, at most half of them polls that wait. Unset, it takes as many as
+    `ATELIER_OPEN_REQUESTS` and `ATELIER_WAITING_POLLS` together."""
     max_queued_requests: int = Field(default=1000, ge=1)
     """How many requests wait for one replica beyond those in progress; the next is answered 503 `overloaded`."""
 
@@ -135,11 +128,12 @@ class IngressArgs(ReplicaArgs):
 class GeneratorArgs(WorkerArgs):
     engine: EngineOptions = EngineOptions()
     prefetch_s: float = Field(default=2, ge=0)
-    """Seconds between two adapters of the latest completed jobs that a replica reads into free host memory (`engine.host_memory`) before a
-    job of its own needs them; 0 reads none."""
+    """A replica reads adapters of the latest completed jobs into free host memory (`engine.host_memory`) before a job
+    of its own needs them, one in so many seconds; 0 reads none."""
     warm_up_s: float | None = Field(default=None, ge=0)
-    """Before its first job a replica warms up for the image sizes on offer, smallest first, and begins another while less than
-    this has passed. Unset: every size on a GPU, the smallest on a CPU (1 to 2 s with the pocket model); 0 begins none."""
+    """Before its first job a replica warms up for the image sizes on offer, smallest first, and begins another while
+    less than this has passed. Unset, it takes every size on a GPU, and the smallest on a CPU (1 to 2 s with the pocket
+    model); 0 begins none."""
 
     @property
     def timing(self) -> WorkerTiming:
@@ -148,14 +142,14 @@ class GeneratorArgs(WorkerArgs):
 
 class UpscalerArgs(WorkerArgs):
     weights: str | None = None
-    """Folder of a learned upscaler, relative to the checkout; unset, Lanczos."""
+    """The folder of a learned upscaler, relative to the checkout; unset, Lanczos' method enlarges."""
 
 
 class HousekeeperArgs(Args):
     num_cpus: float = Field(default=0.1, gt=0)
     resources: dict[str, float] = Field(default_factory=dict)
     every_s: float = Field(default=1, gt=0)
-    """Seconds between looks for expired leases and checks of the embedded Redis."""
+    """Expired leases are looked for, and the embedded Redis is checked, once in so many seconds."""
 
 
 class AppArgs(Args):

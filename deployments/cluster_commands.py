@@ -1,4 +1,4 @@
-"""`atelier check FILE` and `atelier doctor --cluster`: a cluster before and while it serves."""
+"""`atelier check FILE` and `atelier doctor --cluster` check a cluster before and while it serves."""
 
 import logging
 import os
@@ -12,6 +12,7 @@ import typer
 from deployments.config import ConfigError, ServeConfig, read_config
 from deployments.nodes import check_nodes, check_running_nodes, living_nodes, node_pool
 from deployments.pools import ReplicaDemand, fits_alone, shortfalls
+from deployments.ray_internals import on_several_machines
 from deployments.requirements import of_one_machine
 from serve_app.cli.command import BadUsage, Failed, Result, command
 from serve_app.cli.doctor import checks_result
@@ -59,28 +60,26 @@ def _largest(demands: Iterable[ReplicaDemand]) -> str:
 
 
 def _check_pools(config: ServeConfig) -> Iterable[Check]:
-    """`read_config` has refused replicas that find no place on the pools, if there are any."""
+    """Say how the pools were checked: `read_config` has refused replicas that find no place on them."""
     if config.pools:
         nodes = ", ".join(f"{pool.nodes} {pool.name}" for pool in config.pools)
         yield ok("pools", f"every replica finds a place on {nodes}, in whatever order they scale")
     elif config.proxy_location == "EveryNode":
-        yield warn(
-            "pools", "none are declared, and nothing is known of the nodes", "declare them: configs/production.yaml"
-        )
+        advice = "declare them: configs/production.yaml"
+        yield warn("pools", "none are declared, and nothing is known of the nodes", advice)
 
 
 def _check_settings(config: ServeConfig, settings: Settings) -> Iterable[Check]:
     if config.proxy_location != "EveryNode":
         return
-    own = of_one_machine(settings, ())
-    if own:
-        yield fail("settings", "; ".join(own), "set the same on every node, and here: the deployment would be refused")
+    if own := "; ".join(of_one_machine(settings, ())):
+        yield fail("settings", own, "set the same on every node, and here: the deployment would be refused")
     else:
         yield ok("settings", "Redis and storage are shared, as far as this shell's environment says")
 
 
 def check_places(demands: Sequence[ReplicaDemand]) -> Iterable[Check]:
-    """The declared demand against the nodes that live. More may join where a cluster scales by itself."""
+    """Check that the declared demand fits the living nodes. More may join where a cluster scales by itself."""
     import ray
 
     pools = [node_pool(node) for node in ray.nodes() if node["Alive"]]
@@ -89,18 +88,13 @@ def check_places(demands: Sequence[ReplicaDemand]) -> Iterable[Check]:
         advice = "start nodes with the GPUs, CPUs and resources that they ask for"
         yield fail("places", f"{', '.join(nowhere)}: no living node has space for a replica", advice)
     elif short := shortfalls(demands, pools):
-        yield warn(
-            "places",
-            "; ".join(map(str, short)),
-            "fine where the cluster adds nodes; else add them, or lower max_replicas",
-        )
+        advice = "fine where the cluster adds nodes; else add them, or lower max_replicas"
+        yield warn("places", "; ".join(map(str, short)), advice)
     else:
         yield ok("places", f"every replica finds a place on the {len(pools)} living nodes")
 
 
 def _is_spread(config: ServeConfig) -> bool:
-    from deployments.ray_internals import on_several_machines
-
     return config.proxy_location == "EveryNode" or on_several_machines()
 
 
@@ -122,7 +116,7 @@ def _connect() -> None:
         except Exception as error:  # noqa: BLE001 - Ray has many of its own
             failures.append(error)
 
-    # In a thread, as Ray waits without end for a cluster with another token or TLS.
+    # A thread joins, as Ray waits without end for a cluster with another token or TLS.
     joining = threading.Thread(target=join, daemon=True)
     joining.start()
     joining.join(CONNECT_LIMIT_S)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from deployments.args import SPARE, AppArgs, HousekeeperArgs, ReplicaArgs, check_bounds
+from deployments.args import SPARE, AppArgs, ReplicaArgs, check_bounds
 from deployments.pools import Pool, ReplicaDemand, shortfalls
 from serve_app.domain.jobs import JobKind
 
@@ -63,7 +63,7 @@ class Autoscaling(_Strict):
 
 
 class Deployment(_Strict):
-    """What Serve sets over `args`: a change of a bound here restarts no replica."""
+    """What Serve sets over `args` for one deployment: a change of a bound here restarts no replica."""
 
     name: Literal["ingress", "generator", "upscaler", "housekeeper"]
     request_router_config: RequestRouterConfig | None = None
@@ -115,16 +115,6 @@ class LoggingConfig(_Strict):
     enable_access_log: bool = False
 
 
-class PoolConfig(_Strict):
-    """Nodes of one kind. Serve ignores `pools:`, so that a change of it restarts nothing."""
-
-    name: str
-    nodes: int = Field(ge=1)
-    gpus: int = Field(default=0, ge=0)
-    cpus: float | None = Field(default=None, gt=0)
-    resources: dict[str, float] = Field(default_factory=dict)
-
-
 class ServeConfig(_Strict):
     """The part of Serve's schema for one application, and the pools of nodes that its replicas must fit."""
 
@@ -132,12 +122,12 @@ class ServeConfig(_Strict):
     http_options: HttpOptions = HttpOptions()
     logging_config: LoggingConfig = LoggingConfig()
     applications: tuple[Application] = (Application(),)
-    pools: tuple[PoolConfig, ...] = ()
+    pools: tuple[Pool, ...] = ()
+    """Serve ignores them, so that a change restarts nothing."""
 
     @model_validator(mode="after")
     def _replicas_fit_the_pools(self) -> "ServeConfig":
-        found = shortfalls(self.demands, [Pool(**pool.model_dump()) for pool in self.pools])
-        if found:
+        if found := shortfalls(self.demands, self.pools):
             raise ValueError("; ".join(map(str, found)))
         return self
 
@@ -153,26 +143,21 @@ class ServeConfig(_Strict):
 def demands(args: AppArgs, scaling: Mapping[str, Autoscaling] | None = None) -> list[ReplicaDemand]:
     """What each deployment asks of the nodes when it is at its largest, as far as it is known."""
     most = {name: bounds.max_replicas for name, bounds in (scaling or {}).items()}
+    replicas: dict[str, ReplicaArgs] = {"ingress": args.ingress, "generator": args.generator, "upscaler": args.upscaler}
+    keeper = args.housekeeper
     return [
-        _demand("ingress", args.ingress, most),
-        _demand("generator", args.generator, most),
-        _demand("upscaler", args.upscaler, most),
-        _housekeeper_demand(args.housekeeper),
+        *(
+            ReplicaDemand(
+                deployment=name,
+                replicas=most.get(name, asked.most_replicas),
+                gpus=asked.num_gpus,
+                cpus=asked.num_cpus,
+                resources=asked.resources,
+            )
+            for name, asked in replicas.items()
+        ),
+        ReplicaDemand(deployment="housekeeper", replicas=1, cpus=keeper.num_cpus, resources=keeper.resources),
     ]
-
-
-def _demand(deployment: str, args: ReplicaArgs, most: Mapping[str, int]) -> ReplicaDemand:
-    return ReplicaDemand(
-        deployment=deployment,
-        replicas=most.get(deployment, args.most_replicas),
-        gpus=args.num_gpus,
-        cpus=args.num_cpus,
-        resources=args.resources,
-    )
-
-
-def _housekeeper_demand(args: HousekeeperArgs) -> ReplicaDemand:
-    return ReplicaDemand(deployment="housekeeper", replicas=1, cpus=args.num_cpus, resources=args.resources)
 
 
 def read_config(path: Path) -> ServeConfig:
@@ -185,11 +170,6 @@ def read_config(path: Path) -> ServeConfig:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not YAML: {str(error).splitlines()[0]}") from error
     except ValidationError as error:
-        raise ConfigError(f"{path}: {first_error(error)}") from error
-
-
-def first_error(error: ValidationError) -> str:
-    """The first error in one line: place and message."""
-    first = error.errors(include_url=False, include_context=False)[0]
-    place = ".".join(str(part) for part in first["loc"])
-    return f"{place}: {first['msg']}" if place else first["msg"]
+        first = error.errors(include_url=False, include_context=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ConfigError(": ".join(filter(None, (str(path), place, first["msg"])))) from error

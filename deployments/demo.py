@@ -2,21 +2,17 @@
 
 import json
 import secrets
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import Any
-
-import httpx
-from PIL import Image
 
 from serve_app.accounts.sign_in import LinkPurpose
 from serve_app.api.parts import AccountParts
 from serve_app.atomic_files import write_atomically
 from serve_app.cli.audit import record_act
 from serve_app.cli.local import READY_FILE
+from serve_app.client import Client
 from serve_app.domain.accounts import Plan
 from serve_app.domain.audit import Act
 from serve_app.domain.requests import Variant
@@ -25,9 +21,8 @@ from serve_app.settings import Settings
 ACCOUNT = "demo"
 INTERFACES = {"a": frozenset({Variant.A}), "b": frozenset({Variant.B}), "both": frozenset(Variant)}
 EXAMPLE_PROMPT = "purple mountains under a black sky with a yellow moon"
-"""Looks good with the catalog's first LoRA at 512 × 512."""
+"""This prompt looks good with the catalog's first LoRA at 512 × 512."""
 FIRST_IMAGE_LIMIT_S = 300.0
-POLL_S = 0.25
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +34,7 @@ class Demo:
     keys: dict[str, str]
     console_password: str
     sign_in_url: str = ""
-    """Signs in to the console once. Not kept."""
+    """This address signs in to the console once, and is not kept."""
 
     @property
     def console_url(self) -> str:
@@ -103,29 +98,11 @@ async def _working_key(accounts: AccountParts, account_id: str, name: str, store
     return made
 
 
-def first_image(demo: Demo, lora_id: str, path: Path, on_progress: Callable[[int], None]) -> bool:
-    """Draw one image into `path` through the HTTP interface; False when its job failed."""
-    headers = {"Authorization": f"Bearer {demo.keys['a']}"}
-    with httpx.Client(base_url=demo.base_url, headers=headers, timeout=30) as client:
-        body = {"prompt": EXAMPLE_PROMPT, "lora_id": lora_id, "steps": 20, "seed": 1}
-        accepted = client.post("/v1/generate", json=body).raise_for_status().json()
-        record = _poll(client, accepted["request_id"], on_progress)
-        if record["status"] != "completed":
-            return False
-        png = client.get(record["images"][0]["url"]).raise_for_status().content
-    Image.open(BytesIO(png)).verify()
-    write_atomically(path, png)
-    return True
-
-
-def _poll(client: httpx.Client, request_id: str, on_progress: Callable[[int], None]) -> dict[str, Any]:
-    deadline = time.monotonic() + FIRST_IMAGE_LIMIT_S
-    while True:
-        record = client.get(f"/v1/generate/{request_id}").raise_for_status().json()
-        if record["status"] != "processing" or time.monotonic() > deadline:
-            return record
-        on_progress(record["progress"])
-        time.sleep(POLL_S)
+def first_image(demo: Demo, lora_id: str, path: Path, on_progress: Callable[[int], None]) -> None:
+    """Draw one image into `path` through the HTTP interface. Raises `AtelierClientError`."""
+    with Client(demo.base_url, demo.keys["a"]) as client:
+        job = client.generate(EXAMPLE_PROMPT, lora_id=lora_id, steps=20, seed=1)
+        write_atomically(path, job.wait(FIRST_IMAGE_LIMIT_S, on_progress).images[0].download())
 
 
 def _read(file: Path) -> Demo | None:

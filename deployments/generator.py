@@ -16,7 +16,7 @@ from serve_app.worker.executor import Executor
 class Generator(WorkReplica):
     async def __init__(self, args: GeneratorArgs) -> None:
         async def set_up(process: Process, parts: WorkerParts) -> Executor:
-            # torch: for the replica alone
+            # This imports torch, which only the replica may load.
             from serve_app.worker.generation import GenerationExecutor, keep_layer_tables, load_engine
 
             base_models = await AppliedCatalog(process.redis, process.settings).base_models()

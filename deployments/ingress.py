@@ -36,7 +36,7 @@ HINT_TIMEOUT_S = 5.0
 HINT_EVERY_S = 0.05
 """A hint costs the ingress as much processor time as two polls: with many jobs a second, one speaks for several."""
 CONTROLLER_TIMEOUT_S = 2.0
-"""Less than a probe's patience; a controller that starts anew takes longer."""
+"""A probe is more patient than this; a controller that starts anew takes longer."""
 
 
 class Hints:
@@ -48,13 +48,13 @@ class Hints:
         self._under_way: dict[JobKind, asyncio.Task[None]] = {}
 
     async def __call__(self, kind: JobKind, job_id: str) -> None:
-        """Returns at once. One hint per kind at a time is enough: it says "look", not what to take."""
+        """Return at once. One hint per kind at a time is enough: it says "look", not what to take."""
         self._wanted.add(kind)
         if kind not in self._under_way:
             self._under_way[kind] = asyncio.create_task(self._send_wanted(kind), name=f"hint {job_id}")
 
     async def _send_wanted(self, kind: JobKind) -> None:
-        """Send one, and another if there were more jobs meanwhile: the first may have come too early."""
+        """Send a hint, and another if there were more jobs meanwhile: the first may have come too early."""
         try:
             while kind in self._wanted:
                 self._wanted.discard(kind)
@@ -72,16 +72,14 @@ class Hints:
 
 
 class KeptWorkers:
-    """Tells which kinds keep a worker without work, by `args` or by what Serve has now."""
+    """Tells which kinds keep a worker without work, by what Serve has now."""
 
-    def __init__(self, always_on: frozenset[JobKind], deployments: dict[JobKind, str], application: str) -> None:
-        self._always_on = always_on
+    def __init__(self, deployments: dict[JobKind, str], application: str) -> None:
         self._deployments = deployments
         self._application = application
 
     async def __call__(self, kind: JobKind) -> bool:
-        if kind in self._always_on:
-            return True
+        """Whether a worker is kept; False also while Serve's controller does not answer."""
         try:
             async with asyncio.timeout(CONTROLLER_TIMEOUT_S):
                 return await least_replicas(self._deployments[kind], self._application) > 0
@@ -107,7 +105,7 @@ def without_request_id(app: ASGIApp) -> ASGIApp:
 
 @serve.ingress()  # pyright: ignore[reportUntypedClassDecorator]
 class Ingress:
-    """Bound to the deployments it hints, and to those that only have to run beside it.
+    """Serves the API, bound to the deployments it hints, and to those that only have to run beside it.
 
     Everything it promises is in Redis before it answers.
     """
@@ -117,7 +115,6 @@ class Ingress:
         generator: DeploymentHandle[Any],
         upscaler: DeploymentHandle[Any],
         *_beside: DeploymentHandle[Any],
-        always_on: frozenset[JobKind] = frozenset(),
         requests_at_once: int | None = None,
         requests_waiting: int,
         max_rank: int = DEFAULT_MAX_RANK,
@@ -131,7 +128,7 @@ class Ingress:
         configure_replica_log(settings)
         handles = {JobKind.GENERATION: generator, JobKind.UPSCALE: upscaler}
         names = {kind: handle.deployment_name for kind, handle in handles.items()}
-        kept = KeptWorkers(always_on, names, serve.get_replica_context().app_name)
+        kept = KeptWorkers(names, serve.get_replica_context().app_name)
         self._stack = AsyncExitStack()
         process = await self._stack.enter_async_context(open_process(settings))
         accounts = AccountParts(process)

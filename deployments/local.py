@@ -1,35 +1,71 @@
-"""The `atelier` command: the operator's commands, and `up`, which runs the whole service."""
+"""The `atelier` command: the operator's commands, and `up`, which runs the whole service on this machine."""
 
+import asyncio
 import fcntl
+import json
 import os
+import signal
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
+import httpx
 import typer
 
 from deployments.cluster_commands import add_check, check_cluster
 from deployments.config import ConfigError, ServeConfig, read_config
-from deployments.one_machine_start import Start, run_service
-from deployments.output import Reporter
-from deployments.ray_environment import cannot_listen
-from deployments.runtime import Runtime, kill_all_of, processes_in, runtime_home
+from deployments.demo import Demo, demo_account, first_image
+from deployments.output import Reporter, Stages
+from deployments.runtime import Runtime, kill_all_of, last_line, processes_in, runtime_home
 from deployments.start_checks import check_this_machine, config_for_this_machine
 from deployments.supervisor import Child, supervise
+from serve_app.api.parts import AccountParts, LoraParts
 from serve_app.atomic_files import PRIVATE_UMASK, make_folder, write_atomically
 from serve_app.cli import app
 from serve_app.cli.command import BadUsage, read_settings
 from serve_app.cli.doctor import add_doctor
+from serve_app.client import AtelierClientError
+from serve_app.domain.errors import AtelierError
+from serve_app.jobs.moderation import Moderation
+from serve_app.loras.applied_catalog import AppliedCatalog
+from serve_app.loras.catalog_file import CatalogError
+from serve_app.operations.checks import cannot_listen
 from serve_app.settings import Settings
-from serve_app.store.embedded_redis import stop_redis
+from serve_app.store.embedded_redis import embedded_release, stop_redis
+from serve_app.store.process import open_process
 
 START_LIMIT_S = 900.0
-"""Time for all replicas to start: large models take minutes to load and to warm up."""
+"""All replicas may take this long to start: large models take minutes to load and to warm up."""
 STOP_LIMIT_S = 11.0
 """What has not stopped by then is killed: 15 s are promised."""
 STOP_REDIS_S = 2.0
+READY_LIMIT_S = 60.0
+DEPLOYMENT_STAGES = {
+    "housekeeper": "Housekeeper",
+    "ingress": "HTTP interfaces",
+    "upscaler": "Upscaler: models loaded",
+    "generator": "Generator: base model loaded, warm",
+}
+"""What the start of each deployment is called on the screen."""
+
+
+class Start(NamedTuple):
+    """What to start, and where."""
+
+    settings: Settings
+    service: ServeConfig
+    host: str
+    port: int
+    ready_file: Path | None
+    limit_s: float
+
+    @property
+    def base_url(self) -> str:
+        """An address that a browser can open, also for a wildcard host."""
+        host = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 
 
 add_doctor(app, check_cluster)
@@ -58,7 +94,7 @@ def up(
     as_json: Annotated[bool, typer.Option("--json", help="Print only that JSON, when requests are accepted")] = False,
 ) -> None:
     """Run the whole service in the foreground: Redis, Ray, interfaces, console. Ctrl-C stops it."""
-    os.umask(PRIVATE_UMASK)  # also of everything that it starts
+    os.umask(PRIVATE_UMASK)  # everything that it starts inherits the mask
     config, found = (config, "") if config else config_for_this_machine()
     settings, service = _checked(config, data_dir, redis_url)
     if ready_file is not None and not ready_file.parent.is_dir():
@@ -80,7 +116,7 @@ def up(
 def _checked(config: Path, data_dir: Path | None, redis_url: str | None) -> tuple[Settings, ServeConfig]:
     """Check options and settings before anything starts. Raises `BadUsage` with one line."""
     settings = read_settings(data_dir=data_dir, redis_url=redis_url)
-    # replicas read the environment, and have other working directories
+    # Replicas read the environment, and have other working directories.
     os.environ["ATELIER_DATA_DIR"] = str(settings.data_dir.resolve())
     os.environ["ATELIER_REDIS_URL"] = settings.redis_url
     os.environ["ATELIER_CATALOG"] = str(settings.catalog.resolve())
@@ -119,7 +155,7 @@ def _supervise(start: Start, reporter: Reporter) -> int:
     runtime = Runtime(runtime_home(start.settings.data_dir))
 
     def run(child: Child) -> int:
-        return run_service(child, runtime, start, reporter)
+        return _run_service(child, runtime, start, reporter)
 
     def clean_up(session: int) -> None:
         runtime.kill(session)
@@ -140,3 +176,102 @@ def _stop_redis(settings: Settings) -> None:
         if not processes_in(settings.data_dir.resolve() / "redis") or time.monotonic() > deadline:
             return
         time.sleep(0.1)
+
+
+def _run_service(child: Child, runtime: Runtime, start: Start, reporter: Reporter) -> int:
+    """Start everything and wait; returns the exit code. A signal raises `KeyboardInterrupt`."""
+    settings = start.settings
+
+    def ray_died(reason: str) -> None:
+        reporter.error(f"{reason} (logs: {runtime.logs})")
+        child.finish(1)
+
+    try:
+        reporter.info("Starting Atelier ...")
+        with reporter.stages() as stages:
+            redis = "Redis" if settings.redis_url else "Redis (embedded)"
+            stages.begin(redis)
+            demo, lora_id = asyncio.run(_prepare(settings, start.base_url, reporter))
+            stages.end(redis, "" if settings.redis_url else embedded_release(settings.data_dir))
+            with stages.stage("Ray"), child.uninterruptible():
+                runtime.start(start.service, host=start.host, port=start.port, on_death=ray_died)
+            _deploy(runtime, start, stages)
+            with stages.stage("Readiness check"):
+                _wait_until_ready(start.base_url)
+            if start.ready_file is not None:
+                write_atomically(start.ready_file, json.dumps(demo.ready) + "\n")
+            reporter.ready(demo)
+            if lora_id is not None:
+                _first_image(settings, demo, lora_id, stages)
+        reporter.welcome(demo, lora_id, data_dir=settings.data_dir, logs=runtime.logs)
+        signal.pause()
+        return 0
+    except CatalogError as error:
+        reporter.error(str(error))
+        return 2
+    except (AtelierError, RuntimeError, OSError) as error:
+        reporter.error(f"{last_line(error)} (logs: {runtime.logs})")
+        runtime.stop()
+        return 1
+    except KeyboardInterrupt:
+        runtime.stop()
+        raise
+
+
+def _deploy(runtime: Runtime, start: Start, stages: Stages) -> None:
+    """Start all deployments at once; each is a stage of its own."""
+    for stage in DEPLOYMENT_STAGES.values():
+        stages.begin(stage)
+    runtime.deploy(start.service, on_healthy=lambda name: stages.end(DEPLOYMENT_STAGES[name]), limit_s=start.limit_s)
+
+
+async def _prepare(settings: Settings, base_url: str, reporter: Reporter) -> tuple[Demo, str | None]:
+    """Start the embedded Redis and apply the catalog; return the demo account and the first LoRA it may use, if any."""
+    async with open_process(settings) as process:
+        Moderation(settings)  # a mistake in its settings stops the start here, and not each replica
+        accounts = AccountParts(process)
+        loras = LoraParts(process, accounts)
+        await loras.applied_catalog.apply_file_once()
+        await _apply_catalog(loras.applied_catalog, reporter)
+        demo = await demo_account(settings, accounts, base_url)
+        account = await accounts.store.get(demo.account)
+        adapters = await loras.catalog.adapters(account.id) if account else []
+        return demo, adapters[0].id if adapters else None
+
+
+async def _apply_catalog(catalog: AppliedCatalog, reporter: Reporter) -> None:
+    """Apply the file as it is now; when it cannot be read, serve what was applied at an earlier start."""
+    try:
+        set_aside = [row.reason for row in await catalog.apply_file()]
+    except CatalogError as error:
+        set_aside = [f"{error}; serving what was applied before"]
+    for reason in set_aside:
+        reporter.error(f"catalog: {reason}")
+
+
+def _wait_until_ready(base_url: str) -> None:
+    deadline = time.monotonic() + READY_LIMIT_S
+    while True:
+        try:
+            answer = httpx.get(f"{base_url}/readyz", timeout=5)
+            if answer.is_success and answer.json()["status"] == "ready":
+                return
+        except httpx.TransportError:
+            pass
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{base_url}/readyz does not say that it is ready after {READY_LIMIT_S:g} s")
+        time.sleep(0.1)
+
+
+def _first_image(settings: Settings, demo: Demo, lora_id: str, stages: Stages) -> None:
+    """Draw one image, once per data directory: it shows that everything works together."""
+    path = settings.data_dir / "first-image.png"
+    if path.exists():
+        return
+    stages.begin("First image")
+    try:
+        first_image(demo, lora_id, path, lambda percent: stages.update("First image", percent))
+        note = str(path)
+    except AtelierClientError as error:
+        note = f"failed: {error}"
+    stages.end("First image", note)

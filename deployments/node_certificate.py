@@ -1,6 +1,4 @@
-"""Makes a node's certificate for Ray's TLS.
-
-    python -m deployments.node_certificate CA_CERT CA_KEY FOLDER NAME...
+"""Makes a node's certificate for Ray's TLS: `python -m deployments.node_certificate CA_CERT CA_KEY FOLDER NAME...`.
 
 NAME is an address or DNS name by which other nodes call this one. Ray asks both ends of every connection for a
 certificate of the same CA, and the called end for one with the name it was called by.
@@ -42,7 +40,7 @@ def new_authority() -> Authority:
 
 
 def read_authority(certificate: Path, key: Path) -> Authority:
-    """Raises `ValueError` when the files are no certificate and EC or RSA key."""
+    """Read a CA. Raises `ValueError` when the files are no certificate and EC or RSA key."""
     return Authority(
         x509.load_pem_x509_certificate(certificate.read_bytes()),
         load_pem_private_key(key.read_bytes(), password=None),  # pyright: ignore[reportArgumentType]
@@ -50,10 +48,7 @@ def read_authority(certificate: Path, key: Path) -> Authority:
 
 
 def write_certificate(authority: Authority, folder: Path, *names: str) -> dict[str, str]:
-    """Write the node's key and certificate and the CA's certificate.
-
-    Returns the environment variables that have to name them.
-    """
+    """Write the node's key and certificate and the CA's certificate; return the variables that have to name them."""
     key = ec.generate_private_key(ec.SECP256R1())
     usage = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     certificate = (

@@ -3,19 +3,19 @@
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any
 
 from pydantic import ValidationError
 
 from deployments.pools import Pool, ReplicaDemand, fits_alone
+from deployments.ray_internals import is_spread, serve_controller
 from deployments.requirements import SECRETS, Secret, of_one_machine
 from serve_app.operations.checks import Check, fail, ok, warn
 from serve_app.operations.fingerprints import differences, fingerprints
 from serve_app.settings import Settings
 
 ANSWER_LIMIT_S = 60.0
-"""Time for all nodes to answer, side by side: each starts a worker process of Ray, which takes seconds."""
+"""All nodes answer side by side within this time: each starts a worker process of Ray, which takes seconds."""
 CONTROLLER_LIMIT_S = 30.0
 INGRESS = "ingress"
 
@@ -30,7 +30,7 @@ class Node:
 
     @property
     def secrets(self) -> tuple[Secret, ...]:
-        """Those that its replicas use: the ingress alone signs addresses of images."""
+        """The secrets that its replicas use: the ingress alone signs addresses of images."""
         return SECRETS if INGRESS in self.deployments else ("pepper",)
 
 
@@ -44,7 +44,7 @@ class NodeFacts:
 
 
 def living_nodes(demands: Sequence[ReplicaDemand]) -> list[Node]:
-    """Those of Ray's nodes on which a replica may run; all of them when no demand is known."""
+    """List Ray's nodes on which a replica may run, or all of them when no demand is known."""
     import ray
 
     found: list[Node] = []
@@ -72,8 +72,6 @@ def check_running_nodes() -> list[Check]:
     """Ask every node that may run a replica of the application, from a process that has joined Ray."""
     from ray.exceptions import RayError
 
-    from deployments.ray_internals import is_spread
-
     try:
         return check_nodes(living_nodes(_running_demands()), spread=is_spread())
     except RayError as error:
@@ -91,19 +89,17 @@ def check_nodes(nodes: Sequence[Node], *, spread: bool) -> list[Check]:
             advice = "look at its raylet; a node that is leaving answers no more"
             checks.append(warn("cluster node", f"{node.address} did not answer", advice))
         elif answer.broken:
-            checks.append(
-                fail("cluster node", f"{node.address}: {answer.broken}", "correct what it names, on that node")
-            )
+            advice = "correct what it names, on that node"
+            checks.append(fail("cluster node", f"{node.address}: {answer.broken}", advice))
         elif spread and answer.own:
-            checks.append(
-                fail("cluster node", f"{node.address}: {'; '.join(answer.own)}", "set the same on every node")
-            )
+            found = f"{node.address}: {'; '.join(answer.own)}"
+            checks.append(fail("cluster node", found, "set the same on every node"))
     digests = {node.address: answers[node.node_id].digests for node in nodes if node.node_id in answers}
     return checks + differences({address: found for address, found in digests.items() if found})
 
 
 def node_facts(secrets_used: tuple[Secret, ...], nonce: bytes) -> NodeFacts:
-    """Run on the node, in the environment that its replicas get."""
+    """Say what is asked of a node; runs there, in the environment that its replicas get."""
     try:
         settings = Settings()
     except ValidationError as error:
@@ -112,7 +108,7 @@ def node_facts(secrets_used: tuple[Secret, ...], nonce: bytes) -> NodeFacts:
     digests = fingerprints(settings, nonce)
     if "signing_keys" not in secrets_used:
         del digests["signing keys"]
-    return NodeFacts(own=of_one_machine(settings, secrets_used), digests=digests)
+    return NodeFacts(own=list(of_one_machine(settings, secrets_used)), digests=digests)
 
 
 def _ask(nodes: Sequence[Node]) -> dict[str, NodeFacts]:
@@ -143,9 +139,8 @@ def _running_demands() -> list[ReplicaDemand]:
     """What the replicas of the running application ask of a node; empty while none is deployed."""
     import ray
 
-    constants: Any = import_module("ray.serve._private.constants")
     try:
-        controller = ray.get_actor(constants.SERVE_CONTROLLER_NAME, namespace=constants.SERVE_NAMESPACE)
+        controller = serve_controller()
     except ValueError:  # nothing is served
         return []
     details: Any = ray.get(controller.get_serve_instance_details.remote(), timeout=CONTROLLER_LIMIT_S)

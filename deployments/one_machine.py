@@ -14,10 +14,9 @@ from typing import Any
 
 from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
 
-from deployments.ray_environment import ray_environment
 from deployments.ray_internals import keep_session_private, use_loopback
 from deployments.redis_stopper import stop_redis_after_this_process
-from deployments.runtime import runtime_home
+from deployments.runtime import ray_environment, runtime_home
 from serve_app.atomic_files import PRIVATE, PRIVATE_UMASK
 from serve_app.settings import Settings
 
@@ -25,8 +24,8 @@ RAY_TOKEN = Path.home() / ".ray" / "auth_token"
 Router = PowerOfTwoChoicesRequestRouter
 
 OF_UP_ALONE = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_SERVE_LOG_TO_STDERR")
-"""Ray turns token authentication on for a cluster of its own, with a token file that `serve status` finds; and the logs of
-`serve run` belong on its terminal."""
+"""Ray turns token authentication on for a cluster of its own, with a token file that `serve status` finds; and the logs
+of `serve run` belong on its terminal."""
 
 
 def prepare() -> None:
@@ -62,8 +61,9 @@ def refuse_running_ray(arguments: list[str]) -> None:
     """End this process when it would join a Ray that was started without what this module sets."""
     if joined := running_ray(arguments):
         sys.exit(
-            f"atelier: this file is for a Ray of its own, and serve run would join the one at {joined}. Stop that one (ray stop), "
-            "or start another beside it (--address local); configs/production.yaml is for a cluster (SECURITY.md)"
+            f"atelier: this file is for a Ray of its own, and serve run would join the one at {joined}. "
+            "Stop that one (ray stop), or start another beside it (--address local); configs/production.yaml is for a "
+            "cluster (SECURITY.md)"
         )
 
 

@@ -5,7 +5,7 @@ import shlex
 import sys
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,21 +19,23 @@ NAME_WIDTH = 36
 
 
 class Stages:
-    """The stages of a start: each prints one line with its seconds when it ends."""
+    """The stages of a start: each is one line with its seconds when it ends, and on a terminal also while it runs."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._began: dict[str, float] = {}
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._running: dict[str, tuple[TaskID, float]] = {}
 
     def begin(self, name: str) -> None:
-        self._began[name] = time.monotonic()
+        self._running[name] = self._progress.add_task(name, total=None), time.monotonic()
 
     def update(self, name: str, percent: int) -> None:
-        """Show how far a stage is, where that is possible."""
+        """Show how far a stage is."""
+        self._progress.update(self._running[name][0], description=f"{name}: {percent} %")
 
     def end(self, name: str, note: str = "") -> None:
-        seconds = time.monotonic() - self._began.pop(name)
-        self._console.print(f"  {name:<{NAME_WIDTH}}{seconds:6.1f} s  {note}".rstrip())
+        task, began = self._running.pop(name)
+        self._progress.remove_task(task)
+        self._progress.console.print(f"  {name:<{NAME_WIDTH}}{time.monotonic() - began:6.1f} s  {note}".rstrip())
 
     @contextmanager
     def stage(self, name: str) -> Generator[None]:
@@ -41,26 +43,6 @@ class Stages:
         self.begin(name)
         yield
         self.end(name)
-
-
-class LiveStages(Stages):
-    """Shows running stages below the lines of a terminal, with their seconds counting."""
-
-    def __init__(self, progress: Progress) -> None:
-        super().__init__(progress.console)
-        self._progress = progress
-        self._tasks: dict[str, TaskID] = {}
-
-    def begin(self, name: str) -> None:
-        super().begin(name)
-        self._tasks[name] = self._progress.add_task(name, total=None)
-
-    def update(self, name: str, percent: int) -> None:
-        self._progress.update(self._tasks[name], description=f"{name}: {percent} %")
-
-    def end(self, name: str, note: str = "") -> None:
-        self._progress.remove_task(self._tasks.pop(name))
-        super().end(name, note)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +66,12 @@ class Reporter:
 
     @contextmanager
     def stages(self) -> Generator[Stages]:
-        """Yield what shows the stages of the start: live on a terminal, as plain lines elsewhere."""
+        """Yield what shows the stages of the start."""
         console = Console(quiet=self.as_json, highlight=False, markup=False, soft_wrap=True)
-        if self.as_json or not console.is_terminal or console.is_dumb_terminal:
-            yield Stages(console)
-            return
         columns = (SpinnerColumn(), TextColumn(f"{{task.description:<{NAME_WIDTH}}}{{task.elapsed:5.0f}} s"))
-        with Progress(*columns, console=console, transient=True) as progress:
-            yield LiveStages(progress)
+        progress = Progress(*columns, console=console, transient=True)
+        with progress if console.is_terminal else nullcontext():  # it would end a file by an empty line
+            yield Stages(progress)
 
     def ready(self, demo: Demo) -> None:
         """Print the ready line for a program: requests are accepted from now on."""

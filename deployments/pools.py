@@ -1,8 +1,8 @@
 """Checks that every replica finds a place at `max_replicas` on the declared pools of nodes.
 
-Ray places a fraction of a GPU on one card and never moves it, so a sum that fits is not enough: two upscalers of 0.3 on one
-card leave no space there for a generator of 0.7. The check places all replicas in every order of the deployments, tightly
-and spread out, and reports the deployments that are left without a node.
+Ray places a fraction of a GPU on one card and never moves it, so a sum that fits is not enough: two upscalers of 0.3 on
+one card leave no space there for a generator of 0.7. The check places all replicas in every order of the deployments,
+tightly and spread out, and reports the deployments that are left without a node.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,19 +10,20 @@ from dataclasses import dataclass, field
 from itertools import permutations
 from typing import NamedTuple
 
+from pydantic import BaseModel, Field
+
 UNITS_IN_ONE = 10_000
 """Ray counts resources in ten thousandths."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pool:
+class Pool(BaseModel, extra="forbid", frozen=True):
     """Nodes of one kind, as many as there may be at most. `cpus` is unlimited when None."""
 
     name: str
-    nodes: int
-    gpus: int = 0
-    cpus: float | None = None
-    resources: Mapping[str, float] = field(default_factory=dict[str, float])
+    nodes: int = Field(ge=1)
+    gpus: int = Field(default=0, ge=0)
+    cpus: float | None = Field(default=None, ge=0)
+    resources: dict[str, float] = Field(default_factory=dict)
     """Custom resources that each node declares (`ray start --resources`)."""
 
 
@@ -116,12 +117,12 @@ class _Node:
 
 
 def _cards(demand: ReplicaDemand) -> int:
-    """Cards a replica touches: one for a fraction, else as many as it asks for."""
+    """How many cards a replica touches: one for a fraction, else as many as it asks for."""
     return 0 if demand.gpus == 0 else max(1, int(demand.gpus))
 
 
 def _share(demand: ReplicaDemand) -> int:
-    """How much it takes of each of them."""
+    """How much a replica takes of each card that it touches."""
     return _units(min(demand.gpus, 1))
 
 

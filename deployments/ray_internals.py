@@ -1,7 +1,4 @@
-"""Sets and reads what Ray has no public interface for: addresses, callers, logs, living processes.
-
-Where a replica logs to.
-"""
+"""Sets and reads what Ray has no public interface for: addresses, callers, logs, living processes."""
 
 import logging
 import os
@@ -19,15 +16,15 @@ from serve_app.settings import Settings
 
 LOOPBACK = "127.0.0.1"
 LOOPBACK_ENVIRONMENT = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""Keeps Ray's node address on 127.0.0.1, where it listens on nothing else. Ray's own default for laptops: it does so on
-macOS and Windows, and elsewhere when this variable says so. With any other node address Ray listens on every interface."""
+"""The variable keeps Ray's node address on 127.0.0.1, where it listens on nothing else, as Ray does by itself on macOS
+and Windows. With any other node address Ray listens on every interface."""
 
 ANSWER_LIMIT_S = 60.0
 CORE_PROCESSES = ("gcs_server", "raylet")
 
 
 def use_loopback() -> None:
-    """Keep the cluster on 127.0.0.1 that this process starts, which has already imported Ray."""
+    """Keep the cluster that this process starts on 127.0.0.1, where it has already imported Ray."""
     constants: Any = import_module("ray._private.ray_constants")
     constants.ENABLE_RAY_CLUSTER = False
 
@@ -35,8 +32,8 @@ def use_loopback() -> None:
 def keep_session_private() -> None:
     """Keep other users of this machine out of the session's directory, with its sockets and logs.
 
-    Ray 2.60 opens it to everybody, and they could put sockets of theirs in the place of Ray's. The directory above is shared
-    by the users' sessions, and stays so, but none can remove another's.
+    Ray 2.60 opens it to everybody, and they could put sockets of theirs in the place of Ray's. The directory above is
+    shared by the users' sessions, and stays so, but none can remove another's.
     """
     utils: Any = import_module("ray._common.utils")
     utils.try_make_directory_shared = _share_only_above_sessions
@@ -78,7 +75,7 @@ def has_haproxy() -> bool:
 def serve_log() -> TextIO | None:
     """Return Serve's log as a stream; None where Serve has not put one in the place of `sys.stderr`.
 
-    Its own there walks the whole stack for each line, which took a tenth of an accept.
+    Serve's own stream walks the whole stack for each line, which took a tenth of an accept.
     """
     utils: Any = import_module("ray.serve._private.logging_utils")
     stream: Any = sys.stderr
@@ -99,10 +96,7 @@ class _LogStream:
 
 
 def dead_core_process() -> str | None:
-    """Return which process of the runtime has ended, of those that Ray cannot do without.
-
-    The runtime is the one that this process has started.
-    """
+    """Name a process that has ended of those that the Ray started here cannot do without; None while all live."""
     worker: Any = import_module("ray._private.worker")
     node = worker._global_node
     dead: list[tuple[str, Any]] = node.dead_processes() if node is not None else []
@@ -117,10 +111,7 @@ def on_several_machines() -> bool:
 
 
 def is_spread() -> bool:
-    """Return whether the service runs on more than one machine, or may.
-
-    That depends on the nodes that live, and on where Serve puts its proxies.
-    """
+    """Return whether the service runs on several machines by its living nodes, or may by where Serve puts proxies."""
     import ray
     from ray.serve.config import ProxyLocation
 
@@ -138,7 +129,8 @@ def is_spread() -> bool:
 async def least_replicas(deployment: str, application: str) -> int:
     """Return how many replicas Serve keeps of a deployment without any work.
 
-    Asked anew each time, as a changed `min_replicas` restarts nobody. Raises what Ray raises while its controller does not answer.
+    It is asked anew each time, as a changed `min_replicas` restarts nobody. Raises what Ray raises while Serve's
+    controller does not answer.
     """
     common: Any = import_module("ray.serve._private.common")
     name = common.DeploymentID(name=deployment, app_name=application)
@@ -158,9 +150,9 @@ def serve_controller() -> Any:
 
 
 def configure_replica_log(settings: Settings) -> None:
-    """Log JSON lines to the process's own standard error, a file of Ray's, and text to Serve's log.
+    """Log JSON lines to the process's own standard error, which is a file of Ray's, and text to Serve's log.
 
-    In the place of `sys.stderr` Serve may have put a stream that makes each line a part of one of its own.
+    Serve may have put a stream in the place of `sys.stderr` that makes each line a part of one of its own.
     """
     stream = sys.__stderr__ if settings.log_format == "json" else serve_log()
     configure_logging(settings.log_level, settings.log_format, stream=stream)

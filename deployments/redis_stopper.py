@@ -1,4 +1,4 @@
-"""Stops the embedded Redis after `serve run`: a program that waits for the end of its input.
+"""Stops the embedded Redis after `serve run`, as a program that waits for the end of its input.
 
 Serve offers no hook for its own end, and none runs in a process that is killed or loses its terminal.
 """
@@ -15,10 +15,10 @@ from serve_app.store.embedded_redis import running_redis, stop_redis
 from serve_app.store.redis_client import connect_sync, redis_errors
 
 QUIET_S = 1.0
-"""So long nobody may be connected: a replica that is still ending would start the server again."""
+"""Nobody may have been connected for so long: a replica that is still ending would start the server again."""
 LEFT_TO_OTHERS_S = 30.0
-"""Whoever is connected after that belongs to another service on this data directory. A server that is silent all that time
-serves nobody."""
+"""Whoever is still connected after so long belongs to another service on this data directory. A server that is silent
+all that time serves nobody."""
 POLL_S = 0.1
 
 
@@ -29,7 +29,7 @@ def stop_redis_after_this_process(settings: Settings) -> None:
     command = [sys.executable, "-m", __name__, str(settings.data_dir.resolve())]
     subprocess.Popen(
         command,
-        stdin=subprocess.PIPE,  # open as long as this process lives; what it starts does not inherit it
+        stdin=subprocess.PIPE,  # it is open as long as this process lives, and what that starts does not inherit it
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,  # neither Ctrl-C nor the end of the terminal is for it

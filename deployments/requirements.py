@@ -1,8 +1,7 @@
-"""Refuses to deploy on a Ray whose processes lack the protection that SECURITY.md promises.
+"""Refuses to deploy on a Ray without the protection that SECURITY.md promises, or with settings of one machine.
 
-Refuses settings that give each machine of a cluster a Redis, secrets or images of its own.
-
-Such a service starts, and then loses jobs, API keys and images by turns, as requests reach one machine or another.
+A service whose machines each have a Redis, secrets or images of their own starts, and then loses jobs, API keys and
+images by turns, as requests reach one machine or another.
 """
 
 import os
@@ -46,8 +45,8 @@ def of_proxy(environment: Mapping[str, str], *, spread: bool) -> Iterator[str]:
     """What Serve's HTTP proxy lacks for the limits and rules of `deployments/proxy`."""
     if missing := missing_variables(environment, everywhere=spread):
         yield (
-            f"the HTTP proxy would run without its protection: set {', '.join(missing)} on every node, before Ray starts, "
-            "as configs/cluster.env does"
+            f"the HTTP proxy would run without its protection: set {', '.join(missing)} on every node, "
+            "before Ray starts, as configs/cluster.env does"
         )
 
 
@@ -57,8 +56,9 @@ def of_network(environment: Mapping[str, str], *, is_encrypted: bool) -> Iterato
         return
     if environment.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
         yield (
-            "Ray's nodes would speak unencrypted: set RAY_USE_TLS=1 and the certificates on every node, before Ray starts "
-            "(configs/cluster.env), or ATELIER_NETWORK_ENCRYPTED=true, if the network between them is private and encrypted"
+            "Ray's nodes would speak unencrypted: set RAY_USE_TLS=1 and the certificates on every node, before Ray "
+            "starts (configs/cluster.env), or ATELIER_NETWORK_ENCRYPTED=true, if the network between them is private "
+            "and encrypted"
         )
         return
     absent = [name for name in TLS_FILES if not Path(environment.get(name, "")).is_file()]
@@ -73,14 +73,8 @@ WHERE = "the service runs on more than one machine (or proxy_location is EveryNo
 
 def require_shared(settings: Settings, *, spread: bool, secrets: Collection[Secret] = SECRETS) -> None:
     """Raises `RuntimeError` that names every variable to set. `secrets` are those that this process uses."""
-    found = of_one_machine(settings, secrets) if spread else []
-    if found:
-        raise RuntimeError(f"{WHERE}: {'; '.join(found)}")
-
-
-def of_one_machine(settings: Settings, secrets: Collection[Secret]) -> list[str]:
-    """What each machine would have for itself, by the variable to set."""
-    return list(_of_one_machine(settings, secrets))
+    if spread and (found := "; ".join(of_one_machine(settings, secrets))):
+        raise RuntimeError(f"{WHERE}: {found}")
 
 
 def machines(nodes: Iterable[Mapping[str, Any]]) -> int:
@@ -88,7 +82,8 @@ def machines(nodes: Iterable[Mapping[str, Any]]) -> int:
     return len({node["NodeManagerAddress"] for node in nodes if node["Alive"]})
 
 
-def _of_one_machine(settings: Settings, secrets: Collection[Secret]) -> Iterator[str]:
+def of_one_machine(settings: Settings, secrets: Collection[Secret]) -> Iterator[str]:
+    """What each machine would have for itself, by the variable to set."""
     if not settings.redis_url:
         yield "ATELIER_REDIS_URL is not set, and each would start a Redis of its own"
     elif _is_local(settings.redis_url):
@@ -96,7 +91,8 @@ def _of_one_machine(settings: Settings, secrets: Collection[Secret]) -> Iterator
     if not settings.storage_url:
         yield "ATELIER_STORAGE_URL is not set, and each would keep its own images"
     elif urlsplit(settings.storage_url).scheme in ("", "file", "local", "memory") and not settings.storage_shared:
-        yield "ATELIER_STORAGE_URL is a folder of one machine (ATELIER_STORAGE_SHARED=true, if all have mounted the same)"
+        shared = "ATELIER_STORAGE_SHARED=true, if all have mounted the same"
+        yield f"ATELIER_STORAGE_URL is a folder of one machine ({shared})"
     if "pepper" in secrets and not settings.has_pepper:
         yield "ATELIER_PEPPER is not set, and each would refuse the API keys of the others"
     if "signing_keys" in secrets and not settings.signing_keys:

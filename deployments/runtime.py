@@ -1,13 +1,14 @@
 """A Ray runtime for one machine, with its own ports and directory: several run side by side.
 
-Ray and Serve read their configuration from the environment when they are imported: they are imported after `Runtime.start`
-has set it.
+Ray and Serve read their configuration from the environment when they are imported, so this module imports them after
+`Runtime.start` has set it.
 """
 
 import contextlib
 import hashlib
 import logging
 import os
+import secrets
 import shutil
 import signal
 import threading
@@ -15,19 +16,33 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
-from deployments.config import Application, ServeConfig
-from deployments.ray_environment import encryption, ray_environment
-from deployments.ray_internals import LOOPBACK, dead_core_process
+from deployments.config import ServeConfig
+from deployments.node_certificate import new_authority, write_certificate
+from deployments.proxy import environment as proxy_environment
+from deployments.ray_internals import LOOPBACK, LOOPBACK_ENVIRONMENT, dead_core_process
 from serve_app.atomic_files import PRIVATE_FOLDER
+from serve_app.operations.checks import cannot_listen
 
 LONGEST_STOP_S = 7.0
 """Serve has this many seconds to stop before the rest is killed. `atelier up` promises to stop within 15 s."""
 STATUS_POLL_S = (0.2, 2.0)
-"""The least and the most time between two questions for the status."""
+"""The least and the most time between two questions for the status of the deployments."""
 STATUS_SHARE = 0.1
-"""Answering them takes at most this share of the time: Serve pickles its configuration for each."""
+"""Serve answers these questions for at most this share of the time, as it pickles its configuration for each."""
 RAY_POLL_S = 0.5
 KILL_LIMIT_S = 2.0
+PROXY_PORTS = 2
+REPLICA_PORTS = 100
+"""Ingress replicas have so many ports, as Serve reuses the port of a replaced replica only after minutes."""
+
+RECOVERY = {
+    "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",  # a frozen replica takes no part in its own stop
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.5",  # a killed proxy is back in 5 s instead of 29 s
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "3",  # with 2, a busy machine missed some checks
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # a busy machine's proxy was killed after Serve's 5 s
+    "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "2s",  # a frozen ingress is sent nothing more after 7 s instead of 16
+}
+"""Serve and HAProxy notice this soon what is dead or frozen; `deployments/app.py` sets how soon for replicas."""
 
 
 class Runtime:
@@ -44,8 +59,8 @@ class Runtime:
     def start(self, config: ServeConfig, *, host: str, port: int, on_death: Callable[[str], None]) -> None:
         """Start Ray, and Serve with its HTTP proxy. Changes the working directory.
 
-        `on_death` is called in a thread when a process that Ray cannot do without has ended: nothing of the runtime can then
-        be stopped in an orderly way. Raises `RuntimeError` when one of the two does not start.
+        `on_death` is called in a thread when a process that Ray cannot do without has ended: nothing of the runtime can
+        then be stopped in an orderly way. Raises `RuntimeError` when one of the two does not start.
         """
         shutil.rmtree(self._home / "ray", ignore_errors=True)
         environment = ray_environment(self._home)
@@ -54,10 +69,8 @@ class Runtime:
         if environment["RAY_SERVE_ENABLE_HA_PROXY"] == "1":  # only HAProxy listens there; the replicas stay on loopback
             os.environ["ATELIER_HTTP_HOST"] = f"[{host}]" if ":" in host else host
             host = LOOPBACK
-        try:
+        with _any_error("Ray did not start"):
             self._start(config, host, port, on_death)
-        except Exception as error:  # Ray raises a plain one when its start takes too long
-            raise RuntimeError(f"Ray did not start: {last_line(error)}") from error
 
     def _start(self, config: ServeConfig, host: str, port: int, on_death: Callable[[str], None]) -> None:
         import ray
@@ -84,20 +97,18 @@ class Runtime:
 
         Raises `RuntimeError` when a deployment does not start, or not within `limit_s`.
         """
-        try:
-            self._deploy(config.applications[0], on_healthy, limit_s)
-        except Exception as error:  # Ray and Serve have many of their own
-            raise RuntimeError(f"the service did not start: {last_line(error)}") from error
+        with _any_error("the service did not start"):
+            self._deploy(config, on_healthy, limit_s)
 
-    def _deploy(self, application: Application, on_healthy: Callable[[str], None], limit_s: float) -> None:
+    def _deploy(self, config: ServeConfig, on_healthy: Callable[[str], None], limit_s: float) -> None:
         from ray import serve
         from ray.serve.schema import ApplicationStatus
 
         from deployments.app import assemble
 
-        target = serve.RunTarget(
-            assemble(application.args, application.scaling), application.name, application.route_prefix
-        )
+        application = config.applications[0]
+        built = assemble(application.args, application.scaling)
+        target = serve.RunTarget(built, application.name, application.route_prefix)
         serve.run_many([target], wait_for_applications_running=False)
         healthy: set[str] = set()
         deadline = time.monotonic() + limit_s
@@ -138,12 +149,21 @@ class Runtime:
                 stopping = threading.Thread(target=serve.shutdown, daemon=True)
                 stopping.start()
                 stopping.join(LONGEST_STOP_S)
-                if not stopping.is_alive():  # else it would meet Ray's end, and Ray then ends this process
+                if not stopping.is_alive():  # else it would meet Ray's end, and Ray would then end this process
                     ray.shutdown()
         self.kill()
 
     def kill(self, session: int | None = None) -> None:
         kill_all_of(self._home, session)
+
+
+@contextlib.contextmanager
+def _any_error(meaning: str) -> Generator[None]:
+    """Raise every error of the block as a `RuntimeError`: Ray and Serve have many of their own."""
+    try:
+        yield
+    except Exception as error:
+        raise RuntimeError(f"{meaning}: {last_line(error)}") from error
 
 
 def last_line(error: Exception) -> str:
@@ -164,6 +184,59 @@ def runtime_home(data_dir: Path) -> Path:
         raise PermissionError(f"{home} belongs to someone else")
     home.chmod(PRIVATE_FOLDER)
     return home
+
+
+def ray_environment(home: Path) -> dict[str, str]:
+    """Environment variables for Ray and Serve. A variable that is already set keeps its value."""
+    proxy = home / "p"
+    proxy.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
+    first = _free_block(PROXY_PORTS + REPLICA_PORTS)
+    fallback_http, fallback_grpc = range(first, first + PROXY_PORTS)
+    replicas = first + PROXY_PORTS
+    wanted = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "token",  # otherwise any user of this machine could run code in the replicas
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        **LOOPBACK_ENVIRONMENT,
+        **proxy_environment(),
+        "RAY_SERVE_HAPROXY_NBTHREAD": "1",  # a quarter less for a request than with four (benchmarks/RESULTS.md)
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(proxy / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(proxy / "admin.sock"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(proxy / "metrics.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(proxy),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(proxy / "server-state"),
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback_http),
+        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(fallback_grpc),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(replicas),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(replicas + REPLICA_PORTS - 1),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",  # the default of 30 s exceeds a whole stop
+        **RECOVERY,
+        "RAY_SERVE_LOG_TO_STDERR": "0",
+    }
+    return {name: os.environ.get(name, value) for name, value in wanted.items()}
+
+
+def encryption(home: Path) -> dict[str, str]:
+    """Return the environment variables of TLS between Ray's processes, with a new CA.
+
+    The CA is of this start alone, and its key is kept nowhere. Other users of this machine can then call none of the
+    processes: Ray 2.60 lets one call without a token end it. `RAY_USE_TLS` decides when it is already set.
+    """
+    if "RAY_USE_TLS" in os.environ:
+        return {}
+    return write_certificate(new_authority(), home / "tls")
+
+
+def _free_block(count: int) -> int:
+    """Return the first of `count` consecutive free ports, below the range of the kernel's own ports.
+
+    A port of that range may be taken before it is listened on.
+    """
+    for _ in range(100):
+        first = 20_000 + secrets.randbelow(12_000 // count) * count
+        if not any(cannot_listen("127.0.0.1", port) for port in range(first, first + count)):
+            return first
+    raise RuntimeError(f"no {count} consecutive free ports between 20000 and 32000")
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
-"""Autoscaling by demand and backlog: a thread reads them, the policy answers from memory.
+"""Scales replicas by demand and backlog: a thread reads them, and the policy answers from memory.
 
-Arrival rate: how much work is accepted a second, so that replicas start before work waits.
+Demand is how much work is accepted a second, so that replicas start before work waits.
 """
 
 import logging
@@ -21,18 +21,19 @@ from serve_app.settings import Settings
 from serve_app.store.embedded_redis import ensure_redis
 
 MINUTES, MINUTE_S = 10, 60.0
-"""Long enough that chance counts for little (6 % at 1.4 jobs a second), short enough to follow a day's wave."""
+"""So many minutes are long enough that chance counts for little (6 % at 1.4 jobs a second), and short enough to follow
+a day's wave."""
 BURST = 1.5
 """A minute counts for at most this many average minutes; the rest of a burst waits, and counts as backlog."""
 AHEAD = 2.0
-"""Minutes from the middle of the last whole one for which a trend is continued: one until now, and one for a replica's
-start."""
+"""A trend is continued for so many minutes from the middle of the last whole one: one until now, and one for a
+replica's start."""
 SURE = 2.0
-"""Standard errors by which a trend is cut before it is continued: among few jobs it is mostly chance."""
+"""A trend is cut by so many standard errors before it is continued: among few jobs it is mostly chance."""
 
 
 class ArrivalRate:
-    """Remembers how much had been accepted at the end of each of the last minutes."""
+    """Remembers how much work had been accepted at the end of each of the last minutes."""
 
     def __init__(self) -> None:
         self._marks: deque[tuple[float, float]] = deque(maxlen=MINUTES + 1)
@@ -40,16 +41,13 @@ class ArrivalRate:
     def add(self, at: float, accepted: float) -> None:
         """Note the work units accepted since ever, as of `at` (seconds of any clock that does not go back)."""
         if self._marks and accepted < self._marks[-1][1]:
-            self._marks.clear()  # another Redis, or an older one restored
+            self._marks.clear()  # this is another Redis, or an older one restored
         if not self._marks or at - self._marks[-1][0] >= MINUTE_S:
             self._marks.append((at, accepted))
 
     @property
     def units_per_second(self) -> float | None:
-        """Return the mean of the last minutes, continued as they rose or fell.
-
-        Bursts are cut. None within the first minute.
-        """
+        """The mean of the last minutes without bursts, continued as they rose or fell; None in the first minute."""
         rates = [(after - before) / (then - at) for (at, before), (then, after) in pairwise(self._marks)]
         if not rates:
             return None
@@ -63,10 +61,10 @@ def certain_trend(rates: Sequence[float]) -> float:
     count = len(rates)
     if count < MINUTES:
         return 0.0
-    centre, mean = (count - 1) / 2, fmean(rates)
-    spread = sum((minute - centre) ** 2 for minute in range(count))
-    slope = sum((minute - centre) * (rate - mean) for minute, rate in enumerate(rates)) / spread
-    residual = sum((rate - mean - slope * (minute - centre)) ** 2 for minute, rate in enumerate(rates))
+    center, mean = (count - 1) / 2, fmean(rates)
+    spread = sum((minute - center) ** 2 for minute in range(count))
+    slope = sum((minute - center) * (rate - mean) for minute, rate in enumerate(rates)) / spread
+    residual = sum((rate - mean - slope * (minute - center)) ** 2 for minute, rate in enumerate(rates))
     chance = SURE * math.sqrt(residual / (count - 2) / spread)
     return math.copysign(max(0.0, abs(slope) - chance), slope)
 
@@ -86,7 +84,8 @@ class Reading(NamedTuple):
 class BacklogPolicy:
     """A Serve autoscaling policy that never blocks and never raises.
 
-    Serve's controller calls it ten times a second on its event loop. Without a recent reading it keeps the number of replicas.
+    Serve's controller calls it ten times a second on its event loop. Without a recent reading it keeps the number of
+    replicas.
     """
 
     def __init__(
@@ -119,11 +118,12 @@ class BacklogPolicy:
 def wanted_replicas(backlog: Backlog, units_per_second: float | None, target_s: float, spare: float = SPARE) -> int:
     """Compute how many replicas do what arrives, and one more for each `target_s` of work that waits.
 
-    `spare` is a share of these, rounded down: in a fleet of six or fewer, rounding the demand up leaves as much.
-    With any work at least one; without work none, once less than one is needed: how long the last one stays is then Serve's
-    `downscale_to_zero_delay_s`. What arrives counts at the speed of replicas that are fully busy: at their present speed,
-    spare replicas would justify themselves, since a forward pass for few images draws each more slowly. While no demand is
-    known, right after a start of Serve's controller, one for each `target_s` seconds of all unfinished work.
+    `spare` is a share of these, rounded down: in a fleet of six or fewer, rounding the demand up leaves as much. Any
+    work needs at least one; without work none is wanted once less than one is needed, and Serve's
+    `downscale_to_zero_delay_s` says how long the last one stays. What arrives counts at the speed of replicas that are
+    fully busy: at their present speed, spare replicas would justify themselves, since a forward pass for few images
+    draws each more slowly. While no demand is known, right after a start of Serve's controller, there is one for each
+    `target_s` seconds of all unfinished work.
     """
     has_work = backlog.ready + backlog.leased + backlog.delayed > 0
     if units_per_second is None:
@@ -141,7 +141,7 @@ def _watch(kind: JobKind, read: Callable[[JobKind], Backlog], latest: list[Readi
             backlog, now = read(kind), time.monotonic()
             rate.add(now, backlog.accepted)
             latest[:] = [Reading(backlog, rate.units_per_second, now)]
-        except Exception as error:  # noqa: BLE001 - the thread must outlive any outage; a stale reading keeps the replicas
+        except Exception as error:  # noqa: BLE001 - the thread outlives any outage: a stale reading keeps the replicas
             log.warning("the backlog cannot be read: %r", error)
         stop.wait(READ_EVERY_S)
 

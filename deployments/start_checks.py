@@ -1,7 +1,4 @@
-"""Checks that a start can succeed before Serve starts a replica, and names what is missing.
-
-Chooses and checks the configuration of `atelier up` for this machine, before anything starts.
-"""
+"""Checks before Serve starts a replica that a start can succeed, and chooses the configuration of `atelier up`."""
 
 import ctypes
 import logging
@@ -37,8 +34,7 @@ def check_this_machine(config: Path, service: ServeConfig, settings: Settings) -
         require_shared(settings, spread=service.proxy_location == "EveryNode")
     except RuntimeError as error:
         raise ConfigError(f"{config}: {error}") from None
-    asks_for_gpus = any(demand.gpus for demand in service.demands)
-    gpus = gpus_here() if asks_for_gpus else 0
+    gpus = gpus_here() if any(demand.gpus for demand in service.demands) else 0
     if missing := missing_on(service.demands, [Pool(name="this machine", nodes=1, gpus=gpus)]):
         raise ConfigError(f"{config}: {missing}")
 
@@ -60,16 +56,13 @@ def chosen_config(gpus: int, torch: str) -> tuple[Path, str]:
 
 
 def gpus_here() -> int:
-    """Count the GPUs that Ray would find here.
-
-    A process of its own asks: Ray reads its environment when it is imported.
-    """
+    """Count the GPUs that Ray would find here, in a process of its own: Ray reads its environment when imported."""
     done = subprocess.run([sys.executable, "-c", _COUNT_GPUS], capture_output=True, text=True, timeout=COUNT_LIMIT_S)
     return int(done.stdout.split()[-1]) if done.returncode == 0 else 0
 
 
 def has_gpu_driver() -> bool:
-    """Whether it is worth asking, which takes a second: NVIDIA's library for management, or AMD's device."""
+    """Whether there is NVIDIA's library for management or AMD's device, so that asking Ray is worth its second."""
     try:
         ctypes.CDLL(NVML)
     except OSError:
@@ -120,8 +113,8 @@ def check_start(args: AppArgs, scaling: Mapping[str, Autoscaling], settings: Set
 
 def _require_alike(asked: list[ReplicaDemand]) -> None:
     checks = check_nodes(living_nodes(asked), spread=True)
-    if found := [f"{check.name}: {check.found}" for check in checks if check.level is Level.FAIL]:
-        raise RuntimeError(f"the nodes of the cluster are not alike: {'; '.join(found)} (atelier doctor --cluster)")
+    if found := "; ".join(f"{check.name}: {check.found}" for check in checks if check.level is Level.FAIL):
+        raise RuntimeError(f"the nodes of the cluster are not alike: {found} (atelier doctor --cluster)")
 
 
 def _log_unplaced(asked: list[ReplicaDemand]) -> None:

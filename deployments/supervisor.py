@@ -1,8 +1,8 @@
 """Runs the service in a child process, so that nothing stays behind whatever ends it.
 
-While Ray starts, its C++ code would answer a signal with a stack trace and leave the processes it has started; later it ends
-its whole process when it loses its control service. The supervisor holds nothing of Ray: it stops the child, or kills it,
-and then cleans up.
+While Ray starts, its C++ code would answer a signal with a stack trace and leave the processes it has started; later it
+ends its whole process when it loses its control service. The supervisor holds nothing of Ray: it stops the child, or
+kills it, and then cleans up.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # `nohup` ignores it
 
 
 class Child:
-    """What the child tells its supervisor, in memory that both share."""
+    """Holds what the child tells its supervisor, in memory that both share."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, 2)
@@ -54,14 +54,14 @@ def supervise(
     run: Callable[[Child], int],
     *,
     clean_up: Callable[[int], None],
-    on_stop: Callable[[], None] = lambda: None,
+    on_stop: Callable[[], None],
     stop_limit_s: float,
 ) -> int | None:
     """Run `run` in a child process and return its exit code; None when the child ended without one.
 
-    A signal interrupts `run` (`KeyboardInterrupt`), or kills it after `stop_limit_s`; the code is then 0. Once the child has
-    ended, `clean_up` gets the id of its session, in which its descendants may still run. A child that has lost its
-    supervisor calls it itself.
+    A signal interrupts `run` (`KeyboardInterrupt`), or kills it after `stop_limit_s`; the code is then 0. Once the
+    child has ended, `clean_up` gets the id of its session, in which its descendants may still run. A child that has
+    lost its supervisor calls it itself.
     """
     child = Child()
     lifeline, holder = os.pipe()

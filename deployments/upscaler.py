@@ -14,7 +14,8 @@ from serve_app.worker.executor import Executor
 class Upscaler(WorkReplica):
     async def __init__(self, args: UpscalerArgs) -> None:
         async def set_up(_process: Process, parts: WorkerParts) -> Executor:
-            from serve_app.worker.upscale import UpscaleExecutor, load_upscaler  # imports torch: for replicas alone
+            # This imports torch, which only the replica may load.
+            from serve_app.worker.upscale import UpscaleExecutor, load_upscaler
 
             weights = ROOT / args.weights if args.weights else None
             upscaler = await asyncio.to_thread(

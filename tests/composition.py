@@ -37,7 +37,7 @@ from serve_app.loras.registry import AdapterGrants, AdapterRegistry
 from serve_app.loras.stored_weights import LoraWeights
 from serve_app.loras.weights import WeightStore
 from serve_app.operations.account_deletion import AccountDeletion, AccountRecords
-from serve_app.operations.housekeeping import Housekeeping, SweepLock
+from serve_app.operations.housekeeping import Housekeeping
 from serve_app.operations.overview import KeepsWorker, Readiness, never, readiness
 from serve_app.operations.reports import OperatorReader
 from serve_app.settings import Settings
@@ -105,7 +105,6 @@ class Resources:
     audit_reader: AuditReader
     account_records: AccountRecords
     account_deletion: AccountDeletion
-    sweep_lock: SweepLock
     recent_adapters: RecentAdapters
     workers: WorkerStatus
     keeps_worker: KeepsWorker
@@ -199,7 +198,6 @@ async def open_resources(
             audit_reader=operations.audit,
             account_records=operations.deletion.records,
             account_deletion=operations.deletion,
-            sweep_lock=housekeeping.sweep_lock,
             recent_adapters=workers.recent_adapters,
             workers=operations.workers,
             keeps_worker=keeps_worker,

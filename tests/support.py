@@ -121,7 +121,7 @@ _given_ports: set[int] = set()
 
 
 def free_port() -> int:
-    """Return a free port outside the kernel's client range and that of `deployments/ray_environment.py`.
+    """Return a free port outside the kernel's client range and that of `deployments/runtime.py`.
 
     So it stays free until it is used: given once, and out of a range of this worker's own.
     """

@@ -1,4 +1,4 @@
-"""Which libraries each layer loads when it is imported; what ships is documented."""
+"""Each layer loads only the libraries that it needs, and what ships is documented."""
 
 import subprocess
 import sys
@@ -18,42 +18,20 @@ def loaded_by(*modules: str) -> set[str]:
 
 
 @pytest.mark.slow
-def test_api_cli_worker_jobs_and_args_load_no_heavy_library() -> None:
-    modules = ("app", "cli", "worker.worker", "jobs.queue")
-    loaded = loaded_by("deployments.args", *(f"serve_app.{module}" for module in modules))
-    assert not loaded & set(HEAVY)
-
-
-@pytest.mark.slow
-def test_describing_the_application_loads_ray_and_no_model_library() -> None:
-    """`serve build`, `serve deploy`, Serve's controller and `atelier up` read it.
-
-    torch would cost each of them seconds.
-    """
-    assert loaded_by("deployments.app").isdisjoint({"torch", "diffusers", "transformers", "peft"})
-
-
-@pytest.mark.slow
-def test_the_engine_and_the_upscaler_run_alone() -> None:
-    """PEFT takes two seconds to import, and is needed by tests and trainers alone."""
-    loaded = loaded_by("serve_app.engine", "serve_app.upscale.upscaler")
-    assert not loaded & {"ray", "fastapi", "starlette", "redis", "peft"}
-
-
-@pytest.mark.slow
-def test_the_executors_load_neither_ray_nor_http() -> None:
-    loaded = loaded_by("serve_app.worker.generation", "serve_app.worker.upscale")
-    assert not loaded & {"ray", "fastapi", "starlette"}
-
-
-@pytest.mark.slow
-def test_an_upscaler_replica_loads_no_diffusion_library() -> None:
-    assert not loaded_by("serve_app.worker.upscale") & {"diffusers", "transformers", "peft"}
-
-
-@pytest.mark.slow
-def test_the_client_stands_alone() -> None:
-    assert not loaded_by("serve_app.client") & {*HEAVY, "redis", "fastapi", "starlette", "pydantic"}
+@pytest.mark.parametrize(
+    ("modules", "unwanted"),
+    [
+        ("deployments.args serve_app.app serve_app.cli serve_app.worker.worker serve_app.jobs.queue", HEAVY),
+        ("deployments.app", ("torch", "diffusers", "transformers", "peft")),
+        ("serve_app.engine serve_app.upscale.upscaler", ("ray", "fastapi", "starlette", "redis", "peft")),
+        ("serve_app.worker.generation serve_app.worker.upscale", ("ray", "fastapi", "starlette")),
+        ("serve_app.worker.upscale", ("diffusers", "transformers", "peft")),
+        ("serve_app.client", (*HEAVY, "redis", "fastapi", "starlette", "pydantic")),
+    ],
+)
+def test_a_layer_loads_no_library_that_it_does_not_need(modules: str, unwanted: tuple[str, ...]) -> None:
+    """`serve build`, Serve's controller and `atelier up` read `deployments.app`, and torch would cost them seconds."""
+    assert loaded_by(*modules.split()).isdisjoint(unwanted)
 
 
 @pytest.mark.parametrize(

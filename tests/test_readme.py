@@ -57,8 +57,3 @@ def test_the_client_example_prints_progress_and_saves_an_image(
 @pytest.mark.parametrize("picture", re.findall(r"!\[.*?\]\((.*?)\)", (ROOT / "README.md").read_text()))
 def test_the_pictures_are_there_and_small(picture: str) -> None:
     assert (ROOT / picture).stat().st_size < 300_000
-
-
-@pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\(((?!http)[^)#]+)", (ROOT / "README.md").read_text()))))
-def test_links_lead_to_files(target: str) -> None:
-    assert (ROOT / target).exists()

@@ -1,11 +1,9 @@
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from serve_app.domain.requests import Variant
 from serve_app.settings import Settings
 
 
@@ -25,14 +23,6 @@ def test_secrets_from_the_environment_win_and_never_show(tmp_path: Path, monkeyp
     assert list(settings.url_keys) == ["new", "old"]
     assert "spice" not in repr(settings)
     assert not (tmp_path / "secrets.json").exists()
-
-
-def test_an_operator_can_add_a_plan(tmp_path: Path) -> None:
-    plans = tmp_path / "plans.yaml"
-    plans.write_text("- {interface: b, name: trial, limit: 3, window_s: 10}\n")
-    table = Settings(data_dir=tmp_path, plans=plans).plan_table
-    assert table[Variant.B, "trial"].window == timedelta(seconds=10)
-    assert table[Variant.A, "basic"].limit == 50
 
 
 def test_a_bad_setting_is_refused_by_name(tmp_path: Path) -> None:

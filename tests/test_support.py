@@ -1,4 +1,4 @@
-"""What the tests themselves stand on."""
+"""Waiting ends, and xdist knows groups of tests: all tests stand on both."""
 
 import asyncio
 import os
@@ -21,9 +21,6 @@ async def test_waiting_ends_though_the_cancel_was_swallowed() -> None:
 
 @pytest.mark.xdist_group("one worker")
 def test_groups_of_tests_are_known_to_xdist(request: pytest.FixtureRequest) -> None:
-    """Under pytest 9.2, xdist 3.8 spread them over all workers without a message.
-
-    There were three Ray runtimes instead of one.
-    """
+    """Under pytest 9.2, xdist 3.8 spread them over all workers without a message, with three Ray runtimes."""
     is_grouped = "PYTEST_XDIST_WORKER" in os.environ
     assert request.node.nodeid.endswith("@one worker") == is_grouped

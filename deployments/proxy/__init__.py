@@ -19,10 +19,10 @@ LIMITS = {
     "RAY_SERVE_HAPROXY_MAXCONN": "8192",
     "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": "65536",
 }
-"""These lines of Ray's defaults are replaced: an idle client or replica 1 h, 4,096 connections, headers up to 16 KB."""
+"""Ray's own defaults are an hour for an idle client or replica, 4,096 connections, and headers of up to 16 KB."""
 METRICS = {"RAY_SERVE_HAPROXY_METRICS_ENABLED": "0"}
-"""Serve's count of requests is then the replicas' own. Else HAProxy writes a line for each, which a process in Python
-reads."""
+"""Without HAProxy's metrics Serve counts requests in the replicas. With them HAProxy writes a line for each request,
+which a process in Python reads."""
 
 HTTP_SERVERS = {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deployments.proxy:prepare_http_server"}
 """Serve calls that function in every process in which it starts an HTTP server: replicas, and its own proxies."""
@@ -64,7 +64,7 @@ def environment() -> dict[str, str]:
 
 
 def missing_variables(given: Mapping[str, str], *, everywhere: bool) -> list[str]:
-    """The variables without which Serve's HTTP servers run unprotected. The limits may have other values.
+    """List the variables without which Serve's HTTP servers run unprotected. The limits may have other values.
 
     Where there is no HAProxy, Serve's own proxy may serve one machine; `everywhere` asks for HAProxy all the same.
     """

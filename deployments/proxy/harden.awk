@@ -1,6 +1,7 @@
-# Hardens a configuration of HAProxy that Serve has generated. Variables: folder (of the files to insert), host (to listen on,
-# if not Serve's), trusted (networks of trusted proxies), connections (of one address at a time), most (connections in all).
-# Ends with code 3 when the configuration does not look as expected: a proxy without its protection must not start.
+# Hardens a configuration of HAProxy that Serve has generated. Its variables are: folder (of the files to insert), host (to
+# listen on, if not Serve's), trusted (networks of trusted proxies), connections (of one address at a time) and most
+# (connections in all). It ends with code 3 when the configuration does not look as expected: a proxy without its
+# protection must not start.
 
 function insert(file,    line) {
     while ((getline line < (folder "/" file)) > 0) {
@@ -24,12 +25,12 @@ section ~ /^global/ {
 
 section ~ /^defaults/ {
     if ($1 == "errorfile" || $0 ~ /option httplog/) next
-    # A request whose replica dies is sent to another: those that frontend.cfg allows, after the connection was made too
+    # A request whose replica dies is sent to another, also after the connection was made, where frontend.cfg allows it.
     if ($1 == "retry-on") retries += sub(/retry-on .*/, "retry-on conn-failure empty-response")
     if ($1 == "mode") { print; insert("defaults.cfg"); defaults++; next }
 }
 
-# Statistics over HTTP would be open to every user of the machine; Serve reads its own from the socket
+# Statistics over HTTP would be open to every user of the machine; Serve reads its own from the socket.
 section == "frontend prometheus" || section == "listen stats" { statistics += $1 == "bind"; next }
 
 section == "frontend http_frontend" && $1 == "bind" {
@@ -47,7 +48,7 @@ $1 == "http-reuse" { sub(/http-reuse .*/, "http-reuse safe") }
 # A caller gets 503 at once while no ingress serves: Serve's proxy of last resort would hold the request until one does.
 section ~ /^backend/ && $1 == "server" && $NF == "backup" { next }
 
-# Serve's own error texts
+# Serve's own error texts are replaced by those of defaults.cfg.
 section == "backend default_backend" { sub(/return status 404/, "return status 503") }
 /http-request return status [45]/ { sub(/content-type text\/plain (lf-)?string "([^"\\]|\\.)*"/, "default-errorfiles") }
 
@@ -55,7 +56,8 @@ section == "backend default_backend" { sub(/return status 404/, "return status 5
 
 END {
     if (sockets != 1 || defaults != 1 || statistics != 2 || frontends != 1 || retries != 1) {
-        print "atelier: this configuration of Serve is not known; HAProxy is not started without its protection" > "/dev/stderr"
+        print "atelier: this configuration of Serve is not known; HAProxy is not started without its protection" \
+            > "/dev/stderr"
         exit 3
     }
 }

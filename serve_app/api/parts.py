@@ -31,7 +31,7 @@ from serve_app.loras.registry import AdapterGrants, AdapterRegistry
 from serve_app.loras.stored_weights import LoraFiles, LoraWeights
 from serve_app.loras.vocabulary import Vocabulary
 from serve_app.loras.weights import WeightStore
-from serve_app.operations.account_deletion import account_deletion
+from serve_app.operations.account_deletion import AccountDeletion
 from serve_app.operations.checks import Check
 from serve_app.operations.operator_acts import OperatorActs
 from serve_app.operations.overview import KeepsWorker, never
@@ -165,7 +165,7 @@ class OperationParts:
             dead_letters=jobs.dead_letters,
             audit=accounts.audit,
         )
-        self.deletion = account_deletion(process, jobs.images)
+        self.deletion = AccountDeletion(process, jobs.images)
         self.workers = WorkerStatus(redis)
         self.measures = process.measures
         self.keeps_worker = keeps_worker

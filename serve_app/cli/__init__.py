@@ -1,6 +1,6 @@
 """The `atelier` command. Every subcommand takes `--json`, `--data-dir` and `--redis-url`.
 
-from serve_app.cli import app    # deployments/local.py adds `up`, `check` and `doctor`, which know Ray
+`deployments/local.py` adds to `app` what knows Ray: `up`, `check` and `doctor`.
 """
 
 from importlib import metadata
@@ -12,16 +12,11 @@ from serve_app.cli import accounts, jobs, keys, loras, operators
 from serve_app.cli.accounts import add_usage
 from serve_app.cli.audit import add_audit
 from serve_app.cli.command import OneLineErrors
+from serve_app.cli.doctor import add_restore
 from serve_app.cli.images import add_image_commands
-from serve_app.cli.restore import add_restore
 from serve_app.cli.top import add_top
 
-app = typer.Typer(
-    cls=OneLineErrors,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(cls=OneLineErrors, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
 def _print_version(asked: bool) -> None:
@@ -45,7 +40,7 @@ app.add_typer(loras.app, name="loras")
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(operators.app, name="operators")
 add_audit(app)
-add_image_commands(app)
+add_image_commands(app, loras.app)
 add_restore(app)
 add_top(app)
 add_usage(app)

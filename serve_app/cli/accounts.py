@@ -1,7 +1,4 @@
-"""`atelier accounts`: create and delete accounts, change their plans and console passwords.
-
-`atelier usage`: what accounts used, by day, key and LoRA.
-"""
+"""`atelier accounts` creates, changes and deletes accounts; `atelier usage` lists what they used."""
 
 import asyncio
 import shlex
@@ -15,13 +12,12 @@ from serve_app.accounts.accounts import AccountStore
 from serve_app.accounts.sign_in import LinkPurpose
 from serve_app.api.parts import AccountParts, OperationParts
 from serve_app.cli.audit import record_act, this_operator
-from serve_app.cli.command import BadUsage, Failed, Result, store_command, table
+from serve_app.cli.command import BadUsage, Failed, Result, command, table
 from serve_app.cli.local import local_base_url
 from serve_app.domain.accounts import Account
 from serve_app.domain.audit import Act, Actor
-from serve_app.domain.errors import InvalidParameter
 from serve_app.domain.requests import Variant
-from serve_app.operations.usage_report import UsageRow, usage_csv, usage_report
+from serve_app.operations.reports import UsageRow, usage_csv, usage_report
 from serve_app.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, help="Create accounts, change their plans and console passwords.")
@@ -32,7 +28,7 @@ PlanB = Annotated[str | None, typer.Option(help="X-API-Key interface: free, basi
 PasswordStdin = Annotated[bool, typer.Option("--password-stdin", help="Read the console password from standard input.")]
 
 
-@store_command(app, "create", creates_data=True)
+@command(app, "create", creates_data=True)
 async def create(
     accounts: AccountParts,
     name: Annotated[str, typer.Argument(help="1 to 100 printable characters.", show_default=False)],
@@ -43,12 +39,7 @@ async def create(
 ) -> Result:
     """Create an account with an API key, printed once. With a password it can also sign in to the console."""
     password = password_from_stdin() if password_stdin else None
-    try:
-        account = await accounts.store.create(
-            name, plan_a=plan_a or "basic", plan_b=plan_b or "free", password=password
-        )
-    except InvalidParameter as error:
-        raise BadUsage(error.message) from None
+    account = await accounts.store.create(name, plan_a=plan_a or "basic", plan_b=plan_b or "free", password=password)
     await record_act(accounts.audit, account.id, Act.ACCOUNT_CREATED)
     shown = f"{account.name} ({account.id}): bearer plan {account.plan_a}, X-API-Key plan {account.plan_b}"
     if not with_key:
@@ -69,7 +60,7 @@ def _key_lines(secret: str) -> str:
 The key is shown this once. Further keys, with limits or an expiry: atelier keys create"""
 
 
-@store_command(app, "list")
+@command(app, "list")
 async def list_accounts(accounts: AccountParts) -> Result:
     """List all accounts, oldest first."""
     found = await accounts.store.list()
@@ -81,7 +72,7 @@ async def list_accounts(accounts: AccountParts) -> Result:
     )
 
 
-@store_command(app, "set-plan")
+@command(app, "set-plan")
 async def set_plan(
     accounts: AccountParts, operations: OperationParts, account: AccountName, plan_a: PlanA = None, plan_b: PlanB = None
 ) -> Result:
@@ -89,28 +80,25 @@ async def set_plan(
     if plan_a is None and plan_b is None:
         raise BadUsage("set-plan: give --plan-a, --plan-b or both")
     found = await find_account(accounts.store, account)
-    try:
-        changed = await operations.acts.set_plans(found, Actor(this_operator()), plan_a=plan_a, plan_b=plan_b)
-    except InvalidParameter as error:
-        raise BadUsage(error.message) from None
+    changed = await operations.acts.set_plans(found, Actor(this_operator()), plan_a=plan_a, plan_b=plan_b)
     return _account_result(changed)
 
 
-@store_command(app, "disable")
+@command(app, "disable")
 async def disable(accounts: AccountParts, operations: OperationParts, account: AccountName) -> Result:
     """Reject the account's keys and end its console sessions and links at once; its jobs and images stay."""
     found = await find_account(accounts.store, account)
     return _account_result(await operations.acts.disable(found, Actor(this_operator())))
 
 
-@store_command(app, "enable")
+@command(app, "enable")
 async def enable(accounts: AccountParts, operations: OperationParts, account: AccountName) -> Result:
     """Enable a disabled account."""
     found = await find_account(accounts.store, account)
     return _account_result(await operations.acts.enable(found, Actor(this_operator())))
 
 
-@store_command(app, "delete")
+@command(app, "delete")
 async def delete(
     accounts: AccountParts,
     operations: OperationParts,
@@ -132,16 +120,13 @@ async def delete(
     return Result(facts=facts, shown=shown, failed=bool(deleted.left))
 
 
-@store_command(app, "set-password")
+@command(app, "set-password")
 async def set_password(accounts: AccountParts, account: AccountName, password_stdin: PasswordStdin = False) -> Result:
     """Set an account's console password; ends its console sessions and the links made for it."""
     found = await find_account(accounts.store, account)
-    password = password_from_stdin() if password_stdin else password_from_terminal()
+    password = new_password(from_stdin=password_stdin)
     ended = len(await accounts.sessions.list(found.id))
-    try:
-        await accounts.store.set_password(found.id, password)
-    except InvalidParameter as error:
-        raise BadUsage(error.message) from None
+    await accounts.store.set_password(found.id, password)
     await record_act(accounts.audit, found.id, Act.PASSWORD_SET)
     return Result(
         facts={**account_facts(found), "sessions_ended": ended},
@@ -149,13 +134,13 @@ async def set_password(accounts: AccountParts, account: AccountName, password_st
     )
 
 
-@store_command(app, "sign-in-link")
+@command(app, "sign-in-link")
 async def sign_in_link(
     settings: Settings,
     accounts: AccountParts,
     operations: OperationParts,
     account: AccountName,
-    new_password: Annotated[
+    sets_password: Annotated[
         bool, typer.Option("--new-password", help="The link lets its user set a password.")
     ] = False,
 ) -> Result:
@@ -164,7 +149,7 @@ async def sign_in_link(
     Use --new-password for a lost password.
     """
     found = await find_account(accounts.store, account)
-    purpose = LinkPurpose.NEW_PASSWORD if new_password else LinkPurpose.SIGN_IN
+    purpose = LinkPurpose.NEW_PASSWORD if sets_password else LinkPurpose.SIGN_IN
     path = await operations.acts.make_sign_in_link(found, Actor(this_operator()), purpose)
     url = await asyncio.to_thread(local_base_url, settings) + path
     return Result(facts={**account_facts(found), "url": url}, shown=url)
@@ -173,7 +158,7 @@ async def sign_in_link(
 async def find_account(
     accounts: AccountStore, id_or_name: str, *, plans: Container[tuple[Variant, str]] | None = None
 ) -> Account:
-    """Raises `Failed` when there is no such account.
+    """Find an account. Raises `Failed` when there is none.
 
     With `plans`, raises `BadUsage` for a plan that is not among those known here: its limits would be misread.
     """
@@ -211,9 +196,12 @@ def password_from_stdin() -> str:
     return sys.stdin.readline().rstrip("\r\n")
 
 
-def password_from_terminal() -> str:
+def new_password(*, from_stdin: bool) -> str:
+    """Read a password, which is asked for on the terminal unless it comes `from_stdin`. Raises `BadUsage`."""
+    if from_stdin:
+        return password_from_stdin()
     if not sys.stdin.isatty():
-        raise BadUsage("set-password: standard input is not a terminal; use --password-stdin")
+        raise BadUsage("standard input is not a terminal; use --password-stdin")
     return typer.prompt("New password (12 to 128 characters)", hide_input=True, confirmation_prompt=True)
 
 
@@ -222,7 +210,7 @@ MOST_DAYS = 400
 
 
 def add_usage(app: typer.Typer) -> None:
-    store_command(app, "usage")(_usage)
+    command(app, "usage")(_usage)
 
 
 async def _usage(
@@ -232,10 +220,7 @@ async def _usage(
     days: Annotated[int, typer.Option(min=1, max=MOST_DAYS, help="How many days (UTC), today's included.")] = 30,
     as_csv: Annotated[bool, typer.Option("--csv", help="Result in CSV.")] = False,
 ) -> Result:
-    """List what completed jobs used, by account, day, key and LoRA.
-
-    Images, megapixel-steps and worker seconds are listed.
-    """
+    """List the images, megapixel-steps and worker seconds of completed jobs, by account, day, key and LoRA."""
     found = await accounts.store.list() if account is None else [await find_account(accounts.store, account)]
     rows = await usage_report(accounts.usage, accounts.api_keys, operations.reader, found, days)
     shown = usage_csv(rows).rstrip() if as_csv else table(_COLUMNS, [_cells(row) for row in rows], empty="No usage.")

@@ -1,4 +1,4 @@
-"""`atelier audit`: list what was done to accounts, and record what the command line does."""
+"""`atelier audit` lists what was done to accounts; the other commands record here what they do."""
 
 import getpass
 import os
@@ -10,14 +10,14 @@ import typer
 
 from serve_app.accounts.audit import AuditLog
 from serve_app.api.parts import AccountParts, OperationParts
-from serve_app.cli.command import BadUsage, Failed, Result, store_command, table
+from serve_app.cli.command import BadUsage, Failed, Result, command, table
 from serve_app.domain.audit import Act, AuditRow, operator
 from serve_app.domain.durations import parse_duration
-from serve_app.operations.usage_report import log_names
+from serve_app.operations.reports import log_names
 
 
 def add_audit(app: typer.Typer) -> None:
-    store_command(app, "audit")(_audit)
+    command(app, "audit")(_audit)
 
 
 def this_operator() -> str:
@@ -45,10 +45,7 @@ async def _audit(
         str | None, typer.Option(metavar="TIME", help="Only after a time: 7d, 12h, 2026-11-23, 2026-11-23T18:00Z.")
     ] = None,
 ) -> Result:
-    """List what was done to accounts, oldest first.
-
-    Recorded are sign-ins, keys, grants, plans, deletions and operators' acts.
-    """
+    """List sign-ins, keys, grants, plans, deletions and operators' acts of accounts, oldest first."""
     names = await log_names(accounts.store, operations.operators, operations.reader, accounts.audit)
     found = None if account is None else await accounts.store.get(account)
     if account is not None and found is None and not account.startswith(("acct_", operator(""))):
@@ -57,7 +54,9 @@ async def _audit(
     rows = await accounts.audit.rows(account_id, since=None if since is None else _time(since))
     facts = [_facts(row, names.get(row.log)) for row in rows]
     columns = ("TIME", "ACCOUNT", "ACTOR", "ACT", "SUBJECT", "ADDRESS")
-    lines = [(f"{row.time:%Y-%m-%d %H:%M:%S}", names.get(row.log, _deleted(row)), *_acted(row)) for row in rows]
+    lines = [
+        (f"{row.time:%Y-%m-%d %H:%M:%S}", names.get(row.log, f"deleted {row.log[:8]}"), *_acted(row)) for row in rows
+    ]
     return Result(facts={"rows": facts}, shown=table(columns, lines, empty="Nothing is recorded."))
 
 
@@ -69,10 +68,6 @@ def _facts(row: AuditRow, name: str | None) -> dict[str, object]:
 
 def _acted(row: AuditRow) -> tuple[str, str, str, str]:
     return row.actor, row.act, row.subject, row.address
-
-
-def _deleted(row: AuditRow) -> str:
-    return f"deleted {row.log[:8]}"
 
 
 def _time(text: str) -> datetime:

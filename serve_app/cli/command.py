@@ -1,19 +1,17 @@
-"""Registers commands: the three shared options, the opened stores and the printed result.
+"""Registers commands: reads the settings, opens the stores, prints the result, and starts no service.
 
-Exit codes: 0 success, 1 failure, 2 bad usage or a bad setting. The error is one line on stderr.
-
-Opens settings and stores for a command, reports bad settings by name, and starts no service.
+The exit code is 0 for success, 1 for failure, 2 for bad usage or a bad setting. An error is one line on stderr.
 """
 
 import asyncio
 import inspect
 import json
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Concatenate, Never, ParamSpec
+from typing import Annotated, Any, Never
 
 import typer
 import yaml
@@ -26,7 +24,7 @@ from typer.exceptions import TyperException
 
 from serve_app.api.parts import AccountParts, JobParts, LoraParts, OperationParts
 from serve_app.client import AtelierClientError
-from serve_app.domain.errors import AtelierError
+from serve_app.domain.errors import AtelierError, InvalidParameter
 from serve_app.log import configure_logging
 from serve_app.loras.catalog_file import CatalogError
 from serve_app.settings import Settings
@@ -50,23 +48,15 @@ class BadUsage(TyperException):
 class OneLineErrors(TyperGroup):
     """The `atelier` command group. Prints every error in one line."""
 
-    def main(
-        self,
-        args: Sequence[str] | None = None,
-        prog_name: str | None = None,
-        complete_var: str | None = None,
-        standalone_mode: bool = True,
-        windows_expand_args: bool = True,
-        **extra: Any,
-    ) -> Never:
+    def main(self, *args: Any, **options: Any) -> Never:
         try:
-            code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
+            code = super().main(*args, **{**options, "standalone_mode": False})
         except TyperException as error:
             _print_error(error.format_message())
             sys.exit(error.exit_code)
         except (AtelierError, AtelierClientError, OSError) as error:
             _print_error(str(error))
-            sys.exit(1)
+            sys.exit(BadUsage.exit_code if isinstance(error, InvalidParameter) else 1)
         except typer.Abort:
             _print_error("interrupted")
             sys.exit(INTERRUPTED)
@@ -131,7 +121,7 @@ async def _open(settings: Settings) -> AsyncGenerator[Parts]:
             accounts = AccountParts(process)
             loras = LoraParts(process, accounts)
             jobs = JobParts(process, accounts, loras)
-        except (ValueError, ImportError) as error:  # what fsspec raises for a protocol it does not know or cannot load
+        except (ValueError, ImportError) as error:  # fsspec does not know or cannot load the protocol
             raise BadUsage(f"ATELIER_STORAGE_URL: {error}") from None
         try:
             await loras.applied_catalog.apply_file_once()
@@ -146,9 +136,12 @@ def _setting_name(loc: tuple[int | str, ...]) -> str:
     return name if name.isupper() else f"ATELIER_{name.upper()}"
 
 
-P = ParamSpec("P")
 UNLIMITED_COLUMNS = 10_000
 """Width of a table outside a terminal: nothing is cut or wrapped, so that grep and awk see whole lines."""
+
+DataDir = Annotated[Path | None, typer.Option(help="Where the service keeps its data.", envvar="ATELIER_DATA_DIR")]
+RedisUrl = Annotated[str | None, typer.Option(help="A Redis of your own instead of the embedded one.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Result in JSON.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,48 +153,38 @@ class Result:
     failed: bool = False
 
 
-def command(group: typer.Typer, name: str) -> Callable[[Callable[Concatenate[Settings, P], Result]], Any]:
-    """Add a command that takes the settings and returns a `Result`."""
+def command(group: typer.Typer, name: str, *, creates_data: bool = False) -> Callable[[Callable[..., Any]], Any]:
+    """Add a function that returns a `Result` as a command with the three shared options.
 
-    def register(function: Callable[Concatenate[Settings, P], Result]) -> Any:
-        def run(data_dir: Path | None, redis_url: str | None, as_json: bool, **options: Any) -> None:
+    Its parameters of a type in `PARTS` are given to it, all others are its arguments and options. For a coroutine
+    function the stores are opened, which may only with `creates_data` create a data directory; a plain function gets
+    `Settings` alone.
+    """
+
+    def register(function: Callable[..., Any]) -> Any:
+        parameters = inspect.signature(function).parameters.values()
+        parts = {each.name: each.annotation for each in parameters if each.annotation in PARTS}
+
+        async def with_stores(settings: Settings, options: Mapping[str, Any]) -> Result:
+            async with open_stores(settings, creates_data=creates_data) as opened:
+                return await function(**{name: opened[part] for name, part in parts.items()}, **options)
+
+        def run(*, data_dir: DataDir = None, redis_url: RedisUrl = None, as_json: AsJson = False, **own: Any) -> None:
             settings = read_settings(data_dir=data_dir, redis_url=redis_url)
             configure_logging(settings.log_level if settings.log_level != "INFO" else "WARNING")
-            result = function(settings, **options)  # pyright: ignore[reportCallIssue] — typer has checked the options
+            is_async = inspect.iscoroutinefunction(function)
+            result: Result = asyncio.run(with_stores(settings, own)) if is_async else function(settings, **own)
             _print(result, as_json)
             if result.failed:
                 raise typer.Exit(1)
 
-        group.command(name)(_with_shared_options(run, function))
-        return function
-
-    return register
-
-
-def store_command(
-    group: typer.Typer, name: str, *, creates_data: bool = False
-) -> Callable[[Callable[..., Awaitable[Result]]], Any]:
-    """Add a command whose first parameters are parts of the service, which it gets by their types.
-
-    Only one with `creates_data` may create a missing data directory.
-    """
-
-    def register(function: Callable[..., Awaitable[Result]]) -> Any:
-        parameters = inspect.signature(function).parameters.values()
-        parts = {each.name: each.annotation for each in parameters if each.annotation in PARTS}
-
-        def run(settings: Settings, **options: Any) -> Result:
-            async def work() -> Result:
-                async with open_stores(settings, creates_data=creates_data) as opened:
-                    return await function(**{name: opened[part] for name, part in parts.items()}, **options)
-
-            return asyncio.run(work())
-
-        first, *_ = inspect.signature(run).parameters.values()
-        own = [each for each in parameters if each.name not in parts]
-        run.__signature__ = inspect.Signature([first, *own])  # pyright: ignore[reportFunctionMemberAccess]
+        *shared, _ = inspect.signature(run).parameters.values()
+        own = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters if each.name not in parts]
+        signature = inspect.Signature([*own, *shared])
+        run.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
+        run.__annotations__ = {name: parameter.annotation for name, parameter in signature.parameters.items()}
         run.__doc__ = function.__doc__
-        command(group, name)(run)
+        group.command(name)(run)
         return function
 
     return register
@@ -217,36 +200,11 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str) 
     return lines
 
 
-def _with_shared_options(run: Callable[..., None], function: Callable[..., Any]) -> Callable[..., None]:
-    """Give `run` the function's own parameters and the three shared ones, for typer to read."""
-    _, *own = inspect.signature(function).parameters.values()
-    own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
-    signature = inspect.Signature([*own, *_SHARED])
-    run.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
-    run.__annotations__ = {name: parameter.annotation for name, parameter in signature.parameters.items()}
-    run.__doc__ = function.__doc__
-    return run
-
-
-_DataDir = Annotated[Path | None, typer.Option(help="Where the service keeps its data.", envvar="ATELIER_DATA_DIR")]
-_RedisUrl = Annotated[str | None, typer.Option(help="A Redis of your own instead of the embedded one.")]
-_AsJson = Annotated[bool, typer.Option("--json", help="Result in JSON.")]
-_SHARED = [
-    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-    for name, default, annotation in (
-        ("data_dir", None, _DataDir),
-        ("redis_url", None, _RedisUrl),
-        ("as_json", False, _AsJson),
-    )
-]
-
-
 def _print(result: Result, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(result.facts, indent=2, ensure_ascii=False))
         return
     console = Console(highlight=False, markup=False, emoji=False)
-    console = (
-        console if console.is_terminal else Console(highlight=False, markup=False, emoji=False, width=UNLIMITED_COLUMNS)
-    )
+    if not console.is_terminal:
+        console.width = UNLIMITED_COLUMNS
     console.print(result.shown, soft_wrap=True)

@@ -1,8 +1,9 @@
-"""`atelier doctor`: checks everything the service depends on, and advises on each defect."""
+"""`atelier doctor` checks what a service depends on, `atelier restore --check` one that was put back from copies."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from datetime import timedelta
 from typing import Annotated
 
 import typer
@@ -10,19 +11,14 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from serve_app.cli.command import Result, command
+from serve_app.api.parts import JobParts, OperationParts
+from serve_app.cli.command import BadUsage, Failed, Result, command, open_stores
 from serve_app.cli.local import check_port
-from serve_app.operations.checks import (
-    Check,
-    Level,
-    check_data_directory,
-    check_disks,
-    check_gpu,
-    check_privacy,
-    check_versions,
-)
-from serve_app.operations.store_checks import check_catalog, check_redis, check_secrets, check_storage
+from serve_app.operations.checks import Check, Level, check_gpu
+from serve_app.operations.restore_check import RestoreFacts, check_restored
+from serve_app.operations.store_checks import MOST_WEIGHTS, check_service
 from serve_app.settings import Settings
+from serve_app.store.process import Process
 
 _MARKS = {Level.OK: ("ok", "green"), Level.WARN: ("warn", "yellow"), Level.FAIL: ("FAIL", "bold red")}
 
@@ -55,18 +51,9 @@ def checks_result(checks: Sequence[Check]) -> Result:
 
 
 async def _run_checks(settings: Settings, port: int, all_weights: bool) -> list[Check]:
-    return [
-        *check_versions(),
-        *check_data_directory(settings),
-        *check_disks(settings),
-        *check_privacy(settings),
-        *check_secrets(settings),
-        *check_redis(settings),
-        *await check_storage(settings),
-        *await check_catalog(settings, limit=None if all_weights else 20),
-        *check_gpu(),
-        *check_port(settings, port),
-    ]
+    most = None if all_weights else MOST_WEIGHTS
+    checks = await check_service(settings, most_weights=most, weights_within=timedelta.max)
+    return [*checks, *check_gpu(), *check_port(settings, port)]
 
 
 def _render(checks: Iterable[Check]) -> RenderableType:
@@ -78,3 +65,53 @@ def _render(checks: Iterable[Check]) -> RenderableType:
             found.append(f"\n→ {check.advice}", style=style)
         lines.add_row(Text(word, style=style), Text(check.name, style="bold"), found)
     return lines
+
+
+SHOWN = 5
+"""A person is shown the names of so many missing files; `--json` has them all."""
+
+
+def add_restore(app: typer.Typer) -> None:
+    command(app, "restore")(_restore)
+
+
+def _restore(
+    settings: Settings,
+    check: Annotated[bool, typer.Option("--check", help="Check what was put back; nothing is changed.")] = False,
+) -> Result:
+    """Check after a restore that Redis, the secrets and the storage belong together.
+
+    The copies themselves are put back by the means of Redis and of the storage: docs/operations/backup-and-restore.md.
+    """
+    if not check:
+        guide = "docs/operations/backup-and-restore.md"
+        raise BadUsage(f"put the copies back as {guide} says, then run `atelier restore --check`")
+    if not settings.has_pepper and not (settings.data_dir / "secrets.json").exists():
+        raise Failed(
+            f"there is neither ATELIER_PEPPER nor {settings.data_dir / 'secrets.json'}: put it back first, since a "
+            "start would make another one, with which no API key works"
+        )
+    facts = asyncio.run(_check(settings))
+    newest = facts.newest_job_at.isoformat() if facts.newest_job_at else None
+    failed = bool(facts.missing or facts.problems)
+    return Result(facts={**asdict(facts), "newest_job_at": newest}, shown=_restored(facts), failed=failed)
+
+
+async def _check(settings: Settings) -> RestoreFacts:
+    async with open_stores(settings) as parts:
+        jobs: JobParts = parts[JobParts]
+        operations: OperationParts = parts[OperationParts]
+        return await check_restored(parts[Process], operations.reader, jobs.history, jobs.images)
+
+
+def _restored(facts: RestoreFacts) -> str:
+    newest = f", the newest accepted {facts.newest_job_at:%Y-%m-%d %H:%M:%S} UTC" if facts.newest_job_at else ""
+    lines = [
+        f"{facts.redis}: {facts.accounts} accounts, {facts.keys} API keys that work",
+        f"{facts.jobs} jobs read{newest}",
+        f"{facts.images} images and {facts.loras} LoRA files looked for, {len(facts.missing)} not in the storage",
+        *(f"  {uri}" for uri in facts.missing[:SHOWN]),
+        *["  …"] * (len(facts.missing) > SHOWN),
+        *facts.problems,
+    ]
+    return "\n".join(lines)

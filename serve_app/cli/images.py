@@ -1,23 +1,28 @@
-"""`atelier generate` and `atelier upscale`: images through the HTTP interface."""
+"""`atelier generate`, `atelier upscale` and `atelier loras try` make images through the HTTP interface."""
 
 import os
 import sys
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
 from serve_app.cli.command import BadUsage, Failed, Result, command
 from serve_app.cli.local import access
 from serve_app.client import Client, Job, Lora, Model, Unauthorized, UnsupportedOption
-from serve_app.domain.durations import wait_text
 from serve_app.settings import Settings
 
 RETRY_BUDGET_S = 3.0
@@ -36,11 +41,15 @@ Timeout = Annotated[float, typer.Option(help="Seconds to wait for the images.")]
 Open = Annotated[bool, typer.Option("--open", help="Open the images in the viewer of this machine.")]
 SIZE = 512
 """Width and height by default, on both interfaces."""
+TRIED_PROMPT = "purple mountains under a black sky with a yellow moon"
+LEAST_STEPS = 20
+"""A LoRA is tried by the cheapest picture of interface A."""
 
 
-def add_image_commands(app: typer.Typer) -> None:
+def add_image_commands(app: typer.Typer, loras: typer.Typer) -> None:
     command(app, "generate")(_generate)
     command(app, "upscale")(_upscale)
+    command(loras, "try")(_try)
 
 
 def _generate(
@@ -63,9 +72,8 @@ def _generate(
     timeout: Timeout = 600.0,
 ) -> Result:
     """Generate images from a prompt with a LoRA adapter."""
-    must_be_writable(out)
-    with open_client(settings, base_url, key, interface) as client:
-        found = find_lora(client, lora)
+    with _client(settings, out, base_url, key, interface) as client:
+        found = _find_lora(client, lora)
         try:
             job = client.generate(
                 prompt, lora_id=found.id, seed=seed, steps=steps, lora_weight=weight, guidance_scale=guidance,
@@ -73,9 +81,9 @@ def _generate(
             )  # fmt: skip
         except UnsupportedOption as error:
             raise BadUsage(f"--{str(error).replace('_', '-')}") from None
-        warn_of(job.unknown_words)
-        doing = drawing(num_images or 1, width or SIZE, height or SIZE, found.name)
-        return wait_and_save(job, out, timeout, doing=doing, open_images=open_images)
+        _warn_of(job.unknown_words)
+        doing = _drawing(num_images or 1, width or SIZE, height or SIZE, found.name)
+        return _wait_and_save(job, out, timeout, doing=doing, open_images=open_images)
 
 
 def _upscale(
@@ -89,16 +97,41 @@ def _upscale(
     timeout: Timeout = 600.0,
 ) -> Result:
     """Upscale an image of this account."""
-    must_be_writable(out)
-    with open_client(settings, base_url, key, "a") as client:
+    with _client(settings, out, base_url, key) as client:
         job, doing = client.upscale(image_id, factor), f"Enlarging {factor or 2}×"
-        return wait_and_save(job, out, timeout, doing=doing, open_images=open_images)
+        return _wait_and_save(job, out, timeout, doing=doing, open_images=open_images)
+
+
+def _try(
+    settings: Settings,
+    lora: Annotated[str, typer.Argument(metavar="LORA", help="The adapter's id or name.", show_default=False)],
+    prompt: Annotated[
+        str, typer.Option(help="What the image shows; the LoRA's trigger words are appended.")
+    ] = TRIED_PROMPT,
+    weight: Annotated[float | None, typer.Option(help="Strength of the adapter: 0.1 to 1.")] = None,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same image.")] = 1,
+    out: Out = None,
+    open_images: Open = False,
+    base_url: BaseUrl = None,
+    key: Key = None,
+    timeout: Timeout = 600.0,
+) -> Result:
+    """Draw one image with a LoRA and its trigger words, with the key of an account that may use it."""
+    with _client(settings, out, base_url, key) as client:
+        found = client.loras.get(_find_lora(client, lora).id)
+        words = ", ".join((prompt, *(word for word in found.trigger_words if word.casefold() not in prompt.casefold())))
+        job = client.generate(words, lora_id=found.id, seed=seed, steps=LEAST_STEPS, lora_weight=weight)
+        return _wait_and_save(job, out, timeout, doing=_drawing(1, SIZE, SIZE, found.name), open_images=open_images)
 
 
 @contextmanager
-def open_client(
-    settings: Settings, base_url: str | None, key: str | None, interface: Literal["a", "b"]
+def _client(
+    settings: Settings, out: Path | None, base_url: str | None, key: str | None, interface: Literal["a", "b"] = "a"
 ) -> Generator[Client]:
+    """Raises `BadUsage` before anything is generated where the images could not be written afterwards."""
+    folder = out.resolve().parent if out else Path.cwd()
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise BadUsage(f"--out: cannot write in {folder}")
     found = access(settings, base_url=base_url, key=key, interface=interface)
     try:
         client = Client(found.base_url, found.key, interface=interface, retry_budget=RETRY_BUDGET_S)
@@ -108,7 +141,7 @@ def open_client(
         yield client
 
 
-def find_lora(client: Client, name_or_id: str) -> Model | Lora:
+def _find_lora(client: Client, name_or_id: str) -> Model | Lora:
     """The adapter with this name or id. Raises `Failed` when the key may use none, or several match."""
     loras = _usable_loras(client)
     found = [lora for lora in loras if name_or_id.casefold() in (lora.id.casefold(), lora.name.casefold())]
@@ -127,20 +160,20 @@ def _usable_loras(client: Client) -> Sequence[Model | Lora]:
         return client.loras.list()
 
 
-def warn_of(unknown_words: Sequence[str]) -> None:
+def _warn_of(unknown_words: Sequence[str]) -> None:
     """Name the words of the prompt that the image may not show, on stderr."""
     if unknown_words:
         text = f"The base model has never read: {', '.join(unknown_words)}."
         Console(file=sys.stderr).print(Text(text, style="yellow"))
 
 
-def drawing(images: int, width: int, height: int, lora: str) -> str:
+def _drawing(images: int, width: int, height: int, lora: str) -> str:
     """What a generation draws, for its progress bar: `Drawing 2 × 512², Neon`."""
     size = f"{width}²" if width == height else f"{width}×{height}"
     return f"Drawing {images} × {size}, {lora}"
 
 
-def wait_and_save(job: Job, out: Path | None, timeout: float, *, doing: str, open_images: bool) -> Result:
+def _wait_and_save(job: Job, out: Path | None, timeout: float, *, doing: str, open_images: bool) -> Result:
     """`doing` labels the bar."""
     began = time.monotonic()
     try:
@@ -162,43 +195,13 @@ def wait_and_save(job: Job, out: Path | None, timeout: float, *, doing: str, ope
     return Result(facts={"id": job.id, "seconds": round(seconds, 2), "images": facts}, shown="\n".join(lines))
 
 
-def must_be_writable(out: Path | None) -> None:
-    """Raise `BadUsage` before the images are generated, not after."""
-    folder = out.resolve().parent if out else Path.cwd()
-    if not (folder.is_dir() and os.access(folder, os.W_OK)):
-        raise BadUsage(f"--out: cannot write in {folder}")
-
-
 def _wait_with_progress_bar(job: Job, timeout: float, doing: str) -> None:
     """Wait with a progress bar on stderr, with the time that is left: stdout holds only the result."""
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        _TimeLeft(job),
-    )
+    text = TextColumn("{task.description}", markup=False)
+    columns = (text, BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(file=sys.stderr), transient=True) as progress:
         bar = progress.add_task(doing, total=100)
         job.wait(timeout, on_progress=lambda percent: progress.update(bar, completed=percent))
-
-
-class _TimeLeft(ProgressColumn):
-    """The time until the job's end, by the service's estimate, or by the job's progress without one."""
-
-    def __init__(self, job: Job) -> None:
-        super().__init__()
-        self._job = job
-
-    def render(self, task: Task) -> Text:
-        estimate = self._job.estimated_completion_time
-        left = (estimate - datetime.now(UTC)).total_seconds() if estimate else task.time_remaining
-        return Text(time_left(left), style="progress.remaining")
-
-
-def time_left(seconds: float | None) -> str:
-    """`12 seconds left`, `3 minutes left`; empty when it is not known or over."""
-    return "" if seconds is None or seconds <= 0 else f"{wait_text(timedelta(seconds=seconds))} left"
 
 
 def _open(files: Sequence[Path]) -> None:

@@ -1,4 +1,4 @@
-"""`atelier jobs`: list, show, cancel, requeue and delete the jobs of every account."""
+"""`atelier jobs` lists, shows, cancels, requeues, drops and deletes the jobs of every account."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -11,7 +11,7 @@ from serve_app.accounts.accounts import AccountStore
 from serve_app.api.parts import AccountParts, JobParts, OperationParts
 from serve_app.cli.accounts import find_account
 from serve_app.cli.audit import this_operator
-from serve_app.cli.command import Failed, Result, store_command, table
+from serve_app.cli.command import Failed, Result, command, table
 from serve_app.domain.audit import Actor
 from serve_app.domain.errors import NotFound
 from serve_app.domain.jobs import Job, JobState
@@ -24,7 +24,7 @@ JobId = Annotated[str, typer.Argument(metavar="JOB", help="gen_… or up_…", s
 Limit = Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of jobs.")]
 
 
-@store_command(app, "list")
+@command(app, "list")
 async def list_jobs(
     accounts: AccountParts,
     jobs: JobParts,
@@ -41,17 +41,18 @@ async def list_jobs(
     return await _job_list(accounts.store, found, empty="No such jobs.")
 
 
-@store_command(app, "dead")
+@command(app, "dead")
 async def dead(accounts: AccountParts, jobs: JobParts, limit: Limit = 50) -> Result:
     """List jobs that failed permanently; `requeue` retries one."""
     return await _job_list(accounts.store, await jobs.dead_letters.list(limit), empty="No dead jobs.")
 
 
-@store_command(app, "show")
+@command(app, "show")
 async def show(jobs: JobParts, operations: OperationParts, job_id: JobId) -> Result:
     """Show a job's record. The prompt is included only with `--json`."""
     job = await _find(jobs.reader, job_id)
-    facts = {**_facts(job), "request": _request_facts(job)}
+    request = {} if job.request is None else {**asdict(job.request), "work": job.request.work}
+    facts = {**_facts(job), "request": request}
     lines = Table(box=None, show_header=False, pad_edge=False)
     names = await operations.reader.account_names([job.account_id])
     for name, value in {**facts, "account": names.get(job.account_id, job.account_id)}.items():
@@ -62,7 +63,7 @@ async def show(jobs: JobParts, operations: OperationParts, job_id: JobId) -> Res
     return Result(facts=facts, shown=lines)
 
 
-@store_command(app, "cancel")
+@command(app, "cancel")
 async def cancel(operations: OperationParts, job_id: JobId) -> Result:
     """Cancel a job: immediately while it is queued, at its next step while it runs."""
     state = await operations.acts.cancel_job(job_id, Actor(this_operator()))
@@ -72,7 +73,7 @@ async def cancel(operations: OperationParts, job_id: JobId) -> Result:
     return Result(facts={"id": job_id, "state": state}, shown=f"{job_id}: {words.get(state, f'already {state}')}")
 
 
-@store_command(app, "delete")
+@command(app, "delete")
 async def delete(
     jobs: JobParts,
     job_id: JobId,
@@ -103,7 +104,7 @@ async def _delete_image(jobs: JobParts, job_id: str, image_id: str) -> Result:
     return Result(facts={"id": job_id, "image_id": image_id, "deleted": True, "job_deleted": not is_kept}, shown=shown)
 
 
-@store_command(app, "requeue")
+@command(app, "requeue")
 async def requeue(operations: OperationParts, job_id: JobId) -> Result:
     """Requeue a dead job with a full set of attempts."""
     if not await operations.acts.requeue_job(job_id, Actor(this_operator())):
@@ -111,7 +112,7 @@ async def requeue(operations: OperationParts, job_id: JobId) -> Result:
     return Result(facts={"id": job_id, "state": JobState.QUEUED}, shown=f"{job_id}: queued again")
 
 
-@store_command(app, "drop")
+@command(app, "drop")
 async def drop(operations: OperationParts, job_id: JobId) -> Result:
     """Remove a dead job from the list of `dead`; it remains failed, also for its account."""
     if not await operations.acts.drop_job(job_id, Actor(this_operator())):
@@ -153,7 +154,12 @@ def _what(job: Job) -> str:
 
 def _facts(job: Job) -> dict[str, object]:
     """The job's record for `--json`; a time that has not come is null."""
-    times = {"created_at": job.created_at, "started_at": job.started_at, "finished_at": job.finished_at}
+    times = {
+        "created_at": job.created_at,
+        "started_at": job.started_at,
+        "finished_at": job.finished_at,
+        "finish_estimate": job.finish_estimate,
+    }
     return {
         "id": job.id,
         "kind": job.kind,
@@ -163,11 +169,6 @@ def _facts(job: Job) -> dict[str, object]:
         "progress": job.progress,
         "attempt": job.attempt,
         **{name: time.isoformat() if time else None for name, time in times.items()},
-        "finish_estimate": job.finish_estimate.isoformat() if job.finish_estimate else None,
         "failure": {"code": job.failure.code, "message": job.failure.message} if job.failure else None,
         "images": [{"image_id": image.image_id, "image_uri": image.image_uri} for image in job.images],
     }
-
-
-def _request_facts(job: Job) -> dict[str, object]:
-    return {} if job.request is None else {**asdict(job.request), "work": job.request.work}

@@ -1,4 +1,4 @@
-"""`atelier keys`: create, list, roll and revoke API keys. A key itself is shown once."""
+"""`atelier keys` creates, lists, changes, rolls and revokes API keys. A key itself is shown once."""
 
 import shlex
 from datetime import UTC, datetime, timedelta
@@ -9,12 +9,12 @@ import typer
 from serve_app.api.parts import AccountParts, LoraParts
 from serve_app.cli.accounts import AccountName, find_account
 from serve_app.cli.audit import record_act
-from serve_app.cli.command import BadUsage, Failed, Result, store_command, table
+from serve_app.cli.command import BadUsage, Failed, Result, command, table
 from serve_app.cli.loras import find_adapter
 from serve_app.domain.accounts import ALL_SCOPES, ApiKey, Scope
 from serve_app.domain.audit import Act
 from serve_app.domain.durations import parse_duration
-from serve_app.domain.errors import InvalidParameter, NotFound, TooManyKeys
+from serve_app.domain.errors import NotFound
 from serve_app.domain.requests import Variant
 from serve_app.settings import Settings
 
@@ -23,7 +23,7 @@ app = typer.Typer(no_args_is_help=True, help="Create, list, roll and revoke API 
 KeyId = Annotated[str, typer.Argument(help="The key's id, from `atelier keys list`.", show_default=False)]
 
 
-@store_command(app, "create")
+@command(app, "create")
 async def create(
     settings: Settings,
     accounts: AccountParts,
@@ -53,25 +53,20 @@ async def create(
     plans = None if limit is None else settings.plan_table
     found = await find_account(accounts.store, account, plans=plans)
     adapters = frozenset([(await find_adapter(loras.catalog, each)).id for each in lora]) if lora else None
-    try:
-        key, secret = await accounts.api_keys.create(
-            found.id,
-            name=name,
-            interfaces=variants,
-            expires_in=life,
-            scopes=frozenset(scope) if scope else ALL_SCOPES,
-            adapters=adapters,
-            limit=limit,
-        )
-    except InvalidParameter as error:
-        raise BadUsage(error.message) from None
-    except TooManyKeys as error:
-        raise Failed(error.message) from None
+    key, secret = await accounts.api_keys.create(
+        found.id,
+        name=name,
+        interfaces=variants,
+        expires_in=life,
+        scopes=frozenset(scope) if scope else ALL_SCOPES,
+        adapters=adapters,
+        limit=limit,
+    )
     await record_act(accounts.audit, found.id, Act.KEY_CREATED, key.id)
     return Result(facts={"key": secret, **_facts(key)}, shown=secret)
 
 
-@store_command(app, "list")
+@command(app, "list")
 async def list_keys(accounts: AccountParts, account: AccountName) -> Result:
     """List an account's keys, including revoked and expired ones."""
     found = await find_account(accounts.store, account)
@@ -87,7 +82,7 @@ async def list_keys(accounts: AccountParts, account: AccountName) -> Result:
     )
 
 
-@store_command(app, "edit")
+@command(app, "edit")
 async def edit(
     settings: Settings,
     accounts: AccountParts,
@@ -101,15 +96,13 @@ async def edit(
         await find_account(accounts.store, account_id, plans=settings.plan_table)
     try:
         key = await accounts.api_keys.set_limit(key_id, limit or None)
-    except InvalidParameter as error:
-        raise BadUsage(error.message) from None
     except NotFound as error:
         raise Failed(f"{error.message} (see: atelier keys list ACCOUNT)") from None
     await record_act(accounts.audit, key.account_id, Act.KEY_CHANGED, key.id)
     return Result(facts=_facts(key), shown=f"{key.id}: {_limit(key)}")
 
 
-@store_command(app, "roll")
+@command(app, "roll")
 async def roll(
     accounts: AccountParts,
     key_id: KeyId,
@@ -123,13 +116,11 @@ async def roll(
         key, secret = await accounts.api_keys.roll(key_id, grace=_duration("--grace", grace))
     except NotFound as error:
         raise Failed(f"{error.message} (see: atelier keys list ACCOUNT)") from None
-    except TooManyKeys as error:
-        raise Failed(error.message) from None
     await record_act(accounts.audit, key.account_id, Act.KEY_ROLLED, f"{key_id} {key.id}")
     return Result(facts={"key": secret, "replaces": key_id, **_facts(key)}, shown=secret)
 
 
-@store_command(app, "revoke")
+@command(app, "revoke")
 async def revoke(accounts: AccountParts, key_id: KeyId) -> Result:
     """Revoke a key, effective from its next use."""
     if not await accounts.api_keys.revoke(key_id):
@@ -179,9 +170,9 @@ def _row(key: ApiKey) -> tuple[str, ...]:
 
 def _may(key: ApiKey) -> str:
     scopes = "all" if key.scopes == ALL_SCOPES else ",".join(sorted(key.scopes))
-    return (
-        scopes if key.adapters is None else f"{scopes}, {len(key.adapters)} LoRA{'' if len(key.adapters) == 1 else 's'}"
-    )
+    if key.adapters is None:
+        return scopes
+    return f"{scopes}, {len(key.adapters)} LoRA{'' if len(key.adapters) == 1 else 's'}"
 
 
 def _limit(key: ApiKey) -> str:

@@ -1,10 +1,6 @@
-"""Finds the service address and key of a command: its own options, or the file of `atelier up`.
-
-The check of the port that `atelier up` would listen on.
-"""
+"""Finds the service that `atelier up` runs on this machine: its address, a key of it, and the port that it holds."""
 
 import json
-import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +9,14 @@ from typing import Any, Literal
 import httpx
 
 from serve_app.cli.command import BadUsage
-from serve_app.operations.checks import Check, fail, ok, warn
+from serve_app.operations.checks import Check, cannot_listen, fail, ok, warn
 from serve_app.settings import Settings
 
 READY_FILE = "local.json"
-"""Name of the file in the data directory, mode 0600: `{"base_url", "console_url", "account", "keys": {"a", "b", "both"}, "console_password"}`."""
+"""The name of the file in the data directory, of mode 0600.
+
+It holds `{"base_url", "console_url", "account", "keys": {"a", "b", "both"}, "console_password"}`.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,52 +59,26 @@ def read_ready_file(path: Path) -> Mapping[str, Any] | None:
         raise BadUsage(f"{path}: {error}") from None
 
 
-READINESS = ("ready", "not ready")
-
-
 def check_port(settings: Settings, port: int) -> Iterable[Check]:
-    """Check that the port is free or held by a service of this program, as `serve run` starts one."""
-    serving = _serving_address(settings)
-    if serving is not None and httpx.URL(serving).port == port:
-        yield ok("port", f"{port}: used by the service of this data directory at {serving}")
-        return
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            if _tells_readiness(port):
-                yield warn(
-                    "port",
-                    f"{port}: used by a service that answers /readyz, which `atelier up` of this data directory did not start",
-                    f"leave it, if it is the one that you mean; to start another: atelier up --port {port + 1}",
-                )
-                return
-            yield fail(
-                "port",
-                f"{port}: {error.strerror}",
-                f"stop the process that listens there, or: atelier up --port {port + 1}",
-            )
-            return
-    yield ok("port", f"{port} is free")
-
-
-def _serving_address(settings: Settings) -> str | None:
-    """Address of the local service if it answers now, else None."""
-    local = read_ready_file(settings.data_dir / READY_FILE)
-    if local is None:
-        return None
-    try:
-        answer = httpx.get(f"{local['base_url']}/healthz", timeout=3.0)
-    except httpx.TransportError:
-        return None
-    return str(local["base_url"]) if answer.is_success else None
+    """Check that the port is free, or held by a service of this program."""
+    reason = cannot_listen("127.0.0.1", port)
+    local = read_ready_file(settings.data_dir / READY_FILE) or {"base_url": ""}
+    if reason is None:
+        yield ok("port", f"{port} is free")
+    elif not _tells_readiness(port):
+        yield fail("port", f"{port} {reason}", f"stop what listens there, or: atelier up --port {port + 1}")
+    elif httpx.URL(local["base_url"]).port == port:
+        yield ok("port", f"{port}: used by the service of this data directory at {local['base_url']}")
+    else:
+        found = "used by a service that answers /readyz, which `atelier up` of this data directory did not start"
+        advice = f"leave it, if it is the one that you mean; to start another: atelier up --port {port + 1}"
+        yield warn("port", f"{port}: {found}", advice)
 
 
 def _tells_readiness(port: int) -> bool:
     """Whether the listener answers as this program does, ready or not."""
     try:
         answer = httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=3.0)
-        return answer.json().get("status") in READINESS
+        return answer.json().get("status") in ("ready", "not ready")
     except (httpx.HTTPError, ValueError, AttributeError):
         return False

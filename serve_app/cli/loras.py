@@ -1,7 +1,4 @@
-"""`atelier loras`: add, list, show and remove adapters, grant or revoke their use.
-
-`atelier loras try`: a first picture with a LoRA, through the HTTP interface.
-"""
+"""`atelier loras` adds, lists, shows and removes adapters, and grants or revokes their use."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -19,19 +16,7 @@ from rich.status import Status
 from serve_app.api.parts import AccountParts, JobParts, LoraParts, OperationParts
 from serve_app.cli.accounts import AccountName, find_account
 from serve_app.cli.audit import record_act
-from serve_app.cli.command import BadUsage, Failed, Result, command, store_command, table
-from serve_app.cli.images import (
-    BaseUrl,
-    Key,
-    Open,
-    Out,
-    Timeout,
-    drawing,
-    find_lora,
-    must_be_writable,
-    open_client,
-    wait_and_save,
-)
+from serve_app.cli.command import BadUsage, Failed, Result, command, table
 from serve_app.domain.audit import Act
 from serve_app.domain.catalog import Adapter, Offer
 from serve_app.domain.errors import InvalidParameter, PayloadTooLarge
@@ -44,47 +29,12 @@ from serve_app.operations.reports import OperatorReader
 from serve_app.settings import Settings
 from serve_app.store.storage import DiskReserve
 
-PROMPT = "purple mountains under a black sky with a yellow moon"
-SIZE, STEPS = 512, 20
-"""The cheapest picture of interface A."""
-
-
-def add_try_command(group: typer.Typer) -> None:
-    command(group, "try")(_try)
-
-
-def _try(
-    settings: Settings,
-    lora: Annotated[str, typer.Argument(metavar="LORA", help="The adapter's id or name.", show_default=False)],
-    prompt: Annotated[str, typer.Option(help="What the image shows; the LoRA's trigger words are appended.")] = PROMPT,
-    weight: Annotated[float | None, typer.Option(help="Strength of the adapter: 0.1 to 1.")] = None,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same image.")] = 1,
-    out: Out = None,
-    open_images: Open = False,
-    base_url: BaseUrl = None,
-    key: Key = None,
-    timeout: Timeout = 600.0,
-) -> Result:
-    """Draw one image with a LoRA and its trigger words, with the key of an account that may use it."""
-    must_be_writable(out)
-    with open_client(settings, base_url, key, "a") as client:
-        found = client.loras.get(find_lora(client, lora).id)
-        words = ", ".join((prompt, *(word for word in found.trigger_words if word.casefold() not in prompt.casefold())))
-        job = client.generate(
-            words, lora_id=found.id, seed=seed, steps=STEPS, lora_weight=weight, width=SIZE, height=SIZE
-        )
-        doing = drawing(1, SIZE, SIZE, found.name)
-        return wait_and_save(job, out, timeout, doing=doing, open_images=open_images)
-
-
 app = typer.Typer(no_args_is_help=True, help="Add, list, show and remove LoRA adapters, grant and revoke their use.")
-
-add_try_command(app)
 
 Lora = Annotated[str, typer.Argument(metavar="LORA", help="The adapter's id or name.", show_default=False)]
 
 
-@store_command(app, "add")
+@command(app, "add")
 async def add(
     settings: Settings,
     accounts: AccountParts,
@@ -153,7 +103,7 @@ def _doing(words: str) -> Status:
     return Console(stderr=True).status(escape(words))
 
 
-@store_command(app, "remove")
+@command(app, "remove")
 async def remove(settings: Settings, accounts: AccountParts, loras: LoraParts, lora: Lora) -> Result:
     """Remove an added adapter: jobs that wait for it or run with it end as lora_unavailable."""
     adapter = await find_adapter(loras.catalog, lora)
@@ -164,7 +114,7 @@ async def remove(settings: Settings, accounts: AccountParts, loras: LoraParts, l
     return Result(facts={"lora": adapter.id, "removed": True}, shown=f"{adapter.name} ({adapter.id}) is removed")
 
 
-@store_command(app, "list")
+@command(app, "list")
 async def list_loras(
     accounts: AccountParts,
     loras: LoraParts,
@@ -187,7 +137,7 @@ async def list_loras(
     )
 
 
-@store_command(app, "show")
+@command(app, "show")
 async def show(loras: LoraParts, operations: OperationParts, lora: Lora) -> Result:
     """Show an adapter: what it is called, what its check found, and what its file says of its training."""
     adapter = await find_adapter(loras.catalog, lora)
@@ -209,28 +159,27 @@ async def show(loras: LoraParts, operations: OperationParts, lora: Lora) -> Resu
     return Result(facts=_facts(adapter), shown=shown)
 
 
-@store_command(app, "grant")
+@command(app, "grant")
 async def grant(accounts: AccountParts, loras: LoraParts, lora: Lora, account: AccountName) -> Result:
     """Allow an account to use an adapter, overriding whom it is offered to."""
     adapter, found = await find_adapter(loras.catalog, lora), await find_account(accounts.store, account)
     await loras.grants.grant(adapter.id, found.id)
     await record_act(accounts.audit, found.id, Act.LORA_GRANTED, adapter.id)
-    return _grant_result(adapter, found.name, "may use", allowed=True)
+    return _grant_result(adapter, found.name, allowed=True)
 
 
-@store_command(app, "revoke")
+@command(app, "revoke")
 async def revoke(accounts: AccountParts, loras: LoraParts, lora: Lora, account: AccountName) -> Result:
     """Forbid an account from using an adapter, overriding whom it is offered to."""
     adapter, found = await find_adapter(loras.catalog, lora), await find_account(accounts.store, account)
     await loras.grants.revoke(adapter.id, found.id)
     await record_act(accounts.audit, found.id, Act.LORA_REVOKED, adapter.id)
-    return _grant_result(adapter, found.name, "may not use", allowed=False)
+    return _grant_result(adapter, found.name, allowed=False)
 
 
 async def find_adapter(catalog: CatalogReader, id_or_name: str) -> Adapter:
-    """Raises `Failed` when there is no such adapter, or more than one of the name."""
-    adapter = await catalog.adapter(id_or_name)
-    if adapter is not None:
+    """Find an adapter. Raises `Failed` when there is none, or more than one of the name."""
+    if (adapter := await catalog.adapter(id_or_name)) is not None:
         return adapter
     named = [adapter for adapter in await catalog.all() if adapter.name.casefold() == id_or_name.casefold()]
     if not named:
@@ -240,9 +189,9 @@ async def find_adapter(catalog: CatalogReader, id_or_name: str) -> Adapter:
     return named[0]
 
 
-def _grant_result(adapter: Adapter, account: str, words: str, *, allowed: bool) -> Result:
-    facts = {"lora": adapter.id, "account": account, "allowed": allowed}
-    return Result(facts=facts, shown=f"{account} {words} {adapter.name} ({adapter.id})")
+def _grant_result(adapter: Adapter, account: str, *, allowed: bool) -> Result:
+    shown = f"{account} {'may' if allowed else 'may not'} use {adapter.name} ({adapter.id})"
+    return Result(facts={"lora": adapter.id, "account": account, "allowed": allowed}, shown=shown)
 
 
 def _facts(adapter: Adapter) -> dict[str, object]:

@@ -9,13 +9,12 @@ from serve_app.accounts.audit import AuditLog
 from serve_app.accounts.operators import OperatorStore
 from serve_app.accounts.sign_in import LinkPurpose, SignInLinks
 from serve_app.api.parts import AccountParts, OperationParts
-from serve_app.cli.accounts import PasswordStdin, password_from_stdin, password_from_terminal
+from serve_app.cli.accounts import PasswordStdin, new_password, password_from_stdin
 from serve_app.cli.audit import record_act
-from serve_app.cli.command import BadUsage, Failed, Result, store_command, table
+from serve_app.cli.command import Failed, Result, command, table
 from serve_app.cli.local import local_base_url
 from serve_app.domain.accounts import Operator
 from serve_app.domain.audit import Act, operator
-from serve_app.domain.errors import InvalidParameter
 from serve_app.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, help="Create operators of the web pages, and change their passwords.")
@@ -23,7 +22,7 @@ app = typer.Typer(no_args_is_help=True, help="Create operators of the web pages,
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The operator's name.", show_default=False)]
 
 
-@store_command(app, "create", creates_data=True)
+@command(app, "create", creates_data=True)
 async def create(
     settings: Settings,
     accounts: AccountParts,
@@ -35,17 +34,14 @@ async def create(
 
     Without a password, print a link with which they set one, once, within 24 hours.
     """
-    try:
-        made = await operations.operators.create(name, password=password_from_stdin() if password_stdin else None)
-    except InvalidParameter as error:
-        raise BadUsage(error.message) from None
+    made = await operations.operators.create(name, password=password_from_stdin() if password_stdin else None)
     await record_act(accounts.audit, operator(name), Act.OPERATOR_CREATED)
     if password_stdin:
         return Result(facts=_facts(made), shown=f"{name}: may sign in at /operators")
     return await _link(settings, accounts.audit, operations.links, made, LinkPurpose.NEW_PASSWORD)
 
 
-@store_command(app, "list")
+@command(app, "list")
 async def list_operators(operations: OperationParts) -> Result:
     """List all operators, oldest first."""
     operators = await operations.operators.list()
@@ -58,45 +54,36 @@ async def list_operators(operations: OperationParts) -> Result:
     )
 
 
-@store_command(app, "password")
+@command(app, "password")
 async def password(
     accounts: AccountParts, operations: OperationParts, name: Name, password_stdin: PasswordStdin = False
 ) -> Result:
     """Set an operator's password and end their sessions."""
     await _find(operations.operators, name)
-    given = password_from_stdin() if password_stdin else password_from_terminal()
-    try:
-        await operations.operators.set_password(name, given)
-    except InvalidParameter as error:
-        raise BadUsage(error.message) from None
+    await operations.operators.set_password(name, new_password(from_stdin=password_stdin))
     ended = await operations.sessions.revoke_all(name)
     await record_act(accounts.audit, operator(name), Act.PASSWORD_SET)
     return Result(facts={"name": name, "sessions_ended": ended}, shown=f"{name}: password set")
 
 
-@store_command(app, "sign-in-link")
+@command(app, "sign-in-link")
 async def sign_in_link(
     settings: Settings,
     accounts: AccountParts,
     operations: OperationParts,
     name: Name,
-    new_password: Annotated[bool, typer.Option("--new-password", help="The link lets them set a password.")] = False,
+    sets_password: Annotated[bool, typer.Option("--new-password", help="The link lets them set a password.")] = False,
 ) -> Result:
     """Print a link that signs an operator in once, within 24 hours.
 
     Use --new-password for a lost password.
     """
     found = await _find(operations.operators, name)
-    return await _link(
-        settings,
-        accounts.audit,
-        operations.links,
-        found,
-        LinkPurpose.NEW_PASSWORD if new_password else LinkPurpose.SIGN_IN,
-    )
+    purpose = LinkPurpose.NEW_PASSWORD if sets_password else LinkPurpose.SIGN_IN
+    return await _link(settings, accounts.audit, operations.links, found, purpose)
 
 
-@store_command(app, "delete")
+@command(app, "delete")
 async def delete(accounts: AccountParts, operations: OperationParts, name: Name) -> Result:
     """Delete an operator and end their sessions; what they did stays in the audit log."""
     await _find(operations.operators, name)

@@ -1,4 +1,4 @@
-"""`atelier top`: queue, workers, adapters and failures, as they are now."""
+"""`atelier top` shows the queue, the workers, the adapters and the failures as they are now."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -11,17 +11,17 @@ from rich.live import Live
 from rich.text import Text
 
 from serve_app.api.parts import JobParts, LoraParts, OperationParts
-from serve_app.cli.command import Result, store_command, table
+from serve_app.cli.command import Result, command, table
 from serve_app.domain.durations import rounded_duration
 from serve_app.operations.overview import adapter_names, overview
 
 _GIB = 1 << 30
 _USES = {"weights": "weights", "adapters": "slots", "adapter_cache": "cache"}
-"""Uses of memory that an operator can change."""
+"""The uses of memory that an operator can change, with the word that is shown for each."""
 
 
 def add_top(app: typer.Typer) -> None:
-    store_command(app, "top")(_top)
+    command(app, "top")(_top)
 
 
 async def _top(
@@ -47,7 +47,7 @@ async def _top(
                 await asyncio.sleep(every)
                 facts = await look()
                 live.update(_render(facts), refresh=True)
-        except asyncio.CancelledError:  # Ctrl-C
+        except asyncio.CancelledError:  # by Ctrl-C
             return Result(facts=facts, shown="")
 
 
@@ -69,9 +69,13 @@ def _section(title: str, content: RenderableType) -> list[RenderableType]:
 
 def _queue(queue: dict[str, Any]) -> RenderableType:
     rows = [
-        (kind, *(str(row[name]) for name in ("ready", "running", "delayed")), _span(row["backlog_seconds"]), _span(row["oldest_seconds"]))
+        (
+            kind,
+            *(str(row[name]) for name in ("ready", "running", "delayed")),
+            *(rounded_duration(timedelta(seconds=row[name])) for name in ("backlog_seconds", "oldest_seconds")),
+        )
         for kind, row in queue.items()
-    ]  # fmt: skip
+    ]
     return table(("kind", "ready", "running", "delayed", "work", "oldest"), rows, empty="")
 
 
@@ -108,7 +112,3 @@ def _failures(failures: dict[str, Any]) -> RenderableType:
     rows = [(row["at"][:19], row["id"], row["code"], row["message"]) for row in failures["newest"]]
     newest = table(("at", "job", "code", "message"), rows, empty="none")
     return Group(newest, Text(f"{failures['dead']} dead letters   {codes}"))
-
-
-def _span(seconds: float) -> str:
-    return rounded_duration(timedelta(seconds=seconds))

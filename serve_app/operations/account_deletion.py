@@ -1,14 +1,10 @@
-"""Finds and removes everything that Redis holds of one account, by reading every key.
-
-Deletes an account and all that is its own, except its audit log under a pseudonym.
-"""
+"""Deletes an account and all that is its own, found by reading every key; its audit log stays under a pseudonym."""
 
 import json
 import logging
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from serve_app.accounts.api_keys import ApiKeyStore
 from serve_app.accounts.audit import AuditLog
@@ -25,29 +21,41 @@ from serve_app.loras.registration import remove_lora
 from serve_app.loras.registry import AdapterRegistry
 from serve_app.loras.stored_weights import LoraFiles, LoraWeights
 from serve_app.store.keys import PREFIX, redis_key
-from serve_app.store.process import Background, Process
+from serve_app.store.process import Process
 from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Script
 
 AT_ONCE = 500
 CATALOG = ("lora", "loras_offered", "loras_owned", "loras_stored", "catalog", "catalog_rows")
-"""Families that the catalog's own operations change."""
+"""Families of keys that the catalog's own operations change."""
 KEPT = ("audit", "audit_logs")
 LISTED = "accounts_removing"
+PASSES = 3
+"""How often everything is removed again at most: a request that was under way may have left something behind."""
+CUT_SHORT_AFTER = timedelta(minutes=5)
+"""A deletion that is still on the list by then is taken up by the housekeeper; two at once do no harm."""
+
+_log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AccountRemoval:
-    """A deletion that has begun, and may have been cut short.
-
-    It names the account, the actor as the audit log does, and the actor's address.
-    """
+class AccountRemoval(NamedTuple):
+    """A deletion that has begun, and may have been cut short."""
 
     account_id: str
     name: str
     actor: str
+    """Whoever deletes the account, as the audit log names them."""
     address: str
+    """The actor's address."""
     began_at: datetime
+
+
+class DeletedAccount(NamedTuple):
+    """What was removed, and what still names the account: at most the catalog does."""
+
+    jobs: int
+    keys: int
+    left: Sequence[str]
 
 
 class AccountRecords:
@@ -105,17 +113,11 @@ class AccountRecords:
         await pipeline.execute()
 
     async def remove_account(self, account_id: str, name: str) -> None:
-        """Remove the account's record and free its name.
-
-        This is the last step, until which the account can be found. Safe to repeat.
-        """
+        """Remove the account's record and free its name, as the last step. Safe to repeat."""
         await self._remove_account(account=account_id, name=name)
 
     async def still_naming(self, account_id: str) -> list[str]:
-        """List the keys that still hold the account's id, in name or value.
-
-        Those of the audit log, which stays, are not read.
-        """
+        """List the keys that still hold the account's id in name or value, apart from those of the audit log."""
         found: list[str] = []
         async for names in self._names("*"):
             looked_at = [each for each in names if _parts(each)[0] not in (*KEPT, LISTED)]
@@ -182,8 +184,7 @@ _READ: Mapping[str, Any] = {
 
 def _removal(account_id: str, row: str) -> AccountRemoval:
     name, actor, address, began_ms = json.loads(row)
-    began_at = from_epoch_ms(began_ms)
-    return AccountRemoval(account_id=account_id, name=name, actor=actor, address=address, began_at=began_at)
+    return AccountRemoval(account_id, name, actor, address, from_epoch_ms(began_ms))
 
 
 def _parts(name: str) -> list[str]:
@@ -195,37 +196,21 @@ def _is_removed(name: str, ids: set[str]) -> bool:
     return bool(ids.intersection(parts)) and family not in ("account", "job", *CATALOG, *KEPT)
 
 
-_log = logging.getLogger(__name__)
-
-PASSES = 3
-"""What a request that was under way left behind is found by the next pass."""
-CUT_SHORT_AFTER = timedelta(minutes=5)
-"""A deletion that is still on the list by then is taken up by the housekeeper; two at once do no harm."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DeletedAccount:
-    """What was removed, and what still names the account: at most the catalog does."""
-
-    jobs: int
-    keys: int
-    left: Sequence[str]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class AccountDeletion:
-    """Deletes accounts of one service."""
+    """Deletes accounts of this process's service."""
 
-    records: AccountRecords
-    sessions: SessionStore
-    api_keys: ApiKeyStore
-    audit: AuditLog
-    catalog: CatalogReader
-    registry: AdapterRegistry
-    weights: LoraWeights
-    deletions: Deletions
-    images: ImageStore
-    background: Background
+    def __init__(self, process: Process, images: ImageStore) -> None:
+        redis, settings = process.redis, process.settings
+        self.records = AccountRecords(redis)
+        self.sessions = SessionStore(redis, settings)
+        self.api_keys = ApiKeyStore(redis, settings)
+        self.audit = AuditLog(redis, settings)
+        self.catalog = CatalogReader(redis)
+        self.registry = AdapterRegistry(redis, settings)
+        self.weights = LoraWeights(redis, LoraFiles(settings))
+        self.deletions = Deletions(redis, images)
+        self.images = images
+        self.background = process.background
 
     async def delete(self, account: Account, by: Actor) -> DeletedAccount:
         """Disable the account, remove everything that is its own, and look for its id in every key.
@@ -281,7 +266,7 @@ class AccountDeletion:
             left = await self.records.still_naming(account_id)
         images = await self.images.names(self.images.account_folder(account_id))
         await self.records.end_removal(account_id)
-        return DeletedAccount(jobs=jobs, keys=keys, left=[*left, *images])
+        return DeletedAccount(jobs, keys, [*left, *images])
 
     async def _remove(self, account_id: str) -> int:
         """Return how many jobs there were."""
@@ -295,20 +280,3 @@ class AccountDeletion:
         await self.records.remove(account_id)
         await self.images.delete_folder(self.images.account_folder(account_id))
         return len(job_ids)
-
-
-def account_deletion(process: Process, images: ImageStore) -> AccountDeletion:
-    """Compose what deletes accounts of this process's service."""
-    redis, settings = process.redis, process.settings
-    return AccountDeletion(
-        records=AccountRecords(redis),
-        sessions=SessionStore(redis, settings),
-        api_keys=ApiKeyStore(redis, settings),
-        audit=AuditLog(redis, settings),
-        catalog=CatalogReader(redis),
-        registry=AdapterRegistry(redis, settings),
-        weights=LoraWeights(redis, LoraFiles(settings)),
-        deletions=Deletions(redis, images),
-        images=images,
-        background=process.background,
-    )

@@ -1,10 +1,12 @@
-"""Checks packages, data directory, disk and GPU of this machine.
+"""Checks packages, data directory, disks, ports and GPU of this machine.
 
 Each check of `atelier doctor`, here and in other modules, yields its results as `Check`.
 """
 
+import errno
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -70,13 +72,11 @@ def check_data_directory(settings: Settings) -> Iterable[Check]:
         above = next(parent for parent in place.parents if parent.exists())
         if not os.access(above, os.W_OK):
             yield fail("data directory", f"{place} cannot be created in {above}", "choose another with --data-dir")
-            return
-        yield ok("data directory", f"{place} (created at the first start)")
+        else:
+            yield ok("data directory", f"{place} (created at the first start)")
     elif not os.access(place, os.R_OK | os.W_OK | os.X_OK):
-        yield fail(
-            "data directory", f"{place} is not writable", "chown it to this user, or choose another with --data-dir"
-        )
-        return
+        advice = "chown it to this user, or choose another with --data-dir"
+        yield fail("data directory", f"{place} is not writable", advice)
     else:
         yield ok("data directory", str(place))
 
@@ -100,10 +100,7 @@ def check_disks(settings: Settings) -> Iterable[Check]:
 
 
 def check_privacy(settings: Settings) -> Iterable[Check]:
-    """Name what other users of this machine can open.
-
-    Looked at are the data directory, Ray's token, HAProxy's files and sockets.
-    """
+    """Name what other users can open of the data directory, Ray's token, and HAProxy's files and sockets."""
     places = [settings.data_dir.resolve(), *_private_places(os.environ)]
     found = {place: open_to_others(place) for place in places}
     for place, paths in found.items():
@@ -119,17 +116,14 @@ def _private_places(environment: Mapping[str, str]) -> Iterator[Path]:
     yield Path(environment.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
     if own := environment.get("RAY_SERVE_HAPROXY_SOCKET_PATH"):
         yield Path(own).parent
-    homes = Path("/tmp").glob("atelier-" + "[0-9a-f]" * 10)  # deployments/runtime.py
+    homes = Path("/tmp").glob("atelier-" + "[0-9a-f]" * 10)  # `runtime_home` in deployments/runtime.py makes them
     yield from (home for home in homes if home.lstat().st_uid == os.getuid())
 
 
 def check_gpu() -> Iterable[Check]:
     if shutil.which("nvidia-smi") is None:
-        yield warn(
-            "gpu",
-            "no nvidia-smi: images are generated on the CPU",
-            "fine for the pocket model; use a GPU for larger ones",
-        )
+        found = "no nvidia-smi: images are generated on the CPU"
+        yield warn("gpu", found, "fine for the pocket model; use a GPU for larger ones")
         return
     command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     try:
@@ -141,3 +135,14 @@ def check_gpu() -> Iterable[Check]:
         yield ok("gpu", line)
     if "+cpu" in version("torch"):
         yield warn("gpu", f"torch {version('torch')} is built without CUDA", "install a CUDA build of torch")
+
+
+def cannot_listen(host: str, port: int) -> str | None:
+    """The reason why the address cannot be listened on; None when it can."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return "is in use" if error.errno == errno.EADDRINUSE else f"cannot be listened on ({error.strerror})"
+        return None

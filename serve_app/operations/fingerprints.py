@@ -5,7 +5,6 @@ import hmac
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from serve_app.domain.errors import StoreUnavailable
 from serve_app.operations.checks import Check, fail, ok
@@ -27,10 +26,7 @@ ADVICE = {
 
 
 def fingerprints(settings: Settings, nonce: bytes) -> dict[str, str]:
-    """Return a digest of each thing that must be alike, keyed by `nonce`.
-
-    It reveals nothing of a secret, and holds for one comparison.
-    """
+    """Return a digest of each thing that must be alike: keyed by `nonce`, it reveals nothing of a secret."""
     sources: dict[str, Callable[[], str]] = {
         "redis": lambda: _redis(settings),
         "pepper": lambda: _pepper(settings),
@@ -105,8 +101,5 @@ def _in_order(secrets: Mapping[str, bytes]) -> str:
 def _code() -> str:
     """List every file that runs here, by its path and content."""
     files = sorted(file for folder in CODE_FOLDERS for kind in CODE_FILES for file in (ROOT / folder).rglob(kind))
-    return "\n".join(f"{_relative(file)} {hashlib.sha256(file.read_bytes()).hexdigest()}" for file in files)
-
-
-def _relative(file: Path) -> str:
-    return file.relative_to(ROOT).as_posix()
+    digests = {file.relative_to(ROOT).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    return json.dumps(digests)

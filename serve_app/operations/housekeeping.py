@@ -1,11 +1,8 @@
-"""Housekeeping: expired leases and jobs, objects without a record, the catalog file.
-
-A lock that expires by itself, so that one process sweeps per interval.
-"""
+"""Housekeeping ends expired leases and waits, removes objects without a record, and follows the catalog file."""
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable
 from datetime import UTC, date, datetime, timedelta
 
 from serve_app.accounts.accounts import AccountStore
@@ -22,48 +19,37 @@ from serve_app.loras.catalog import CatalogReader
 from serve_app.loras.registration import UploadPlaces
 from serve_app.loras.stored_weights import LoraFiles, LoraWeights
 from serve_app.loras.weights import WeightStore
-from serve_app.operations.account_deletion import account_deletion
+from serve_app.operations.account_deletion import AccountDeletion
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import ensure_redis
 from serve_app.store.keys import redis_key
 from serve_app.store.measures import MemoryReserve
 from serve_app.store.process import Process
-from serve_app.store.redis_client import RedisClient
 from serve_app.store.storage import DiskReserve, Space
 
 _log = logging.getLogger(__name__)
 
 BATCH = 100
-"""Jobs moved per list and script: a few milliseconds, so that nobody waits behind the reaper."""
+"""A script moves at most this many jobs of a list, in a few milliseconds, so that nobody waits behind the reaper."""
 SWEEP_EVERY = timedelta(hours=1)
 REMOVE_EVERY = timedelta(seconds=30)
-"""Objects of deleted jobs that could not be removed at once, those that a worker wrote meanwhile, and accounts whose deletion was
-cut short."""
-
-
-class SweepLock:
-    """Held by the process that sweeps the storage. May raise `StoreUnavailable`."""
-
-    def __init__(self, redis: RedisClient) -> None:
-        self._redis = redis
-
-    async def acquire(self, every: timedelta) -> bool:
-        """Return True to one caller per interval."""
-        return bool(await self._redis.set(redis_key("sweep_lock"), "1", nx=True, px=every))
+"""How often what deletions left is removed: objects that could not be removed at once or that a worker wrote meanwhile,
+and accounts whose deletion was cut short."""
 
 
 class Housekeeping:
-    """What the housekeeper's loops work with."""
+    """The parts that the housekeeper's loops work with."""
 
     def __init__(self, process: Process) -> None:
         """Compose the parts. Raises `BadModeration`."""
         redis, settings = process.redis, process.settings
+        self.redis = redis
         self.settings = settings
         self.queue = JobQueue(redis, settings)
         self.jobs = JobReader(redis)
         self.images = ImageStore(settings, process.measures)
         self.deletions = Deletions(redis, self.images)
-        self.accounts = account_deletion(process, self.images)
+        self.accounts = AccountDeletion(process, self.images)
         self.weights = LoraWeights(redis, LoraFiles(settings))
         self.catalog = AppliedCatalog(redis, settings)
         self.uploads = UploadPlaces(settings.data_dir)
@@ -79,7 +65,10 @@ class Housekeeping:
             ),
             moderation=Moderation(settings),
         )
-        self.sweep_lock = SweepLock(redis)
+
+    async def may_sweep(self, every: timedelta) -> bool:
+        """Return True to one caller per interval, of all processes: a lock in Redis expires by itself."""
+        return bool(await self.redis.set(redis_key("sweep_lock"), "1", nx=True, px=every))
 
 
 async def reap_forever(
@@ -90,30 +79,33 @@ async def reap_forever(
     look_every: timedelta = timedelta(seconds=1),
     remove_every: timedelta = REMOVE_EVERY,
 ) -> None:
-    """Reap, sweep, follow the catalog file and draw samples until cancelled, through any outage.
+    """Reap, sweep, follow the catalog file and draw samples until canceled, through any outage.
 
     It also restarts the embedded Redis. Any number of processes may run it.
     """
+    follower = CatalogFollower(parts.catalog, parts.settings.catalog)
     async with asyncio.TaskGroup() as group:
-        group.create_task(_reap_loop(parts.queue, parts.settings, every))
-        group.create_task(_sweep_loop(parts, sweep_every))
-        group.create_task(_removal_loop(parts, remove_every))
-        group.create_task(_catalog_loop(CatalogFollower(parts.catalog, parts.settings.catalog), look_every))
-        group.create_task(_sample_loop(parts.samples, look_every))
+        for name, work, pause in (
+            ("reaping", lambda: _reap(parts.queue, parts.settings), every),
+            ("sweeping", lambda: _sweep_in_turn(parts, sweep_every), sweep_every),
+            ("removing deleted objects", lambda: _remove_deleted(parts), remove_every),
+            ("following the catalog file", follower.look, look_every),
+            ("drawing a sample", parts.samples.draw_next, look_every),
+        ):
+            group.create_task(_repeat(name, work, pause))
 
 
-async def _reap_loop(queue: JobQueue, settings: Settings, every: timedelta) -> None:
+async def _repeat(name: str, work: Callable[[], Awaitable[object]], every: timedelta) -> None:
     while True:
         try:
-            await _reap_all(queue)
-        except Exception as error:  # noqa: BLE001 - the reaper must outlive any failure of a round
-            _log.warning("reaping failed, trying again: %s", error)
-            await _ensure_redis(settings)
+            await work()
+        except Exception as error:  # noqa: BLE001 - housekeeping outlives any failure of a round
+            _log.warning("%s failed, trying again in %s: %s", name, every, error)
         await _pause(every)
 
 
 async def _pause(length: timedelta) -> None:
-    """Sleep between two rounds, unless the task was cancelled in the last.
+    """Sleep between two rounds, unless the task was canceled in the last.
 
     A cancel may be lost in the Redis client: `asyncio.wait_for` swallows one that coincides with its end (CPython issue
     86296).
@@ -124,10 +116,13 @@ async def _pause(length: timedelta) -> None:
     await asyncio.sleep(length.total_seconds())
 
 
-async def _reap_all(queue: JobQueue) -> None:
-    moved = BATCH
-    while moved >= BATCH:
-        moved = await queue.reap(BATCH)
+async def _reap(queue: JobQueue, settings: Settings) -> None:
+    try:
+        while await queue.reap(BATCH) >= BATCH:
+            pass
+    except Exception:
+        await _ensure_redis(settings)
+        raise
 
 
 async def _ensure_redis(settings: Settings) -> None:
@@ -140,51 +135,23 @@ async def _ensure_redis(settings: Settings) -> None:
         _log.warning("the embedded Redis is not back yet: %s", error)
 
 
-async def _sweep_loop(parts: Housekeeping, every: timedelta) -> None:
-    while True:
-        try:
-            if await parts.sweep_lock.acquire(every):
-                removed = await sweep(parts.images, parts.jobs, parts.settings)
-                _log.info("the sweeper removed %d objects", removed)
-        except Exception as error:  # noqa: BLE001 - a storage that is down today is swept tomorrow
-            _log.warning("sweeping failed, trying again in %s: %s", every, error)
-        await _pause(every)
+async def _sweep_in_turn(parts: Housekeeping, every: timedelta) -> None:
+    if await parts.may_sweep(every):
+        _log.info("the sweeper removed %d objects", await sweep(parts.images, parts.jobs, parts.settings))
 
 
-async def _catalog_loop(follower: CatalogFollower, every: timedelta) -> None:
-    while True:
-        try:
-            await follower.look()
-        except Exception as error:  # noqa: BLE001 - the file is looked at again, whatever this failure was
-            _log.warning("following the catalog file failed, trying again: %s", error)
-        await _pause(every)
-
-
-async def _sample_loop(samples: SampleDrawing, every: timedelta) -> None:
-    while True:
-        try:
-            await samples.draw_next()
-        except Exception as error:  # noqa: BLE001 - a sample is worth no more than a line
-            _log.info("no sample was drawn: %s", error)
-        await _pause(every)
-
-
-async def _removal_loop(parts: Housekeeping, every: timedelta) -> None:
-    while True:
-        try:
-            await remove_listed_objects(parts.deletions, parts.images, lease=parts.settings.lease)
-            await parts.accounts.finish_removals()
-            await parts.weights.remove_unused()
-        except Exception as error:  # noqa: BLE001 - what a storage that is down keeps today goes when it is back
-            _log.warning("removing deleted objects failed, trying again in %s: %s", every, error)
-        await _pause(every)
+async def _remove_deleted(parts: Housekeeping) -> None:
+    await remove_listed_objects(parts.deletions, parts.images, lease=parts.settings.lease)
+    await parts.accounts.finish_removals()
+    await parts.weights.remove_unused()
 
 
 async def sweep(images: ImageStore, jobs: JobReader, settings: Settings) -> int:
     """Remove the objects that no record names; return how many.
 
-    Of an ended job, what its record lists stays, with its thumbnails; of a job still under way, everything. An object without a record is removed
-    only when its date is past retention, so that a service connected to an empty Redis by mistake deletes nothing.
+    Of an ended job, what its record lists stays, with its thumbnails; of a job still under way, everything. An object
+    without a record is removed only when its date is past retention, so that a service connected to an empty Redis by
+    mistake deletes nothing.
     """
     removed = 0
     for owner in await images.folders(IMAGES):
@@ -204,7 +171,9 @@ async def _sweep_day(images: ImageStore, jobs: JobReader, settings: Settings, fo
     limit = settings.retention + 2 * settings.queue_age_limit
     is_over = datetime.now(UTC).date() - day > limit
     orphans = [name for name in names if _is_orphan(name, found.get(_job_id(name)), is_over=is_over)]
-    return await _remove(images, orphans)
+    for name in orphans:
+        await images.delete(images.uri(name))
+    return len(orphans)
 
 
 def _is_orphan(name: str, job: Job | None, *, is_over: bool) -> bool:
@@ -212,15 +181,9 @@ def _is_orphan(name: str, job: Job | None, *, is_over: bool) -> bool:
         return is_over
     if not job.state.is_terminal:
         return False
-    return not any(  # by name: the storage may have moved since the record was written
+    return not any(  # names are compared: the storage may have moved since the record was written
         uri.endswith(f"/{name}") for image in job.images for uri in (image.image_uri, thumbnail_uri(image.image_uri))
     )
-
-
-async def _remove(images: ImageStore, names: Sequence[str]) -> int:
-    for name in names:
-        await images.delete(images.uri(name))
-    return len(names)
 
 
 def _job_id(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Use cases of operators, by command or in the browser: each act on accounts and jobs is recorded."""
+"""What operators do to accounts and jobs, by command or in the browser; each act is recorded."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,4 @@
-"""Reads the state of queue, workers, adapters and failures, from Redis alone.
-
-Reports whether polls can be answered, new jobs are accepted, and a generator lives or will start.
-"""
+"""Reads the state of queue, workers, adapters and failures from Redis, and whether the service is ready for jobs."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -26,10 +23,7 @@ MOST_ADAPTERS, MOST_FAILURES = 15, 8
 async def overview(
     measures: Measures, stats: QueueStats, dead_letters: DeadLetters, workers: WorkerStatus, names: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Read facts for an operator. Raises `StoreUnavailable`.
-
-    `names` are of adapters, by the digest of their weights.
-    """
+    """Read facts for an operator; `names` are adapters', by their weights' digest. Raises `StoreUnavailable`."""
     measured = await measures.measured()
     counts = await stats.counts()
     failed = await dead_letters.list(MOST_FAILURES)
@@ -143,7 +137,7 @@ class Readiness(NamedTuple):
     states: Mapping[str, str]
     """The state of each part; the details are the operator's."""
     reason: str
-    """What keeps new jobs out, or from being completed; empty while they are accepted."""
+    """What keeps new jobs out, or from being completed, in words; empty while they are accepted."""
 
     @property
     def answers_polls(self) -> bool:
@@ -195,9 +189,9 @@ async def _is_redis_full(reserve: MemoryReserve) -> bool:
 async def _generator(stats: QueueStats, workers: WorkerStatus, keeps_worker: KeepsWorker) -> str:
     """Tell from Redis whether jobs will be worked on.
 
-    A worker seen in the last minute says yes. Else a worker that failed to start, after the last that
-    could, says no; and where none has, it depends on what the deployment promises: at least one replica (then one is missing),
-    or none until there is work (then work that has waited long says that none comes).
+    A worker seen in the last minute says yes. Else a worker that failed to start, after the last that could, says no.
+    Where none has failed, it depends on what the deployment promises: of at least one replica one is missing, and of
+    none until there is work, work that has waited long says that none comes.
     """
     try:
         async with asyncio.timeout(READY_TIMEOUT_S):

@@ -1,16 +1,22 @@
-"""Reads accounts, queues and LoRAs for operators, each read bounded.
+"""Reads and reports accounts, queues, LoRAs and usage for operators, by the names that they know.
 
-Reports each account's and each adapter's queue and usage, and where adapters are held.
+Each read of `OperatorReader` is bounded.
 """
 
+import csv
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import asdict, dataclass, fields
+from io import StringIO
 from typing import Any, NamedTuple
 
-from serve_app.accounts.accounts import read_account
-from serve_app.accounts.usage import UsageReader
+from serve_app.accounts.accounts import AccountStore, read_account
+from serve_app.accounts.api_keys import ApiKeyStore
+from serve_app.accounts.audit import AuditLog
+from serve_app.accounts.operators import OperatorStore
+from serve_app.accounts.usage import UPSCALES, Usage, UsageReader
 from serve_app.domain.accounts import Account
+from serve_app.domain.audit import operator
 from serve_app.domain.catalog import Adapter
 from serve_app.domain.jobs import Job, JobKind
 from serve_app.jobs.history import find_jobs
@@ -20,17 +26,18 @@ from serve_app.store.measures import Measures
 from serve_app.store.redis_client import RedisClient
 
 MOST_QUEUES = 200
-"""Accounts of one kind whose queues are compared; which ones, beyond as many, is by virtual time."""
+"""At most so many accounts' queues of one kind are compared: those whose turn is next."""
 USE_DAYS = 30
 DAY_S = 86_400
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""A spreadsheet would run a cell that begins with one of these."""
 
 
-@dataclass(frozen=True, slots=True)
-class AccountRow:
+class AccountRow(NamedTuple):
     account: Account
     unfinished: int
     keys: int
-    """Ever made."""
+    """This many keys were ever made for the account."""
 
 
 class AccountQueue(NamedTuple):
@@ -69,7 +76,7 @@ class OperatorReader:
             pipeline.hgetall(redis_key("account", account_id))
             pipeline.hget(redis_key("unfinished"), account_id)
             pipeline.zcard(redis_key("keys", account_id))
-        answers = await pipeline.execute() if ids else []
+        answers = await pipeline.execute()
         rows = zip(ids, answers[::3], answers[1::3], answers[2::3], strict=True)
         return [
             AccountRow(read_account(account_id, row), int(unfinished or 0), keys)
@@ -86,8 +93,8 @@ class OperatorReader:
 
     async def queues(self, kind: JobKind, limit: int) -> list[AccountQueue]:
         """The accounts with waiting jobs, the longest wait first."""
-        ids: list[str] = await self._redis.zrange(redis_key("vtime", kind), 0, MOST_QUEUES - 1)
-        return sorted(await self._queues(kind, ids), key=lambda queue: -queue.oldest_age_s)[:limit]
+        queues, _ = await self.queue_page(kind, 0, MOST_QUEUES)
+        return sorted(queues, key=lambda queue: -queue.oldest_age_s)[:limit]
 
     async def queue_page(self, kind: JobKind, start: int, limit: int) -> tuple[list[AccountQueue], int]:
         """List accounts that wait from a place on, whose turn is next first, and return how many wait."""
@@ -127,17 +134,14 @@ class OperatorReader:
         pipeline = self._redis.pipeline(transaction=False)
         for digest in digests:
             pipeline.zcard(redis_key("group", JobKind.GENERATION, digest))
-        return dict(zip(digests, await pipeline.execute() if digests else [], strict=True))
+        return dict(zip(digests, await pipeline.execute(), strict=True))
 
     async def running(self, kind: JobKind, limit: int) -> list[Job]:
         """Jobs that are being worked on, by the end of their lease."""
         return await find_jobs(self._redis, await self._redis.zrange(redis_key("lease", kind), 0, limit - 1))
 
     async def loras(self, start: int, limit: int, *, owner: str = "") -> tuple[list[LoraRow], int]:
-        """List LoRAs from a place on, newest first, and return how many there are.
-
-        They are all, or those of one owner.
-        """
+        """List all LoRAs or those of one owner from a place on, newest first, and return how many there are."""
         index = redis_key("loras_owned", owner) if owner else redis_key("loras")
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.time()
@@ -164,8 +168,6 @@ class OperatorReader:
 
     async def _names(self, family: str, ids: Iterable[str]) -> Mapping[str, str]:
         wanted = sorted({each for each in ids if each})
-        if not wanted:
-            return {}
         pipeline = self._redis.pipeline(transaction=False)
         for each in wanted:
             pipeline.hget(redis_key(family, each), "name")
@@ -176,10 +178,7 @@ class OperatorReader:
 async def account_report(
     reader: OperatorReader, usage: UsageReader, *, start: int, limit: int, days: int
 ) -> dict[str, Any]:
-    """List accounts, newest first, with their waiting jobs and their usage.
-
-    The usage is of the last `days` days, today's included.
-    """
+    """List accounts, newest first, with their waiting jobs, and their usage of the last `days` days with today."""
     rows, total = await reader.accounts(start, limit)
     queues = await reader.queues_of([row.account.id for row in rows])
     waiting: defaultdict[str, dict[str, Any]] = defaultdict(dict)
@@ -239,3 +238,94 @@ async def adapter_report(reader: OperatorReader, measures: Measures, *, start: i
         for row in rows
     ]
     return {"total": total, "start": start, "image_days": USE_DAYS, "adapters": adapters}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UsageRow:
+    """An account's usage of one day (UTC) with one key and one LoRA; a deleted name is empty."""
+
+    day: str
+    account: str
+    account_id: str
+    key: str
+    key_id: str
+    lora: str
+    lora_id: str
+    images: int
+    megapixel_steps: float
+    worker_seconds: float
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+async def usage_report(
+    usage: UsageReader, api_keys: ApiKeyStore, reader: OperatorReader, accounts: Iterable[Account], days: int
+) -> list[UsageRow]:
+    """Read the usage of the last `days` days with today, by account and day. Raises `StoreUnavailable`."""
+    last = await usage.today()
+    return [
+        row
+        for account in accounts
+        for row in await _usage_rows(api_keys, reader, account, await usage.days(account.id, last, days))
+    ]
+
+
+async def _usage_rows(
+    api_keys: ApiKeyStore, reader: OperatorReader, account: Account, used: Sequence[Usage]
+) -> list[UsageRow]:
+    if not used:
+        return []
+    keys = {key.id: key.name or key.hint for key in await api_keys.list(account.id)}
+    loras = await reader.lora_names(row.lora_id for row in used if row.lora_id != UPSCALES)
+    return [
+        UsageRow(
+            day=row.day.isoformat(),
+            account=account.name,
+            account_id=account.id,
+            key=keys.get(row.key_id, "") if row.key_id else "console",
+            key_id=row.key_id,
+            lora=loras.get(row.lora_id, "") if row.lora_id != UPSCALES else UPSCALES,
+            lora_id=row.lora_id,
+            images=row.images,
+            megapixel_steps=round(row.megapixel_steps, 3),
+            worker_seconds=round(row.seconds, 3),
+        )
+        for row in used
+    ]
+
+
+def usage_csv(rows: Iterable[UsageRow]) -> str:
+    columns = [each.name for each in fields(UsageRow)]
+    return csv_text(columns, ([row.facts[name] for name in columns] for row in rows))
+
+
+def csv_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Write CSV; no spreadsheet takes a cell's text for a formula."""
+    out = StringIO()
+    writer = csv.writer(out)
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow([f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA) else cell for cell in row])
+    return out.getvalue()
+
+
+async def log_names(
+    accounts: AccountStore,
+    operators: OperatorStore,
+    reader: OperatorReader,
+    audit: AuditLog,
+    logs: Set[str] | None = None,
+) -> Mapping[str, str]:
+    """Return the names of accounts and operators by their pseudonyms in the audit log: of `logs`, or of all."""
+    operator_names = [operator(each.name) for each in await operators.list()]
+    account_ids = _by_pseudonym(audit, await accounts.ids(), logs)
+    names = await reader.account_names(account_ids.values())
+    found = {log: names[account_id] for log, account_id in account_ids.items() if account_id in names}
+    return {**_by_pseudonym(audit, operator_names, logs), **found}
+
+
+def _by_pseudonym(audit: AuditLog, ids: Iterable[str], logs: Set[str] | None) -> Mapping[str, str]:
+    by_log = {audit.pseudonym(each): each for each in ids}
+    return by_log if logs is None else {log: each for log, each in by_log.items() if log in logs}

@@ -1,7 +1,7 @@
 """Checks that what a service keeps is together again after its parts were put back from copies.
 
-A service has three parts: Redis, the secrets, and the storage of images and LoRA files. Each is copied and put back by its
-own means, so each may be of another day or another service than the rest.
+A service has three parts: Redis, the secrets, and the storage of images and LoRA files. Each is copied and put back by
+its own means, so each may be of another day or another service than the rest.
 """
 
 import asyncio
@@ -18,8 +18,7 @@ from serve_app.store.process import Process
 from serve_app.store.redis_inspection import inspect_redis, keys_by_pepper
 
 JOBS, LORAS = 1_000, 1_000
-"""How many of the newest jobs and LoRAs are looked at. The newest show first that the storage was copied before Redis.
-"""
+"""So many of the newest jobs and LoRAs are looked at: they show first that the storage was copied before Redis."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +76,8 @@ async def check_restored(
 def _pepper_fits(store: ImageStore, newest_first: Sequence[Job]) -> bool:
     """Return whether the newest image is in the folder that this pepper gives its account.
 
-    The pepper itself is in no record, and Redis holds no text that only one pepper could have made but the digests of keys,
-    whose secrets nobody has, and these names. Without any image there is nothing to compare with.
+    The pepper itself is in no record, and Redis holds no text that only one pepper could have made but the digests of
+    keys, whose secrets nobody has, and these names. Without any image there is nothing to compare with.
     """
     for job in newest_first:
         for image in job.images:

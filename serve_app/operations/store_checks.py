@@ -1,7 +1,4 @@
-"""Checks of secrets, Redis, image storage, the catalog and adapter weights.
-
-Runs the checks that a process of the service can make while it serves.
-"""
+"""Checks secrets, Redis, the storage of images, the catalog and the weights of adapters, alone or all at once."""
 
 import asyncio
 import errno
@@ -9,7 +6,7 @@ import fcntl
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,7 +34,7 @@ from serve_app.store.redis_inspection import DURABLE, RedisFacts, inspect_redis,
 from serve_app.store.redis_process import server_binary, version_of
 
 MEMORY_WARNING = 0.8
-"""Share of maxmemory from which on the doctor warns, as the alert rule does: before new jobs are refused."""
+"""The doctor warns from this share of maxmemory on, as the alert rule does: before new jobs are refused."""
 ONE_DAY, LEAST_SPAN = timedelta(days=1), timedelta(hours=12)
 """A rate is measured over at least this span, or that of a first hour would be taken for that of every day."""
 STORAGE_ADVICE = (
@@ -48,17 +45,11 @@ STORAGE_ADVICE = (
 def check_secrets(settings: Settings) -> Iterable[Check]:
     """Check where the pepper and the signing keys come from. Without the pepper no API key is valid."""
     local = settings.data_dir / "secrets.json"
-    given = [
-        name for name, value in (("pepper", settings.has_pepper), ("signing keys", settings.signing_keys)) if value
-    ]
-    if len(given) == 2:
+    if settings.has_pepper and settings.signing_keys:
         yield ok("secrets", "pepper and signing keys are set")
     elif settings.redis_url:
-        yield warn(
-            "secrets",
-            f"{local} holds the unset secrets, on this machine only",
-            "when several machines share a Redis, set the same ATELIER_PEPPER and ATELIER_SIGNING_KEYS on each",
-        )
+        advice = "when several machines share a Redis, set the same ATELIER_PEPPER and ATELIER_SIGNING_KEYS on each"
+        yield warn("secrets", f"{local} holds the unset secrets, on this machine only", advice)
     elif local.exists() and stat.S_IMODE(local.stat().st_mode) & 0o077:
         yield fail("secrets", f"{local} can be read by others", f"chmod 600 {local}")
     else:
@@ -77,7 +68,7 @@ def check_redis(settings: Settings) -> Iterable[Check]:
             yield fail("redis", error.message, "look at its disk; whoever uses it replaces it after 30 s of silence")
             return
         if embedded is None:
-            yield from _embedded_binary() if not is_service_up(settings) else _ended_under_the_service(settings)
+            yield from _not_running(settings)
             return
         url = embedded.url
     try:
@@ -88,9 +79,8 @@ def check_redis(settings: Settings) -> Iterable[Check]:
     yield ok("redis", f"{facts.server} {facts.version}")
     yield from _memory(settings, url, facts)
     if facts.settings is None:
-        yield warn(
-            "redis durability", "this Redis user may not read CONFIG", f"make sure that it has {_wanted(DURABLE)}"
-        )
+        advice = f"make sure that it has {_wanted(DURABLE)}"
+        yield warn("redis durability", "this Redis user may not read CONFIG", advice)
     elif facts.wrong:
         found = ", ".join(f"{name} {facts.settings.get(name, '?')}" for name in facts.wrong)
         yield fail("redis durability", found, f"accepted jobs can be lost; set {_wanted(facts.wrong)}")
@@ -100,10 +90,7 @@ def check_redis(settings: Settings) -> Iterable[Check]:
 
 
 def _memory(settings: Settings, url: str, facts: RedisFacts) -> Iterable[Check]:
-    """Check how much of maxmemory is in use, and how much will be.
-
-    The latter is the memory at which retention frees as much as arrives.
-    """
+    """Check how much of maxmemory is in use, and how much will be once retention frees as much as arrives."""
     used, limit = facts.used_bytes, facts.limit_bytes
     if not limit:
         advice = "set maxmemory (70 % of what it may use): near it new jobs are refused, in place of Redis being killed"
@@ -112,12 +99,12 @@ def _memory(settings: Settings, url: str, facts: RedisFacts) -> Iterable[Check]:
     found = f"{used / 1e6:.0f} of {limit / 1e6:.0f} MB in use ({used / limit:.0%})"
     more = "give it more memory and maxmemory, or shorten ATELIER_RETENTION: from 90 % on new jobs are refused"
     span = span_of_records(url, settings.retention)
+    needed = used * (settings.retention / span) if span and span >= LEAST_SPAN else 0
     if RedisMemory(used, limit).is_short:
         yield fail("redis memory", f"{found}: new jobs are refused", more)
     elif used > limit * MEMORY_WARNING:
         yield warn("redis memory", found, more)
-    elif span and span >= LEAST_SPAN and RedisMemory(round(used * (settings.retention / span)), limit).is_short:
-        needed = used * (settings.retention / span)
+    elif span and RedisMemory(round(needed), limit).is_short:
         days = f"{span / ONE_DAY:.0f} of {settings.retention / ONE_DAY:.0f} days of retention"
         yield warn("redis memory", f"{found} by {days}: all of it needs about {needed / 1e6:.0f} MB", more)
     else:
@@ -130,9 +117,8 @@ def _peppers(settings: Settings, url: str) -> Iterable[Check]:
         found = keys_by_pepper(url)
     except StoreUnavailable:
         return
-    versions = (
-        settings.key_peppers if settings.has_pepper or (settings.data_dir / "secrets.json").exists() else {1: b""}
-    )
+    is_made = settings.has_pepper or (settings.data_dir / "secrets.json").exists()
+    versions = settings.key_peppers if is_made else {1: b""}
     if lost := sum(number for version, number in found.items() if version not in versions):
         yield fail("pepper", f"{lost} API keys use a pepper version that is not listed", "list it in ATELIER_PEPPERS")
     newest, *older = versions
@@ -144,7 +130,13 @@ def _peppers(settings: Settings, url: str) -> Iterable[Check]:
         yield ok(f"pepper {newest}", f"{found.get(newest, 0)} active API keys; new keys use it")
 
 
-def _embedded_binary() -> Iterable[Check]:
+def _not_running(settings: Settings) -> Iterable[Check]:
+    """Check the embedded Redis that does not run: under a running service it has ended, else it will be started."""
+    if is_service_up(settings):
+        log = settings.data_dir.resolve() / "redis" / "redis.log"
+        advice = f"see the end of {log}; with a full disk it stops, and starts again once there is space"
+        yield fail("redis", "the service runs, and its embedded Redis does not", advice)
+        return
     try:
         binary = server_binary()
     except StoreUnavailable as error:
@@ -164,12 +156,6 @@ def is_service_up(settings: Settings) -> bool:
     except BlockingIOError:
         return True
     return False
-
-
-def _ended_under_the_service(settings: Settings) -> Iterable[Check]:
-    log = settings.data_dir.resolve() / "redis" / "redis.log"
-    advice = f"see the end of {log}; with a full disk it stops, and starts again once there is space"
-    yield fail("redis", "the service runs, and its embedded Redis does not", advice)
 
 
 def _wanted(settings: Mapping[str, str]) -> str:
@@ -192,17 +178,12 @@ async def check_storage(settings: Settings) -> list[Check]:
         advice = "its disk is full: free some space" if is_full else STORAGE_ADVICE
         return [fail("storage", f"{settings.storage}: {error}", advice)]
     if not same:
-        return [
-            fail(
-                "storage", f"{settings.storage}: the object read differs from the object written", "use another storage"
-            )
-        ]
+        found = f"{settings.storage}: the object read differs from the object written"
+        return [fail("storage", found, "use another storage")]
     return [ok("storage", f"{settings.storage}: written, read, deleted")]
 
 
-async def check_catalog(
-    settings: Settings, *, limit: int | None, weights_within: timedelta = timedelta.max
-) -> list[Check]:
+async def check_catalog(settings: Settings, *, limit: int | None, weights_within: timedelta) -> list[Check]:
     try:
         base_models, adapters, set_aside = await asyncio.to_thread(read_catalog, settings.catalog)
     except CatalogError as error:
@@ -225,7 +206,7 @@ def _check_base_model(model: BaseModel) -> Iterable[Check]:
 async def _check_weights(
     settings: Settings, adapters: list[Adapter], limit: int | None, within: timedelta
 ) -> list[Check]:
-    """Fetch adapters as a replica does, into a temporary directory; begin none after so long."""
+    """Fetch adapters as a replica does, into a temporary directory; none is begun once `within` has passed."""
     options = settings.storage_options
     chosen, unreadable, _ = await asyncio.to_thread(add_digests, adapters[:limit], {}, options)
     refused = [fail("catalog", row.reason, "put the file there") for row in unreadable]
@@ -238,9 +219,8 @@ async def _check_weights(
             try:
                 await WeightStore(settings.model_copy(update={"data_dir": Path(place)})).fetch(adapter)
             except AdapterUnavailable as error:
-                refused.append(
-                    fail("weights", f"{adapter.name}: {error.message}", f"put the right file at {adapter.file}")
-                )
+                advice = f"put the right file at {adapter.file}"
+                refused.append(fail("weights", f"{adapter.name}: {error.message}", advice))
     if refused or not chosen:
         return refused
     rest = f" of {len(adapters)} (`atelier doctor --all-weights` checks all)" if read < len(adapters) else ""
@@ -251,8 +231,10 @@ MOST_WEIGHTS, WEIGHTS_WITHIN = 20, timedelta(seconds=10)
 """A report reads at most this many files of LoRAs, for at most this long, so that a person can wait for it."""
 
 
-async def check_service(settings: Settings, check_machines: Callable[[], list[Check]] | None = None) -> list[Check]:
-    """Check this machine and the stores; and every machine of the deployment, where it can be asked."""
+async def check_service(
+    settings: Settings, *, most_weights: int | None = MOST_WEIGHTS, weights_within: timedelta = WEIGHTS_WITHIN
+) -> list[Check]:
+    """Check this machine and the stores. Every adapter is read where `most_weights` is None."""
 
     def check_machine() -> list[Check]:
         return [
@@ -264,9 +246,5 @@ async def check_service(settings: Settings, check_machines: Callable[[], list[Ch
             *check_redis(settings),
         ]
 
-    return [
-        *await asyncio.to_thread(check_machine),
-        *await check_storage(settings),
-        *await check_catalog(settings, limit=MOST_WEIGHTS, weights_within=WEIGHTS_WITHIN),
-        *(await asyncio.to_thread(check_machines) if check_machines else []),
-    ]
+    machine, storage = await asyncio.to_thread(check_machine), await check_storage(settings)
+    return [*machine, *storage, *await check_catalog(settings, limit=most_weights, weights_within=weights_within)]

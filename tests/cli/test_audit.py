@@ -6,18 +6,15 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from serve_app.domain.errors import FailureCode
-from serve_app.domain.jobs import Failure, JobKind, NewJob, new_job_id
-from serve_app.domain.requests import GenerationRequest, Variant
 from tests.cli.conftest import Atelier
 from tests.composition import Resources
+from tests.made_jobs import accept, fail_all
 from tests.support import PRIVATE_ADAPTER
 
 pytestmark = pytest.mark.slow
 
 PASSWORD = "correct horse battery"
 PROMPT = "a boat on a lake of glass"
-REQUEST = GenerationRequest(prompt=PROMPT, lora_id="model_x", seeds=(7,))
 
 
 def test_every_act_of_the_command_line_leaves_exactly_one_row(atelier: Atelier) -> None:
@@ -31,7 +28,7 @@ def test_every_act_of_the_command_line_leaves_exactly_one_row(atelier: Atelier) 
     atelier("accounts", "set-password", "acme", "--password-stdin", typed=f"{PASSWORD}\n")
     atelier("accounts", "disable", "acme")
     atelier("accounts", "enable", "acme")
-    canceled, requeued = _job(atelier, account["id"], fails=False), _job(atelier, account["id"], fails=True)
+    requeued, canceled = _job(atelier, account["id"], fails=True), _job(atelier, account["id"], fails=False)
     atelier("jobs", "cancel", canceled)
     atelier("jobs", "requeue", requeued)
     rows = atelier.json("audit", "--account", "acme")["rows"]
@@ -95,16 +92,9 @@ def test_a_mistake_is_reported_by_name(atelier: Atelier, words: tuple[str, str])
 
 def _job(atelier: Atelier, account_id: str, *, fails: bool) -> str:
     async def work(resources: Resources) -> str:
-        job_id = new_job_id(JobKind.GENERATION)
-        await resources.queue.accept(
-            NewJob(job_id=job_id, variant=Variant.A, account_id=account_id, request=REQUEST, group="")
-        )
-        while fails:
-            for claim in await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=job_id, limit=9):
-                if claim.lease.job_id == job_id:
-                    failure = Failure(code=FailureCode.GENERATION_FAILED, message="broken")
-                    await resources.queue.fail(claim.lease, failure, retry=False)
-                    return job_id
+        job_id = await accept(resources, account_id, prompt=PROMPT)
+        if fails:
+            await fail_all(resources)
         return job_id
 
     return atelier.stores(work)

@@ -2,19 +2,27 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
+from deployments.local import app
 from serve_app.store.embedded_redis import running_redis
 from tests.cli.conftest import Atelier
 from tests.support import write_catalog
 
-COMMANDS = [
-    "accounts create", "accounts list", "accounts set-plan", "accounts disable", "accounts enable",
-    "accounts set-password", "keys create", "keys edit", "keys list", "keys roll", "keys revoke", "loras add", "loras try", "loras remove", "loras list", "loras show", "loras grant", "loras revoke",
-    "jobs list", "jobs show", "jobs cancel", "jobs dead", "jobs requeue", "generate", "upscale", "doctor",
-]  # fmt: skip
+
+def _commands(group: Any, *words: str) -> Iterator[str]:
+    if not hasattr(group, "commands"):
+        yield " ".join(words)
+    for name, each in getattr(group, "commands", {}).items():
+        yield from _commands(each, *words, name)
+
+
+COMMANDS = [each for each in _commands(typer.main.get_command(app)) if each != "up"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -31,20 +39,17 @@ def test_every_command_takes_the_shared_options_and_has_a_help_text(atelier: Ate
         ("accounts", 2, ""),
         ("accounts create", 2, "name"),
         ("accounts create x --plan-a gold", 2, "plan_a: must be one of basic, professional, enterprise"),
-        ("accounts create x --colour red", 2, "--colour"),
+        ("accounts create x --color red", 2, "--color"),
         ("accounts create \x07", 2, "name"),
         ("accounts set-plan x", 2, "--plan-a"),
         ("accounts set-plan nobody --plan-a basic", 1, "no account 'nobody'"),
         ("accounts set-password nobody --password-stdin", 1, "no account 'nobody'"),
         ("keys create nobody", 1, "no account 'nobody'"),
         ("keys create x --interfaces a,c", 2, "--interfaces"),
-        ("keys create x --interfaces ,", 2, "--interfaces"),
         ("keys create x --expires-in soon", 2, "--expires-in"),
         ("keys create x --expires-in 0d", 2, "--expires-in"),
         ("keys edit key_nobody --limit 5", 1, "key_nobody"),
         ("keys edit key_nobody --limit -5", 2, "--limit"),
-        ("keys create x --expires-in -1d", 2, "--expires-in"),
-        ("keys create x --expires-in P30D", 2, "--expires-in"),
         ("keys roll key_x", 1, "no active key 'key_x'"),
         ("keys roll key_x --grace 1", 2, "--grace"),
         ("keys revoke key_x", 1, "no key 'key_x'"),
@@ -58,7 +63,6 @@ def test_every_command_takes_the_shared_options_and_has_a_help_text(atelier: Ate
         ("jobs list --limit 0", 2, "--limit"),
         ("jobs list --redis-url nonsense", 2, "REDIS_URL"),
         ("jobs list --redis-url redis://127.0.0.1:port", 2, "REDIS_URL"),
-        ("jobs list --redis-url redis://", 2, "REDIS_URL"),
         pytest.param("jobs list --redis-url redis://127.0.0.1:9", 1, "cannot be reached", marks=pytest.mark.slow),
         ("doctor --port 99999", 2, "--port"),
         ("paint", 2, "paint"),
@@ -79,7 +83,6 @@ def test_a_mistake_is_one_line_on_stderr(atelier: Atelier, words: str, code: int
         ("ATELIER_STORAGE_OPTIONS", "not json"),
         ("ATELIER_STORAGE_URL", "carrier-pigeon://images"),
         ("ATELIER_STORAGE_URL", "s3//bucket/images"),
-        ("ATELIER_STORAGE_URL", "s3:/bucket/images"),
         ("ATELIER_STORAGE_URL", "file://images"),
         ("ATELIER_PLANS", "/nowhere/plans.yaml"),
         ("ATELIER_CATALOG", "/nowhere/catalog.yaml"),
@@ -96,13 +99,6 @@ def test_a_bad_setting_is_named_and_nothing_is_written(
     assert name.removeprefix("ATELIER_").lower() in ended.err.lower()
     atelier("doctor", env={name: value})
     assert list(place.iterdir()) == []
-
-
-def test_two_accounts_of_one_name_are_a_mistake(atelier: Atelier) -> None:
-    assert atelier("accounts", "create", "acme").code == 0
-    ended = atelier("accounts", "create", "acme")
-    assert ended.code == 2
-    assert "acme" in ended.err
 
 
 @pytest.mark.parametrize("password", ["short", "", "x" * 129])
@@ -138,7 +134,7 @@ def test_version(atelier: Atelier) -> None:
 
 @pytest.mark.slow
 def test_a_real_process_ends_the_same_way(tmp_path: Path) -> None:
-    """Without the test runner: no traceback, and no import of a slow library."""
+    """It prints no traceback, and imports no slow library."""
     program = "from serve_app.cli import app; app(prog_name='atelier')"
     words = ["accounts", "list", "--data-dir", str(tmp_path), "--redis-url", "redis://127.0.0.1:9"]
     env = {"ATELIER_CATALOG": str(write_catalog(tmp_path / "catalog")), "PATH": ""}

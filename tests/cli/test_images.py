@@ -50,8 +50,9 @@ def test_without_out_the_image_is_written_here_under_its_id(
 def test_a_lora_is_tried_with_its_trigger_words(atelier: Atelier, live: Live, tmp_path: Path) -> None:
     account, key = live.member()
     mine = Adapter(
-        id="model_" + "ab" * 13, name="Ink", description="", created_at=datetime.now(UTC), file="memory://ink", sha256="0" * 64,
-        base_model="pocket", owner=account.id, accounts=frozenset(), trigger_words=("ink drawing", "moon"),
+        id="model_" + "ab" * 13, name="Ink", description="", created_at=datetime.now(UTC), file="memory://ink",
+        sha256="0" * 64, base_model="pocket", owner=account.id, accounts=frozenset(),
+        trigger_words=("ink drawing", "moon"),
     )  # fmt: skip
     live.run(live.resources.adapter_registry.register(mine))
     environment = {"ATELIER_BASE_URL": live.base_url, "ATELIER_KEY": key}
@@ -59,10 +60,8 @@ def test_a_lora_is_tried_with_its_trigger_words(atelier: Atelier, live: Live, tm
     job = live.run(live.resources.jobs.find(tried.facts["id"]))
     assert job is not None
     assert isinstance(job.request, GenerationRequest)
-    assert (job.request.prompt, job.request.lora_id) == (
-        "purple mountains under a black sky with a yellow moon, ink drawing",
-        mine.id,
-    )
+    assert job.request.prompt == "purple mountains under a black sky with a yellow moon, ink drawing"
+    assert job.request.lora_id == mine.id
     assert (tmp_path / "x.png").is_file()
 
 

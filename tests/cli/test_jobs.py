@@ -1,16 +1,10 @@
 """`atelier jobs`: list, show, cancel, requeue, delete."""
 
-from datetime import UTC, datetime
-
 import pytest
 
-from serve_app.domain.errors import FailureCode
-from serve_app.domain.jobs import Failure, JobKind, NewJob, StoredImage, new_image_id, new_job_id
-from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.jobs.queue import new_nonce
 from tests.cli.conftest import Atelier
 from tests.composition import Resources
-from tests.support import adapter_id
+from tests.made_jobs import accept, claim, fail_all, finish
 
 PROMPT = "a lighthouse that nobody else may read"
 
@@ -52,7 +46,7 @@ def test_a_waiting_job_is_canceled_at_once(atelier: Atelier) -> None:
 def test_a_dead_job_is_queued_again(atelier: Atelier) -> None:
     job_id = _job(atelier, "acme")
     assert atelier("jobs", "requeue", job_id).code == 1, "it is waiting, not dead"
-    atelier.stores(_fail_everything)
+    atelier.stores(fail_all)
     assert _ids(atelier.json("jobs", "dead")) == [job_id]
     assert "the brush broke" in atelier("jobs", "dead").out
     assert atelier("jobs", "requeue", job_id).code == 0
@@ -63,7 +57,7 @@ def test_a_dead_job_is_queued_again(atelier: Atelier) -> None:
 def test_a_dropped_job_leaves_the_list_and_stays_failed(atelier: Atelier) -> None:
     job_id = _job(atelier, "acme")
     assert atelier("jobs", "drop", job_id).code == 1, "it is waiting, not dead"
-    atelier.stores(_fail_everything)
+    atelier.stores(fail_all)
     assert atelier("jobs", "drop", job_id).code == 0
     assert _ids(atelier.json("jobs", "dead")) == []
     assert atelier.json("jobs", "show", job_id)["state"] == "failed"
@@ -71,27 +65,11 @@ def test_a_dropped_job_leaves_the_list_and_stays_failed(atelier: Atelier) -> Non
 
 
 def _job(atelier: Atelier, account_name: str) -> str:
-    async def accept(resources: Resources) -> str:
+    async def work(resources: Resources) -> str:
         account = await resources.accounts.get(account_name) or await resources.accounts.create(account_name)
-        request = GenerationRequest(prompt=PROMPT, lora_id=adapter_id("outline"), seeds=(7, 8), height=768)
-        accepted = await resources.queue.accept(
-            NewJob(
-                job_id=new_job_id(JobKind.GENERATION),
-                variant=Variant.A,
-                account_id=account.id,
-                request=request,
-                group="g",
-            )
-        )
-        return accepted.job.id
+        return await accept(resources, account.id, prompt=PROMPT, seeds=(7, 8), height=768)
 
-    return atelier.stores(accept)
-
-
-async def _fail_everything(resources: Resources) -> None:
-    failure = Failure(code=FailureCode.GENERATION_FAILED, message="the brush broke")
-    for claim in await resources.queue.claim("tests", kind=JobKind.GENERATION, nonce=new_nonce(), limit=99):
-        await resources.queue.fail(claim.lease, failure, retry=False)
+    return atelier.stores(work)
 
 
 def _ids(answer: dict[str, list[dict[str, str]]]) -> list[str]:
@@ -113,16 +91,8 @@ def test_a_job_is_deleted_once_it_has_ended(atelier: Atelier) -> None:
 
 
 async def _complete(resources: Resources) -> list[str]:
-    """Completes the waiting job with an image for each seed, and returns their ids."""
-    [claim] = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce())
-    images: list[StoredImage] = []
-    for index in range(2):
-        name = resources.images.object_name("acme", claim.lease.job_id, 1, index, datetime.now(UTC))
-        uri, sha256 = await resources.images.put(name, b"png"), "0" * 64
-        image = StoredImage(image_id=new_image_id(), image_uri=uri, width=512, height=768, sha256=sha256, size_bytes=3)
-        images.append(image)
-    await resources.queue.finish(claim.lease, images, seconds=1)
-    return [image.image_id for image in images]
+    (claimed,) = await claim(resources)
+    return [image.image_id for image in await finish(resources, claimed)]
 
 
 @pytest.mark.slow

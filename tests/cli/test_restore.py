@@ -13,10 +13,8 @@ import pytest
 import redis
 
 from serve_app.domain.catalog import Adapter
-from serve_app.domain.errors import FailureCode
-from serve_app.domain.jobs import Failure, JobKind, JobState, NewJob, StoredImage, new_image_id, new_job_id
-from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.jobs.queue import new_nonce
+from serve_app.domain.jobs import JobState
+from serve_app.domain.requests import Variant
 from serve_app.jobs.records import RECORD_VERSION
 from serve_app.loras.stored_weights import LoraFiles
 from serve_app.settings import Settings
@@ -26,29 +24,12 @@ from serve_app.store.redis_process import server_binary
 from tests.audit import audit
 from tests.cli.conftest import Atelier
 from tests.composition import Resources
-from tests.support import adapter_id
-
-POISON = Failure(code=FailureCode.OUT_OF_MEMORY, message="too large for this device")
+from tests.made_jobs import BROKEN, accept, claim, finish
 
 
 class Made(NamedTuple):
     secret: str
     jobs: dict[str, str]
-
-
-async def _job(resources: Resources, account_id: str) -> str:
-    request = GenerationRequest(prompt="a boat", lora_id=adapter_id("neon"), seeds=(7,))
-    job_id = new_job_id(JobKind.GENERATION)
-    kind: dict[str, Any] = {"job_id": job_id, "variant": Variant.A, "group": "g"}
-    await resources.queue.accept(NewJob(account_id=account_id, request=request, **kind))
-    return job_id
-
-
-async def _finish(resources: Resources, claim: Any) -> None:
-    name = resources.images.object_name(claim.account_id, claim.lease.job_id, claim.lease.attempt, 0, claim.created_at)
-    uri = await resources.images.put(name, b"png")
-    image = StoredImage(image_id=new_image_id(), image_uri=uri, width=512, height=512, sha256="0" * 64, size_bytes=3)
-    await resources.queue.finish(claim.lease, [image], seconds=1)
 
 
 async def _fill(resources: Resources) -> Made:
@@ -58,17 +39,17 @@ async def _fill(resources: Resources) -> Made:
     await _register_lora(resources)
     jobs: dict[str, str] = {}
     for state in ("completed", "failed", "delayed", "running"):
-        jobs[state] = await _job(resources, account.id)
-        (claim,) = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce())
+        jobs[state] = await accept(resources, account.id)
+        (claimed,) = await claim(resources)
         if state == "completed":
-            await _finish(resources, claim)
+            await finish(resources, claimed)
         if state == "failed":
-            await resources.queue.fail(claim.lease, POISON, retry=False)
+            await resources.queue.fail(claimed.lease, BROKEN, retry=False)
         if state == "delayed":
-            await resources.queue.release(claim.lease, pause=timedelta(hours=1))
-    jobs["canceled"] = await _job(resources, account.id)
+            await resources.queue.release(claimed.lease, pause=timedelta(hours=1))
+    jobs["canceled"] = await accept(resources, account.id)
     await resources.queue.cancel(jobs["canceled"], account_id=account.id)
-    jobs["queued"] = await _job(resources, account.id)
+    jobs["queued"] = await accept(resources, account.id)
     return Made(secret, jobs)
 
 
@@ -142,9 +123,9 @@ def test_a_service_put_back_elsewhere_knows_its_keys_and_runs_what_waits_once(
             assert poll.job.state == {"delayed": "queued"}.get(state, state)
             for image in poll.job.images:
                 assert await resources.images.get(image.image_uri) == b"png"
-        (claim,) = await resources.queue.claim("later", kind=JobKind.GENERATION, nonce=new_nonce(), limit=8)
-        assert claim.lease.job_id == made.jobs["queued"]
-        await _finish(resources, claim)
+        (claimed,) = await claim(resources, limit=8)
+        assert claimed.lease.job_id == made.jobs["queued"]
+        await finish(resources, claimed)
         running = await resources.jobs.find(made.jobs["running"])
         assert running is not None
         assert running.state is JobState.RUNNING, "until its lease runs out"

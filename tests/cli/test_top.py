@@ -4,36 +4,29 @@ import pytest
 
 from serve_app.domain import metrics
 from serve_app.domain.errors import FailureCode
-from serve_app.domain.jobs import Failure, JobKind, NewJob, new_job_id
-from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.jobs.queue import new_nonce
+from serve_app.domain.jobs import Failure, JobKind
 from serve_app.store.measures import gauge_field
 from tests.cli.conftest import Atelier
 from tests.composition import Resources
+from tests.made_jobs import accept, claim
 from tests.support import adapter_id
 
 
 async def _busy(resources: Resources) -> str:
     """Make one failed job, two that wait for one adapter, and a worker; return the failed job's id."""
-    account = await resources.accounts.create("acme")
-    adapter = adapter_id("outline")
-    ids: list[str] = []
+    account, adapter = await resources.accounts.create("acme"), adapter_id("outline")
     for seed in range(3):
-        request = GenerationRequest(prompt="a secret boat", lora_id=adapter, seeds=(seed,))
-        job_id = new_job_id(JobKind.GENERATION)
-        await resources.queue.accept(
-            NewJob(job_id=job_id, variant=Variant.A, account_id=account.id, request=request, adapter_id=adapter)
-        )
-        ids.append(job_id)
-    [claim] = await resources.queue.claim("worker-1", kind=JobKind.GENERATION, nonce=new_nonce(), limit=1)
-    await resources.queue.fail(claim.lease, Failure(code=FailureCode.OUT_OF_MEMORY, message="too large"), retry=False)
+        await accept(resources, account.id, prompt="a secret boat", lora_id=adapter, adapter_id=adapter, seeds=(seed,))
+    (claimed,) = await claim(resources, worker="worker-1")
+    failure = Failure(code=FailureCode.OUT_OF_MEMORY, message="too large")
+    await resources.queue.fail(claimed.lease, failure, retry=False)
     gauges = {metrics.RUNS.name: 3, metrics.RUNS_LIMIT.name: 16, metrics.ADAPTERS_RESIDENT.name: 2}
     memory = {
         gauge_field(metrics.WORKER_MEMORY, "cuda", "weights"): 3e9,
         gauge_field(metrics.WORKER_MEMORY, "cpu", "adapter_cache"): 2e6,
     }
     await resources.measures.show(JobKind.GENERATION, "worker-1", gauges | memory)
-    return claim.lease.job_id
+    return claimed.lease.job_id
 
 
 def test_queue_workers_adapters_and_failures_are_shown_once(atelier: Atelier) -> None:

@@ -1,7 +1,7 @@
-"""Runs a rolling update for its test: one Ray, one Redis, an older checkout's replicas, then ours.
+"""Runs a rolling update for its test: one Ray, one Redis, replicas of one checkout, then those of another.
 
 rolling_update.py HOME REPORT OLD NEW: both checkouts are deployed as one application, whose workers find their code by
-PYTHONPATH, as an image of each version would give it. While Serve rolls, both versions work on one queue, under load.
+PYTHONPATH, as an image of each version would give it. While Serve rolls, both work on one queue, under load.
 """
 
 import asyncio
@@ -11,27 +11,24 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from deployments.ray_environment import ray_environment
-from serve_app.domain.requests import Variant
+from deployments.runtime import ray_environment
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import ensure_redis, stop_redis
-from tests.composition import open_resources
+from tests.deployments.three_nodes import deploy, new_key, pids_of, until
 from tests.support import free_port, says_ready
 
 CALLERS = 4
 BEFORE_S, AFTER_S = 20.0, 10.0
-NEW_PAGE = "/operators/sign-in"
-"""Only this version has it: whoever answers 200 is a new ingress, 404 an old one."""
 
 
 def config(port: int, checkout: str) -> dict[str, Any]:
     worker = {"threads": 1, "drain_s": 20}
+    wrapper = f"{checkout}/deployments/proxy/haproxy"  # each checkout asks for its own
     return {
         "proxy_location": "HeadOnly",
         "http_options": {"host": "127.0.0.1", "port": port},
@@ -40,7 +37,7 @@ def config(port: int, checkout: str) -> dict[str, Any]:
                 "name": "atelier",
                 "route_prefix": "/",
                 "import_path": "deployments.app:build",
-                "runtime_env": {"env_vars": {"PYTHONPATH": checkout}},
+                "runtime_env": {"env_vars": {"PYTHONPATH": checkout, "RAY_SERVE_HAPROXY_BINARY_PATH": wrapper}},
                 "args": {
                     "ingress": {"replicas": 2, "drain_s": 40},
                     "generator": {**worker, "replicas": 2, "engine": {"max_rows": 4}},
@@ -52,7 +49,7 @@ def config(port: int, checkout: str) -> dict[str, Any]:
 
 
 class Load:
-    """Callers that post a job, poll it until it ends, and begin again; everything that they saw."""
+    """Callers post a job, poll it until it ends, and begin again; this holds what they saw."""
 
     def __init__(self, base_url: str, secret: str, lora_id: str) -> None:
         self._client = httpx.Client(base_url=base_url, headers={"Authorization": f"Bearer {secret}"}, timeout=60)
@@ -110,21 +107,21 @@ def main(home: Path, report: Path, old: str, new: str) -> None:
     port = free_port()
     serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
     try:
-        deploy(config(port, old))
+        deploy(config(port, old), limit=240)
         base_url = f"http://127.0.0.1:{port}"
         until(lambda: says_ready(base_url))
-        was_old = httpx.get(base_url + NEW_PAGE).status_code
-        secret, lora_id = asyncio.run(new_key())
+        secret, lora_id = asyncio.run(new_key(Settings()))
         load = Load(base_url, secret, lora_id)
         time.sleep(BEFORE_S)
         at_old, began = dict(load.ended), time.monotonic()
-        deploy(config(port, new))
-        until(lambda: all(httpx.get(base_url + NEW_PAGE).status_code == 200 for _ in range(10)))
+        old_replicas = set(pids_of("ServeReplica:atelier:"))
+        deploy(config(port, new), limit=240)
+        until(lambda: old_replicas.isdisjoint(pids_of("ServeReplica:atelier:")))
         rolled = time.monotonic() - began
         time.sleep(AFTER_S)
         load.end()
         seen = {
-            "old_page": was_old,
+            "old_replicas": len(old_replicas),
             "ended_at_old": at_old,
             "ended": dict(load.ended),
             "statuses": dict(load.statuses),
@@ -136,32 +133,6 @@ def main(home: Path, report: Path, old: str, new: str) -> None:
         serve.shutdown()
         ray.shutdown()
         stop_redis(data_dir)
-
-
-def deploy(content: dict[str, Any]) -> None:
-    from ray import serve
-    from ray.serve.context import _get_global_client  # pyright: ignore[reportPrivateUsage] - what `serve run` calls
-    from ray.serve.schema import ServeDeploySchema
-
-    client: Any = _get_global_client()
-    client.deploy_apps(ServeDeploySchema.model_validate(content))
-    until(lambda: serve.status().applications["atelier"].status in ("RUNNING", "DEPLOY_FAILED"))
-    status = serve.status().applications["atelier"]
-    assert status.status == "RUNNING", status.message
-
-
-async def new_key() -> tuple[str, str]:
-    async with open_resources(Settings()) as resources:
-        account = await resources.accounts.create("rolling", plan_a="enterprise")
-        _, secret = await resources.api_keys.create(account.id, interfaces=frozenset({Variant.A}))
-        return secret, (await resources.catalog.all())[0].id
-
-
-def until(condition: Callable[[], bool], limit: float = 240) -> None:
-    deadline = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.2)
 
 
 if __name__ == "__main__":

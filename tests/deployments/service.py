@@ -46,23 +46,16 @@ class Service:
         ready_file = self.home / "ready.json"
         ready_file.unlink(missing_ok=True)
         self.output = self.home / "output.txt"
-        self._process = start_up(
-            "--port",
-            str(self.port),
-            "--data-dir",
-            str(self.data_dir),
-            "--ready-file",
-            str(ready_file),
-            output=self.output,
-            cwd=directory,
-        )
+        options = {"--port": self.port, "--data-dir": self.data_dir, "--ready-file": ready_file}
+        words = [str(word) for option in options.items() for word in option]
+        self._process = start_up(*words, output=self.output, cwd=directory)
         self.until(lambda: self._is_ready(ready_file), limit=START_LIMIT_S)
         self.ready: dict[str, Any] = json.loads(ready_file.read_text())
         self.client = httpx.Client(base_url=self.ready["base_url"], timeout=30)
         self.until(lambda: "Ctrl-C stops everything" in self.output.read_text(), limit=START_LIMIT_S)
 
     def stop(self) -> tuple[int, float]:
-        """SIGTERM; the exit code, and the seconds it took."""
+        """Send SIGTERM; return the exit code, and the seconds until the end."""
         assert self._process is not None
         self.client.close()
         began = time.monotonic()
@@ -81,10 +74,7 @@ class Service:
         stop_redis(self.data_dir)
 
     def post(self, body: Mapping[str, object], path: str = "/v1/generate") -> str:
-        """Submit through interface A and return the request's id.
-
-        It retries under one idempotency key while the service restarts.
-        """
+        """Submit through interface A, again under one idempotency key while the service restarts; return the id."""
         headers = {**self.bearer, "Idempotency-Key": os.urandom(8).hex()}
         return self._until_success(lambda: self.client.post(path, json=body, headers=headers))["request_id"]
 
@@ -112,7 +102,7 @@ class Service:
 
     @property
     def pid(self) -> int:
-        """Of the supervisor, from which all but Redis descend."""
+        """The supervisor's, from which all but Redis descend."""
         assert self._process is not None
         return self._process.pid
 

@@ -14,31 +14,26 @@ from ray.serve.schema import ServeDeploySchema
 from deployments.app import assemble, build
 from deployments.args import AppArgs, IngressArgs, ScaleArgs
 from deployments.config import ConfigError, ServeConfig, read_config
-from serve_app.domain.jobs import JobKind
 from serve_app.domain.requests import Variant
 from serve_app.loras.catalog_file import read_catalog
 from serve_app.settings import Settings
 from tests.support import ROOT
 
 CONFIGS = ROOT / "configs"
-ALL_KINDS = frozenset(JobKind)
 SERVE_FILES = ("local.yaml", "one_gpu.yaml", "production.yaml")
-
-
-def serve_configs() -> dict[str, dict[str, Any]]:
-    return {name: yaml.safe_load((CONFIGS / name).read_text()) for name in SERVE_FILES}
 
 
 @pytest.mark.parametrize("name", SERVE_FILES)
 def test_a_shipped_config_is_valid_for_serve_and_for_us(name: str) -> None:
-    content = serve_configs()[name]
+    content = yaml.safe_load((CONFIGS / name).read_text())
+    assert read_config(CONFIGS / name) == ServeConfig.model_validate(content)
     schema = ServeDeploySchema.model_validate(content)
     (application,) = schema.applications
     assert application.import_path == "deployments.app:build"
     args = AppArgs.model_validate(application.args)
     built = build(args)
     names = {"ingress", "generator", "upscaler", "housekeeper"}
-    assert {node._bound_deployment.name for node in deployments_of(built)} == names  # pyright: ignore[reportPrivateUsage]
+    assert {node._bound_deployment.name for node in deployments_of(built)} == names
     for replicas in (args.generator.replicas, args.upscaler.replicas):
         if isinstance(replicas, ScaleArgs):
             AutoscalingConfig(**replicas.model_dump(exclude={"target_s", "spare"}))
@@ -49,7 +44,7 @@ def test_a_shipped_config_is_valid_for_serve_and_for_us(name: str) -> None:
 
 @pytest.mark.parametrize(("log_format", "encoding"), [("text", "TEXT"), ("json", "JSON")])
 def test_no_deployment_logs_its_requests(monkeypatch: pytest.MonkeyPatch, log_format: str, encoding: str) -> None:
-    """However it is started, also by a file of one's own without a word on logging."""
+    """It is so however the service is started, also by a file of one's own without a word on logging."""
     monkeypatch.setenv("ATELIER_LOG_FORMAT", log_format)
     for node in deployments_of(build(AppArgs())):
         logging_config = node._bound_deployment.logging_config
@@ -58,15 +53,16 @@ def test_no_deployment_logs_its_requests(monkeypatch: pytest.MonkeyPatch, log_fo
 
 
 def test_the_ingress_of_a_cluster_follows_its_load() -> None:
-    """By Serve's own policy, which HAProxy's replicas feed, and never with fewer than two."""
+    """It scales by Serve's own policy, which HAProxy's replicas feed, and never to fewer than two."""
     (shipped,) = read_config(CONFIGS / "production.yaml").applications
     application = assemble(shipped.args, shipped.scaling)
     scaling = application._bound_deployment._deployment_config.autoscaling_config  # pyright: ignore[reportPrivateUsage]
     assert scaling is not None
     assert (scaling.min_replicas, scaling.target_ongoing_requests) == (2, 50)
     assert scaling.max_replicas > 2
-    with pytest.raises(ValidationError, match="min_replicas 3 is above max_replicas 2"):
-        AppArgs.model_validate({"ingress": {"replicas": {"min_replicas": 3, "max_replicas": 2}}})
+    for name in ("ingress", "generator"):  # Serve's own schema takes these bounds
+        with pytest.raises(ValidationError, match="min_replicas 3 is above max_replicas 2"):
+            AppArgs.model_validate({name: {"replicas": {"min_replicas": 3, "max_replicas": 2}}})
 
 
 def test_the_ingress_itself_bounds_the_requests_that_it_takes() -> None:
@@ -75,7 +71,6 @@ def test_the_ingress_itself_bounds_the_requests_that_it_takes() -> None:
         built: Any = build(AppArgs.model_validate(words))
         assert built._bound_deployment._deployment_config.max_ongoing_requests > 10_000, "half-sent bodies are open too"
         assert built._bound_deployment.init_kwargs == {
-            "always_on": ALL_KINDS,
             "requests_at_once": asked,
             "requests_waiting": 1000,
             "max_rank": 200,
@@ -103,9 +98,9 @@ def deployments_of(node: Any) -> list[Any]:
     return [node, *(found for child in children for found in deployments_of(child))]
 
 
-@pytest.mark.parametrize("name", SERVE_FILES)
-def test_our_strict_reader_takes_a_shipped_config(name: str) -> None:
-    assert read_config(CONFIGS / name) == ServeConfig.model_validate(serve_configs()[name])
+def scaled(name: str, least: int, most: int) -> str:
+    bounds = f"{{min_replicas: {least}, max_replicas: {most}}}"
+    return f"applications: [{{deployments: [{{name: {name}, autoscaling_config: {bounds}}}]}}]"
 
 
 @pytest.mark.parametrize(
@@ -114,34 +109,16 @@ def test_our_strict_reader_takes_a_shipped_config(name: str) -> None:
         ("http_options: {prot: 1}", "http_options.prot"),
         ("applications: [{args: {generator: {num_gpu: 1}}}]", "applications.0.args.generator.num_gpu"),
         ("applications: [{args: {generator: {replicas: 0}}}]", "applications.0.args.generator"),
-        (
-            "applications: [{args: {generator: {engine: {max_row: 4}}}}]",
-            "applications.0.args.generator.engine.max_row: Unexpected keyword argument",
-        ),
-        (
-            "applications: [{args: {generator: {engine: {max_rows: many}}}}]",
-            "applications.0.args.generator.engine.max_rows",
-        ),
+        ("applications: [{args: {generator: {engine: {max_row: 4}}}}]", "engine.max_row: Unexpected keyword argument"),
+        ("applications: [{args: {generator: {engine: {max_rows: many}}}}]", "args.generator.engine.max_rows"),
         ("applications: [{args: {generator: {engine: {max_rows: 1}}}}]", "max_rows: must be at least 2"),
         ("applications: [{args: {generator: {engine: {sampler: magic}}}}]", "sampler: must be one of"),
         ("applications: [{import_path: other:app}]", "applications.0.import_path"),
         ("applications: [{args: {generator: {replicas: auto}}}]", "generator has no autoscaling_config"),
-        (
-            "applications: [{deployments: [{name: ingress, autoscaling_config: {min_replicas: 1, max_replicas: 2}}]}]",
-            "args.ingress.replicas: must be auto",
-        ),
-        (
-            "applications: [{deployments: [{name: generator, autoscaling_config: {min_replicas: 0, max_replicas: 2}}]}]",
-            "its policy is BacklogPolicy of kind generation",
-        ),
-        (
-            "applications: [{deployments: [{name: ingress, autoscaling_config: {min_replicas: 0, max_replicas: 2}}]}]",
-            "never to zero",
-        ),
-        (
-            "applications: [{deployments: [{name: ingress, autoscaling_config: {min_replicas: 3, max_replicas: 2}}]}]",
-            "min_replicas 3 is above max_replicas 2",
-        ),
+        (scaled("ingress", 1, 2), "args.ingress.replicas: must be auto"),
+        (scaled("generator", 0, 2), "its policy is BacklogPolicy of kind generation"),
+        (scaled("ingress", 0, 2), "never to zero"),
+        (scaled("ingress", 3, 2), "min_replicas 3 is above max_replicas 2"),
         ("applications: [", "not YAML"),
     ],
 )
@@ -156,15 +133,9 @@ def test_a_mistake_is_named_in_one_line(tmp_path: Path, text: str, place: str) -
 
 @pytest.mark.parametrize(("option", "value"), [("max_row", 4), ("max_rows", "many"), ("dtype", "float8"), ("exact", 3)])
 def test_a_wrong_engine_option_stops_the_builder_by_name(option: str, value: object) -> None:
-    """As `serve run` and `serve deploy` call it: nothing is built, no replica starts."""
+    """`serve run` and `serve deploy` call the builder like this: nothing is built, no replica starts."""
     with pytest.raises(ValidationError, match=option):
         call_user_app_builder_with_args_if_necessary(build, {"generator": {"engine": {option: value}}})
-
-
-def test_bounds_out_of_order_are_refused() -> None:
-    """Serve's own schema takes them."""
-    with pytest.raises(ValidationError, match="min_replicas 5 is above max_replicas 2"):
-        ScaleArgs(min_replicas=5, max_replicas=2)
 
 
 def test_a_fraction_of_a_card_caps_its_memory() -> None:

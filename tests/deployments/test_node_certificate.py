@@ -9,8 +9,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from deployments.node_certificate import new_authority, write_certificate
-from deployments.ray_environment import encryption
 from deployments.requirements import of_network
+from deployments.runtime import encryption
 from tests.support import ROOT
 
 

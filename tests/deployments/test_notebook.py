@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.timeo
 def run(name: str, folder: Path, *, shows_outputs: bool = False, **parameters: float) -> list[Any]:
     """Run a notebook with its parameters replaced, and return its outputs.
 
-    `shows_outputs`: it is stored with those of a whole run.
+    With `shows_outputs` it must be stored with the outputs of a whole run, else without any.
     """
     notebook: Any = nbformat.read(ROOT / "notebooks" / name, as_version=4)
     assert any(cell.get("outputs") for cell in notebook.cells) == shows_outputs, "stored with outputs, or without"
@@ -39,7 +39,7 @@ def test_the_quickstart_shows_its_images(service: Service, tmp_path: Path, monke
 def test_a_lora_is_trained_offered_and_compared(
     service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a short form: four pictures and three steps, which train nothing that one would want to see."""
+    """It runs in a short form: four pictures and three steps, which train nothing that one would want to see."""
     monkeypatch.setenv("ATELIER_READY_FILE", str(service.home / "ready.json"))
     shown = run("train_a_lora.ipynb", tmp_path, shows_outputs=True, pictures=4, steps=3, size=256)
     texts = [output["data"]["text/plain"] for output in shown if "data" in output]
@@ -52,7 +52,7 @@ def test_a_lora_is_trained_offered_and_compared(
 
 @pytest.mark.slow
 def test_the_capacity_notebook_answers_how_many_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a short form: six minutes of a small service, on one to three GPUs."""
+    """It runs in a short form: six minutes of a small service, on one to three GPUs."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     few = {"requests_per_hour": 300, "loras": 20, "accounts": 5, "hours": 0.1, "gpus_to_try": 2}
     gpu = {"seconds_per_image": 6.0, "runs": 8, "slots": 32, "cold_start_s": 20}

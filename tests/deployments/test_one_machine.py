@@ -53,18 +53,20 @@ def python(code: str, *arguments: str, **variables: str) -> subprocess.Completed
     return subprocess.run(command, cwd=ROOT, env=kept | variables, capture_output=True, text=True)
 
 
-def serve_run(name: str) -> str:
-    """Return a command line, as JSON, that starts a Ray of its own.
-
-    Without the address it would meet the Ray that was last started on this machine, also by another test.
-    """
-    return json.dumps(["/usr/bin/serve", "run", "--address", "local", str(ROOT / "configs" / name)])
+def serve_run(
+    home: Path, *options: str, name: str = "local.yaml", then: str = "", **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Read a file as `serve run` does, by default for a Ray of its own: another test may have started one."""
+    arguments = json.dumps(
+        ["/usr/bin/serve", "run", *(options or ("--address", "local")), str(ROOT / "configs" / name)]
+    )
+    own = {"HOME": str(home), "ATELIER_DATA_DIR": str(home / "var"), "RAY_TMPDIR": str(home)}
+    return python(READ + then, arguments, **own, **variables)
 
 
 @pytest.mark.parametrize("name", ["local.yaml", "one_gpu.yaml"])
 def test_serve_run_reads_of_the_file_that_ray_stays_on_loopback(tmp_path: Path, name: str) -> None:
-    arguments = serve_run(name)
-    done = python(READ, arguments, HOME=str(tmp_path), ATELIER_DATA_DIR=str(tmp_path))
+    done = serve_run(tmp_path, name=name)
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout.splitlines()[-1])
     assert seen["cluster"] is False
@@ -81,9 +83,7 @@ def test_rays_token_is_its_owners_alone(tmp_path: Path) -> None:
     token.parent.mkdir()
     token.write_text("0" * 64)
     token.chmod(0o644)
-    arguments = serve_run("local.yaml")
-    own = {"HOME": str(tmp_path), "ATELIER_DATA_DIR": str(tmp_path), "RAY_TMPDIR": str(tmp_path)}
-    assert python(READ, arguments, **own).returncode == 0
+    assert serve_run(tmp_path).returncode == 0
     assert token.stat().st_mode & 0o777 == 0o600
 
 
@@ -96,8 +96,7 @@ for name in ("ray", "ray/session_1", "ray/session_1/sockets"):
 
 def test_rays_session_of_serve_run_is_private_and_the_users_sessions_stay_side_by_side(tmp_path: Path) -> None:
     """Ray opens its sockets' folder to everybody, who could replace a socket by their own."""
-    arguments = serve_run("local.yaml")
-    done = python(READ + MAKE_SESSION, arguments, HOME=str(tmp_path), ATELIER_DATA_DIR=str(tmp_path / "var"))
+    done = serve_run(tmp_path, then=MAKE_SESSION)
     assert done.returncode == 0, done.stderr
     folders = ("ray", "ray/session_1", "ray/session_1/sockets")
     assert [(tmp_path / folder).stat().st_mode & 0o7777 for folder in folders] == [0o1777, 0o700, 0o700]
@@ -109,11 +108,11 @@ def test_rays_session_of_serve_run_is_private_and_the_users_sessions_stay_side_b
         (["--address", "10.0.0.5:6379"], {}, "10.0.0.5:6379"),
         (["-a=10.0.0.5:6379"], {}, "10.0.0.5:6379"),
         (["--address", "ray://10.0.0.5:10001"], {}, "ray://10.0.0.5:10001"),
-        ([], {"RAY_ADDRESS": "10.0.0.5:6379"}, "10.0.0.5:6379"),
-        ([], {"ran before": "10.0.0.5:6379"}, "10.0.0.5:6379"),
+        (["--name", "atelier"], {"RAY_ADDRESS": "10.0.0.5:6379"}, "10.0.0.5:6379"),
+        (["--name", "atelier"], {"ran before": "10.0.0.5:6379"}, "10.0.0.5:6379"),
         (["--address", "local"], {"ran before": "10.0.0.5:6379"}, None),
         (["--address", "local"], {"RAY_ADDRESS": "10.0.0.5:6379"}, None),
-        ([], {}, None),
+        (["--name", "atelier"], {}, None),
     ],
 )
 def test_serve_run_joins_no_ray_that_was_started_without_the_protection(
@@ -123,9 +122,7 @@ def test_serve_run_joins_no_ray_that_was_started_without_the_protection(
     (tmp_path / "ray").mkdir()
     if "ran before" in variables:
         (tmp_path / "ray" / "ray_current_cluster").write_text(variables["ran before"])
-    arguments = json.dumps(["/usr/bin/serve", "run", *options, str(ROOT / "configs" / "local.yaml")])
-    own = {"HOME": str(tmp_path), "ATELIER_DATA_DIR": str(tmp_path), "RAY_TMPDIR": str(tmp_path)}
-    done = python(READ, arguments, **own, **{name: value for name, value in variables.items() if name.isidentifier()})
+    done = serve_run(tmp_path, *options, **{name: value for name, value in variables.items() if name.isidentifier()})
     if expected is None:
         assert done.returncode == 0, done.stderr
     else:

@@ -24,21 +24,16 @@ def cards(nodes: int, gpus: int = 1, **resources: float) -> Pool:
 
 
 def test_eight_whole_generators_leave_upscalers_no_card() -> None:
-    """What once kept an upscale waiting for 115 s: ten GPUs asked of eight."""
+    """Ten GPUs asked of eight once kept an upscale waiting for 115 s."""
     demands = [generator(8), upscaler(4)]
-    assert [(short.deployment, short.unplaced) for short in shortfalls(demands, [cards(8)])] == [
-        ("generator", 4),
-        ("upscaler", 4),
-    ]
+    found = [(short.deployment, short.unplaced) for short in shortfalls(demands, [cards(8)])]
+    assert found == [("generator", 4), ("upscaler", 4)]
     assert shortfalls(demands, [cards(8), cards(2)]) != [], "spread out, four upscalers take a card each"
     assert shortfalls(demands, [cards(12)]) == []
 
 
 def test_a_sum_that_fits_is_not_enough() -> None:
-    """Two upscalers of 0.3 on one card leave a generator of 0.7 without one.
-
-    A place for one each on every card keeps it.
-    """
+    """Two upscalers of 0.3 on one card leave a generator of 0.7 without one; a place for each on each card keeps it."""
     demands = [generator(4, 0.7), upscaler(4, 0.3)]
     (short,) = shortfalls(demands, [cards(4)])
     assert short.deployment == "generator"

@@ -8,8 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import yaml
 from starlette.types import Receive, Scope, Send
 
 from deployments.proxy import HTTP_SERVERS, LIMITS, METRICS, WRAPPER, environment, haproxy_binary, proxy_secret
-from deployments.ray_environment import RECOVERY
+from deployments.runtime import RECOVERY
 from serve_app.domain.accounts import BUILTIN_PLANS
 from serve_app.domain.requests import Variant
 from tests.attack.raw import Answer, breach, exchange, first_line
@@ -74,21 +74,14 @@ class Proxy:
         self, home: Path, *, has_application: bool = True, fallback: "Proxy | None" = None, **variables: str
     ) -> None:
         self.home, self.port, self.replica_port = home, free_port(), free_port()
-        self.config = generated_config(
-            home,
-            port=self.port,
-            replica_port=self.replica_port,
-            fallback_port=fallback and fallback.replica_port,
-            has_application=has_application,
-        )
-        self.process = subprocess.Popen(
-            [str(WRAPPER), "-db", "-f", str(self.config)],
-            env={**ENVIRONMENT, **variables},
-            stderr=(home / "stderr.txt").open("wb"),
-        )
-        self._server = uvicorn.Server(
-            uvicorn.Config(answer, host="127.0.0.1", port=self.replica_port, log_level="warning", lifespan="off")
-        )
+        ports = {"port": self.port, "replica_port": self.replica_port}
+        last = fallback and fallback.replica_port
+        self.config = generated_config(home, **ports, fallback_port=last, has_application=has_application)
+        command = [str(WRAPPER), "-db", "-f", str(self.config)]
+        stderr = (home / "stderr.txt").open("wb")
+        self.process = subprocess.Popen(command, env={**ENVIRONMENT, **variables}, stderr=stderr)
+        config = uvicorn.Config(answer, "127.0.0.1", self.replica_port, log_level="warning", lifespan="off")
+        self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=lambda: asyncio.run(self._server.serve()))
         self._thread.start()
 
@@ -124,6 +117,17 @@ class Proxy:
         self.stop_server()
 
 
+@contextmanager
+def running(home: Path, *, status: int = 200, **given: Any) -> Generator[Proxy]:
+    """Run a proxy until the block ends; it answers with `status` from the start."""
+    proxy = Proxy(home, **given)
+    try:
+        proxy.wait(status)
+        yield proxy
+    finally:
+        proxy.stop()
+
+
 async def answer(scope: Scope, receive: Receive, send: Send) -> None:
     """`X-Answer: 500 plain` answers as Serve does, without rate headers."""
     headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"]}
@@ -133,34 +137,28 @@ async def answer(scope: Scope, receive: Receive, send: Send) -> None:
     rows = [(b"content-type", b"text/plain" if plain else b"application/json")]
     if not plain:
         rows += [(name, b"1") for name in (b"x-ratelimit-limit", b"x-ratelimit-remaining", b"x-ratelimit-reset")]
-        rows += [
-            (b"ratelimit-policy", b"x"),
-            (b"ratelimit", b"x"),
-            (b"x-request-id", headers.get("x-request-id", "health-check").encode()),
-        ]
+        rows += [(b"ratelimit-policy", b"x"), (b"ratelimit", b"x")]
+        rows.append((b"x-request-id", headers.get("x-request-id", "health-check").encode()))
     await send({"type": "http.response.start", "status": int(status), "headers": rows})
     await send({"type": "http.response.body", "body": json.dumps(content).encode()})
 
 
 @pytest.fixture(scope="module")
 def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
-    running = Proxy(tmp_path_factory.mktemp("proxy"))
-    try:
-        running.wait()
-        yield running
-    finally:
-        running.stop()
+    with running(tmp_path_factory.mktemp("proxy")) as proxy:
+        yield proxy
 
 
 @pytest.fixture(scope="module")
 def starting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
-    """It knows no application yet."""
-    running = Proxy(tmp_path_factory.mktemp("starting"), has_application=False)
-    try:
-        running.wait(status=503)
-        yield running
-    finally:
-        running.stop()
+    """A proxy that knows no application yet."""
+    with running(tmp_path_factory.mktemp("starting"), status=503, has_application=False) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    return generated_config(tmp_path, port=free_port(), replica_port=free_port())
 
 
 def seen(answer: Answer) -> dict[str, Any]:
@@ -230,15 +228,15 @@ def test_nobody_is_believed_about_his_address_by_default(proxy: Proxy) -> None:
 
 
 def test_every_request_carries_what_replicas_believe_haproxy_by(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And no caller brings it along."""
     monkeypatch.setenv("RAY_AUTH_TOKEN", ENVIRONMENT["RAY_AUTH_TOKEN"])
     for row in ("X-Other: a", f"X-Atelier-Proxy: {'0' * 64}"):
         assert seen(proxy.get(row))["headers"]["x-atelier-proxy"] == proxy_secret()
 
 
 @pytest.mark.parametrize("place", ["RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "HOME"])
-def test_both_find_rays_token_where_ray_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
-    config = generated_config(tmp_path, port=free_port(), replica_port=free_port())
+def test_both_find_rays_token_where_ray_does(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
     file = tmp_path / ".ray" / "auth_token"
     file.parent.mkdir()
     file.write_text("of a file\n")
@@ -250,9 +248,8 @@ def test_both_find_rays_token_where_ray_does(tmp_path: Path, monkeypatch: pytest
     assert f"set-header X-Atelier-Proxy {proxy_secret()}\n" in config.read_text()
 
 
-def test_without_a_token_haproxy_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_token_haproxy_does_not_start(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replicas would take every caller for one and the same."""
-    config = generated_config(tmp_path, port=free_port(), replica_port=free_port())
     done = check(config, RAY_AUTH_TOKEN="", HOME=str(tmp_path))
     assert done.returncode == 3
     assert done.stderr.startswith("atelier: Ray's token is nowhere: set RAY_AUTH_TOKEN_PATH")
@@ -263,35 +260,28 @@ def test_without_a_token_haproxy_does_not_start(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_trusted_proxy_names_the_caller_and_the_scheme(tmp_path: Path) -> None:
-    proxy = Proxy(tmp_path, ATELIER_TRUSTED_PROXIES="127.0.0.9, 10.0.0.0/8")
-    try:
-        proxy.wait()
+    with running(tmp_path, ATELIER_TRUSTED_PROXIES="127.0.0.9, 10.0.0.0/8") as proxy:
         rows = ("X-Forwarded-For: 6.6.6.6, 1.2.3.4, 10.1.2.3", "X-Forwarded-Proto: https")
         request = seen(proxy.get(*rows, source="127.0.0.9"))
         assert request["headers"]["x-forwarded-for"] == "1.2.3.4", "the last one that is no trusted proxy"
         assert (request["client"][0], request["scheme"]) == ("1.2.3.4", "https")
         assert seen(proxy.get(*rows, source="127.0.0.8"))["client"][0] == "127.0.0.8"
         assert seen(proxy.get("X-Forwarded-Proto: javascript", source="127.0.0.9"))["scheme"] == "http"
-    finally:
-        proxy.stop()
 
 
 @pytest.mark.parametrize(
     ("name", "value"), [("ATELIER_TRUSTED_PROXIES", "everybody; }"), ("ATELIER_CONNECTIONS_PER_ADDRESS", "many")]
 )
-def test_a_bad_setting_keeps_haproxy_from_starting(tmp_path: Path, name: str, value: str) -> None:
-    config = generated_config(tmp_path, port=free_port(), replica_port=free_port())
+def test_a_bad_setting_keeps_haproxy_from_starting(config: Path, name: str, value: str) -> None:
     done = check(config, **{name: value})
     assert done.returncode == 3
     assert done.stderr.startswith(f"atelier: {name}: ")
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "[::1]", "127.0.0.2", "localhost"])
-def test_haproxy_alone_listens_where_the_operator_says(tmp_path: Path, host: str) -> None:
-    port = free_port()
-    config = generated_config(tmp_path, port=port, replica_port=free_port())
+def test_haproxy_alone_listens_where_the_operator_says(config: Path, host: str) -> None:
     assert check(config, ATELIER_HTTP_HOST=host).returncode == 0
-    assert f"    bind {host}:{port} proto h1\n" in config.read_text()
+    assert re.search(rf"^    bind {re.escape(host)}:\d+ proto h1$", config.read_text(), re.MULTILINE)
 
 
 def check(config: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -366,17 +356,12 @@ def test_a_request_without_a_host_is_refused(proxy: Proxy) -> None:
 
 
 def test_one_address_can_neither_take_all_connections_nor_read_the_routes(tmp_path: Path) -> None:
-    """But a proxy on this machine, or a trusted one, may: it stands for many callers."""
-    proxy = Proxy(tmp_path, ATELIER_CONNECTIONS_PER_ADDRESS="0", ATELIER_TRUSTED_PROXIES="127.0.0.9")
-    try:
-        proxy.wait()
+    """A proxy on this machine, or a trusted one, may take them: it stands for many callers."""
+    with running(tmp_path, ATELIER_CONNECTIONS_PER_ADDRESS="0", ATELIER_TRUSTED_PROXIES="127.0.0.9") as proxy:
         assert proxy.get(source="127.0.0.9").status == 200
-        text = proxy.config.read_text().replace("127.0.0.0/8 ::1", "127.0.0.1")
-        proxy.config.write_text(text)
-        reloaded = subprocess.Popen(
-            [str(WRAPPER), "-db", "-f", str(proxy.config), "-sf", str(proxy.process.pid)],
-            env=ENVIRONMENT,
-        )
+        proxy.config.write_text(proxy.config.read_text().replace("127.0.0.0/8 ::1", "127.0.0.1"))
+        command = [str(WRAPPER), "-db", "-f", str(proxy.config), "-sf", str(proxy.process.pid)]
+        reloaded = subprocess.Popen(command, env=ENVIRONMENT)
         try:
             proxy.process.wait(timeout=30)
             proxy.wait()
@@ -389,23 +374,17 @@ def test_one_address_can_neither_take_all_connections_nor_read_the_routes(tmp_pa
         finally:
             reloaded.kill()
             reloaded.wait()
-    finally:
-        proxy.stop()
 
 
 def test_without_a_replica_the_answer_is_503(tmp_path: Path, proxy: Proxy) -> None:
     """Serve's proxy of last resort, which is there, would hold the request until a replica is."""
-    alone = Proxy(tmp_path, fallback=proxy)
-    try:
-        alone.wait()
+    with running(tmp_path, fallback=proxy) as alone:
         alone.stop_server()
         answer = alone.get()
         assert (answer.status, code(answer)) == (503, "unavailable")
         health = alone.get(path="/-/healthz")
         assert health.status in (200, 503)
         assert breach(health) is None
-    finally:
-        alone.stop()
 
 
 @pytest.mark.parametrize("path", ["/", "/v1/models", "/-/healthz", "/-/routes"])
@@ -428,53 +407,37 @@ def test_what_belongs_to_operators_is_closed_to_others(proxy: Proxy) -> None:
 
 def test_a_configuration_is_hardened_once(proxy: Proxy) -> None:
     before = proxy.config.read_text()
-    subprocess.run(
-        [str(WRAPPER), "-c", "-f", str(proxy.config)],
-        env=ENVIRONMENT,
-        check=True,
-        capture_output=True,
-    )
+    assert check(proxy.config).returncode == 0
     assert proxy.config.read_text() == before
     assert before.count("frontend.cfg") == 1
 
 
 @pytest.mark.parametrize("line", ["stats socket", "frontend http_frontend", "defaults", "listen stats"])
-def test_a_configuration_that_is_not_known_is_not_started(tmp_path: Path, line: str) -> None:
+def test_a_configuration_that_is_not_known_is_not_started(config: Path, line: str) -> None:
     """A new version of Serve may write another; without its protection HAProxy must not listen."""
-    config = generated_config(tmp_path, port=free_port(), replica_port=free_port())
     config.write_text(re.sub(rf"^( *){line}", r"\1# ", config.read_text(), flags=re.MULTILINE))
-    done = subprocess.run([str(WRAPPER), "-c", "-f", str(config)], env=ENVIRONMENT, capture_output=True, text=True)
+    done = check(config)
     assert done.returncode == 3
     assert "not started without its protection" in done.stderr
 
 
-def test_the_wrapper_becomes_haproxy_within_the_time_serve_waits(tmp_path: Path) -> None:
-    config = generated_config(tmp_path, port=free_port(), replica_port=free_port())
-    done = subprocess.run(
-        ["bash", "-c", f"TIMEFORMAT=%U+%S; time {WRAPPER} -v -f {config}"],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+def test_the_wrapper_becomes_haproxy_within_the_time_serve_waits(config: Path) -> None:
+    command = ["bash", "-c", f"TIMEFORMAT=%U+%S; time {WRAPPER} -v -f {config}"]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True)
     assert "HAProxy version" in done.stdout
     assert sum(float(part) for part in done.stderr.strip().splitlines()[-1].split("+")) < 0.2, "seconds of CPU"
 
 
 @pytest.mark.skipif(not (ROOT / ".venv").exists(), reason="the environment is elsewhere")
-def test_haproxy_is_found_where_the_checkouts_environment_is_not_active(tmp_path: Path) -> None:
+def test_haproxy_is_found_where_the_checkouts_environment_is_not_active(config: Path) -> None:
     """`.venv/bin/ray start` and `.venv/bin/serve deploy` leave PATH as it is."""
-    config = generated_config(tmp_path, port=free_port(), replica_port=free_port())
     inactive = {**ENVIRONMENT, "PATH": "/usr/bin:/bin", "ATELIER_HAPROXY": ""}
     done = subprocess.run([str(WRAPPER), "-v", "-f", str(config)], env=inactive, capture_output=True, text=True)
     assert "HAProxy version" in done.stdout, done.stderr
 
 
 def ways_of_starting() -> dict[str, dict[str, str]]:
-    """Return what each way of starting on a cluster puts into the environment.
-
-    `up` and `serve run` take `environment()`.
-    """
+    """What each way of starting on a cluster puts into the environment; `up` and `serve run` take `environment()`."""
     sourced = subprocess.run(
         ["sh", "-c", ". configs/cluster.env; set"],
         cwd=ROOT,

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from deployments.ray_environment import ray_environment
+from deployments.runtime import ray_environment
 
 CLIENTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 

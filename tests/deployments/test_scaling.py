@@ -17,43 +17,24 @@ from serve_app.domain.errors import StoreUnavailable
 from serve_app.domain.jobs import Backlog, JobKind, NewJob, new_job_id
 from serve_app.domain.requests import GenerationRequest, Variant
 from tests.composition import Resources
-from tests.support import adapter_id, wait_until
+from tests.support import wait_until
 
 
-def backlog(
-    *,
-    ready: int = 0,
-    leased: int = 0,
-    delayed: int = 0,
-    seconds: float = 0,
-    ready_seconds: float = 0,
-    busy: float = 0.5,
-) -> Backlog:
-    return Backlog(
-        ready=ready,
-        leased=leased,
-        delayed=delayed,
-        ready_seconds=ready_seconds,
-        seconds=seconds,
-        oldest_age_s=0,
-        accepted=0,
-        busy_seconds_per_unit=busy,
-    )
+def backlog(*, busy: float = 0.5, **numbers: float) -> Backlog:
+    none = dict.fromkeys(("ready", "leased", "delayed", "ready_seconds", "seconds", "oldest_age_s", "accepted"), 0)
+    facts: dict[str, Any] = {**none, **numbers}
+    return Backlog(busy_seconds_per_unit=busy, **facts)
 
 
 def context(replicas: int) -> Any:
     return SimpleNamespace(target_num_replicas=replicas)
 
 
-def test_no_work_needs_no_replica() -> None:
-    assert wanted_replicas(backlog(), None, 30) == 0
-    assert wanted_replicas(backlog(), 0.0, 30) == 0
-
-
 def test_jobs_of_minutes_ago_keep_no_replica() -> None:
     """Without work, `downscale_to_zero_delay_s` alone says how long the last replica stays."""
     rate = _rate(0, 60, 60, 60).units_per_second
-    assert wanted_replicas(backlog(), rate, 30) == 0
+    for demand in (None, 0.0, rate):
+        assert wanted_replicas(backlog(), demand, 30) == 0
     assert wanted_replicas(backlog(leased=1), rate, 30) == 1
     assert wanted_replicas(backlog(busy=8), rate, 30) == 3, "more than one is needed: a pause between two jobs"
 
@@ -63,10 +44,7 @@ def test_what_arrives_keeps_its_replicas_while_nothing_waits() -> None:
 
 
 def test_spare_replicas_do_not_justify_themselves() -> None:
-    """Half empty forward passes make each image slower.
-
-    The backlog in seconds grows, the replicas wanted do not.
-    """
+    """Half empty forward passes make each image slower: the backlog in seconds grows, the replicas wanted do not."""
     assert wanted_replicas(backlog(leased=9, seconds=400), 8.2, 60) == 5
 
 
@@ -81,21 +59,21 @@ def _rate(*accepted: float, every_s: float = 60) -> ArrivalRate:
     return rate
 
 
-def test_the_rate_is_known_after_a_minute() -> None:
-    assert _rate(70, 100, every_s=30).units_per_second is None
-    assert _rate(70, 100, 130, every_s=30).units_per_second == 1.0
-
-
-def test_a_burst_is_hardly_demand() -> None:
-    assert _rate(0, 60, 120, 180, 6_000, 6_060).units_per_second == pytest.approx(1.1)
-
-
-def test_rare_jobs_are_demand() -> None:
-    assert _rate(0, 0, 0, 0, 600, 600, 600).units_per_second == pytest.approx(600 / 360)
-
-
-def test_demand_follows_a_change_and_forgets() -> None:
-    assert _rate(*range(0, 600, 60), *range(600, 2_401, 180)).units_per_second == 3.0
+@pytest.mark.parametrize(
+    ("accepted", "every_s", "rate"),
+    [
+        ((70, 100), 30, None),
+        ((70, 100, 130), 30, 1.0),
+        ((0, 60, 120, 180, 6_000, 6_060), 60, 1.1),
+        ((0, 0, 0, 0, 600, 600, 600), 60, 600 / 360),
+        ((*range(0, 600, 60), *range(600, 2_401, 180)), 60, 3.0),
+        ((500, 560, 620, 0), 60, None),
+        ((500, 560, 0, 120), 60, 2.0),
+    ],
+    ids=["no minute yet", "a minute", "a burst", "rare jobs", "a change", "another Redis", "a minute of another Redis"],
+)
+def test_demand_is_the_rate_of_the_last_minutes(accepted: tuple[int, ...], every_s: float, rate: float | None) -> None:
+    assert _rate(*accepted, every_s=every_s).units_per_second == (rate and pytest.approx(rate))
 
 
 def _minutes(*rates: float) -> ArrivalRate:
@@ -122,11 +100,6 @@ def test_a_large_fleet_has_spare_replicas_as_rounding_up_gives_a_small_one(spare
     assert [wanted_replicas(backlog(leased=9, busy=1), units, 60, spare) for units in demands] == wanted
 
 
-def test_demand_starts_anew_on_another_redis() -> None:
-    assert _rate(500, 560, 620, 0).units_per_second is None
-    assert _rate(500, 560, 0, 120).units_per_second == 2.0
-
-
 @given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9), st.floats(0, 1e6))
 def test_any_work_needs_a_replica(ready: int, leased: int, delayed: int, seconds: float) -> None:
     wanted = wanted_replicas(backlog(ready=ready, leased=leased, delayed=delayed, seconds=seconds), None, 30)
@@ -139,12 +112,8 @@ async def test_the_policy_follows_the_backlog(resources: Resources, monkeypatch:
     monkeypatch.setenv("ATELIER_REDIS_URL", resources.redis_url)
     policy = BacklogPolicy("generation", target_s=0.001)
     await wait_until(lambda: policy(context(5))[0] == 0)
-    request = GenerationRequest(prompt="p", lora_id=adapter_id("neon"), seeds=(1, 2, 3, 4))
-    await resources.queue.accept(
-        NewJob(
-            job_id=new_job_id(JobKind.GENERATION), variant=Variant.A, account_id="acct_x", request=request, group="g"
-        )
-    )
+    request, job_id = GenerationRequest(prompt="p", lora_id="neon", seeds=(1, 2, 3, 4)), new_job_id(JobKind.GENERATION)
+    await resources.queue.accept(NewJob(job_id=job_id, variant=Variant.A, account_id="acct_x", request=request))
     await wait_until(lambda: policy(context(0))[0] > 1)
 
 

@@ -66,7 +66,7 @@ def test_a_gpu_that_is_not_there_is_named_in_time(run: ServeRun) -> None:
 
 
 def assert_half_sent_bodies_take_no_place(port: int, key: str) -> None:
-    """Ten times as many as the ingress takes, each of which it has asked for its body."""
+    """Ten times as many are open as the ingress takes, and it has asked each of them for its body."""
     rows = f"Host: a\r\nAuthorization: Bearer {key}\r\nContent-Length: 100\r\nExpect: 100-continue"
     with ExitStack() as stack:
         halves: list[socket.socket] = []

@@ -92,7 +92,7 @@ async def test_an_operator_has_the_machines_compared_from_the_browser(service: S
 
 
 def test_no_request_writes_a_line_of_an_access_log(service: Service) -> None:
-    """Serve's own was a quarter of the handler's time."""
+    """Serve's own access log was a quarter of the handler's time."""
     assert service.client.get("/v1/models", headers={"X-API-Key": service.ready["keys"]["both"]}).is_success
     logs = [path for path in runtime_home(service.data_dir).glob("ray/session_latest/logs/**/*") if path.is_file()]
     assert any("replica_atelier_ingress" in path.name for path in logs), "Serve's log of the ingress is among them"

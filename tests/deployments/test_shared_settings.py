@@ -49,13 +49,6 @@ def test_what_each_machine_would_have_for_itself_is_refused_by_name(tmp_path: Pa
     require_shared(own, spread=False)
 
 
-def test_all_that_is_missing_is_named_at_once(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError) as refused:
-        require_shared(Settings(data_dir=tmp_path, redis_url=""), spread=True)
-    for name in ("REDIS_URL", "STORAGE_URL", "PEPPER", "SIGNING_KEYS"):
-        assert f"ATELIER_{name}" in str(refused.value)
-
-
 def test_what_all_machines_share_is_taken(tmp_path: Path) -> None:
     require_shared(settings(tmp_path), spread=True)
     require_shared(settings(tmp_path, storage_url="file:///mnt/shared", storage_shared=True), spread=True)
@@ -73,7 +66,7 @@ def test_machines_are_counted_not_nodes() -> None:
 
 def test_up_refuses_the_file_of_a_cluster(tmp_path: Path) -> None:
     service = read_config(CONFIGS / "production.yaml")
-    with pytest.raises(ConfigError, match="ATELIER_PEPPER"):
+    with pytest.raises(ConfigError, match=r"REDIS_URL.*STORAGE_URL.*PEPPER.*SIGNING_KEYS"):  # all at once
         check_this_machine(CONFIGS / "production.yaml", service, Settings(data_dir=tmp_path, redis_url=""))
     with pytest.raises(ConfigError, match="the resources generator, housekeeper, ingress, upscaler are a cluster's"):
         check_this_machine(CONFIGS / "production.yaml", service, settings(tmp_path))

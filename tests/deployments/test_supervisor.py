@@ -28,8 +28,10 @@ def run(child):
     exec(body, scope)
     return scope["code"]
 
-code = supervise(run, clean_up=lambda session: say("cleaned", session), on_stop=lambda: say("stopping"), stop_limit_s=1.0)
-say("code", code)
+def clean_up(session):
+    say("cleaned", session)
+
+say("code", supervise(run, clean_up=clean_up, on_stop=lambda: say("stopping"), stop_limit_s=1.0))
 """
 FOREVER = "say('ready', os.getpid())\nwhile True: time.sleep(0.05)"
 
@@ -107,16 +109,16 @@ def test_it_outlives_its_terminal_under_nohup(home: Path) -> None:
     assert supervised.said("code") == "0"
 
 
-def test_a_child_that_must_not_be_interrupted_is_killed(home: Path) -> None:
-    supervised = Supervised(home, f"with child.uninterruptible():\n exec({FOREVER!r})")
-    supervised.stop()
-    assert supervised.said("code") == "0"
-    supervised.said("cleaned")
-
-
-def test_a_child_that_does_not_stop_in_time_is_killed(home: Path) -> None:
-    stubborn = f"while True:\n try:\n  exec({FOREVER!r})\n except KeyboardInterrupt: pass"
-    supervised = Supervised(home, stubborn)
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"with child.uninterruptible():\n exec({FOREVER!r})",
+        f"while True:\n try:\n  exec({FOREVER!r})\n except KeyboardInterrupt: pass",
+    ],
+    ids=["it must not be interrupted", "it does not stop in time"],
+)
+def test_a_child_is_killed(home: Path, body: str) -> None:
+    supervised = Supervised(home, body)
     supervised.stop()
     assert supervised.said("code") == "0"
     supervised.said("cleaned")

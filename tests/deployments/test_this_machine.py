@@ -37,10 +37,7 @@ def choose(**environment: str) -> tuple[str, str]:
 @pytest.mark.slow
 @needs_compiler
 def test_the_cards_of_the_machine_are_found(driver: Path) -> None:
-    """The visible cards are found.
-
-    The tests' torch has no CUDA, which is said, and not started on a card in vain.
-    """
+    """The tests' torch has no CUDA, which is said, and not started on a card in vain."""
     path, said = choose(LD_LIBRARY_PATH=str(driver))
     assert path == "local.yaml"
     assert said.startswith("Found 2 GPUs, but torch ")
@@ -49,10 +46,8 @@ def test_the_cards_of_the_machine_are_found(driver: Path) -> None:
 
 
 def test_a_machine_with_a_gpu_shares_it_and_says_so() -> None:
-    assert chosen_config(1, CUDA) == (
-        GPU_CONFIG,
-        "Found 1 GPU: the generator and the upscaler share it (configs/one_gpu.yaml)",
-    )
+    said = "Found 1 GPU: the generator and the upscaler share it (configs/one_gpu.yaml)"
+    assert chosen_config(1, CUDA) == (GPU_CONFIG, said)
     assert chosen_config(4, CUDA)[0] == GPU_CONFIG
     assert "4 GPUs" in chosen_config(4, CUDA)[1]
     args = read_config(GPU_CONFIG).args

@@ -25,46 +25,32 @@ def _leave_nothing_in_tmp(tmp_path: Path) -> Iterator[None]:
 def start_error(tmp_path: Path, *arguments: str, **environment: str) -> str:
     """The one line that `atelier up` prints before it ends with exit code 2."""
     output = tmp_path / "output.txt"
-    process = start_up(*arguments, output=output, **environment)
+    defaults = ("--data-dir", str(tmp_path / "var"), "--port", str(free_port()))
+    process = start_up(*defaults, *arguments, output=output, **environment)
     assert process.wait(timeout=60) == 2, output.read_text()
     (line,) = output.read_text().splitlines()
     return line
 
 
-def test_a_port_in_use(tmp_path: Path) -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = str(other.getsockname()[1])
-        assert f"127.0.0.1:{port} is in use" in start_error(
-            tmp_path, "--port", port, "--data-dir", str(tmp_path / "var")
-        )
+def test_an_address_that_cannot_be_listened_on(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert f"127.0.0.1:{port} is in use" in start_error(tmp_path, "--port", str(port))
+    assert "192.0.2.200:" in start_error(tmp_path, "--host", "192.0.2.200")
 
 
-def test_an_address_of_another_machine(tmp_path: Path) -> None:
-    assert "192.0.2.200:" in start_error(
-        tmp_path, "--host", "192.0.2.200", "--port", str(free_port()), "--data-dir", str(tmp_path / "var")
-    )
-
-
-def test_a_ready_file_that_cannot_be_written(tmp_path: Path) -> None:
-    ready = tmp_path / "nowhere" / "ready.json"
-    assert str(ready) in start_error(tmp_path, "--ready-file", str(ready), "--data-dir", str(tmp_path / "var"))
-
-
-def test_a_data_directory_that_cannot_be_written(tmp_path: Path) -> None:
-    blocked = tmp_path / "file"
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    ready, blocked = tmp_path / "nowhere" / "ready.json", tmp_path / "file"
+    assert str(ready) in start_error(tmp_path, "--ready-file", str(ready))
     blocked.write_text("not a directory")
-    assert str(blocked) in start_error(tmp_path, "--data-dir", str(blocked), "--port", str(free_port()))
+    assert str(blocked) in start_error(tmp_path, "--data-dir", str(blocked))
 
 
 def test_a_data_directory_in_use(tmp_path: Path) -> None:
     data_dir = tmp_path / "var"
     data_dir.mkdir()
     with only_one(data_dir):
-        assert "in use by another service" in start_error(
-            tmp_path, "--data-dir", str(data_dir), "--port", str(free_port())
-        )
+        assert "in use by another service" in start_error(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +64,7 @@ def test_a_data_directory_in_use(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_setting(tmp_path: Path, name: str, value: str) -> None:
-    line = start_error(tmp_path, "--data-dir", str(tmp_path / "var"), "--port", str(free_port()), **{name: value})
+    line = start_error(tmp_path, **{name: value})
     assert name.removeprefix("ATELIER_").lower() in line.lower() or value in line
 
 
@@ -95,22 +81,19 @@ def test_a_bad_catalog(tmp_path: Path) -> None:
 def test_a_bad_config(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("applications: [{args: {generator: {num_gpu: 1}}}]")
-    line = start_error(tmp_path, "--config", str(config), "--data-dir", str(tmp_path / "var"))
-    assert "num_gpu" in line
-    assert "no/such.yaml" in start_error(tmp_path, "--config", "no/such.yaml", "--data-dir", str(tmp_path / "var"))
+    assert "num_gpu" in start_error(tmp_path, "--config", str(config))
+    assert "no/such.yaml" in start_error(tmp_path, "--config", "no/such.yaml")
 
 
 def test_a_gpu_that_is_not_there(tmp_path: Path) -> None:
     config = str(ROOT / "configs" / "one_gpu.yaml")
-    arguments = ("--config", config, "--data-dir", str(tmp_path / "var"))
-    line = start_error(tmp_path, *arguments, CUDA_VISIBLE_DEVICES="")
+    line = start_error(tmp_path, "--config", config, CUDA_VISIBLE_DEVICES="")
     assert "generator 0.7, upscaler 0.3" in line
     assert "nvidia-smi" in line
 
 
 def test_a_redis_url_of_another_scheme(tmp_path: Path) -> None:
-    line = start_error(tmp_path, "--redis-url", "http://127.0.0.1:6379", "--data-dir", str(tmp_path / "var"))
-    assert "REDIS_URL" in line
+    assert "REDIS_URL" in start_error(tmp_path, "--redis-url", "http://127.0.0.1:6379")
 
 
 def test_with_json_an_unreachable_redis_is_one_line_on_stderr(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -26,7 +26,6 @@ class Start:
 
     def __init__(self, home: Path) -> None:
         self.data_dir, self._output = home / "var", home / "output.txt"
-        self._home = home
 
     def begin(self, *options: str, **environment: str) -> None:
         arguments = ("--data-dir", str(self.data_dir), "--port", str(free_port()), *options)
@@ -34,35 +33,40 @@ class Start:
         self.seen: dict[int, psutil.Process] = {}
 
     def until_it_runs(self, program: str) -> psutil.Process:
-        deadline = time.monotonic() + START_LIMIT_S
-        while not (found := [process for process in self.descendants() if program in _program(process)]):
-            assert self.process.poll() is None, self.output
-            assert time.monotonic() < deadline, f"{program} was not started"
-            time.sleep(0.02)
-        return found[0]
+        self._until(lambda: any(program in _program(process) for process in self.seen.values()))
+        return next(process for process in self.seen.values() if program in _program(process))
 
     def until_it_says(self, text: str) -> None:
+        self._until(lambda: text in self.output)
+
+    def _until(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + START_LIMIT_S
-        while text not in self.output:
+        while not condition():
             assert self.process.poll() is None, self.output
             assert time.monotonic() < deadline, self.output
-            self.descendants()
-            time.sleep(0.05)
-
-    def descendants(self) -> list[psutil.Process]:
-        """Those alive now; all that were ever seen are remembered."""
-        found = psutil.Process(self.process.pid).children(recursive=True)
-        self.seen |= {process.pid: process for process in found}
-        return found
+            found = psutil.Process(self.process.pid).children(recursive=True)
+            self.seen |= {process.pid: process for process in found}
+            time.sleep(0.02)
 
     @property
     def output(self) -> str:
         return self._output.read_text()
 
-    def left(self) -> list[psutil.Process]:
-        """What still runs of everything that was seen, and Redis."""
-        alive = [process for process in self.seen.values() if _is_alive(process)]
-        return [*alive, *(psutil.Process(pid) for pid in processes_in(self.data_dir / "redis"))]
+    def assert_ended(self, code: int, *, within: float) -> None:
+        """It has ended in order, and nothing runs of everything that was seen, nor Redis."""
+        try:
+            assert self.process.wait(timeout=within) == code
+        except subprocess.TimeoutExpired:
+            pytest.fail(self.output)
+        assert "Traceback" not in self.output
+        assert not [process for process in self.seen.values() if _is_alive(process)]
+        assert not processes_in(self.data_dir / "redis")
+
+    @property
+    def complaint(self) -> str:
+        """The one line that says why it has ended."""
+        (line,) = [line for line in self.output.splitlines() if line.startswith("atelier: ")]
+        return line
 
     def end(self) -> None:
         if self.process.poll() is None:
@@ -98,14 +102,10 @@ def test_a_signal_while_ray_starts(up: Start, program: str) -> None:
     """Ray's own handlers would print a C++ stack trace and leave Redis running."""
     up.begin()
     up.until_it_runs(program)
-    began = time.monotonic()
     up.process.send_signal(signal.SIGTERM)
-    assert up.process.wait(timeout=60) == 0
-    assert time.monotonic() - began < STOP_LIMIT_S
+    up.assert_ended(0, within=STOP_LIMIT_S)
     assert up.output.splitlines()[-2:] == ["Stopping ...", "Stopped. Accounts, keys, jobs and images are kept."]
-    assert "Traceback" not in up.output
     assert "***" not in up.output
-    assert not up.left()
 
 
 def test_ray_that_dies(up: Start) -> None:
@@ -114,31 +114,18 @@ def test_ray_that_dies(up: Start) -> None:
     control_service = up.until_it_runs("gcs_server")
     up.until_it_says("  Ray ")
     start_sync(next(one.port for one in listeners_of(control_service) if one.kind == "SOCK_STREAM"))
-    try:
-        assert up.process.wait(timeout=STOP_LIMIT_S) == 1
-    except subprocess.TimeoutExpired:
-        pytest.fail(up.output)
-    assert re.search(
-        r"^atelier: Ray has died \((gcs_server|raylet), exit code -?\d+\) \(logs: ", up.output, re.MULTILINE
-    )
-    assert "Traceback" not in up.output
-    assert not up.left()
+    up.assert_ended(1, within=STOP_LIMIT_S)
+    assert re.match(r"atelier: Ray has died \((gcs_server|raylet), exit code -?\d+\) \(logs: ", up.complaint)
 
 
 def test_a_start_that_takes_too_long(up: Start) -> None:
     up.begin(RAY_gcs_server_port_wait_time_s="0")
-    assert up.process.wait(timeout=START_LIMIT_S) == 1
-    (complaint,) = [line for line in up.output.splitlines() if line.startswith("atelier: ")]
-    assert complaint.startswith("atelier: Ray did not start: Timed out")
-    assert "Traceback" not in up.output
-    assert not up.left()
+    up.assert_ended(1, within=START_LIMIT_S)
+    assert up.complaint.startswith("atelier: Ray did not start: Timed out")
 
 
 def test_replicas_that_take_too_long_to_start(up: Start) -> None:
     up.begin("--start-limit", "1")
-    assert up.process.wait(timeout=START_LIMIT_S) == 1
-    (complaint,) = [line for line in up.output.splitlines() if line.startswith("atelier: ")]
-    assert complaint.startswith("atelier: the service did not start: after 1 s: ")
-    assert "generator (" in complaint
-    assert "Traceback" not in up.output
-    assert not up.left()
+    up.assert_ended(1, within=START_LIMIT_S)
+    assert up.complaint.startswith("atelier: the service did not start: after 1 s: ")
+    assert "generator (" in up.complaint

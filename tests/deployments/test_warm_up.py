@@ -27,7 +27,7 @@ def engine() -> Iterator[Engine]:
 
 
 def passes(engine: Engine) -> list[tuple[int, int]]:
-    """Filled with the latent height and width of every forward pass from now on."""
+    """A list that is filled with the latent height and width of every forward pass from now on."""
     seen: list[tuple[int, int]] = []
     (model,) = engine.base_models.values()
     model.denoiser.register_forward_pre_hook(lambda _, inputs: seen.append(tuple(inputs[0].shape[2:])))

@@ -24,7 +24,7 @@ from pydantic import SecretStr
 from deployments.cluster_commands import check_cluster, check_places
 from deployments.config import ServeConfig
 from deployments.nodes import check_nodes, living_nodes
-from deployments.ray_environment import ray_environment
+from deployments.runtime import ray_environment
 from serve_app.domain.requests import Variant
 from serve_app.operations.checks import Check, Level
 from serve_app.settings import Settings
@@ -40,20 +40,13 @@ PEPPER = "p" * 32
 OPERATOR_TOKEN = "the token of an operator"
 OPERATOR = {"Authorization": f"Bearer {OPERATOR_TOKEN}"}
 POLICY = "deployments.scaling:BacklogPolicy"
-SCALING: dict[str, Any] = {
-    "upscale_delay_s": 0,
-    "downscale_delay_s": 1,
-    "downscale_to_zero_delay_s": 2,
-}
+SCALING: dict[str, Any] = {"upscale_delay_s": 0, "downscale_delay_s": 1, "downscale_to_zero_delay_s": 2}
 LIMIT_S = 560
 WORKER: dict[str, Any] = {"replicas": "auto", "threads": 1, "drain_s": 3}
 
 
 def config(port: int, *, most: int, least: int = 0) -> dict[str, Any]:
-    """Return a Serve YAML, as `serve deploy` takes it.
-
-    `most` is the largest number of generators and of upscalers, `least` the smallest of generators.
-    """
+    """A Serve YAML with `most` generators and upscalers at most, and `least` generators."""
     return {
         "proxy_location": "HeadOnly",
         "http_options": {"host": "127.0.0.1", "port": port},
@@ -150,20 +143,17 @@ def doctor() -> list[str]:
 
 
 def too_much(port: int) -> list[str]:
-    """Return what `atelier check --cluster` says of replicas that exceed the nodes' GPUs.
-
-    It says the same of cards that none has.
-    """
+    """What `atelier check --cluster` says of more replicas than the nodes have GPUs, and of cards that none has."""
     greedy = config(port, most=1)
     greedy["applications"][0]["args"]["generator"]["num_gpus"] = 2
     checks = [*check_places(demands_of(config(port, most=3))), *check_places(demands_of(greedy))]
     return [f"{check.level}: {check.found}" for check in checks]
 
 
-def deploy(content: dict[str, Any]) -> None:
-    """As `serve deploy` does, and wait."""
+def deploy(content: dict[str, Any], *, limit: float = 120) -> None:
+    """Deploy as `serve deploy` does, and wait."""
     client().deploy_apps(schema(content))
-    until(lambda: application().status == "RUNNING", limit=120, why=lambda: application().message)
+    until(lambda: application().status == "RUNNING", limit=limit, why=lambda: application().message)
 
 
 def deploy_and_fail(port: int) -> dict[str, Any]:
@@ -199,7 +189,7 @@ def replicas() -> list[int]:
 
 
 def serve_jobs(port: int, kill: Callable[[], None]) -> dict[str, Any]:
-    secret, lora_id = asyncio.run(new_key())
+    secret, lora_id = asyncio.run(new_key(Settings(pepper=SecretStr(PEPPER))))
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {secret}"}) as caller:
         until(lambda: says_ready(f"http://127.0.0.1:{port}"))
         before, idle = sorted(replicas()), len(pids_of("ServeReplica:atelier:generator"))
@@ -210,10 +200,7 @@ def serve_jobs(port: int, kill: Callable[[], None]) -> dict[str, Any]:
         ids: list[str] = []
 
         def both_work() -> bool:
-            """Return whether generators and upscalers both work, with work waiting all the time.
-
-            On a busy machine the first generator may be done before the second starts.
-            """
+            """Whether two generators work; more jobs are posted, as the first may be done before the second starts."""
             while len(ids) - len(rows_of(ids, state="completed")) < JOBS:
                 ids.append(caller.post("/v1/generate", json=body).raise_for_status().json()["request_id"])
             return len(field_of(ids, "worker", state="running")) == 2
@@ -263,41 +250,35 @@ def unready(caller: httpx.Client) -> dict[str, Any]:
     return answers[-1].json()
 
 
-async def new_key() -> tuple[str, str]:
-    async with open_resources(Settings(pepper=SecretStr(PEPPER))) as resources:
-        account = await resources.accounts.create("three-nodes", plan_a="enterprise")
+async def new_key(settings: Settings) -> tuple[str, str]:
+    """A key for interface A, and a LoRA that it may use."""
+    async with open_resources(settings) as resources:
+        account = await resources.accounts.create("caller", plan_a="enterprise")
         _, secret = await resources.api_keys.create(account.id, interfaces=frozenset({Variant.A}))
         return secret, (await resources.catalog.all())[0].id
 
 
 def forget_workers() -> None:
-    """As a minute after the last was seen."""
+    """Make Redis look as a minute after the last worker was seen."""
     with connect_sync(Settings().redis_url) as redis:
         redis.delete(redis_key("workers", "generation"))
 
 
 def field_of(ids: list[str], field: str, *, state: str) -> set[str]:
-    """What the records in `state` say; the worker's name is nobody's business but ours."""
+    """The values of a field in the records in `state`; callers are not told the worker's name."""
     return {row[field] for row in rows_of(ids, state=state)}
 
 
 def rows_of(ids: list[str], *, state: str) -> list[dict[str, str]]:
     with connect_sync(Settings().redis_url) as redis:
-        rows: list[dict[str, str]] = [redis.hgetall(redis_key("job", job_id)) for job_id in ids]  # pyright: ignore[reportAssignmentType]
+        rows: Any = [redis.hgetall(redis_key("job", job_id)) for job_id in ids]
     return [row for row in rows if row.get("state") == state]
 
 
 def what_runs() -> str:
-    """Return the replicas by Serve's word and by the system's, for a failure's message."""
-    states = {
-        name: found.model_dump(include={"status", "message", "replica_states"})
-        for name, found in application().deployments.items()
-    }
-    found = [
-        (child.pid, child.ppid(), child.status(), child.cmdline()[:1])
-        for child in psutil.Process().children(recursive=True)
-    ]
-    return f"{states} {[entry for entry in found if any('Serve' in word for word in entry[3])]}"
+    """The replicas by Serve's word and by the system's, for a failure's message."""
+    states = {name: str(found) for name, found in application().deployments.items()}
+    return f"{states} {[str(psutil.Process(pid)) for pid in pids_of('Serve')]}"
 
 
 def pids_of(title: str) -> list[int]:

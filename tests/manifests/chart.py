@@ -30,7 +30,7 @@ def profile_values(profile: str) -> dict[str, Any]:
 
 
 def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """As Helm merges values files: mappings word by word, everything else replaced."""
+    """Merge values as Helm merges files of them: mappings word by word, everything else is replaced."""
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)

@@ -15,7 +15,7 @@ KUBERAY = ROOT / "configs" / "kuberay"
 KUSTOMIZE = ROOT / "configs" / "kustomize"
 OWN_SECRET: dict[str, Any] = {"secrets": {"generate": False, "existingSecret": "atelier-secrets"}}
 HEADER = """\
-# Written by `make rayservice` from the Helm chart in configs/helm with values-{profile}.yaml: change those, not this file.
+# Written by `make rayservice` from the Helm chart in configs/helm and values-{profile}.yaml: change those, not this.
 # docs/deploy-kubernetes.md says which Secret must be there before it is applied.
 """
 
@@ -42,7 +42,7 @@ def _serve_config(profile: str) -> str:
 
 
 def _plain(document: Document) -> Document:
-    """Without what says that Helm looks after it."""
+    """The object without the labels and annotations that say that Helm looks after it."""
     metadata = document["metadata"]
     for name in ("helm.sh/chart", "app.kubernetes.io/managed-by"):
         metadata.get("labels", {}).pop(name, None)
@@ -56,7 +56,7 @@ def _plain(document: Document) -> Document:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Texts of several lines stay readable."""
+    """Writes texts of several lines so that they stay readable."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests.manifests.chart import Document
+from tests.manifests.chart import Document, find
 from tests.manifests.pods import Pod, pods
 
 Rule = Callable[[list[Document]], Iterator[str]]
@@ -16,7 +16,7 @@ RULES: list[Rule] = []
 SECRET_WORDS = re.compile(r"PASSWORD|SECRET|TOKEN|PEPPER|SIGNING|PRIVATE|CREDENTIAL", re.IGNORECASE)
 URL_PASSWORD = re.compile(r"://[^/@]*:(?!\$\()[^/@]+@")
 TOKEN_HOLDERS = {"head", "account-job"}
-"""The autoscaler resizes the cluster, and the account job fills in a Secret; no other pod speaks to the Kubernetes API."""
+"""The autoscaler resizes the cluster, and the account job fills in a Secret; no other pod speaks to Kubernetes' API."""
 
 
 def broken_rules(documents: list[Document]) -> list[str]:
@@ -36,22 +36,18 @@ def no_pod_runs_as_root(documents: list[Document]) -> Iterator[str]:
             yield pod.name
         if context.get("seccompProfile", {}).get("type") != "RuntimeDefault":
             yield f"{pod.name}: no seccomp profile"
-        for container in pod.containers:
-            if container.get("securityContext", {}).get("runAsUser") == 0:
-                yield f"{pod.name}/{container['name']}"
+    for where, container in _containers(documents):
+        if container.get("securityContext", {}).get("runAsUser") == 0:
+            yield where
 
 
 @rule
 def no_container_has_a_privilege(documents: list[Document]) -> Iterator[str]:
-    for pod, container in _containers(documents):
+    wanted = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True}
+    for where, container in _containers(documents):
         context = container.get("securityContext", {})
-        if context.get("privileged") or context.get("allowPrivilegeEscalation") is not False:
-            yield f"{pod.name}/{container['name']}: may gain privileges"
-        capabilities = context.get("capabilities", {})
-        if capabilities.get("drop") != ["ALL"] or capabilities.get("add"):
-            yield f"{pod.name}/{container['name']}: keeps capabilities"
-        if context.get("readOnlyRootFilesystem") is not True:
-            yield f"{pod.name}/{container['name']}: writes to its root file system"
+        if context.get("privileged") or {**context, **wanted} != context:
+            yield f"{where}: {context}"
 
 
 @rule
@@ -65,24 +61,23 @@ def no_pod_reaches_into_its_node(documents: list[Document]) -> Iterator[str]:
 
 @rule
 def every_container_has_requests_and_limits(documents: list[Document]) -> Iterator[str]:
-    for pod, container in _containers(documents):
+    for where, container in _containers(documents):
         for kind in ("requests", "limits"):
             missing = {"cpu", "memory"} - set(container.get("resources", {}).get(kind, {}))
-            yield from (f"{pod.name}/{container['name']}: no {name} in {kind}" for name in sorted(missing))
+            yield from (f"{where}: no {name} in {kind}" for name in sorted(missing))
 
 
 @rule
 def every_image_names_its_version(documents: list[Document]) -> Iterator[str]:
-    for pod, container in _containers(documents):
+    for where, container in _containers(documents):
         _, _, tag = container["image"].rpartition("/")[2].partition(":")
         if tag in ("", "latest"):
-            yield f"{pod.name}/{container['name']}: {container['image']}"
+            yield f"{where}: {container['image']}"
 
 
 @rule
 def secrets_come_by_reference(documents: list[Document]) -> Iterator[str]:
-    for pod, container in _containers(documents):
-        where = f"{pod.name}/{container['name']}"
+    for where, container in _containers(documents):
         for variable in container.get("env", []):
             if _is_secret(variable["name"], variable.get("value")):
                 yield f"{where}: {variable['name']} in plain"
@@ -189,27 +184,21 @@ def redis_keeps_what_it_confirms(documents: list[Document]) -> Iterator[str]:
         if name.endswith("redis-jobs"):
             wanted["appendfsync"] = "always"
         yield from (f"{name}: {word}" for word, value in wanted.items() if settings.get(word) != value)
-        (limit,) = [
-            container["resources"]["limits"]["memory"]
-            for pod, container in _containers(documents)
-            if pod.name == f"StatefulSet/{name}"
-        ]
+        stateful = find(documents, "StatefulSet", name)["spec"]
+        (container,) = stateful["template"]["spec"]["containers"]
+        limit = container["resources"]["limits"]["memory"]
         share = int(settings.get("maxmemory", "0mb").removesuffix("mb")) / _mebibytes(limit)
         if not 0.65 <= share <= 0.7:
             yield f"{name}: maxmemory is {share:.0%} of its limit"
-        (stateful,) = [
-            other for other in documents if other["kind"] == "StatefulSet" and other["metadata"]["name"] == name
-        ]
-        if not stateful["spec"].get("volumeClaimTemplates"):
+        if not stateful.get("volumeClaimTemplates"):
             yield f"{name}: no volume"
-        script = stateful["spec"]["template"]["spec"]["containers"][0]["args"][0]
-        if "requirepass" not in script:
+        if "requirepass" not in container["args"][0]:
             yield f"{name}: no password"
 
 
 @rule
 def kuberay_takes_the_service(documents: list[Document]) -> Iterator[str]:
-    """What the operator refuses beyond its definition's schema (its validation.go)."""
+    """KubeRay's operator refuses more than its definition's schema does, in its validation.go."""
     for document in documents:
         if document["kind"] != "RayService":
             continue
@@ -221,10 +210,8 @@ def kuberay_takes_the_service(documents: list[Document]) -> Iterator[str]:
             params = {"num-cpus", "num-gpus", "memory", "resources"} & set(group["rayStartParams"])
             if params and group.get("resources"):
                 yield f"{name}/{group.get('groupName', 'head')}: resources in two places"
-            if (
-                cluster["enableInTreeAutoscaling"]
-                and group["template"]["spec"].get("restartPolicy", "Never") != "Never"
-            ):
+            restart = group["template"]["spec"].get("restartPolicy", "Never")
+            if cluster["enableInTreeAutoscaling"] and restart != "Never":
                 yield f"{name}/{group.get('groupName', 'head')}: restartPolicy beside the autoscaler"
         variables = {variable["name"] for variable in head["template"]["spec"]["containers"][0].get("env", [])}
         taken = variables & {"REDIS_PASSWORD", "REDIS_USERNAME", "RAY_REDIS_ADDRESS"}
@@ -237,10 +224,10 @@ _VOLUME_REFERENCES = (
 )
 
 
-def _containers(documents: list[Document]) -> Iterator[tuple[Pod, dict[str, Any]]]:
+def _containers(documents: list[Document]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each container, with the names of its pod and its own."""
     for pod in pods(documents):
-        for container in pod.containers:
-            yield pod, container
+        yield from ((f"{pod.name}/{container['name']}", container) for container in pod.containers)
 
 
 def _is_secret(name: str, value: object) -> bool:

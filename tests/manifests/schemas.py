@@ -1,7 +1,8 @@
 """Checks manifests against the schemas of their kinds, and refuses unknown fields.
 
 They are Kubernetes' own, and closed excerpts for the custom resources that the chart uses a few fields of. KubeRay's
-whole definition is used besides, where KUBERAY_CRD names its file.
+whole definition is used besides, where KUBERAY_CRD names its file:
+ray-operator/config/crd/bases/ray.io_rayservices.yaml of KubeRay 1.7.
 """
 
 import json
@@ -54,10 +55,7 @@ def _kubernetes_mistakes(document: Document) -> list[str]:
 
 @cache
 def _kubernetes(api_version: str, kind: str, version: str) -> jsonschema.Draft202012Validator:
-    """Return the package's schema that refuses unknown fields.
-
-    It is read once: the schemas are megabytes.
-    """
+    """The package's schema that refuses unknown fields. It is read once: the schemas are megabytes."""
     group, _, name = api_version.rpartition("/")
     file = "-".join(filter(None, (kind.lower(), group.split(".")[0], name)))
     folder = resources.files(kubernetes_validate) / "kubernetes-json-schema" / f"v{version}-local-strict"
@@ -67,9 +65,8 @@ def _kubernetes(api_version: str, kind: str, version: str) -> jsonschema.Draft20
 
 @cache
 def _definitions(version: str) -> Registry[Any]:
-    file = (
-        resources.files(kubernetes_validate) / "kubernetes-json-schema" / f"v{version}-local-strict/_definitions.json"
-    )
+    folder = resources.files(kubernetes_validate) / "kubernetes-json-schema" / f"v{version}-local-strict"
+    file = folder / "_definitions.json"
     return Resource.from_contents(json.loads(file.read_text()), DRAFT202012) @ Registry()
 
 
@@ -79,7 +76,7 @@ def _errors(schema: jsonschema.Draft7Validator | jsonschema.Draft202012Validator
 
 @cache
 def excerpt(kind: str) -> jsonschema.Draft7Validator:
-    """Of a custom resource: the fields that the chart may use."""
+    """The schema of the fields of a custom resource that the chart may use."""
     return jsonschema.Draft7Validator(close(yaml.safe_load(EXCERPTS.read_text())[kind]))
 
 

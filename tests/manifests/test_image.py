@@ -42,7 +42,7 @@ def test_the_image_is_not_roots_and_its_base_can_be_pinned() -> None:
 
 
 def test_the_digest_of_the_base_is_written_into_the_dockerfile(tmp_path: Path) -> None:
-    """Until then `make image` says that it is not; without a daemon, that nothing is built."""
+    """`make image` says until then that it is not, and without a daemon that nothing is built."""
     for name in ("Makefile", "Dockerfile"):
         shutil.copy(ROOT / name, tmp_path)
     assert _make("image", tmp_path, docker="exit 1") == "No Docker daemon answers here: the image is not built\n"
@@ -86,7 +86,7 @@ def test_a_cpu_torch_is_installed_by_the_hash_that_is_given(tmp_path: Path, give
 
 
 def test_the_image_holds_every_dependency_and_object_storage() -> None:
-    """After a new dependency: the command at the head of configs/image/requirements.txt."""
+    """A new dependency gets there by the command at the head of configs/image/requirements.txt."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [*project["dependencies"], *project["optional-dependencies"]["s3"]]
     names = {re.sub(r"[._-]+", "-", re.split(r"[\[;<>=! ]", line)[0]).lower() for line in wanted}

@@ -40,7 +40,7 @@ def _built(overlay: str) -> list[Document]:
 
 
 def _environment() -> dict[str, str]:
-    """Without a cluster's address: building reads files alone."""
+    """The environment without a cluster's address: building reads files alone."""
     return {name: value for name, value in os.environ.items() if name != "KUBECONFIG"}
 
 
@@ -93,7 +93,7 @@ def test_the_replicas_of_an_overlay_fit_its_pods(overlay: str) -> None:
 
 @needs_kustomize
 def test_one_card_is_shared_by_fractions() -> None:
-    """By the same ones as on a machine of one's own."""
+    """They are the same fractions as on a machine of one's own."""
     deployed = ServeConfig.model_validate(serve_config(built("one-gpu"))).args
     local = read_config(ROOT / "configs" / "one_gpu.yaml").args
     assert (deployed.generator.num_gpus, deployed.upscaler.num_gpus) == (0.7, 0.3)

@@ -21,7 +21,7 @@ if rows is not None:
 
 
 def audit(folder: Path, rows: list[dict[str, Any]] | None, complaint: str = "") -> subprocess.CompletedProcess[str]:
-    """Run it over an environment of two packages, with a pip-audit that answers `rows`."""
+    """Run `audit.py` over an environment of two packages, with a pip-audit that answers `rows`."""
     for name, version in (("torch", "2.13.0+cpu"), ("atelier", "0.1.0")):
         metadata = folder / "site" / f"{name}-{version}.dist-info" / "METADATA"
         metadata.parent.mkdir(parents=True)

@@ -14,7 +14,7 @@ import redis
 from serve_app.domain.accounts import Account
 from serve_app.domain.audit import OWNER, Act, Actor
 from serve_app.domain.errors import StoreUnavailable
-from serve_app.domain.jobs import HeartbeatReply, JobKind, NewJob, StoredImage, new_image_id, new_job_id
+from serve_app.domain.jobs import HeartbeatReply
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.operations.account_deletion import CUT_SHORT_AFTER
 from serve_app.operations.housekeeping import reap_forever
@@ -24,31 +24,11 @@ from serve_app.store.script import load_script
 from tests.audit import audit
 from tests.composition import Resources, open_resources
 from tests.faults.redis_proxy import proxy_to
+from tests.made_jobs import accept, claim, complete, put
 from tests.support import PRIVATE_ADAPTER, wait_until
 
 MILLISECOND = timedelta(milliseconds=1)
 PROMPT = "a boat of nobody else"
-REQUEST = GenerationRequest(prompt=PROMPT, lora_id="model_x", seeds=(1,))
-
-
-async def _accept(resources: Resources, account: Account) -> str:
-    job_id = new_job_id(JobKind.GENERATION)
-    await resources.queue.accept(
-        NewJob(
-            job_id=job_id, variant=Variant.A, account_id=account.id, request=REQUEST, group="", idempotency_key=job_id
-        )
-    )
-    return job_id
-
-
-async def _complete(resources: Resources, account: Account) -> str:
-    job_id = await _accept(resources, account)
-    [claim] = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=job_id)
-    name = resources.images.object_name(account.id, job_id, 1, 0, datetime.now(UTC))
-    uri = await resources.images.put(name, job_id.encode())
-    image = StoredImage(image_id=new_image_id(), image_uri=uri, width=8, height=8, sha256="0" * 64, size_bytes=30)
-    await resources.queue.finish(claim.lease, [image], seconds=1)
-    return job_id
 
 
 async def _populate(resources: Resources, name: str) -> Account:
@@ -60,8 +40,8 @@ async def _populate(resources: Resources, name: str) -> Account:
     await resources.adapter_grants.grant(PRIVATE_ADAPTER, account.id)
     await resources.sign_ins.count(name, "192.0.2.7", None)
     await resources.audit.record(account.id, Act.SIGNED_IN, actor=OWNER)
-    await _complete(resources, account)
-    await resources.images.put(resources.images.object_name(account.id, "gen_lost", 3, 0, datetime.now(UTC)), b"lost")
+    await complete(resources, account.id, prompt=PROMPT)
+    await put(resources, "gen_lost", account_id=account.id, attempt=3, when=datetime.now(UTC))
     return account
 
 
@@ -78,7 +58,7 @@ def _rows(server: Any, account: Account) -> dict[str, bytes]:
 
 @pytest.fixture
 def raw(redis_url: str, redis_db: redis.Redis) -> Iterator[Any]:
-    """A client for bytes; values are dumped as they are, without compression."""
+    """A client for bytes, by which values are dumped as they are, without compression."""
     with redis.Redis.from_url(redis_url) as client:
         untyped = cast(Any, client)
         untyped.config_set("rdbcompression", "no")
@@ -122,13 +102,13 @@ async def test_nothing_names_a_deleted_account_and_another_is_untouched(
 
 async def test_its_unfinished_jobs_end_at_once(resources: Resources, redis_db: redis.Redis) -> None:
     account = await resources.accounts.create("acme")
-    await _accept(resources, account)
-    [claim] = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce="n")
-    await _accept(resources, account)
+    await accept(resources, account.id)
+    (claimed,) = await claim(resources)
+    await accept(resources, account.id)
     deleted = await resources.account_deletion.delete(account, Actor("operator:tests"))
     assert (deleted.jobs, deleted.left) == (2, [])
-    assert await resources.queue.heartbeat(claim.lease, progress=50) is HeartbeatReply.FENCED
-    assert await resources.queue.claim("w", kind=JobKind.GENERATION, nonce="m") == []
+    assert await resources.queue.heartbeat(claimed.lease, progress=50) is HeartbeatReply.FENCED
+    assert await claim(resources) == []
     assert audit(redis_db, max_attempts=5) == []
 
 

@@ -9,9 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from serve_app.domain import metrics
 from serve_app.domain.errors import FailureCode, StoreUnavailable
-from serve_app.domain.jobs import Failure, JobKind, Lease, NewJob, new_job_id
-from serve_app.domain.requests import GenerationRequest, Variant
-from serve_app.jobs.queue import new_nonce
+from serve_app.domain.jobs import Failure, JobKind
+from serve_app.domain.requests import Variant
 from serve_app.operations.metrics_page import render_metrics
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
@@ -19,40 +18,18 @@ from serve_app.store.measures import Measures, gauge_field
 from serve_app.store.redis_client import connect
 from tests.audit import key_problems
 from tests.composition import Resources, open_resources
+from tests.made_jobs import accept, claim
 from tests.support import wait_until
 
-REQUEST = GenerationRequest(prompt="a boat", lora_id="model_x", seeds=(1,))
 Numbers = dict[tuple[str, ...], float]
 
 
 async def scrape(resources: Resources) -> Numbers:
-    """Return every sample by its name and its labels' values.
-
-    Prometheus' text has the labels in the order of their names.
-    """
-    text = (
-        await render_metrics(
-            resources.measures, resources.queue_stats, resources.images, resources.space, resources.settings.plan_table
-        )
-    ).decode()
-    return {
-        (sample.name, *sample.labels.values()): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
-
-
-async def accept(resources: Resources, plan: str = "", variant: Variant = Variant.A) -> str:
-    job_id = new_job_id(JobKind.GENERATION)
-    await resources.queue.accept(
-        NewJob(job_id=job_id, variant=variant, account_id="acct_a", request=REQUEST, plan=plan)
-    )
-    return job_id
-
-
-async def claim(resources: Resources, limit: int = 1) -> list[Lease]:
-    claims = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=new_nonce(), limit=limit)
-    return [claim.lease for claim in claims]
+    """Every sample by its name and its labels' values, in the order of the labels' names."""
+    parts = (resources.measures, resources.queue_stats, resources.images, resources.space)
+    text = (await render_metrics(*parts, resources.settings.plan_table)).decode()
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    return {(sample.name, *sample.labels.values()): sample.value for sample in samples}
 
 
 async def test_the_metrics_are_what_the_queue_holds(resources: Resources) -> None:
@@ -73,7 +50,7 @@ async def test_the_metrics_are_what_the_queue_holds(resources: Resources) -> Non
 
 async def test_waiting_jobs_are_counted_by_plan(resources: Resources) -> None:
     for plan, variant in (("basic", Variant.A), ("basic", Variant.B), ("premium", Variant.B)):
-        await accept(resources, plan, variant)
+        await accept(resources, plan=plan, variant=variant)
 
     async def waiting() -> Numbers:
         found = await scrape(resources)
@@ -81,7 +58,7 @@ async def test_waiting_jobs_are_counted_by_plan(resources: Resources) -> None:
         return {(interface, plan): value for (_, interface, _, plan), value in rows.items()}
 
     assert await waiting() == {("a", "basic"): 1, ("b", "basic"): 1, ("b", "premium"): 1}
-    (first,) = await claim(resources)
+    first = (await claim(resources))[0].lease
     assert sum((await waiting()).values()) == 2, "a running job waits no more"
     await resources.queue.fail(first, Failure(code=FailureCode.TIMEOUT, message=""), retry=True)
     assert sum((await waiting()).values()) == 3, "a delayed one does"
@@ -92,7 +69,7 @@ async def test_waiting_jobs_are_counted_by_plan(resources: Resources) -> None:
 async def test_waits_ends_and_failures_are_counted_by_the_scripts_once(resources: Resources) -> None:
     for _ in range(2):
         await accept(resources)
-    failing, finishing = await claim(resources, 2)
+    failing, finishing = [each.lease for each in await claim(resources, limit=2)]
     failure = Failure(code=FailureCode.OUT_OF_MEMORY, message="")
     for _ in range(2):  # each call may be repeated
         await resources.queue.fail(failing, failure, retry=False)
@@ -164,7 +141,7 @@ async def test_what_could_not_be_sent_is_sent_later_and_once(resources: Resource
 
 async def test_gauges_are_the_living_workers(resources: Resources, redis_db: redis.Redis) -> None:
     for worker in ("first", "second", "dead"):
-        await resources.queue.claim(worker, kind=JobKind.GENERATION, nonce=worker)
+        await claim(resources, worker=worker)
         memory = gauge_field(metrics.WORKER_MEMORY, "cuda", "free")
         await resources.measures.show(JobKind.GENERATION, worker, {"runs": 3, memory: 5, "runs_limit": 0, "newer": 1})
     redis_db.zadd(redis_key("workers", "generation"), {"dead": 1})

@@ -10,21 +10,18 @@ from pathlib import Path
 import pytest
 import redis
 
-from deployments.app import always_on as always_on_kinds
-from deployments.args import AppArgs, GeneratorArgs, ScaleArgs
 from deployments.replica import noting_failure
 from serve_app.api.responses import time_left
-from serve_app.domain.jobs import WORKER_LIFE, JobKind, NewJob, new_job_id
-from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.domain.jobs import WORKER_LIFE, JobKind
 from serve_app.jobs import images
 from serve_app.jobs.images import ImageStore
-from serve_app.jobs.queue import new_nonce
 from serve_app.operations.overview import LONGEST_START_S
 from serve_app.settings import Settings
 from serve_app.store.keys import redis_key
 from serve_app.worker.executor import Executor
 from tests.composition import Resources
 from tests.faults.storage import ERROR, SLOW, register_faulty, set_fault
+from tests.made_jobs import accept, claim
 from tests.support import wait_until
 from tests.worker.scripted_executor import ScriptedExecutor
 
@@ -41,10 +38,6 @@ def always_on(resources: Resources) -> Resources:
     return resources.with_parts(keeps_worker=keeps_generator)
 
 
-async def ask_for_work(resources: Resources) -> None:
-    await resources.queue.claim("worker", kind=GENERATION, nonce=new_nonce())
-
-
 async def working() -> Executor:
     return ScriptedExecutor()
 
@@ -57,7 +50,7 @@ async def test_it_is_not_ready_until_the_first_generator_asks_for_work(always_on
     found = await always_on.readiness()
     assert found == ({"redis": "ok", "storage": "ok", "generator": "none has started"}, "")
     assert (found.answers_polls, found.is_ready) == (True, False)
-    await ask_for_work(always_on)
+    await claim(always_on)
     found = await always_on.readiness()
     assert found == ({"redis": "ok", "storage": "ok", "generator": "ok"}, "")
     assert found.is_ready
@@ -94,13 +87,10 @@ async def test_a_generator_that_is_stopped_while_it_loads_has_not_failed(always_
 async def test_while_no_worker_is_there_an_estimate_has_the_time_of_a_start(
     resources: Resources, redis_db: redis.Redis
 ) -> None:
-    request = GenerationRequest(prompt="a boat", lora_id="model_x", seeds=(7,))
-    accepted = await resources.queue.accept(
-        NewJob(job_id=new_job_id(GENERATION), variant=Variant.A, account_id="acct_x", request=request)
-    )
+    job_id = await accept(resources)
 
     async def left() -> tuple[float, bool]:
-        job = await resources.jobs.get(accepted.job.id, account_id="acct_x")
+        job = await resources.jobs.find(job_id)
         assert job is not None
         return time_left(job).total_seconds(), job.waits_for_worker
 
@@ -114,7 +104,7 @@ async def test_while_no_worker_is_there_an_estimate_has_the_time_of_a_start(
 
 
 async def test_one_of_several_that_cannot_start_does_not_matter(resources: Resources) -> None:
-    await ask_for_work(resources)
+    await claim(resources)
     with pytest.raises(FileNotFoundError):
         await noting_failure(GENERATION, resources.workers, failing())
     assert (await resources.readiness()).states["generator"] == "ok"
@@ -160,11 +150,3 @@ async def test_a_storage_that_fails_or_hangs_is_found_by_few_tries(
 
     await wait_until(recovers)
     assert not [path for path in bucket.rglob("*") if path.is_file()]
-
-
-@pytest.mark.parametrize(
-    ("replicas", "kept"),
-    [(1, True), (ScaleArgs(min_replicas=0), False), (ScaleArgs(min_replicas=2, max_replicas=2), True)],
-)
-def test_the_ingress_knows_which_workers_the_deployment_keeps(replicas: int | ScaleArgs, kept: bool) -> None:
-    assert (GENERATION in always_on_kinds(AppArgs(generator=GeneratorArgs(replicas=replicas)))) is kept

@@ -3,32 +3,23 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from serve_app.domain.jobs import JobKind, JobState, NewJob, StoredImage, new_image_id, new_job_id
-from serve_app.domain.requests import GenerationRequest, Variant
+from serve_app.domain.jobs import JobState
 from serve_app.jobs.images import thumbnail_uri
 from serve_app.operations.housekeeping import reap_forever, sweep
 from serve_app.settings import Settings
 from serve_app.store.embedded_redis import ensure_redis, stop_redis
 from tests.composition import Resources, open_resources
+from tests.made_jobs import accept, claim, complete, put, stored_image
 from tests.support import wait_until, write_catalog
 
-REQUEST = GenerationRequest(prompt="a boat", lora_id="model_x", seeds=(1,))
 OFTEN = timedelta(milliseconds=20)
-
-
-async def _accept(resources: Resources) -> str:
-    job_id = new_job_id(JobKind.GENERATION)
-    await resources.queue.accept(
-        NewJob(job_id=job_id, variant=Variant.A, account_id="acct_a", request=REQUEST, group="")
-    )
-    return job_id
 
 
 @asynccontextmanager
@@ -44,17 +35,11 @@ async def _reaping(resources: Resources) -> AsyncGenerator[asyncio.Task[None]]:
             await task
 
 
-async def _state(resources: Resources, job_id: str) -> JobState:
-    job = await resources.jobs.find(job_id)
-    assert job is not None
-    return job.state
-
-
 async def test_a_lost_worker_loses_its_job_and_a_long_wait_ends(settings: Settings, resources: Resources) -> None:
     changes = {"lease": timedelta(milliseconds=30)}
     async with open_resources(settings.model_copy(update=changes)) as quick, _reaping(quick):
-        job_id = await _accept(quick)
-        assert await quick.queue.claim("w", kind=JobKind.GENERATION, nonce="n")
+        job_id = await accept(quick)
+        assert await claim(quick)
         await wait_until(lambda: _is(quick, job_id, JobState.QUEUED))
     changes = {"queue_age_limit": timedelta(milliseconds=1)}
     async with open_resources(settings.model_copy(update=changes)) as strict, _reaping(strict):
@@ -62,14 +47,15 @@ async def test_a_lost_worker_loses_its_job_and_a_long_wait_ends(settings: Settin
 
 
 async def _is(resources: Resources, job_id: str, state: JobState) -> bool:
-    return await _state(resources, job_id) is state
+    job = await resources.jobs.find(job_id)
+    return job is not None and job.state is state
 
 
 @pytest.mark.slow
 async def test_more_than_one_batch_is_reaped_at_once(settings: Settings, resources: Resources) -> None:
     changes = {"queue_age_limit": timedelta(milliseconds=1)}
     async with open_resources(settings.model_copy(update=changes)) as quick:
-        job_ids = [await _accept(quick) for _ in range(230)]
+        job_ids = [await accept(quick) for _ in range(230)]
         async with _reaping(quick):
             for job_id in job_ids:
                 await wait_until(lambda job_id=job_id: _is(quick, job_id, JobState.EXPIRED))
@@ -80,7 +66,7 @@ async def test_the_reaper_outlives_a_dead_redis_and_brings_the_embedded_one_back
     settings = Settings(data_dir=tmp_path / "var", redis_url="", catalog=write_catalog(tmp_path))
     try:
         async with open_resources(settings) as resources, _reaping(resources) as reaping:
-            job_id = await _accept(resources)
+            job_id = await accept(resources)
             for _ in range(2):
                 os.kill(ensure_redis(settings.data_dir).pid, signal.SIGKILL)
                 await wait_until(lambda: _is(resources, job_id, JobState.QUEUED))
@@ -96,7 +82,7 @@ async def test_the_reaper_outlives_an_embedded_redis_that_cannot_start(
     settings = Settings(data_dir=tmp_path / "var", redis_url="", catalog=write_catalog(tmp_path))
     try:
         async with open_resources(settings) as resources:
-            job_id = await _accept(resources)
+            job_id = await accept(resources)
             stop_redis(settings.data_dir)
             home = settings.data_dir / "redis"
             (file,) = [
@@ -115,41 +101,30 @@ async def test_the_reaper_outlives_an_embedded_redis_that_cannot_start(
 
 
 @pytest.mark.slow
-async def test_it_ends_whenever_it_is_cancelled(resources: Resources) -> None:
-    """It is cancelled after any number of turns of the loop.
-
-    Among them are those in which the Redis client swallows the cancel.
-    """
+async def test_it_ends_whenever_it_is_canceled(resources: Resources) -> None:
+    """It is canceled after any number of turns of the loop, also where the Redis client swallows the cancel."""
     for turns in range(60):
         reaping = asyncio.create_task(reap_forever(resources.for_housekeeping, every=OFTEN))
         for _ in range(turns):
             await asyncio.sleep(0)
         reaping.cancel()
         ended, _ = await asyncio.wait({reaping}, timeout=20)
-        assert ended, f"cancelled after {turns} turns, and still there"
+        assert ended, f"canceled after {turns} turns, and still there"
 
 
-async def _put(resources: Resources, job_id: str, attempt: int, *, when: datetime | None = None) -> str:
-    name = resources.images.object_name("acct_a", job_id, attempt, 0, when or datetime.now(UTC))
-    return await resources.images.put(name, b"png")
+OLD, TODAY = datetime.now(UTC) - timedelta(days=40), datetime.now(UTC)
 
 
 async def test_the_sweeper_keeps_what_records_name_and_removes_the_rest(resources: Resources) -> None:
-    running, done = await _accept(resources), await _accept(resources)
-    claims = {
-        claim.lease.job_id: claim.lease
-        for claim in await resources.queue.claim("w", kind=JobKind.GENERATION, nonce="n", limit=2)
-    }
-    kept = await _put(resources, done, 1)
-    zombie = await _put(resources, done, 2)
-    under_way = await _put(resources, running, 1)
-    unknown_today = await _put(resources, "gen_unknown", 1)
-    unknown_old = await _put(resources, "gen_ancient", 1, when=datetime.now(UTC) - timedelta(days=40))
+    running, done = await accept(resources), await accept(resources)
+    leases = {each.lease.job_id: each.lease for each in await claim(resources, limit=2)}
+    kept = await put(resources, done, when=TODAY)
+    zombie = await put(resources, done, attempt=2, when=TODAY)
+    under_way = await put(resources, running, when=TODAY)
+    unknown_today = await put(resources, "gen_unknown", when=TODAY)
+    unknown_old = await put(resources, "gen_ancient", when=OLD)
     before_the_move = f"s3://elsewhere/{resources.images.name(kept)}"
-    image = StoredImage(
-        image_id=new_image_id(), image_uri=before_the_move, width=8, height=8, sha256="0" * 64, size_bytes=3
-    )
-    await resources.queue.finish(claims[done], [image], seconds=1)
+    await resources.queue.finish(leases[done], [stored_image(before_the_move)], seconds=1)
     kept_thumbnail, orphan = thumbnail_uri(kept), thumbnail_uri(zombie)
     for uri in (kept_thumbnail, orphan):
         await resources.images.put(resources.images.name(uri), b"webp")
@@ -160,48 +135,32 @@ async def test_the_sweeper_keeps_what_records_name_and_removes_the_rest(resource
 
 
 async def test_one_process_sweeps_per_interval(resources: Resources) -> None:
-    turns = await asyncio.gather(*(resources.sweep_lock.acquire(timedelta(seconds=60)) for _ in range(8)))
+    turns = await asyncio.gather(*(resources.for_housekeeping.may_sweep(timedelta(seconds=60)) for _ in range(8)))
     assert turns.count(True) == 1
+
+
+@contextmanager
+def _storage_down(resources: Resources) -> Generator[None]:
+    images, aside = resources.settings.data_dir / "images", resources.settings.data_dir / "aside"
+    images.rename(aside)
+    images.write_text("a file where the folder should be")
+    yield
+    images.unlink()
+    aside.rename(images)
+
+
+async def _is_gone(resources: Resources, uri: str) -> bool:
+    return not await resources.images.exists(uri)
 
 
 async def test_the_sweeper_outlives_a_storage_that_is_down(
     resources: Resources, caplog: pytest.LogCaptureFixture
 ) -> None:
-    old = await _put(resources, "gen_ancient", 1, when=datetime.now(UTC) - timedelta(days=40))
-    images, aside = resources.settings.data_dir / "images", resources.settings.data_dir / "aside"
-    images.rename(aside)
-    images.write_text("a file where the folder should be")
+    old = await put(resources, "gen_ancient", when=OLD)
     async with _reaping(resources):
-        await wait_until(lambda: "sweeping failed, trying again" in caplog.text)
-        images.unlink()
-        aside.rename(images)
-
-        async def is_gone() -> bool:
-            return not await resources.images.exists(old)
-
-        await wait_until(is_gone)
-
-
-async def test_the_sweeper_works_by_itself(resources: Resources) -> None:
-    old = await _put(resources, "gen_ancient", 1, when=datetime.now(UTC) - timedelta(days=40))
-
-    async def is_gone() -> bool:
-        return not await resources.images.exists(old)
-
-    async with _reaping(resources):
-        await wait_until(is_gone)
-
-
-async def _completed(resources: Resources) -> tuple[str, str]:
-    """A job with one stored image: its id and the image's URI."""
-    job_id = await _accept(resources)
-    [claim] = await resources.queue.claim("w", kind=JobKind.GENERATION, nonce=job_id)
-    job = await resources.jobs.find(job_id)
-    assert job is not None
-    uri = await _put(resources, job_id, 1, when=job.created_at)
-    image = StoredImage(image_id=new_image_id(), image_uri=uri, width=8, height=8, sha256="0" * 64, size_bytes=3)
-    await resources.queue.finish(claim.lease, [image], seconds=1)
-    return job_id, uri
+        with _storage_down(resources):
+            await wait_until(lambda: "sweeping failed, trying again" in caplog.text)
+        await wait_until(lambda: _is_gone(resources, old))
 
 
 async def test_objects_of_a_job_whose_deletion_was_cut_short_are_removed(
@@ -209,7 +168,8 @@ async def test_objects_of_a_job_whose_deletion_was_cut_short_are_removed(
 ) -> None:
     """The process died after the record was gone: only the list still names the objects."""
     async with open_resources(settings.model_copy(update={"lease": timedelta(milliseconds=30)})) as quick:
-        job_id, uri = await _completed(quick)
+        job_id, (image,) = await complete(quick)
+        uri = image.image_uri
         assert await quick.deletions.delete_job(job_id, account_id="acct_a")
         assert await quick.images.exists(uri)
         async with _reaping(quick):
@@ -220,7 +180,8 @@ async def test_objects_of_a_job_whose_deletion_was_cut_short_are_removed(
 @pytest.mark.slow
 async def test_what_a_worker_writes_after_the_deletion_is_removed_too(settings: Settings, resources: Resources) -> None:
     async with open_resources(settings.model_copy(update={"lease": timedelta(seconds=0.5)})) as quick:
-        job_id, uri = await _completed(quick)
+        job_id, (image,) = await complete(quick)
+        uri = image.image_uri
         await quick.for_jobs.deletion.delete_job(job_id, account_id="acct_a", actor="tests")
         assert not await quick.images.exists(uri)
         assert await quick.images.put(quick.images.name(uri), b"late") == uri
@@ -233,21 +194,14 @@ async def test_what_a_worker_writes_after_the_deletion_is_removed_too(settings: 
 async def test_a_deletion_waits_for_a_storage_that_is_down(
     resources: Resources, caplog: pytest.LogCaptureFixture
 ) -> None:
-    job_id, uri = await _completed(resources)
-    images, aside = resources.settings.data_dir / "images", resources.settings.data_dir / "aside"
-    images.rename(aside)
-    images.write_text("a file where the folder should be")
-    await resources.for_jobs.deletion.delete_job(job_id, account_id="acct_a", actor="tests")
-    assert await resources.jobs.find(job_id) is None
+    job_id, (image,) = await complete(resources)
+    with _storage_down(resources):
+        await resources.for_jobs.deletion.delete_job(job_id, account_id="acct_a", actor="tests")
+        assert await resources.jobs.find(job_id) is None
+        async with _reaping(resources):
+            await wait_until(lambda: "removing deleted objects failed, trying again" in caplog.text)
     async with _reaping(resources):
-        await wait_until(lambda: "removing deleted objects failed, trying again" in caplog.text)
-        images.unlink()
-        aside.rename(images)
-
-        async def is_gone() -> bool:
-            return not await resources.images.exists(uri)
-
-        await wait_until(is_gone)
+        await wait_until(lambda: _is_gone(resources, image.image_uri))
 
 
 async def _is_forgotten(resources: Resources) -> bool:

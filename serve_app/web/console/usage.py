@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from serve_app.accounts.usage import UPSCALES, Usage
 from serve_app.api.dependencies import accounts_of, loras_of
-from serve_app.operations.usage_report import csv_text
+from serve_app.operations.reports import csv_text
 from serve_app.web.console.navigation import KEY_PAGES
 from serve_app.web.console.pages import PageSession, render
 

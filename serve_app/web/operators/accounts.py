@@ -16,7 +16,7 @@ from serve_app.domain.accounts import Account
 from serve_app.domain.audit import Act, operator
 from serve_app.domain.errors import InvalidParameter
 from serve_app.domain.requests import Variant
-from serve_app.operations.usage_report import log_names
+from serve_app.operations.reports import log_names
 from serve_app.web.operators.pages import PAGE_SIZE, FormSession, PageSession, by, render
 from serve_app.web.operators.session import SignedIn
 from serve_app.web.site.forms import Form, check_form, form_token, page_number, redirect, site_of

@@ -9,6 +9,7 @@ The operators' page of models: base models with the workers that hold them, and 
 The operators' page of the queue, which lists every account that waits in the order of their turns.
 """
 
+import asyncio
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -109,7 +110,9 @@ async def open_checks(request: Request, session: PageSession) -> Response:
 @router.post("/checks")
 async def run_checks(request: Request, session: FormSession, form: Form) -> Response:
     check_form(session, form, _RUN)
-    found = await check_service(settings_of(request), operations_of(request).check_machines)
+    found = await check_service(settings_of(request))
+    if check_machines := operations_of(request).check_machines:
+        found += await asyncio.to_thread(check_machines)
     return _checks_page(request, session, found)
 
 
