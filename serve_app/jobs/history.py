@@ -80,8 +80,6 @@ LOOKED_AT_ONCE = 200
 """Records that one call of `list_jobs.lua` looks at: under 1 ms, so that no poll waits behind a search."""
 LIST_LIMIT, LIST_STRIDE = 10_000, 200
 """How many of the newest jobs `list_all` reads, and how many at once."""
-Jobs = list[Job]
-Positions = list["Position"]
 NO_KEY = "-"
 """Jobs that were asked for in the console have this in place of a key."""
 
@@ -110,7 +108,7 @@ class JobPage(NamedTuple):
     A page that has a next one may still be short: the search stops after a bounded number of records.
     """
 
-    jobs: list[Job]
+    jobs: Sequence[Job]
     next: Position | None
 
 
@@ -132,7 +130,7 @@ class JobHistory:
         self._redis = redis
         self._list_jobs = Script(redis, "jobs/list_jobs", rewrite)
 
-    async def list(self, account_id: str, *, limit: int = 50, before: datetime | None = None) -> Jobs:
+    async def list(self, account_id: str, *, limit: int = 50, before: datetime | None = None) -> Sequence[Job]:
         """List the account's jobs accepted before a time, newest first."""
         latest = "+inf" if before is None else f"({epoch_ms(before)}"
         ids = await self._redis.zrevrangebyscore(redis_key("jobs", account_id), latest, "-inf", start=0, num=limit)
@@ -151,7 +149,7 @@ class JobHistory:
 
         With `among`, only about so many jobs are looked at.
         """
-        only, found, place, looked = only or JobFilter(), Positions(), after, 0
+        only, found, place, looked = only or JobFilter(), list[Position](), after, 0
         while len(found) <= limit and (among is None or looked < among):
             looked += LOOKED_AT_ONCE
             rows, last = await self._list_jobs(
@@ -173,7 +171,7 @@ class JobHistory:
         jobs = await find_jobs(self._redis, [each.job_id for each in found[:limit]])
         return JobPage(jobs, found[limit - 1] if len(found) > limit else place)
 
-    async def list_all(self, state: JobState | None = None, limit: int = 50) -> Jobs:
+    async def list_all(self, state: JobState | None = None, limit: int = 50) -> Sequence[Job]:
         """List the newest jobs of all accounts, of one state if given, among the newest `LIST_LIMIT`."""
         found: list[Job] = []
         for start in range(0, LIST_LIMIT, LIST_STRIDE):
@@ -186,7 +184,7 @@ class JobHistory:
 
     async def newest_records(self, limit: int) -> NewestRecords:
         """Read the newest jobs of all accounts, and tell which records cannot be read."""
-        jobs, unreadable, newer = Jobs(), list[str](), 0
+        jobs, unreadable, newer = list[Job](), list[str](), 0
         for start in range(0, limit, LIST_STRIDE):
             ids = await self._redis.zrevrange(redis_key("recent"), start, min(start + LIST_STRIDE, limit) - 1)
             pipeline = self._redis.pipeline(transaction=False)
@@ -208,7 +206,7 @@ FAILED_AT_ONCE, CALLS = 1_000, 4
 class DeadPage(NamedTuple):
     """Failed jobs of one page, after which position the next begins, and how many failed for each code."""
 
-    jobs: Jobs
+    jobs: Sequence[Job]
     next: Position | None
     counts: Mapping[str, int]
 
@@ -221,7 +219,7 @@ class DeadLetters:
         self._requeue = Script(redis, "jobs/requeue_dead", rewrite)
         self._list_dead = Script(redis, "jobs/list_dead", rewrite)
 
-    async def list(self, limit: int = 50) -> Jobs:
+    async def list(self, limit: int = 50) -> Sequence[Job]:
         """List failed jobs, the newest first."""
         return await find_jobs(self._redis, await self._redis.zrevrange(redis_key("dead"), 0, limit - 1))
 
