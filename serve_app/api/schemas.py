@@ -1,11 +1,13 @@
 """Field types and base models that the request and response models of several interfaces share."""
 
+import secrets
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, StringConstraints, WithJsonSchema
 
 from serve_app.domain.errors import FailureCode
+from serve_app.domain.requests import GenerationRequest
 
 MAX_PROMPT = 4000
 """Code points after trimming."""
@@ -21,6 +23,20 @@ class RequestBody(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     other_api_fields: ClassVar[dict[str, str]] = {}
+
+
+class GenerationBody(RequestBody):
+    """A request for images: its fields are called as the domain's, and an interface's own name of one is its alias."""
+
+    def to_domain(self) -> GenerationRequest:
+        """Return the domain's request; the service draws a seed that was left out."""
+        drawn = {"seed": secrets.randbelow(MAX_RANDOM_SEED)}
+        return GenerationRequest.asked(**drawn | self.model_dump(exclude_none=True))
+
+    @classmethod
+    def fields_of(cls, request: GenerationRequest) -> dict[str, Any]:
+        """Return the body that asks for the same images, with every field written out."""
+        return {field.alias or name: getattr(request, name) for name, field in cls.model_fields.items()}
 
 
 class ResponseBody(BaseModel):

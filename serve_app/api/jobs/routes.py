@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from serve_app.api.dependencies import CallerDep, caller_address, found, image_signer, jobs_of, load_job, valid_job_id
 from serve_app.api.errors import COUNTED_ERRORS, EITHER_KEY_ERRORS, error_responses
-from serve_app.api.jobs.schemas import Cursor, Job, Jobs, job_record
+from serve_app.api.jobs.schemas import Cursor, Job, Jobs, job_record, request_record
 from serve_app.api.openapi import EXAMPLE_ADAPTER_ID, POLL_HEADERS, success
 from serve_app.api.polls import NOT_MODIFIED, POLL_PARAMETERS, answer_poll
 from serve_app.api.responses import record_response
@@ -22,23 +22,16 @@ from serve_app.domain.errors import Forbidden, InvalidParameter, JobUnfinished, 
 from serve_app.domain.requests import GenerationRequest
 from serve_app.jobs.history import Position
 
+_REQUEST = GenerationRequest.asked(
+    prompt="purple mountains under a black sky with a yellow moon", lora_id=EXAMPLE_ADAPTER_ID, width=768, seed=7
+)
 _JOB: dict[str, Any] = {
     "id": "gen_c4zq2e7wvbbxm5l3r6yhtajd2i",
     "kind": "generation",
     "interface": "a",
     "attempt": 1,
     "created_at": "2026-11-21T12:00:00Z",
-    "request": {
-        "prompt": "purple mountains under a black sky with a yellow moon",
-        "negative_prompt": "",
-        "lora_id": EXAMPLE_ADAPTER_ID,
-        "lora_weight": 0.75,
-        "width": 768,
-        "height": 512,
-        "guidance_scale": 7.5,
-        "steps": 30,
-        "num_images": 1,
-    },
+    "request": request_record(_REQUEST),
     "started_at": "2026-11-21T12:00:01Z",
 }
 _COMPLETED: dict[str, Any] = {

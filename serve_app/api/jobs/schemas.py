@@ -126,7 +126,7 @@ def job_record(job: jobs.Job, url_of: Callable[[str], str]) -> dict[str, Any]:
         "created_at": utc_text(job.created_at),
     }
     if job.request is not None:
-        record["request"] = _asked(job.request)
+        record["request"] = request_record(job.request)
     if job.started_at is not None:
         record["started_at"] = utc_text(job.started_at)
     record["status"] = job.state
@@ -141,7 +141,7 @@ def job_record(job: jobs.Job, url_of: Callable[[str], str]) -> dict[str, Any]:
     return record
 
 
-def _asked(request: Request) -> dict[str, Any]:
+def request_record(request: Request) -> dict[str, Any]:
     fields = GenerationFields if isinstance(request, GenerationRequest) else UpscaleFields
     return {name: getattr(request, name) for name in fields.model_fields}
 

@@ -14,24 +14,21 @@ from serve_app.api.polls import NOT_MODIFIED, POLL_PARAMETERS, answer_poll, unkn
 from serve_app.api.responses import accepted_headers, json_response
 from serve_app.api.routing import ContractRoute
 from serve_app.api.schemas import job_id_schema
-from serve_app.api.variant_b.schemas import Acknowledgement, GenerationRequest, Models, Run, acknowledgement, run_record
+from serve_app.api.variant_b.schemas import (
+    GENERATION_EXAMPLES,
+    Acknowledgement,
+    GenerationRequest,
+    Models,
+    Run,
+    acknowledgement,
+    run_record,
+)
 from serve_app.domain.errors import AmbiguousCredentials, Forbidden, NotFound, RateLimitExceeded, Unauthorized
 from serve_app.domain.jobs import Job
 from serve_app.domain.requests import Variant
 
 _RUN_ID = "gen_c4zq2e7wvbbxm5l3r6yhtajd2i"
 
-_SHORTEST = {"positive_prompt": "purple mountains under a black sky with a yellow moon", "model_id": EXAMPLE_ADAPTER_ID}
-_EVERYTHING: dict[str, Any] = {
-    "positive_prompt": "a yellow flower with a red middle on a blue background",
-    "negative_prompt": "green",
-    "model_id": EXAMPLE_ADAPTER_ID,
-    "lora_weight": 0.8,
-    "guidance": 6.5,
-    "width": 640,
-    "height": 512,
-    "seed": 7,
-}
 _RECORDS: dict[str, dict[str, Any]] = {
     "Queued": {"status": "queued", "progress": 0},
     "Processing": {"status": "processing", "progress": 43},
@@ -49,7 +46,6 @@ _MODEL = {
     "created_at": "2026-11-21T00:00:00Z",
 }
 
-GENERATION = named({"Shortest": _SHORTEST, "Everything": _EVERYTHING})
 ACCEPTED = {"Accepted": {"run_id": _RUN_ID, "status": "queued", "estimated_time": 9}}
 RECORDS = {name: {"run_id": _RUN_ID, **record} for name, record in _RECORDS.items()}
 MODELS = {"Models": {"models": [_MODEL]}}
@@ -79,12 +75,12 @@ _RUN_LINK = {"Run": {"operationId": "getRun", "parameters": {"run_id": "$respons
 async def generate(
     request: Request,
     caller: CallerDep,
-    body: Annotated[GenerationRequest, Body(openapi_examples=GENERATION)],
+    body: Annotated[GenerationRequest, Body(openapi_examples=named(GENERATION_EXAMPLES))],
     call: CallDep,
 ) -> Response:
     acceptance = await jobs_of(request).submission.generate(caller, body.to_domain(), call)
     headers = accepted_headers(request, f"/v1/generations/{acceptance.job.id}", replayed=acceptance.replayed)
-    headers |= await unknown_words_header(request, acceptance, body.positive_prompt)
+    headers |= await unknown_words_header(request, acceptance, body.prompt)
     return json_response(acknowledgement(acceptance.job), headers=headers)
 
 
