@@ -1,6 +1,5 @@
 """Every error of the real service raises its own class, with a message that says what to change."""
 
-import inspect
 import socket
 import subprocess
 import sys
@@ -230,11 +229,3 @@ def test_the_package_imports_nothing_of_the_service() -> None:
     ours = {name for name in loaded if name.startswith("serve_app.") and not name.startswith("serve_app.client")}
     assert not ours
     assert not {"redis", "pydantic", "torch", "PIL", "ray", "fastapi"} & set(loaded)
-
-
-def test_both_clients_have_the_same_signatures() -> None:
-    for name in ("__init__", "generate", "upscale", "models", "run", "execute"):
-        sync, asynchronous = (inspect.signature(getattr(kind, name)) for kind in (Client, AsyncClient))
-        assert [(p.name, p.default) for p in sync.parameters.values()] == [
-            (p.name, p.default) for p in asynchronous.parameters.values()
-        ]

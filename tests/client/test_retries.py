@@ -213,7 +213,7 @@ def test_a_wait_ends_in_time_though_the_service_is_silent() -> None:
 def test_a_missing_job_was_deleted_only_if_an_earlier_call_may_have_done_it(
     before: list[int | None], is_done: bool
 ) -> None:
-    operation = SERVICE.delete("gen_x")
+    operation = SERVICE.delete("/v1/jobs/gen_x")
     _call(next(operation))
     for status in before:
         action = operation.throw(httpx.ReadError("lost")) if status is None else operation.send(httpx.Response(status))
