@@ -4,9 +4,11 @@ import secrets
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar
 
+from fastapi import Query
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, StringConstraints, WithJsonSchema
 
-from serve_app.domain.errors import FailureCode
+from serve_app.domain.durations import Position
+from serve_app.domain.errors import FailureCode, InvalidParameter
 from serve_app.domain.requests import GenerationRequest
 
 MAX_PROMPT = 4000
@@ -83,6 +85,19 @@ def line(shortest: int, longest: int) -> StringConstraints:
 
 CatalogId = Annotated[str, Field(min_length=1, max_length=128), NO_NUL]
 Seed = Annotated[int | None, NOT_NULL, WithJsonSchema({"type": "integer"})]
+
+NEXT_PAGE = Query(description="`next_cursor` of the previous page.")
+DEFAULT_PAGE_SIZE = 50
+PageSize = Annotated[int, Query(ge=1, le=200, description="Page size.")]
+
+
+def read_position(cursor: str | None, pattern: str) -> Position | None:
+    """Return the place in a listing after which a page begins. Raises `InvalidParameter`."""
+    place = None if cursor is None else Position.read(cursor, pattern)
+    if place is None and cursor is not None:
+        raise InvalidParameter("cursor: must be the next_cursor of a previous page")
+    return place
+
 
 JobId = Annotated[str, WithJsonSchema(job_id_schema("gen", "up"))]
 GenerationId = Annotated[str, WithJsonSchema(job_id_schema("gen"))]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from serve_app.domain.durations import epoch_ms
+from serve_app.domain.durations import Position, epoch_ms
 from serve_app.domain.errors import UnreadableRecord
 from serve_app.domain.jobs import Job, JobState, StoredImage
 from serve_app.domain.requests import Variant
@@ -84,13 +84,6 @@ NO_KEY = "-"
 """Jobs that were asked for in the console have this in place of a key."""
 
 
-class Position(NamedTuple):
-    """A job's position in its account's list; the newest is the greatest."""
-
-    accepted_ms: int
-    job_id: str
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobFilter:
     """Which of an account's jobs to list; an empty text takes any. `since` is included, `until` is not."""
@@ -159,8 +152,8 @@ class JobHistory:
                 key_id=only.key_id,
                 since=None if only.since is None else epoch_ms(only.since),
                 until_ms=None if only.until is None else epoch_ms(only.until),
-                after_ms=None if place is None else place.accepted_ms,
-                after_id=None if place is None else place.job_id,
+                after_ms=None if place is None else place.ms,
+                after_id=None if place is None else place.id,
                 limit=limit + 1 - len(found),
                 most=LOOKED_AT_ONCE,
             )
@@ -168,7 +161,7 @@ class JobHistory:
             place = Position(int(last[1]), last[0]) if last else None
             if place is None:
                 break
-        jobs = await find_jobs(self._redis, [each.job_id for each in found[:limit]])
+        jobs = await find_jobs(self._redis, [each.id for each in found[:limit]])
         return JobPage(jobs, found[limit - 1] if len(found) > limit else place)
 
     async def list_all(self, state: JobState | None = None, limit: int = 50) -> Sequence[Job]:
@@ -243,8 +236,8 @@ class DeadLetters:
                 account=account,
                 code=code,
                 since=None if since is None else epoch_ms(since),
-                after_ms=None if place is None else place.accepted_ms,
-                after_id=None if place is None else place.job_id,
+                after_ms=None if place is None else place.ms,
+                after_id=None if place is None else place.id,
                 limit=limit + 1 - len(found),
                 most=FAILED_AT_ONCE,
             )
@@ -253,7 +246,7 @@ class DeadLetters:
             place = Position(int(last[1]), last[0]) if last else None
             if place is None or len(found) > limit:
                 break
-        jobs = await find_jobs(self._redis, [each.job_id for each in found[:limit]])
+        jobs = await find_jobs(self._redis, [each.id for each in found[:limit]])
         return DeadPage(jobs, found[limit - 1] if len(found) > limit else place, counts)
 
     async def requeue(self, job_id: str) -> bool:

@@ -13,7 +13,8 @@ from serve_app.domain import jobs
 from serve_app.domain.jobs import JobKind, JobState
 from serve_app.domain.requests import GenerationRequest, Request, Variant
 
-Cursor = Annotated[str | None, WithJsonSchema({"type": "string", "pattern": "^[0-9]{1,14}-(?:gen|up)_[a-z2-7]{26}$"})]
+CURSOR = "[0-9]{1,14}-(?:gen|up)_[a-z2-7]{26}"
+Cursor = Annotated[str | None, WithJsonSchema({"type": "string", "pattern": f"^{CURSOR}$"})]
 
 Count = Annotated[int, Field(ge=0)]
 OptionalTime = UtcTime | SkipJsonSchema[None]
