@@ -22,6 +22,16 @@ class Kind:
     """A person is answered, in HTML, and not a program."""
 
 
+def one(name: str, text: bytes, *statuses: int, **marks: bool) -> Kind:
+    """Return a kind that is sent in one part."""
+    return Kind(name, (text,), statuses=statuses, **marks)
+
+
+def odd(name: str, text: bytes, **marks: bool) -> Kind:
+    """Return a kind in one part that HAProxy's parser may refuse."""
+    return Kind(name, (text,), is_http=False, **marks)
+
+
 class Requests:
     """Writes requests to the service whose address is `host`, with a key of it where they have one."""
 
