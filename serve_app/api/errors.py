@@ -27,9 +27,10 @@ from serve_app.domain.errors import (
 )
 
 Responses = dict[int | str, dict[str, Any]]
-"""The value of `responses=` of a path operation."""
+"""A path operation takes its `responses=` in this form."""
 
-STORE_RETRY_S, OVERLOAD_RETRY_S, POLL_RETRY_S, UPLOAD_RETRY_S = 5, 2, 1, 5
+_RETRY_S = {Overloaded: 2, StoreUnavailable: 5, PollLimitExceeded: 1, TooManyUploads: 5}
+"""After an error of the first kind that fits, a caller is asked to wait for this many seconds."""
 UNAVAILABLE = "The service is temporarily unavailable; nothing was accepted. Try again in a few seconds."
 OVERLOADED = "The service is overloaded. Try again in a moment."
 INTERNAL_ERROR = "internal_error"
@@ -62,7 +63,10 @@ ANSWERS: Mapping[type[AtelierError], ErrorAnswer] = {
     errors.Overloaded: ErrorAnswer(503, OVERLOADED),
 }
 DESCRIPTIONS: Mapping[int, str] = {
-    400: "The body is not valid JSON, or a parameter breaks its rule. The message names the parameter and its valid range.",
+    400: (
+        "The body is not valid JSON, or a parameter breaks its rule. The message names the parameter and its valid "
+        "range."
+    ),
     401: "The API key is missing or not valid.",
     403: "You may not use this LoRA, or it does not exist; or the API key lacks the required scope.",
     404: "Not found in your account, or its retention period has ended.",
@@ -72,7 +76,10 @@ DESCRIPTIONS: Mapping[int, str] = {
     415: "The `Content-Type` is not JSON.",
     429: "Your plan's limit is reached (`rate_limit_exceeded`), or the queue is full (`queue_full`).",
     500: "Internal error.",
-    503: "The service is temporarily unavailable, or has too many open requests (`overloaded`). Nothing was accepted; try again.",
+    503: (
+        "The service is temporarily unavailable, or has too many open requests (`overloaded`). Nothing was "
+        "accepted; try again."
+    ),
 }
 
 
@@ -97,13 +104,13 @@ BODY_ERRORS = (
     errors.PayloadTooLarge,
     errors.UnsupportedMediaType,
 )
-"""Errors of every path operation that takes a JSON body."""
+"""Every path operation that takes a JSON body may answer with these errors."""
 SUBMIT_ERRORS = (*BODY_ERRORS, Unauthorized, errors.IdempotencyConflict, RateLimitExceeded, QueueFull)
 """Every path operation that creates a job may answer with these errors."""
 EITHER_KEY_ERRORS = (errors.AmbiguousCredentials, Unauthorized, errors.Forbidden)
-"""Errors of every path operation that takes either credential."""
+"""Every path operation that takes either credential may answer with these errors."""
 COUNTED_ERRORS = (*EITHER_KEY_ERRORS, RateLimitExceeded)
-"""Errors of every such path operation that counts against the plan."""
+"""Every such path operation that counts against the plan may answer with these errors."""
 
 
 def install(app: FastAPI) -> None:
@@ -189,16 +196,11 @@ def _headers(error: AtelierError, context: RequestContext, challenge: str) -> di
 
 def _retry_after_s(error: AtelierError, context: RequestContext) -> int | None:
     """Return the seconds after which trying again can succeed, rounded up."""
-    if isinstance(error, Overloaded):
-        return OVERLOAD_RETRY_S
-    if isinstance(error, StoreUnavailable):
-        return STORE_RETRY_S
     if isinstance(error, QueueFull | TooManyTries):
         return error.retry_after_s
-    if isinstance(error, PollLimitExceeded):
-        return POLL_RETRY_S
-    if isinstance(error, TooManyUploads):
-        return UPLOAD_RETRY_S
+    for kind, seconds in _RETRY_S.items():
+        if isinstance(error, kind):
+            return seconds
     if isinstance(error, RateLimitExceeded) and context.window is not None:
         return max(1, context.window.seconds_left)
     return None

@@ -4,7 +4,7 @@ import secrets
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar
 
-from fastapi import Query
+from fastapi import Path, Query
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, StringConstraints, WithJsonSchema
 
 from serve_app.domain.durations import Position
@@ -12,7 +12,7 @@ from serve_app.domain.errors import FailureCode, InvalidParameter
 from serve_app.domain.requests import GenerationRequest
 
 MAX_PROMPT = 4000
-"""Code points after trimming."""
+"""A prompt has at most this many code points after trimming."""
 MAX_RANDOM_SEED = 2**53
 """Seeds that the service draws are exact in every JSON reader."""
 
@@ -65,8 +65,13 @@ def job_id_schema(*prefixes: str) -> dict[str, str]:
     return {"type": "string", "pattern": f"^(?:{'|'.join(prefixes)})_[a-z2-7]{{26}}$"}
 
 
+def job_id_path(description: str, *prefixes: str) -> Any:
+    """Document a job's id in a path, without validating it: the key is checked first, and then nothing is found."""
+    return Path(description=description, json_schema_extra=job_id_schema(*prefixes))
+
+
 NO_NUL = Field(json_schema_extra={"pattern": r"^[^\u0000]*$"})
-"""Of a text that has no other pattern: the reader of JSON refuses NUL, and the documents say so."""
+"""A text that has no other pattern has this one: the reader of JSON refuses NUL, and the documents say so."""
 Prompt = Annotated[
     str,
     StringConstraints(strip_whitespace=True, min_length=1, max_length=MAX_PROMPT),
@@ -75,7 +80,7 @@ Prompt = Annotated[
 """U+0085 is white space to the service, but not to every reader of patterns."""
 OptionalPrompt = Annotated[str, StringConstraints(strip_whitespace=True, max_length=MAX_PROMPT), NO_NUL]
 LINE_PATTERN = r"^[^\u0000-\u001f\u007f-\u009f]*$"
-"""What is shown in one line, in a terminal too."""
+"""A text that is shown in one line, in a terminal too, has no control characters."""
 
 
 def line(shortest: int, longest: int) -> StringConstraints:

@@ -100,7 +100,7 @@ class AccountCalls(ABC, Generic[JobT, JobsT, ModelsT, UsageT, NoneT]):
         `job.request` says what was asked for.
         """
         listed = _rows(self.service, "/v1/jobs", "jobs", {}, limit)
-        return self.execute(then(listed, lambda rows: [self._job(Record.read_job(row)) for row in rows]))
+        return self.execute(then(listed, lambda rows: [self._job(Record.read(row)) for row in rows]))
 
     def cancel(self, run_id: str) -> JobT:
         """Cancel a job by its id, as `job.cancel()` does. Raises `NotFound`."""
@@ -210,11 +210,11 @@ class LoraCalls(Generic[LoraT, LorasT, NoneT]):
     ) -> LoraT:
         """Upload a safetensors file, or a folder as PEFT saves one, for the base model `base`.
 
-        It can be used at once. With `source` in place of a path the service fetches it, from where its operator allows:
-        `s3://…`, `hf://…`. `progress` shows a bar of the upload; `on_progress` is called with the bytes sent and the bytes
-        in all. Weights that the account has already give the LoRA that has them, and are not sent again from 8 MiB on.
-        `base_model` is another name of `base`. Raises `InvalidRequest` with the reason for a file that does not fit,
-        `Conflict` over the plan's quota, `ValueError` for arguments that exclude each other.
+        It can be used at once. With `source` in place of a path the service fetches it, from where its operator
+        allows: `s3://…`, `hf://…`. `progress` shows a bar of the upload; `on_progress` is called with the bytes sent
+        and the bytes in all. Weights that the account has already give the LoRA that has them, and are not sent again
+        from 8 MiB on. `base_model` is another name of `base`. Raises `InvalidRequest` with the reason for a file that
+        does not fit, `Conflict` over the plan's quota, `ValueError` for arguments that exclude each other.
         """
         if (path is None) == (source is None):
             raise ValueError("path: give either a path or a source")

@@ -8,7 +8,8 @@ AtelierClientError
 │   ├── Unauthorized         401: the key is unknown, revoked, expired, or for the other interface
 │   ├── Forbidden            403: this account may not use this LoRA
 │   ├── NotFound             404
-│   ├── Conflict             409: the idempotency key was used with another body; the job to delete has not ended; the quota of LoRAs is used up
+│   ├── Conflict             409: the idempotency key was used with another body, the job to delete has not ended,
+│   │                        or the quota of LoRAs is used up
 │   ├── RateLimited          429: over the plan, or the queue is full
 │   ├── UnexpectedAnswer     2xx or 3xx that is not the service's: the message has the address, and its first words
 │   └── ServiceUnavailable   5xx, or a 404 that is not the service's own: a proxy without the service
@@ -105,7 +106,7 @@ class JobExpired(JobFailed): ...
 
 
 RunFailed, RunCanceled, RunExpired = JobFailed, JobCanceled, JobExpired
-"""Their former names."""
+"""These are the former names of the three classes."""
 
 
 _BY_STATUS: dict[int, type[ServiceError]] = {

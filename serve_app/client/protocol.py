@@ -36,13 +36,13 @@ Interface = Literal["a", "b"]
 T = TypeVar("T")
 
 BACKOFF_S, BACKOFF_CAP_S = 0.5, 8.0
-"""First and longest delay before a retry; each doubles the one before, and half of it is random."""
+"""The first and the longest delay before a retry: each doubles the one before, and half of it is random."""
 FIRST_CONTACT_S = 3.0
 """How long a client retries where it finds no server and has never had an answer: the address is probably wrong."""
 LONG_POLL_S = 20.0
 SHORTEST_POLL_S = 1.0
 POLL_S, POLL_CAP_S = 0.2, 2.0
-"""First and longest delay between two polls of a job; polls are not counted against the plan."""
+"""The first and the longest delay between two polls of a job; polls do not count against the plan."""
 
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _EXPIRED_URL_STATUSES = (403, 404, 410)
@@ -130,7 +130,7 @@ class Service:
         return (yield from self.send(call)).json()
 
     def cancel(self, job_id: str) -> Operation[Record]:
-        return then(self.ask("POST", path_of("/v1/jobs", job_id, "cancel")), Record.read_job)
+        return then(self.ask("POST", path_of("/v1/jobs", job_id, "cancel")), Record.read)
 
     def record(self, job_id: str, interface: Interface | None = None) -> Operation[Record]:
         _, record = yield from self._poll(job_id, interface or self.interface, 0)
@@ -151,10 +151,10 @@ class Service:
         call = Call("GET", self.base_url + path_of(path, job_id), headers, most=most)
         response = yield from self.send(call)
         body = response.json()
-        return response, Record.read(body, interface) if is_own else Record.read_job(body)
+        return response, Record.read(body, interface if is_own else None)
 
     def delete(self, path: str) -> Operation[None]:
-        """A 404 after a call that may have deleted it, and whose answer was lost, says that it did."""
+        """Delete what is at a path; a 404 is a success after a call that may have done so, and had no answer."""
         call = Call("DELETE", self.base_url + path, self.credential(self.interface))
         failures: list[ServiceError | Unreachable] = []
         try:
@@ -168,9 +168,9 @@ class Service:
     ) -> Operation[Record]:
         """Poll the job until it has ended, calling `on_record` after each poll.
 
-        Unless progress is shown, the service is asked to hold each answer back until the job has ended: an older one, or one
-        with too many open requests, answers at once, and is polled as ever.
-        Raises `JobFailed` when it ended without images, `WaitTimeout` when it has not ended after `timeout` seconds.
+        Unless progress is shown, the service is asked to hold each answer back until the job has ended: an older one,
+        or one with too many open requests, answers at once, and is polled as ever. Raises `JobFailed` when it ended
+        without images, `WaitTimeout` when it has not ended after `timeout` seconds.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         delay, has_waited = POLL_S, False

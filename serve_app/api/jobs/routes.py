@@ -1,7 +1,4 @@
-"""Path operations of `/v1/jobs`: list, read, cancel and delete an account's jobs of both interfaces.
-
-Examples of the jobs document.
-"""
+"""Path operations of `/v1/jobs`: list, read, cancel and delete an account's jobs of both interfaces."""
 
 from typing import Annotated, Any
 
@@ -14,7 +11,7 @@ from serve_app.api.openapi import EXAMPLE_ADAPTER_ID, POLL_HEADERS, success
 from serve_app.api.polls import NOT_MODIFIED, POLL_PARAMETERS, answer_poll
 from serve_app.api.responses import record_response
 from serve_app.api.routing import ContractRoute
-from serve_app.api.schemas import DEFAULT_PAGE_SIZE, NEXT_PAGE, PageSize, job_id_schema, read_position
+from serve_app.api.schemas import DEFAULT_PAGE_SIZE, NEXT_PAGE, PageSize, job_id_path, read_position
 from serve_app.domain import jobs
 from serve_app.domain.audit import api_key
 from serve_app.domain.durations import Position
@@ -72,16 +69,9 @@ JOBS = {"Jobs": {"jobs": [_COMPLETED, _CANCELED]}}
 router = APIRouter(route_class=ContractRoute, tags=["Jobs"])
 
 LOOKED_AT = 10_000
-"""Entries of the index that one page looks at: those of jobs long gone may be many."""
+"""One page looks at about this many entries of the index: those of jobs long gone may be many."""
 
-JobId = Annotated[
-    str,
-    Path(
-        description="A `request_id` of interface A or a `run_id` of interface B.",
-        json_schema_extra=job_id_schema("gen", "up"),
-    ),
-]
-"""Documented, not validated: the key comes first, and what cannot be an id is not found."""
+JobId = Annotated[str, job_id_path("A `request_id` of interface A or a `run_id` of interface B.", "gen", "up")]
 
 ImageName = Annotated[
     str,
@@ -99,7 +89,8 @@ async def read_cursor(cursor: Annotated[Cursor, NEXT_PAGE] = None) -> Position |
 async def read_changed_job(request: Request, caller: CallerDep, job_id: JobId) -> str:
     """Return the id of a job that the key may change.
 
-    A key that is kept to some LoRAs may change jobs of these, and those that it asked for itself. Raises `NotFound`, `Forbidden`.
+    A key that is kept to some LoRAs may change jobs of these, and those that it asked for itself. Raises `NotFound` and
+    `Forbidden`.
     """
     valid_id = valid_job_id(job_id, "gen", "up")
     if caller.adapters is not None:

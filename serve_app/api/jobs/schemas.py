@@ -108,7 +108,9 @@ class Jobs(ResponseBody):
     next_cursor: Annotated[
         Cursor,
         Field(
-            description="Pass it as `cursor` for the next page, also of one with fewer jobs than `limit`; absent on the last."
+            description=(
+                "Pass it as `cursor` for the next page, also of one with fewer jobs than `limit`; absent on the last."
+            )
         ),
     ] = None
 

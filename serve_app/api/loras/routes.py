@@ -1,7 +1,4 @@
-"""Path operations of `/v1/loras`: what an account may use, and its own LoRAs.
-
-Examples of the LoRAs document.
-"""
+"""Path operations of `/v1/loras`: what an account may use, and its own LoRAs."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -91,7 +88,6 @@ _OF_UPLOADS = {
     413: "The file is larger than this service accepts.",
     415: "The body is neither a multipart form nor JSON.",
 }
-"""Descriptions of errors."""
 _FORM = {"schema": form_schema(), "examples": named(FORM)}
 _REFERENCE = {"schema": LoraReference.model_json_schema(), "examples": named(REFERENCES)}
 ADDED_HEADERS = {

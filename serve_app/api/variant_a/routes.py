@@ -1,12 +1,9 @@
-"""Variant A's path operations: generation, upscaling, and polling of both.
-
-Examples of variant A's document.
-"""
+"""Variant A's path operations: generation, upscaling, and polling of both."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Path, Request, Response
+from fastapi import APIRouter, Body, Request, Response
 
 from serve_app.api.dependencies import CallDep, CallerDep, found, jobs_of, load_job
 from serve_app.api.errors import SUBMIT_ERRORS, Responses, error_responses
@@ -14,7 +11,7 @@ from serve_app.api.openapi import ACCEPTED_HEADERS, GENERATION_HEADERS, POLL_HEA
 from serve_app.api.polls import NOT_MODIFIED, POLL_PARAMETERS, answer_poll, unknown_words_header
 from serve_app.api.responses import accepted_headers, json_response
 from serve_app.api.routing import ContractRoute
-from serve_app.api.schemas import job_id_schema
+from serve_app.api.schemas import job_id_path
 from serve_app.api.variant_a.schemas import (
     GENERATION_EXAMPLES,
     Acknowledgement,
@@ -54,11 +51,7 @@ RECORDS = {name: {"request_id": _GENERATION_ID, **record} for name, record in _R
 
 router = APIRouter(route_class=ContractRoute, strict_content_type=False)
 
-RequestId = Annotated[
-    str,
-    Path(description="The identifier that the creating call returned.", json_schema_extra=job_id_schema("gen", "up")),
-]
-"""Documented, not validated: the key comes first, and what cannot be an id is not found."""
+RequestId = Annotated[str, job_id_path("The identifier that the creating call returned.", "gen", "up")]
 
 _POLL_LINK = {"Poll": {"operationId": "getRequest", "parameters": {"request_id": "$response.body#/request_id"}}}
 _UPSCALE_LINK = {

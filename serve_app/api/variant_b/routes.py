@@ -1,11 +1,8 @@
-"""Variant B's path operations: generation, its runs, and the models an account may use.
-
-Examples of variant B's document.
-"""
+"""Variant B's path operations: generation, its runs, and the models an account may use."""
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Path, Request, Response
+from fastapi import APIRouter, Body, Request, Response
 
 from serve_app.api.dependencies import CallDep, CallerDep, found, jobs_of, load_job, loras_of
 from serve_app.api.errors import SUBMIT_ERRORS, error_responses
@@ -13,7 +10,7 @@ from serve_app.api.openapi import EXAMPLE_ADAPTER_ID, GENERATION_HEADERS, POLL_H
 from serve_app.api.polls import NOT_MODIFIED, POLL_PARAMETERS, answer_poll, unknown_words_header
 from serve_app.api.responses import accepted_headers, json_response
 from serve_app.api.routing import ContractRoute
-from serve_app.api.schemas import job_id_schema
+from serve_app.api.schemas import job_id_path
 from serve_app.api.variant_b.schemas import (
     GENERATION_EXAMPLES,
     Acknowledgement,
@@ -53,10 +50,7 @@ MODELS = {"Models": {"models": [_MODEL]}}
 
 router = APIRouter(route_class=ContractRoute, strict_content_type=False)
 
-RunId = Annotated[
-    str, Path(description="The identifier that creating the run returned.", json_schema_extra=job_id_schema("gen"))
-]
-"""Documented, not validated: the key comes first, and what cannot be an id is not found."""
+RunId = Annotated[str, job_id_path("The identifier that creating the run returned.", "gen")]
 
 _RUN_LINK = {"Run": {"operationId": "getRun", "parameters": {"run_id": "$response.body#/run_id"}}}
 
