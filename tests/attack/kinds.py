@@ -36,7 +36,7 @@ ENDPOINTS = (
 
 
 def kinds(host: str, secret: str) -> list[Kind]:
-    """All of them. `host` is the service's own; `secret` a key for both interfaces."""
+    """Return all kinds. `host` is the service's own; `secret` a key for both interfaces."""
     return [*_Kinds(host, secret).all(), *lora_kinds(host, secret), *page_kinds(host, secret)]
 
 
@@ -389,7 +389,7 @@ class _Kinds(Requests):
             )
 
     def _unfinished(self) -> Iterator[Kind]:
-        """The first three are closed without an answer: they never were a request."""
+        """The first three connections are closed without an answer: what they sent never was a request."""
         yield odd("silence", b"", waits=True)
         yield odd("half a line", b"GET /heal", waits=True)
         yield odd("half the headers", b"GET /healthz HTTP/1.1\r\nHo", waits=True)

@@ -75,7 +75,7 @@ def lora_kinds(host: str, secret: str) -> Iterator[Kind]:
 
 
 def page_kinds(host: str, secret: str) -> Iterator[Kind]:
-    """To pages for people: without a session, and with one that nobody has."""
+    """Requests to pages for people, without a session and with one that nobody has."""
     requests = Requests(host, secret)
     for path in (*CONSOLE_PAGES, *OPERATORS_PAGES):
         cookie = "Cookie: atelier_session=" + "a" * 43 + "; atelier_operator=\xff"

@@ -48,19 +48,13 @@ def test_an_invalid_field_is_named_with_its_range(live: Live, key: str) -> None:
     assert error.value.request_id in str(error.value)
 
 
-def test_an_unknown_key_is_unauthorized(live: Live) -> None:
-    with Client(live.base_url, "atl_nobody") as client, pytest.raises(Unauthorized):
-        client.generate(PROMPT, lora_id=LORA)
-
-
-def test_a_key_of_the_other_interface_is_unauthorized(live: Live) -> None:
-    account, _ = live.member()
+def test_what_a_key_may_not_do_is_unauthorized_or_forbidden(live: Live) -> None:
+    account, key = live.member()
     _, only_a = live.run(live.resources.api_keys.create(account.id, interfaces=frozenset({Variant.A})))
-    with Client(live.base_url, only_a, interface="b") as client, pytest.raises(Unauthorized):
-        client.generate(PROMPT, lora_id=LORA)
-
-
-def test_another_accounts_adapter_is_forbidden(live: Live, key: str) -> None:
+    with Client(live.base_url, "atl_nobody") as nobody, Client(live.base_url, only_a, interface="b") as other:
+        for client in (nobody, other):
+            with pytest.raises(Unauthorized):
+                client.generate(PROMPT, lora_id=LORA)
     with Client(live.base_url, key) as client, pytest.raises(Forbidden):
         client.generate(PROMPT, lora_id=PRIVATE_ADAPTER)
 

@@ -98,8 +98,9 @@ def test_large_weights_that_the_account_has_are_not_sent_again(
     with Client(live.base_url, key) as client:
         for number, (path, is_folder) in enumerate(((OUTLINE, False), (peft, True))):
             record = Adapter(
-                id=f"model_{'ab'[number] * 26}", name="Had", description="", created_at=datetime.now(UTC), file=str(path), sha256="",
-                base_model="pocket", owner=account.id, accounts=frozenset(), is_folder=is_folder,
+                id=f"model_{'ab'[number] * 26}", name="Had", description="", created_at=datetime.now(UTC),
+                file=str(path), sha256="", base_model="pocket", owner=account.id, accounts=frozenset(),
+                is_folder=is_folder,
             )  # fmt: skip
             (record,) = add_digests([record], {}, {}).adapters
             assert live.run(live.resources.adapter_registry.register(record))
