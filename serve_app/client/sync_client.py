@@ -46,8 +46,7 @@ class Client(AccountCalls[Job, list[Job], list[Model], list[Usage], None]):
     A call without an answer, or answered with 429, 5xx or a proxy's own 404, is retried, honoring `Retry-After`, while
     the delays add up to at most `retry_budget` seconds; of those, an address at which nothing has ever answered gets
     three. Every creating call sends an idempotency key, so a retry never creates a second job. `timeout` is how long an
-    answer may take: seconds, a `timedelta`, or httpx's own. A `/v1` at the end of `base_url` is left out. Errors: see
-    `errors.py`.
+    answer may take: seconds, a `timedelta`, or httpx's own. A `/v1` at the end of `base_url` is left out.
     """
 
     def __init__(

@@ -42,6 +42,20 @@ def test_the_bar_of_an_upload_ends_with_the_check_and_leaves_nothing_behind(
     assert shown.endswith("\x1b[1A\x1b[2K"), "the bar's line is erased"
 
 
+def test_the_bar_ends_with_an_upload_that_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted(httpx.BaseTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            raise KeyboardInterrupt
+
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with Client("http://service.test", "atl_key", transport=Interrupted()) as client:
+        with pytest.raises(KeyboardInterrupt) as interrupted:
+            client.loras.add(OUTLINE, base="pocket", progress=True)
+        assert capsys.readouterr().err.endswith("\x1b[1A\x1b[2K"), interrupted
+
+
 @pytest.mark.slow
 async def test_a_lora_is_added_used_changed_shared_and_deleted_with_both_clients(
     live: Live, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
