@@ -98,9 +98,10 @@ async def test_a_full_window_opens_again_for_every_plan(short_windows: TestServi
         assert f'"{plan.variant}-{SHORT_S}s";q={limit};w={SHORT_S}' == over.headers["ratelimit-policy"]
 
         async def open_again() -> bool:
+            asked = time.time()
             answer = await cheap(short_windows, member, plan.variant)
             if answer.status_code == 429:
-                assert time.time() <= reset
+                assert asked <= reset
                 return False
             assert rate_headers(answer)[:2] == (limit, limit - 1)
             assert rate_headers(answer)[2] > reset
