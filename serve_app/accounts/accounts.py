@@ -83,8 +83,6 @@ def read_user(user_id: str, row: Mapping[str, str]) -> User:
 
 NAME_LENGTH = range(1, 101)
 
-Accounts = list[Account]  # `AccountStore.list` hides the built-in name inside the class
-
 
 class AccountStore:
     """Accounts in Redis. Passwords are stored as argon2id hashes."""
@@ -123,7 +121,7 @@ class AccountStore:
         """The ids of all accounts, oldest first."""
         return await self._redis.zrange(redis_key("accounts"), 0, -1)
 
-    async def list(self) -> Accounts:
+    async def list(self) -> Sequence[Account]:
         """All accounts, oldest first."""
         found = [await self._read(account_id) for account_id in await self.ids()]
         return [account for account in found if account is not None]

@@ -1,7 +1,7 @@
 """Operators of the web pages: their names and passwords, apart from every account's."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from serve_app.accounts.sign_in import Passwords
 from serve_app.domain.accounts import Operator
@@ -12,8 +12,6 @@ from serve_app.store.redis_client import RedisClient
 from serve_app.store.script import Script
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
-
-Operators = list[Operator]  # `OperatorStore.list` hides the built-in name inside the class
 
 
 class OperatorStore:
@@ -47,7 +45,7 @@ class OperatorStore:
         await self._redis.hset(redis_key("operator", name), mapping=fields)
         return await self._existing(name)
 
-    async def list(self) -> Operators:
+    async def list(self) -> Sequence[Operator]:
         """All operators, oldest first."""
         names: list[str] = await self._redis.zrange(redis_key("operators"), 0, -1)
         found = [await self.get(name) for name in names]

@@ -5,6 +5,7 @@ import json
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from enum import StrEnum
+from typing import Any, Self
 
 SEED_SPACE = 2**64
 """Image seeds are unsigned 64-bit integers, and every bit counts (`engine/seeds.py`)."""
@@ -34,9 +35,19 @@ class GenerationRequest:
     steps: int = 30
     seeds: tuple[int, ...]
 
+    @classmethod
+    def asked(cls, *, seed: int, num_images: int = 1, **fields: Any) -> Self:
+        """Return the request that the fields of an interface ask for: image i takes `seed + i`."""
+        return cls(**fields, seeds=image_seeds(seed, num_images))
+
     @property
     def num_images(self) -> int:
         return len(self.seeds)
+
+    @property
+    def seed(self) -> int:
+        """Return the first image's seed."""
+        return self.seeds[0]
 
     @property
     def work(self) -> float:

@@ -58,7 +58,7 @@ def files(service: TestService, member: Member) -> list[str]:
 
 
 def folder_of(service: TestService, member: Member) -> str:
-    """Below the storage: a pseudonym of the account."""
+    """Return the account's folder below the storage, which is named by a pseudonym."""
     return service.resources.images.account_folder(member.account.id)
 
 

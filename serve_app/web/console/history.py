@@ -10,13 +10,15 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 
 from serve_app.api.dependencies import accounts_of, caller_address, jobs_of, loras_of, settings_of, valid_job_id
+from serve_app.api.jobs.schemas import CURSOR
 from serve_app.api.responses import base_url
 from serve_app.domain.accounts import ApiKey
 from serve_app.domain.audit import Act
+from serve_app.domain.durations import Position
 from serve_app.domain.errors import JobUnfinished, NotFound
 from serve_app.domain.jobs import Job, JobState, StoredImage
 from serve_app.domain.requests import GenerationRequest
-from serve_app.jobs.history import NO_KEY, JobFilter, Position
+from serve_app.jobs.history import NO_KEY, JobFilter
 from serve_app.jobs.previews import thumbnail, thumbnail_size
 from serve_app.web.console.pages import FormSession, PageSession, render
 from serve_app.web.console.session import SignedIn
@@ -32,7 +34,6 @@ MOST_OFFERED = 50
 """LoRAs and keys that the filters offer, the newest."""
 IMAGE_CACHE = "private, max-age=3600, immutable"
 """An image's bytes never change; after a sign-out, what the browser kept is this old at most."""
-_CURSOR = re.compile(r"([0-9]{1,14})-((?:gen|up)_[a-z2-7]{26})")
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _FILTERS = ("state", "lora", "key", "from", "to")
 
@@ -41,7 +42,7 @@ _FILTERS = ("state", "lora", "key", "from", "to")
 async def open_history(request: Request, session: PageSession) -> Response:
     account_id = session.account.id
     chosen = {name: request.query_params.get(name, "")[:100] for name in _FILTERS}
-    after = _read_cursor(request.query_params.get("after", ""))
+    after = Position.read(request.query_params.get("after", ""), CURSOR)
     adapters = await loras_of(request).catalog.adapters(account_id)
     loras = {adapter.id: adapter.name for adapter in adapters}
     wanted = _lora_id(chosen["lora"], loras)
@@ -54,7 +55,7 @@ async def open_history(request: Request, session: PageSession) -> Response:
         session,
         here="history",
         jobs=page.jobs,
-        older=urlencode({**given, "after": f"{page.next.accepted_ms}-{page.next.job_id}"}) if page.next else "",
+        older=urlencode({**given, "after": page.next.cursor}) if page.next else "",
         looked_at=LOOKED_AT if page.next and len(page.jobs) < PAGE_SIZE else 0,
         newest=urlencode(given) if after else None,
         chosen=chosen,
@@ -229,9 +230,3 @@ def _read_date(text: str) -> datetime | None:
         with suppress(ValueError):
             return datetime.combine(date.fromisoformat(text), datetime.min.time(), UTC)
     return None
-
-
-def _read_cursor(text: str) -> Position | None:
-    """Read the position after which a page begins; None, which begins with the newest, for other texts."""
-    parts = _CURSOR.fullmatch(text)
-    return Position(int(parts[1]), parts[2]) if parts else None

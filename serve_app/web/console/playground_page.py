@@ -17,7 +17,7 @@ from serve_app.web.console.keys import usable_keys
 from serve_app.web.console.lora_cards import LoraCards, choose_cards
 from serve_app.web.console.pages import render
 from serve_app.web.console.panels import AXES, Panel, arrange, panel_of
-from serve_app.web.console.playground_form import COMPARISON, DEFAULTS, EXAMPLES, SIZES
+from serve_app.web.console.playground_form import COMPARISON, DEFAULTS, EXAMPLES, SIZES, TUNED
 from serve_app.web.console.session import SignedIn
 from serve_app.web.console.snippets import Snippet, snippets_of, variant_of
 from serve_app.web.site.forms import form_token
@@ -70,7 +70,7 @@ async def playground_page(
         examples=EXAMPLES if words else (),
         words={name: " ".join(sorted(known)) for name, known in words.items()},
         unknown=unknown,
-        is_tuned=any(values[name] != DEFAULTS[name] for name in ("steps", "guidance_scale", "negative_prompt", "seed")),
+        is_tuned=any(values[name] != DEFAULTS[name] for name in TUNED),
         **{"panel": None, "token": form_token(session.token, PURPOSE), **panel},
     )
 
@@ -121,10 +121,7 @@ async def panel_values(request: Request, session: SignedIn, job: Job) -> dict[st
 
 def query_values(query: Mapping[str, str]) -> dict[str, str]:
     """Return the form's fields that the page's address holds, as examples and the page of a job give them."""
-    values = {name: query[name][:_LONGEST_QUERY_VALUE] for name in (*DEFAULTS, *COMPARISON, "find") if name in query}
-    if "width" in query and "height" in query:
-        values["size"] = f"{query['width']}x{query['height']}"
-    return values
+    return {name: query[name][:_LONGEST_QUERY_VALUE] for name in (*DEFAULTS, *COMPARISON, "find") if name in query}
 
 
 def status_of(error: AtelierError) -> int:

@@ -8,10 +8,13 @@ import shlex
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
+from serve_app.api.variant_a import schemas as variant_a
+from serve_app.api.variant_b import schemas as variant_b
 from serve_app.domain.accounts import ApiKey
 from serve_app.domain.jobs import Job
 from serve_app.domain.requests import GenerationRequest, UpscaleRequest, Variant
 from serve_app.web.console.navigation import API, API_KEYS
+from serve_app.web.console.playground_form import values_of
 
 KEY_VARIABLE = "ATELIER_KEY"
 
@@ -33,8 +36,7 @@ class _Call(NamedTuple):
 
 def snippets_of(request: GenerationRequest, base_url: str, key: ApiKey | None = None) -> list[Snippet]:
     """Code that makes the same images; `key` is named in a comment, without its secret."""
-    call = _call_b(request) if variant_of(request) is Variant.B else _call_a(request)
-    comment = key_comment(key)
+    call, comment = _call(request), key_comment(key)
     return [
         Snippet("curl", f"# {comment}\n{_curl(call, base_url)}"),
         Snippet("Python", f"# {comment}\n{_python(call, base_url)}"),
@@ -55,34 +57,10 @@ def key_comment(key: ApiKey | None) -> str:
     return f"{KEY_VARIABLE}: your key {name}{key.hint}"
 
 
-def _call_a(request: GenerationRequest) -> _Call:
-    body = {
-        "prompt": request.prompt,
-        "lora_id": request.lora_id,
-        "lora_weight": request.lora_weight,
-        "width": request.width,
-        "height": request.height,
-        "guidance_scale": request.guidance_scale,
-        "steps": request.steps,
-        "num_images": request.num_images,
-        "seed": request.seeds[0],
-    }
-    return _Call("Authorization", "Bearer ", body, "request_id", "generate")
-
-
-def _call_b(request: GenerationRequest) -> _Call:
-    """One image, of 30 steps: the interface has no fields for these."""
-    body = {
-        "positive_prompt": request.prompt,
-        "negative_prompt": request.negative_prompt,
-        "model_id": request.lora_id,
-        "lora_weight": request.lora_weight,
-        "guidance": request.guidance_scale,
-        "width": request.width,
-        "height": request.height,
-        "seed": request.seeds[0],
-    }
-    return _Call("X-API-Key", "", body, "run_id", "generations")
+def _call(request: GenerationRequest) -> _Call:
+    if variant_of(request) is Variant.B:
+        return _Call("X-API-Key", "", variant_b.GenerationRequest.fields_of(request), "run_id", "generations")
+    return _Call("Authorization", "Bearer ", variant_a.GenerationRequest.fields_of(request), "request_id", "generate")
 
 
 def _curl(call: _Call, base_url: str) -> str:
@@ -142,19 +120,7 @@ def playground_query(job: Job) -> str:
     request = job.request
     if not isinstance(request, GenerationRequest):
         return ""
-    fields = {
-        "prompt": request.prompt,
-        "negative_prompt": request.negative_prompt,
-        "lora_id": request.lora_id,
-        "lora_weight": f"{request.lora_weight:g}",
-        "width": request.width,
-        "height": request.height,
-        "steps": request.steps,
-        "guidance_scale": f"{request.guidance_scale:g}",
-        "num_images": request.num_images,
-        "seed": request.seeds[0],
-    }
-    return urlencode({name: value for name, value in fields.items() if value != ""})
+    return urlencode({name: value for name, value in values_of(request).items() if value})
 
 
 def _fields(job: Job) -> dict[str, Any]:
@@ -162,17 +128,5 @@ def _fields(job: Job) -> dict[str, Any]:
     if isinstance(request, UpscaleRequest):
         return {"image_id": request.image_id, "scale_factor": request.scale_factor}
     assert request is not None, "checked by the caller"
-    shared = {"lora_weight": request.lora_weight, "width": request.width, "height": request.height}
-    seed = {"seed": request.seeds[0]}
-    if job.variant is Variant.B:
-        prompts = {"positive_prompt": request.prompt, "negative_prompt": request.negative_prompt}
-        return {**prompts, "model_id": request.lora_id, **shared, "guidance": request.guidance_scale, **seed}
-    return {
-        "prompt": request.prompt,
-        "lora_id": request.lora_id,
-        **shared,
-        "num_images": request.num_images,
-        "guidance_scale": request.guidance_scale,
-        "steps": request.steps,
-        **seed,
-    }
+    body = variant_b.GenerationRequest if job.variant is Variant.B else variant_a.GenerationRequest
+    return body.fields_of(request)
