@@ -1,10 +1,10 @@
 """Requests: immutable, already valid, the same for both variants."""
 
 import hashlib
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from enum import StrEnum
+from typing import Any
 
 SEED_SPACE = 2**64
 """Image seeds are unsigned 64-bit integers, and every bit counts (`engine/seeds.py`)."""
@@ -80,10 +80,10 @@ def fingerprint(request: Request, *, seed_is_given: bool) -> str:
 
     A seed that the service drew is no part of it.
     """
-    asked = {"kind": type(request).__name__, **asdict(request)}
+    asked: Any = request
     if isinstance(request, GenerationRequest) and not seed_is_given:
-        asked["seeds"] = request.num_images
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+        asked = (replace(request, seeds=()), request.num_images)
+    return hashlib.sha256(repr(asked).encode()).hexdigest()
 
 
 def image_seeds(seed: int, num_images: int) -> tuple[int, ...]:

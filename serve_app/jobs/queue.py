@@ -35,7 +35,7 @@ from serve_app.domain.jobs import (
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.jobs.acceptance import Acceptance, read_acceptance, read_acceptances
 from serve_app.jobs.backlog import DEFAULT_SECONDS_PER_UNIT
-from serve_app.jobs.compact_form import Result, as_text, pack_result
+from serve_app.jobs.compact_form import Result, as_text, pack_request, pack_result
 from serve_app.jobs.records import (
     JOB_BYTES,
     RECORD_VERSION,
@@ -44,7 +44,6 @@ from serve_app.jobs.records import (
     read_state,
     record_version,
     work_of,
-    write_request,
 )
 from serve_app.settings import Settings
 from serve_app.store.redis_client import RedisClient
@@ -162,7 +161,7 @@ class JobQueue:
             work=work_of(new.request),
             queue_share=new.queue_share,
             num_images=new.request.num_images,
-            request=write_request(new.request, new.adapter_id),
+            request=pack_request(new.request, new.adapter_id),
             rate_token=new.rate_token,
             idempotency_digest=None if key is None else _digest(key),
             body_digest=new.body_sha256,
@@ -204,7 +203,7 @@ class JobQueue:
                 "work": work_of(request),
                 "queue_share": queue_share,
                 "num_images": request.num_images,
-                "request": as_text(write_request(request, request.lora_id)),
+                "request": as_text(pack_request(request, request.lora_id)),
                 "rate_token": new_rate_token(),
                 "adapter": request.lora_id,
                 "traceparent": traceparents.get(job_id, ""),

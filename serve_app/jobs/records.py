@@ -4,10 +4,8 @@ Two versions of the code may run at once. A record carries the version of its fo
 not know, and raises `UnreadableRecord` for what it cannot read.
 """
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -17,7 +15,7 @@ from serve_app.domain.errors import FailureCode, UnreadableRecord
 from serve_app.domain.jobs import Failure, Job, JobKind, JobState
 from serve_app.domain.requests import GenerationRequest, Request, UpscaleRequest, Variant
 from serve_app.jobs.backlog import QueuePosition, estimate_finish, read_position, waits_for_worker
-from serve_app.jobs.compact_form import Result, pack_request, unpack_request, unpack_result
+from serve_app.jobs.compact_form import Result, unpack_request, unpack_result
 from serve_app.store.script import pairs
 
 log = logging.getLogger(__name__)
@@ -34,11 +32,6 @@ UNREADABLE = (KeyError, TypeError, ValueError, OverflowError, OSError)
 def work_of(request: Request) -> int:
     """A request's work in thousandths of a unit, at least one."""
     return max(1, round(request.work * MILLI))
-
-
-def write_request(request: Request, adapter_id: str) -> bytes:
-    """Pack a request; `adapter_id` is what the record names as its adapter."""
-    return pack_request(json.dumps(asdict(request), separators=(",", ":"), ensure_ascii=False), adapter_id)
 
 
 def read_request(kind: JobKind, fields: Mapping[str, str]) -> Request:

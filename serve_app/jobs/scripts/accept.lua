@@ -11,7 +11,7 @@
 -- account_stored.
 
 -- the same call again, because its reply was lost: the caller made the id, so it is the caller's own job
-if redis.call('EXISTS', K('job:' .. job_id)) == 1 then return {'ok', snapshot(job_id), lora_facts(adapter)} end
+if redis.call('EXISTS', K('job:' .. job_id)) == 1 then return {'ok', snapshot(read_job(job_id)), lora_facts(adapter)} end
 
 if adapter ~= '' then
   if not may_use_adapter(account, adapter) then return {'forbidden', {}, {}} end
@@ -23,18 +23,18 @@ if idempotency_digest ~= '' then
   local previous = redis.call('HMGET', idempotency_key, 'job', 'body')
   if previous[1] and redis.call('EXISTS', K('job:' .. previous[1])) == 1 then
     if previous[2] ~= body_digest then return {'conflict', {}, {}} end
-    return {'replay', snapshot(previous[1]), lora_facts(adapter)}
+    return {'replay', snapshot(read_job(previous[1])), lora_facts(adapter)}
   end
 end
 
 local full = no_space(1)
 if full then return {full, {}, {}} end
 
-write_job({id = job_id, kind = kind, group = group, work = work, queue_share = queue_share, num_images = num_images,
-  request = request, rate_token = rate_token, adapter = adapter, sample = sample, traceparent = traceparent})
+local job = write_job({id = job_id, kind = kind, group = group, work = work, queue_share = queue_share, num_images = num_images,
+  request = request, rate_token = rate_token, adapter = adapter, sample = sample, traceparent = traceparent,
+  idempotency = idempotency_digest}) -- so that the key goes with a deleted job
 if idempotency_digest ~= '' then
-  redis.call('HSET', K('job:' .. job_id), 'idempotency', idempotency_digest) -- so that the key goes with a deleted job
   redis.call('HSET', idempotency_key, 'job', job_id, 'body', body_digest)
   redis.call('PEXPIRE', idempotency_key, idempotency_ms)
 end
-return {'ok', snapshot(job_id), lora_facts(adapter)}
+return {'ok', snapshot(job), lora_facts(adapter)}

@@ -10,7 +10,7 @@ local all = cjson.decode(jobs)
 
 local function snapshots()
   local found = {}
-  for i, job in ipairs(all) do found[i] = snapshot(job.id) end
+  for i, job in ipairs(all) do found[i] = snapshot(read_job(job.id)) end
   return found
 end
 

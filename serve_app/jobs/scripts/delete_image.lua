@@ -17,5 +17,5 @@ redis.call('DEL', K('image:' .. image_id))
 list_objects(image_id, '')
 local number = 0
 while redis.call('HDEL', K('job:' .. job_id), 'r' .. number) == 1 do number = number + 1 end
-write_packed(job_id, 'r', rest)
+redis.call('HSET', K('job:' .. job_id), unpack(packed_fields('r', rest)))
 return image_id

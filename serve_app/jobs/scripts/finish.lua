@@ -60,7 +60,7 @@ count_usage()
 remember_adapter()
 charge(job.kind, job.account, (seconds - job.charge) / job.queue_share)
 redis.call('HDEL', K('job:' .. job_id), 'progress') -- 100 by its state
-write_packed(job_id, 'r', result)
+redis.call('HSET', K('job:' .. job_id), unpack(packed_fields('r', result)))
 for _, image_id in ipairs(image_ids) do redis.call('SET', K('image:' .. image_id), job_id, 'PX', retention_ms) end
 end_job(job, 'completed', retention_ms)
 return 'ok'

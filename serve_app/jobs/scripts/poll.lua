@@ -6,4 +6,4 @@
 -- Returns {caller, snapshot}; the snapshot is empty for a job that is not the caller's: an unknown caller has no account.
 local caller, job = authenticate(), read_job(job_id)
 if not job or job.account ~= caller[2] or (job_interface ~= '' and job.variant ~= job_interface) then return {caller, {}} end
-return {caller, snapshot(job_id)}
+return {caller, snapshot(job)}

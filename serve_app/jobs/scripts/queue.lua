@@ -16,14 +16,14 @@ local OF_WAITING = {'version', 'kind', 'group', 'work', 'queue_share', 'num_imag
   'request_id', 'traceparent'}
 local PART, LONGEST_IN_PARTS = 63, 1024 -- bytes: beyond, the table that Redis makes of the hash costs less than many fields
 
--- What the code packs of a job (serve_app/jobs/compact_form.py), as fields `prefix` and a number.
-local function write_packed(id, prefix, packed)
-  local size, cells = #packed <= LONGEST_IN_PARTS and PART or #packed, {}
+-- Return what the code packs of a job (serve_app/jobs/compact_form.py) as fields `prefix` and a number, each before its value.
+local function packed_fields(prefix, packed)
+  local size, fields = #packed <= LONGEST_IN_PARTS and PART or #packed, {}
   for start = 1, #packed, size do
-    cells[#cells + 1] = prefix .. (start - 1) / size
-    cells[#cells + 1] = string.sub(packed, start, start + size - 1)
+    fields[#fields + 1] = prefix .. (start - 1) / size
+    fields[#fields + 1] = string.sub(packed, start, start + size - 1)
   end
-  redis.call('HSET', K('job:' .. id), unpack(cells))
+  return fields
 end
 
 -- Bytes of Redis that an account's jobs of one interface take, by the day of their accept: the accept adds a job's, a deletion
@@ -44,7 +44,7 @@ local function read_job(id)
   if not field[1] then return nil end
   local kind = field[2] or (string.sub(id, 1, 3) == 'up_' and 'upscale' or 'generation') -- that of an ended job names none
   return {
-    id = id, state = field[1], kind = kind, account = field[3], group = field[4], attempt = num(field[5], 0),
+    id = id, state = field[1], kind = kind, account = field[3], group = field[4] or '', attempt = num(field[5], 0),
     tries = num(field[6], 0), work = num(field[7], 0), queue_share = num(field[8], 1), sequence = num(field[9], 0),
     waiting_since = num(field[10], 0), charge = num(field[11], 0), cancel = field[12], variant = field[13],
     rate_token = field[14] or '', skips = num(field[15], 0), skipped_at = tonumber(field[16]),
@@ -273,14 +273,12 @@ end
 
 -- The record and what an estimate needs: {id, fields, {seconds_per_unit, ready, ready_work, work, workers, accounts, place, now,
 -- start_seconds}}.
-local function snapshot(id)
-  local fields = redis.call('HGETALL', K('job:' .. id))
-  if #fields == 0 then return {} end
-  local job = read_job(id)
+local function snapshot(job)
+  if not job then return {} end
   local load = redis.call('HMGET', K('load:' .. job.kind), 'seconds_per_unit', 'ready', 'ready_work', 'work',
     'start_seconds')
-  local place = redis.call('ZRANK', queue_of(job), id)
-  return {id, fields, {load[1] or '', load[2] or '0', load[3] or '0', load[4] or '0',
+  local place = redis.call('ZRANK', queue_of(job), job.id)
+  return {job.id, redis.call('HGETALL', K('job:' .. job.id)), {load[1] or '', load[2] or '0', load[3] or '0', load[4] or '0',
     redis.call('ZCARD', K('workers:' .. job.kind)), redis.call('ZCARD', K('vtime:' .. job.kind)), place or -1, now,
     load[5] or ''}}
 end
