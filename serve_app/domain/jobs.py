@@ -68,8 +68,8 @@ class Job:
     """A snapshot of the record.
 
     Times are aware UTC, by the store's clock; `progress` is 0..100 and at most 99 until `COMPLETED`. `finish_estimate` is
-    for a job that has not ended, and is counted from `read_at`. `request` is None when this version cannot read it: the
-    record is damaged, or a newer version wrote it. `seconds` are those of one worker that a completed job used; `key_id` is
+    for a job that has not ended, and is counted from `read_at`. `request` is None when its reader does not need it, or cannot
+    read it: the record is damaged, or a newer version wrote it. `seconds` are those of one worker that a completed job used; `key_id` is
     the API key that asked, empty for the console.
     """
 

@@ -56,7 +56,7 @@ def record_version(text: str | None) -> int:
     return int(text) if text is not None and text.isdecimal() else 0
 
 
-def read_snapshot(answer: Sequence[Any]) -> Job | None:
+def read_snapshot(answer: Sequence[Any], *, with_request: bool = True) -> Job | None:
     """Read a job from a script's snapshot, with its estimate if it has not ended.
 
     Raises `UnreadableRecord`.
@@ -64,7 +64,7 @@ def read_snapshot(answer: Sequence[Any]) -> Job | None:
     if not answer:
         return None
     job_id, fields, position = answer
-    return read_job(job_id, pairs(fields), read_position(position))
+    return read_job(job_id, pairs(fields), read_position(position), with_request=with_request)
 
 
 def read_jobs(rows: Mapping[str, Mapping[str, str]]) -> list[Job]:
@@ -78,19 +78,21 @@ def read_jobs(rows: Mapping[str, Mapping[str, str]]) -> list[Job]:
     return jobs
 
 
-def read_job(job_id: str, fields: Mapping[str, str], position: QueuePosition | None = None) -> Job:
+def read_job(
+    job_id: str, fields: Mapping[str, str], position: QueuePosition | None = None, *, with_request: bool = True
+) -> Job:
     """Read a job, without its request if that is unreadable.
 
     Raises `UnreadableRecord` when its state, times or result cannot be read.
     """
     try:
-        return _read_job(job_id, fields, position)
+        return _read_job(job_id, fields, position, with_request)
     except (UnreadableRecord, *UNREADABLE) as error:
         log.warning("job %s: its record (version %s) cannot be read: %s", job_id, fields.get("version", "-"), error)
         raise UnreadableRecord from error
 
 
-def _read_job(job_id: str, fields: Mapping[str, str], position: QueuePosition | None) -> Job:
+def _read_job(job_id: str, fields: Mapping[str, str], position: QueuePosition | None, with_request: bool) -> Job:
     state, kind, created = read_state(fields["state"]), kind_in(job_id, fields), int(fields["created"])
     is_completed = state is JobState.COMPLETED
     result = unpack_result(job_id, fields) if is_completed else Result()
@@ -99,7 +101,7 @@ def _read_job(job_id: str, fields: Mapping[str, str], position: QueuePosition | 
         kind=kind,
         variant=Variant(fields["variant"]),
         account_id=fields["account"],
-        request=_request_if_readable(job_id, kind, fields),
+        request=_request_if_readable(job_id, kind, fields) if with_request else None,
         state=state,
         progress=100 if is_completed else int(fields.get("progress", 0)),
         attempt=int(fields.get("attempt", 0)),
