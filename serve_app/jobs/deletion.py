@@ -188,7 +188,8 @@ class JobDeletion:
 async def remove_listed_objects(deletions: Deletions, images: ImageStore, *, lease: timedelta) -> int:
     """Remove the objects of deleted jobs; return how many jobs and images went off the list.
 
-    A worker that was still writing when its job was deleted stops within its lease: each is looked for once more after two.
+    A worker that was still writing when its job was deleted stops within its lease: each is looked for once more after
+    two.
     """
     settled_before = datetime.now(UTC) - 2 * lease
     forgotten = 0

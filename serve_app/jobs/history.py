@@ -1,4 +1,4 @@
-"""Reads jobs and their images by id, lists jobs newest first, and looks after dead letters: jobs that failed for good."""
+"""Reads jobs and their images by id, lists jobs newest first, and looks after dead letters (failed jobs)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

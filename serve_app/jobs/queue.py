@@ -64,9 +64,9 @@ MAX_RESIDENT = 1_000
 class Fairness:
     """How far grouping by adapter may deviate from fairness.
 
-    The fair head is skipped at most `max_skips` times, and no later than `max_wait` after the first; no account is preferred
-    while more than `max_lead` average waiting jobs ahead; a job is left to the worker that holds its adapter for at most
-    `owner_wait` after it was accepted.
+    The fair head is skipped at most `max_skips` times, and no later than `max_wait` after the first; no account is
+    preferred while more than `max_lead` average waiting jobs ahead; a job is left to the worker that holds its adapter
+    for at most `owner_wait` after it was accepted.
     """
 
     max_skips: int = 4
@@ -276,8 +276,8 @@ class JobQueue:
     ) -> CommitReply:
         """Commit an attempt's images.
 
-        `seconds` of one worker were used, the job's share when several ran together: they correct the account's virtual time
-        and all estimates, and count as the account's usage. `timings` are for display.
+        `seconds` of one worker were used, the job's share when several ran together: they correct the account's virtual
+        time and all estimates, and count as the account's usage. `timings` are for display.
         """
         if not (math.isfinite(seconds) and seconds >= 0):
             raise ValueError(f"seconds: {seconds}")

@@ -1,7 +1,7 @@
 """Job records in Redis: text, request and result packed (`compact_form.py`), never pickle.
 
-Two versions of the code may run at once. A record carries the version of its format; a reader ignores fields that it does
-not know, and raises `UnreadableRecord` for what it cannot read.
+Two versions of the code may run at once. A record carries the version of its format; a reader ignores fields that it
+does not know, and raises `UnreadableRecord` for what it cannot read.
 """
 
 import logging
@@ -21,8 +21,8 @@ from serve_app.store.script import pairs
 log = logging.getLogger(__name__)
 
 RECORD_VERSION = 2
-"""Of the records that this code writes. Raise it with a change that a reader of the version before would misread; a field more
-needs no new version. A record that an ended job leaves has none: nobody works on it."""
+"""Of the records that this code writes. Raise it with a change that a reader of the version before would misread; a
+field more needs no new version. A record that an ended job leaves has none: nobody works on it."""
 JOB_BYTES = 1_100
 """A job takes this many bytes besides its packed request, with indexes and one image (`benchmarks/job_memory.py`)."""
 UNREADABLE = (KeyError, TypeError, ValueError, OverflowError, OSError)

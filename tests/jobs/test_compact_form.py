@@ -138,20 +138,8 @@ def _fields(redis_db: redis.Redis, job_id: str) -> Mapping[str, str]:
         (
             _fail,
             JobState.FAILED,
-            {
-                "started",
-                "code",
-                "message",
-                "kind",
-                "group",
-                "work",
-                "queue_share",
-                "num_images",
-                "sequence",
-                "plan",
-                "version",
-            }
-            | {"request_id", "traceparent"},
+            {"started", "code", "message", "kind", "group", "work", "queue_share", "num_images", "sequence"}
+            | {"plan", "version", "request_id", "traceparent"},
         ),
     ],
     ids=["completed", "canceled", "canceled while it ran", "expired", "failed"],

@@ -1,8 +1,10 @@
 -- include queue
 -- include deletion
 -- args: image_id, rest
--- delete_image: one image of a completed job, of which `rest` remains, the packed result without it; where that is '', the job goes.
--- Returns the name of the objects on the list, 'changed' (read the job again), or '' when the account has no such job (any more).
+-- delete_image: one image of a completed job, of which `rest` remains, the packed result without it; where that is '',
+-- the job goes.
+-- Returns the name of the objects on the list, 'changed' (read the job again), or '' when the account has no such job
+-- (any more).
 for _, name in ipairs({image_id, job_id}) do
   if was_deleted_by_this_call(name) then return name end
 end

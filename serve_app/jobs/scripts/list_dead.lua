@@ -1,8 +1,10 @@
 -- include page
 -- args: account, code
--- list_dead: failed jobs for the operator, newest first, that failed from `since`, are of an account and failed for a code ('' takes
--- any). A page looks at `most` records; the counts by code are of the newest `most` of the time, whatever the position.
--- Returns {{code, jobs, ...}, {{id, time} of each}, {id, time} of the last record looked at, or {} when there are no more}.
+-- list_dead: failed jobs for the operator, newest first, that failed from `since`, are of an account and failed for a
+-- code ('' takes any). A page looks at `most` records; the counts by code are of the newest `most` of the time,
+-- whatever the position.
+-- Returns {{code, jobs, ...}, {{id, time} of each}, {id, time} of the last record looked at, or {} when there are no
+-- more}.
 local dead = K('dead')
 
 local function read(id)

@@ -1,9 +1,10 @@
 -- include page
 -- args: account, state, adapter, key_id, until_ms:number
--- list_jobs: an account's jobs, newest first, that are in a state, use an adapter, were asked for with a key ('' takes any; '-': without
--- one), and were accepted from `since` and before `until_ms`. A page looks at `most` records.
+-- list_jobs: an account's jobs, newest first, that are in a state, use an adapter, were asked for with a key ('' takes
+-- any; '-': without one), and were accepted from `since` and before `until_ms`. A page looks at `most` records.
 -- Returns {{id, time} of each, {id, time} of the last record looked at, or {} when there are no more}.
-local SAME_MS = 32 -- an accept takes the server at least 50 µs, so an account has no more jobs of one millisecond than this
+-- An accept takes the server at least 50 µs, so an account has no more jobs of one millisecond than this.
+local SAME_MS = 32
 local NO_KEY = '-'
 
 local latest = until_ms and '(' .. until_ms or '+inf'
@@ -11,6 +12,7 @@ if after_ms and not (until_ms and until_ms <= after_ms) then latest = after_ms e
 local found, last = page(K('jobs:' .. account), latest, most + SAME_MS, function(id)
   local job = redis.call('HMGET', K('job:' .. id), 'state', 'adapter', 'key')
   if not job[1] then return false end -- its retention is over
-  return (state == '' or job[1] == state) and (adapter == '' or job[2] == adapter) and (key_id == '' or (job[3] or NO_KEY) == key_id)
+  return (state == '' or job[1] == state) and (adapter == '' or job[2] == adapter)
+    and (key_id == '' or (job[3] or NO_KEY) == key_id)
 end)
 return {found, last}
