@@ -4,7 +4,6 @@ import hashlib
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from enum import StrEnum
-from typing import Any
 
 SEED_SPACE = 2**64
 """Image seeds are unsigned 64-bit integers, and every bit counts (`engine/seeds.py`)."""
@@ -80,10 +79,10 @@ def fingerprint(request: Request, *, seed_is_given: bool) -> str:
 
     A seed that the service drew is no part of it.
     """
-    asked: Any = request
+    asked = repr(request)
     if isinstance(request, GenerationRequest) and not seed_is_given:
-        asked = (replace(request, seeds=()), request.num_images)
-    return hashlib.sha256(repr(asked).encode()).hexdigest()
+        asked = f"{request.num_images} {replace(request, seeds=())}"
+    return hashlib.sha256(asked.encode()).hexdigest()
 
 
 def image_seeds(seed: int, num_images: int) -> tuple[int, ...]:

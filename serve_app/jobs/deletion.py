@@ -1,7 +1,4 @@
-"""Deletes jobs and images: one script removes the keys and lists the objects still to be removed.
-
-Deletes jobs and images: the record first, then the objects, through any crash in between.
-"""
+"""Deletes jobs and images: one script removes the record and lists its objects, which go next, through any crash."""
 
 import json
 import logging
