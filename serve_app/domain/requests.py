@@ -1,8 +1,7 @@
 """Requests: immutable, already valid, the same for both variants."""
 
 import hashlib
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from enum import StrEnum
 from typing import Any, Self
@@ -91,10 +90,10 @@ def fingerprint(request: Request, *, seed_is_given: bool) -> str:
 
     A seed that the service drew is no part of it.
     """
-    asked = {"kind": type(request).__name__, **asdict(request)}
+    asked = repr(request)
     if isinstance(request, GenerationRequest) and not seed_is_given:
-        asked["seeds"] = request.num_images
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+        asked = f"{request.num_images} {replace(request, seeds=())}"
+    return hashlib.sha256(asked.encode()).hexdigest()
 
 
 def image_seeds(seed: int, num_images: int) -> tuple[int, ...]:

@@ -1,14 +1,9 @@
-"""Reads jobs, and their images, by id.
-
-`JobHistory` lists jobs, newest first: an account's, page by page, and those of all accounts.
-
-Dead letters are jobs that failed for good; `DeadLetters` lists, requeues and drops them.
-"""
+"""Reads jobs and their images by id, lists jobs newest first, and looks after dead letters (failed jobs)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from serve_app.domain.durations import Position, epoch_ms
 from serve_app.domain.errors import UnreadableRecord
@@ -65,15 +60,18 @@ class JobReader:
         return next((image for image in job.images if image.image_id == image_id), None)
 
 
-async def find_jobs(redis: Any, ids: Sequence[str]) -> list[Job]:
+async def find_jobs(redis: RedisClient, ids: Sequence[str]) -> list[Job]:
     """Return the jobs that exist, in the order of the ids; without estimates."""
-    if not ids:
-        return []
+    return read_jobs(await _records(redis, ids))
+
+
+async def _records(redis: RedisClient, ids: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Return the fields of the records that exist, by id."""
     pipeline = redis.pipeline(transaction=False)
     for job_id in ids:
         pipeline.hgetall(redis_key("job", job_id))
-    rows: list[dict[str, str]] = await pipeline.execute()
-    return read_jobs({job_id: row for job_id, row in zip(ids, rows, strict=True) if row})
+    rows = await pipeline.execute() if ids else []
+    return {job_id: row for job_id, row in zip(ids, rows, strict=True) if row}
 
 
 LOOKED_AT_ONCE = 200
@@ -180,13 +178,10 @@ class JobHistory:
         jobs, unreadable, newer = list[Job](), list[str](), 0
         for start in range(0, limit, LIST_STRIDE):
             ids = await self._redis.zrevrange(redis_key("recent"), start, min(start + LIST_STRIDE, limit) - 1)
-            pipeline = self._redis.pipeline(transaction=False)
-            for job_id in ids:
-                pipeline.hgetall(redis_key("job", job_id))
-            for job_id, fields in zip(ids, await pipeline.execute(), strict=True):
+            for job_id, fields in (await _records(self._redis, ids)).items():
                 newer += record_version(fields.get("version")) > RECORD_VERSION
                 try:
-                    jobs += [read_job(job_id, fields)] if fields else []
+                    jobs.append(read_job(job_id, fields))
                 except UnreadableRecord:
                     unreadable.append(job_id)
         return NewestRecords(jobs, unreadable, newer)
