@@ -20,7 +20,7 @@ from tests.composition import Resources
 
 SERVE = """
 import json, socket, sys, uvicorn, uvloop
-from serve_app.api.process import freeze_startup_objects
+from serve_app.http_server import freeze_startup_objects
 from serve_app.settings import Settings
 from tests.composition import open_resources
 async def serve():

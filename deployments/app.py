@@ -20,8 +20,8 @@ from deployments.ray_internals import is_spread
 from deployments.requirements import require_protection
 from deployments.start_checks import check_start
 from deployments.upscaler import Upscaler
-from serve_app.api.process import OPEN_FILES
 from serve_app.domain.jobs import JobKind
+from serve_app.http_server import OPEN_FILES
 from serve_app.settings import Settings
 
 HINTS_AT_ONCE = 100

@@ -21,11 +21,11 @@ from deployments.ray_internals import (
 )
 from deployments.requirements import require_shared
 from serve_app.api.parts import AccountParts, JobParts, LoraParts, OperationParts
-from serve_app.api.process import allow_connections, freeze_startup_objects
 from serve_app.api.request_context import with_forwarded_address
 from serve_app.app import create_app
 from serve_app.domain.jobs import JobKind
 from serve_app.engine_options import DEFAULT_MAX_RANK
+from serve_app.http_server import allow_connections, freeze_startup_objects
 from serve_app.settings import Settings
 from serve_app.store.process import open_process
 

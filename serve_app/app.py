@@ -21,10 +21,10 @@ from serve_app.api.middleware import RequestContextMiddleware
 from serve_app.api.open_requests import OpenRequests
 from serve_app.api.openapi import json_app
 from serve_app.api.parts import AccountParts, JobParts, LoraParts, OperationParts
-from serve_app.api.process import drop_trailers
 from serve_app.api.request_context import RequestContext
 from serve_app.domain.errors import AmbiguousCredentials, Unauthorized
 from serve_app.domain.requests import Variant
+from serve_app.http_server import drop_trailers
 from serve_app.settings import Settings
 from serve_app.web.console import console_app
 from serve_app.web.docs import STATIC, docs_router

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from serve_app.api.process import drop_trailers
+from serve_app.http_server import drop_trailers
 
 WRAPPER = Path(__file__).parent / "haproxy"
 LIMITS = {

@@ -6,7 +6,7 @@ import sys
 PROGRAM = """
 import gc
 import resource
-from serve_app.api.process import OPEN_FILES, THRESHOLDS, allow_connections, freeze_startup_objects
+from serve_app.http_server import OPEN_FILES, THRESHOLDS, allow_connections, freeze_startup_objects
 freeze_startup_objects()
 assert gc.get_freeze_count() > 5_000, gc.get_freeze_count()
 assert gc.get_threshold() == THRESHOLDS
