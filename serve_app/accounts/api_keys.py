@@ -105,8 +105,6 @@ def read_adapters(text: str) -> frozenset[str] | None:
 
 MAX_NAME = 100
 
-ApiKeys = list[ApiKey]  # `ApiKeyStore.list` hides the built-in name inside the class
-
 
 class ApiKeyStore:
     """The keys of all accounts. A secret is shown once, when its key is created or rolled."""
@@ -196,8 +194,8 @@ class ApiKeyStore:
             raise NotFound(f"no active key {key_id!r}")
         return _read_key(key_id, pairs(row))
 
-    async def list(self, account_id: str) -> ApiKeys:
-        """The account's keys, revoked and expired ones too, oldest first."""
+    async def list(self, account_id: str) -> Sequence[ApiKey]:
+        """List the account's keys, revoked and expired ones too, oldest first."""
         ids: list[str] = await self._redis.zrange(redis_key("keys", account_id), 0, -1)
         pipeline = self._redis.pipeline()
         for key_id in ids:

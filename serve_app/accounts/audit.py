@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from serve_app.domain.audit import Act, AuditRow, operator
+from serve_app.domain.audit import Act, Actor, AuditRow, operator
 from serve_app.domain.durations import epoch_ms, from_epoch_ms, milliseconds
 from serve_app.domain.errors import UnreadableRecord
 from serve_app.settings import Settings
@@ -37,23 +37,21 @@ class AuditLog:
         self._settings = settings
         self._append = Script(redis, "accounts/append_audit")
 
-    async def record(
-        self, account_id: str, act: Act, *, actor: str, subject: str = "", address: str = "", entry: str | None = None
-    ) -> None:
-        """Append one row; a call that is repeated with its `entry` appends none. Raises `StoreUnavailable`.
+    async def record(self, log: str, act: Act, by: Actor, subject: str = "", *, entry: str | None = None) -> None:
+        """Append one row to a log; a call that is repeated with its `entry` appends none. Raises `StoreUnavailable`.
 
-        `account_id` may be what `operator` makes of an operator's name, for what is done to operators. A failed sign-in is
-        recorded only of an account or operator that exists, and takes as long for any other.
+        `log` is an account's id, or what `operator` makes of an operator's name, for what is done to operators. A failed
+        sign-in is recorded only of an account or operator that exists, and takes as long for any other.
         """
         is_refused = act is Act.SIGN_IN_FAILED
         await self._append(
-            log=self.pseudonym(account_id) + (REFUSED if is_refused else ""),
-            holder=_record_of(account_id) if is_refused else "",
+            log=self.pseudonym(log) + (REFUSED if is_refused else ""),
+            holder=_record_of(log) if is_refused else "",
             entry=entry or secrets.token_hex(8),
-            actor=actor[:MAX_TEXT],
+            actor=by.name[:MAX_TEXT],
             action=act,
             subject=subject[:MAX_TEXT],
-            address=address[:MAX_TEXT],
+            address=by.address[:MAX_TEXT],
             max_rows=MAX_FAILED_SIGN_INS if is_refused else MAX_ROWS,
             life_ms=milliseconds(self._settings.audit_life),
         )
@@ -82,8 +80,8 @@ class AuditLog:
         return [read_audit_row(name, row_id, fields) for row_id, fields in rows]
 
 
-def _record_of(account_id: str) -> str:
-    return account_id if account_id.startswith(operator("")) else f"account:{account_id}"
+def _record_of(log: str) -> str:
+    return log if log.startswith(operator("")) else f"account:{log}"
 
 
 def read_audit_row(name: str, row_id: str, fields: Mapping[str, str]) -> AuditRow:

@@ -13,7 +13,7 @@ import redis
 from pydantic import SecretStr
 
 from serve_app.accounts.api_keys import BASE62
-from serve_app.accounts.sessions import Opened
+from serve_app.accounts.sessions import Holder, digest_of
 from serve_app.domain.accounts import Account, ApiKey
 from serve_app.domain.errors import InvalidParameter, NotFound, TooManyKeys
 from serve_app.domain.requests import Variant
@@ -295,10 +295,10 @@ async def test_a_console_session_opens_lives_and_ends(
     resources: Resources, acme: Account, redis_db: redis.Redis
 ) -> None:
     token = await resources.sessions.create(acme.id)
-    assert await resources.sessions.get(token) == Opened(acme.id, "", "", "")
+    assert await resources.sessions.get(token) == Holder(acme.id, "", "0.0")
     assert await resources.sessions.get("guess") is None
     assert token not in _everything(redis_db)
-    await resources.sessions.revoke(token)
+    assert await resources.sessions.end(acme.id, digest_of(token))
     assert await resources.sessions.get(token) is None
 
 
@@ -308,7 +308,7 @@ async def test_signing_out_everywhere_ends_every_session_of_one_account(resource
     others = await resources.sessions.create(other.id)
     assert await resources.sessions.revoke_all(acme.id) == 3
     assert [await resources.sessions.get(token) for token in mine] == [None] * 3
-    assert await resources.sessions.get(others) == Opened(other.id, "", "", "")
+    assert await resources.sessions.get(others) == Holder(other.id, "", "0.0")
 
 
 async def test_what_was_begun_with_the_old_password_opens_no_session(resources: Resources) -> None:
@@ -323,7 +323,7 @@ async def test_what_was_begun_with_the_old_password_opens_no_session(resources: 
     assert [await resources.sessions.get(token) for token in (opened, late, new)] == [
         None,
         None,
-        Opened(ann.id, "", "", ""),
+        Holder(ann.id, "", credential_version),
     ]
     assert len(await resources.sessions.list(ann.id)) == 1
 

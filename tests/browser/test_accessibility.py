@@ -32,8 +32,8 @@ def test_the_checks_go_through_every_page_of_the_service(site: Site) -> None:
     docs = docs_router({})
     for routes, known in (
         (docs.routes, pages.PUBLIC),
-        (console.ROUTES, {**pages.SIGNED_OUT, **pages.CONSOLE, "/": ()}),  # which leads to one of them
-        (operators.ROUTES, {**pages.OPERATORS_SIGNED_OUT, **pages.OPERATORS}),
+        (console.console_app().routes, {**pages.SIGNED_OUT, **pages.CONSOLE, "/": ()}),  # which leads to one of them
+        (operators.operators_app().routes, {**pages.OPERATORS_SIGNED_OUT, **pages.OPERATORS}),
     ):
         paths = {each.path for each in routes if isinstance(each, APIRoute) and "GET" in (each.methods or ())}
         assert paths - pages.NO_PAGES == set(known)

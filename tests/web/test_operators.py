@@ -7,9 +7,10 @@ from typing import Any, cast
 import pytest
 import redis
 
+from serve_app.accounts.sessions import Holder
 from serve_app.accounts.sign_in import LinkPurpose
 from serve_app.domain.accounts import Account
-from serve_app.domain.audit import Act, operator
+from serve_app.domain.audit import Act, Actor, operator
 from serve_app.domain.errors import FailureCode, NotFound
 from serve_app.domain.jobs import Failure, JobKind
 from serve_app.operations.store_checks import check_catalog
@@ -142,7 +143,7 @@ async def test_what_an_earlier_password_opened_is_closed(resources: Resources) -
         await sessions.create("alice", credential_version=credential_version),
         await links.create("alice", LinkPurpose.SIGN_IN),
     )
-    assert await sessions.get(token) == "alice"
+    assert await sessions.get(token) == Holder("alice", "", credential_version)
     await operators.delete("alice")
     await operators.create("alice")
     assert await sessions.get(token) is None
@@ -281,7 +282,7 @@ async def test_what_customers_write_is_escaped_on_every_page(
     assert await resources.adapter_registry.register(
         replace(adapter, id="model_hostile", name=HOSTILE, owner=account.id, created_at=datetime.now(UTC))
     )
-    await resources.audit.record(account.id, Act.KEY_CREATED, actor="owner", subject=HOSTILE)
+    await resources.audit.record(account.id, Act.KEY_CREATED, Actor("owner"), HOSTILE)
     for path in (
         *PAGES[:-1],
         f"accounts/{account.id}",
@@ -300,9 +301,7 @@ async def test_the_audit_log_pages_through_all_accounts_newest_first(
 ) -> None:
     other = await resources.accounts.create("other")
     for number in range(60):
-        await resources.audit.record(
-            (owner, other)[number % 2].id, Act.KEY_CREATED, actor="x", subject=f"key_{number:03}"
-        )
+        await resources.audit.record((owner, other)[number % 2].id, Act.KEY_CREATED, Actor("x"), f"key_{number:03}")
     page = await alice.open("/operators/audit?act=key_created")
     newest = subjects(page)
     [older] = [link for link in page.links if "before=" in link]

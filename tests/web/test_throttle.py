@@ -10,7 +10,7 @@ import redis
 from serve_app.accounts.sign_in import EVERYWHERE, HERE, KnownDevice
 from serve_app.domain.accounts import Account
 from serve_app.store.keys import redis_key
-from serve_app.web.console.session import COOKIE, LIFE, signed
+from serve_app.web.console.pages import COOKIE, LIFE, signed
 from tests.audit import key_problems
 from tests.composition import Resources
 from tests.web.browser import Browser, Page
@@ -213,7 +213,7 @@ async def _guess_from_many_addresses(browsers: Browsers, name: str, count: int =
 async def _status(browser: Browser, name: str) -> int:
     """Of a try by a browser that sends a cookie of its own beside the form's."""
     page = await browser.open("/console/sign-in")
-    cookie = browser.http.headers["Cookie"] + "; atelier_anonymous=" + browser.http.cookies["atelier_anonymous"]
+    cookie = browser.http.headers["Cookie"] + "; atelier_session_form=" + browser.http.cookies["atelier_session_form"]
     browser.http.headers["Cookie"] = cookie
     browser.http.cookies.clear()
     return (await browser.send(page.form("Sign in"), name=name, password=WRONG)).status

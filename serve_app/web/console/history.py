@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 
-from serve_app.api.dependencies import accounts_of, caller_address, jobs_of, loras_of, settings_of, valid_job_id
+from serve_app.api.dependencies import accounts_of, jobs_of, loras_of, settings_of, valid_job_id
 from serve_app.api.responses import base_url
 from serve_app.domain.accounts import ApiKey
 from serve_app.domain.audit import Act
@@ -18,11 +18,11 @@ from serve_app.domain.jobs import Job, JobState, StoredImage
 from serve_app.domain.requests import GenerationRequest
 from serve_app.jobs.history import NO_KEY, JobFilter, Position
 from serve_app.jobs.previews import thumbnail, thumbnail_size
-from serve_app.web.console.pages import FormSession, PageSession, render
-from serve_app.web.console.session import SignedIn
+from serve_app.web.console.pages import ConsoleSession, FormSession, PageSession, render
 from serve_app.web.console.snippets import curl_command, playground_query
 from serve_app.web.site.forms import Form, check_form, form_token, redirect
 from serve_app.web.site.job_text import STATES, failure_text, parameters, timeline, title
+from serve_app.web.site.sign_in import actor_of, record
 
 router = APIRouter()
 
@@ -39,7 +39,7 @@ _FILTERS = ("state", "lora", "key", "from", "to")
 
 @router.get("/history")
 async def open_history(request: Request, session: PageSession) -> Response:
-    account_id = session.account.id
+    account_id = session.who.id
     chosen = {name: request.query_params.get(name, "")[:100] for name in _FILTERS}
     after = _read_cursor(request.query_params.get("after", ""))
     adapters = await loras_of(request).catalog.adapters(account_id)
@@ -72,7 +72,7 @@ async def open_history(request: Request, session: PageSession) -> Response:
 
 async def load_job(request: Request, job_id: str, session: PageSession) -> Job:
     """Read the account's job. Raises 404 for any other."""
-    job = await jobs_of(request).reader.get(valid_job_id(job_id, "gen", "up"), account_id=session.account.id)
+    job = await jobs_of(request).reader.get(valid_job_id(job_id, "gen", "up"), account_id=session.who.id)
     if job is None:
         raise HTTPException(404)
     return job
@@ -122,25 +122,22 @@ async def open_thumbnail(request: Request, image: ChosenImage) -> Response:
 async def cancel_job(request: Request, job_id: str, session: FormSession, form: Form) -> Response:
     check_form(session, form, "cancel job")
     valid_id = valid_job_id(job_id, "gen", "up")
-    state = await jobs_of(request).queue.cancel(valid_id, account_id=session.account.id)
+    state = await jobs_of(request).queue.cancel(valid_id, account_id=session.who.id)
     if state is None:
         raise HTTPException(404)
-    await accounts_of(request).audit.record(
-        session.account.id, Act.JOB_CANCELED, actor=session.actor, subject=valid_id, address=caller_address(request)
-    )
+    await record(request, session.who, Act.JOB_CANCELED, valid_id)
     return redirect(request, f"history/{valid_id}")
 
 
 @router.post("/history/{job_id}/delete")
 async def delete_job(request: Request, job_id: str, session: FormSession, form: Form) -> Response:
     check_form(session, form, "delete job")
-    account_id = session.account.id
+    account_id = session.who.id
     try:
         await jobs_of(request).deletion.delete_job(
             valid_job_id(job_id, "gen", "up"),
             account_id=account_id,
-            actor=session.actor,
-            address=caller_address(request),
+            by=actor_of(request, session.who),
         )
     except NotFound:
         raise HTTPException(404) from None
@@ -154,10 +151,10 @@ async def delete_job(request: Request, job_id: str, session: FormSession, form: 
 async def delete_image(request: Request, job_id: str, image_id: str, session: FormSession, form: Form) -> Response:
     """Delete one image of a job; with its last one the job goes."""
     check_form(session, form, "delete image")
-    account_id, valid_id = session.account.id, valid_job_id(job_id, "gen", "up")
+    account_id, valid_id = session.who.id, valid_job_id(job_id, "gen", "up")
     try:
         await jobs_of(request).deletion.delete_image(
-            valid_id, image_id, account_id=account_id, actor=session.actor, address=caller_address(request)
+            valid_id, image_id, account_id=account_id, by=actor_of(request, session.who)
         )
     except NotFound:
         raise HTTPException(404) from None
@@ -165,11 +162,13 @@ async def delete_image(request: Request, job_id: str, image_id: str, session: Fo
     return redirect(request, f"history/{valid_id}" if is_kept else "history")
 
 
-async def _job_page(request: Request, session: SignedIn, job: Job, *, status: int = 200, notice: str = "") -> Response:
+async def _job_page(
+    request: Request, session: ConsoleSession, job: Job, *, status: int = 200, notice: str = ""
+) -> Response:
     lora_id = job.request.lora_id if isinstance(job.request, GenerationRequest) else ""
-    lora = await loras_of(request).catalog.adapter_of(lora_id, session.account.id) if lora_id else None
+    lora = await loras_of(request).catalog.adapter_of(lora_id, session.who.id) if lora_id else None
     names = {lora_id: lora.adapter.name} if lora else {}
-    keys = {key.id: key for key in await accounts_of(request).api_keys.list(session.account.id)}
+    keys = {key.id: key for key in await accounts_of(request).api_keys.list(session.who.id)}
     key = keys.get(job.key_id)
     address = base_url(request, settings_of(request).public_url).removesuffix("/console")
     return render(

@@ -38,8 +38,7 @@ from serve_app.web.console.lora_cards import (
     suggested_words,
     training_parts,
 )
-from serve_app.web.console.pages import FormSession, PageSession, render, uncounted_owner
-from serve_app.web.console.session import SignedIn
+from serve_app.web.console.pages import ConsoleSession, FormSession, PageSession, render, uncounted_owner
 from serve_app.web.site.forms import Form, check_form, form_token, page_number, redirect
 
 router = APIRouter()
@@ -67,7 +66,7 @@ _VERDICTS = {
 def signed_in_by(request: Request, session: FormSession) -> AccountActor:
     """The owner of the account, as the service names who acts."""
     caller = uncounted_owner(request, session)
-    return AccountActor(caller=caller, address=caller_address(request), name=session.actor)
+    return AccountActor(caller=caller, address=caller_address(request), name=session.who.actor)
 
 
 ActorDep = Annotated[AccountActor, Depends(signed_in_by)]
@@ -75,7 +74,7 @@ ActorDep = Annotated[AccountActor, Depends(signed_in_by)]
 
 @router.get("/loras")
 async def open_loras(request: Request, session: PageSession) -> Response:
-    account_id = session.account.id
+    account_id = session.who.id
     adapters = await loras_of(request).catalog.adapters(account_id)
     find = request.query_params.get("find", "").strip()[:LONGEST_SEARCH]
     fitting = [adapter for group in _by_owner(adapters, account_id) for adapter in group if matches(adapter, find)]
@@ -132,7 +131,7 @@ async def upload(request: Request, session: FormSession, by: ActorDep) -> Respon
     form = None
     await _check_tries(request, session)
     try:
-        async with loras_of(request).uploads.hold(session.account.id) as place:
+        async with loras_of(request).uploads.hold(session.who.id) as place:
             sent = await read_upload(request, place, extra=("form_token",))
             form = sent.form
             check_form(session, sent.extra, "upload lora")
@@ -224,26 +223,26 @@ async def delete(request: Request, session: FormSession, by: ActorDep, lora_id: 
     return redirect(request, "loras")
 
 
-async def _find(request: Request, session: SignedIn, lora_id: str) -> SharedAdapter:
+async def _find(request: Request, session: ConsoleSession, lora_id: str) -> SharedAdapter:
     try:
         return await loras_of(request).owned.find(signed_in_by(request, session).caller, lora_id)
     except NotFound:
         raise HTTPException(404) from None
 
 
-async def _check_tries(request: Request, session: SignedIn) -> None:
-    if await accounts_of(request).throttle.hit(TRIES, session.account.id):
+async def _check_tries(request: Request, session: ConsoleSession) -> None:
+    if await accounts_of(request).throttle.hit(TRIES, session.who.id):
         raise HTTPException(
             429, f"At most {TRIES.tries} uploads and shares per {period_text(TRIES.per)}. Try again later.", _CLOSE
         )
 
 
-async def _refused(request: Request, session: SignedIn, lora_id: str, refused: FormError) -> Response:
+async def _refused(request: Request, session: ConsoleSession, lora_id: str, refused: FormError) -> Response:
     return await _lora_page(request, session, await _find(request, session, lora_id), refused=refused)
 
 
 async def _upload_page(
-    request: Request, session: SignedIn, *, refused: FormError | None = None, form: LoraForm | None = None
+    request: Request, session: ConsoleSession, *, refused: FormError | None = None, form: LoraForm | None = None
 ) -> Response:
     response = render(
         request,
@@ -263,9 +262,14 @@ async def _upload_page(
 
 
 async def _lora_page(
-    request: Request, session: SignedIn, found: SharedAdapter, *, notice: str = "", refused: FormError | None = None
+    request: Request,
+    session: ConsoleSession,
+    found: SharedAdapter,
+    *,
+    notice: str = "",
+    refused: FormError | None = None,
 ) -> Response:
-    account_id, adapter = session.account.id, found.adapter
+    account_id, adapter = session.who.id, found.adapter
     completed = JobFilter(lora_id=adapter.id, state=JobState.COMPLETED)
     done = await jobs_of(request).history.page(account_id, limit=SAMPLES, only=completed, among=LOOKED_AT)
     own = dict.fromkeys((JobState.QUEUED, JobState.RUNNING), 0)

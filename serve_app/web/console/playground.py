@@ -11,13 +11,21 @@ from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 
-from serve_app.api.dependencies import accounts_of, caller_address, jobs_of, loras_of, valid_job_id
+from serve_app.api.dependencies import jobs_of, loras_of, valid_job_id
 from serve_app.domain.audit import Act
 from serve_app.domain.errors import AtelierError, NotFound, StoreUnavailable, UnreadableRecord
 from serve_app.domain.jobs import Job
 from serve_app.domain.requests import GenerationRequest, image_seeds
 from serve_app.web.console.history import ChosenJob
-from serve_app.web.console.pages import FormSession, PageSession, call_of, owner_caller, render, uncounted_owner
+from serve_app.web.console.pages import (
+    ConsoleSession,
+    FormSession,
+    PageSession,
+    call_of,
+    owner_caller,
+    render,
+    uncounted_owner,
+)
 from serve_app.web.console.panels import MOST_PICTURES, Panel, arrange, panel_of, read_comparison
 from serve_app.web.console.playground_form import COMPARISON, draw_seed, read_playground_form, values_of
 from serve_app.web.console.playground_page import (
@@ -28,8 +36,8 @@ from serve_app.web.console.playground_page import (
     query_values,
     status_of,
 )
-from serve_app.web.console.session import SignedIn
 from serve_app.web.site.forms import Form, check_form, redirect
+from serve_app.web.site.sign_in import actor_of, record
 
 router = APIRouter()
 
@@ -129,21 +137,16 @@ async def upscale(request: Request, job: ChosenJob, image_id: str, session: Form
 @router.post("/playground/{job_id}/cancel")
 async def cancel(request: Request, job: ChosenJob, session: FormSession, form: Form) -> Response:
     check_form(session, form, PURPOSE)
-    account_id = session.account.id
-    await jobs_of(request).queue.cancel(job.id, account_id=account_id)
-    address = caller_address(request)
-    await accounts_of(request).audit.record(
-        account_id, Act.JOB_CANCELED, actor=session.actor, subject=job.id, address=address
-    )
+    await jobs_of(request).queue.cancel(job.id, account_id=session.who.id)
+    await record(request, session.who, Act.JOB_CANCELED, job.id)
     return redirect(request, f"playground/{job.id}")
 
 
 @router.post("/playground/{job_id}/delete")
 async def delete_job(request: Request, job: ChosenJob, session: FormSession, form: Form) -> Response:
     check_form(session, form, PURPOSE)
-    account_id, address = session.account.id, caller_address(request)
     try:
-        await jobs_of(request).deletion.delete_job(job.id, account_id=account_id, actor=session.actor, address=address)
+        await jobs_of(request).deletion.delete_job(job.id, account_id=session.who.id, by=actor_of(request, session.who))
     except NotFound:
         raise HTTPException(404) from None
     except StoreUnavailable:
@@ -197,7 +200,7 @@ async def open_grid(request: Request, session: PageSession) -> Response:
     panels = await _panels(request, session)
     if not panels:
         raise HTTPException(404)
-    names = {lora.id: lora.name for lora in await loras_of(request).catalog.adapters(session.account.id)}
+    names = {lora.id: lora.name for lora in await loras_of(request).catalog.adapters(session.who.id)}
     return render(request, "grid.html", session, panels=panels, names=names, grid=arrange(panels, names))
 
 
@@ -224,9 +227,9 @@ def _chosen(fields: Iterable[str]) -> list[str]:
     return [name.removeprefix(CHOICE) for name in fields if name.startswith(CHOICE)]
 
 
-async def _panels(request: Request, session: SignedIn) -> list[Panel]:
+async def _panels(request: Request, session: ConsoleSession) -> list[Panel]:
     """Return the panels of the account's jobs that the address names."""
-    account_id = session.account.id
+    account_id = session.who.id
     ids = [valid_job_id(text, "gen") for text in request.query_params.get("jobs", "").split(",")[:MOST_PICTURES]]
     panels: list[Panel] = []
     for job_id in filter(None, ids):

@@ -15,10 +15,9 @@ from serve_app.domain.jobs import Job
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.web.console.keys import usable_keys
 from serve_app.web.console.lora_cards import LoraCards, choose_cards
-from serve_app.web.console.pages import render
+from serve_app.web.console.pages import ConsoleSession, render
 from serve_app.web.console.panels import AXES, Panel, arrange, panel_of
 from serve_app.web.console.playground_form import COMPARISON, DEFAULTS, EXAMPLES, SIZES
-from serve_app.web.console.session import SignedIn
 from serve_app.web.console.snippets import Snippet, snippets_of, variant_of
 from serve_app.web.site.forms import form_token
 
@@ -31,7 +30,7 @@ MOST_KEYS = 20
 
 async def playground_page(
     request: Request,
-    session: SignedIn,
+    session: ConsoleSession,
     given: Mapping[str, str],
     *,
     job: Job | None = None,
@@ -41,7 +40,7 @@ async def playground_page(
     notice: str = "",
 ) -> HTMLResponse:
     """Render the page; `given` are fields of the form, `comparing` the LoRAs chosen on Compare."""
-    adapters = await loras_of(request).catalog.adapters(session.account.id)
+    adapters = await loras_of(request).catalog.adapters(session.who.id)
     cards = await _cards(request, session, given, adapters, comparing)
     values = _complete(given, adapters, cards)
     vocabulary = loras_of(request).vocabulary
@@ -76,10 +75,10 @@ async def playground_page(
 
 
 async def cards_part(
-    request: Request, session: SignedIn, given: Mapping[str, str], comparing: Sequence[str] | None = None
+    request: Request, session: ConsoleSession, given: Mapping[str, str], comparing: Sequence[str] | None = None
 ) -> HTMLResponse:
     """The part of the page that offers LoRAs."""
-    adapters = await loras_of(request).catalog.adapters(session.account.id)
+    adapters = await loras_of(request).catalog.adapters(session.who.id)
     cards = await _cards(request, session, given, adapters, comparing)
     words = await loras_of(request).vocabulary.words()
     values = _complete(given, adapters, cards)
@@ -88,17 +87,17 @@ async def cards_part(
 
 async def _cards(
     request: Request,
-    session: SignedIn,
+    session: ConsoleSession,
     given: Mapping[str, str],
     adapters: Sequence[Adapter],
     comparing: Sequence[str] | None,
 ) -> LoraCards:
     """The LoRAs that the form offers; those that are chosen come first of too many."""
     chosen = [given.get("lora_id", "")] if comparing is None else comparing
-    return await choose_cards(request, session.account.id, adapters, chosen=chosen, find=given.get("find", ""))
+    return await choose_cards(request, session.who.id, adapters, chosen=chosen, find=given.get("find", ""))
 
 
-async def panel_values(request: Request, session: SignedIn, job: Job) -> dict[str, Any]:
+async def panel_values(request: Request, session: ConsoleSession, job: Job) -> dict[str, Any]:
     """Return the values for `panel.html`."""
     address = base_url(request, settings_of(request).public_url).removesuffix("/console")
     request_, keys = job.request, await usable_keys(accounts_of(request).api_keys, session)

@@ -3,52 +3,64 @@
 An owner deletes the account by typing its name and the password; then the browser is signed out.
 """
 
+from datetime import timedelta
+from functools import partial
+
 from fastapi import APIRouter, HTTPException, Request, Response
-from starlette.responses import HTMLResponse
 
 from serve_app.accounts.sessions import digest_of
-from serve_app.accounts.sign_in import LENGTH, check_password
-from serve_app.api.dependencies import accounts_of, caller_address, loras_of, operations_of
+from serve_app.accounts.sign_in import LENGTH
+from serve_app.api.dependencies import accounts_of, loras_of, operations_of
 from serve_app.domain.accounts import SignIn
-from serve_app.domain.audit import Act, Actor
+from serve_app.domain.audit import Act
 from serve_app.domain.errors import InvalidParameter, TooManyTries
 from serve_app.operations.account_deletion import DeletedAccount
 from serve_app.web.console.navigation import KEY_PAGES, home_of
-from serve_app.web.console.pages import FormSession, PageSession, render
-from serve_app.web.console.session import SESSION, SignedIn, drop_cookie, drop_device, read_device, read_session
-from serve_app.web.console.sign_in import PASSWORD_FORM, new_password, open_session, set_password
+from serve_app.web.console.pages import (
+    COOKIE,
+    CUSTOMERS,
+    ConsoleSession,
+    FormSession,
+    PageSession,
+    read_device,
+    render,
+)
 from serve_app.web.site.forms import Form, check_form, form_token, redirect
+from serve_app.web.site.sign_in import actor_of, new_password, record, retry_later
 
-_PURPOSE = "end session"
+_SESSIONS, _PASSWORD, _DELETION = "end session", "change password", "delete account"
 
 router = APIRouter()
 
 
+@router.get("/")
+async def home(request: Request) -> Response:
+    session = await CUSTOMERS.read(request)
+    return redirect(request, home_of(session.who.user.role) if session else "playground")
+
+
 @router.post("/settings/sessions/end")
 async def end_others(request: Request, session: FormSession, form: Form) -> Response:
-    check_form(session, form, _PURPOSE)
-    await accounts_of(request).sessions.revoke_all(session.account.id, user_id=session.user.id, but=session.token)
-    return await _ended(request, session, Act.OTHER_SESSIONS_ENDED)
+    check_form(session, form, _SESSIONS)
+    await accounts_of(request).sessions.revoke_all(session.who.id, user_id=session.who.user_id, but=session.token)
+    await record(request, session.who, Act.OTHER_SESSIONS_ENDED)
+    return redirect(request, "settings")
 
 
 @router.post("/settings/sessions/{session_id}/end")
 async def end_one(request: Request, session_id: str, session: FormSession, form: Form) -> Response:
-    check_form(session, form, _PURPOSE)
+    check_form(session, form, _SESSIONS)
     sessions = accounts_of(request).sessions
-    if session_id not in {each.id for each in await sessions.list(session.account.id, user_id=session.user.id)}:
+    if session_id not in {each.id for each in await sessions.list(session.who.id, user_id=session.who.user_id)}:
         raise HTTPException(404)
-    await sessions.end(session.account.id, session_id)
-    return await _ended(request, session, Act.SESSION_ENDED)
-
-
-async def _ended(request: Request, session: FormSession, act: Act) -> Response:
-    audit, address = accounts_of(request).audit, caller_address(request)
-    await audit.record(session.account.id, act, actor=session.actor, address=address)
+    await sessions.end(session.who.id, session_id)
+    await record(request, session.who, Act.SESSION_ENDED)
     return redirect(request, "settings")
 
 
-async def settings_page(request: Request, session: SignedIn) -> HTMLResponse:
-    account_id = session.account.id
+@router.get("/settings")
+async def open_settings(request: Request, session: PageSession) -> Response:
+    account_id = session.who.id
     windows = [(page, await accounts_of(request).auth.window(account_id, page.variant)) for page in KEY_PAGES]
     adapters = await loras_of(request).catalog.adapters(account_id)
     return render(
@@ -58,9 +70,9 @@ async def settings_page(request: Request, session: SignedIn) -> HTMLResponse:
         here="settings",
         windows=windows,
         adapters=len(adapters),
-        sessions=await accounts_of(request).sessions.list(account_id, user_id=session.user.id),
+        sessions=await accounts_of(request).sessions.list(account_id, user_id=session.who.user_id),
         this_session=digest_of(session.token),
-        end_token=form_token(session.token, "end session"),
+        end_token=form_token(session.token, _SESSIONS),
     )
 
 
@@ -72,39 +84,27 @@ async def open_password(request: Request, session: PageSession) -> Response:
 @router.post("/settings/password")
 async def change_password(request: Request, session: FormSession, form: Form) -> Response:
     """Change the password for whoever knows the present one, and end every other session."""
-    check_form(session, form, PASSWORD_FORM)
+    check_form(session, form, _PASSWORD)
     try:
-        who = await check_own_password(request, session, form)
+        who = await _check_own_password(request, session, form)
     except TooManyTries as error:
-        return waiting(_password_page(request, session, status=429, problem=error.message), error)
+        return retry_later(_password_page(request, session, status=429, problem=error.message), error)
     if who is None:
         return _password_page(request, session, status=403, problem="The current password is wrong.")
     try:
         password = new_password(form)
     except InvalidParameter as error:
         return _password_page(request, session, status=400, problem=error.message)
-    return await open_session(request, await set_password(request, who, password), "settings")
+    credential_version = await CUSTOMERS.change_password(request, who, password)
+    return await CUSTOMERS.open_session(request, who, "settings", credential_version=credential_version)
 
 
-async def check_own_password(request: Request, session: SignedIn, form: Form) -> SignIn | None:
+async def _check_own_password(request: Request, session: ConsoleSession, form: Form) -> SignIn | None:
     """Return who is signed in, if the form has their password. Raises `TooManyTries`."""
-    accounts = accounts_of(request)
-    return await check_password(
-        accounts.store,
-        accounts.sign_ins,
-        accounts.audit,
-        session.user.name if session.user.id else session.account.id,
-        form.get("password", ""),
-        actor=session.actor,
-        address=caller_address(request),
-        device=read_device(request),
-    )
-
-
-def waiting(response: Response, error: TooManyTries) -> Response:
-    """Say in the answer's header when the next try is looked at."""
-    response.headers["Retry-After"] = str(error.retry_after_s)
-    return response
+    accounts, user = accounts_of(request), session.who.user
+    name = user.name if user.id else session.who.id
+    look = partial(accounts.store.check_password, name, form.get("password", ""))
+    return await accounts.sign_ins.check(look, name, actor_of(request, session.who), device=read_device(request))
 
 
 def _password_page(request: Request, session: PageSession, *, status: int = 200, problem: str = "") -> Response:
@@ -116,11 +116,8 @@ def _password_page(request: Request, session: PageSession, *, status: int = 200,
         problem=problem,
         here="password",
         length=LENGTH,
-        form_token=form_token(session.token, PASSWORD_FORM),
+        form_token=form_token(session.token, _PASSWORD),
     )
-
-
-_DELETION = "delete account"
 
 
 @router.get("/settings/delete-account")
@@ -131,20 +128,20 @@ async def open_deletion(request: Request, session: PageSession) -> Response:
 @router.post("/settings/delete-account")
 async def delete(request: Request, session: FormSession, form: Form) -> Response:
     check_form(session, form, _DELETION)
-    if form.get("name", "").strip() != session.account.name:
+    if form.get("name", "").strip() != session.who.account.name:
         return _page(request, session, status=400, problem="That is not the name of this account.")
     try:
-        who = await check_own_password(request, session, form)
+        who = await _check_own_password(request, session, form)
     except TooManyTries as error:
-        return waiting(_page(request, session, status=429, problem=error.message), error)
+        return retry_later(_page(request, session, status=429, problem=error.message), error)
     if who is None:
         return _page(request, session, status=403, problem="The password is wrong.")
-    by = Actor(session.actor, caller_address(request))
-    deleted = await operations_of(request).deletion.delete_own(session.account, by)
+    by = actor_of(request, session.who)
+    deleted = await operations_of(request).deletion.delete_own(session.who.account, by)
     return _signed_out(request, session, deleted)
 
 
-def _page(request: Request, session: SignedIn, *, status: int = 200, problem: str = "") -> Response:
+def _page(request: Request, session: ConsoleSession, *, status: int = 200, problem: str = "") -> Response:
     return render(
         request,
         "delete_account.html",
@@ -157,20 +154,9 @@ def _page(request: Request, session: SignedIn, *, status: int = 200, problem: st
     )
 
 
-def _signed_out(request: Request, session: SignedIn, deleted: DeletedAccount | None) -> Response:
+def _signed_out(request: Request, session: ConsoleSession, deleted: DeletedAccount | None) -> Response:
     """Say what was removed, and that the rest follows where storage or Redis did not answer."""
-    response = render(request, "account_deleted.html", None, name=session.account.name, deleted=deleted)
-    drop_cookie(request, response, SESSION)
-    drop_device(request, response)
+    response = render(request, "account_deleted.html", None, name=session.who.account.name, deleted=deleted)
+    for cookie in (CUSTOMERS.cookie, COOKIE):
+        CUSTOMERS.set_cookie(request, response, cookie, "", timedelta())
     return response
-
-
-@router.get("/")
-async def home(request: Request) -> Response:
-    session = await read_session(request)
-    return redirect(request, home_of(session.user.role) if session else "playground")
-
-
-@router.get("/settings")
-async def open_settings(request: Request, session: PageSession) -> Response:
-    return await settings_page(request, session)

@@ -83,14 +83,14 @@ def is_secure(request: Request) -> bool:
 EXPIRED_FORM = "The page has expired. Go back, reload it, and try again."
 
 
-class Session(Protocol):
-    """A live session, of an account or of an operator."""
+class HasToken(Protocol):
+    """A live session of either realm."""
 
     @property
     def token(self) -> str: ...
 
 
-def check_form(session: Session, form: Mapping[str, str], purpose: str) -> None:
+def check_form(session: HasToken, form: Mapping[str, str], purpose: str) -> None:
     """Raises 403 when the form was not given to this session."""
     if not is_form_token(session.token, purpose, form.get("form_token", "")):
         raise HTTPException(403, EXPIRED_FORM)

@@ -70,7 +70,7 @@ def _page_or(answer: Answer) -> Answer:
 
 def _page(request: Request, status: int, text: str, headers: dict[str, str]) -> HTMLResponse:
     html = _TEMPLATES.get_template("problem.html").render(
-        site=request.scope.get("root_path", ""), title=_TITLES[status], text=text
+        site=request.scope.get("root_path", ""), title=_TITLES[status], text=text, here=""
     )
     return HTMLResponse(
         html, status, headers={**PAGE_HEADERS, "Vary": "Accept", "Cache-Control": "no-store", **headers}
@@ -107,16 +107,18 @@ class PageResponse(HTMLResponse):
         return "".join(parts)
 
 
-ProblemPage = Callable[[Request, int, str, str], Response]
-"""Renders status, title and text."""
+Render = Callable[..., Response]
+"""Renders a template of some pages: `render(request, template, session, status=…, **values)`."""
 
 _PROBLEM_TEXTS = {404: "Page not found.", 405: "This page does not support that method."}
 """Instead of what the router says."""
-LINK_GONE = "This link has been used or is too old. Sign in with the password, or ask for another link."
 
 
-def answer_with_pages(app: FastAPI, page: ProblemPage) -> None:
+def answer_with_pages(app: FastAPI, render: Render) -> None:
     """Answer client errors, outages and unexpected errors with pages."""
+
+    def page(request: Request, status: int, title: str, text: str) -> Response:
+        return render(request, "problem.html", None, status=status, title=title, text=text)
 
     async def refuse(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
