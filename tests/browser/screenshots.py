@@ -137,7 +137,7 @@ async def take_operators_pages(page: Page, site: Site, into: Path) -> None:
         site.run(ask_for_images(site.resources, acme, "outline"))
     await sign_in(page, site.operator_url())
     await page.goto(f"{site.base_url}/operators/accounts/{acme.id}")
-    await page.get_by_text("A lost password").click()
+    await page.get_by_text("Replace a lost password").click()
     await page.get_by_role("button", name="Make a link").click()
     await take_looks(page, "operators-accounts-link", into)
     await take_pages(page, site, "/operators/", pages.OPERATORS, into, account=acme.id, job=failed[0])

@@ -171,7 +171,7 @@ async def test_the_operators_pages(page: Page, site: Site, tmp_path: Path) -> No
     await page.goto(f"{site.base_url}/operators/checks")
     found += await _sent(page, "Check now")
     await page.goto(f"{site.base_url}/operators/accounts/{acme.id}")
-    await page.get_by_text("A lost password").click()
+    await page.get_by_text("Replace a lost password").click()
     found += await _sent(page, "Make a link")
     await page.goto(f"{site.base_url}/operators/failures")
     found += await _sent(page, "Drop")

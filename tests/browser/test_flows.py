@@ -91,7 +91,7 @@ async def test_a_lora_is_refused_added_and_used_by_whom_it_is_shared_with(
         assert not await findings(page)
     await page.get_by_label(re.compile("^Another account")).fill("partner")
     await page.get_by_role("button", name="Share").click()
-    await expect(page.get_by_text("Shared.")).to_be_visible()
+    await expect(page.get_by_text("The LoRA is shared.")).to_be_visible()
     assert not await findings(page)
     lora = page.url.rpartition("/")[2].partition("?")[0]
     token = site.run(site.resources.sign_in_links.create(partner.id, LinkPurpose.SIGN_IN))

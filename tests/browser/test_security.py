@@ -82,7 +82,7 @@ async def test_the_sixth_guess_of_a_password_waits(anyone: BrowserContext, site:
         await page.get_by_label("Account or user").fill("guessed")
         await page.get_by_label("Password").fill(f"a guess, the {guess}th" if guess < 5 else "a long and safe password")
         await page.get_by_role("button", name="Sign in").click()
-        said = "Wrong account name or password." if guess < 5 else "Too many attempts"
+        said = "Wrong name or password." if guess < 5 else "Too many attempts"
         await expect(page.get_by_role("alert")).to_contain_text(said)
     assert not await findings(page)
 

@@ -58,7 +58,7 @@ async def test_a_search_of_the_history_ends_and_offers_to_look_further_back(
     newer = {new_job_id(JobKind.GENERATION): later_ms + number for number in range(40)}
     redis_db.zadd(redis_key("jobs", member.account.id), newer)
     page = await browser.open("/console/history?state=completed")
-    assert "None of the 2 jobs that were looked at fits." in page.text
+    assert "None of the 2 jobs that were searched matches." in page.text
     assert "Look further back" in page.text
     [further] = [link for link in page.links if "after=" in link]
     page = await browser.open(further)

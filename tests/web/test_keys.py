@@ -161,7 +161,7 @@ async def test_of_keys_that_work_no_more_the_newest_are_listed(
             await resources.api_keys.revoke(key.id)
     text = (await browser.open("/console/settings/both")).text
     assert ("working" in text, ("old ended" in text) + ("new ended" in text)) == (True, 1)
-    assert "1 key that works no more is left out." in text
+    assert "1 older key that no longer works is not shown." in text
 
 
 @pytest.mark.slow

@@ -85,7 +85,7 @@ async def test_an_uploaded_file_is_checked_described_and_used_at_once(
     page = await _upload(browser, outline, trigger_words="ink drawing, paper")
     assert page.status == 200, page.text
     assert "The file matches its base model." in page.text
-    assert "Found: pocket, rank 8, attention and convolution, from diffusers." in page.text
+    assert "Found in the file: pocket, rank 8, attention and convolution, from diffusers." in page.text
     lora_id = page.answer.url.path.rpartition("/")[2]
     assert await service.submit(member, lora_id=lora_id)
     same = await _upload(browser, outline)
@@ -138,7 +138,8 @@ async def test_the_cards_say_whose_each_lora_is_and_show_a_picture_that_it_made(
     job = await service.complete(await service.submit(member))
     page = await browser.open("/console/loras")
     places = [
-        page.text.index(words) for words in ("Yours", "Mine", "Shared with you", "Theirs", "Of this service", "Outline")
+        page.text.index(words)
+        for words in ("Yours", "Mine", "Shared with you", "Theirs", "Provided by this service", "Outline")
     ]
     assert places == sorted(places)
     assert "1 of 10 LoRAs, 2 MB of 2 GB" in page.text
@@ -176,7 +177,7 @@ async def test_of_many_loras_a_page_shows_few_and_finds_the_others(
     page = await browser.send(form, find="ink 0")
     assert (_cards(page), "a red boat" in page.text) == (["Neon", "Ink 0"], True)
     assert "form_token" not in str(page.answer.url)
-    assert "1 of 13 LoRAs fit" in page.text
+    assert "1 of 13 LoRAs match" in page.text
     part = await browser.open(f"/console/playground/cards?find=ink&lora_id={adapter_id('neon')}")
     assert (_cards(part), part.forms) == (["Neon", "Ink 3", "Ink 2"], [])
     part = await browser.open(f"/console/compare/cards?find=ink+1&lora:{LORA}=yes&lora:{adapter_id('neon')}=yes")
@@ -240,7 +241,7 @@ async def test_a_lora_is_renamed_and_a_wrong_name_refused_in_words(
     lora = await _own(resources, owner)
     form = (await browser.open(f"/console/loras/{lora.id}")).form("Save")
     page = await browser.send(form, name="Ink 2", trigger_words=" a ,, b ")
-    assert "Changed." in page.text
+    assert "The changes are saved." in page.text
     changed = await resources.catalog.adapter(lora.id)
     assert changed is not None
     assert (changed.name, changed.trigger_words, changed.description) == ("Ink 2", ("a", "b"), "Thin lines.")
@@ -259,14 +260,14 @@ async def test_a_lora_is_shared_by_name_and_no_more(
     zeta = await resources.accounts.create("zeta", password=PASSWORD)
     page = await browser.open(f"/console/loras/{lora.id}")
     page = await browser.send(page.form("Share"), account="zeta")
-    assert "Shared. " in page.text
+    assert "The LoRA is shared." in page.text
     second = browsers.new()
     await second.sign_in(zeta.name, PASSWORD)
     theirs = await second.open(f"/console/loras/{lora.id}")
     assert "Shared by owner" in theirs.text
     assert "1 other account can no longer use it" in page.text
     page = await browser.send(page.form("Stop"))
-    assert "No longer shared." in page.text
+    assert "The LoRA is no longer shared." in page.text
     assert (await second.open(f"/console/loras/{lora.id}")).status == 404
 
 
@@ -318,8 +319,8 @@ async def test_before_a_lora_is_deleted_the_page_says_what_uses_it(
     )
     page = await browser.open(f"/console/loras/{lora.id}")
     for words in (
-        "1 unfinished job of this account with it will fail.",
-        "1 key kept to it (poster shop) can draw no more with it.",
+        "1 unfinished job of this account that uses it will fail.",
+        "1 API key for this LoRA (poster shop) can no longer generate with it.",
         "2 waiting jobs of other accounts will fail.",
         "1 other account can no longer use it.",
     ):

@@ -43,7 +43,7 @@ from serve_app.web.site.forms import Form, check_form, form_token, page_number, 
 
 router = APIRouter()
 
-GROUPS = ("Yours", "Shared with you", "Of this service")
+GROUPS = ("Yours", "Shared with you", "Provided by this service")
 RECENT = 100
 """Newest jobs among which a card's picture is looked for."""
 SAMPLES, LOOKED_AT = 6, 3_000
@@ -57,9 +57,9 @@ _CLOSE = {"Connection": "close"}
 _VERDICTS = {
     "added": "The file matches its base model.",
     "same": "This account already has these weights, in this LoRA.",
-    "changed": "Changed.",
-    "shared": "Shared.",
-    "unshared": "No longer shared.",
+    "changed": "The changes are saved.",
+    "shared": "The LoRA is shared.",
+    "unshared": "The LoRA is no longer shared.",
 }
 
 

@@ -39,8 +39,8 @@ class InterfaceRow(NamedTuple):
 
 INTERFACE_ROWS = (
     InterfaceRow(
-        "Take it for",
-        "up to four images a request, of 20 to 50 steps, and upscaling them",
+        "Use it for",
+        "up to four images per request, in 20 to 50 steps, and upscaling them",
         "one image of any size from 256 to 1024, with a negative prompt",
     ),
     InterfaceRow("Your key goes in", "Authorization: Bearer", "X-API-Key"),

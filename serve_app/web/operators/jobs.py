@@ -68,7 +68,7 @@ async def cancel(request: Request, session: FormSession, job: ChosenJob, form: F
 
 
 WINDOWS: Mapping[str, tuple[str, timedelta | None]] = {
-    "": ("As long as kept", None),
+    "": ("Any time", None),
     "hour": ("The last hour", timedelta(hours=1)),
     "day": ("The last 24 hours", timedelta(days=1)),
     "week": ("The last 7 days", timedelta(days=7)),

@@ -34,7 +34,7 @@ _TEMPLATES = page_templates(Path(__file__).parent / "templates")
 _TITLES = {404: "Not found", 405: "Method not allowed", 500: "Internal error", 503: "Temporarily unavailable"}
 _TEXTS = {
     404: "There is nothing at this address.",
-    405: "This address cannot be used that way.",
+    405: "This address does not support that method.",
     500: "The error has been logged. Going back and trying again may help.",
     503: "The service is temporarily unavailable. Try again in a few seconds.",
 }
