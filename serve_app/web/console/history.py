@@ -9,18 +9,18 @@ from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 
-from serve_app.api.dependencies import accounts_of, jobs_of, loras_of, settings_of, valid_job_id
-from serve_app.api.responses import base_url
+from serve_app.api.dependencies import accounts_of, jobs_of, loras_of, valid_job_id
 from serve_app.domain.accounts import ApiKey
 from serve_app.domain.audit import Act
-from serve_app.domain.errors import JobUnfinished, NotFound
+from serve_app.domain.errors import JobUnfinished
 from serve_app.domain.jobs import Job, JobState, StoredImage
 from serve_app.domain.requests import GenerationRequest
 from serve_app.jobs.history import NO_KEY, JobFilter, Position
 from serve_app.jobs.previews import thumbnail, thumbnail_size
 from serve_app.web.console.pages import ConsoleSession, FormSession, PageSession, render
-from serve_app.web.console.snippets import curl_command, playground_query
-from serve_app.web.site.forms import Form, check_form, form_token, redirect
+from serve_app.web.console.playground_form import values_of as fields_of
+from serve_app.web.console.snippets import curl_command
+from serve_app.web.site.forms import Form, check_form, form_token, redirect, service_url
 from serve_app.web.site.job_text import STATES, failure_text, parameters, timeline, title
 from serve_app.web.site.sign_in import actor_of, record
 
@@ -99,10 +99,7 @@ async def open_image(
     request: Request, job: ChosenJob, image: ChosenImage, download: Literal["yes"] | None = None
 ) -> Response:
     """Serve the PNG from this service's own address, which is all that the pages' policy allows."""
-    try:
-        png = await jobs_of(request).images.get(image.image_uri)
-    except NotFound:
-        raise HTTPException(404) from None
+    png = await jobs_of(request).images.get(image.image_uri)
     kind = "attachment" if download else "inline"
     name = f"{job.id}-{image.index + 1}.png"
     headers = {"Cache-Control": IMAGE_CACHE, "Content-Disposition": f'{kind}; filename="{name}"'}
@@ -111,10 +108,7 @@ async def open_image(
 
 @router.get("/history/{job_id}/{image_id}/thumbnail")
 async def open_thumbnail(request: Request, image: ChosenImage) -> Response:
-    try:
-        webp = await thumbnail(jobs_of(request).images, jobs_of(request).space.disk, image.image_uri)
-    except NotFound:
-        raise HTTPException(404) from None
+    webp = await thumbnail(jobs_of(request).images, jobs_of(request).space.disk, image.image_uri)
     return Response(webp, media_type="image/webp", headers={"Cache-Control": IMAGE_CACHE})
 
 
@@ -139,8 +133,6 @@ async def delete_job(request: Request, job_id: str, session: FormSession, form: 
             account_id=account_id,
             by=actor_of(request, session.who),
         )
-    except NotFound:
-        raise HTTPException(404) from None
     except JobUnfinished:
         job = await load_job(request, job_id, session)
         return await _job_page(request, session, job, status=409, notice="This job has not ended: cancel it first.")
@@ -152,12 +144,9 @@ async def delete_image(request: Request, job_id: str, image_id: str, session: Fo
     """Delete one image of a job; with its last one the job goes."""
     check_form(session, form, "delete image")
     account_id, valid_id = session.who.id, valid_job_id(job_id, "gen", "up")
-    try:
-        await jobs_of(request).deletion.delete_image(
-            valid_id, image_id, account_id=account_id, by=actor_of(request, session.who)
-        )
-    except NotFound:
-        raise HTTPException(404) from None
+    await jobs_of(request).deletion.delete_image(
+        valid_id, image_id, account_id=account_id, by=actor_of(request, session.who)
+    )
     is_kept = await jobs_of(request).reader.get(valid_id, account_id=account_id) is not None
     return redirect(request, f"history/{valid_id}" if is_kept else "history")
 
@@ -170,7 +159,6 @@ async def _job_page(
     names = {lora_id: lora.adapter.name} if lora else {}
     keys = {key.id: key for key in await accounts_of(request).api_keys.list(session.who.id)}
     key = keys.get(job.key_id)
-    address = base_url(request, settings_of(request).public_url).removesuffix("/console")
     return render(
         request,
         "job.html",
@@ -185,8 +173,8 @@ async def _job_page(
         parameters=parameters(job, names),
         timeline=timeline(job),
         key=(key.name or key.hint if key else "a key that was removed") if job.key_id else "",
-        curl=curl_command(job, address, key),
-        playground=playground_query(job),
+        curl=curl_command(job, service_url(request), key),
+        playground=urlencode(fields_of(job.request)) if isinstance(job.request, GenerationRequest) else "",
         cancel_token=form_token(session.token, "cancel job"),
         delete_token=form_token(session.token, "delete job"),
         delete_image_token=form_token(session.token, "delete image"),

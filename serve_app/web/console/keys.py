@@ -18,7 +18,7 @@ from serve_app.api.dependencies import accounts_of, jobs_of, loras_of, settings_
 from serve_app.domain.accounts import ApiKey, Role, Scope
 from serve_app.domain.audit import Act
 from serve_app.domain.durations import period_text
-from serve_app.domain.errors import InvalidParameter, NotFound, TooManyKeys
+from serve_app.domain.errors import InvalidParameter, TooManyKeys
 from serve_app.domain.requests import Variant
 from serve_app.loras.catalog import CatalogReader
 from serve_app.web.console.navigation import (
@@ -38,6 +38,7 @@ from serve_app.web.site.forms import (
     form_token,
     nonce_of,
     redirect,
+    service_url,
     single_use_token,
     site_of,
 )
@@ -77,7 +78,7 @@ async def keys_page(
         notice=notice,
         made=made,
         secret=secret,
-        curl=curl_line(page, _base_url(request), secret, example),
+        curl=curl_line(page, service_url(request), secret, example),
         create_token=single_use_token(session.token, "create key"),
         roll_token=single_use_token(session.token, "roll key"),
         scopes=SCOPES,
@@ -112,11 +113,6 @@ def suggested_name(request: Request, now: datetime) -> str:
     """A name for a new key by where and when it is made: `Firefox on Linux, 24 Nov`."""
     browser = browser_name(request.headers.get("user-agent", ""))
     return f"{browser or 'Key'}, {now:%-d %b}"[:KEY_NAME_LENGTH]
-
-
-def _base_url(request: Request) -> str:
-    public_url = settings_of(request).public_url
-    return public_url.rstrip("/") or f"{request.url.scheme}://{request.url.netloc}"
 
 
 NEW_KEYS = Limit("new-key-form", 1, CUSTOMERS.life)
@@ -184,8 +180,6 @@ async def roll_key(request: Request, page: ChosenKeyPage, key_id: str, session: 
         return await keys_page(request, session, page, status=409, notice=MADE_ALREADY)
     try:
         key, secret = await accounts_of(request).api_keys.roll(key_id, grace=ROLL_GRACE)
-    except NotFound:
-        raise HTTPException(404) from None
     except TooManyKeys as error:
         return await keys_page(request, session, page, status=409, notice=error.message)
     await record(request, session.who, Act.KEY_ROLLED, key_id)

@@ -185,8 +185,6 @@ async def change(request: Request, session: FormSession, by: ActorDep, lora_id: 
         )
     except InvalidParameter as error:
         return await _refused(request, session, lora_id, form_error(error))
-    except NotFound:
-        raise HTTPException(404) from None
     return redirect(request, f"loras/{lora_id}?said=changed")
 
 
@@ -206,28 +204,19 @@ async def share(request: Request, session: FormSession, by: ActorDep, lora_id: s
 @router.post("/loras/{lora_id}/unshare")
 async def unshare(request: Request, session: FormSession, by: ActorDep, lora_id: str, form: Form) -> Response:
     check_form(session, form, "unshare lora")
-    try:
-        await loras_of(request).owned.unshare(by, lora_id, form.get("account", ""))
-    except NotFound:
-        raise HTTPException(404) from None
+    await loras_of(request).owned.unshare(by, lora_id, form.get("account", ""))
     return redirect(request, f"loras/{lora_id}?said=unshared")
 
 
 @router.post("/loras/{lora_id}/delete")
 async def delete(request: Request, session: FormSession, by: ActorDep, lora_id: str, form: Form) -> Response:
     check_form(session, form, "delete lora")
-    try:
-        await loras_of(request).owned.remove(by, lora_id)
-    except NotFound:
-        raise HTTPException(404) from None
+    await loras_of(request).owned.remove(by, lora_id)
     return redirect(request, "loras")
 
 
 async def _find(request: Request, session: ConsoleSession, lora_id: str) -> SharedAdapter:
-    try:
-        return await loras_of(request).owned.find(signed_in_by(request, session).caller, lora_id)
-    except NotFound:
-        raise HTTPException(404) from None
+    return await loras_of(request).owned.find(signed_in_by(request, session).caller, lora_id)
 
 
 async def _check_tries(request: Request, session: ConsoleSession) -> None:

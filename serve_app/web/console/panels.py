@@ -18,15 +18,7 @@ from serve_app.domain.jobs import Job, JobState
 from serve_app.domain.requests import GenerationRequest, image_seeds
 from serve_app.jobs.previews import Preview
 from serve_app.web.console.playground_form import draw_seed, read_playground_form
-
-_STATES: Mapping[JobState, str] = {
-    JobState.QUEUED: "Waiting",
-    JobState.RUNNING: "Drawing",
-    JobState.COMPLETED: "Done",
-    JobState.FAILED: "Failed",
-    JobState.CANCELED: "Canceled",
-    JobState.EXPIRED: "Expired",
-}
+from serve_app.web.site.job_text import STATES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +55,9 @@ async def panel_of(request: Request, job: Job) -> Panel:
 
 
 def _state(job: Job) -> str:
-    return "Enlarging" if job.state is JobState.RUNNING and job.id.startswith("up_") else _STATES[job.state]
+    if job.state is JobState.RUNNING:
+        return "Enlarging" if job.id.startswith("up_") else "Drawing"
+    return STATES[job.state]
 
 
 def _detail(job: Job) -> str:

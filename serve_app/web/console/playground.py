@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, HTTPException, Request, Response
 
 from serve_app.api.dependencies import jobs_of, loras_of, valid_job_id
 from serve_app.domain.audit import Act
-from serve_app.domain.errors import AtelierError, NotFound, StoreUnavailable, UnreadableRecord
+from serve_app.domain.errors import AtelierError, UnreadableRecord
 from serve_app.domain.jobs import Job
 from serve_app.domain.requests import GenerationRequest, image_seeds
 from serve_app.web.console.history import ChosenJob
@@ -34,7 +34,7 @@ from serve_app.web.console.playground_page import (
     panel_values,
     playground_page,
     query_values,
-    status_of,
+    refusal,
 )
 from serve_app.web.site.forms import Form, check_form, redirect
 from serve_app.web.site.sign_in import actor_of, record
@@ -77,10 +77,8 @@ async def generate(request: Request, session: FormSession, form: Form) -> Respon
         wanted = read_playground_form(form).to_domain()
         caller = await owner_caller(request, session)
         accepted = await jobs_of(request).submission.generate(caller, wanted, call_of(request))
-    except StoreUnavailable:
-        raise
     except AtelierError as error:
-        return await playground_page(request, session, form, status=status_of(error), notice=error.message)
+        return await playground_page(request, session, form, **refusal(error))
     return redirect(request, f"playground/{accepted.job.id}")
 
 
@@ -113,8 +111,6 @@ async def again(request: Request, generation: Generation, session: FormSession, 
     try:
         caller = await owner_caller(request, session)
         accepted = await jobs_of(request).submission.generate(caller, wanted, call_of(request))
-    except StoreUnavailable:
-        raise
     except AtelierError as error:
         return await _job_with_notice(request, session, job, error)
     return redirect(request, f"playground/{accepted.job.id}")
@@ -127,8 +123,6 @@ async def upscale(request: Request, job: ChosenJob, image_id: str, session: Form
     try:
         caller = await owner_caller(request, session)
         accepted = await jobs_of(request).submission.upscale(caller, image_id, factor, call_of(request))
-    except StoreUnavailable:
-        raise
     except AtelierError as error:
         return await _job_with_notice(request, session, job, error)
     return redirect(request, f"playground/{accepted.job.id}")
@@ -147,10 +141,6 @@ async def delete_job(request: Request, job: ChosenJob, session: FormSession, for
     check_form(session, form, PURPOSE)
     try:
         await jobs_of(request).deletion.delete_job(job.id, account_id=session.who.id, by=actor_of(request, session.who))
-    except NotFound:
-        raise HTTPException(404) from None
-    except StoreUnavailable:
-        raise
     except AtelierError as error:
         return await _job_with_notice(request, session, job, error)
     return redirect(request, "playground")
@@ -158,7 +148,7 @@ async def delete_job(request: Request, job: ChosenJob, session: FormSession, for
 
 async def _job_with_notice(request: Request, session: FormSession, job: Job, error: AtelierError) -> Response:
     values = _values(request, job)
-    return await playground_page(request, session, values, job=job, status=status_of(error), notice=error.message)
+    return await playground_page(request, session, values, job=job, **refusal(error))
 
 
 def _values(request: Request, job: Job) -> dict[str, str]:
@@ -213,11 +203,8 @@ async def compare(request: Request, session: FormSession, form: Form) -> Respons
         asked = read_comparison(form, chosen)
         caller = uncounted_owner(request, session)
         jobs = await jobs_of(request).submission.generate_all(caller, asked, call_of(request))
-    except StoreUnavailable:
-        raise
     except AtelierError as error:
-        status, notice = status_of(error), error.message
-        return await playground_page(request, session, form, comparing=chosen, status=status, notice=notice)
+        return await playground_page(request, session, form, comparing=chosen, **refusal(error))
     across = {name: form.get(name, "") for name in COMPARISON} if form.get("across") else {}
     return redirect(request, f"compare?{urlencode({'jobs': ','.join(job.id for job in jobs), **across}, safe=',')}")
 

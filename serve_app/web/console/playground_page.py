@@ -6,11 +6,10 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import HTMLResponse
 
-from serve_app.api.dependencies import accounts_of, loras_of, settings_of
+from serve_app.api.dependencies import accounts_of, loras_of
 from serve_app.api.errors import ANSWERS
-from serve_app.api.responses import base_url
 from serve_app.domain.catalog import Adapter
-from serve_app.domain.errors import AtelierError
+from serve_app.domain.errors import AtelierError, StoreUnavailable
 from serve_app.domain.jobs import Job
 from serve_app.domain.requests import GenerationRequest, Variant
 from serve_app.web.console.keys import usable_keys
@@ -19,7 +18,7 @@ from serve_app.web.console.pages import ConsoleSession, render
 from serve_app.web.console.panels import AXES, Panel, arrange, panel_of
 from serve_app.web.console.playground_form import COMPARISON, DEFAULTS, EXAMPLES, SIZES
 from serve_app.web.console.snippets import Snippet, snippets_of, variant_of
-from serve_app.web.site.forms import form_token
+from serve_app.web.site.forms import form_token, service_url
 
 PURPOSE = "playground"
 """All forms of the page share the form tokens of this purpose."""
@@ -99,14 +98,13 @@ async def _cards(
 
 async def panel_values(request: Request, session: ConsoleSession, job: Job) -> dict[str, Any]:
     """Return the values for `panel.html`."""
-    address = base_url(request, settings_of(request).public_url).removesuffix("/console")
     request_, keys = job.request, await usable_keys(accounts_of(request).api_keys, session)
     snippets, chosen = list[Snippet](), None
     if isinstance(request_, GenerationRequest):
         keys = [key for key in keys if variant_of(request_) in key.interfaces]
         wanted = request.query_params.get("key", "")
         chosen = next((key for key in keys if key.id == wanted), keys[0] if keys else None)
-        snippets = snippets_of(request_, address, chosen)
+        snippets = snippets_of(request_, service_url(request), chosen)
     is_made_here = isinstance(job.request, GenerationRequest) and job.variant is Variant.A
     return {
         "panel": await panel_of(request, job),
@@ -120,14 +118,15 @@ async def panel_values(request: Request, session: ConsoleSession, job: Job) -> d
 
 def query_values(query: Mapping[str, str]) -> dict[str, str]:
     """Return the form's fields that the page's address holds, as examples and the page of a job give them."""
-    values = {name: query[name][:_LONGEST_QUERY_VALUE] for name in (*DEFAULTS, *COMPARISON, "find") if name in query}
-    if "width" in query and "height" in query:
-        values["size"] = f"{query['width']}x{query['height']}"
-    return values
+    return {name: query[name][:_LONGEST_QUERY_VALUE] for name in (*DEFAULTS, *COMPARISON, "find") if name in query}
 
 
-def status_of(error: AtelierError) -> int:
-    return next(ANSWERS[kind].status for kind in type(error).__mro__ if kind in ANSWERS)
+def refusal(error: AtelierError) -> dict[str, Any]:
+    """Return the status and the notice of a page that shows an error. Raises an outage again, which has its own page."""
+    if isinstance(error, StoreUnavailable):
+        raise error
+    status = next(ANSWERS[kind].status for kind in type(error).__mro__ if kind in ANSWERS)
+    return {"status": status, "notice": error.message}
 
 
 def _complete(given: Mapping[str, str], adapters: Sequence[Adapter], cards: LoraCards) -> dict[str, str]:

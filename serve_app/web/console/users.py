@@ -5,14 +5,13 @@ from datetime import timedelta
 from fastapi import APIRouter, HTTPException, Request, Response
 
 from serve_app.accounts.sign_in import Limit, LinkPurpose
-from serve_app.api.dependencies import accounts_of, jobs_of, settings_of
-from serve_app.api.responses import base_url
+from serve_app.api.dependencies import accounts_of, jobs_of
 from serve_app.domain.accounts import Role, User
 from serve_app.domain.audit import Act
 from serve_app.domain.durations import period_text
 from serve_app.domain.errors import InvalidParameter
 from serve_app.web.console.pages import ConsoleSession, FormSession, PageSession, render
-from serve_app.web.site.forms import Form, check_form, form_token, redirect
+from serve_app.web.site.forms import Form, check_form, form_token, redirect, service_url
 from serve_app.web.site.sign_in import record
 
 _PURPOSE = "users"
@@ -78,8 +77,7 @@ async def _existing(request: Request, session: ConsoleSession, user_id: str) -> 
 
 async def _page_with_link(request: Request, session: ConsoleSession, user: User) -> Response:
     token = await accounts_of(request).links.create(session.who.id, LinkPurpose.NEW_PASSWORD, user_id=user.id)
-    address = base_url(request, settings_of(request).public_url).removesuffix("/console")
-    return await _users_page(request, session, invited=user, invitation=f"{address}/console/links/{token}")
+    return await _users_page(request, session, invited=user, invitation=f"{service_url(request)}/console/links/{token}")
 
 
 async def _users_page(

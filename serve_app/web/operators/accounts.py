@@ -18,7 +18,7 @@ from serve_app.domain.errors import InvalidParameter
 from serve_app.domain.requests import Variant
 from serve_app.operations.reports import log_names
 from serve_app.web.operators.pages import PAGE_SIZE, FormSession, OperatorSession, PageSession, render
-from serve_app.web.site.forms import Form, check_form, form_token, page_number, redirect, site_of
+from serve_app.web.site.forms import Form, check_form, form_token, page_number, redirect, service_url
 from serve_app.web.site.sign_in import actor_of
 
 JOBS_SHOWN = 10
@@ -96,9 +96,7 @@ async def make_link(request: Request, session: FormSession, account: ChosenAccou
     path = await operations_of(request).acts.make_sign_in_link(
         account, actor_of(request, session.who), LinkPurpose.NEW_PASSWORD
     )
-    public_url = settings_of(request).public_url.rstrip("/")
-    base = public_url or f"{request.url.scheme}://{request.url.netloc}{site_of(request)}"
-    return await _account_page(request, session, account, link=base + path)
+    return await _account_page(request, session, account, link=service_url(request) + path)
 
 
 async def _account_page(

@@ -16,6 +16,7 @@ from starlette.responses import RedirectResponse
 
 from serve_app.api.body import check_length, read_bytes
 from serve_app.api.dependencies import settings_of
+from serve_app.api.responses import base_url
 from serve_app.domain.errors import PayloadTooLarge, RequestTimeout
 
 FORM_BYTES = 64 * 1024
@@ -73,6 +74,12 @@ def root_of(request: Request) -> str:
 def site_of(request: Request) -> str:
     """The path of the service, in which that application is mounted."""
     return request.scope.get("app_root_path", "").rstrip("/")
+
+
+def service_url(request: Request) -> str:
+    """Return the service's address, as callers outside use it."""
+    pages = root_of(request).removeprefix(site_of(request))
+    return base_url(request, settings_of(request).public_url).removesuffix(pages)
 
 
 def is_secure(request: Request) -> bool:

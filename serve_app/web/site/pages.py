@@ -32,7 +32,7 @@ Answer = Callable[[Request, Exception], Awaitable[Response]]
 
 _TEMPLATES = page_templates(Path(__file__).parent / "templates")
 _TITLES = {404: "Not found", 405: "Method not allowed", 500: "Internal error", 503: "Temporarily unavailable"}
-_TEXTS = {
+_TEXTS: Mapping[int, str] = {
     404: "There is nothing at this address.",
     405: "This address does not support that method.",
     500: "The error has been logged. Going back and trying again may help.",
@@ -110,9 +110,6 @@ class PageResponse(HTMLResponse):
 Render = Callable[..., Response]
 """Renders a template of some pages: `render(request, template, session, status=…, **values)`."""
 
-_PROBLEM_TEXTS = {404: "Page not found.", 405: "This page does not support that method."}
-"""Instead of what the router says."""
-
 
 def answer_with_pages(app: FastAPI, render: Render) -> None:
     """Answer client errors, outages and unexpected errors with pages."""
@@ -123,14 +120,16 @@ def answer_with_pages(app: FastAPI, render: Render) -> None:
     async def refuse(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         status = HTTPStatus(error.status_code)
-        text = _PROBLEM_TEXTS.get(status, error.detail) if error.detail == status.phrase else error.detail
+        text = _TEXTS.get(status, error.detail) if error.detail == status.phrase else error.detail
         response = page(request, status, status.phrase.capitalize(), text)
         response.headers.update(error.headers or {})
         return response
 
+    async def not_found(request: Request, _error: Exception) -> Response:
+        return page(request, 404, _TITLES[404], _TEXTS[404])
+
     async def unavailable(request: Request, _error: Exception) -> Response:
-        text = "The service is temporarily unavailable. Try again in a few seconds."
-        response = page(request, 503, "Temporarily unavailable", text)
+        response = page(request, 503, _TITLES[503], _TEXTS[503])
         response.headers["Retry-After"] = "5"
         return response
 
@@ -139,10 +138,10 @@ def answer_with_pages(app: FastAPI, render: Render) -> None:
         return page(request, 500, "This record cannot be read", text)
 
     async def internal_error(request: Request, _error: Exception) -> Response:
-        text = "The error has been logged. Going back and trying again may help."
-        return page(request, 500, "Internal error", text)
+        return page(request, 500, _TITLES[500], _TEXTS[500])
 
     app.add_exception_handler(HTTPException, refuse)
+    app.add_exception_handler(NotFound, not_found)
     app.add_exception_handler(StoreUnavailable, unavailable)
     app.add_exception_handler(UnreadableRecord, unreadable)
     app.add_exception_handler(Exception, internal_error)
