@@ -27,7 +27,7 @@ NAME_RULE = "a name like an e-mail address: ann@example, at most 100 characters"
 
 
 class UserStore:
-    """Users in Redis. Their passwords are set by `AccountStore.set_password`, as the account's own is."""
+    """Keeps invited users in Redis. `AccountStore.set_password` sets their passwords, and the account's own."""
 
     def __init__(self, redis: RedisClient) -> None:
         self._redis = redis
@@ -54,7 +54,7 @@ class UserStore:
         return found
 
     async def list(self, account_id: str) -> Sequence[User]:
-        """The invited users, oldest first."""
+        """List the invited users, oldest first."""
         ids: Sequence[str] = await self._redis.zrange(redis_key("users", account_id), 0, -1)
         found = [await self.get(account_id, user_id) for user_id in ids]
         return [user for user in found if user is not None]
@@ -84,7 +84,7 @@ NAME_LENGTH = range(1, 101)
 
 
 class AccountStore:
-    """Accounts in Redis. Passwords are stored as argon2id hashes."""
+    """Keeps accounts in Redis, with argon2id hashes of their passwords."""
 
     def __init__(self, redis: RedisClient, settings: Settings) -> None:
         self._redis = redis
@@ -116,11 +116,11 @@ class AccountStore:
         return await self._existing(account_id)
 
     async def ids(self) -> Sequence[str]:
-        """The ids of all accounts, oldest first."""
+        """List the ids of all accounts, oldest first."""
         return await self._redis.zrange(redis_key("accounts"), 0, -1)
 
     async def list(self) -> Sequence[Account]:
-        """All accounts, oldest first."""
+        """List all accounts, oldest first."""
         found = [await self._read(account_id) for account_id in await self.ids()]
         return [account for account in found if account is not None]
 

@@ -1,4 +1,4 @@
-"""Operators of the web pages: their names and passwords, apart from every account's."""
+"""Operators of the web pages, whose names and passwords are apart from every account's."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
 class OperatorStore:
-    """Operators in Redis. Passwords are stored as argon2id hashes."""
+    """Keeps operators in Redis, with argon2id hashes of their passwords."""
 
     def __init__(self, redis: RedisClient) -> None:
         self._redis = redis
@@ -43,7 +43,7 @@ class OperatorStore:
         return _read(name, {field: str(value) for field, value in row.items()})
 
     async def list(self) -> Sequence[Operator]:
-        """All operators, oldest first."""
+        """List all operators, oldest first."""
         names: list[str] = await self._redis.zrange(redis_key("operators"), 0, -1)
         found = [await self.get(name) for name in names]
         return [operator for operator in found if operator is not None]

@@ -23,7 +23,7 @@ class Realm:
     holders: str
     """The family of Redis keys of those who sign in."""
     prefix: str
-    """Begins the names of the realm's sessions and links in Redis."""
+    """The names of the realm's sessions and links in Redis begin with this."""
     idle_life: timedelta
     """A session ends when it is not used for this long."""
     life: timedelta
@@ -46,7 +46,7 @@ class Holder(NamedTuple):
     user_id: str
     """The id of an invited user of the account; empty for the account's own user and for operators."""
     credential_version: str
-    """Changes with the password: what was opened with another version has ended."""
+    """It changes with the password: what was opened with another version has ended."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +62,7 @@ class Session:
 
 
 class SessionStore:
-    """Sessions of one realm in Redis, which never holds a token, only its SHA-256."""
+    """Keeps the sessions of one realm in Redis, which never holds a token, only its SHA-256."""
 
     def __init__(self, redis: RedisClient, realm: Realm) -> None:
         self._redis = redis

@@ -1,8 +1,7 @@
-"""Checks who signs in: by a password, which takes as long where none is stored, or by a one-time link.
+"""Checks who signs in, by a password or by a one-time link, and limits how often somebody may try.
 
-`SignIns` makes callers wait longer and longer between tries, but never locks an account's owner out. It also serves acts
-for which a session or an API key alone is not enough. `Throttle` limits other attempts by fixed windows in Redis, which
-all replicas share.
+`SignIns` makes callers wait longer and longer between tries, but never locks an account's owner out. It also guards
+acts for which a session or an API key is not enough. `Throttle` limits other attempts by fixed windows.
 """
 
 import asyncio
@@ -36,7 +35,7 @@ W = TypeVar("W")
 LENGTH = range(12, 129)
 """A password has at least 12 and at most 128 characters."""
 PASSES, MEMORY_KIB, LANES = 2, 19 * 1024, 1
-"""argon2id at 19 MiB: 47 ms on two cores, OWASP's minimum. Two at a time per process, so logins cannot starve it."""
+"""argon2id takes 19 MiB, OWASP's minimum, and 47 ms on two cores. At most two run at once."""
 
 
 class Passwords:
@@ -84,14 +83,14 @@ LINK_LIFE = timedelta(hours=24)
 
 
 class LinkPurpose(StrEnum):
-    """What a link is for."""
+    """What the holder of a link may do."""
 
     SIGN_IN = "sign_in"
     NEW_PASSWORD = "new_password"
 
 
 class SignInLink(NamedTuple):
-    """A link: whom it signs in, and for what."""
+    """A link names whom it signs in, and for what."""
 
     holder: Holder
     purpose: LinkPurpose
@@ -150,9 +149,9 @@ class Waits:
 
 
 HERE = Waits(5, timedelta(seconds=15), timedelta(minutes=15))
-"""The waits for one account from one address, or on one device."""
+"""These are the waits for one account from one address, or on one device."""
 EVERYWHERE = Waits(20, timedelta(seconds=1), timedelta(seconds=30))
-"""The waits for one account from everywhere. Others can make its owner wait on a new device for at most `longest`."""
+"""These are the waits for one account from everywhere. `longest` bounds what others can do to its owner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +199,7 @@ class SignIns:
     ) -> W | None:
         """Return what `look` returns: who has a name and a password; None for a wrong one, which is recorded.
 
-        The audit log `log` keeps the failure, or else that of the account that has the name. Tries are counted until the
+        The audit log `log` keeps the failure, or else that of the account with this name. Tries are counted until the
         right password takes them back; `device` and `within` as for `count`. Raises `TooManyTries` without looking.
         """
         counted = await self.count(name, by.address, device, within=within)

@@ -163,9 +163,9 @@ class ApiKey:
     user_id: str = ""
     """The invited user who made it."""
     limit: int | None = None
-    """Counted requests in a window of its plan, where that allows more."""
+    """The key may make this many counted requests in a window of its plan; None is as many as the plan has."""
     last_used_from: str = ""
-    """The address from which it was used when that was last noted."""
+    """The address that used the key when its last use was recorded."""
 
     def state(self, now: datetime) -> Literal["active", "expired", "revoked"]:
         """Return the state for display; authentication decides by the store's clock."""
@@ -243,9 +243,9 @@ class Operator:
     name: str
     created_at: datetime
     has_password: bool
-    """Whether there is a password; without one, only a one-time link lets them in."""
+    """An operator without a password signs in by a one-time link alone."""
     credential_version: str
-    """The version for a session that is opened now; it changes with the password."""
+    """A session that is opened now gets this version, which changes with the password."""
 
     user_id: ClassVar[str] = ""
     """Operators invite no users."""

@@ -97,12 +97,13 @@ async def _check_counting(stores: Stores, sync: Any) -> None:
         "A and B share a count"
     )
     (shown,) = await stores.api_keys.list(account.id)
-    assert shown.last_used_at is not None, "its last use is not known"
+    assert (api_key.last_used_at, shown.last_used_at is None) == (None, False), "its last use is not known"
     sync.hset(redis_key("key", api_key.id), "used", 1)
     await stores.auth.authenticate(secret, Variant.A, counted=True)
     assert int(sync.hget(redis_key("key", api_key.id), "used")) > 1, "its last use is not kept up"
     sync.hset(redis_key("account", account.id), "plan_a", "no such plan")
     assert (await stores.auth.authenticate(secret, Variant.A, counted=False)).window.plan.name == "basic"
+    assert (await stores.auth.window(account.id, Variant.A)).plan.name == "basic"
     await stores.accounts.set_plans(account.id, plan_a="enterprise")
     auth = await stores.auth.authenticate(secret, Variant.A, counted=False)
     assert auth.window.plan.limit == 1000, "the account's plan is not its own"

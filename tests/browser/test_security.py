@@ -95,15 +95,16 @@ async def test_markup_in_names_and_addresses_is_text(anyone: BrowserContext, sit
     account = site.run(site.resources.accounts.create("hostile"))
     user = site.run(site.resources.users.create(account.id, "<script>document.title='pwned'</script>@x", Role.OWNER))
     lora = Adapter(
-        id=new_adapter_id(), name=HOSTILE, description=HOSTILE, created_at=datetime.now(UTC), file="memory://x", sha256="0" * 64,
-        base_model="pocket", accounts=frozenset(), owner=account.id, trigger_words=(HOSTILE[:60],),
+        id=new_adapter_id(), name=HOSTILE, description=HOSTILE, created_at=datetime.now(UTC), file="memory://x",
+        sha256="0" * 64, base_model="pocket", accounts=frozenset(), owner=account.id, trigger_words=(HOSTILE[:60],),
     )  # fmt: skip
     site.run(site.resources.adapter_registry.register(lora))
     page = await _signed_in(anyone, site, account_id=account.id, user_id=user.id)
     await page.goto(site.operator_url())
     await page.get_by_role("button", name="Sign in").click()
-    named = ("console/playground", "console/compare", "console/loras", f"console/loras/{lora.id}", "console/history",
-             "console/usage", "console/settings/users", "operators/models", f"operators/accounts/{account.id}", "operators/audit")  # fmt: skip
+    console = ("playground", "compare", "loras", f"loras/{lora.id}", "history", "usage", "settings/users")
+    operators = ("models", f"accounts/{account.id}", "audit")
+    named = (*(f"console/{path}" for path in console), *(f"operators/{path}" for path in operators))
     async for path in _opened(page, site, (*named, *(path.format(HOSTILE) for path in REFLECTING))):
         assert await page.title() != "pwned", path
         assert await page.locator("img[src=x]").count() == 0, path

@@ -58,7 +58,10 @@ def test_a_request_fills_in_the_form_that_makes_it() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("prompt", " "), ("lora_weight", "1.2"), ("size", "64x64"), ("steps", "51"), ("guidance_scale", "nan"), ("num_images", "5"), ("seed", "x")],
+    [
+        ("prompt", " "), ("lora_weight", "1.2"), ("size", "64x64"), ("steps", "51"), ("guidance_scale", "nan"),
+        ("num_images", "5"), ("seed", "x"),
+    ],
 )  # fmt: skip
 def test_a_field_that_breaks_its_rule_is_named(field: str, value: str) -> None:
     with pytest.raises(InvalidParameter, match=field.replace("_", " ") + ": must be"):

@@ -1,7 +1,7 @@
 -- include credential_version
 -- args: realm, id
--- list_sessions: the live sessions of an operator, or of all users of an account, in no order; those that have ended are
--- forgotten. Returns {digest, user, opened, seen, address, browser} of each.
+-- list_sessions: lists the live sessions of an operator, or of all users of an account, in no order, and forgets
+-- those that have ended. Returns {digest, user, opened, seen, address, browser} of each.
 local found = {}
 for _, digest in ipairs(redis.call('SMEMBERS', K(realm .. 'sessions:' .. id))) do
   local session = K(realm .. 'session:' .. digest)

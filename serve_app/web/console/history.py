@@ -27,11 +27,11 @@ from serve_app.web.site.sign_in import actor_of, record
 router = APIRouter()
 
 PAGE_SIZE, LOOKED_AT = 24, 2_000
-"""Jobs of a page, and how many it looks at for them: the next page looks further back."""
+"""A page shows at most 24 jobs, and looks for them among 2,000: the next page looks further back."""
 MOST_OFFERED = 50
-"""LoRAs and keys that the filters offer, the newest."""
+"""The filters offer at most this many LoRAs and keys, the newest."""
 IMAGE_CACHE = "private, max-age=3600, immutable"
-"""An image's bytes never change; after a sign-out, what the browser kept is this old at most."""
+"""An image's bytes never change, so browsers may keep it; an hour after a sign-out, none is left."""
 _CURSOR = re.compile(r"([0-9]{1,14})-((?:gen|up)_[a-z2-7]{26})")
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _FILTERS = ("state", "lora", "key", "from", "to")

@@ -91,14 +91,14 @@ async def keys_page(
 
 
 async def _only_loras(catalog: CatalogReader, account_id: str, keys: Sequence[ApiKey]) -> Mapping[str, str]:
-    """Name the LoRAs to which single keys are kept, where the account may still use them."""
+    """Name the LoRAs that keys of only one LoRA may use, where the account may still use them."""
     ids = {lora_id for key in keys if key.adapters and len(key.adapters) == 1 for lora_id in key.adapters}
     found = [await catalog.adapter_of(lora_id, account_id) for lora_id in sorted(ids)]
     return {each.adapter.id: each.adapter.name for each in found if each is not None}
 
 
 async def keys_of(api_keys: ApiKeyStore, session: ConsoleSession) -> Sequence[ApiKey]:
-    """Return the keys that the user may change: for an owner all of the account's, else its own."""
+    """Return the keys that the user may change: an owner all of the account's, others their own."""
     keys, user = await api_keys.list(session.who.id), session.who.user
     return [key for key in keys if user.role is Role.OWNER or key.user_id == user.id]
 
@@ -110,7 +110,7 @@ async def usable_keys(api_keys: ApiKeyStore, session: ConsoleSession) -> list[Ap
 
 
 def suggested_name(request: Request, now: datetime) -> str:
-    """A name for a new key by where and when it is made: `Firefox on Linux, 24 Nov`."""
+    """Suggest a name for a new key by where and when it is made: `Firefox on Linux, 24 Nov`."""
     browser = browser_name(request.headers.get("user-agent", ""))
     return f"{browser or 'Key'}, {now:%-d %b}"[:KEY_NAME_LENGTH]
 
@@ -142,7 +142,7 @@ async def open_keys(request: Request, page: ChosenKeyPage, session: PageSession)
 
 @router.post("/settings/{slug}")
 async def create_key(request: Request, page: ChosenKeyPage, session: FormSession, form: Form) -> Response:
-    """The only response that ever holds the key. The form works once: a reload makes no second key."""
+    """Answer with the new key, which no other response ever holds. A reload makes no second key."""
     scopes = frozenset(scope for scope in Scope if f"scope_{scope}" in form)
     expires_in = EXPIRIES.get(form.get("expires", ""))
     if await _is_used_up(request, session, form, "create key"):
@@ -213,7 +213,7 @@ async def _lora(request: Request, session: ConsoleSession, given: str) -> str | 
 
 
 async def _is_used_up(request: Request, session: ConsoleSession, form: Mapping[str, str], purpose: str) -> bool:
-    """Whether the form was sent before. Raises 403 for one that was not given to this session."""
+    """Return whether the form was sent before. Raises 403 for one that was not given to this session."""
     nonce = nonce_of(session.token, purpose, form.get("form_token", ""))
     if nonce is None:
         raise HTTPException(403, EXPIRED_FORM)

@@ -45,15 +45,14 @@ router = APIRouter()
 
 GROUPS = ("Yours", "Shared with you", "Provided by this service")
 RECENT = 100
-"""Newest jobs among which a card's picture is looked for."""
+"""A card's picture is looked for among this many of the newest jobs."""
 SAMPLES, LOOKED_AT = 6, 3_000
-"""Pictures on a LoRA's page, and how many of the newest jobs are looked at for them."""
+"""A LoRA's page shows at most six pictures, and looks for them among the newest 3,000 jobs."""
 MOST_COUNTED = 100
 TRIES = Limit("console-loras", 60, timedelta(hours=1))
-"""Uploads and shares of one account: a file takes seconds to check, and a name that is tried tells who has an account.
-"""
+"""Uploads and shares of an account are limited: a file takes seconds to check, and names could be guessed."""
 _CLOSE = {"Connection": "close"}
-"""The body, which was not read, must not be taken for the next request."""
+"""A body that was not read must not be taken for the next request."""
 _VERDICTS = {
     "added": "The file matches its base model.",
     "same": "This account already has these weights, in this LoRA.",
@@ -64,7 +63,7 @@ _VERDICTS = {
 
 
 def signed_in_by(request: Request, session: FormSession) -> AccountActor:
-    """The owner of the account, as the service names who acts."""
+    """Return who acts, as the use cases of LoRAs name them."""
     caller = uncounted_owner(request, session)
     return AccountActor(caller=caller, address=caller_address(request), name=session.who.actor)
 
@@ -115,7 +114,7 @@ def _page_address(find: str, page: int) -> str:
 
 
 async def _owner_names(accounts: AccountStore, account_ids: Iterable[str]) -> Mapping[str, str]:
-    """The names of accounts that share their LoRAs."""
+    """Return the names of accounts that share their LoRAs."""
     found = [await accounts.get(account_id) for account_id in sorted(account_ids)]
     return {each.id: each.name for each in found if each is not None}
 

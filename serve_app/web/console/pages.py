@@ -1,6 +1,6 @@
 """Who signs in to the console, who may open its pages, and how these are rendered.
 
-A known device is a browser in which somebody has signed in: its tries to sign in are counted apart from those of others.
+A known device is a browser in which somebody has signed in. Its tries to sign in are counted apart from others'.
 """
 
 import hmac
@@ -143,7 +143,7 @@ LIFE = timedelta(days=90)
 
 
 def read_device(request: Request) -> KnownDevice | None:
-    """The device that the cookie names; None for a cookie that we did not sign, or that has expired."""
+    """Return the device that the cookie names; None for a cookie that is not signed by this service, or has expired."""
     text = request.cookies.get(CUSTOMERS.cookie_name(request, COOKIE), "")
     content, _, proof = text.rpartition(".")
     expected = _proof(settings_of(request), content)
@@ -162,7 +162,7 @@ def set_device(request: Request, response: Response, who: SignIn) -> None:
 
 
 def signed(settings: Settings, device: KnownDevice, *, ends: float) -> str:
-    """The cookie's value."""
+    """Return the value of the device's cookie."""
     content = f"{device.account_id}.{device.device_id}.{int(ends)}"
     return f"{content}.{_proof(settings, content)}"
 

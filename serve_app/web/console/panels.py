@@ -1,7 +1,4 @@
-"""The panel of one job: its state as text, and a tile for each image, with previews while it runs.
-
-Comparisons: the requests of LoRAs across weights or seeds, and the grid of their pictures.
-"""
+"""How jobs look while they run: a panel for one job, and a grid of panels that compares LoRAs."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -40,7 +37,7 @@ class Panel:
 
     @property
     def is_open(self) -> bool:
-        """Whether the job has not ended yet."""
+        """The job has not ended yet."""
         return not self.job.state.is_terminal
 
 
@@ -98,14 +95,13 @@ def _unfinished(index: int, preview: Preview | None, seeds: tuple[int, ...] | No
 
 
 MOST_LORAS, MOST_VALUES, MOST_PICTURES = 8, 8, 16
-"""One comparison has at most this many LoRAs, weights or seeds, and pictures in all, which the engine draws in one
-batch."""
+"""One comparison has at most so many LoRAs, weights or seeds, and pictures, which the engine draws in one batch."""
 AXES: Mapping[str, str] = {"": "LoRAs only", "weights": "LoRAs and weights", "seeds": "LoRAs and seeds"}
 _NUMBER = re.compile(r"\d+(?:\.\d+)?|\.\d+")
 
 
 class Row(NamedTuple):
-    """The pictures of one LoRA, by column; None where there is none."""
+    """A row has the pictures of one LoRA, by column; None where there is none."""
 
     name: str
     panels: Sequence[Panel | None]

@@ -1,7 +1,4 @@
-"""The playground: a form that submits an ordinary job for the account, and the job as it is drawn.
-
-Compare: one prompt over several LoRAs, across weights or seeds; each picture is a job of its own.
-"""
+"""The routes of the playground, whose form submits an ordinary job, and of Compare, where it submits several."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -158,7 +155,7 @@ def _values(request: Request, job: Job) -> dict[str, str]:
 
 
 CHOICE = "lora:"
-"""Begins the name of the field of each LoRA that was chosen."""
+"""The fields of chosen LoRAs have names that begin with this."""
 
 
 @router.get("/compare")

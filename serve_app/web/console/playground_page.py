@@ -1,4 +1,4 @@
-"""Rendering of the playground: the form as it was filled in, beside the job that it made."""
+"""Renders the playground: the form as it was filled in, beside the job that it made."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -122,7 +122,7 @@ def query_values(query: Mapping[str, str]) -> dict[str, str]:
 
 
 def refusal(error: AtelierError) -> dict[str, Any]:
-    """Return the status and the notice of a page that shows an error. Raises an outage again, which has its own page."""
+    """Return the status and notice of a page that shows an error. Raises an outage again, which has its own page."""
     if isinstance(error, StoreUnavailable):
         raise error
     status = next(ANSWERS[kind].status for kind in type(error).__mro__ if kind in ANSWERS)

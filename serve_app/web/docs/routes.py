@@ -1,7 +1,4 @@
-"""Serves the OpenAPI documents, and pages to find and read them.
-
-Texts of the landing page, and of `robots.txt` and `llms.txt`.
-"""
+"""Serves the landing page, the OpenAPI documents with pages to read them, `robots.txt` and `llms.txt`."""
 
 import json
 import re
@@ -67,7 +64,8 @@ def llms_text(base_url: str, titles: Mapping[str, str]) -> str:
 
 Programs send an API key and get the id of a job; they poll it every 5 seconds until its status is completed or failed.
 Two interfaces share `POST {base_url}/v1/generate`. The header that carries the key decides which one answers:
-`Authorization: Bearer` is interface A (one to four images, upscaling), `X-API-Key` is interface B (one image, negative prompt).
+`Authorization: Bearer` is interface A (one to four images, upscaling),
+`X-API-Key` is interface B (one image, negative prompt).
 Every error is JSON: `{{"error": {{"code": "...", "message": "..."}}}}`.
 
 ## Documents

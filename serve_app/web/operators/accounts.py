@@ -1,7 +1,4 @@
-"""The operators' pages of accounts: the list, and each account with its plans, state and links.
-
-The operators' page of the audit log: newest first, filtered by account and act.
-"""
+"""The operators' pages of accounts and of the audit log."""
 
 from datetime import UTC, datetime
 from typing import Annotated

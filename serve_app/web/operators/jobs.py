@@ -1,7 +1,4 @@
-"""The operators' page of one job of any account.
-
-The operators' page of failed jobs: counts by code, and jobs to queue again or drop.
-"""
+"""The operators' pages of single jobs, and of failed jobs, which can be queued again or dropped."""
 
 import re
 from collections.abc import Mapping

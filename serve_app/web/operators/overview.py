@@ -1,12 +1,7 @@
-"""The operators' first page: queues, workers and stores as they are now.
+"""The operators' pages that show the service as it is now: overview, queue, models and checks.
 
-It refreshes itself, and reloads without JavaScript.
-
-The operators' page of checks, which runs those of `atelier doctor` that this process can.
-
-The operators' page of models: base models with the workers that hold them, and all LoRAs.
-
-The operators' page of the queue, which lists every account that waits in the order of their turns.
+The overview refreshes itself; without JavaScript it is reloaded by hand. The checks are those of `atelier doctor` that
+this process can run.
 """
 
 import asyncio

@@ -1,9 +1,4 @@
-"""The fields of a form, read within limits: size, time, media type.
-
-Addresses of pages: where their application is mounted, redirects within it, what their query says.
-
-Form tokens: by them only the session that was given a form can send it.
-"""
+"""Forms of pages, which are read within limits and sent by the session that was given them; and addresses of pages."""
 
 import hmac
 import secrets

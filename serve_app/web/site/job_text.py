@@ -1,4 +1,4 @@
-"""Jobs as text for pages: state, failure, parameters, times."""
+"""Says in words what pages show of a job: its state, why it failed, its parameters and how long it took."""
 
 from collections.abc import Mapping
 from datetime import timedelta

@@ -1,13 +1,4 @@
-"""Gives all pages what they share: how they are rendered, their error pages and their security headers.
-
-While `PageResponse` renders a long page, it lets other requests go on.
-
-Browsers get errors as pages, in the console and for operators in the layout there; programs get the envelope.
-
-`Protection` sets the security headers of every page, and rejects a POST from another site.
-
-`static/samples` has pictures of the bundled LoRAs, which `docs/images/draw.py` draws.
-"""
+"""What all pages share: how they are rendered, their error pages and their security headers."""
 
 import asyncio
 import time

@@ -1,6 +1,6 @@
-"""Signs people in and out of pages, by a password or by a link that works once; customers and operators alike.
+"""Signs customers and operators in and out of their pages, by a password or by a link that works once.
 
-A `Realm` says what differs between the two: whose cookies these are, who has the password, which page comes next.
+A `Realm` says what differs between the two: their cookies, who has the password, which page comes next.
 """
 
 import secrets
@@ -26,7 +26,7 @@ from serve_app.web.site.forms import Form, check_form, form_token, is_form_token
 from serve_app.web.site.pages import Render, answer_with_pages
 
 FORM_LIFE = timedelta(hours=1)
-"""How long an opened sign-in page can be sent."""
+"""An opened sign-in page can be sent this long."""
 LINK_GONE = "This link has been used or is too old. Sign in with the password, or ask for another link."
 EXPIRED = "The page has expired. Please try again."
 
@@ -52,20 +52,20 @@ class Realm(Generic[W]):
 
     sessions: SessionRealm
     cookie: str
-    """Begins the names of the cookies of a session and of a form that is not sent yet."""
+    """The name of the session's cookie, with which that of a form before the sign-in begins."""
     same_site: Literal["lax", "strict"]
     is_whole_site: bool
-    """Whether browsers send the cookies to every page of the service, not only to the realm's own."""
+    """Browsers send the cookies to every page of the service, not only to the realm's own."""
     parts: Callable[[Request], AccountParts | OperationParts]
     find: Callable[[Request, Holder], Awaitable[W | None]]
-    """Returns whose a session or link is; None for who is gone or disabled."""
+    """This returns whose a session or link is; None for who is gone or disabled."""
     check: Callable[[Request, str, str], Awaitable[W | None]]
-    """Returns who has a name and a password, as `SignIns.check` does."""
+    """This returns who has a name and a password, as `SignIns.check` does."""
     set_password: Callable[[Request, W, str], Awaitable[str]]
     page_of: Callable[[W, str], str]
-    """Returns the page to open after signing in, given the one that was wanted."""
+    """This returns the page to open after signing in, given the one that was wanted."""
     greet: Callable[[Request, Response, W], None]
-    """Is called when a session was opened."""
+    """This is called when a session was opened."""
     render: Render
 
     async def read(self, request: Request, *, extends: bool = True) -> SignedIn[W] | None:
