@@ -22,18 +22,15 @@ def port(settings: Settings, redis_db: redis.Redis) -> Iterator[int]:
         yield _port(live)
 
 
-def test_a_form_of_which_only_a_part_arrives_is_given_up(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_requests, "GRACE_S", 0.2)
-    (answer,) = exchange(port, _post(port, length=100) + b"name=a")
-    assert answer.status == 408
-    assert "did not arrive in time" in _page(answer)
-
-
-def test_a_form_that_trickles_in_is_given_up(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("length", "pieces"), [(100, 0), (10_000, 40)], ids=["a part arrives", "it trickles in"])
+def test_a_form_that_does_not_arrive_in_time_is_given_up(
+    port: int, monkeypatch: pytest.MonkeyPatch, length: int, pieces: int
+) -> None:
     """A byte now and then is no reason to wait longer."""
     monkeypatch.setattr(open_requests, "GRACE_S", 0.2)
-    (answer,) = exchange(port, _post(port, length=10_000) + b"name=", *[b"a"] * 40)
+    (answer,) = exchange(port, _post(port, length=length) + b"name=", *[b"a"] * pieces)
     assert answer.status == 408
+    assert "did not arrive in time" in _page(answer)
 
 
 @pytest.mark.slow

@@ -230,16 +230,6 @@ async def test_failed_jobs_are_counted_by_code_requeued_and_dropped(
     assert {(Act.JOB_REQUEUED, second), (Act.JOB_REQUEUED, third), (Act.JOB_DROPPED, first)} <= set(acts)
 
 
-async def test_the_list_of_failed_jobs_goes_on_where_a_page_ended(service: TestService, member: Member) -> None:
-    failed = [await fail(service, member, FailureCode.GENERATION_FAILED) for _ in range(3)]
-    dead_letters = service.resources.dead_letters
-    first = await dead_letters.page(limit=2)
-    second = await dead_letters.page(limit=2, after=first.next)
-    assert len(first.jobs) == 2
-    assert {job.id for job in (*first.jobs, *second.jobs)} == set(failed)
-    assert second.next is None
-
-
 async def test_accounts_that_wait_are_listed_page_by_page(
     alice: Browser, service: TestService, resources: Resources
 ) -> None:

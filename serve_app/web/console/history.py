@@ -15,13 +15,13 @@ from serve_app.domain.audit import Act
 from serve_app.domain.errors import JobUnfinished
 from serve_app.domain.jobs import Job, JobState, StoredImage
 from serve_app.domain.requests import GenerationRequest
-from serve_app.jobs.history import NO_KEY, JobFilter, Position
+from serve_app.jobs.history import NO_KEY, JobFilter
 from serve_app.jobs.previews import thumbnail, thumbnail_size
 from serve_app.web.console.pages import ConsoleSession, FormSession, PageSession, render
 from serve_app.web.console.playground_form import values_of as fields_of
 from serve_app.web.console.snippets import curl_command
 from serve_app.web.site.forms import Form, check_form, form_token, redirect, service_url
-from serve_app.web.site.job_text import STATES, failure_text, parameters, timeline, title
+from serve_app.web.site.job_text import STATES, failure_text, parameters, read_position, timeline, title, write_position
 from serve_app.web.site.sign_in import actor_of, record
 
 router = APIRouter()
@@ -32,7 +32,6 @@ MOST_OFFERED = 50
 """The filters offer at most this many LoRAs and keys, the newest."""
 IMAGE_CACHE = "private, max-age=3600, immutable"
 """An image's bytes never change, so browsers may keep it; an hour after a sign-out, none is left."""
-_CURSOR = re.compile(r"([0-9]{1,14})-((?:gen|up)_[a-z2-7]{26})")
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _FILTERS = ("state", "lora", "key", "from", "to")
 
@@ -41,7 +40,7 @@ _FILTERS = ("state", "lora", "key", "from", "to")
 async def open_history(request: Request, session: PageSession) -> Response:
     account_id = session.who.id
     chosen = {name: request.query_params.get(name, "")[:100] for name in _FILTERS}
-    after = _read_cursor(request.query_params.get("after", ""))
+    after = read_position(request.query_params.get("after", ""))
     adapters = await loras_of(request).catalog.adapters(account_id)
     loras = {adapter.id: adapter.name for adapter in adapters}
     wanted = _lora_id(chosen["lora"], loras)
@@ -54,7 +53,7 @@ async def open_history(request: Request, session: PageSession) -> Response:
         session,
         here="history",
         jobs=page.jobs,
-        older=urlencode({**given, "after": f"{page.next.accepted_ms}-{page.next.job_id}"}) if page.next else "",
+        older=urlencode({**given, "after": write_position(page.next)}) if page.next else "",
         looked_at=LOOKED_AT if page.next and len(page.jobs) < PAGE_SIZE else 0,
         newest=urlencode(given) if after else None,
         chosen=chosen,
@@ -216,9 +215,3 @@ def _read_date(text: str) -> datetime | None:
         with suppress(ValueError):
             return datetime.combine(date.fromisoformat(text), datetime.min.time(), UTC)
     return None
-
-
-def _read_cursor(text: str) -> Position | None:
-    """Read the position after which a page begins; None, which begins with the newest, for other texts."""
-    parts = _CURSOR.fullmatch(text)
-    return Position(int(parts[1]), parts[2]) if parts else None

@@ -14,7 +14,6 @@ from serve_app.api.dependencies import accounts_of, loras_of, operations_of
 from serve_app.domain.accounts import SignIn
 from serve_app.domain.audit import Act
 from serve_app.domain.errors import InvalidParameter, TooManyTries
-from serve_app.operations.account_deletion import DeletedAccount
 from serve_app.web.console.navigation import KEY_PAGES, home_of
 from serve_app.web.console.pages import (
     COOKIE,
@@ -28,7 +27,7 @@ from serve_app.web.console.pages import (
 from serve_app.web.site.forms import Form, check_form, form_token, redirect
 from serve_app.web.site.sign_in import actor_of, new_password, record, retry_later
 
-_SESSIONS, _PASSWORD, _DELETION = "end session", "change password", "delete account"
+_SESSIONS = "end session"
 
 router = APIRouter()
 
@@ -78,85 +77,68 @@ async def open_settings(request: Request, session: PageSession) -> Response:
 
 @router.get("/settings/password")
 async def open_password(request: Request, session: PageSession) -> Response:
-    return _password_page(request, session)
+    return _form_page(request, session, "password")
 
 
 @router.post("/settings/password")
 async def change_password(request: Request, session: FormSession, form: Form) -> Response:
     """Change the password for whoever knows the present one, and end every other session."""
-    check_form(session, form, _PASSWORD)
-    try:
-        who = await _check_own_password(request, session, form)
-    except TooManyTries as error:
-        return retry_later(_password_page(request, session, status=429, problem=error.message), error)
-    if who is None:
-        return _password_page(request, session, status=403, problem="The current password is wrong.")
+    check_form(session, form, "password")
+    who = await _check_own_password(request, session, form, "password")
+    if isinstance(who, Response):
+        return who
     try:
         password = new_password(form)
     except InvalidParameter as error:
-        return _password_page(request, session, status=400, problem=error.message)
+        return _form_page(request, session, "password", status=400, problem=error.message)
     credential_version = await CUSTOMERS.change_password(request, who, password)
     return await CUSTOMERS.open_session(request, who, "settings", credential_version=credential_version)
 
 
-async def _check_own_password(request: Request, session: ConsoleSession, form: Form) -> SignIn | None:
-    """Return who is signed in, if the form has their password. Raises `TooManyTries`."""
-    accounts, user = accounts_of(request), session.who.user
-    name = user.name if user.id else session.who.id
-    look = partial(accounts.store.check_password, name, form.get("password", ""))
-    return await accounts.sign_ins.check(look, name, actor_of(request, session.who), device=read_device(request))
-
-
-def _password_page(request: Request, session: PageSession, *, status: int = 200, problem: str = "") -> Response:
-    return render(
-        request,
-        "password.html",
-        session,
-        status=status,
-        problem=problem,
-        here="password",
-        length=LENGTH,
-        form_token=form_token(session.token, _PASSWORD),
-    )
-
-
 @router.get("/settings/delete-account")
 async def open_deletion(request: Request, session: PageSession) -> Response:
-    return _page(request, session)
+    return _form_page(request, session, "delete_account")
 
 
 @router.post("/settings/delete-account")
 async def delete(request: Request, session: FormSession, form: Form) -> Response:
-    check_form(session, form, _DELETION)
+    """Delete the account, and say what was removed, or that the rest follows where a store did not answer."""
+    check_form(session, form, "delete_account")
     if form.get("name", "").strip() != session.who.account.name:
-        return _page(request, session, status=400, problem="That is not the name of this account.")
-    try:
-        who = await _check_own_password(request, session, form)
-    except TooManyTries as error:
-        return retry_later(_page(request, session, status=429, problem=error.message), error)
-    if who is None:
-        return _page(request, session, status=403, problem="The password is wrong.")
-    by = actor_of(request, session.who)
-    deleted = await operations_of(request).deletion.delete_own(session.who.account, by)
-    return _signed_out(request, session, deleted)
-
-
-def _page(request: Request, session: ConsoleSession, *, status: int = 200, problem: str = "") -> Response:
-    return render(
-        request,
-        "delete_account.html",
-        session,
-        status=status,
-        problem=problem,
-        here="settings",
-        length=LENGTH,
-        form_token=form_token(session.token, _DELETION),
-    )
-
-
-def _signed_out(request: Request, session: ConsoleSession, deleted: DeletedAccount | None) -> Response:
-    """Say what was removed, and that the rest follows where storage or Redis did not answer."""
-    response = render(request, "account_deleted.html", None, name=session.who.account.name, deleted=deleted)
+        problem = "That is not the name of this account."
+        return _form_page(request, session, "delete_account", status=400, problem=problem)
+    who = await _check_own_password(request, session, form, "delete_account")
+    if isinstance(who, Response):
+        return who
+    deleted = await operations_of(request).deletion.delete_own(who.account, actor_of(request, who))
+    response = render(request, "account_deleted.html", None, name=who.account.name, deleted=deleted)
     for cookie in (CUSTOMERS.cookie, COOKIE):
         CUSTOMERS.set_cookie(request, response, cookie, "", timedelta())
     return response
+
+
+async def _check_own_password(request: Request, session: ConsoleSession, form: Form, page: str) -> SignIn | Response:
+    """Return who is signed in, if the form has their password; else the page with the form again."""
+    accounts, user = accounts_of(request), session.who.user
+    name = user.name if user.id else session.who.id
+    look = partial(accounts.store.check_password, name, form.get("password", ""))
+    try:
+        who = await accounts.sign_ins.check(look, name, actor_of(request, session.who), device=read_device(request))
+    except TooManyTries as error:
+        return retry_later(_form_page(request, session, page, status=429, problem=error.message), error)
+    return who or _form_page(request, session, page, status=403, problem="The current password is wrong.")
+
+
+def _form_page(
+    request: Request, session: ConsoleSession, page: str, *, status: int = 200, problem: str = ""
+) -> Response:
+    return render(
+        request,
+        f"{page}.html",
+        session,
+        status=status,
+        problem=problem,
+        here="password" if page == "password" else "settings",
+        length=LENGTH,
+        form_token=form_token(session.token, page),
+    )

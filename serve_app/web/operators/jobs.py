@@ -13,10 +13,9 @@ from serve_app.domain.errors import FailureCode
 from serve_app.domain.jobs import Job, JobState
 from serve_app.domain.requests import GenerationRequest
 from serve_app.jobs.history import FAILED_AT_ONCE as LOOKED_AT_ONCE
-from serve_app.jobs.history import Position
 from serve_app.web.operators.pages import PAGE_SIZE, FormSession, PageSession, render
 from serve_app.web.site.forms import Form, check_form, form_token, redirect
-from serve_app.web.site.job_text import STATES, failure_text, parameters, timeline, title
+from serve_app.web.site.job_text import STATES, failure_text, parameters, read_position, timeline, title, write_position
 from serve_app.web.site.sign_in import actor_of
 
 _CANCEL = "cancel any job"
@@ -70,7 +69,6 @@ WINDOWS: Mapping[str, tuple[str, timedelta | None]] = {
     "day": ("The last 24 hours", timedelta(days=1)),
     "week": ("The last 7 days", timedelta(days=7)),
 }
-_CURSOR = re.compile(r"([0-9]{1,14})-((?:gen|up)_[a-z2-7]{26})")
 _REQUEUE, _DROP = "requeue jobs", "drop jobs"
 _FILTERS = ("code", "window", "account")
 
@@ -80,7 +78,7 @@ async def open_failures(request: Request, session: PageSession) -> Response:
     chosen = _chosen(request)
     account = await accounts_of(request).store.get(chosen["account"]) if chosen["account"] else None
     _, length = WINDOWS.get(chosen["window"], WINDOWS[""])
-    after = _read_cursor(request.query_params.get("after", ""))
+    after = read_position(request.query_params.get("after", ""))
     page = await jobs_of(request).dead_letters.page(
         account=account.id if account else chosen["account"],
         code=chosen["code"],
@@ -100,7 +98,7 @@ async def open_failures(request: Request, session: PageSession) -> Response:
         chosen=chosen,
         given=urlencode({name: value for name, value in chosen.items() if value}),
         is_first=after is None,
-        older=urlencode({**chosen, "after": f"{page.next.accepted_ms}-{page.next.job_id}"}) if page.next else "",
+        older=urlencode({**chosen, "after": write_position(page.next)}) if page.next else "",
         windows={name: words for name, (words, _) in WINDOWS.items()},
         codes=sorted({*FailureCode, *page.counts} - {FailureCode.CANCELED, FailureCode.EXPIRED}),
         names=await operations_of(request).reader.account_names(job.account_id for job in page.jobs),
@@ -142,11 +140,6 @@ def _job_ids(form: Mapping[str, str]) -> list[str]:
     """Read the form's job ids, at most a page of them."""
     ids = (valid_job_id(text, "gen", "up") for text in form.get("jobs", "").split()[:PAGE_SIZE])
     return [job_id for job_id in dict.fromkeys(ids) if job_id]
-
-
-def _read_cursor(text: str) -> Position | None:
-    parts = _CURSOR.fullmatch(text)
-    return Position(int(parts[1]), parts[2]) if parts else None
 
 
 def _number(request: Request, name: str) -> int | None:
