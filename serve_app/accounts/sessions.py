@@ -17,7 +17,7 @@ from serve_app.store.script import Script
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Realm:
+class SessionRealm:
     """Who signs in, and for how long. A session or link of one realm opens nothing in the other."""
 
     holders: str
@@ -34,8 +34,10 @@ class Realm:
         return ":".join(filter(None, (self.holders, holder_id, user_id)))
 
 
-CUSTOMERS = Realm(holders="account", prefix="", idle_life=timedelta(minutes=30), life=timedelta(hours=12))
-OPERATORS = Realm(holders="operator", prefix="operator_", idle_life=timedelta(minutes=15), life=timedelta(hours=8))
+CUSTOMERS = SessionRealm(holders="account", prefix="", idle_life=timedelta(minutes=30), life=timedelta(hours=12))
+OPERATORS = SessionRealm(
+    holders="operator", prefix="operator_", idle_life=timedelta(minutes=15), life=timedelta(hours=8)
+)
 
 
 class Holder(NamedTuple):
@@ -64,7 +66,7 @@ class Session:
 class SessionStore:
     """Keeps the sessions of one realm in Redis, which never holds a token, only its SHA-256."""
 
-    def __init__(self, redis: RedisClient, realm: Realm) -> None:
+    def __init__(self, redis: RedisClient, realm: SessionRealm) -> None:
         self._redis = redis
         self._realm = realm
         self._open = Script(redis, "accounts/open_session")

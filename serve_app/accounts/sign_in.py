@@ -22,7 +22,7 @@ from limits.aio.storage import RedisStorage
 from limits.aio.strategies import FixedWindowRateLimiter
 
 from serve_app.accounts.audit import AuditLog
-from serve_app.accounts.sessions import Holder, Realm
+from serve_app.accounts.sessions import Holder, SessionRealm
 from serve_app.domain.audit import Act, Actor
 from serve_app.domain.durations import milliseconds
 from serve_app.domain.errors import InvalidParameter, NotFound, TooManyTries
@@ -103,7 +103,7 @@ class SignInLinks:
     password is changed or the account disabled.
     """
 
-    def __init__(self, redis: RedisClient, realm: Realm) -> None:
+    def __init__(self, redis: RedisClient, realm: SessionRealm) -> None:
         self._realm = realm
         self._create = Script(redis, "accounts/create_sign_in_link")
         self._get = Script(redis, "accounts/sign_in_link")

@@ -17,12 +17,11 @@ from PIL import Image
 from playwright.async_api import Page, async_playwright
 
 from serve_app.accounts.sign_in import LinkPurpose
-from serve_app.domain.accounts import Account
 from serve_app.settings import Settings
 from tests.browser import pages
 from tests.browser.broken_lora import ask_for_images, break_lora, fail_job
 from tests.browser.conftest import CHROMIUM
-from tests.browser.site import Site, open_site
+from tests.browser.site import Site, open_site, sign_in
 from tests.support import ROOT, volatile_redis
 
 FLOWER = "a yellow flower with a red middle on a blue background"
@@ -74,13 +73,13 @@ async def take_signed_out(page: Page, site: Site, into: Path) -> None:
     await take_pages(page, site, "/", pages.PUBLIC, into)
     await take_pages(page, site, "/", pages.SIGNED_OUT, into, link=site.sign_in_url().removeprefix(site.base_url))
     await take_pages(page, site, "/operators/", pages.OPERATORS_SIGNED_OUT, into)
-    await page.goto(link_for(site, site.account, LinkPurpose.NEW_PASSWORD))
+    await page.goto(site.sign_in_url(purpose=LinkPurpose.NEW_PASSWORD))
     await take_looks(page, "console-new-password", into)
 
 
 async def take_console(page: Page, site: Site, into: Path) -> None:
     """With jobs of the playground and of Compare, also while they are drawn."""
-    await sign_in(page, link_for(site, site.account))
+    await sign_in(page, site.sign_in_url())
     loras = {lora.name: lora.id for lora in site.run(site.resources.catalog.adapters(site.account.id))}
     for prompt, lora, seed in OTHERS:
         await open_form(page, site, "playground", prompt=prompt, lora_id=loras[lora], seed=seed)
@@ -116,10 +115,7 @@ async def take_console(page: Page, site: Site, into: Path) -> None:
 
 async def take_new_account(page: Page, site: Site, into: Path) -> None:
     """Which may use no LoRA and has no job."""
-    account = site.run(site.resources.accounts.create("newcomer"))
-    for lora in site.run(site.resources.catalog.adapters(account.id)):
-        site.run(site.resources.adapter_grants.revoke(lora.id, account.id))
-    await sign_in(page, link_for(site, account))
+    await sign_in(page, site.sign_in_url(site.run(site.account_without_loras("newcomer"))))
     for name in FOR_A_NEW_ACCOUNT:
         await page.goto(f"{site.base_url}/console/{name}")
         await take_looks(page, f"console-{name}-of-a-new-account", into)
@@ -167,16 +163,6 @@ async def take_looks(page: Page, name: str, into: Path) -> None:
 
 async def open_form(page: Page, site: Site, name: str, **fields: str | int) -> None:
     await page.goto(f"{site.base_url}/console/{name}?{urlencode(fields)}")
-
-
-async def sign_in(page: Page, link: str) -> None:
-    await page.goto(link)
-    await page.get_by_role("button", name="Sign in").click()
-    await page.wait_for_url(lambda url: "/links/" not in url)
-
-
-def link_for(site: Site, account: Account, purpose: LinkPurpose = LinkPurpose.SIGN_IN) -> str:
-    return f"{site.base_url}/console/links/{site.run(site.resources.sign_in_links.create(account.id, purpose))}"
 
 
 def write_for_readme(into: Path) -> None:

@@ -12,8 +12,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response
 from starlette.routing import BaseRoute
 
-from serve_app.accounts.sessions import Holder, digest_of
-from serve_app.accounts.sessions import Realm as SessionRealm
+from serve_app.accounts.sessions import Holder, SessionRealm, digest_of
 from serve_app.accounts.sign_in import LENGTH, NAME_LENGTH, LinkPurpose, SignInLink
 from serve_app.api.dependencies import accounts_of, caller_address
 from serve_app.api.openapi import new_app
