@@ -111,7 +111,7 @@ async def _check_counting(stores: Stores, sync: Any) -> None:
 
 
 def _end_sooner(sync: Any, counted: str) -> int:
-    """Move an open window's end, to tell it from one that a request would open now; the new end in ms."""
+    """Move an open window's end, to tell it from one that a request would open now; return the new end in ms."""
     seconds, micros = sync.time()
     ends = seconds * 1000 + micros // 1000 + SOON_MS
     sync.zadd(counted, dict.fromkeys(sync.zrange(counted, 0, -1), ends))
@@ -269,7 +269,7 @@ async def _check_limits(stores: Stores, sync: Any) -> None:
 
 
 async def _check_repeated_creation(stores: Stores, sync: Any, make: Script, roll: Script) -> None:
-    """As redis-py does when a reply was lost."""
+    """Repeat calls as redis-py does when a reply was lost."""
     account = await stores.accounts.create("making again")
     args: dict[str, Argument] = {
         "key_id": "key_first",
@@ -306,7 +306,7 @@ async def _check_repeated_creation(stores: Stores, sync: Any, make: Script, roll
 
 
 async def _check_repeated_requests(stores: Stores, sync: Any, auth: Script) -> None:
-    """As redis-py does when a reply was lost; and as a forger would who knows a key's public id."""
+    """Repeat calls as redis-py does when a reply was lost, and as a forger would who knows a key's public id."""
     account = await stores.accounts.create("asking again")
     api_key, _ = await stores.api_keys.create(account.id, interfaces=BOTH)
     digest = sync.hget(redis_key("key", api_key.id), "digest")

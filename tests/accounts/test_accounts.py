@@ -172,7 +172,7 @@ async def test_a_password_of_a_wrong_length_is_refused(resources: Resources, pas
 
 
 async def test_an_account_has_no_more_working_keys_than_it_may(settings: Settings, redis_db: redis.Redis) -> None:
-    """Whoever makes them at the same time; what was revoked or has expired does not count."""
+    """The limit holds for calls at the same time, too; a key that was revoked or has expired does not count."""
     async with open_resources(settings.model_copy(update={"max_keys_per_account": 5})) as resources:
         account, other = [await resources.accounts.create(name) for name in ("many", "other")]
 
@@ -249,7 +249,7 @@ async def test_signing_out_everywhere_ends_every_session_of_one_account(resource
 
 
 async def test_what_was_begun_with_the_old_password_opens_no_session(resources: Resources) -> None:
-    """A sign-in whose password was right a moment before it was changed."""
+    """The password of the sign-in was right a moment before it was changed."""
     ann = await resources.accounts.create("ann", password="correct horse battery")
     begun = await resources.accounts.check_password("ann", "correct horse battery")
     assert begun
@@ -274,11 +274,11 @@ async def test_a_session_ends_when_idle_and_never_outlives_twelve_hours(
     assert 1790 <= untyped.ttl(name) <= 1800
     untyped.expire(name, 10)
     await resources.sessions.get(token)
-    assert untyped.ttl(name) >= 1790  # used: the half hour starts again
+    assert untyped.ttl(name) >= 1790  # it was used, so the half hour starts again
     seconds, _ = untyped.time()
     untyped.hset(name, "ends", (seconds + 60) * 1000)
     await resources.sessions.get(token)
-    assert untyped.ttl(name) <= 60  # but not beyond its end
+    assert untyped.ttl(name) <= 60  # the half hour does not go beyond its end
     untyped.hset(name, "ends", (seconds - 1) * 1000)
     assert await resources.sessions.get(token) is None
 
@@ -311,7 +311,7 @@ READ: Mapping[str, Callable[[Any, str], Any]] = {
 
 
 def _everything(client: redis.Redis) -> str:
-    """Every name and value in Redis, as one text."""
+    """Return every name and value in Redis as one text."""
     untyped = cast(Any, client)
     return "\n".join(f"{name} {READ[untyped.type(name)](untyped, name)}" for name in untyped.scan_iter("*"))
 

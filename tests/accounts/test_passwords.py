@@ -1,4 +1,4 @@
-"""Console passwords are hashed at a cost that is worth a thief's while to avoid."""
+"""Passwords are hashed at a cost that makes guessing stolen hashes slow."""
 
 import time
 
@@ -9,7 +9,7 @@ from serve_app.settings import Settings
 from serve_app.store.redis_client import connect
 
 SHIPPED = (passwords.MEMORY_KIB, passwords.PASSES, passwords.LANES)
-"""Read while tests are collected: the session lowers the memory."""
+"""These are read while tests are collected, before the test session lowers the memory."""
 
 
 async def test_a_hash_costs_at_least_what_owasp_asks(settings: Settings) -> None:

@@ -27,7 +27,7 @@ class BrokenLora:
 
 
 async def break_lora(resources: Resources, folder: Path, *, name: str = "Lost ink") -> BrokenLora:
-    """Register it for one account alone."""
+    """Register a LoRA whose file is missing for one account."""
     weights = save(load_file(POCKET / "loras" / "outline.safetensors"), {"of": name})
     lora = BrokenLora(new_adapter_id(), folder / f"{name}.safetensors", weights)
     account = await resources.accounts.get("acme") or await resources.accounts.create("acme", plan_a="professional")
@@ -49,7 +49,7 @@ async def break_lora(resources: Resources, folder: Path, *, name: str = "Lost in
 
 
 async def fail_job(resources: Resources, lora: BrokenLora) -> str:
-    """Ask for an image with it, and wait until that has failed."""
+    """Ask for an image with the LoRA, and wait until the job has failed."""
     account = await resources.accounts.get("acme")
     assert account is not None
     job_id = await _accept(resources, account, lora.id, seeds=(1,), steps=1, width=256, height=256)

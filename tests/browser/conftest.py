@@ -12,7 +12,7 @@ from serve_app.settings import Settings
 from tests.browser.site import Site, open_site, sign_in
 from tests.support import volatile_redis
 
-expect.set_options(timeout=30_000)  # the tests beside need the cores, too
+expect.set_options(timeout=30_000)  # tests in other processes need the cores, too
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 
 

@@ -32,7 +32,7 @@ OTHERS = (
     ("a large red heart in the center on a pink background", "Shadow", 3),
     ("a tree with green leaves on a yellow hill under a pink sky", "Confetti", 2),
 )
-"""Prompt, LoRA and seed of the jobs that the history shows beside those of the playground's pictures."""
+"""The history shows these jobs, each with prompt, LoRA and seed, beside those of the playground's pictures."""
 COMPARED = ("Blueprint", "Confetti", "Mosaic", "Neon", "Outline", "Sepia", "Shadow", "Stripes")
 LOOKS: dict[str, tuple[Literal["light", "dark"], int]] = {
     "light": ("light", 1280),
@@ -40,19 +40,19 @@ LOOKS: dict[str, tuple[Literal["light", "dark"], int]] = {
     "phone": ("light", 390),
 }
 FOR_A_NEW_ACCOUNT = ("playground", "compare", "history", "loras", "usage")
-"""Pages of the console that one without LoRAs and jobs opens, too."""
+"""These pages of the console are also opened by an account without LoRAs and jobs."""
 IN_README = {
     "console-playground-job": "playground",
     "console-compare-done": "compare",
     "console-history": "history",
     "console-loras": "loras",
 }
-"""Screenshot → file of docs/images."""
+"""Each of these screenshots becomes a file of docs/images."""
 SHOWN, README_WIDTH = (1280, 1152), 1000
-"""What the README shows of a page, from its top, and how wide."""
+"""The README shows this much of a page from its top, scaled to this width."""
 DRAWN_MS = 180_000
 NO_SCROLLBAR = "html { scrollbar-gutter: auto !important; }"
-"""Chromium without a window draws none, and keeps its place free."""
+"""Chromium without a window draws no scroll bar, but keeps its place free."""
 _LOAD_PICTURES = """async () => {
   for (const each of document.images) each.loading = "eager";
   await Promise.all([...document.images].map((each) => each.decode()));
@@ -78,7 +78,7 @@ async def take_signed_out(page: Page, site: Site, into: Path) -> None:
 
 
 async def take_console(page: Page, site: Site, into: Path) -> None:
-    """With jobs of the playground and of Compare, also while they are drawn."""
+    """Take the console with jobs of the playground and of Compare, also while they are drawn."""
     await sign_in(page, site.sign_in_url())
     loras = {lora.name: lora.id for lora in site.run(site.resources.catalog.adapters(site.account.id))}
     for prompt, lora, seed in OTHERS:
@@ -114,7 +114,7 @@ async def take_console(page: Page, site: Site, into: Path) -> None:
 
 
 async def take_new_account(page: Page, site: Site, into: Path) -> None:
-    """Which may use no LoRA and has no job."""
+    """Take pages of an account that may use no LoRA and has no job."""
     await sign_in(page, site.sign_in_url(site.run(site.account_without_loras("newcomer"))))
     for name in FOR_A_NEW_ACCOUNT:
         await page.goto(f"{site.base_url}/console/{name}")
@@ -122,7 +122,7 @@ async def take_new_account(page: Page, site: Site, into: Path) -> None:
 
 
 async def take_operators_pages(page: Page, site: Site, into: Path) -> None:
-    """With accounts, jobs that failed and wait, and a few acts to show."""
+    """Take the operators' pages with accounts, failed and waiting jobs, and a few acts."""
     for name, plan in (("acme", "professional"), ("north wind studio", "enterprise"), ("zeta", "basic")):
         site.run(site.resources.accounts.create(name, plan_a=plan))
     lora = site.run(break_lora(site.resources, into / "no such folder"))
@@ -152,7 +152,7 @@ async def take_pages(
 
 
 async def take_looks(page: Page, name: str, into: Path) -> None:
-    """The page as it is, without opening it again: some are shown once."""
+    """Take the page as it is, without opening it again, since some are shown only once."""
     for look, (scheme, width) in LOOKS.items():
         await page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
         await page.set_viewport_size({"width": width, "height": 900})

@@ -32,7 +32,7 @@ def test_the_checks_go_through_every_page_of_the_service(site: Site) -> None:
     docs = docs_router({})
     for routes, known in (
         (docs.routes, pages.PUBLIC),
-        (console.console_app().routes, {**pages.SIGNED_OUT, **pages.CONSOLE, "/": ()}),  # which leads to one of them
+        (console.console_app().routes, {**pages.SIGNED_OUT, **pages.CONSOLE, "/": ()}),  # "/" leads to one of them
         (operators.operators_app().routes, {**pages.OPERATORS_SIGNED_OUT, **pages.OPERATORS}),
     ):
         paths = {each.path for each in routes if isinstance(each, APIRoute) and "GET" in (each.methods or ())}
@@ -70,7 +70,7 @@ async def test_pages_for_anyone(page: Page, site: Site) -> None:
 
 
 async def test_the_console_as_it_is_used(page: Page, site: Site) -> None:
-    """Also while a job is drawn, when it is done, with a new key and a new invitation."""
+    """The pages are checked while a job is drawn, when it is done, with a new key and with a new invitation."""
     await sign_in(page, site.sign_in_url())
     drawn = await job_of(page, site, steps=20)
     found = await findings(page)
@@ -93,7 +93,7 @@ async def test_the_console_as_it_is_used(page: Page, site: Site) -> None:
 
 
 async def test_the_console_where_something_is_refused(page: Page, site: Site, tmp_path: Path) -> None:
-    """With an own LoRA and a failed job, and forms that come back with what is wrong."""
+    """The account has a LoRA and a failed job, and its forms come back with what is wrong."""
     lora = site.run(break_lora(site.resources, tmp_path, name="Worn ink"))
     job_id = site.run(fail_job(site.resources, lora))
     account = site.run(site.resources.accounts.get("acme"))
@@ -192,7 +192,7 @@ async def _sent(page: Page, button: str, **fields: str) -> list[str]:
 
 @contextmanager
 def _written_by_a_newer_version(site: Site, job_id: str) -> Generator[None]:
-    """A job whose state this version does not know, until the block ends."""
+    """Give a job a state that this version does not know, until the block ends."""
     with redis.Redis.from_url(
         site.resources.settings.redis_url, decode_responses=True, encoding_errors="surrogateescape"
     ) as records:

@@ -36,7 +36,13 @@ async def test_a_form_of_another_site_makes_no_key(anyone: BrowserContext, site:
     page = await _signed_in(anyone, site)
     before = site.run(site.resources.api_keys.list(site.account.id))
     target = f"{site.base_url}/console/settings/api"
-    fields = {"key_name": "theirs", "scope_read": "yes", "expires": "", "limit": "", "lora": ""}  # all but the token
+    fields = {
+        "key_name": "theirs",
+        "scope_read": "yes",
+        "expires": "",
+        "limit": "",
+        "lora": "",
+    }  # the form token is missing
     inputs = "".join(f'<input name="{name}" value="{value}">' for name, value in fields.items())
     form = f'<form method="{method}" action="{target}">{inputs}</form>'
 

@@ -53,7 +53,7 @@ async def test_a_look_at_a_link_does_not_use_it(browsers: Browsers, link: str) -
 
 
 async def test_the_button_of_another_browser_does_not_sign_in(browsers: Browsers, link: str) -> None:
-    """Or an attacker could sign somebody in to the attacker's account."""
+    """Otherwise an attacker could sign somebody in to the attacker's account."""
     form = (await browsers.new().open(link)).form("Sign in")
     other = browsers.new()
     await other.open(link)
@@ -120,7 +120,7 @@ async def test_a_session_of_another_account_cannot_be_ended(
 
 
 def session_of(browser: Browser) -> str:
-    """The id of a browser's session."""
+    """Return the id of a browser's session."""
     return digest_of(browser.http.cookies["atelier_session"])
 
 

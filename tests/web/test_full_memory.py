@@ -82,7 +82,7 @@ async def test_a_full_redis_takes_no_new_keys_uploads_or_users_from_customers_un
     admin = cast(Any, redis_db)
     admin.config_set(
         "maxmemory", int(admin.info("memory")["used_memory"] * 1.05)
-    )  # the last request's own bytes are free
+    )  # the bytes of the last request are free again
     browser = browsers.new()
     await browser.sign_in(owner.name, PASSWORD)
     page = await browser.open("/console/settings/api")

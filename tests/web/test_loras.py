@@ -28,7 +28,7 @@ _numbers = count(1)
 
 
 async def _own(resources: Resources, owner: Account, **fields: Any) -> Adapter:
-    """A LoRA of the account; its file is not looked at."""
+    """Register a LoRA of the account, whose file is not looked at."""
     given: dict[str, Any] = {
         "name": "Ink",
         "description": "Thin lines.",
@@ -53,7 +53,7 @@ async def _own(resources: Resources, owner: Account, **fields: Any) -> Adapter:
 
 
 async def _upload(browser: Browser, file: bytes, *, token: str | None = None, **fields: str) -> Page:
-    """What a browser sends: an empty file where none was chosen."""
+    """Send the form as a browser does, with an empty file where none was chosen."""
     form = (await browser.open("/console/loras/new")).form("Upload and check")
     said = {"name": "Ink", "base_model": "pocket", "description": "", "trigger_words": "", **fields}
     data = {"form_token": form.fields["form_token"] if token is None else token, **said}
@@ -67,7 +67,7 @@ def _thumbnails(page: Page) -> list[str]:
 
 
 def _cards(page: Page) -> list[str]:
-    """The names of the LoRAs that a form offers, in its order."""
+    """Return the names of the LoRAs that a form offers, in its order."""
     return re.findall(r'<span class="of">([^<]+)</span>\s*</label>', page.answer.text)
 
 

@@ -58,7 +58,7 @@ async def test_every_page_opens_for_an_operator_alone(
 
 
 async def test_one_session_is_none_of_the_others(alice: Browser, browser: Browser) -> None:
-    """Also where one's token is sent as the other's cookie."""
+    """The token of one opens nothing when it is sent as the cookie of the other."""
     mine, theirs = alice.http.cookies["atelier_operator"], browser.http.cookies["atelier_session"]
     alice.http.cookies.set("atelier_operator", theirs, path="/operators")
     alice.http.cookies.delete("atelier_operator", domain="service.test")
@@ -108,7 +108,7 @@ async def test_a_link_lets_a_new_operator_choose_a_password_once(browsers: Brows
 async def test_a_link_for_an_operator_opens_no_account_nor_the_reverse(
     browsers: Browsers, resources: Resources, owner: Account
 ) -> None:
-    """Not even for an operator who is called as an account's id is."""
+    """This holds even for an operator whose name is an account's id."""
     await resources.operators.create(owner.id)
     links = {"operators": resources.operator_links, "console": resources.sign_in_links}
     tokens = {site: await made.create(owner.id, LinkPurpose.SIGN_IN) for site, made in links.items()}
@@ -132,7 +132,7 @@ async def test_a_session_ends_by_signing_out_and_with_its_operator(alice: Browse
 
 
 async def test_what_an_earlier_password_opened_is_closed(resources: Resources) -> None:
-    """Also a session that is opened beside the change, and by whoever had the name before."""
+    """So is a session that is opened beside the change, or by an earlier operator of the same name."""
     sessions, operators, links = resources.operator_sessions, resources.operators, resources.operator_links
     await operators.create("alice", password=PASSWORD)
     shown = await operators.check_password("alice", PASSWORD)

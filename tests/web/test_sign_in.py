@@ -147,6 +147,6 @@ async def test_getting_in_forgets_the_wrong_guesses(browsers: Browsers, owner: A
 
 
 def _without_what_was_typed(page: Page, name: str) -> str:
-    """The page's bytes, less the name that is shown again and the form token, which is random."""
+    """Return the page without the name, which is shown again, and the form token, which is random."""
     token = page.form("Sign in").fields["form_token"]
     return page.answer.text.replace(token, "").replace(f'value="{name}"', "")

@@ -57,7 +57,7 @@ async def test_guesses_sent_at_once_are_counted_too(browsers: Browsers, owner: A
 async def test_the_owner_on_a_known_device_signs_in_while_others_guess(
     browser: Browser, browsers: Browsers, owner: Account
 ) -> None:
-    """Even from the address from which the guesses come."""
+    """The owner gets in even from the address from which the guesses come."""
     browser.http.cookies.delete("atelier_session")
     await _guess_from_many_addresses(browsers, "owner", count=50)
     attacker = browsers.new(address="203.0.113.1")
@@ -123,7 +123,7 @@ async def test_right_passwords_use_up_no_tries_and_forgive_those_of_no_other_add
     home = browsers.new()
     assert (await home.sign_in("owner", WRONG)).status == 403
     for _ in range(2):
-        home.http.cookies.clear()  # an unknown device each time
+        home.http.cookies.clear()  # each time it is an unknown device
         assert (await home.sign_in("owner", PASSWORD)).status == 200
     last, waiting = browsers.new(), browsers.new()
     assert (await last.sign_in("owner", WRONG)).status == 403
@@ -186,7 +186,7 @@ async def test_an_unknown_name_costs_as_many_round_trips_as_a_known_one(
         for password in (WRONG, "p" * 500)
         for name in names
     ]
-    await tries[0]()  # loads the scripts
+    await tries[0]()  # the first try loads the scripts
     assert {await round_trips(each) for each in tries} == {3}
     server.close()
 
@@ -198,14 +198,14 @@ async def test_tries_leave_only_keys_that_are_known(browsers: Browsers, owner: A
 
 
 async def _guess_from_many_addresses(browsers: Browsers, name: str, count: int = EVERYWHERE.free + 4) -> int:
-    """Guesses, each from an address of its own; how many were looked at."""
+    """Guess from many addresses, and return how many guesses were looked at."""
     pages = [await browsers.new(address=f"198.51.100.{number}").sign_in(name, WRONG) for number in range(count)]
     assert {page.status for page in pages} <= {403, 429}
     return sum(page.status == 403 for page in pages)
 
 
 async def _status(browser: Browser, name: str) -> int:
-    """Of a try by a browser that sends a cookie of its own beside the form's."""
+    """Return the status of a try by a browser that sends a cookie of its own beside the form's."""
     page = await browser.open("/console/sign-in")
     cookie = browser.http.headers["Cookie"] + "; atelier_session_form=" + browser.http.cookies["atelier_session_form"]
     browser.http.headers["Cookie"] = cookie
