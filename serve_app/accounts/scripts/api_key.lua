@@ -23,8 +23,8 @@ end
 -- LoRAs; '' or nil is all. `limit` is the number of counted requests in a window of its plan; nil is as many as the
 -- plan has.
 local function write_key(id, digest, hint, account, name, interfaces, life_ms, scopes, adapters, user, limit, pepper)
-  redis.call('HSET', K('key:' .. id), 'digest', digest, 'pepper', pepper, 'hint', hint, 'account', account, 'name', name,
-    'interfaces', interfaces, 'created', now)
+  redis.call('HSET', K('key:' .. id), 'digest', digest, 'pepper', pepper, 'hint', hint, 'account', account,
+    'name', name, 'interfaces', interfaces, 'created', now)
   if life_ms then redis.call('HSET', K('key:' .. id), 'life', life_ms, 'expires', now + life_ms) end
   if (scopes or '') ~= '' then redis.call('HSET', K('key:' .. id), 'scopes', scopes) end
   if (adapters or '') ~= '' then redis.call('HSET', K('key:' .. id), 'adapters', adapters) end

@@ -5,7 +5,8 @@
 local found = {}
 for _, digest in ipairs(redis.call('SMEMBERS', K(realm .. 'sessions:' .. id))) do
   local session = K(realm .. 'session:' .. digest)
-  local row = redis.call('HMGET', session, 'holder', 'ends', 'credential_version', 'opened', 'seen', 'address', 'browser')
+  local row = redis.call('HMGET', session, 'holder', 'ends', 'credential_version', 'opened', 'seen', 'address',
+    'browser')
   if row[1] and num(row[2], 0) > now and row[3] == credential_version_of(row[1]) then
     found[#found + 1] = {digest, string.match(row[1], '^%a+:[^:]+:?(.*)$'), row[4], row[5], row[6], row[7]}
   else

@@ -11,5 +11,6 @@ ends = num(ends, math.huge)
 if not account or revoked or ends <= now then return {} end
 if working_keys(account, old_id) >= max_keys then return {'full'} end
 redis.call('HSET', old_key, 'expires', math.min(ends, now + grace_ms))
-write_key(new_id, digest, hint, account, name, interfaces, tonumber(life), scopes, adapters, user, tonumber(limit), pepper)
+write_key(new_id, digest, hint, account, name, interfaces, tonumber(life), scopes, adapters, user, tonumber(limit),
+  pepper)
 return read_key(new_id)
