@@ -273,11 +273,6 @@ class Throttle:
             window = await self._windows.get_window_stats(item, name)
         return max(1.0, window.reset_time - time.time())
 
-    async def reset(self, limit: Limit, *source: str) -> None:
-        """Reset the count of a source."""
-        with redis_errors():
-            await self._windows.clear(_item(limit), _caller_digest(source))
-
 
 def _item(limit: Limit) -> RateLimitItemPerSecond:
     seconds = max(1, round(limit.per.total_seconds()))
