@@ -74,8 +74,10 @@ async def _id_of(resources: Resources, lora_name: str) -> str:
     return next(lora.id for lora in await resources.catalog.all() if lora.name.casefold() == lora_name)
 
 
-async def _accept(resources: Resources, account: Account, lora_id: str, **fields: Any) -> str:
-    request = GenerationRequest(**{"prompt": "a red flower", "lora_id": lora_id, **fields})
+async def _accept(
+    resources: Resources, account: Account, lora_id: str, *, prompt: str = "a red flower", **fields: Any
+) -> str:
+    request = GenerationRequest(prompt=prompt, lora_id=lora_id, **fields)
     job_id, owner = new_job_id(JobKind.GENERATION), account.id
     await resources.queue.accept(
         NewJob(
