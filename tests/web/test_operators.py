@@ -57,8 +57,11 @@ async def test_every_page_opens_for_an_operator_alone(
     assert (await alice.open("/console/settings")).answer.url.path == "/console/sign-in"
 
 
-async def test_one_session_is_none_of_the_others(alice: Browser, browser: Browser) -> None:
-    """The token of one opens nothing when it is sent as the cookie of the other."""
+async def test_one_session_is_none_of_the_others(
+    alice: Browser, browser: Browser, resources: Resources, owner: Account
+) -> None:
+    """The token of one opens nothing as the cookie of the other, even where an operator has an account's id as name."""
+    await resources.operators.create(owner.id)
     mine, theirs = alice.http.cookies["atelier_operator"], browser.http.cookies["atelier_session"]
     alice.http.cookies.set("atelier_operator", theirs, path="/operators")
     alice.http.cookies.delete("atelier_operator", domain="service.test")
