@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from serve_app.accounts.api_keys import ApiKeyStore
 from serve_app.accounts.audit import AuditLog
-from serve_app.accounts.sessions import SessionStore
+from serve_app.accounts.sessions import CUSTOMERS, SessionStore
 from serve_app.domain.accounts import Account
 from serve_app.domain.audit import Act, Actor
 from serve_app.domain.durations import epoch_ms, from_epoch_ms
